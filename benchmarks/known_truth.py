@@ -22,8 +22,8 @@ from benchmarks.common import markdown_table, print_figures
 from squelch.actors.diagnosis.known_truth import Channel, draw, random_channel
 from squelch.actors.diagnosis.proxies import Scores, proxies_of_scores
 from squelch.actors.diagnosis.uncertainty import uncertainty
-from squelch.cluster.figures import draw as drawing
-from squelch.cluster.figures.style import BLUE, GREEN, MUTED, VERMILLION, render, standalone
+from squelch.cluster.plots import draw as drawing
+from squelch.cluster.plots.style import BLUE, GREEN, MUTED, VERMILLION, render, standalone
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

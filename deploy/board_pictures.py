@@ -3,7 +3,7 @@
     python -m squelch.deploy.board_pictures runs/frozenlake docs
 
 A real Prometheus answers the dashboards' own queries, and the answers are drawn with the dashboards' own layout
-(`cluster.figures.panels`). `--prometheus URL` names one that scraped the run. Without it, one is started that holds
+(`cluster.plots.panels`). `--prometheus URL` names one that scraped the run. Without it, one is started that holds
 what the run recorded (`cluster.grafana.recorded`). The panels that have no data are printed.
 """
 
@@ -15,11 +15,11 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from squelch.cluster.errors import UserError
-from squelch.cluster.figures import panels
-from squelch.cluster.figures.style import standalone
 from squelch.cluster.grafana import boards
 from squelch.cluster.grafana.prometheus import Prometheus, Span
 from squelch.cluster.grafana.recorded import prometheus_over
+from squelch.cluster.plots import panels
+from squelch.cluster.plots.style import standalone
 from squelch.cluster.runs.folder import RunFolder
 
 README = "reasoning"

@@ -39,7 +39,7 @@ from squelch.actors.messages import GroupMember, Imitation, StepReport, WeightBu
 from squelch.actors.process.folders import Entry
 from squelch.actors.process.interfaces import bind_nccl, listen
 from squelch.actors.process.log import log_variable
-from squelch.actors.process.progress import WATCHING, Marks, Progress
+from squelch.actors.process.progress_marks import WATCHING, Marks, Progress
 from squelch.actors.process.ray_errors import DEAD, cause_of_death
 from squelch.actors.process.shipping import Folder, forget, local, offer, own_node
 from squelch.learner import staging

@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from squelch.actors.messages import StepReport, WeightBundle
 from squelch.actors.model_folder import model_config
-from squelch.actors.process.progress import Marks
+from squelch.actors.process.progress_marks import Marks
 from squelch.learner import batching, memory
 from squelch.learner import publish as publication
 from squelch.learner.batching import Groups, MicroBatch, OptimizerStep, Row

@@ -112,7 +112,7 @@ class DependenceAlarm:
             f"(MI-Seq-Est {_text(self.reference)} -> {_text(self.latest)} nats per sequence)"
         )
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Flat keys of the metric registry."""
         return {
             "alarm/raised": float(self.raised),

@@ -97,8 +97,8 @@ class Coverage:
         """Kept groups in the window, by kind."""
         return Counter(group.kind for group in self._recent if group.kept)
 
-    def figures(self, step: int) -> dict[str, float]:
-        """The flat figures after a step; empty as long as no environment has declared a kind."""
+    def metrics(self, step: int) -> dict[str, float]:
+        """The flat metrics after a step; empty as long as no environment has declared a kind."""
         played, kept = self.played, self.kept
         if not self._fed:
             return {}

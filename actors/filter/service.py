@@ -15,7 +15,7 @@ import ray
 from squelch.actors.config import FilterConfig
 from squelch.actors.filter.decisions import Decision, StepDecision
 from squelch.actors.filter.windows import make_window
-from squelch.actors.process.progress import IDLE, WATCHING, Progress
+from squelch.actors.process.progress_marks import IDLE, WATCHING, Progress
 from squelch.actors.records import GroupSummary
 
 

@@ -268,7 +268,7 @@ class FilterWindow:
         ordered = [found.entries[decision.group_id] for decision in sorted(report.decisions, key=_ticket)]
         valid = [e for e in ordered if e.verdict != "refused"]
         self._coverage.add(step, [Seen(e.kind, e.verdict == "kept", e.success) for e in valid if e.kind is not None])
-        report.metrics.update(self._coverage.figures(step))
+        report.metrics.update(self._coverage.metrics(step))
         report.metrics["floor_groups"] = float(sum(entry.code == "floor" for entry in ordered))
 
     def _report(

@@ -24,7 +24,7 @@ from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.generation import GenerationClient, GenerationFailed
 from squelch.actors.play.player import EnvironmentPlayer
-from squelch.actors.process.progress import Progress
+from squelch.actors.process.progress_marks import Progress
 from squelch.actors.process.shipping import Folder, copy_at, local, own_node
 from squelch.actors.process.spans import Span
 from squelch.actors.records import GroupSummary, Ticket, summarise

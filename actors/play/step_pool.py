@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from squelch.actors.process.progress import Marks, Progress
+from squelch.actors.process.progress_marks import Marks, Progress
 from squelch.actors.process.spans import Spans
 
 T = TypeVar("T")

@@ -38,7 +38,7 @@ from squelch.actors.model_folder import check_model_folder
 from squelch.actors.process.allocator import ALLOCATOR
 from squelch.actors.process.compile_cache import own_compile_cache
 from squelch.actors.process.parent_watch import PARENT_VARIABLE
-from squelch.actors.process.progress import Marks
+from squelch.actors.process.progress_marks import Marks
 from squelch.actors.rollout.memory import BATCHED_TOKENS
 from squelch.actors.rollout.weights_file import written_arrays
 

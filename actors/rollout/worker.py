@@ -41,7 +41,7 @@ import numpy as np
 from squelch.actors.config import RolloutConfig
 from squelch.actors.messages import Completion, GenerationRequest, GroupMember, UpdateReport, WeightBundle
 from squelch.actors.process.interfaces import bind_collectives
-from squelch.actors.process.progress import Progress
+from squelch.actors.process.progress_marks import Progress
 from squelch.actors.process.shipping import Folder, local, own_node
 from squelch.actors.process.spans import Span, Spans
 from squelch.actors.rollout.engine import LoadTimes, TransferRefused, VllmEngine

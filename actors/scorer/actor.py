@@ -34,12 +34,12 @@ from squelch.actors.archive.scores import scores_table
 from squelch.actors.config import ScorerConfig
 from squelch.actors.messages import WeightBundle
 from squelch.actors.model_folder import load_model_folder
-from squelch.actors.process.progress import WATCHING, Progress
+from squelch.actors.process.progress_marks import WATCHING, Progress
 from squelch.actors.process.shipping import Folder, local
 from squelch.actors.records import Trajectory
 from squelch.actors.scorer.drawing import newest_version
 from squelch.actors.scorer.fixed_model import FIXED_VERSION
-from squelch.actors.scorer.probing import FixedProbe
+from squelch.actors.scorer.probe_scoring import FixedProbe
 from squelch.actors.scorer.scorer import Followed, Scorer
 from squelch.actors.weights import checksum
 

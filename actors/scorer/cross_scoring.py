@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from squelch.actors.process.progress import Marks, Progress
+from squelch.actors.process.progress_marks import Marks, Progress
 from squelch.actors.scorer.prefix_attention import NAMES, LayerCache, PrefixContext
 from squelch.actors.scorer.token_trees import Path, TokenTree, tree_of
 from squelch.actors.shared_prefix import common_length, distinct

@@ -17,7 +17,7 @@ from squelch.actors.archive.rows import packed, to_table
 from squelch.actors.config import FilterConfig
 from squelch.actors.filter.windows import make_window
 from squelch.actors.messages import UpdateReport, WeightBundle
-from squelch.actors.process.progress import IDLE, Progress
+from squelch.actors.process.progress_marks import IDLE, Progress
 from squelch.actors.records import Group, GroupSummary, Ticket, Trajectory, Turn, summarise
 
 PROMPT_TOKENS, SAMPLED_TOKENS = 40, 24

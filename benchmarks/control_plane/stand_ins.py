@@ -28,7 +28,7 @@ from benchmarks.control_plane.hosts import FilterHost, Host
 from squelch.actors.archive.rows import unpacked
 from squelch.actors.filter.decisions import StepDecision
 from squelch.actors.messages import GroupMember, Imitation, StepReport, UpdateReport, WeightBundle
-from squelch.actors.process.progress import Progress
+from squelch.actors.process.progress_marks import Progress
 from squelch.actors.process.spans import Span
 from squelch.actors.records import GroupSummary, Ticket
 from squelch.cluster.config import RunConfig

@@ -86,7 +86,7 @@ def _metrics(path: Path) -> None:
     from squelch.cluster.commands.existing_runs.status import status
     from squelch.cluster.commands.existing_runs.watch import view
     from squelch.cluster.runs.status import read_status
-    from squelch.cluster.runs.words import step_text
+    from squelch.cluster.runs.status_text import step_text
 
     status(path.parent, as_json=True)
     status(path.parent)

@@ -23,7 +23,7 @@ from benchmarks.control_plane.hosts import FilterHost, Host
 from benchmarks.control_plane.stand_ins import Groupless, NoCluster, SleepingLearner
 from squelch.actors.archive.rows import packed, unpacked
 from squelch.actors.messages import StepReport, UpdateReport, WeightBundle
-from squelch.actors.process.progress import IDLE, Progress
+from squelch.actors.process.progress_marks import IDLE, Progress
 from squelch.actors.process.spans import Span, Spans
 from squelch.actors.records import GroupSummary, Ticket
 from squelch.cluster.config import RunConfig

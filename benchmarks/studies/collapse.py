@@ -34,7 +34,7 @@ from benchmarks.common import markdown_table, print_figures
 from benchmarks.studies import collapse_figure
 from benchmarks.studies.collapse_runs import COLUMNS, ENDS, Run, arm_rows, by_arm, find_runs, missing
 from squelch.cluster.errors import UserError
-from squelch.cluster.figures.style import standalone
+from squelch.cluster.plots.style import standalone
 from squelch.cluster.sweep.plan import Arm, make_plan, read_seeds
 from squelch.cluster.sweep.table import INTERVAL, text
 

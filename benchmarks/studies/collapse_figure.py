@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.studies.collapse_runs import TITLES, Arm, Run, mean_series
-from squelch.cluster.figures import draw
-from squelch.cluster.figures.style import BASELINE, BLUE, VERMILLION, render
+from squelch.cluster.plots import draw
+from squelch.cluster.plots.style import BASELINE, BLUE, VERMILLION, render
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

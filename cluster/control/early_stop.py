@@ -68,8 +68,8 @@ class EarlyStop:
             return None
         return f"validation success below {self.collapse_threshold:.0%} at {self.low_validations} validations in a row"
 
-    def figures(self) -> dict[str, float]:
-        """The flat figures of rule (i) after a step."""
+    def metrics(self) -> dict[str, float]:
+        """The flat metrics of rule (i) after a step."""
         return {"reward_spread_ratio": self.relative, "low_spread_streak": float(self.low_steps)}
 
     @property

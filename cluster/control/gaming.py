@@ -155,7 +155,7 @@ class Gaming:
             f"({mean:+.3f} [{low:+.3f}, {high:+.3f}]): the policy may be acting at random to be kept"
         )
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Flat keys of the metric registry."""
         return {
             "gaming/raised": float(self.raised),

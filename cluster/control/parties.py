@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from squelch.actors.filter.decisions import StepDecision
     from squelch.actors.messages import GroupMember, Imitation, StepReport, UpdateReport, WeightBundle
-    from squelch.actors.process.progress import Progress
+    from squelch.actors.process.progress_marks import Progress
     from squelch.actors.process.spans import Span
     from squelch.actors.records import GroupSummary, Ticket
     from squelch.cluster.control.scaling import Answer, Kind, Request

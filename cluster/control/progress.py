@@ -5,7 +5,7 @@ two of its marks, whichever is longer; time for which it waited for a processor 
 (`actors.process.processor_wait`). It may be one process, or several that work together, such as the learner's
 ranks. A sign is
 
-    a new mark of any process    always (`actors.process.progress` lists what marks are)
+    a new mark of any process    always (`actors.process.progress_marks` lists what marks are)
     an answer of every process   if one of them is idle, if the call has no marks, or before the first mark of the
                                  party's life, which may compile or load kernels. An answer proves that the processes
                                  run
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from squelch.actors.process.progress import Progress
+from squelch.actors.process.progress_marks import Progress
 
 FACTOR = 10.0
 

@@ -30,7 +30,7 @@ from squelch.actors.messages import GroupMember, Imitation, StepReport, UpdateRe
 from squelch.actors.play.actor import EnvironmentActor
 from squelch.actors.process.allocator import ALLOCATOR
 from squelch.actors.process.log import log_variable
-from squelch.actors.process.progress import Progress
+from squelch.actors.process.progress_marks import Progress
 from squelch.actors.process.ray_errors import DEAD, cause_of_death
 from squelch.actors.process.shipping import EVERYTHING, MODEL_FILES, Folder, offer
 from squelch.actors.process.spans import Span

@@ -21,7 +21,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from squelch.actors.process.progress import Progress
+from squelch.actors.process.progress_marks import Progress
 from squelch.cluster.control.membership import Member
 from squelch.cluster.control.membership import MemberState as State
 from squelch.cluster.control.parties import Scorer, Single

@@ -4,7 +4,7 @@
     shipped        rows, panels with their places and queries, and marks: what is drawn and what is evaluated
 
 Only what Squelch draws itself is read from the JSON. A panel of any type is read; a type without a drawing is refused
-where it is drawn (`cluster.figures.panels`).
+where it is drawn (`cluster.plots.panels`).
 """
 
 from __future__ import annotations

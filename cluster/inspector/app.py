@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from squelch.cluster.errors import UserError
 from squelch.cluster.grafana.prometheus import Prometheus
-from squelch.cluster.inspector import words
+from squelch.cluster.inspector import template_filters
 from squelch.cluster.inspector.guard import Access, Guard
 from squelch.cluster.inspector.pages import Pages, address, group_path
 from squelch.cluster.inspector.texts import shown
@@ -26,7 +26,14 @@ from squelch.cluster.runs.folder import RunFolder
 from squelch.envs.untrusted.files import Unreadable
 
 HERE = Path(__file__).parent
-_FORMATS = (words.number, words.compact, words.whole, words.percent, words.levels, words.spread)
+_FORMATS = (
+    template_filters.number,
+    template_filters.compact,
+    template_filters.whole,
+    template_filters.percent,
+    template_filters.levels,
+    template_filters.spread,
+)
 
 
 def application(
@@ -93,7 +100,7 @@ def templates() -> Jinja2Templates:
     environment.filters |= {function.__name__: function for function in _FORMATS} | {"shown": shown}
     files = sorted((HERE / "static").iterdir())
     version = f"{max(int(path.stat().st_mtime) for path in files):x}"
-    functions: dict[str, Any] = {"address": address, "group_path": group_path, "versions": words.versions}
+    functions: dict[str, Any] = {"address": address, "group_path": group_path, "versions": template_filters.versions}
     functions["static"] = lambda name: f"/static/{name}?{version}"
     environment.globals.update(functions)
     return Jinja2Templates(env=environment)

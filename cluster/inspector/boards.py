@@ -20,9 +20,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from squelch.cluster.errors import UserError
-from squelch.cluster.figures.panels import Answered, ask, one_panel
 from squelch.cluster.grafana.boards import Board, Panel, shipped
 from squelch.cluster.grafana.prometheus import Prometheus, Span
+from squelch.cluster.plots.panels import Answered, ask, one_panel
 from squelch.envs.untrusted.files import brief
 
 REFRESH_S = 15.0

@@ -21,7 +21,7 @@ from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.following import LineFollower
 from squelch.cluster.runs.shapes import check_metrics
 from squelch.cluster.runs.status import RECENT_STEPS, RunStatus, status_of
-from squelch.cluster.runs.words import clipped
+from squelch.cluster.runs.status_text import clipped
 
 MOST_POINTS = 2_000
 """Points of a curve; a longer run shows the mean of neighbouring steps."""

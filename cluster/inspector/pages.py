@@ -17,16 +17,16 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.templating import Jinja2Templates
 
 from squelch.cluster.errors import UserError
-from squelch.cluster.figures.style import dark_css, dark_rules
 from squelch.cluster.grafana.prometheus import Prometheus
 from squelch.cluster.inspector import matrices
 from squelch.cluster.inspector.boards import FIRST, REFRESH_S, WINDOWS, Boards, Recorded
 from squelch.cluster.inspector.figures import CHARTS, Figures
 from squelch.cluster.inspector.groups import GroupIndex, Query
 from squelch.cluster.inspector.search import search
+from squelch.cluster.inspector.template_filters import FILTERS, strip_of
 from squelch.cluster.inspector.texts import SHARES, Pieces
 from squelch.cluster.inspector.trajectories import group_view
-from squelch.cluster.inspector.words import FILTERS, strip_of
+from squelch.cluster.plots.style import dark_css, dark_rules
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.timing.perfetto import trace_events
 from squelch.cluster.runs.timing.timeline import Timeline

@@ -231,7 +231,7 @@ class Coordinator:
         decision, tables = await self.learning.beside(self._until_stopped(self._decided(window)))
         self._move(window, decision)  # only now: a stop before leaves the step as if the filter had not decided
         decided = time.time()
-        flat = window.figures(decision)
+        flat = window.metrics(decision)
         flat["seconds/filter"] = window.seconds_filter
         flat["seconds/rollout"] = decided - max(entered, window.issued_at) - window.seconds_filter
         flat["loss_scale"] = self._scale(decision)
@@ -262,7 +262,7 @@ class Coordinator:
         flat |= learner_figures(report)
         flat |= {"seconds/train": trained - measured, "policy_version": float(self.admission.version)}
         self._stop_early(step, self.early_stop.step(self.early_stop.spread(decision, window.summaries())))
-        flat |= self.early_stop.figures()
+        flat |= self.early_stop.metrics()
         self._watch_gaming(decision)
         if self.validation.due(step, last=step == self.last_step):
             flat |= await self._validate(step)
@@ -270,7 +270,7 @@ class Coordinator:
         drained = await self._drain(step) if last and self.scoring.probing is not None else 0.0
         if self.probing.due(step, last):  # the last reading follows the one under way, which it must not be lost to
             flat |= await self._probe(step)
-        flat |= self.gaming.figures()
+        flat |= self.gaming.metrics()
         drained += await self._drain(step) if last else 0.0
         await self.journal.collect_spans(self.fleet)
         self._record(step, flat, began, drained)

@@ -187,7 +187,7 @@ class Scoring:
             taken |= reading
         self.alarm.reward(step, reward_mean)
         self._watch(taken)
-        alarms = self.alarm.figures() | self.probe_alarm.metrics()
+        alarms = self.alarm.metrics() | self.probe_alarm.metrics()
         return taken | {f"scorer/{outcome}": float(n) for outcome, n in news.items()} | alarms
 
     def untold(self) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from squelch.cluster.figures.style import BASELINE, PALETTE
+from squelch.cluster.plots.style import BASELINE, PALETTE
 from squelch.cluster.report.runs import Arm, Study
 
 TOGETHER = 4

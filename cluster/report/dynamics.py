@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from squelch.cluster.figures import draw
-from squelch.cluster.figures.style import INK
+from squelch.cluster.plots import draw
+from squelch.cluster.plots.style import INK
 from squelch.cluster.report.compare import Comparison, comparisons
 from squelch.cluster.report.points import Row, over_steps
 from squelch.cluster.report.runs import Study

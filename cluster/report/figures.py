@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from squelch.cluster.figures.style import render
+from squelch.cluster.plots.style import render
 from squelch.cluster.report import dynamics, mechanism, outcomes
 from squelch.cluster.report.points import Row
 from squelch.cluster.report.runs import Study

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from squelch.cluster.figures import draw
-from squelch.cluster.figures.style import BASELINE, BLUE, FONT_PT, GREEN, INK, MUTED, OCHRE, VERMILLION
+from squelch.cluster.plots import draw
+from squelch.cluster.plots.style import BASELINE, BLUE, FONT_PT, GREEN, INK, MUTED, OCHRE, VERMILLION
 from squelch.cluster.report.compare import arm_colours
 from squelch.cluster.report.points import Row, bin_width, mean_between, with_interval
 from squelch.cluster.report.runs import Arm, Study

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from squelch.actors.diagnosis.grounding import spearman
-from squelch.cluster.figures import draw
-from squelch.cluster.figures.style import BASELINE, BLUE, INK, PALETTE, VERMILLION
+from squelch.cluster.plots import draw
+from squelch.cluster.plots.style import BASELINE, BLUE, INK, PALETTE, VERMILLION
 from squelch.cluster.report.points import Row, last_value, with_interval
 from squelch.cluster.report.runs import Arm, Run, Study, filter_label, label_of
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from squelch.actors.process.disk import write_whole
-from squelch.cluster.figures.style import dark_css
+from squelch.cluster.plots.style import dark_css
 from squelch.cluster.report.figures import FIGURES, PaperFigure
 from squelch.cluster.report.points import Row, last_value, with_interval
 from squelch.cluster.report.runs import Study, differing

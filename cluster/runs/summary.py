@@ -20,7 +20,7 @@ from squelch.cluster.config import RunConfig
 from squelch.cluster.control.ledger import Ledger
 from squelch.cluster.runs.ending import Ending
 from squelch.cluster.runs.status import last_probe, last_scoring
-from squelch.cluster.runs.words import link_words, probe_words
+from squelch.cluster.runs.status_text import link_words, probe_words
 
 PARTS = ("rollout", "filter", "train", "publish", "score", "validation", "probe", "archive", "checkpoint", "step")
 

@@ -33,7 +33,7 @@ from squelch.envs.countdown.expressions import (
     uses_numbers,
     value_of,
 )
-from squelch.envs.countdown.words import WORDS
+from squelch.envs.countdown.prompts import WORDS
 from squelch.envs.settings import Settings
 from squelch.envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
 from squelch.envs.text import PRINTABLE

@@ -25,6 +25,7 @@ from squelch.envs.contract import Demonstrator
 from squelch.envs.data.rows import shuffled
 from squelch.envs.deep_coder.human_eval import DATA as HUMAN_EVAL
 from squelch.envs.deep_coder.human_eval import problems, read_human_eval
+from squelch.envs.deep_coder.prompts import WORDS
 from squelch.envs.deep_coder.published import published, read_problem
 from squelch.envs.deep_coder.tasks import (
     DIFFICULTIES,
@@ -38,7 +39,6 @@ from squelch.envs.deep_coder.tasks import (
     program,
     words,
 )
-from squelch.envs.deep_coder.words import WORDS
 from squelch.envs.sandbox import SandboxConfig, Verdict, judge, shared_pool
 from squelch.envs.sandbox.own_time import STRETCH
 from squelch.envs.settings import Settings

@@ -3,7 +3,7 @@
 Invariants: an observation ends with `side` rows of `side` symbols, cells separated by spaces, rows by newlines; every
 symbol is in `legend`; before the rows it has nothing, or the cells of all that `nouns` names (`observation_format`);
 in the prompt style `tiny` all text comes from a closed vocabulary, so that a word tokenizer reads one
-token per cell. `envs/grid_worlds/words.py` holds the words, and `claims.py` the judge of reasonings.
+token per cell. `envs/grid_worlds/prompts.py` holds the words, and `claims.py` the judge of reasonings.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from squelch.envs.grid_worlds.base import GridEnv, GridOptions
-from squelch.envs.grid_worlds.words import FROZEN_LAKE, FROZEN_LAKE_NOUNS, FROZEN_LAKE_WORDS
+from squelch.envs.grid_worlds.prompts import FROZEN_LAKE, FROZEN_LAKE_NOUNS, FROZEN_LAKE_WORDS
 from squelch.envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
 from squelch.envs.wording import Cell, Rng, choose, draw_distinct
 

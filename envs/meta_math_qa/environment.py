@@ -23,7 +23,7 @@ from squelch.envs.contract import Demonstrator
 from squelch.envs.data.rows import Part, shuffled, split_rows
 from squelch.envs.meta_math_qa import answers
 from squelch.envs.meta_math_qa.problems import generate
-from squelch.envs.meta_math_qa.words import WORDS
+from squelch.envs.meta_math_qa.prompts import WORDS
 from squelch.envs.settings import Settings
 from squelch.envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
 from squelch.envs.text import printable

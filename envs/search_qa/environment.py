@@ -23,8 +23,8 @@ from squelch.envs.contract import Demonstrator
 from squelch.envs.retrieval import Found, HttpRetriever, Retriever, open_index
 from squelch.envs.retrieval.corpus import open_corpus
 from squelch.envs.search_qa.hotpot import HotpotQuestions, open_contexts
+from squelch.envs.search_qa.prompts import WORDS
 from squelch.envs.search_qa.questions import REWARDS, Question, RewardName, exact_match
-from squelch.envs.search_qa.words import WORDS
 from squelch.envs.search_qa.world import MIN_PASSAGES, World, generate
 from squelch.envs.settings import Settings
 from squelch.envs.splits import Split

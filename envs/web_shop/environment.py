@@ -45,8 +45,8 @@ from squelch.envs.web_shop.pages import (
     text_page,
 )
 from squelch.envs.web_shop.products import Catalogue, Goal, Product, best_choice, purchase_reward
+from squelch.envs.web_shop.prompts import WORDS
 from squelch.envs.web_shop.published import PublishedShop
-from squelch.envs.web_shop.words import WORDS
 from squelch.envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning
 
 MAX_INSTRUCTION = 800

@@ -24,7 +24,7 @@ import numpy as np
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.filter.windows import make_window
 from squelch.actors.messages import GroupMember, Imitation, StepReport, UpdateReport, WeightBundle
-from squelch.actors.process.progress import Progress
+from squelch.actors.process.progress_marks import Progress
 from squelch.actors.records import Group, GroupSummary, Ticket, Trajectory, Turn, summarise
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.party_errors import Died, Failed, Refused

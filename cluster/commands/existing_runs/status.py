@@ -13,7 +13,7 @@ from squelch.cluster.commands.arguments import add_run_place, described_place
 from squelch.cluster.errors import bad_files_are_the_users
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.status import read_status
-from squelch.cluster.runs.words import figures, headline
+from squelch.cluster.runs.status_text import figures, headline
 from squelch.cluster.terminal import say
 from squelch.envs.untrusted.memory import memory_of_at_most
 

@@ -33,7 +33,7 @@ from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.following import LineFollower
 from squelch.cluster.runs.shapes import check_metrics
 from squelch.cluster.runs.status import Line, RunStatus, duration, is_scoring_alone, status_of
-from squelch.cluster.runs.words import figures, headline, is_late, sparkline, step_text
+from squelch.cluster.runs.status_text import figures, headline, is_late, sparkline, step_text
 from squelch.cluster.terminal import one_line
 from squelch.envs.untrusted.memory import memory_of_at_most
 

@@ -1,4 +1,4 @@
-"""Plays the tasks of the fixed probe (`actors.scorer.probing`).
+"""Plays the tasks of the fixed probe (`actors.scorer.probe_scoring`).
 
 The probe is read before step 1, every `scorer.probe.every` steps, and after the last.
 

@@ -33,8 +33,8 @@ class Window:
         """The summaries of the groups, in the same order."""
         return [group.summary for group in self.played()]
 
-    def figures(self, decision: StepDecision) -> dict[str, float]:
-        """Flat figures of the step's groups and of the filter's decision on them."""
+    def metrics(self, decision: StepDecision) -> dict[str, float]:
+        """Flat metrics of the step's groups and of the filter's decision on them."""
         summaries = self.summaries()
         return trajectory_figures(summaries) | noise_figures(summaries) | decision.metrics
 

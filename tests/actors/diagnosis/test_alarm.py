@@ -48,7 +48,7 @@ def test_a_fall_from_a_level_reached_in_training_is_seen() -> None:
 
 def test_without_dependence_at_the_start_it_is_not_armed() -> None:
     alarm, raised = run([0.05] * 3 + [-0.1] * 10, told=False)
-    assert raised == [] and alarm.figures()["alarm/armed"] == 0.0 and alarm.cusum == 0.0
+    assert raised == [] and alarm.metrics()["alarm/armed"] == 0.0 and alarm.cusum == 0.0
 
 
 def test_a_level_at_or_below_zero_is_no_reference_even_when_told_from_its_null() -> None:
@@ -112,7 +112,7 @@ def test_it_says_since_when_and_what_the_reward_does(slope: float, says: str) ->
     assert alarm.raised and alarm.text() == (
         f"input dependence falling since step 25, reward {says} (MI-Seq-Est 1.50 -> 0.50 nats per sequence)"
     )
-    figures = alarm.figures()
+    figures = alarm.metrics()
     assert figures["alarm/since"] == 25 and all(REGISTRY.series_of(key) for key in figures)
     assert alarm_text(25, figures["alarm/reward_trend"]) in alarm.text()
 

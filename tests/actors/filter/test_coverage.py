@@ -46,11 +46,11 @@ def test_ages_count_the_steps_since_a_kind_was_kept_or_first_played() -> None:
     coverage.add(5, [Seen("easy", True, 0.5), Seen("hard", False, 0.0)])
     coverage.add(6, [Seen("easy", False, 1.0), Seen("hard", False, 0.25)])
     assert (coverage.age("easy", 6), coverage.age("hard", 6)) == (1, 2)
-    found = coverage.figures(6)
+    found = coverage.metrics(6)
     assert found["kinds/starved"] == 1 and found["kinds/starved_success"] == pytest.approx(0.125)
     assert found["kinds/oldest_steps"] == 2 and found["kinds/effective"] == 1 and found["kinds/effective_played"] == 2
     coverage.add(7, [Seen("easy", False, 1.0)])  # the kept group leaves the window of 4, its age stays known
-    assert coverage.figures(7)["kinds/kept/easy"] == 0 and coverage.age("easy", 7) == 2
+    assert coverage.metrics(7)["kinds/kept/easy"] == 0 and coverage.age("easy", 7) == 2
 
 
 def test_without_kinds_there_are_no_figures() -> None:
@@ -64,7 +64,7 @@ def test_without_kinds_there_are_no_figures() -> None:
 def test_any_kind_that_an_environment_sends_is_a_label_of_the_metrics(kind: str) -> None:
     coverage = Coverage(4)
     coverage.add(1, [Seen(str(kind_name(kind)), True, 1.0)])
-    for key in coverage.figures(1):
+    for key in coverage.metrics(1):
         assert REGISTRY.series_of(key)
 
 
@@ -79,7 +79,7 @@ def test_memory_does_not_grow_with_the_number_of_kinds() -> None:
     coverage = Coverage(8)
     for step in range(2 * MAX_KINDS):
         coverage.add(step, [Seen(f"kind {step}", False, 0.0)])
-    found = coverage.figures(2 * MAX_KINDS)
+    found = coverage.metrics(2 * MAX_KINDS)
     assert len(coverage.state()["fed"]) == MAX_KINDS and found["kinds/played"] == 8
     assert sum(key.startswith("kinds/age/") for key in found) == SHOWN_KINDS
     assert math.isnan(found["kinds/age/kind 0"]), "an age that is forgotten is not that of a kind which was just kept"
@@ -89,7 +89,7 @@ def test_every_kind_in_the_window_has_its_age_however_large_the_window_is() -> N
     coverage = Coverage(MAX_KINDS + 8)
     for step in range(MAX_KINDS + 8):
         coverage.add(step, [Seen(f"kind {step}", False, 0.0)])
-    found = coverage.figures(MAX_KINDS + 7)
+    found = coverage.metrics(MAX_KINDS + 7)
     assert found["kinds/starved"] == found["kinds/oldest_steps"] == found["kinds/age/kind 0"] == MAX_KINDS + 8
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from squelch.actors.config import RolloutConfig
 from squelch.actors.messages import Completion, GenerationRequest, WeightBundle
-from squelch.actors.process.progress import Marks
+from squelch.actors.process.progress_marks import Marks
 from squelch.actors.rollout.engine import LoadTimes, TransferRefused, engine_environment, require_build
 from squelch.actors.rollout.worker import Engine
 

@@ -60,7 +60,7 @@ def test_a_rule_begins_anew_where_the_steps_before_were_judged_by_another_figure
 
 def test_its_figures_are_the_spread_against_the_start_and_the_steps_below_a_tenth_of_it():
     stop = EarlyStop("off", 0.01)
-    seen = [(stop.step(spread), stop.figures())[1] for spread in [2.0] * 10 + [1.0, 0.1, 0.1, 2.0, float("nan")]]
+    seen = [(stop.step(spread), stop.metrics())[1] for spread in [2.0] * 10 + [1.0, 0.1, 0.1, 2.0, float("nan")]]
     relative = [figures["reward_spread_ratio"] for figures in seen]
     assert all(math.isnan(value) for value in (*relative[:10], relative[-1]))
     assert relative[10:14] == [0.5, 0.05, 0.05, 1.0]

@@ -57,7 +57,7 @@ def course(randomness, able) -> tuple[Gaming, list[int]]:
 def test_a_policy_that_acts_at_random_on_purpose_is_told() -> None:
     gaming, raised = course(lambda step: 0.02 * step, lambda step: 0.5)
     assert raised == [STEPS] and gaming.trend.rise > 1 and "acting at random" in gaming.text()
-    assert gaming.figures()["gaming/raised"] == 1
+    assert gaming.metrics()["gaming/raised"] == 1
 
 
 def test_a_policy_that_learns_is_not_told_though_its_variance_rises() -> None:
@@ -75,7 +75,7 @@ def test_the_warning_needs_three_validations_and_clears_when_success_rises_or_va
     gaming = Gaming()
     assert not gaming.validation(0, flat)
     rising(gaming, 1, 10)
-    assert not gaming.validation(10, flat) and math.isnan(gaming.figures()["gaming/variance_rise"])
+    assert not gaming.validation(10, flat) and math.isnan(gaming.metrics()["gaming/variance_rise"])
     rising(gaming, 11, 20)
     assert gaming.validation(20, flat) and gaming.raised
     rising(gaming, 21, 30)
@@ -137,7 +137,7 @@ def test_a_restored_warning_is_the_uninterrupted_one(solved: list[bool], cut: in
             one.step(step, math.nan if step == 7 else 0.1 + 0.004 * step + 0.01 * (step % 4), f"rho {step // 20}")
             if step % 10 == 0:
                 one.validation(step, solved)
-        assert json.dumps(whole.figures()) == json.dumps(part.figures())
+        assert json.dumps(whole.metrics()) == json.dumps(part.metrics())
 
 
 def test_a_raised_warning_survives_a_resume_after_the_filters_setting_changed() -> None:
@@ -147,7 +147,7 @@ def test_a_raised_warning_survives_a_resume_after_the_filters_setting_changed() 
     assert gaming.raised
     restored = Gaming()
     restored.restore(json.loads(json.dumps(gaming.state())))
-    assert restored.figures() == gaming.figures() and restored.text() == gaming.text()
+    assert restored.metrics() == gaming.metrics() and restored.text() == gaming.text()
     older = {key: value for key, value in gaming.state().items() if key != "judged"}
     restored.restore(older)
     assert not restored.raised

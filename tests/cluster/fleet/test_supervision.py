@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import benchmarks.faults
-from squelch.actors.process.progress import Progress
+from squelch.actors.process.progress_marks import Progress
 from squelch.cluster.control.party_errors import Failed
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.supervision import SILENCE, Supervisor, Watchdog

@@ -9,7 +9,7 @@ from squelch.actors.archive.writer import Archive
 from squelch.cluster.errors import UserError
 from squelch.cluster.inspector import groups
 from squelch.cluster.inspector.groups import GroupIndex, Query
-from squelch.cluster.inspector.words import strip_of
+from squelch.cluster.inspector.template_filters import strip_of
 from tests.cluster.inspector.small_run import add_step, small_run
 
 

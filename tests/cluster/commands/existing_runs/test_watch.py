@@ -23,11 +23,11 @@ from squelch.cluster.commands.existing_runs.watch import watch
 from squelch.cluster.errors import UserError
 from squelch.cluster.inspector.figures import Figures
 from squelch.cluster.runs import status as statuses
-from squelch.cluster.runs import words
+from squelch.cluster.runs import status_text
 from squelch.cluster.runs.driver import Driver
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.status import duration, seconds_per_step
-from squelch.cluster.runs.words import SPARKS, sparkline, step_text
+from squelch.cluster.runs.status_text import SPARKS, sparkline, step_text
 
 NOW = 1_000_000.0
 
@@ -164,7 +164,7 @@ def test_a_run_that_was_killed_has_ended_and_no_time_is_left(tmp_path: Path) -> 
     driver.close()
     now = statuses.read_status(RunFolder(tmp_path), NOW)
     assert (now.state, now.stopped, now.seconds_left) == ("ended", None, None)
-    assert words.headline(now) == f"{tmp_path.name}: ended, step 4/10, last step 1 min 28 s ago"
+    assert status_text.headline(now) == f"{tmp_path.name}: ended, step 4/10, last step 1 min 28 s ago"
     assert "ended, step 4/10" in follow(tmp_path, False, lambda _: pytest.fail("the run is over"))
     shown = Figures(RunFolder(tmp_path))
     shown.refresh()
@@ -182,15 +182,15 @@ def test_a_run_that_is_late_shows_the_age_of_its_last_step(tmp_path: Path) -> No
     some_run(tmp_path, 4)  # a step takes 3 s, and the last was at NOW - 88
     ages = {NOW - 80: "left", NOW - 60: "left, last step 28 s ago"}
     for now, end in ages.items():
-        assert words.headline(statuses.read_status(RunFolder(tmp_path), now)).endswith(end)
+        assert status_text.headline(statuses.read_status(RunFolder(tmp_path), now)).endswith(end)
     lines = follow(tmp_path, False, playing(tmp_path, Archive(tmp_path), 4)).splitlines()
     assert sum("last step" in line for line in lines) == 1
 
 
 def test_a_run_whose_steps_are_not_timed_yet_shows_the_age_of_its_first_line_after_a_minute(tmp_path: Path) -> None:
     some_run(tmp_path, 0)
-    assert words.headline(statuses.read_status(RunFolder(tmp_path), NOW - 50)).endswith("step 0/10")
-    assert words.headline(statuses.read_status(RunFolder(tmp_path), NOW)).endswith("last step 1 min 40 s ago")
+    assert status_text.headline(statuses.read_status(RunFolder(tmp_path), NOW - 50)).endswith("step 0/10")
+    assert status_text.headline(statuses.read_status(RunFolder(tmp_path), NOW)).endswith("last step 1 min 40 s ago")
 
 
 def test_no_time_shown_is_negative(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_a_pause_between_two_processes_hardly_moves_the_speed() -> None:
 @given(st.lists(st.floats(-10, 10), max_size=50))
 def test_a_sparkline_is_as_long_as_what_it_shows_and_rises_with_the_values(values: list[float]) -> None:
     text = sparkline(values)
-    shown = values[-words.SPARK_WIDTH :]
+    shown = values[-status_text.SPARK_WIDTH :]
     assert len(text) == len(shown)
     heights = [SPARKS.index(block) for block in text]
     for (a, low), (b, high) in itertools.pairwise(zip(shown, heights, strict=True)):

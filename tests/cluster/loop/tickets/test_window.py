@@ -20,7 +20,7 @@ def test_what_a_step_exports_of_its_groups_is_what_the_filter_says(rows: list, c
     summaries, decision = decide(rows, config)
     tickets = [Ticket(s.group_id, 3, Task("E", 0), s.group_size, 0) for s in summaries]
     groups = {s.group_id: SimpleNamespace(summary=s) for s in summaries}
-    exported = Window(3, 0.0, len(tickets), tickets, groups=groups).figures(decision)
+    exported = Window(3, 0.0, len(tickets), tickets, groups=groups).metrics(decision)
     parts = (trajectory_figures(summaries), noise_figures(summaries), decision.metrics)
     expected = parts[0] | parts[1] | parts[2]
     assert len(expected) == sum(map(len, parts)), "one figure has one definition"

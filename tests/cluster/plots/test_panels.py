@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.cluster.figures.panel_drawings import COLOURS, DRAWINGS, stretches, written
-from squelch.cluster.figures.panels import Answered, one_panel, picture
 from squelch.cluster.grafana.boards import EVERYTHING, Board, Chosen, Mark, Panel, State, Target, expressions, shipped
 from squelch.cluster.grafana.prometheus import Series, Span
+from squelch.cluster.plots.panel_drawings import COLOURS, DRAWINGS, stretches, written
+from squelch.cluster.plots.panels import Answered, one_panel, picture
 from squelch.deploy.boards.panel import Kind
 
 TIMES = tuple(float(1_700_000_000 + 10 * i) for i in range(8))

@@ -3,7 +3,7 @@
     one_panel    a panel as an SVG of its own, for a page that places it (`squelch inspect`)
     picture      rows of a dashboard as one SVG, for the docs
 
-The table of `cluster.figures.panel_drawings` says how each type of panel is drawn. A panel without a value says so.
+The table of `cluster.plots.panel_drawings` says how each type of panel is drawn. A panel without a value says so.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from squelch.cluster.figures import draw
-from squelch.cluster.figures.panel_drawings import COLOURS, Marked, Named, draw_panel, stretches
-from squelch.cluster.figures.style import FONT_PT, WIDTH, render
 from squelch.cluster.grafana.boards import COLUMNS, EVERYTHING, Board, Chosen, Panel, Row
+from squelch.cluster.plots import draw
+from squelch.cluster.plots.panel_drawings import COLOURS, Marked, Named, draw_panel, stretches
+from squelch.cluster.plots.style import FONT_PT, WIDTH, render
 from squelch.envs.untrusted.files import shortened
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
-from squelch.cluster.figures import draw
-from squelch.cluster.figures.style import (
+from squelch.cluster.grafana.boards import Panel, State
+from squelch.cluster.plots import draw
+from squelch.cluster.plots.style import (
     BASELINE,
     BLUE,
     FONT_PT,
@@ -28,7 +29,6 @@ from squelch.cluster.figures.style import (
     RED,
     VERMILLION,
 )
-from squelch.cluster.grafana.boards import Panel, State
 from squelch.envs.untrusted.files import shortened
 
 if TYPE_CHECKING:

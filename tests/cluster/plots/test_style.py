@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from squelch.cluster.figures import draw
-from squelch.cluster.figures.style import DARK, PALETTE, SETTINGS, dark_css, render, standalone
+from squelch.cluster.plots import draw
+from squelch.cluster.plots.style import DARK, PALETTE, SETTINGS, dark_css, render, standalone
 
 HOSTILE = 'a$b</text><script>alert(1)</script>"&'
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from squelch.cluster.figures.style import FONT_PT, INK, MUTED, PAPER, WIDTH
+from squelch.cluster.plots.style import FONT_PT, INK, MUTED, PAPER, WIDTH
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

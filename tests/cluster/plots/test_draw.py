@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squelch.cluster.figures.draw import apart
+from squelch.cluster.plots.draw import apart
 
 HEIGHTS = st.lists(st.tuples(st.floats(-500, 500), st.floats(5, 40)), min_size=1, max_size=12)
 
