@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import squelch
 from squelch.cluster.errors import UserError
 
 DISTRIBUTION = "squelch-rl"
@@ -43,7 +44,7 @@ def variables() -> dict[str, str]:
 
 def checkout() -> Path | None:
     """The repository's root if the code runs from one; None if it was installed from a wheel."""
-    root = Path(__file__).resolve().parents[1]
+    root = Path(squelch.__file__).resolve().parents[1]
     return root if (root / "pyproject.toml").is_file() else None
 
 

@@ -125,8 +125,14 @@ def listed(folder: Path) -> dict[str, int]:
         if path.is_file():
             found[path.relative_to(folder).as_posix()] = path.stat().st_size
 
-    _dir_travel(folder, [_get_excludes(folder, EXCLUDES)], see, include_gitignore=True, logger=log)
+    excludes = [*EXCLUDES, *_linked(folder)]
+    _dir_travel(folder, [_get_excludes(folder, excludes)], see, include_gitignore=True, logger=log)
     return found
+
+
+def _linked(folder: Path) -> list[str]:
+    """Exclusions of a checkout's rooms: they travel once, as `squelch/NAME`, which are links in the checkout."""
+    return [f"/{link.name}" for link in (folder / "squelch").glob("*") if link.is_symlink()]
 
 
 def _require_small(files: dict[str, int], what: str) -> None:

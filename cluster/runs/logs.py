@@ -25,7 +25,6 @@ from squelch.envs.untrusted.files import Unreadable, reason, require_output
 from squelch.envs.untrusted.secrets import masked
 
 FAILURE = "failure.log"
-ROOMS = {"actors", "cluster", "envs", "learner"}
 FRAME = re.compile(r'^\s+File ".*", line \d+')
 REMOTE = re.compile(r"(\x1b\[\d+m)?ray::.*$", flags=re.MULTILINE)
 
@@ -118,7 +117,7 @@ class OwnWarnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Prints the record as one paragraph if a package of Squelch logged it."""
-        if record.name.partition(".")[0] in ROOMS:
+        if record.name.startswith("squelch."):
             print(visible(one_paragraph(record.getMessage())), file=self.screen)
 
 

@@ -251,13 +251,13 @@ def test_an_address_that_is_silent_or_of_another_ray_or_asks_for_a_token_is_said
 
 
 def test_every_file_of_every_room_travels_with_a_job_and_no_run_does() -> None:
-    root = Path(jobs.__file__).parents[2]
+    root = Path(jobs.__file__).resolve().parents[2]
     rooms = [path for room in ("actors", "cluster", "deploy", "envs", "learner") for path in (root / room).rglob("*")]
-    needed = {str(p.relative_to(root)) for p in rooms if p.is_file() and "__pycache__" not in p.parts}
+    needed = {f"squelch/{p.relative_to(root)}" for p in rooms if p.is_file() and "__pycache__" not in p.parts}
     sent = set(job_files.listed(root))
     assert chosen("", "", False).folder == root
     assert needed <= sent, sorted(needed - sent)
-    assert not {name.split("/")[0] for name in sent} & {".git", ".venv", "runs"}
+    assert not {name.split("/")[0] for name in sent} & {".git", ".venv", "runs", "actors", "envs"}
 
 
 def test_a_folder_that_is_too_large_is_refused_unpacked_and_its_parts_are_named(monkeypatch, tmp_path) -> None:

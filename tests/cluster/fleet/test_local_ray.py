@@ -159,7 +159,7 @@ def test_ray_is_told_of_loopback_of_its_folder_and_of_its_patience_only_while_it
         local_ray.start(1, 1 << 20, {"env_vars": {"A": "b"}}, log_to_driver=False)
     local_ray.stop()
     folder = Path(str(seen["_temp_dir"]))
-    code = f"{Path(local_ray.__file__).parents[2]}:{Path('mine').absolute()}"
+    code = f"{Path(local_ray.__file__).resolve().parents[2]}:{Path('mine').absolute()}"
     started_here = {START_FOLDER: os.getcwd(), "PYTHONPATH": code}
     assert seen["runtime_env"] == {"env_vars": {"A": "b", **started_here}}
     assert seen["folder"] == "/"
