@@ -1,5 +1,6 @@
-# `make train` trains, `make check` looks at a change in a minute, `make test` runs every test. Each sets up what it
-# needs, once. `make setup LOCKED=1` installs only packages whose digests deploy/lock-cpu.txt holds.
+# `make train` trains, `make check` looks at a change in a minute, without the tests of `research/`, `make test` runs
+# every test. Each sets up what it needs, once. `make setup LOCKED=1` installs only packages whose digests
+# deploy/lock-cpu.txt holds.
 PYTHON ?= python3
 VENV ?= .venv
 KIND ?= cpu
@@ -17,7 +18,7 @@ train: setup $(if $(filter smollm2%,$(RECIPE)),setup-smollm2)
 	$(VENV)/bin/squelch train $(RECIPE) $(ARGS)
 
 check: lint
-	$(VENV)/bin/python -m pytest -m "not ray and not slow" $(SIDE_BY_SIDE) $(ARGS)
+	$(VENV)/bin/python -m pytest -m "not ray and not slow" --ignore=tests/research $(SIDE_BY_SIDE) $(ARGS)
 
 test: setup
 	PYTHON=$(VENV)/bin/python deploy/setup.sh test

@@ -18,7 +18,7 @@ clearly low scorings do. The upper bound of S lets an alarm clear within some sc
 the fall was, so that the next fall is told too. `since` is the last scoring at which S was 0, so it is the last step
 before the fall.
 
-The parameters below were fixed before any run was judged by them. `python -m benchmarks.alarm` evaluates them; repeat
+The parameters below were fixed before any run was judged by them. `python -m research.alarm` evaluates them; repeat
 that evaluation after any change.
 
 Invariants: scorings must come in order of their steps; an unknown (NaN) scoring changes nothing. Until a reference

@@ -6,7 +6,7 @@ asks the same tasks each time, so a level is known after `BASELINE` readings, fe
 figure may lose the share `DRIFT` of its best level, because a policy that becomes surer of its answers takes fewer nats
 from anywhere. The alarm is raised while either is. One low reading never raises it; two clearly low readings do.
 
-The parameters were fixed before any run was judged by them; `benchmarks.studies.made_to_collapse` judges them.
+The parameters were fixed before any run was judged by them; `research.made_to_collapse` judges them.
 
 Invariants: readings must come in order of their steps; an unknown (NaN) figure changes nothing, and `blind` names it.
 Pure; plain JSON state.

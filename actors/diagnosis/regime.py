@@ -15,7 +15,7 @@ in each regime the reasoning may be varied or always the same.
 
 The judge's baseline is the median of the first `BASELINE_SCORINGS` shares (or of all so far, if there are fewer), and
 what is held against it is the mean of the last `RECENT_SCORINGS`: a single share, of a few dozen reasonings, was below
-half of it in 10 of 268 scorings of healthy runs, the mean of two in one (`python -m benchmarks.regimes`, from which
+half of it in 10 of 268 scorings of healthy runs, the mean of two in one (`python -m research.regimes`, from which
 the number two was chosen). The other rules need no baseline, so a run that starts in a regime is reported at its first
 scoring. Whether the reasoning has become untrue is known without D too (`RegimeGauge.untrue`), and is reported beside
 the regime.

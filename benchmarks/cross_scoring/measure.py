@@ -10,12 +10,10 @@ On a CPU with one thread and float32, in CPU seconds, because other processes di
   `floor` is the ratio of the counted operations; the engine must reach 85% of it. One row has a vocabulary of 151,936
   and fewer pairs. The rows `answers` are a reading of the fixed probe with the links to answers, of whose floor the
   engine must reach 80% (benchmarks/cross_scoring/answers.py);
-- cost at N prompts with 8 reasonings each: tokens forwarded (exact) and seconds, both fitted by a N + b N^2;
-- a quarter of the pairs (actors/diagnosis/budget.py) against all pairs, on channels whose matrices are drawn
-  (actors/diagnosis/known_truth.py): the mean difference of MI-Est, and how often the quarter's interval contains the
-  mean over draws of the estimate from all pairs.
+- cost at N prompts with 8 reasonings each: tokens forwarded (exact) and seconds, both fitted by a N + b N^2.
 
-`benchmarks.gpu` measures the scorer on a GPU.
+`research.pair_budget` compares what a quarter of the pairs estimates with what all pairs do. `benchmarks.gpu` measures
+the scorer on a GPU.
 """
 
 from __future__ import annotations
@@ -30,10 +28,6 @@ import torch
 from benchmarks.common import arguments, print_figures, restart_with
 from benchmarks.cross_scoring.answers import answers
 from benchmarks.cross_scoring.work import POLICIES, Operations, padded, random_policy, random_rows, small_shape
-from benchmarks.known_truth import CHANNELS, enumerate_lm, tiny_lm
-from squelch.actors.diagnosis.budget import draw_pairs, estimate
-from squelch.actors.diagnosis.known_truth import draw, random_channel
-from squelch.actors.diagnosis.proxies import proxies_of_scores
 from squelch.actors.process.allocator import ALLOCATOR
 from squelch.actors.scorer.cross_scoring import CPU_TOKENS, CrossScorer
 
@@ -45,7 +39,6 @@ TIMED = 4
 LARGE_VOCABULARY = 151_936
 SIZES = (8, 16, 24, 32, 48, 64)
 FIT_PROMPT = 220
-SHARE = 0.25
 
 
 def forms(name: str, prompt: int, turns: int, vocabulary: int | None = None, prompts: int = PROMPTS) -> dict[str, Any]:
@@ -109,40 +102,6 @@ def _fit(sizes: tuple[int, ...], values: list[float]) -> dict[str, Any]:
     return {"values": values, "linear": float(a), "quadratic": float(b), "largest_relative_error": off}
 
 
-def quarter(trials: int) -> list[dict[str, Any]]:
-    """A quarter of the pairs against all pairs, for each channel; nats per token."""
-    channels = {name: random_channel(1, **CHANNELS[name]) for name in ("weak", "medium", "strong")}
-    cases = [(name, channel, PROMPTS) for name, channel in channels.items()]
-    model, prompts = tiny_lm()
-    cases.append(("tiny LM", enumerate_lm(model, prompts)[0], len(prompts)))
-    rows = []
-    for name, channel, size in cases:
-        rng = np.random.default_rng(0)
-        whole, part, low, high = np.array([_drawn(channel, size, trial, rng) for trial in range(trials)]).T
-        rows.append(
-            {
-                "channel": name,
-                "prompts": size,
-                "all_pairs": float(whole.mean()),
-                "mean_difference": float((part - whole).mean()),
-                "largest_difference": float(np.abs(part - whole).max()),
-                "coverage": float(((low <= whole.mean()) & (whole.mean() <= high)).mean()),
-            }
-        )
-    return rows
-
-
-def _drawn(channel: Any, size: int, trial: int, rng: np.random.Generator) -> tuple[float, float, float, float]:
-    """MI-Est from all pairs, MI-Est from a quarter of them, and the ends of the latter's interval."""
-    scores = draw(channel, rng, size, SAMPLES)
-    wanted = draw_pairs(scores.source, size, max(2, round(SHARE * size) - 1), (trial,))
-    found = estimate(np.where(wanted, scores.likelihood, np.nan), scores.lengths, scores.source, scores.weights)
-    interval = found.intervals["mi_est"]
-    whole = proxies_of_scores(scores).mi_est
-    assert whole is not None, "every reasoning of a drawn matrix is usable"
-    return whole, found.mi_est, interval.low, interval.high
-
-
 def measure(quick: bool) -> dict[str, Any]:
     """All figures of a CPU."""
     torch.set_num_threads(1)
@@ -155,7 +114,6 @@ def measure(quick: bool) -> dict[str, Any]:
         "threads": 1,
         "rows": rows,
         "against_prompts": against_prompts(SIZES[:3] if quick else SIZES),
-        "quarter_of_the_pairs": quarter(40 if quick else 400),
     }
 
 
@@ -172,16 +130,10 @@ def cells(row: Mapping[str, Any]) -> list[Any]:
 def notes(figures: Mapping[str, Any]) -> list[str]:
     """The lines under the table."""
     fit = figures["against_prompts"]
-    lines = [
+    return [
         f"{what} at N prompts ({', '.join(map(str, fit['prompts']))}; {FIT_PROMPT} tokens, 8 reasonings each): "
         f"{found['linear']:.3g} N + {found['quadratic']:.3g} N^2, at most {found['largest_relative_error']:.1%} off"
         for what, found in (("tokens forwarded", fit["tokens"]), ("seconds", fit["seconds"]))
-    ]
-    return lines + [
-        f"a quarter of the pairs, {row['channel']}, N = {row['prompts']}: MI-Est {row['all_pairs']:.3f} nats per token "
-        f"with all, {row['mean_difference']:+.4f} on average with a quarter (largest {row['largest_difference']:.3f}), "
-        f"interval holds it in {row['coverage']:.1%}"
-        for row in figures["quarter_of_the_pairs"]
     ]
 
 

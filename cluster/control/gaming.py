@@ -15,7 +15,7 @@ anew. A step whose groups were passed through unfiltered is left out; a run whos
 has no such warning. The warning is raised at a validation where both hold and cleared at the first where they do not;
 in between nothing changes.
 
-The constants were fixed before any run was judged by them; `python -m benchmarks.gaming` judges them. Rising variance
+The constants were fixed before any run was judged by them; `python -m research.gaming` judges them. Rising variance
 at flat success is a sign and no proof: tasks that come within reach raise the variance too, before they are solved.
 `docs/runbook.md` says how to tell.
 

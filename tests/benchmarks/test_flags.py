@@ -13,27 +13,29 @@ from benchmarks.peer import trl as peer_trl
 from benchmarks.peer import work as peer_work
 from benchmarks.peer.work import Work
 
-FOLDER = Path(benchmarks.__file__).parent
-NAMES = sorted(
-    ".".join(path.relative_to(FOLDER).with_suffix("").parts)
-    for path in FOLDER.rglob("*.py")
-    if 'if __name__ == "__main__":' in path.read_text()
-)
-BENCHMARKS = [name for name in NAMES if not name.endswith("_worker")]
+
+def commands(folder: Path) -> list[str]:
+    """The modules below a package's folder that are commands, without those that commands run as workers."""
+    files = (path for path in folder.rglob("*.py") if 'if __name__ == "__main__":' in path.read_text())
+    names = (".".join(path.relative_to(folder).with_suffix("").parts) for path in files)
+    return sorted(name for name in names if not name.endswith("_worker"))
 
 
-def help_of(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    monkeypatch.setattr(sys, "argv", [name, "--help"])
+BENCHMARKS = commands(Path(benchmarks.__file__).parent)
+
+
+def flags_of(module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> set[str]:
+    """The flags that a command's `--help` names."""
+    monkeypatch.setattr(sys, "argv", [module, "--help"])
     with pytest.raises(SystemExit) as ended:
-        importlib.import_module(f"benchmarks.{name}").main()
+        importlib.import_module(module).main()
     assert ended.value.code == 0
-    return capsys.readouterr().out
+    return set(re.findall(r"--\w+", capsys.readouterr().out.split("options:")[1]))
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_benchmark_can_be_quick_and_can_speak_json(name, monkeypatch, capsys):
-    options = set(re.findall(r"--\w+", help_of(name, monkeypatch, capsys).split("options:")[1]))
-    assert {"--quick", "--json"} <= options
+    assert {"--quick", "--json"} <= flags_of(f"benchmarks.{name}", monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)

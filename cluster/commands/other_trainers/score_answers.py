@@ -2,7 +2,7 @@
 
 Each prompt is a task, and its rows are the pairs of a reasoning and an answer (`actors.diagnosis.links`). An answer is
 scored under as many reasonings of each other prompt, and under as many other prompts, as the fixed probe's under a
-budget, for which `python -m benchmarks.known_links` measures the coverage. The regime is that of one scoring without a
+budget, for which `python -m research.known_links` measures the coverage. The regime is that of one scoring without a
 judge (`actors.diagnosis.regime`).
 """
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from research.channels.links import draw_probe as reading
+from research.channels.links import probe_channel as channel
+from research.channels.links import probe_information as information
 from squelch.actors.diagnosis.budget import draw_pairs
 from squelch.actors.diagnosis.fixed_probe import SATURATED_NATS, read_probe, saturated
-from squelch.actors.diagnosis.known_links import draw_probe as reading
-from squelch.actors.diagnosis.known_links import probe_channel as channel
-from squelch.actors.diagnosis.known_links import probe_information as information
 
 
 @pytest.mark.parametrize(("num_tasks", "samples"), [(8, 2), (8, 4), (32, 2), (32, 4)])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.diagnosis.known_links import CHANNELS, LinkChannel, draw_links, named_channel, softmax
+from research.channels.links import CHANNELS, LinkChannel, draw_links, named_channel, softmax
 from squelch.actors.diagnosis.links import LinksReading, read_links
 from squelch.actors.diagnosis.metrics import SHARES, key_of
 

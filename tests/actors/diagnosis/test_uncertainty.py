@@ -111,7 +111,7 @@ def test_of_few_prompts_the_null_is_exact(prompts: int) -> None:
 
 @pytest.mark.parametrize(("prompts", "samples", "copies"), [(8, 4, 0), (32, 1, 0), (10, 4, 2)])
 def test_independence_is_told_from_zero_one_time_in_twenty(prompts: int, samples: int, copies: int) -> None:
-    """Reasonings that vary, and favour some prompts, but no more their own than another. `benchmarks.known_truth`
+    """Reasonings that vary, and favour some prompts, but no more their own than another. `research.known_truth`
     counts over thousands of trials."""
     trials = 100
     hits = dict.fromkeys(("retrieval_accuracy", "mi_est"), 0)

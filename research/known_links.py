@@ -1,0 +1,266 @@
+"""Bias and coverage of the fixed probe's estimates and of the links to answers, against truth that is computed exactly.
+
+python -m research.known_links [--quick] [--json] [--write]
+
+Channels from prompt to reasoning to answer with finitely many values are enumerated (research/channels/links.py),
+so that each link is a sum. For each estimate, number of tasks N and samples K the benchmark prints the mean, its
+difference from what the interval is made for, and how often the nominal 95% interval contains that. `--write` writes
+docs/known-links.md and the figures it comes from, docs/known-links.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import markdown_table, print_figures
+from research.channels.links import (
+    CHANNELS,
+    LinkChannel,
+    draw_links,
+    draw_probe,
+    named_channel,
+    probe_channel,
+    probe_information,
+)
+from squelch.actors.diagnosis.fixed_probe import TaskMeans
+from squelch.actors.diagnosis.links import LinksReading
+from squelch.actors.diagnosis.uncertainty import wilson_interval
+from squelch.actors.scorer.share import OTHERS, REFERENCES
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE, DATA = DOCS / "known-links.md", DOCS / "known-links.json"
+SIZES = ((8, 2), (8, 4), (8, 8), (32, 2), (32, 4), (32, 8))
+"""(N, K)."""
+UNEQUAL = (2, 4)
+"""Pairs of each task of the first and of the second half: turns without an answer have no pair."""
+EITHER = " or ".join(map(str, UNEQUAL))
+STRENGTHS = {"weak": 0.5, "medium": 1.0, "strong": 2.5}
+BAND = (0.90, 0.98)
+"""Shares of intervals that must hold."""
+TRIALS, QUICK = 400, 40
+Draw = tuple[float, float, float]
+"""(estimate, low, high) of one reading."""
+
+
+def coverage(
+    name: str, channel: str, size: tuple[int, int | str], draws: Sequence[Draw], truth: float | None
+) -> dict[str, Any]:
+    """A row: bias and coverage of an estimate over draws. `size`: N and K, or what K is for whom. `truth`: what its
+    interval is made for; None: the estimate's own expectation, for which the mean over the draws stands."""
+    value, low, high = np.array(draws).T
+    target = float(value.mean()) if truth is None else truth
+    held = int(((low <= target + 1e-9) & (target - 1e-9 <= high)).sum())
+    exact = bool((high - low).max() < 1e-9)
+    return {
+        "estimate": name,
+        "channel": channel,
+        "tasks": size[0],
+        "samples": size[1],
+        "target": target,
+        "mean": float(value.mean()),
+        "bias": float(value.mean()) - target,
+        "half_width": float((high - low).mean() / 2),
+        "held": held,
+        "draws": len(value),
+        "covers": held / len(value),
+        "verdict": "exact" if exact else judged(held, len(value)),
+    }
+
+
+def judged(held: int, draws: int) -> str:
+    """`in` the band, `below` or `above` it; a share counts as outside only if its Wilson interval is."""
+    low, high = wilson_interval(held, draws)
+    return "below" if high < BAND[0] else "above" if low > BAND[1] else "in"
+
+
+def _draw(found: TaskMeans | None) -> Draw:
+    interval = found.interval() if found else None
+    if found is None or interval is None:
+        raise RuntimeError("a reading with two samples of each task has an interval")
+    return found.value, interval.low, interval.high
+
+
+def of_probe(trials: int) -> list[dict[str, Any]]:
+    """The fixed probe's MI with all pairs and under a budget, and its leave-own-out form."""
+    rows = []
+    for tasks, samples in SIZES:
+        for channel, strength in STRENGTHS.items():
+            log_p = probe_channel(tasks, strength, tasks + samples)
+            truth, size = probe_information(log_p), (tasks, samples)
+            whole = [draw_probe(log_p, samples, seed, nulls=False) for seed in range(trials)]
+            rows.append(coverage("MI", channel, size, [_draw(one.mi) for one in whole], truth))
+            rows.append(coverage("MI, own left out", channel, size, [_draw(one.upper) for one in whole], None))
+            if tasks > OTHERS + 1:
+                part = [_draw(draw_probe(log_p, samples, seed, OTHERS, nulls=False).mi) for seed in range(trials)]
+                rows.append(coverage(f"MI, {OTHERS} others", channel, size, part, truth))
+    return rows
+
+
+def of_links(trials: int) -> list[dict[str, Any]]:
+    """The links of each channel, with K pairs of every task, and where half of the tasks have fewer."""
+    rows = []
+    for tasks, samples in SIZES:
+        for name in CHANNELS:
+            channel = named_channel(name, tasks, tasks)
+            rows += _links(trials, name, channel, (tasks, samples), samples)
+            if tasks > OTHERS + 1:
+                rows += of_few(trials, name, channel, (tasks, samples))
+    for tasks in sorted({tasks for tasks, _ in SIZES}):
+        counts = np.repeat(UNEQUAL, tasks // len(UNEQUAL)).tolist()
+        for name in CHANNELS:
+            rows += _links(trials, name, named_channel(name, tasks, tasks), (tasks, EITHER), counts)
+    return rows
+
+
+def _links(
+    trials: int, name: str, channel: LinkChannel, size: tuple[int, int | str], samples: int | list[int]
+) -> list[dict[str, Any]]:
+    rng = np.random.default_rng((size[0], int(np.sum(samples)), zlib.crc32(name.encode())))
+    found = [draw_links(channel, samples, rng, nulls=False) for _ in range(trials)]
+    rows = []
+    for link, truth in TARGETS.items():
+        draws = [_draw(vars(one)[link]) for one in found]
+        rows.append(coverage(NAMES[link], name, size, draws, truth(channel) if truth else None))
+    rows.append(coverage("both forms", name, size, [_both_forms(one) for one in found], channel.information()))
+    if rows[-1]["verdict"] != "exact":
+        rows[-1]["verdict"] = "in" if rows[-1]["covers"] >= BAND[0] else "below"
+    return rows
+
+
+def of_few(trials: int, name: str, channel: LinkChannel, size: tuple[int, int]) -> list[dict[str, Any]]:
+    """D and X past Z under a budget of pairs."""
+    rng = np.random.default_rng((*size, zlib.crc32(name.encode()), 1))
+    found = [draw_links(channel, size[1], rng, False, REFERENCES, OTHERS) for _ in range(trials)]
+    kinds = {
+        f"D, {REFERENCES} a prompt": ("dependence", channel.dependence()),
+        f"X past Z, {OTHERS} others": ("past_reasoning", channel.past_reasoning()),
+    }
+    return [
+        coverage(label, name, size, [_draw(vars(one)[link]) for one in found], truth)
+        for label, (link, truth) in kinds.items()
+    ]
+
+
+def _both_forms(reading: LinksReading) -> Draw:
+    """I(A;Z|X), from its own lower end to the upper end of the form that leaves the own reasoning out."""
+    (value, low, _), (_, _, high) = _draw(reading.information), _draw(reading.information_upper)
+    return value, low, high
+
+
+TARGETS: Mapping[str, Callable[[LinkChannel], float] | None] = {
+    "information": None,
+    "information_upper": None,
+    "dependence": LinkChannel.dependence,
+    "past_reasoning": LinkChannel.past_reasoning,
+}
+NAMES = {
+    "information": "I(A;Z|X)",
+    "information_upper": "I(A;Z|X), own left out",
+    "dependence": "D",
+    "past_reasoning": "X past Z",
+}
+
+
+def pooled(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """For each estimate and K, the share of intervals that hold over all channels and N, without exact ones."""
+    found: dict[tuple[str, int | str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row["verdict"] != "exact":
+            found.setdefault((row["estimate"], row["samples"]), []).append(row)
+    lines = []
+    for (estimate, samples), own in found.items():
+        held, draws = sum(row["held"] for row in own), sum(row["draws"] for row in own)
+        share = held / draws
+        verdict = "below" if share < BAND[0] else "above" if share > BAND[1] and estimate != "both forms" else "in"
+        lines.append({"estimate": estimate, "samples": samples, "draws": draws, "covers": share, "verdict": verdict})
+    return lines
+
+
+def measure(trials: int) -> dict[str, Any]:
+    """All figures."""
+    rows = of_probe(trials) + of_links(trials)
+    return {"benchmark": "known_links", "trials": trials, "band": BAND, "rows": rows, "pooled": pooled(rows)}
+
+
+COLUMNS = ("estimate", "channel", "N", "K", "target", "mean", "bias", "half width", "covers", "verdict")
+HEAD = """# The fixed probe and the links compared with known truth
+
+`python -m research.known_links --write` generates this page; do not edit it. Channels from prompt to reasoning to
+answer are enumerated (`research/channels/links.py`), so that every link is an exact sum, in nats. Each row has
+{trials} readings of N tasks with K samples each.
+
+- **target**: what the nominal 95% interval is made for. MI, D and X past Z: the true value for these tasks. The two
+  forms of I(A;Z|X), and MI with the own prompt left out: the form's own expectation, for which the mean of the row
+  stands in. **both forms**: from the lower end of I(A;Z|X) to the upper end of the form that leaves the own reasoning
+  out; at least 90% must contain the true I(A;Z|X). `MI, {others} others`: each reasoning is scored under so many other
+  prompts, `X past Z, {others} others`: each answer. `D, 2 a prompt`: each answer is scored under two reasonings of each
+  other prompt, as `scorer.share` sets it where the whole would cost too much. K = {unequal}: the first half of the
+  tasks has the smaller number of pairs, as where turns have no answer.
+- **covers**: share of the intervals that contain the target; wanted are {low:.0%} to {high:.0%}. **verdict**: `in`, or
+  `below` or `above` if Wilson's interval of the share lies outside; `exact` if the estimate has no noise.
+- `decorative`: the answer depends on the prompt alone; `load_bearing`: on the reasoning alone; `compressed`: on a
+  reasoning that is always the same for its prompt; `both`: on both. `weak`, `medium`, `strong`: how much
+  the reasoning depends on its prompt.
+
+## Over all channels and N
+
+"""
+
+
+def markdown(figures: Mapping[str, Any]) -> str:
+    """The page's text."""
+    low, high = figures["band"]
+    head = HEAD.format(trials=figures["trials"], others=OTHERS, unequal=EITHER, low=low, high=high)
+    lines = [head.rstrip(), ""]
+    pooled = {"estimate": "estimate", "K": "samples", "readings": "draws", "covers": "covers", "verdict": "verdict"}
+    lines += markdown_table(tuple(pooled), ([_text(row[key]) for key in pooled.values()] for row in figures["pooled"]))
+    lines += ["", "## Each channel", ""]
+    lines += markdown_table(COLUMNS, ([_text(cell) for cell in cells(row)] for row in figures["rows"]))
+    return "\n".join(lines) + "\n"
+
+
+def _text(cell: Any) -> str:
+    return f"{cell:.3f}" if isinstance(cell, float) else str(cell).replace("|", "\\|")
+
+
+def cells(row: Mapping[str, Any]) -> list[Any]:
+    """The printed cells of a row."""
+    keys = ("estimate", "channel", "tasks", "samples", "target", "mean", "bias", "half_width", "covers", "verdict")
+    return [row[key] for key in keys]
+
+
+def main() -> None:
+    """Prints the table; with `--write` writes the page and its data."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK} readings a row instead of {TRIALS}")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser.add_argument("--write", action="store_true", help="write docs/known-links.md and docs/known-links.json")
+    args = parser.parse_args()
+    figures = measure(QUICK if args.quick else TRIALS)
+    if args.write:
+        DATA.write_text(json.dumps(rounded(figures), indent=1) + "\n")
+        PAGE.write_text(markdown(rounded(figures)))
+    notes = [
+        f"{r['estimate']}, K = {r['samples']}: covers {r['covers']:.3f}, {r['verdict']}" for r in figures["pooled"]
+    ]
+    print_figures(figures, args.json, COLUMNS, [cells(row) for row in figures["rows"]], notes)
+
+
+def rounded(found: Any) -> Any:
+    """The figures with five digits after the point."""
+    if isinstance(found, dict):
+        return {key: rounded(value) for key, value in found.items()}
+    if isinstance(found, list):
+        return [rounded(value) for value in found]
+    return round(found, 5) + 0.0 if isinstance(found, float) else found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""Compares the scorer's estimates with mutual information that is known exactly.
+
+python -m research.known_truth [--quick] [--json] [--write]
+
+Channels with finitely many prompts and strings are enumerated (research/channels/reasonings.py), so I(X;Z) is a sum.
+For a tiny random causal LM, all strings of up to 4 tokens are enumerated by its forward pass, and the estimates come
+from the scorer's engine (actors/scorer/cross_scoring.py). By N, K and length, the benchmark prints the estimate's mean
+and bias; how often the 95% interval covers the estimate's mean over draws of N prompts, and I(X;Z) itself; and the rate
+of false positives. `--write` writes docs/known-truth.md and docs/known_truth.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.common import markdown_table, print_figures
+from research.channels.reasonings import Channel, draw, random_channel
+from squelch.actors.diagnosis.proxies import Scores, proxies_of_scores
+from squelch.actors.diagnosis.uncertainty import uncertainty
+from squelch.cluster.plots import draw as drawing
+from squelch.cluster.plots.style import BLUE, GREEN, MUTED, VERMILLION, render, standalone
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DOCS = Path(__file__).parents[1] / "docs"
+SIZES = (6, 8, 16, 32, 64)
+SAMPLES = (1, 8)
+CHANNELS: Mapping[str, Mapping[str, Any]] = {
+    "weak": {"strength": 0.5},
+    "medium": {"strength": 1.0},
+    "strong": {"strength": 2.5},
+    "short": {"strength": 1.0, "max_length": 2},
+    "long": {"strength": 1.0, "max_length": 7},
+}
+LM_TOKENS, LM_LENGTH, LM_PROMPTS = 4, 4, 24
+
+
+def study(channel: Channel, prompts: int, samples: int, trials: int, seed: int, terminated: bool) -> dict[str, float]:
+    """Bias and coverage of MI-Seq-Est over `trials` draws of `prompts` prompts with `samples` strings each."""
+    rng = np.random.default_rng((seed, prompts, samples))
+    rows = [_one(draw(channel, rng, prompts, samples, terminated=terminated), trial) for trial in range(trials)]
+    estimate, low, high, p_value = np.array(rows).T
+    truth, mean = channel.information(terminated), float(estimate.mean())
+    return {
+        "prompts": prompts,
+        "samples": samples,
+        "truth": truth,
+        "mean": mean,
+        "bias": mean - truth,
+        "half_width": float((high - low).mean() / 2),
+        "covers_mean": float(((low <= mean) & (mean <= high)).mean()),
+        "covers_truth": float(((low <= truth) & (truth <= high)).mean()),
+        "told_from_null": float((p_value <= 0.05).mean()),
+    }
+
+
+def _one(scores: Scores, trial: int) -> tuple[float, float, float, float]:
+    report = proxies_of_scores(scores)
+    sure = uncertainty(scores, report, seed=(trial,))
+    found, null = sure.intervals.get("mi_seq_est"), sure.nulls.get("mi_seq_est")
+    if report.mi_seq_est is None or found is None or null is None:
+        raise RuntimeError(f"a draw of {report.num_prompts} prompts has no interval: {sure.why_not}")
+    return report.mi_seq_est, found.low, found.high, null.p_value
+
+
+def false_positives(channel: Channel, prompts: int, samples: int, trials: int, seed: int) -> float:
+    """Share of draws whose p-value is at most 0.05 although the strings do not depend on their prompts."""
+    rng = np.random.default_rng((seed, prompts, samples, 1))
+    return float(np.mean([_one(draw(channel, rng, prompts, samples, blind=True), t)[3] <= 0.05 for t in range(trials)]))
+
+
+def tiny_lm(seed: int = 0) -> tuple[Any, list[np.ndarray]]:
+    """A random causal LM of LM_TOKENS ids and a terminator (the last id), and LM_PROMPTS distinct prompts of 4 ids."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=LM_TOKENS + 1,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=32,
+        initializer_range=0.45,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    codes = np.random.default_rng(seed).choice((LM_TOKENS + 1) ** 4, size=LM_PROMPTS, replace=False)
+    prompts = [np.array(np.unravel_index(code, [LM_TOKENS + 1] * 4)) for code in codes]
+    return Qwen2ForCausalLM(config).eval(), prompts
+
+
+def enumerate_lm(model: Any, prompts: Sequence[np.ndarray]) -> tuple[Channel, list[np.ndarray]]:
+    """The model's channel from prompts to all strings of up to LM_LENGTH tokens, by plain forward passes, and the ids
+    of each string with its terminator. A string of LM_LENGTH tokens is cut and has no terminator."""
+    import torch
+
+    bodies = [np.array(z, dtype=np.int64) for t in range(LM_LENGTH + 1) for z in np.ndindex(*[LM_TOKENS] * t)]
+    lengths = np.array([len(z) for z in bodies])
+    ends = (lengths < LM_LENGTH).astype(np.int64)
+    strings = [np.append(z, np.full(end, LM_TOKENS)) for z, end in zip(bodies, ends, strict=True)]
+    log_p, log_open = (np.zeros((len(prompts), len(strings))) for _ in range(2))
+    for i, prompt in enumerate(prompts):
+        for t in range(LM_LENGTH + 1):
+            chosen = np.flatnonzero(lengths == t)
+            rows = np.stack([np.concatenate([prompt, strings[s]]) for s in chosen])
+            with torch.inference_mode():
+                log = model(torch.from_numpy(rows)).logits[:, len(prompt) - 1 : -1].double().log_softmax(-1).numpy()
+            each = np.take_along_axis(log, rows[:, len(prompt) :, None], axis=2)[..., 0]
+            log_p[i, chosen], log_open[i, chosen] = each.sum(axis=1), each[:, :t].sum(axis=1)
+    return Channel(log_p, log_open, lengths, ends), strings
+
+
+def table(trials: int, seed: int = 0) -> list[dict[str, Any]]:
+    """One row for each channel, N and K, with the terminator in Z; for the medium channel also without it."""
+    rows = []
+    for name, options in CHANNELS.items():
+        channel = random_channel(1, **options)
+        for terminated in (True, False) if name == "medium" else (True,):
+            for samples in SAMPLES:
+                for prompts in SIZES:
+                    row = study(channel, prompts, samples, trials, seed, terminated)
+                    rows.append({"channel": name, "terminator": terminated, "length": channel.mean_length()} | row)
+    return rows
+
+
+def language_model(trials: int, seed: int = 0) -> list[dict[str, Any]]:
+    """The rows of the enumerated language model, with and without the terminator."""
+    channel, _ = enumerate_lm(*tiny_lm(seed))
+    return [
+        {"channel": "tiny LM", "terminator": terminated, "length": channel.mean_length()}
+        | study(channel, prompts, 8, trials, seed, terminated)
+        for terminated in (True, False)
+        for prompts in (12, 16, LM_PROMPTS)
+    ]
+
+
+def measure(trials: int) -> dict[str, Any]:
+    """All figures that are printed."""
+    rows = table(trials) + language_model(trials)
+    medium = random_channel(1, **CHANNELS["medium"])
+    false = {f"N={n}, K={k}": false_positives(medium, n, k, 2 * trials, 0) for n, k in ((8, 8), (32, 1), (64, 8))}
+    return {"trials": trials, "rows": rows, "false_positives": false}
+
+
+COLUMNS = ("channel", "Z ends", "length", "K", "N", "I(X;Z)", "mean", "bias", "half width", "covers mean", "covers I")
+
+
+def cells(row: Mapping[str, Any]) -> list[Any]:
+    """The printed cells of one row."""
+    ends = "with terminator" if row["terminator"] else "without"
+    head = [row["channel"], ends, round(row["length"], 1), row["samples"], row["prompts"]]
+    return head + [float(row[k]) for k in ("truth", "mean", "bias", "half_width", "covers_mean", "covers_truth")]
+
+
+def notes(figures: Mapping[str, Any]) -> list[str]:
+    """The lines under the table."""
+    false = ", ".join(f"{value:.3f} at {name}" for name, value in figures["false_positives"].items())
+    return [f"false positives (p <= 0.05): {false}"]
+
+
+HEAD = """# Estimates compared with known mutual information
+
+`python -m research.known_truth --write` generates this page; do not edit it. The channels from prompt to reasoning
+are enumerated, so I(X;Z) is an exact sum (`research/channels/reasonings.py`). `tiny LM` is a random causal language
+model of which every string of up to {length} tokens is enumerated. Each row has {trials} draws. The figures are of
+MI-Seq-Est, in nats per sequence.
+
+![mean estimate and coverage against the number of prompts](known_truth.svg)
+
+- **mean, bias**: mean of the estimate over draws of N prompts, and its difference from I(X;Z). The bias comes from the
+  mixture: a reasoning's own prompt is one of the N prompts in its marginal. The estimate is therefore too low, never
+  exceeds log N, and is lower for fewer prompts. Compare runs at equal N; the bias cannot cause a trend at equal N.
+- **covers mean**: share of the 95% intervals that contain that mean. The intervals are made for this: the expected
+  estimate at this number of prompts. **covers I**: share that contain I(X;Z) itself, for which they are not made.
+- **tiny LM at N = 24** draws every existing prompt, so the mixture is the true marginal and the bias is 0.
+- **Z ends**: with the terminator in Z, I(X;Z) is Shannon's mutual information. Without it, as in the scorer (Z ends
+  before the closing marker), the estimate tends to the value in the column I(X;Z), which leaves out the information in
+  the length.
+"""
+FALSE_POSITIVES = """
+False positives: reasoning that does not depend on its prompt, scored by a model that expects dependence, is called
+dependent (p <= 0.05) at these rates. They should be near 0.05:
+"""
+
+
+def _texts(row: Mapping[str, Any]) -> list[str]:
+    """The cells of a row on the page."""
+    return [f"{cell:.3f}" if isinstance(cell, float) and i > 2 else str(cell) for i, cell in enumerate(cells(row))]
+
+
+def markdown(figures: Mapping[str, Any]) -> str:
+    """The text of docs/known-truth.md."""
+    lines = [HEAD.format(length=LM_LENGTH, trials=figures["trials"])]
+    lines += markdown_table(COLUMNS, map(_texts, figures["rows"]))
+    lines += [FALSE_POSITIVES, *(f"- {name}: {value:.3f}" for name, value in figures["false_positives"].items())]
+    return "\n".join(lines) + "\n"
+
+
+def figure(rows: Sequence[Mapping[str, Any]]) -> str:
+    """docs/known_truth.svg: mean estimate against N with I(X;Z) for comparison, and coverage of the mean; K = 8."""
+    chosen = {
+        name: [row for row in rows if (row["channel"], row["samples"]) == (name, 8) and row["terminator"]]
+        for name in SHOWN
+    }
+    reading = "Left: the mean estimate rises to the true value with the number of prompts. Right: coverage of the mean."
+    drawn = render("known-truth", "Estimates compared with known mutual information", reading, lambda: _draw(chosen))
+    return standalone(drawn)
+
+
+SHOWN = {"weak": GREEN, "medium": BLUE, "strong": VERMILLION}
+"""The channels of the figure, and their colours."""
+
+
+def _draw(chosen: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+    figure, ((left, right),) = drawing.grid(1, 2, height=3.2)
+    left.plot(SIZES, [float(np.log(n)) for n in SIZES], color=MUTED, linewidth=1.0, linestyle=(0, (1, 2)))
+    drawing.end_label(left, "log N, the bound", float(np.log(SIZES[-1])), MUTED)
+    for (name, own), colour in zip(chosen.items(), SHOWN.values(), strict=True):
+        sizes = [row["prompts"] for row in own]
+        left.axhline(own[0]["truth"], color=colour, linewidth=1.0, linestyle=(0, (4, 2)))
+        drawing.lines(left, [drawing.Line(f"{name} dependence", sizes, [row["mean"] for row in own], colour)])
+        drawing.lines(right, [drawing.Line(name, sizes, [row["covers_mean"] for row in own], colour)])
+    drawing.reference(right, 0.95, "95%")
+    right.set_ylim(0.5, 1.0)
+    drawing.percent(right, whole=False)
+    titles = "MI-Seq-Est, nats per sequence (dashed: I(X;Z))", "Intervals that hold the mean"
+    for panel, title in zip((left, right), titles, strict=True):
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(SIZES, [str(size) for size in SIZES])
+        drawing.heading(panel, title, "N, prompts")
+    return drawing.finish(figure)
+
+
+def main() -> None:
+    """Prints the table; with `--write` writes the two files."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="40 draws a row instead of 400; under a minute")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser.add_argument("--write", action="store_true", help="write docs/known-truth.md and docs/known_truth.svg")
+    args = parser.parse_args()
+    figures = measure(40 if args.quick else 400)
+    if args.write:
+        (DOCS / "known-truth.md").write_text(markdown(figures))
+        (DOCS / "known_truth.svg").write_text(figure(figures["rows"]))
+    print_figures(figures, args.json, COLUMNS, [cells(row) for row in figures["rows"]], notes(figures))
+
+
+if __name__ == "__main__":
+    main()

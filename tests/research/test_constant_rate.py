@@ -1,0 +1,65 @@
+"""The runs at a constant rate: their cells are runs that can be made, and pilot and verdicts judge as the head says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from research import constant_rate
+from research.cells import run_of
+from research.constant_rate import RATES, SEEDS, STEPS, Study, arms, pilot_cell, rate_of, verdict
+
+
+def keep_pilot(folder: Path, rate: float, success: list[float]) -> None:
+    cell = pilot_cell("sokoban", rate)
+    table = {"step": [0, 30, 60], "validation/success": success}
+    labels = {"name": cell.name, "part": cell.part, "recipe": cell.recipe, "arm": cell.arm, "seed": cell.seed}
+    content = {**labels, "steps": cell.steps, "tables": {"validated": table}, "groups": {}}
+    (folder / f"{cell.name}.json").write_text(json.dumps(content))
+
+
+def test_the_rate_is_the_largest_at_which_the_pilot_ends_near_its_best(tmp_path) -> None:
+    assert rate_of("sokoban", tmp_path) is None
+    keep_pilot(tmp_path, RATES[0], [0.1, 0.5, 0.4])
+    assert rate_of("sokoban", tmp_path) is None
+    keep_pilot(tmp_path, RATES[1], [0.1, 0.5, 0.46])
+    assert rate_of("sokoban", tmp_path) == RATES[1]
+
+
+def test_without_a_rate_that_holds_the_smallest_is_taken(tmp_path) -> None:
+    for rate in RATES:
+        keep_pilot(tmp_path, rate, [0.1, 0.5, 0.4])
+    assert rate_of("sokoban", tmp_path) == RATES[-1]
+
+
+@pytest.mark.parametrize("recipe", constant_rate.ENVIRONMENTS)
+def test_arms_differ_in_filter_and_algorithm_alone_and_no_rate_decays(recipe: str, tmp_path) -> None:
+    cells = tuple(arms(recipe, 1e-4))
+    study = Study("constant_rate", constant_rate.COMMON, cells, tmp_path)
+    configs = {cell.name: run_of(study, cell, str(tmp_path)).config for cell in cells}
+    assert len(configs) == len(SEEDS) * 2 * len(constant_rate.ENVIRONMENTS[recipe])
+    for cell in cells:
+        config = configs[cell.name]
+        optimizer, algorithm = config.learner.optimizer, config.learner.algorithm
+        assert (optimizer.learning_rate, optimizer.decay_steps, config.loop.steps) == (1e-4, 0, STEPS)
+        assert config.learner.objective.aggregation == {"grpo": "sequence_mean", "ppo": "token_mean"}[algorithm]
+        assert (config.model.tiny_seed, config.validation.early_stop) == (cell.seed, "off")
+        assert config.filter.rule == ("top_p" if cell.arm.endswith("top_p") else "none")
+        assert config.filter.epsilon == 0.01
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "above", "said"),
+    [
+        (0.1, 0.2, True, "holds"),
+        (-0.2, -0.1, True, "fails"),
+        (-0.2, -0.1, False, "holds"),
+        (0.1, 0.2, False, "fails"),
+        (-0.1, 0.1, True, "not significant"),
+        (None, None, True, "not significant"),
+    ],
+)
+def test_a_verdict_needs_the_whole_interval_on_one_side(low, high, above: bool, said: str) -> None:
+    assert verdict({"low": low, "high": high}, above) == said

@@ -1,0 +1,50 @@
+"""The table of bias and coverage: what counts as held, and that the page is made from its data."""
+
+import json
+
+import pytest
+
+from research import known_links
+from research.known_links import DATA, PAGE, coverage, judged, markdown, pooled
+
+
+def test_a_share_is_outside_only_if_its_wilson_interval_is():
+    assert judged(380, 400) == "in" and judged(400, 400) == "above" and judged(300, 400) == "below"
+    assert judged(39, 40) == "in", "40 readings cannot tell 0.975 from the band"
+
+
+def test_bias_is_from_the_truth_and_a_form_without_one_is_compared_with_its_own_mean():
+    draws = [(1.0, 0.5, 1.5), (2.0, 1.5, 2.5)]
+    row = coverage("MI", "weak", (8, 2), draws, 1.25)
+    assert row["bias"] == 0.25 and row["covers"] == 0.5 and row["half_width"] == 0.5
+    assert coverage("MI", "weak", (8, 2), draws, None)["bias"] == 0.0
+    assert coverage("MI", "weak", (8, 2), [(0.0, 0.0, 0.0)] * 2, 0.0)["verdict"] == "exact"
+
+
+def test_exact_rows_do_not_count_in_the_pooled_share():
+    rows = [coverage("D", "both", (8, 2), [(1.0, 0.5, 1.5)] * 3 + [(3.0, 2.5, 3.5)], 1.0)]
+    rows.append(coverage("D", "decorative", (8, 2), [(0.0, 0.0, 0.0)] * 4, 0.0))
+    (found,) = pooled(rows)
+    assert found["covers"] == 0.75 and found["draws"] == 4 and found["verdict"] == "below"
+
+
+def test_the_page_is_made_from_the_committed_data():
+    assert PAGE.read_text() == markdown(json.loads(DATA.read_text())), "python -m research.known_links --write"
+
+
+def test_the_committed_intervals_hold_where_they_must():
+    figures = json.loads(DATA.read_text())
+    assert {row["estimate"] for row in figures["pooled"]} >= {"MI", "D", "X past Z", "I(A;Z|X)", "both forms"}
+    assert min(row["tasks"] for row in figures["rows"]) >= 8
+    assert {row["samples"] for row in figures["rows"]} == {2, 4, 8, "2 or 4"}
+    assert {row["verdict"] for row in figures["pooled"]} == {"in"}
+    missed = [row for row in figures["rows"] if row["verdict"] not in ("in", "exact")]
+    known = [(row["estimate"], row["channel"], row["tasks"], row["samples"]) for row in missed]
+    assert known == [("D", "compressed", 8, "2 or 4")] and missed[0]["covers"] > 0.85, "docs/reasoning.md says so"
+
+
+@pytest.mark.slow
+def test_a_small_measurement_has_a_row_for_each_estimate(monkeypatch):
+    monkeypatch.setattr(known_links, "SIZES", ((8, 2),))
+    rows = known_links.measure(4)["rows"]
+    assert len(rows) == 3 * 2 + 4 * 5 * 2 and all(row["draws"] == 4 for row in rows)

@@ -1,0 +1,123 @@
+"""The study of noise: its cells are runs that can be made, and its criterion judges committed figures as it says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from research import noise
+from research.cells import run_of
+from research.claims import plan
+from research.kept import Kept, last_success
+from research.noise import ARMS, OWN_ARMS, STUDY, TOLERANCE, judged, validated, verdict
+from squelch.cluster.sweep.table import text
+
+
+def kept(arm: str, level: float, seed: int, last: float, first: float = 0.9) -> Kept:
+    table = {"step": [0, 30, 60], "validation/success": [first, None, last]}
+    return Kept("n", "noise", "frozenlake", plan.noise_arm(ARMS[arm], level), seed, 60, {"validated": table}, {})
+
+
+def row(runs: list[Kept], arm: str, level: float) -> dict[str, Any]:
+    (found,) = [one for one in judged(runs) if (one["arm"], one["p"]) == (arm, level)]
+    return found
+
+
+def test_the_cells_are_runs_under_the_noise_of_the_paper_at_every_level(tmp_path) -> None:
+    assert len(STUDY.cells) == len({cell.name for cell in STUDY.cells}) == 2 * (3 + 3 + 5 + 5) + 3
+    first = {cell.arm: cell for cell in reversed(STUDY.cells) if cell.seed == 0}
+    for level in (0.2, 1.0):
+        for arm in OWN_ARMS:
+            config = run_of(STUDY, first[plan.noise_arm(arm, level)], str(tmp_path)).config
+            assert config.environment.options["slip_rate"] == pytest.approx(0.75 * level)
+            assert config.environment.options.get("shared_slip", False) == (arm == "shared")
+            assert config.filter.statistic == ("policy_variance" if arm == "policy_variance" else "reward_variance")
+            assert (config.filter.rule, config.filter.rho, config.loop.steps) == ("top_p", 0.9, plan.SHORT_STEPS)
+
+
+def test_the_other_arms_are_the_cells_of_figure_9_under_the_same_settings() -> None:
+    theirs = {(cell.arm, cell.seed): cell for cell in plan.STUDY.cells if cell.part == "noise"}
+    for level in plan.NOISE_LEVELS:
+        for seed in noise.seeds_at(level):
+            none, plain = (theirs[plan.noise_arm(ARMS[arm], level), seed] for arm in ("none", "plain"))
+            own = next(cell for cell in STUDY.cells if cell.seed == seed and cell.arm.endswith(f"_noise{level:g}"))
+            slips = [cell.settings["environment.options.slip_rate"] for cell in (none, plain, own)]
+            assert slips == pytest.approx([0.75 * level] * 3)
+            assert none.steps == plain.steps == own.steps == plan.SHORT_STEPS
+            shared = {key: value for key, value in plain.settings.items() if key.startswith("filter.")}
+            assert none.settings["filter.rule"] == "none" and shared.items() <= own.settings.items()
+            assert set(plain.settings) - set(shared) == {"environment.options.slip_rate"}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [(-0.02, 0.1, "holds"), (-0.05, 0.1, "cannot be told"), (-0.09, -0.04, "fails"), (-0.03, 0.0, "cannot be told")],
+)
+def test_the_criterion_is_that_of_the_modules_head(low: float, high: float, said: str) -> None:
+    assert verdict({"low": low, "high": high}, 5, 5) == said and TOLERANCE == 0.03
+    assert verdict({"low": low, "high": high}, 2, 5) == "2 of 5 seeds run"
+    assert verdict({"low": None, "high": None}, 0, 5) == "not run"
+
+
+def test_a_level_is_judged_by_the_last_success_paired_by_seed_once_all_seeds_are_there() -> None:
+    none = [kept("none", 0.8, seed, 0.2 + 0.1 * seed) for seed in range(5)]
+    own = [kept("policy_variance", 0.8, seed, 0.21 + 0.1 * seed) for seed in range(5)]
+    found = row(none + own, "policy_variance", 0.8)
+    assert found["judged"] and found["verdict"] == "holds" and found["minus_none"]["mean"] == pytest.approx(0.01)
+    assert found["minus_none"]["low"] == pytest.approx(0.01), "paired, although the seeds differ by 0.1"
+    assert row(none + own[:4], "policy_variance", 0.8)["verdict"] == "4 of 5 seeds run"
+    assert not row(none + own, "policy_variance", 0.5)["judged"]
+
+
+def test_pairs_of_the_two_studies_that_did_not_start_from_the_same_weights_are_counted() -> None:
+    none = [kept("none", 0.8, seed, 0.2) for seed in range(5)]
+    own = [kept("policy_variance", 0.8, seed, 0.21, 0.9 if seed else 0.8) for seed in range(5)]
+    assert row(none + own, "policy_variance", 0.8)["note"].endswith("same weights: 1")
+    assert noise.markdown(judged(none + own)).endswith("same weights: 1\n")
+    assert not row(none + own[1:], "policy_variance", 0.8)["note"]
+
+
+def test_the_probe_tells_weights_apart_whose_success_is_equal_and_shared_noise_from_other_weights() -> None:
+    def probed(run: Kept, mi: float) -> Kept:
+        probe = {"step": [0], "probe/mi": [mi], "probe/conditional_entropy": [0.8]}
+        return replace(run, tables={**run.tables, "probe": probe})
+
+    none = [probed(kept("none", 0.8, seed, 0.2), 1.7) for seed in range(5)]
+    own = [probed(kept("shared", 0.8, seed, 0.21, 0.9), 1.7 if seed else 1.6) for seed in range(5)]
+    assert row(none + own, "shared", 0.8)["note"].endswith("same weights: 1")
+
+
+def test_without_noise_shared_noise_is_the_plain_filter_and_the_policy_variance_has_runs_of_its_own() -> None:
+    runs = [kept("plain", 0.0, seed, 0.7) for seed in range(3)]
+    shared = {seed: last_success(run) for seed, run in validated(runs, "shared", 0.0).items()}
+    assert shared == {0: 0.7, 1: 0.7, 2: 0.7} and not validated(runs, "policy_variance", 0.0)
+    still = {cell.arm for cell in STUDY.cells if not cell.settings["environment.options.slip_rate"]}
+    assert still == {plan.noise_arm("policy_variance", 0.0)}
+
+
+def test_the_measurements_have_the_differences_of_the_committed_runs() -> None:
+    words = (noise.PAGE.parent / "measurements.md").read_text()
+    rows = judged(noise.committed())
+    told = [text(one["minus_none"], "+") for one in rows if one["minus_none"]["n"]]
+    assert told and not [found for found in told if found not in words], "docs/measurements.md"
+
+
+def test_the_committed_figures_are_judged_and_nothing_is_run(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(noise, "PAGE", tmp_path / "noise.md")
+    assert noise.main(["--quick", "--json", "--write"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert len(rows) == len(plan.NOISE_LEVELS) * len(ARMS)
+    assert (tmp_path / "noise.md").read_text().count("policy_variance |") == len(plan.NOISE_LEVELS)
+
+
+def test_the_page_is_fresh() -> None:
+    page = noise.markdown(judged(noise.committed()))
+    assert noise.PAGE.read_text() == page, "python -m research.noise --write"
+
+
+def test_a_word_that_matches_no_cell_is_refused() -> None:
+    with pytest.raises(SystemExit):
+        noise.main(["--list", "--only", "nothing"])
