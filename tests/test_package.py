@@ -23,8 +23,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy, so that neither an older build's leftovers get in nor new ones into the checkout."""
     folder = tmp_path_factory.mktemp("wheel")
     source, built = folder / "source", folder / "built"
-    for room in (*ROOMS, "tests", "benchmarks"):
-        shutil.copytree(ROOT / room, source / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for room in (*ROOMS, "squelch", "tests", "benchmarks"):
+        shutil.copytree(ROOT / room, source / room, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / file, source / file)
     words = ["-m", "build", "--wheel", "--no-isolation", "--outdir", str(built), str(source)]
@@ -55,10 +55,10 @@ def outside(installed: Path, folder: Path, *words: str) -> subprocess.CompletedP
 def test_the_wheel_holds_the_rooms_and_what_they_read(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     tops = {name.split("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == set(ROOMS)
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"squelch"}, "no bare name is installed"
     kinds = {".yaml", ".yml", ".json", ".txt", ".html", ".j2", ".js", ".css", ".svg"}
     read = [p.relative_to(ROOT) for room in ROOMS for p in (ROOT / room).rglob("*") if p.suffix in kinds]
-    assert len(read) > 20 and {str(path) for path in read} <= names
+    assert len(read) > 20 and {f"squelch/{path}" for path in read} <= names
 
 
 def test_the_wheel_registers_the_command_and_the_plugin_of_vllm(wheel: Path) -> None:
@@ -67,6 +67,23 @@ def test_the_wheel_registers_the_command_and_the_plugin_of_vllm(wheel: Path) -> 
         text = archive.read(name).decode()
     assert "squelch = squelch.cluster.cli:main" in text
     assert "[vllm.general_plugins]\nsquelch = squelch.actors.rollout.weight_transfer:register" in text
+
+
+def test_packages_of_the_users_own_with_the_rooms_names_are_neither_loaded_nor_hidden(
+    installed: Path, tmp_path: Path
+) -> None:
+    for room in ROOMS:
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "__init__.py").write_text("MINE = True\n")
+    code = f"import {', '.join(ROOMS)}; from squelch.cluster import config; from squelch.envs import base; "
+    code += f"print(all(room.MINE for room in ({', '.join(ROOMS)})), config.RECIPES.parent.name, base.NAMESPACE)"
+    words = [str(installed.with_name("python")), "-c", code]
+    done = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, text=True, timeout=120, env={"PATH": os.environ["PATH"]}
+    )
+    assert done.stdout.split() == ["True", "cluster", "squelch"], done.stderr
+    shown = outside(installed, tmp_path, "config", "frozenlake")
+    assert shown.returncode == 0 and "FrozenLake" in shown.stdout, shown.stderr
 
 
 def test_installed_commands_run_outside_the_checkout(installed: Path, tmp_path: Path) -> None:

@@ -121,7 +121,9 @@ def _packages() -> Iterator[Finding]:
 def _pins() -> dict[str, str]:
     """The tested version of each package in this kind of set-up, by its name in lower case with dashes."""
     kind = "gpu" if _version("vllm") else "cpu"
-    files = [importlib.resources.files("deploy").joinpath(f"constraints{name}.txt") for name in ("", f"-{kind}")]
+    files = [
+        importlib.resources.files("squelch.deploy").joinpath(f"constraints{name}.txt") for name in ("", f"-{kind}")
+    ]
     pairs = re.findall(r"^([\w.-]+)==([\w.]+)", "".join(file.read_text() for file in files), flags=re.MULTILINE)
     return {name.lower().replace("_", "-"): version for name, version in pairs}
 

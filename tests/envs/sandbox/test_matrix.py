@@ -39,7 +39,9 @@ def folders() -> Iterator[dict[str, Path]]:
         found["closed"].mkdir(mode=0o700)
         found["user"].mkdir(mode=0o700)
         os.chown(found["user"], conditions.USER, conditions.USER)
-        shutil.copytree(ROOT / "envs", found["code"] / "envs", ignore=shutil.ignore_patterns("__pycache__"))
+        package = found["code"] / "squelch"
+        shutil.copytree(ROOT / "envs", package / "envs", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "squelch" / "__init__.py", package)
         shutil.copy(conditions.__file__, found["code"])
         yield found
 
