@@ -119,9 +119,9 @@ class _NoSink:
 async def simulate(config: RunConfig) -> None:
     """Runs the configuration with simulated engines; its figures are in its folder."""
     hosts = [Local(EngineHost()) for _ in range(config.rollout.start_count)]
-    parties = StandIns(hosts, Local(FilterHost(config.filter)), TRAIN_S)
+    actors = StandIns(hosts, Local(FilterHost(config.filter)), TRAIN_S)
     archive = Archive(config.run_dir)
-    fleet = Fleet(config, parties, archive.event)
+    fleet = Fleet(config, actors, archive.event)
     try:
         await fleet.start()
         await Coordinator(config, fleet, archive, _NoSink(), LoopState(), lambda _: None).run()

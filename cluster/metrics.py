@@ -182,7 +182,7 @@ METRICS: Table = {
             "Seconds that one party waited for another",
             "wait/{waiter}/{waited_for}",
             ("waiter", "waited_for"),
-            tuple(("coordinator", party) for party in (*WAITED_FOR.values(), "scorer")),
+            tuple(("coordinator", actor) for actor in (*WAITED_FOR.values(), "scorer")),
             open=True,
             unit="seconds",
         ),

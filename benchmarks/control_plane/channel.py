@@ -16,7 +16,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from squelch.cluster.control.party_errors import Died, Failed
+from squelch.cluster.control.actor_errors import Died, Failed
 
 HEADER = 8
 """Bytes of a message's length."""

@@ -40,7 +40,7 @@ from squelch.actors.archive.writer import Archive
 from squelch.actors.filter.decisions import StepDecision
 from squelch.actors.metrics.exporter import Recorder
 from squelch.cluster.config import RunConfig, load
-from squelch.cluster.fleet.fleet import Fleet, party_names
+from squelch.cluster.fleet.fleet import Fleet, actor_names
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.filtering import Filtering
 from squelch.cluster.loop.persistence.state import LoopState
@@ -122,13 +122,13 @@ def cpu_seconds(pids: list[int]) -> float:
 async def measure(config: RunConfig, over_ray: bool) -> dict[str, float]:
     """Runs the configuration on stand-ins; returns the figures of the module's head."""
     archive = Archive(config.run_dir)
-    parties = stand_ins(config, over_ray)
-    fleet, memory = Fleet(config, parties, archive.event), Memory()
-    names, actors = party_names(config)
-    recorder = Recorder(config.recorder, REGISTRY, seeds={"worker": names, "actor": actors})
+    actors = stand_ins(config, over_ray)
+    fleet, memory = Fleet(config, actors, archive.event), Memory()
+    names, everybody = actor_names(config)
+    recorder = Recorder(config.recorder, REGISTRY, seeds={"worker": names, "actor": everybody})
     recorder.start()
     try:
-        await parties.connect()
+        await actors.connect()
         await fleet.start()
 
         def recorded(_: str) -> None:
@@ -138,7 +138,7 @@ async def measure(config: RunConfig, over_ray: bool) -> dict[str, float]:
         coordinator = Coordinator(config, fleet, archive, recorder, LoopState(), recorded)
         timed = TimedFiltering(fleet, coordinator._played, config.cluster.start_timeout_s)
         coordinator.filtering = timed
-        service, hosts = await parties.pids()
+        service, hosts = await actors.pids()
         before = [cpu_seconds([service]), cpu_seconds(hosts), time.process_time()]
         began = time.perf_counter()
         await coordinator.run()
@@ -146,7 +146,7 @@ async def measure(config: RunConfig, over_ray: bool) -> dict[str, float]:
         after = [cpu_seconds([service]), cpu_seconds(hosts), time.process_time()]
     finally:
         await fleet.stop()
-        parties.end()
+        actors.end()
         archive.close()
         recorder.close()
     memory.say(coordinator)

@@ -12,8 +12,8 @@ from benchmarks.control_plane.hosts import Host
 from benchmarks.control_plane.stand_ins import HOSTS, SleepingLearner
 from squelch.actors.messages import UpdateReport, WeightBundle
 from squelch.cluster.config import RunConfig
-from squelch.cluster.control.parties import Learner, Player, Worker
-from squelch.cluster.fleet.ray_parties import RayFilter, RayParties, RayPlayer, RayWorker, answered
+from squelch.cluster.control.protocols import Learner, Player, Worker
+from squelch.cluster.fleet.ray_actors import RayActors, RayFilter, RayPlayer, RayWorker, answered
 
 
 class RayHost(Host):
@@ -51,7 +51,7 @@ class RayStandInWorker(RayWorker):
         """Nothing: the host's process serves others."""
 
 
-class RayStandIns(RayParties):
+class RayStandIns(RayActors):
     """Creates stand-ins behind Ray actors, and the real filter service."""
 
     def __init__(self, config: RunConfig, logs: Path, delay_s: float, train_s: float) -> None:

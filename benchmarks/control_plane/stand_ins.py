@@ -1,4 +1,4 @@
-"""Parties that cost almost nothing, for `benchmarks.control_plane`: they neither generate nor train.
+"""Actors that cost almost nothing, for `benchmarks.control_plane`: they neither generate nor train.
 
     party               stand-in                                          process
     environment actor   an object; a group of made-up tokens after a delay  one of two of `Host`
@@ -32,7 +32,7 @@ from squelch.actors.process.progress_marks import Progress
 from squelch.actors.process.spans import Span
 from squelch.actors.records import GroupSummary, Ticket
 from squelch.cluster.config import RunConfig
-from squelch.cluster.control.parties import Desk, Filter, Learner, Payload, Player, Scorer, Worker
+from squelch.cluster.control.protocols import Desk, Filter, Learner, Payload, Player, Scorer, Worker
 from squelch.cluster.control.scaling import Kind
 from squelch.cluster.fleet.waiting import bounded
 from squelch.learner.batching import Row
@@ -241,7 +241,7 @@ class StandInPayloads:
 
 
 class NoCluster:
-    """The part of `Parties` that is about the cluster, for parties that need none: there is always room, and no node is
+    """The part of `Actors` that is about the cluster, for parties that need none: there is always room, and no node is
     added or taken away."""
 
     def desk(self) -> Desk:

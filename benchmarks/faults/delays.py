@@ -24,7 +24,7 @@ from squelch.cluster.config import RunConfig, load
 from squelch.cluster.control.admission import validation_tickets
 from squelch.cluster.fleet.bootstrap import connect, disconnect
 from squelch.cluster.fleet.fleet import Fleet
-from squelch.cluster.fleet.ray_parties import RayParties
+from squelch.cluster.fleet.ray_actors import RayActors
 from squelch.cluster.loop.initial_policy import prepare_model
 from squelch.cluster.loop.tickets.playing import Play
 from squelch.cluster.runs.logs import log_folder
@@ -73,17 +73,17 @@ def measure(config: RunConfig, model: Path, logs: Path, seconds: float) -> dict[
 
 
 async def _measure(config: RunConfig, model: Path, logs: Path, seconds: float) -> dict[str, Any]:
-    parties = RayParties(config, model, logs)
-    fleet = Fleet(config, parties, lambda *_, **__: None)
+    actors = RayActors(config, model, logs)
+    fleet = Fleet(config, actors, lambda *_, **__: None)
     seen: dict[str, list[float]] = {"answer_s": [], "mark_s": []}
     try:
         await fleet.start(learning=False)
-        fleet.filter = parties.filter()
+        fleet.filter = actors.filter()
         await fleet.filter.state()
         with busy(BUSY):
             playing = asyncio.ensure_future(_play(config, fleet))
-            asked = [*(member.party for member in fleet.members()), fleet.filter]
-            await asyncio.gather(*(_ask(party, seconds, seen) for party in asked))
+            asked = [*(member.actor for member in fleet.members()), fleet.filter]
+            await asyncio.gather(*(_ask(actor, seconds, seen) for actor in asked))
             load = os.getloadavg()[0]
             playing.cancel()
             with suppress(asyncio.CancelledError):
@@ -101,10 +101,10 @@ async def _play(config: RunConfig, fleet: Fleet) -> None:
         await Play(config, fleet).validate(tickets)
 
 
-async def _ask(party: Any, seconds: float, seen: dict[str, list[float]]) -> None:
+async def _ask(actor: Any, seconds: float, seen: dict[str, list[float]]) -> None:
     deadline, marked, marks = time.monotonic() + seconds, time.monotonic(), -1
     while (asked := time.monotonic()) < deadline:
-        progress = await party.progress()
+        progress = await actor.progress()
         now = time.monotonic()
         seen["answer_s"].append(now - asked)
         if progress.busy and progress.marks > marks:

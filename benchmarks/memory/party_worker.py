@@ -125,10 +125,10 @@ def main() -> None:
     """Runs the party that the argument names."""
     case = json.loads(sys.argv[1])
     role, quick = case.pop("role"), case.pop("quick")
-    parties = {"rank": rank, "scorer": scorer, "engine": engine}
+    actors = {"rank": rank, "scorer": scorer, "engine": engine}
     with tempfile.TemporaryDirectory() as folder:
         write_apart(Path(folder), quick)
-        print(json.dumps(parties[role](Path(folder), case)), flush=True)
+        print(json.dumps(actors[role](Path(folder), case)), flush=True)
 
 
 def write_apart(folder: Path, quick: bool) -> None:

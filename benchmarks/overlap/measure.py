@@ -31,13 +31,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import print_figures
-from benchmarks.overlap.stand_ins import PacedParties, Times
+from benchmarks.overlap.stand_ins import PacedActors, Times
 from squelch.actors.archive.reader import is_of_step, read_metrics
 from squelch.actors.archive.writer import Archive
 from squelch.actors.metrics.exporter import Recorder
 from squelch.cluster.config import RunConfig, load
-from squelch.cluster.control.parties import Parties
-from squelch.cluster.fleet.fleet import Fleet, party_names
+from squelch.cluster.control.protocols import Actors
+from squelch.cluster.fleet.fleet import Fleet, actor_names
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.persistence.state import LoopState
 from squelch.cluster.metrics import REGISTRY
@@ -56,7 +56,7 @@ COMMON = (
     "filter.include_zero=true",
 )
 REAL = ("learner.num_threads=1", "rollout.num_threads=1", "learner.minibatches=4")
-Make = Callable[[RunConfig], Parties]
+Make = Callable[[RunConfig], Actors]
 
 
 def settings(bound: int, steps: int, folder: Path, overrides: Sequence[str]) -> RunConfig:
@@ -65,12 +65,12 @@ def settings(bound: int, steps: int, folder: Path, overrides: Sequence[str]) -> 
     return load("frozenlake", [*COMMON, *overrides, *own])
 
 
-async def run(config: RunConfig, parties: Parties) -> None:
+async def run(config: RunConfig, actors: Actors) -> None:
     """Runs the configuration on these parties; its folder has the figures."""
     archive = Archive(config.run_dir)
-    fleet = Fleet(config, parties, archive.event)
-    workers, actors = party_names(config)
-    with closing(Recorder(config.recorder, REGISTRY, seeds={"worker": workers, "actor": actors})) as recorder:
+    fleet = Fleet(config, actors, archive.event)
+    workers, names = actor_names(config)
+    with closing(Recorder(config.recorder, REGISTRY, seeds={"worker": workers, "actor": names})) as recorder:
         recorder.start()
         try:
             await fleet.start()
@@ -135,7 +135,7 @@ def compare(steps: int, folder: Path, overrides: Sequence[str], make: Make) -> d
 
 def compare_real(steps: int, folder: Path, overrides: Sequence[str]) -> dict[str, dict[str, float]]:
     """The same on real parties, in one Ray cluster; the delay is measured first."""
-    from benchmarks.overlap.paced import SlowParties
+    from benchmarks.overlap.paced import SlowActors
     from squelch.cluster.fleet.bootstrap import connect, disconnect
     from squelch.cluster.loop.initial_policy import prepare_model
 
@@ -144,11 +144,11 @@ def compare_real(steps: int, folder: Path, overrides: Sequence[str]) -> dict[str
     model_dir, logs = prepare_model(trial, lambda _: None), folder / "log"
     connect(trial, lambda _: None)
     try:
-        asyncio.run(run(trial, SlowParties(trial, model_dir, logs, 0.0)))
+        asyncio.run(run(trial, SlowActors(trial, model_dir, logs, 0.0)))
         alone = figures(trial)
         missing = alone["seconds"] - 2 * alone["rollout_seconds"]
         delay = max(0.0, missing) / alone["tokens"]
-        found = compare(steps, folder, overrides, lambda config: SlowParties(config, model_dir, logs, delay))
+        found = compare(steps, folder, overrides, lambda config: SlowActors(config, model_dir, logs, delay))
     finally:
         disconnect()
     return found | {"alone": alone | {"delay_ms_per_token": 1000.0 * delay}}
@@ -171,7 +171,7 @@ def main() -> int:
         if options.real and not options.quick:
             found = compare_real(steps, folder, options.overrides)
         else:
-            found = compare(steps, folder, options.overrides, lambda config: PacedParties(config, STAND_INS))
+            found = compare(steps, folder, options.overrides, lambda config: PacedActors(config, STAND_INS))
     keys = ("seconds", "steps_per_hour", "ratio", "staleness_max", "rollout_idle", "learner_idle")
     rows = [[name, *(own[key] for key in keys)] for name, own in found.items() if "ratio" in own]
     notes = [f"ceiling of the ratio: {found['S=0']['ceiling']:.2f}; {steps} steps, {WARM_UP + LAST} not measured"]

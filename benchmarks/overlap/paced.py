@@ -15,7 +15,7 @@ from squelch.actors.process.shipping import Folder
 from squelch.actors.process.spans import Span
 from squelch.actors.rollout.worker import RolloutWorker
 from squelch.cluster.config import RunConfig
-from squelch.cluster.fleet.ray_parties import RayParties, RayWorker
+from squelch.cluster.fleet.ray_actors import RayActors, RayWorker
 
 
 class SlowWorker(RolloutWorker):
@@ -45,7 +45,7 @@ class SlowWorker(RolloutWorker):
         return [*await super().take_spans(), *waits]
 
 
-class SlowParties(RayParties):
+class SlowActors(RayActors):
     """Real parties with slow rollout workers."""
 
     def __init__(self, config: RunConfig, model_dir: Path, logs: Path, seconds_per_token: float) -> None:

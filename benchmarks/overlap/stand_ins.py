@@ -1,4 +1,4 @@
-"""Parties that sleep instead of generating and training, for `benchmarks.overlap`.
+"""Actors that sleep instead of generating and training, for `benchmarks.overlap`.
 
     party               stand-in
     rollout worker      an engine at capacity: it samples one group after another, each for a random time
@@ -27,7 +27,7 @@ from squelch.actors.process.progress_marks import IDLE, Progress
 from squelch.actors.process.spans import Span, Spans
 from squelch.actors.records import GroupSummary, Ticket
 from squelch.cluster.config import RunConfig
-from squelch.cluster.control.parties import Filter, Learner, Payload, Player, Scorer, Worker
+from squelch.cluster.control.protocols import Filter, Learner, Payload, Player, Scorer, Worker
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class Rows:
         return [unpacked(rows) for rows in payloads]
 
 
-class PacedParties(NoCluster):
+class PacedActors(NoCluster):
     """Creates the stand-ins."""
 
     def __init__(self, config: RunConfig, times: Times) -> None:

@@ -107,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
 
     config = load(options.recipe, options.overrides)
     moved = options.device_gib is not None and not any(
-        party.num_gpus for party in (config.learner, config.rollout, config.scorer)
+        actor.num_gpus for actor in (config.learner, config.rollout, config.scorer)
     )
     if moved:
         config = load(options.recipe, [*ON_GPUS, *options.overrides])
@@ -285,9 +285,9 @@ def _shared(config: RunConfig) -> str:
     asked = {need.key: need for need in needs(config) if need.total("GPU") > 0}
     if all(need.resources["GPU"] >= 1 for need in asked.values()):
         return ""
-    parties = {"learner": "learner", "rollout": "rollout worker", "scorer": "scorer"}
-    given = [(party, asked[key]) for key, party in parties.items() if key in asked]
-    each = " + ".join(f"{need.count} x {need.resources['GPU']:g} for the {party}" for party, need in given)
+    actors = {"learner": "learner", "rollout": "rollout worker", "scorer": "scorer"}
+    given = [(actor, asked[key]) for key, actor in actors.items() if key in asked]
+    each = " + ".join(f"{need.count} x {need.resources['GPU']:g} for the {actor}" for actor, need in given)
     return f"GPUs: {each} = {sum(need.total('GPU') for need in asked.values()):g}"
 
 

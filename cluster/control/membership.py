@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
-from squelch.cluster.control.party_errors import PartyError
+from squelch.cluster.control.actor_errors import ActorError
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -67,10 +67,10 @@ PLAYER_MOVES: Mapping[MemberState, frozenset[MemberState]] = {
 
 @dataclass(eq=False)
 class Member(Generic[P]):
-    """One member. `party`: the object that receives its calls; it distinguishes two members of the same name."""
+    """One member. `actor`: the object that receives its calls; it distinguishes two members of the same name."""
 
     name: str
-    party: P
+    actor: P
     state: MemberState = S.STARTING
     calls: set[asyncio.Future[Any]] = field(default_factory=set)
     """Calls under way that it serves (`at_work`)."""
@@ -106,7 +106,7 @@ async def at_work(work: Awaitable[T], *members: Member[Any]) -> T:
         call.cancel()
     try:
         return await call
-    except (asyncio.CancelledError, PartyError, TimeoutError) as error:
+    except (asyncio.CancelledError, ActorError, TimeoutError) as error:
         if any(member.removed for member in members) and not _cancelled():
             raise CutOff(f"{', '.join(member.name for member in members if member.removed)} was removed") from error
         raise
@@ -128,16 +128,16 @@ class Membership(Generic[P]):
         self.kind, self._moves = kind, moves
         self._members: dict[str, Member[P]] = {}
         self._healthy: list[Member[P]] | None = []
-        self._parties: Mapping[str, P] = {}
+        self._actors: Mapping[str, P] = {}
         """The healthy members and their parties; every ticket asks for them, so they are listed once per change."""
         self.changed = asyncio.Event()
 
-    def join(self, name: str, party: P) -> Member[P]:
+    def join(self, name: str, actor: P) -> Member[P]:
         """Adds a member in the state starting. RuntimeError while the name's member is neither dead nor retired."""
         old = self._members.get(name)
         if old is not None and old.state not in FINAL:
             raise RuntimeError(f"{self.kind} {name} joins while another {name} is {old.state}")
-        member = self._members[name] = Member(name, party)
+        member = self._members[name] = Member(name, actor)
         self._note_change()
         return member
 
@@ -163,13 +163,13 @@ class Membership(Generic[P]):
     def _able(self) -> list[Member[P]]:
         if self._healthy is None:
             self._healthy = self.members(S.HEALTHY)
-            self._parties = {member.name: member.party for member in self._healthy}
+            self._actors = {member.name: member.actor for member in self._healthy}
         return self._healthy
 
     def healthy(self) -> Mapping[str, P]:
         """The healthy members' parties by name; only they get work."""
         self._able()
-        return self._parties
+        return self._actors
 
     def in_turn(self, turn: int) -> Member[P]:
         """The `turn`-th of the healthy members, modulo their number. There must be one."""

@@ -17,7 +17,7 @@ Invariants:
 - Every worker proves its weights by the parity probe, whichever way they came.
 - A rank that is lost in a broadcast raises `SenderLost`: the version may be lost with it.
 
-This module does not import Ray: it speaks to parties (`cluster.control.parties`).
+This module does not import Ray: it speaks to parties (`cluster.control.protocols`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from typing import Any
 from squelch.actors.config import RolloutConfig
 from squelch.actors.messages import Backend, GroupMember, UpdateReport, WeightBundle
 from squelch.cluster.config import Transfer
+from squelch.cluster.control.actor_errors import Died
 from squelch.cluster.control.membership import Member
-from squelch.cluster.control.parties import Learner, Worker
-from squelch.cluster.control.party_errors import Died
+from squelch.cluster.control.protocols import Learner, Worker
 from squelch.cluster.fleet.waiting import outcomes
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Delivery:
         return found | await self._through_store(bundle, alive)
 
     async def _through_store(self, bundle: WeightBundle, workers: Sequence[Member[Worker]]) -> dict[str, Any]:
-        calls = {member.name: self._timed(member.name, member.party.update_weights(bundle)) for member in workers}
+        calls = {member.name: self._timed(member.name, member.actor.update_weights(bundle)) for member in workers}
         return await outcomes(calls, self.rollout.update_timeout_s + GRACE_S)
 
     async def _timed(self, name: str, update: Awaitable[UpdateReport]) -> UpdateReport:
@@ -94,7 +94,7 @@ class Delivery:
 
     async def _formed(self, backend: Backend, learner: Learner, workers: Sequence[Member[Worker]]) -> bool:
         """Whether there is a group of exactly these parties; a new one is formed if the present one is of others."""
-        members: list[object] = [learner, *(member.party for member in workers)]
+        members: list[object] = [learner, *(member.actor for member in workers)]
         if len(members) == len(self._members) and all(a is b for a, b in zip(members, self._members, strict=True)):
             return True
         started, self._members, self._number = time.time(), [], self._number + 1
@@ -122,7 +122,7 @@ class Delivery:
             return GroupMember(self._number, address, port, rank, size, backend, self.timeout_s)
 
         calls: dict[str, Awaitable[Any]] = {SENDER: learner.join_group(at_rank(0))}
-        calls |= {member.name: member.party.join_group(at_rank(1 + i * width)) for i, member in enumerate(workers)}
+        calls |= {member.name: member.actor.join_group(at_rank(1 + i * width)) for i, member in enumerate(workers)}
         return _failure(await self._all(calls))
 
     async def _broadcast(
@@ -130,7 +130,7 @@ class Delivery:
     ) -> dict[str, Any]:
         """The report or error of each worker."""
         calls: dict[str, Awaitable[Any]] = {SENDER: learner.send(self.rollout.dtype, self.timeout_s)}
-        calls |= {member.name: self._timed(member.name, member.party.receive_weights(bundle)) for member in workers}
+        calls |= {member.name: self._timed(member.name, member.actor.receive_weights(bundle)) for member in workers}
         found = await self._all(calls)
         if failure := _failure(found):
             self._members = []

@@ -24,7 +24,7 @@ ROUNDING = 1e-6
 class Need:
     """Equal requests of one kind of party."""
 
-    party: str
+    actor: str
     """In the plural, as the message shows it."""
     key: str
     """The block of settings that decides on them."""
@@ -63,8 +63,8 @@ def needs(config: RunConfig, learning: bool = True, counts: Mapping[Kind, int] |
     return [*playing, ranks, *([scoring] if scorer.enabled else [])]
 
 
-def _need(party: str, key: str, count: int, cpus: float, gpus: float, selector: Mapping[str, str]) -> Need:
-    return Need(party, key, count, {"CPU": cpus, "GPU": gpus}, selector)
+def _need(actor: str, key: str, count: int, cpus: float, gpus: float, selector: Mapping[str, str]) -> Need:
+    return Need(actor, key, count, {"CPU": cpus, "GPU": gpus}, selector)
 
 
 def needed(config: RunConfig, kind: str, learning: bool = True) -> float:
@@ -90,7 +90,7 @@ def _too_large(wanted: Sequence[Need], nodes: Sequence[Node]) -> str:
             )
         if not any(_fits(need, node) for node in allowed) and len(allowed) > 1:
             return (
-                f"each of the {need.party} needs {_amounts(need.resources)} on one node, and no node has that much: "
+                f"each of the {need.actor} needs {_amounts(need.resources)} on one node, and no node has that much: "
                 f"{_nodes(allowed)}; lower {need.key}.num_cpus or {need.key}.num_gpus, or add a larger node"
             )
     return ""
@@ -116,7 +116,7 @@ def _exceeds(kind: str, group: Sequence[Need], nodes: Sequence[Node], selector: 
     need, have = sum(n.total(kind) for n in group), sum(node.resources.get(kind, 0) for node in nodes)
     if need <= have + ROUNDING:
         return ""
-    parts = " + ".join(f"{n.count} x {n.resources[kind]:g} for {n.party}" for n in group if n.total(kind) > 0)
+    parts = " + ".join(f"{n.count} x {n.resources[kind]:g} for {n.actor}" for n in group if n.total(kind) > 0)
     there, of_them = (f"the nodes with {spelled(selector)} have", " of them") if selector else ("the cluster has", "")
     units = kind if have == 1 else f"{kind}s"
     return f"{there} {have:g} {units} and the run needs {need:g}{of_them} ({parts}); {_advice(kind)}"

@@ -15,7 +15,7 @@ rollout workers and environment actors. A new worker is stale until it is known 
 the current weights and has passed the checks on them. It loads them beside the run; if a newer version is published
 meanwhile, the next update brings it the one after that, together with all others, so that no update ever waits for a
 worker that joins. Only healthy members get work (`cluster.control.membership`). The weights of a new learner are made
-again by `cluster.loop.learner_side.recovery`. This module does not import Ray: `Parties` creates the parties.
+again by `cluster.loop.learner_side.recovery`. This module does not import Ray: `Actors` creates the parties.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from typing import Any, TypeVar
 
 from squelch.actors.messages import UpdateReport, WeightBundle
 from squelch.cluster.config import RunConfig
+from squelch.cluster.control.actor_errors import ActorError, Died, Failed, reason_of
 from squelch.cluster.control.membership import FINAL, PLAYER_MOVES, WORKER_MOVES, Member, Membership
 from squelch.cluster.control.membership import MemberState as State
-from squelch.cluster.control.parties import Filter, Learner, Parties, Party, Player, Scorer, Worker
-from squelch.cluster.control.party_errors import Died, Failed, PartyError, reason_of
+from squelch.cluster.control.protocols import Actor, Actors, Filter, Learner, Player, Scorer, Worker
 from squelch.cluster.control.restarts import RestartBudget
 from squelch.cluster.control.scaling import Kind, start_names
 from squelch.cluster.fleet.delivery import Delivery
@@ -42,7 +42,7 @@ from squelch.cluster.fleet.waiting import bounded, outcomes, within
 from squelch.cluster.own_thread import OwnThread
 
 log = logging.getLogger(__name__)
-P = TypeVar("P", bound=Party)
+P = TypeVar("P", bound=Actor)
 T = TypeVar("T")
 HEALTH_TIMEOUT_S = 20.0
 """Seconds a suspect rollout worker may take to generate a token."""
@@ -61,21 +61,21 @@ class UpdateFailed(RuntimeError):
 
 def _retire(members: Membership[P]) -> None:
     for member in members.present():
-        member.party.kill()
+        member.actor.kill()
         members.move(member, State.RETIRED)
 
 
 class Fleet:
     """Every party of a run, by name."""
 
-    def __init__(self, config: RunConfig, parties: Parties, on_event: Callable[..., None]) -> None:
-        self.config, self.parties, self.on_event = config, parties, on_event
+    def __init__(self, config: RunConfig, actors: Actors, on_event: Callable[..., None]) -> None:
+        self.config, self.actors, self.on_event = config, actors, on_event
         self.workers: Membership[Worker] = Membership("rollout worker", WORKER_MOVES)
         self.players: Membership[Player] = Membership("environment actor", PLAYER_MOVES)
         self.filter: Filter | None = None
         self.scorer: Scorer | None = None
         self.learner: Learner | None = None
-        self.condemned: dict[Party, str] = {}
+        self.condemned: dict[Actor, str] = {}
         """Services that have been ended because they were lost or hung, with the cause; their next call fails."""
         self.bundle: WeightBundle | None = None
         """The published version; a worker that joins late loads it."""
@@ -98,7 +98,7 @@ class Fleet:
         self._budget = RestartBudget(cluster.max_restarts, cluster.restart_window_s, cluster.restart_backoff_s)
         self.restarts: Counter[str] = Counter()
         self._told: Counter[str] = Counter()
-        self._counted = set(party_names(config)[1])
+        self._counted = set(actor_names(config)[1])
         """Parties whose counter of restarts has begun; for those of the start the exporter has begun it."""
         self.resizing = Resizing(self)
 
@@ -111,17 +111,17 @@ class Fleet:
         weights and count as healthy.
         """
         for name in start_names(self.config, Kind.ROLLOUT):
-            self.workers.join(name, self.parties.worker(name))
+            self.workers.join(name, self.actors.worker(name))
         for name in start_names(self.config, Kind.ENVIRONMENT):
-            self.players.join(name, self.parties.player(name))
+            self.players.join(name, self.actors.player(name))
         starting = [*self.workers.present(), *self.players.present()]
-        ready: dict[str, Awaitable[Any]] = {member.name: member.party.ready() for member in starting}
+        ready: dict[str, Awaitable[Any]] = {member.name: member.actor.ready() for member in starting}
         if learning:
             ready |= self._start_learning()
         try:
             await within(ready, self.config.cluster.start_timeout_s, "start")
         except TimeoutError as error:
-            raise TimeoutError(f"{error}; {self.parties.room()}") from error
+            raise TimeoutError(f"{error}; {self.actors.room()}") from error
         for worker in self.workers.present():
             self.workers.move(worker, State.STALE)
             if not learning:
@@ -131,9 +131,9 @@ class Fleet:
             self.players.move(player, State.HEALTHY)
 
     def _start_learning(self) -> dict[str, Awaitable[Any]]:
-        self.filter = self.parties.filter()
-        self.scorer = self.parties.scorer() if self.config.scorer.enabled else None
-        self.learner = self.parties.learner(self.config.learner.ranks)
+        self.filter = self.actors.filter()
+        self.scorer = self.actors.scorer() if self.config.scorer.enabled else None
+        self.learner = self.actors.learner(self.config.learner.ranks)
         ready: dict[str, Awaitable[Any]] = {"filter": self.filter.state(), "learner": self.learner.start()}
         if self.scorer is not None:
             ready["scorer"] = self.scorer.health()
@@ -146,7 +146,7 @@ class Fleet:
         for task in arriving:
             task.cancel()
         await asyncio.gather(*arriving, return_exceptions=True)
-        calls: dict[str, Awaitable[Any]] = {member.name: member.party.stop() for member in self.workers.present()}
+        calls: dict[str, Awaitable[Any]] = {member.name: member.actor.stop() for member in self.workers.present()}
         if self.learner is not None:
             calls["learner"] = self.learner.stop()
         done = await asyncio.gather(*(bounded(call, timeout_s) for call in calls.values()), return_exceptions=True)
@@ -204,8 +204,8 @@ class Fleet:
 
     async def _introduce(self, players: list[Member[Player]], workers: list[Member[Worker]]) -> None:
         """Sends the rollout workers' handles to environment actors; a dead actor is noticed at its next call."""
-        known = {member.name: member.party for member in workers}
-        calls = {player.name: player.party.meet(known) for player in players}
+        known = {member.name: member.actor for member in workers}
+        calls = {player.name: player.actor.meet(known) for player in players}
         for name, outcome in (await outcomes(calls, self.config.cluster.start_timeout_s)).items():
             if isinstance(outcome, BaseException) and not isinstance(outcome, Died):
                 raise RuntimeError(f"set_workers: {name} failed: {outcome}") from outcome
@@ -229,7 +229,7 @@ class Fleet:
             return
         leaves = self.resizing.leaves(dead)
         self.players.move(dead, State.DEAD)
-        dead.party.kill()
+        dead.actor.kill()
         if not leaves:
             await self.begin_player(dead.name, self.allow_restart(dead.name, cause))
 
@@ -256,10 +256,10 @@ class Fleet:
         """Starts one environment actor after `wait_s`; why it is to be tried again, or nothing if it need not be."""
         await asyncio.sleep(wait_s)
         try:
-            party = await self._created(Kind.ENVIRONMENT, self.parties.player, name)
-        except PartyError as error:
+            actor = await self._created(Kind.ENVIRONMENT, self.actors.player, name)
+        except ActorError as error:
             return reason_of(error) if self.resizing.lacks(Kind.ENVIRONMENT) else ""
-        member = self.players.join(name, party)
+        member = self.players.join(name, actor)
         self.resizing.converge(Kind.ENVIRONMENT)
         try:
             await within({member.name: self._prepare(member)}, self.config.cluster.start_timeout_s, "restart")
@@ -268,16 +268,16 @@ class Fleet:
                 return ""  # it was told to leave meanwhile
             leaves = self.resizing.leaves(member)
             self.players.move(member, State.DEAD)
-            member.party.kill()
+            member.actor.kill()
             return "" if leaves else str(error)
         return ""
 
     async def _prepare(self, player: Member[Player]) -> None:
         """Makes a new environment actor healthy once it knows every rollout worker, including late joiners."""
-        await player.party.ready()
+        await player.actor.ready()
         known: dict[str, Worker] | None = None
-        while known != (present := {member.name: member.party for member in self.workers.present()}):
-            await player.party.meet(present)
+        while known != (present := {member.name: member.actor for member in self.workers.present()}):
+            await player.actor.meet(present)
             known = present
         self.players.move(player, State.HEALTHY)
 
@@ -289,8 +289,8 @@ class Fleet:
         if member.state is State.HEALTHY:
             self.workers.move(member, State.SUSPECT)
         try:
-            await bounded(member.party.health(HEALTH_TIMEOUT_S), HEALTH_TIMEOUT_S + GRACE_S)
-        except (PartyError, TimeoutError) as error:
+            await bounded(member.actor.health(HEALTH_TIMEOUT_S), HEALTH_TIMEOUT_S + GRACE_S)
+        except (ActorError, TimeoutError) as error:
             self.lose_worker(member, reason_of(error))
             return True
         finally:
@@ -304,7 +304,7 @@ class Fleet:
             return
         leaves = self.resizing.leaves(member)
         self.workers.move(member, State.DEAD)
-        member.party.kill()
+        member.actor.kill()
         if not leaves:
             self.begin_join(member.name, self.allow_restart(member.name, cause))
 
@@ -334,16 +334,16 @@ class Fleet:
         await asyncio.sleep(wait_s)
         created = time.time()
         try:
-            party = await self._created(Kind.ROLLOUT, self.parties.worker, name)
-        except PartyError as error:
+            actor = await self._created(Kind.ROLLOUT, self.actors.worker, name)
+        except ActorError as error:
             self._not_joined(name, reason_of(error))
             if self.resizing.lacks(Kind.ROLLOUT):
                 self._try_again(name, reason_of(error))
             return
-        member = self.workers.join(name, party)
+        member = self.workers.join(name, actor)
         self.resizing.converge(Kind.ROLLOUT)
         try:
-            await within({name: party.ready()}, self.config.rollout.start_timeout_s, "restart")
+            await within({name: actor.ready()}, self.config.rollout.start_timeout_s, "restart")
             start_s = time.time() - created
             await self._take_in(member)
         except (RuntimeError, TimeoutError) as error:
@@ -383,7 +383,7 @@ class Fleet:
             bundle = self.bundle
             try:
                 if bundle is not None:
-                    update = member.party.update_weights(bundle)
+                    update = member.actor.update_weights(bundle)
                     await within({member.name: update}, self.config.rollout.update_timeout_s, "late join")
                 break
             except (RuntimeError, TimeoutError):
@@ -414,7 +414,7 @@ class Fleet:
             return  # it died while environment actors were told of it, and its successor has the name
         leaves = self.resizing.leaves(member)
         self.workers.move(member, State.DEAD)
-        member.party.kill()
+        member.actor.kill()
         if not leaves:
             self._try_again(member.name, cause)
 
@@ -446,18 +446,18 @@ class Fleet:
 
     # -- services --------------------------------------------------------------------------------------------------
 
-    def condemn(self, name: str, party: Party, cause: str) -> None:
+    def condemn(self, name: str, actor: Actor, cause: str) -> None:
         """Ends a filter service or scorer that is lost or hung. Its replacement is told this cause; a filter service is
         replaced by whoever calls it next."""
-        self.condemned[party] = cause
+        self.condemned[actor] = cause
         self.on_event(name, "lost", time.time(), time.time(), cause=cause)
         log.warning("%s is ended: %s", name, cause)
-        party.kill()
+        actor.kill()
 
     async def replace_filter(self, cause: str) -> None:
         """Replaces the filter service by a new one, which holds no groups yet."""
         await asyncio.sleep(self.allow_restart("filter", self._cause(self.filter, cause)))
-        self.filter = self.parties.filter()
+        self.filter = self.actors.filter()
 
     async def replace_scorer(self, cause: str) -> None:
         """Replaces the scorer; nothing waits for the new scorer. If no restart is left, the run continues without
@@ -468,15 +468,15 @@ class Fleet:
             log.error("the scorer died %d times and is not restarted: %s", self.restarts["scorer"] + 1, cause)
             return
         await asyncio.sleep(self.allow_restart("scorer", cause))
-        self.scorer = self.parties.scorer()
+        self.scorer = self.actors.scorer()
 
-    def _cause(self, party: Party | None, cause: str) -> str:
+    def _cause(self, actor: Actor | None, cause: str) -> str:
         """The cause for which a service was ended, or else `cause`."""
-        return self.condemned.pop(party, cause) if party is not None else cause
+        return self.condemned.pop(actor, cause) if actor is not None else cause
 
     def replace_learner(self, ranks: int) -> None:
         """Replaces the ended learner by a new one, which has not been started yet."""
-        self.learner = self.parties.learner(ranks)
+        self.learner = self.actors.learner(ranks)
 
     # -- figures -----------------------------------------------------------------------------------------------------
 
@@ -495,10 +495,10 @@ class Fleet:
         """Whether each party is up, by name; a party that died and was not replaced is down. A member that left in good
         order is no party any more."""
         members = [member for member in self.members() if member.state is not State.RETIRED]
-        services: dict[str, Party | None] = {"filter": self.filter, "learner": self.learner}
+        services: dict[str, Actor | None] = {"filter": self.filter, "learner": self.learner}
         if self.config.scorer.enabled:
             services["scorer"] = self.scorer
-        up = {name: party is not None and party not in self.condemned for name, party in services.items()}
+        up = {name: actor is not None and actor not in self.condemned for name, actor in services.items()}
         return {member.name: member.state in UP for member in members} | up
 
 
@@ -514,7 +514,7 @@ UP = frozenset({State.HEALTHY, State.SUSPECT, State.DRAINING})
 """States in which a member counts as up."""
 
 
-def party_names(config: RunConfig) -> tuple[list[str], list[str]]:
+def actor_names(config: RunConfig) -> tuple[list[str], list[str]]:
     """Names of the rollout workers, and of all parties, with which a run starts; they seed the metrics' series."""
     workers, players = start_names(config, Kind.ROLLOUT), start_names(config, Kind.ENVIRONMENT)
     return workers, [*workers, *players, "filter", "learner", *(["scorer"] if config.scorer.enabled else [])]

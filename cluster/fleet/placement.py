@@ -125,7 +125,7 @@ def _bundle(num_cpus: float, num_gpus: float) -> dict[str, float]:
 class Reservation:
     """The place of one party. The event loop may release it while a thread looks at it."""
 
-    party: str
+    actor: str
     options: list[Options]
     """Of each of its actors."""
     group: PlacementGroup | None = None
@@ -218,20 +218,20 @@ class Placement:
         """What is free in the cluster, and which parties have no node yet; for the message about a late start."""
         free, total = ray.available_resources(), ray.cluster_resources()
         shown = [f"{free.get(kind, 0):g} of {total[kind]:g} {kind}" for kind in KINDS if total.get(kind)]
-        waiting = [place.party for place in self._reserved if place.group is not None and not place.nodes]
+        waiting = [place.actor for place in self._reserved if place.group is not None and not place.nodes]
         unplaced = f"; without a node: {', '.join(waiting)}" if waiting else ""
         return f"free in the cluster: {', '.join(shown) or 'nothing'}{unplaced}"
 
     def _reserve(
-        self, party: str, bundles: list[dict[str, float]], strategy: str, selector: dict[str, str]
+        self, actor: str, bundles: list[dict[str, float]], strategy: str, selector: dict[str, str]
     ) -> Reservation:
         if not all(bundles):
-            return Reservation(party, [_labelled(selector) for _ in bundles])
+            return Reservation(actor, [_labelled(selector) for _ in bundles])
         selectors = [dict(selector)] * len(bundles) if selector else None
         group = placement_group(bundles, strategy=strategy, bundle_label_selector=selectors)
         options = [_in_bundle(group, index) for index in range(len(bundles))]
         self._reserved = [place for place in self._reserved if place.group is not None]
-        self._reserved.append(Reservation(party, options, group))
+        self._reserved.append(Reservation(actor, options, group))
         return self._reserved[-1]
 
     def _worker_nodes(self) -> list[str]:

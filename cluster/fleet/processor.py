@@ -41,11 +41,11 @@ def flags() -> frozenset[str]:
 def emulated(config: RunConfig) -> str:
     """A sentence on the 16-bit types that a run would compute with on a processor that emulates them; empty if there
     are none. Parties on other hosts are taken to have processors like this one."""
-    parties = {"learner": config.learner, "rollout": config.rollout, "scorer": config.scorer}
+    actors = {"learner": config.learner, "rollout": config.rollout, "scorer": config.scorer}
     slow = [
-        f"{name}.dtype={party.dtype}"
-        for name, party in parties.items()
-        if party.num_gpus == 0 and party.dtype != "float32" and (name != "scorer" or config.scorer.enabled)
+        f"{name}.dtype={actor.dtype}"
+        for name, actor in actors.items()
+        if actor.num_gpus == 0 and actor.dtype != "float32" and (name != "scorer" or config.scorer.enabled)
     ]
     if not slow or not emulates_16_bits(found := vectors()):
         return ""

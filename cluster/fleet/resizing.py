@@ -26,10 +26,10 @@ from collections import Counter
 from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
+from squelch.cluster.control.actor_errors import ActorError
 from squelch.cluster.control.membership import FINAL, Member, Membership
 from squelch.cluster.control.membership import MemberState as State
-from squelch.cluster.control.parties import Worker
-from squelch.cluster.control.party_errors import PartyError
+from squelch.cluster.control.protocols import Worker
 from squelch.cluster.control.scaling import WORDS, By, Kind, Request, free_names, leavers, start_counts
 from squelch.cluster.fleet.waiting import bounded
 
@@ -163,13 +163,13 @@ class Resizing:
 
     async def _stop(self, member: Member[Worker]) -> None:
         try:
-            await bounded(member.party.stop(), STOP_S)
-        except (PartyError, TimeoutError) as error:
+            await bounded(member.actor.stop(), STOP_S)
+        except (ActorError, TimeoutError) as error:
             log.warning("%s did not stop when asked and is killed: %s", member.name, error)
 
     def _retire(self, kind: Kind, member: Member[Any]) -> None:
         self.members(kind).move(member, State.RETIRED)
-        member.party.kill()
+        member.actor.kill()
         self.noticed.pop(member, None)
 
     # -- nodes that will be taken away ---------------------------------------------------------------------------------

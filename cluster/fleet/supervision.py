@@ -22,11 +22,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from squelch.actors.process.progress_marks import Progress
+from squelch.cluster.control.actor_errors import ActorError, reason_of
 from squelch.cluster.control.membership import Member
 from squelch.cluster.control.membership import MemberState as State
-from squelch.cluster.control.parties import Scorer, Single
-from squelch.cluster.control.party_errors import PartyError, reason_of
 from squelch.cluster.control.progress import Patience, ProgressWatch
+from squelch.cluster.control.protocols import Scorer, Single
 from squelch.cluster.fleet.fleet import Fleet
 
 log = logging.getLogger(__name__)
@@ -111,26 +111,26 @@ class Supervisor:
     async def _run(self) -> None:
         """Keeps a task for each party that is up; raises the first error of one."""
         while True:
-            for party, begin in self._present().items():
-                if party not in self._tasks:
-                    self._tasks[party] = asyncio.ensure_future(begin())
+            for actor, begin in self._present().items():
+                if actor not in self._tasks:
+                    self._tasks[actor] = asyncio.ensure_future(begin())
             pause = asyncio.ensure_future(asyncio.sleep(self.poll_s))
             await asyncio.wait({pause, *self._tasks.values()}, return_when=asyncio.FIRST_COMPLETED)
             pause.cancel()
-            for party in [party for party, task in self._tasks.items() if task.done()]:
-                self._tasks.pop(party).result()
+            for actor in [actor for actor, task in self._tasks.items() if task.done()]:
+                self._tasks.pop(actor).result()
 
     def _present(self) -> dict[Single, Callable[[], Awaitable[None]]]:
         """The parties that are up, each with the coroutine that supervises it."""
         fleet, found = self.fleet, dict[Single, Callable[[], Awaitable[None]]]()
         steps = fleet.config.environment_actor.step_timeout_s + STEP_GRACE_S
         for member in fleet.players.members(*SUPERVISED):
-            found[member.party] = lambda m=member: self._member(m, "environment call", fleet.replace_player, steps)
+            found[member.actor] = lambda m=member: self._member(m, "environment call", fleet.replace_player, steps)
         for member in fleet.workers.members(*SUPERVISED):
-            found[member.party] = lambda m=member: self._member(m, "step of its engine", self._replace_worker)
-        for name, party in (("filter", fleet.filter), ("scorer", fleet.scorer)):
-            if party is not None and party not in fleet.condemned:
-                found[party] = lambda n=name, p=party: self._service(n, p)
+            found[member.actor] = lambda m=member: self._member(m, "step of its engine", self._replace_worker)
+        for name, actor in (("filter", fleet.filter), ("scorer", fleet.scorer)):
+            if actor is not None and actor not in fleet.condemned:
+                found[actor] = lambda n=name, p=actor: self._service(n, p)
         return found
 
     async def _replace_worker(self, member: Member[Any], cause: str) -> None:
@@ -145,27 +145,27 @@ class Supervisor:
     ) -> None:
         """Replaces the member once it is lost. `least_s`: what a single mark of it may take by other settings."""
         patience = Patience(max(self.hung_after_s, least_s), mark, SETTING)
-        cause = await self._cause(member.name, member.party, patience, lambda: member.state in SUPERVISED)
+        cause = await self._cause(member.name, member.actor, patience, lambda: member.state in SUPERVISED)
         if cause and member.state in SUPERVISED:
             await replace(member, cause)
 
-    async def _service(self, name: str, party: Single) -> None:
+    async def _service(self, name: str, actor: Single) -> None:
         def current() -> bool:
-            return party in (self.fleet.filter, self.fleet.scorer)
+            return actor in (self.fleet.filter, self.fleet.scorer)
 
         patience = Patience(self.hung_after_s, "batch of scored tokens", SETTING, self.start_s)
-        cause = await self._cause(name, party, patience, current)
+        cause = await self._cause(name, actor, patience, current)
         if not cause or not current():
             return
         scorer = self.fleet.scorer
-        self.fleet.condemn(name, party, cause)
-        if scorer is not None and party is scorer and self.replace_scorer is not None:
+        self.fleet.condemn(name, actor, cause)
+        if scorer is not None and actor is scorer and self.replace_scorer is not None:
             await self.replace_scorer(scorer, cause)
 
-    async def _cause(self, name: str, party: Single, patience: Patience, current: Callable[[], bool]) -> str:
+    async def _cause(self, name: str, actor: Single, patience: Patience, current: Callable[[], bool]) -> str:
         """Waits until the party is lost; returns the cause, or nothing once it is no longer `current`."""
         watch = ProgressWatch([name], patience, _now())
-        death, question = asyncio.ensure_future(party.lost()), asyncio.ensure_future(party.progress())
+        death, question = asyncio.ensure_future(actor.lost()), asyncio.ensure_future(actor.progress())
         try:
             while current():
                 await asyncio.wait({death}, timeout=max(self.poll_s, len(self._tasks) / QUESTIONS_PER_S))
@@ -174,7 +174,7 @@ class Supervisor:
                 if cause := _seen(question, watch):
                     return cause
                 if question.done():
-                    question = asyncio.ensure_future(party.progress())
+                    question = asyncio.ensure_future(actor.progress())
                 self.watchdog.see(name, watch, _now())
                 if cause := watch.hung(_now()):
                     return cause
@@ -191,7 +191,7 @@ def _seen(question: asyncio.Future[Progress], watch: ProgressWatch) -> str:
     if not question.done():
         watch.see([None], _now())
         return ""
-    if isinstance(error := question.exception(), PartyError):
+    if isinstance(error := question.exception(), ActorError):
         return reason_of(error)
     watch.see([question.result()], _now())
     return ""

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Mapping
 from typing import Any, TypeVar
 
-from squelch.cluster.control.party_errors import PartyError
+from squelch.cluster.control.actor_errors import ActorError
 
 T = TypeVar("T")
 
@@ -67,5 +67,5 @@ async def _cancel(tasks: set[Any]) -> None:
 async def _named(call: Awaitable[Any], name: str, what: str) -> Any:
     try:
         return await call
-    except (PartyError, RuntimeError, ValueError, TimeoutError) as error:
+    except (ActorError, RuntimeError, ValueError, TimeoutError) as error:
         raise RuntimeError(f"{what}: {name} failed: {error}") from error

@@ -43,12 +43,12 @@ from squelch.actors.filter.windows import make_window
 from squelch.actors.messages import StepReport
 from squelch.actors.records import Ticket
 from squelch.cluster.config import RunConfig
+from squelch.cluster.control.actor_errors import Failed, reason_of
 from squelch.cluster.control.admission import Admission, TicketSource
 from squelch.cluster.control.early_stop import EarlyStop
 from squelch.cluster.control.gaming import Gaming, kept_variance, prefers_variance
 from squelch.cluster.control.ledger import BUFFERED, DROPPED, FAILED, KEPT_WAITING, TRAINED, TRAINING, Ledger
-from squelch.cluster.control.parties import Archive, MetricsSink
-from squelch.cluster.control.party_errors import Failed, reason_of
+from squelch.cluster.control.protocols import Archive, MetricsSink
 from squelch.cluster.control.scaling import Kind
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.supervision import Supervisor, Watchdog
@@ -101,7 +101,7 @@ class Coordinator:
         self.journal = Journal(archive, recorder, config.loop.steps, state.totals, say)
         self.journal.carry(state.carried)
         self.play = Play(config, fleet)
-        self.archiving = Archiving(archive, fleet.parties.payloads, config.run_dir, say)
+        self.archiving = Archiving(archive, fleet.actors.payloads, config.run_dir, say)
         watchdog = Watchdog(self.journal.event, recorder.set)
         self.learning = Learning(config, fleet, self.journal, self.archiving, state, watchdog, say)
         self.checkpointing = Checkpointing(config, self.learning, self.archiving, self.journal)

@@ -17,7 +17,7 @@ from squelch.cluster.config import RunConfig
 from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.bootstrap import connect, disconnect
 from squelch.cluster.fleet.fleet import Fleet
-from squelch.cluster.fleet.ray_parties import RayParties
+from squelch.cluster.fleet.ray_actors import RayActors
 from squelch.cluster.fleet.supervision import Supervisor, Watchdog
 from squelch.cluster.loop.initial_policy import prepare_model
 from squelch.cluster.loop.persistence.state import checkpoints, read_state
@@ -115,7 +115,7 @@ def _weights(
 
 async def _play(config: RunConfig, model_dir: Path, logs: Path) -> tuple[np.ndarray, list[Failure]]:
     """Success of each task, and the failures."""
-    fleet = Fleet(config, RayParties(config, model_dir, logs), _no_event)
+    fleet = Fleet(config, RayActors(config, model_dir, logs), _no_event)
     tickets = fixed_tickets(config)
     try:
         await fleet.start(learning=False)

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from squelch.actors.filter.decisions import StepDecision
-from squelch.cluster.control.party_errors import Died, Refused
+from squelch.cluster.control.actor_errors import Died, Refused
 from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.waiting import bounded

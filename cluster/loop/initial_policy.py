@@ -30,7 +30,7 @@ from squelch.actors.pretrained.source import resolved
 from squelch.actors.process.folders import file_digest
 from squelch.actors.text.shipped_templates import with_template
 from squelch.cluster.config import RunConfig
-from squelch.cluster.control.party_errors import Failed, PartyError
+from squelch.cluster.control.actor_errors import ActorError, Failed
 from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.bootstrap import (
     build_tiny_policy,
@@ -40,7 +40,7 @@ from squelch.cluster.fleet.bootstrap import (
     disconnect,
     weight_bytes,
 )
-from squelch.cluster.fleet.ray_parties import RayParties
+from squelch.cluster.fleet.ray_actors import RayActors
 from squelch.cluster.loop.warming import REPORT, Progress, Stopped, Warming, learner_settings, truth_of
 from squelch.cluster.runs.logs import log_folder, write_trace
 from squelch.envs.file_lock import held
@@ -122,13 +122,13 @@ def _warm_up(
     digest = f"{warmup_digest(config, warmup, folder)} {corpus.digest()}"
     try:
         connect(settings, say, weights=weight_bytes(folder, settings))
-        parties = RayParties(settings, folder.resolve(), log_folder(work))
-        warming = Warming(settings, warmup, corpus, plays, work, parties, digest, say, truth)
+        actors = RayActors(settings, folder.resolve(), log_folder(work))
+        warming = Warming(settings, warmup, corpus, plays, work, actors, digest, say, truth)
         progress = asyncio.run(_stoppable(warming, out))
     except Stopped as stopped:
         say(f"{stopped}; repeat the command to continue")
         raise SystemExit(128 + stopped.number) from stopped
-    except (PartyError, RuntimeError, TimeoutError) as error:
+    except (ActorError, RuntimeError, TimeoutError) as error:
         text = write_trace(work, error, error.cause if isinstance(error, Failed) else None)
         raise UserError(f"the warm-up failed: {text}. Repeat the command to continue it") from error
     finally:

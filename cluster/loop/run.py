@@ -42,12 +42,12 @@ from squelch.actors.play.replaying import notes_on_replays
 from squelch.actors.process.disk import write_whole
 from squelch.actors.scorer.fixed_model import check_scorer_model
 from squelch.cluster.config import RunConfig, changes, dump, settings_of
-from squelch.cluster.control.party_errors import Failed, Refused
+from squelch.cluster.control.actor_errors import Failed, Refused
 from squelch.cluster.errors import UserError
 from squelch.cluster.first_task import first_task, notes_on_slow_calls
 from squelch.cluster.fleet.bootstrap import check_address, choose_scoring, connect, disconnect, weight_bytes
-from squelch.cluster.fleet.fleet import Fleet, party_names
-from squelch.cluster.fleet.ray_parties import RayParties
+from squelch.cluster.fleet.fleet import Fleet, actor_names
+from squelch.cluster.fleet.ray_actors import RayActors
 from squelch.cluster.idle_settings import idle_settings
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.initial_policy import prepare_model
@@ -188,7 +188,7 @@ def _with_environment(config: RunConfig) -> tuple[RunConfig, list[str]]:
 
 
 def _open_recorder(config: RunConfig) -> Recorder:
-    workers, actors = party_names(config)
+    workers, actors = actor_names(config)
     recorder = Recorder(config.recorder, REGISTRY, seeds={"worker": workers, "actor": actors})
     try:
         recorder.start()
@@ -229,7 +229,7 @@ async def _train(
     archive = Archive(config.run_dir)
     archive.truncate_after(state.clock if checkpoint else -1)  # -1: validation before step 1 is repeated
     archive.keep_tokenizer(model_dir)
-    fleet = Fleet(config, RayParties(config, model_dir, log_folder(config.run_dir)), archive.event)
+    fleet = Fleet(config, RayActors(config, model_dir, log_folder(config.run_dir)), archive.event)
     stop_signal: list[int] = []
     if uploads is not None:
         uploads.begin()

@@ -22,10 +22,10 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from squelch.cluster.config import RunConfig
+from squelch.cluster.control.actor_errors import ActorError
 from squelch.cluster.control.autoscaling import Autoscaling, StepTimes
 from squelch.cluster.control.membership import MemberState as State
-from squelch.cluster.control.parties import LEARNER, Desk, Learner
-from squelch.cluster.control.party_errors import PartyError
+from squelch.cluster.control.protocols import LEARNER, Desk, Learner
 from squelch.cluster.control.scaling import WORDS, Answer, By, Kind, Request, refusal
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.waiting import bounded
@@ -80,8 +80,8 @@ class Scaling:
         if request.count <= self.fleet.resizing.wanted[request.kind]:
             return ""
         try:
-            return await bounded(self.fleet.parties.lacking(counts), LACK_S)
-        except (PartyError, TimeoutError) as error:
+            return await bounded(self.fleet.actors.lacking(counts), LACK_S)
+        except (ActorError, TimeoutError) as error:
             return f"the cluster did not say within {LACK_S:g} s what it has ({error}); try again"
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class Scaling:
     async def beside(self, work: Awaitable[T]) -> T:
         """Awaits `work` and takes requests and notices meanwhile. Raises what the tasks raise, a bug, and cancels the
         work then."""
-        run, desk = asyncio.ensure_future(work), self.fleet.parties.desk()
+        run, desk = asyncio.ensure_future(work), self.fleet.actors.desk()
         own = {asyncio.create_task(self._requests(desk)), asyncio.create_task(self._notices())}
         if self._resumed > self.fleet.resizing.wanted[Kind.ROLLOUT]:
             own.add(asyncio.create_task(self._decided(self._resumed, "as at the checkpoint")))
@@ -107,7 +107,7 @@ class Scaling:
         while True:
             try:
                 taken = await bounded(desk.take(POLL_S), POLL_S + GRACE_S)
-            except (PartyError, TimeoutError) as error:
+            except (ActorError, TimeoutError) as error:
                 log.info("the desk for requests did not answer: %s", error)
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -118,20 +118,20 @@ class Scaling:
         """Hands an answer to the desk. If it does not arrive, its caller alone is not told."""
         try:
             await bounded(desk.answer(number, answer), GRACE_S)
-        except (PartyError, TimeoutError) as error:
+        except (ActorError, TimeoutError) as error:
             log.warning("the desk did not take an answer (%s): %s", answer.text, error)
 
     async def _notices(self) -> None:
-        parties, resizing = self.fleet.parties, self.fleet.resizing
+        actors, resizing = self.fleet.actors, self.fleet.resizing
         while True:
             await asyncio.sleep(NOTICE_S)
             try:
                 learner = self.fleet.learner
-                leaving = await bounded(parties.leaving(), LACK_S)
+                leaving = await bounded(actors.leaving(), LACK_S)
                 resizing.notice(leaving)
                 if LEARNER in leaving and learner is not self._noticed:
                     self._notice_learner(learner, leaving[LEARNER])
-            except (PartyError, TimeoutError) as error:
+            except (ActorError, TimeoutError) as error:
                 log.warning("the cluster did not say which nodes will be taken away: %s", error)
             if resizing.complete():
                 await self._settle()
@@ -140,8 +140,8 @@ class Scaling:
         """Ends what an autoscaler was asked for. It would hold the nodes for ever: also for members that were given up
         or are no longer wanted, and after the run."""
         try:
-            await bounded(self.fleet.parties.settled(), LACK_S)
-        except (PartyError, TimeoutError) as error:
+            await bounded(self.fleet.actors.settled(), LACK_S)
+        except (ActorError, TimeoutError) as error:
             log.warning("the autoscaler may keep the nodes that this run asked for: %s", error)
 
     def _notice_learner(self, learner: Learner | None, seconds: float) -> None:

@@ -25,8 +25,8 @@ from squelch.actors.diagnosis.soundness import UNTRUE, Soundness
 from squelch.actors.messages import WeightBundle
 from squelch.actors.scorer.pace import ScoringPace
 from squelch.cluster.config import RunConfig
-from squelch.cluster.control.parties import Archive, Scorer
-from squelch.cluster.control.party_errors import Died, PartyError, Refused, reason_of
+from squelch.cluster.control.actor_errors import ActorError, Died, Refused, reason_of
+from squelch.cluster.control.protocols import Archive, Scorer
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.waiting import bounded
 from squelch.cluster.loop.persistence.state import checkpoints, newest_until
@@ -84,7 +84,7 @@ class Scoring:
         except Died as error:
             self._failed(step, started, error)
             await self.succeed(scorer, str(error))
-        except PartyError as error:
+        except ActorError as error:
             self._failed(step, started, error)
         else:
             self._span = (started, time.time())
@@ -140,7 +140,7 @@ class Scoring:
             figures, self.state = await bounded(call, bound)
             self._probes.append(figures)
             self.probing = None
-        except (PartyError, TimeoutError) as error:
+        except (ActorError, TimeoutError) as error:
             self.probing = None
             self._unread(step, started, str(error) or f"no answer within {bound:g} s")
             if isinstance(error, Died):
@@ -159,7 +159,7 @@ class Scoring:
                 return
             try:
                 await bounded(successor.restore(self.state), self.start_s)
-            except (PartyError, TimeoutError) as error:
+            except (ActorError, TimeoutError) as error:
                 dead, cause = successor, f"it did not take the state of the last scoring: {reason_of(error)}"
                 dead.kill()
 
@@ -170,7 +170,7 @@ class Scoring:
     def _busy(self) -> bool:
         return self._task is not None and not self._task.done()
 
-    def _failed(self, step: int, started: float, error: PartyError) -> None:
+    def _failed(self, step: int, started: float, error: ActorError) -> None:
         outcome = "refused" if isinstance(error, Refused) else "failed"
         log.error("%s", self.pace.end(outcome, str(error)))
         self.archive.event("scorer", outcome, started, time.time(), step=step, cause=str(error))
@@ -311,6 +311,6 @@ class Scoring:
             await bounded(scorer.restore(state), self.timeout_s)
         except Refused:
             raise
-        except (PartyError, TimeoutError) as error:
+        except (ActorError, TimeoutError) as error:
             scorer.kill()
             await self.succeed(scorer, f"it did not take the state of the last scoring: {reason_of(error)}")

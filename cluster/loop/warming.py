@@ -45,7 +45,7 @@ from squelch.actors.process.disk import partial_path, put_in_place
 from squelch.actors.records import GroupSummary, Ticket
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.admission import validation_tickets
-from squelch.cluster.control.parties import LEARNER, Parties
+from squelch.cluster.control.protocols import LEARNER, Actors
 from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.fleet import Fleet, UpdateFailed
 from squelch.cluster.fleet.supervision import Supervisor, Watchdog
@@ -157,14 +157,14 @@ class Warming:
         corpus: Corpus,
         plays: bool,
         work: Path,
-        parties: Parties,
+        actors: Actors,
         digest: str,
         say: Callable[[str], None],
         truth: Truth | None = None,
     ) -> None:
         self.truth = truth
         self.config, self.warmup, self.corpus, self.plays, self.work = config, warmup, corpus, plays, work
-        self.fleet, self.say = Fleet(config, parties, _no_event), say
+        self.fleet, self.say = Fleet(config, actors, _no_event), say
         self.watchdog = Watchdog(_no_event, _no_event)
         self.ranks = Ranks(config, self.fleet, self.watchdog)
         self.play = Play(config, self.fleet)
@@ -215,7 +215,7 @@ class Warming:
         if self.plays:
             await self.fleet.start()
             return
-        learner = self.fleet.learner = self.fleet.parties.learner(self.config.learner.ranks)
+        learner = self.fleet.learner = self.fleet.actors.learner(self.config.learner.ranks)
         await within({LEARNER: learner.start()}, self.config.cluster.start_timeout_s, "start")
 
     async def _work(self) -> None:

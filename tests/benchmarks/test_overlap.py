@@ -4,11 +4,11 @@ import asyncio
 from pathlib import Path
 
 from benchmarks.overlap.measure import LAST, WARM_UP, figures, measured, run, settings
-from benchmarks.overlap.stand_ins import PacedParties, Times
+from benchmarks.overlap.stand_ins import PacedActors, Times
 
 
 def test_a_run_on_stand_ins_reaches_its_last_step_and_has_figures(tmp_path: Path) -> None:
     config = settings(1, WARM_UP + LAST + 1, tmp_path, ())
-    asyncio.run(run(config, PacedParties(config, Times(generate_s=0.04, train_s=0.02, publish_s=0.0, load_s=0.0))))
+    asyncio.run(run(config, PacedActors(config, Times(generate_s=0.04, train_s=0.02, publish_s=0.0, load_s=0.0))))
     assert [line["step"] for line in measured(config)] == [WARM_UP + 1]
     assert figures(config)["staleness_max"] <= 1

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from squelch.cluster.config import load
 from squelch.cluster.fleet.bootstrap import connect, disconnect
-from squelch.cluster.fleet.ray_parties import RayParties
+from squelch.cluster.fleet.ray_actors import RayActors
 
 
 def main(model: Path, *overrides: str) -> None:
     config = load("frozenlake", list(overrides))
     connect(config, lambda text: None)
-    learner = RayParties(config, model, Path("log")).learner(config.learner.ranks)
+    learner = RayActors(config, model, Path("log")).learner(config.learner.ranks)
     try:
         learner.group.start()
         sys.stdout.write("started\n")

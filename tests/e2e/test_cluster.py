@@ -28,7 +28,7 @@ from tests.stores import SECRET, s3_server, tree
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200)]
 RAY = str(Path(sys.executable).with_name("ray"))
-PARTIES = ("EnvironmentActor", "RolloutWorker", "FilterService", "ScorerActor", "LearnerRank")
+ACTORS = ("EnvironmentActor", "RolloutWorker", "FilterService", "ScorerActor", "LearnerRank")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Cluster:
     env: dict[str, str]
     pid: int
 
-    def parties(self, *kinds: str) -> list[psutil.Process]:
+    def actors(self, *kinds: str) -> list[psutil.Process]:
         """Processes of these actors; Ray titles a process by its actor's class."""
         return [p for p in children(self.pid) if any(kind in word for word in _title(p) for kind in kinds)]
 
@@ -118,11 +118,11 @@ def test_a_run_that_joins_keeps_its_staleness_bound_and_replaces_what_dies(clust
         ("ScorerActor", 7),
     )
     for victim, step in victims:  # a learner rank is frozen: that it may also die is shown in test_stop_and_resume
-        found = cluster.parties(victim)
+        found = cluster.actors(victim)
         assert found, f"no process titled {victim}"
         found[0].send_signal(signal.SIGSTOP if victim == "LearnerRank" else signal.SIGKILL)
         run.until(lambda line, step=step: line.startswith(f"step    {step}/7"))
-    left = cluster.parties(*PARTIES)
+    left = cluster.actors(*ACTORS)
     assert run.finish() == 0, run.text
     assert f"joined the Ray cluster at {cluster.address}" in run.text
     assert left and not wait_gone(left), "the cluster goes on, and nothing of the run is left on it"
@@ -170,7 +170,7 @@ def test_a_job_is_followed_and_stopped_and_its_run_goes_on_elsewhere_from_its_st
         status = Run("job", "status", job_id, *here, env=cluster.env)
         assert status.finish() == 0 and "RUNNING" in status.text
         assert_scales(tmp_path / "a/job", cluster)
-        started = cluster.parties(*PARTIES)
+        started = cluster.actors(*ACTORS)
         stop = Run("job", "stop", job_id, *here, env=cluster.env)
         assert stop.finish() == 0 and "asked to stop" in stop.text
         assert run.finish() == 1 and "STOPPED" in run.lines[-1]

@@ -17,7 +17,7 @@ from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.persistence.state import LoopState, checkpoints, read_state
 from squelch.cluster.metrics import REGISTRY
 from tests.fakes import clock
-from tests.fakes.parties import FakeArchive, FakeParties, World
+from tests.fakes.actors import FakeActors, FakeArchive, World
 
 LONGEST_S = 1e5
 """Virtual seconds; no run of these tests takes so long."""
@@ -67,7 +67,7 @@ class Outcome:
 
     coordinator: Coordinator
     fleet: Fleet
-    parties: FakeParties
+    actors: FakeActors
     said: list[str]
 
     @property
@@ -91,13 +91,13 @@ def drive(
 async def _drive(
     world: World, archive: FakeArchive, prepare: Callable[[Coordinator], None], resume: bool, scaled: bool
 ) -> Outcome:
-    config, parties, said = world.config, FakeParties(world), list[str]()
+    config, actors, said = world.config, FakeActors(world), list[str]()
     saved = checkpoints(config.run_dir) if resume else []
     state = read_state(saved[-1][1]) if saved else LoopState()
     archive.truncate_after(state.clock if saved else -1)
     world.versions.clear()
     world.reported.clear()
-    fleet = Fleet(config, parties, archive.event)
+    fleet = Fleet(config, actors, archive.event)
     try:
         await fleet.start()
         if saved:
@@ -107,7 +107,7 @@ async def _drive(
         await (coordinator.scaling.beside(coordinator.run()) if scaled else coordinator.run())
     finally:
         await fleet.stop()
-    return Outcome(coordinator, fleet, parties, said)
+    return Outcome(coordinator, fleet, actors, said)
 
 
 def check(outcome: Outcome, world: World, archive: FakeArchive) -> None:

@@ -44,8 +44,8 @@ from typing import Any, TypeVar
 from squelch.actors.messages import StepReport, WeightBundle
 from squelch.actors.rollout.metrics import update_figures
 from squelch.cluster.config import RunConfig
-from squelch.cluster.control.parties import Payload
-from squelch.cluster.control.party_errors import Died, Failed, Refused
+from squelch.cluster.control.actor_errors import Died, Failed, Refused
+from squelch.cluster.control.protocols import Payload
 from squelch.cluster.fleet.delivery import SenderLost
 from squelch.cluster.fleet.fleet import Fleet, UpdateFailed
 from squelch.cluster.fleet.supervision import Watchdog
@@ -216,7 +216,7 @@ class Learning:
     async def _check_rows(self, payloads: Sequence[Payload]) -> None:
         """Raises PlayAgain if rows that a new group of ranks is about to train on are lost."""
         try:
-            await self.fleet.parties.payloads.fetch(list(payloads), FETCH_TIMEOUT_S)
+            await self.fleet.actors.payloads.fetch(list(payloads), FETCH_TIMEOUT_S)
         except (Failed, TimeoutError) as error:
             self.say(f"rows of the groups to train on are lost: {error}")
             raise PlayAgain from error

@@ -23,9 +23,9 @@ from typing import Any, NoReturn, TypeVar
 
 from squelch.actors.messages import Imitation, StepReport, WeightBundle
 from squelch.cluster.config import RunConfig
-from squelch.cluster.control.parties import LEARNER, Learner, Payload
-from squelch.cluster.control.party_errors import PartyError
+from squelch.cluster.control.actor_errors import ActorError
 from squelch.cluster.control.progress import Patience, ProgressWatch
+from squelch.cluster.control.protocols import LEARNER, Learner, Payload
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.supervision import Watchdog, poll_s
 from squelch.cluster.fleet.waiting import bounded
@@ -126,10 +126,10 @@ class Ranks:
         await self.learner.progress(self.poll_s)
 
     async def room(self) -> int | None:
-        """Number of ranks for which the cluster has room, see `Parties.room_for_ranks`; None if it does not say."""
+        """Number of ranks for which the cluster has room, see `Actors.room_for_ranks`; None if it does not say."""
         try:
-            return await bounded(self.fleet.parties.room_for_ranks(), ROOM_S)
-        except (PartyError, TimeoutError) as error:
+            return await bounded(self.fleet.actors.room_for_ranks(), ROOM_S)
+        except (ActorError, TimeoutError) as error:
             log.warning("the cluster did not say where learner ranks have room: %s", error)
             return None
 

@@ -38,8 +38,8 @@ from pathlib import Path
 
 from squelch.actors.messages import StepReport, WeightBundle
 from squelch.cluster.config import RunConfig
-from squelch.cluster.control.parties import LEARNER
-from squelch.cluster.control.party_errors import Died, Failed, Refused
+from squelch.cluster.control.actor_errors import Died, Failed, Refused
+from squelch.cluster.control.protocols import LEARNER
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.loop.learner_side.ranks import Ranks
 from squelch.cluster.loop.persistence.archiving import Archiving

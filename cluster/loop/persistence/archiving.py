@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from squelch.actors.archive.store import ArchiveError
 from squelch.actors.filter.decisions import StepDecision
-from squelch.cluster.control.parties import Archive, Payload, Payloads
+from squelch.cluster.control.protocols import Archive, Payload, Payloads
 from squelch.cluster.own_thread import OwnThread
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from squelch.cluster.control.parties import Archive, MetricsSink
-from squelch.cluster.control.party_errors import Died
+from squelch.cluster.control.actor_errors import Died
+from squelch.cluster.control.protocols import Archive, MetricsSink
 from squelch.cluster.fleet.fleet import UP, Fleet
 from squelch.cluster.fleet.waiting import outcomes
 from squelch.cluster.loop.scoring import Scoring
@@ -69,7 +69,7 @@ class Journal:
     async def collect_spans(self, fleet: Fleet) -> None:
         """Collects from rollout workers and environment actors the times at which they worked since the last step."""
         members = [*fleet.workers.members(*UP), *fleet.players.members(*UP)]
-        calls = {member.name: member.party.take_spans() for member in members}
+        calls = {member.name: member.actor.take_spans() for member in members}
         for name, spans in (await outcomes(calls, SPANS_TIMEOUT_S)).items():
             if isinstance(spans, BaseException) and not isinstance(spans, (Died, TimeoutError)):
                 raise RuntimeError(f"take_spans: {name} failed: {spans}") from spans
@@ -105,7 +105,7 @@ class Journal:
         flat["tokens/per_second"] = flat["tokens/sampled"] / max(flat["seconds/step"], 1e-9)
         flat["total_steps"] = float(self.steps)
         flat |= {key: value + flat.get(key, 0.0) for key, value in self.carried.items()}
-        flat |= {f"wait/coordinator/{party}": flat.get(f"seconds/{part}", 0.0) for part, party in WAITED_FOR.items()}
+        flat |= {f"wait/coordinator/{actor}": flat.get(f"seconds/{part}", 0.0) for part, actor in WAITED_FOR.items()}
         flat["wait/coordinator/scorer"] = drained
         self.carried, self.recorded = {}, ended
         self._put(step, flat)

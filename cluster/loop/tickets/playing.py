@@ -32,9 +32,9 @@ from squelch.actors.archive.rows import to_table
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.records import Group, GroupSummary, Ticket, Trajectory, summarise
 from squelch.cluster.config import RunConfig
+from squelch.cluster.control.actor_errors import ActorError, Died, reason_of
 from squelch.cluster.control.membership import CutOff, Member, at_work
-from squelch.cluster.control.parties import Payload, Player, Worker
-from squelch.cluster.control.party_errors import Died, PartyError, reason_of
+from squelch.cluster.control.protocols import Payload, Player, Worker
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.waiting import bounded
 
@@ -109,14 +109,14 @@ class Play:
     ) -> T:
         """The result of `play` on an environment actor and the rollout worker of this name. It is made again, on the
         next of both, if a party is dead or late or raises. _Unplayed after `loop.max_attempts`."""
-        cause: PartyError | None = None
+        cause: ActorError | None = None
         player: Member[Player] | None = None
         failure, attempts = Failure(FailureCause.ACTOR_ERROR, "not played yet"), 0
         while attempts < self.config.loop.max_attempts:
             player, worker = await self._assign(player)
             attempts += 1
             try:
-                call = bounded(play(player.party, worker.name), self.config.loop.group_timeout_s)
+                call = bounded(play(player.actor, worker.name), self.config.loop.group_timeout_s)
                 result = await at_work(call, player, worker)
             except CutOff:
                 attempts -= 1
@@ -128,7 +128,7 @@ class Play:
             except Died as error:
                 failure, cause = Failure(FailureCause.ACTOR_DIED, player.name), error
                 await self.fleet.replace_player(player, str(error))
-            except PartyError as error:
+            except ActorError as error:
                 text = f"{player.name}: {reason_of(error)}".splitlines()[0][:300]
                 failure, cause = Failure(FailureCause.ACTOR_ERROR, text), error
             else:
@@ -157,7 +157,7 @@ class Play:
         empty = np.zeros(0, np.int32), np.zeros(0, bool), np.zeros(0, np.float32)
         trajectories = [Trajectory(i, *empty, [], False, False, failure) for i in range(ticket.group_size)]
         group = Group(ticket, "", trajectories)
-        return PlayedGroup(ticket, summarise(group), self.fleet.parties.payloads.put(to_table(group)))
+        return PlayedGroup(ticket, summarise(group), self.fleet.actors.payloads.put(to_table(group)))
 
     async def groups(self, tickets: Sequence[Ticket]) -> list[PlayedGroup]:
         """Plays tickets of one group size, in their order, as many groups at a time as the engines hold (`places`).
@@ -214,4 +214,4 @@ class Play:
 
     async def rows(self, groups: list[PlayedGroup]) -> list[pa.Table]:
         """The groups' rows; TimeoutError if they do not arrive within `FETCH_TIMEOUT_S`."""
-        return await self.fleet.parties.payloads.fetch([g.table for g in groups], FETCH_TIMEOUT_S)
+        return await self.fleet.actors.payloads.fetch([g.table for g in groups], FETCH_TIMEOUT_S)

@@ -72,7 +72,7 @@ def test_whatever_is_tried_only_the_table_moves_members_and_only_healthy_ones_ar
         else:
             assert state in moves[old] and current.state is state
         assert set(members.healthy().values()) == {
-            m.party for m in seen.values() if m.state is State.HEALTHY and members.current(m.name) is m
+            m.actor for m in seen.values() if m.state is State.HEALTHY and members.current(m.name) is m
         }
         assert len(members.present()) <= 4
 

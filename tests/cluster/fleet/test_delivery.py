@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from squelch.cluster.config import load
 from squelch.cluster.errors import UserError
-from tests.fakes.parties import FakeArchive, Fault, World
+from tests.fakes.actors import FakeArchive, Fault, World
 from tests.fakes.run import Outcome, check, drive
 from tests.fakes.run import settings as configured
 

@@ -92,5 +92,5 @@ def test_what_can_be_placed_is_never_refused(wanted) -> None:
     for kind in ("CPU", "GPU"):
         if total := sum(need.total(kind) for need in wanted):
             small = [Node("n", {"CPU": 99.0, "GPU": 99.0, kind: total * 0.9}, {"role": "a"})]
-            unlabelled = [Need(n.party, n.key, n.count, n.resources) for n in wanted]
+            unlabelled = [Need(n.actor, n.key, n.count, n.resources) for n in wanted]
             assert f"{kind}s and the run needs {total:g}" in shortfall(unlabelled, small)

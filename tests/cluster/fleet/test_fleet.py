@@ -16,7 +16,7 @@ from squelch.cluster.control.scaling import Kind, Request
 from squelch.cluster.fleet.fleet import Fleet, UpdateFailed
 from squelch.cluster.fleet.waiting import outcomes, within
 from tests.fakes import clock
-from tests.fakes.parties import FakeParties, Fault, World
+from tests.fakes.actors import FakeActors, Fault, World
 from tests.fakes.run import settings
 
 Steps = Callable[[Fleet], Awaitable[Any]]
@@ -31,11 +31,11 @@ def run(world: World, steps: Steps) -> tuple[Fleet, list[tuple[str, str]]]:
     joins."""
     told: list[tuple[str, str]] = []
 
-    def tell(party: str, name: str, *_: float, **__: Any) -> None:
-        told.extend([(party, name)] if name != "joined" else [])
+    def tell(actor: str, name: str, *_: float, **__: Any) -> None:
+        told.extend([(actor, name)] if name != "joined" else [])
 
     async def main() -> Fleet:
-        fleet = Fleet(world.config, FakeParties(world), tell)
+        fleet = Fleet(world.config, FakeActors(world), tell)
         try:
             await fleet.start()
             await fleet.update_workers(bundle(1))
@@ -71,7 +71,7 @@ def test_workers_are_healthy_only_once_they_hold_a_published_version(tmp_path: P
     seen: list[Any] = []
 
     async def main() -> None:
-        fleet = Fleet(settings(tmp_path), FakeParties(world(tmp_path)), lambda *_, **__: None)
+        fleet = Fleet(settings(tmp_path), FakeActors(world(tmp_path)), lambda *_, **__: None)
         await fleet.start()
         seen.append((states(fleet), list(fleet.players.healthy()), fleet.up()["rollout-0"]))
         await fleet.update_workers(bundle(0))
@@ -87,16 +87,16 @@ def test_workers_are_healthy_only_once_they_hold_a_published_version(tmp_path: P
 
 
 def test_an_evaluation_starts_no_learner_and_plays_the_weights_that_workers_were_started_with(tmp_path: Path) -> None:
-    parties = FakeParties(world(tmp_path))
+    actors = FakeActors(world(tmp_path))
 
     async def main() -> None:
-        fleet = Fleet(settings(tmp_path), parties, lambda *_, **__: None)
+        fleet = Fleet(settings(tmp_path), actors, lambda *_, **__: None)
         await fleet.start(learning=False)
         assert list(fleet.workers.healthy()) == ["rollout-0", "rollout-1"]
         await fleet.stop()
 
     clock.run(main())
-    assert parties.made == {"worker": 2, "player": 2}
+    assert actors.made == {"worker": 2, "player": 2}
 
 
 def test_a_party_that_does_not_start_is_named(tmp_path: Path) -> None:
@@ -116,8 +116,8 @@ def test_a_successor_has_the_current_weights_and_is_known_to_every_environment_a
         while "rollout-0" not in fleet.workers.healthy():
             await fleet.workers.change()
         successor = fleet.workers.current("rollout-0")
-        assert successor.party.version == 1
-        assert all(player.workers["rollout-0"] is successor.party for player in fleet.players.healthy().values())
+        assert successor.actor.version == 1
+        assert all(player.workers["rollout-0"] is successor.actor for player in fleet.players.healthy().values())
 
     _, told = run(world(tmp_path), steps)
     assert told == [("rollout-0", "restart")]

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
+from squelch.cluster.control.actor_errors import Failed
 from squelch.cluster.control.membership import CutOff, Member, at_work
 from squelch.cluster.control.membership import MemberState as State
-from squelch.cluster.control.party_errors import Failed
 from squelch.cluster.control.scaling import PREFIXES, Kind, Request
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.resizing import RESERVE_S
 from tests.cluster.fleet.test_fleet import bundle, states, world
 from tests.fakes import clock
-from tests.fakes.parties import FakeParties, Fault, World
+from tests.fakes.actors import FakeActors, Fault, World
 
 Steps = Callable[[Fleet], Awaitable[Any]]
 
@@ -30,7 +30,7 @@ def run(world: World, steps: Steps) -> list[tuple[str, str, dict[str, Any]]]:
 
     async def main() -> None:
         fleet = Fleet(
-            world.config, FakeParties(world), lambda actor, name, *_, **facts: told.append((actor, name, facts))
+            world.config, FakeActors(world), lambda actor, name, *_, **facts: told.append((actor, name, facts))
         )
         try:
             await fleet.start()
@@ -120,7 +120,7 @@ def test_a_drained_member_finishes_its_calls_and_gets_no_more(tmp_path: Path) ->
         fleet.resizing.scale(Request(Kind.ROLLOUT, 1))
         assert states(fleet) == {"rollout-0": "healthy", "rollout-1": "draining"}
         await fleet.update_workers(bundle(2))
-        assert member.party.version == 1, "it is not told of new weights"
+        assert member.actor.version == 1, "it is not told of new weights"
         await complete(fleet)
         assert call.result() == "done"
         assert states(fleet) == {"rollout-0": "healthy", "rollout-1": "retired"}
@@ -140,7 +140,7 @@ def test_a_member_that_is_removed_at_once_cuts_its_calls_off_also_while_it_drain
         fleet.resizing.scale(Request(kind, 1, at_once=True))
         with pytest.raises(CutOff, match=rf"^{member.name} was removed$"):
             await call
-        assert member.state is State.RETIRED and not member.party.alive
+        assert member.state is State.RETIRED and not member.actor.alive
         with pytest.raises(CutOff):
             await serving(member, 1.0)
 
@@ -220,7 +220,7 @@ def test_who_cannot_be_had_lowers_the_wanted_number(tmp_path: Path) -> None:
     assert len(lowered) == 2 and all("ready failed" in facts["reason"] for facts in lowered)
 
 
-class Stubborn(FakeParties):
+class Stubborn(FakeActors):
     """Does not create a member the first time, or ever, that it is asked for it by name."""
 
     def __init__(self, world: World, names: set[str], ever: bool = False) -> None:
@@ -248,7 +248,7 @@ def test_a_member_that_could_not_be_created_is_tried_again_and_then_given_up(
 ) -> None:
     """Found by a reviewer: one error in a creation lost a rollout worker for good, or ended the run."""
     names = {"rollout-2", "env-2"}
-    monkeypatch.setitem(globals(), "FakeParties", lambda world: Stubborn(world, names, ever))
+    monkeypatch.setitem(globals(), "FakeActors", lambda world: Stubborn(world, names, ever))
 
     async def steps(fleet: Fleet) -> None:
         for kind in Kind:
@@ -270,11 +270,11 @@ def test_a_member_that_could_not_be_created_and_is_no_longer_wanted_is_not_tried
 ) -> None:
     stubborn: list[Stubborn] = []
 
-    def parties(world: World) -> FakeParties:
+    def actors(world: World) -> FakeActors:
         stubborn.append(Stubborn(world, {"rollout-2", "env-2"}, ever=True))
         return stubborn[0]
 
-    monkeypatch.setitem(globals(), "FakeParties", parties)
+    monkeypatch.setitem(globals(), "FakeActors", actors)
 
     async def steps(fleet: Fleet) -> None:
         for kind in Kind:
@@ -292,7 +292,7 @@ def test_creations_leave_the_threads_in_which_the_learner_is_asked_alone(tmp_pat
     """Found by a reviewer: 40 creations of 0.1 s that wait for each other kept a call of the learner for 3.5 s."""
     gate = threading.Event()
 
-    class Slow(FakeParties):
+    class Slow(FakeActors):
         def player(self, name: str) -> Any:
             if int(name.split("-")[1]) > 1:
                 assert gate.wait(30)

@@ -13,11 +13,11 @@ import pytest
 
 import benchmarks.faults
 from squelch.actors.process.progress_marks import Progress
-from squelch.cluster.control.party_errors import Failed
+from squelch.cluster.control.actor_errors import Failed
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.supervision import SILENCE, Supervisor, Watchdog
 from tests.fakes import clock
-from tests.fakes.parties import FakeParties, World
+from tests.fakes.actors import FakeActors, World
 from tests.fakes.run import settings as configured
 
 HALF_AN_HOUR_S = 1800.0
@@ -48,7 +48,7 @@ def supervised(
 
     async def main() -> None:
         config = configured(tmp_path, *words)
-        fleet = Fleet(config, FakeParties(World(config, pace=lambda kind: 0.0)), seen.event)
+        fleet = Fleet(config, FakeActors(World(config, pace=lambda kind: 0.0)), seen.event)
         try:
             await fleet.start()
             before(fleet)
@@ -60,17 +60,17 @@ def supervised(
     return seen
 
 
-def party(fleet: Fleet, name: str) -> Any:
+def actor(fleet: Fleet, name: str) -> Any:
     services = {"filter": fleet.filter, "scorer": fleet.scorer}
     member = fleet.players.current(name) or fleet.workers.current(name)
-    return services[name] if member is None else member.party
+    return services[name] if member is None else member.actor
 
 
 @pytest.mark.parametrize("name", ["env-0", "rollout-1", "filter", "scorer"])
 def test_an_idle_party_that_dies_is_noticed_at_once(tmp_path: Path, name: str) -> None:
     async def kill(fleet: Fleet) -> None:
         await asyncio.sleep(100.0)
-        party(fleet, name).kill()
+        actor(fleet, name).kill()
         await asyncio.sleep(1.0)
 
     events = supervised(tmp_path, kill).events
@@ -81,7 +81,7 @@ def test_an_idle_party_that_dies_is_noticed_at_once(tmp_path: Path, name: str) -
 def test_a_party_that_freezes_is_named_at_half_the_limit_and_ended_at_the_limit(tmp_path: Path, name: str) -> None:
     async def freeze(fleet: Fleet) -> None:
         await asyncio.sleep(100.0)
-        frozen = party(fleet, name)
+        frozen = actor(fleet, name)
         frozen.frozen = True
         await asyncio.sleep(80.0)
         assert not frozen.alive
@@ -98,7 +98,7 @@ def test_a_worker_whose_engine_has_died_says_so_itself(tmp_path: Path) -> None:
         async def progress() -> Progress:
             raise Failed("a long trace", RuntimeError("rollout-0: its vLLM engine has died"))
 
-        party(fleet, "rollout-0").progress = progress
+        actor(fleet, "rollout-0").progress = progress
         await asyncio.sleep(20.0)
 
     (_, actor, name, cause), *_ = supervised(tmp_path, engine_dies).events
@@ -108,7 +108,7 @@ def test_a_worker_whose_engine_has_died_says_so_itself(tmp_path: Path) -> None:
 def test_a_budget_that_supervision_uses_up_ends_the_work_with_the_cause(tmp_path: Path) -> None:
     async def freeze_all(fleet: Fleet) -> None:
         for name in ("rollout-0", "rollout-1"):
-            party(fleet, name).frozen = True
+            actor(fleet, name).frozen = True
         await asyncio.sleep(HALF_AN_HOUR_S)
 
     cause = r"^rollout-0 died 1 times within .*last cause: rollout-0 did not answer for 6\d s \(cluster.hung_after_s\)$"
@@ -119,7 +119,7 @@ def test_a_budget_that_supervision_uses_up_ends_the_work_with_the_cause(tmp_path
 def test_an_environment_call_may_take_its_own_time_out_before_its_actor_counts_as_hung(tmp_path: Path) -> None:
     async def freeze(fleet: Fleet) -> None:
         await asyncio.sleep(100.0)
-        frozen = party(fleet, "env-0")
+        frozen = actor(fleet, "env-0")
         frozen.frozen = True
         await asyncio.sleep(95.0)
         assert frozen.alive
@@ -152,7 +152,7 @@ def test_no_party_is_taken_for_dead_in_half_an_hour_on_a_machine_under_load(tmp_
     def load(fleet: Fleet) -> None:
         for name in ("env-0", "env-1", "rollout-0", "rollout-1", "filter", "scorer"):
             delays = [[slow * s for s in recorded[kind]] for kind in ("answer_s", "mark_s")]
-            party(fleet, name).progress = Loaded(chance, *delays).progress
+            actor(fleet, name).progress = Loaded(chance, *delays).progress
 
     async def wait(_: Fleet) -> None:
         await asyncio.sleep(HALF_AN_HOUR_S)

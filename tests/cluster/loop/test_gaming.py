@@ -12,7 +12,7 @@ from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.metrics import REGISTRY
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.status import gaming
-from tests.fakes.parties import FakeArchive, World
+from tests.fakes.actors import FakeArchive, World
 from tests.fakes.run import check, drive, settings
 
 WORDS = (

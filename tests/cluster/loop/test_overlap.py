@@ -10,7 +10,7 @@ import pytest
 
 from squelch.actors.records import Ticket
 from squelch.cluster.loop.coordinator import Coordinator
-from tests.fakes.parties import FakeArchive, World
+from tests.fakes.actors import FakeArchive, World
 from tests.fakes.run import check, drive
 from tests.fakes.run import settings as configured
 

@@ -15,7 +15,7 @@ import pytest
 from squelch.actors.archive.store import ArchiveError
 from squelch.actors.metrics.loggers import Loggers
 from squelch.cluster.config import load
-from squelch.cluster.control.party_errors import Refused
+from squelch.cluster.control.actor_errors import Refused
 from squelch.cluster.errors import UserError
 from squelch.cluster.loop import run
 from squelch.cluster.loop.persistence.state import LoopState, check_folder
@@ -112,7 +112,7 @@ class LoadingFleet:
 def test_a_signal_while_a_checkpoint_loads_ends_the_run_before_it_trains(monkeypatch, tmp_path, number) -> None:
     fleet = LoadingFleet(number)
     monkeypatch.setattr(run, "Fleet", lambda *_: fleet)
-    monkeypatch.setattr(run, "RayParties", lambda *_, **__: None)
+    monkeypatch.setattr(run, "RayActors", lambda *_, **__: None)
     monkeypatch.setattr(run, "Coordinator", lambda *_: pytest.fail("the run went on to train"))
     (tmp_path / "tokenizer.json").write_text("{}")
     config = load("frozenlake", [f"runs_dir={tmp_path}", "name=it"])

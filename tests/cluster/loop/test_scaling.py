@@ -20,7 +20,7 @@ from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.persistence.state import LoopState
 from squelch.cluster.runs.ending import EndCause, Ending
 from tests.fakes import clock
-from tests.fakes.parties import FakeArchive, FakeParties, Fault, World
+from tests.fakes.actors import FakeActors, FakeArchive, Fault, World
 from tests.fakes.run import Outcome, check, drive
 from tests.fakes.run import settings as configured
 
@@ -246,7 +246,7 @@ def test_an_autoscaler_is_asked_no_longer_than_members_are_wanted_and_the_run_la
     asks: list[bool] = []
 
     def watch(coordinator: Coordinator) -> None:
-        world.on_call = lambda *_: asks.append(coordinator.fleet.parties.asks)
+        world.on_call = lambda *_: asks.append(coordinator.fleet.actors.asks)
 
     back = [Request(Kind.ROLLOUT, 3), Request(Kind.ROLLOUT, 2)]
     world = World(configured(tmp_path / "back", "loop.steps=8"), requests=back, **MIXED)
@@ -257,7 +257,7 @@ def test_an_autoscaler_is_asked_no_longer_than_members_are_wanted_and_the_run_la
     config = configured(tmp_path / "never", "rollout.start_timeout_s=1e6")
     world = World(config, (never,), requests=[Request(Kind.ROLLOUT, 3)], **MIXED)
     outcome = drive(world, FakeArchive(), watch, scaled=True)
-    assert asks[-1] and not outcome.parties.asks, "the third worker has not come when the run ends"
+    assert asks[-1] and not outcome.actors.asks, "the third worker has not come when the run ends"
 
 
 def test_a_desk_that_dies_leaves_the_run_alone(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_an_unexpected_error_about_requests_or_notices_ends_the_run_at_once(
     async def bug(*_: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(FakeParties, question, bug)
+    monkeypatch.setattr(FakeActors, question, bug)
     world = World(configured(tmp_path), requests=[Request(Kind.ROLLOUT, 3)], **MIXED)
     with pytest.raises(KeyError, match="a bug"):
         drive(world, FakeArchive(), scaled=True)

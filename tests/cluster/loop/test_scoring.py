@@ -14,7 +14,7 @@ from squelch.actors.archive.reader import is_of_step
 from squelch.actors.archive.store import ArchiveError
 from squelch.actors.diagnosis.regime import one_hot
 from squelch.cluster.config import load
-from squelch.cluster.control.party_errors import Died, Failed, Refused
+from squelch.cluster.control.actor_errors import Died, Failed, Refused
 from squelch.cluster.errors import UserError
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.persistence.archiving import Archiving
@@ -23,7 +23,7 @@ from squelch.cluster.loop.run import _check_scorer
 from squelch.cluster.loop.scoring import Scoring
 from squelch.cluster.metrics import REGISTRY
 from squelch.cluster.runs.ending import EndCause, Ending
-from tests.fakes.parties import FakeArchive, World
+from tests.fakes.actors import FakeArchive, World
 from tests.fakes.run import check, drive, settings
 
 

@@ -19,7 +19,7 @@ from squelch.actors.config import FilterConfig, RecorderConfig
 from squelch.actors.filter.measure import GroupStatistics
 from squelch.actors.filter.windows import make_window
 from squelch.actors.metrics.exporter import Recorder
-from squelch.cluster.control.party_errors import Died, Failed, Refused
+from squelch.cluster.control.actor_errors import Died, Failed, Refused
 from squelch.cluster.errors import UserError
 from squelch.cluster.loop.filtering import Filtering
 from squelch.cluster.loop.persistence import archiving as archiving_side
@@ -85,8 +85,8 @@ class Fleet:
             raise RuntimeError(f"filter died too often; last cause: {cause}")
         self.filter = self.spares.pop(0)
 
-    def condemn(self, name: str, party: Service, cause: str) -> None:
-        party.failure = Died(cause)
+    def condemn(self, name: str, actor: Service, cause: str) -> None:
+        actor.failure = Died(cause)
 
 
 def refused(reason: str) -> Refused:
@@ -363,8 +363,8 @@ def test_spans_that_are_late_cost_their_own_figures_only() -> None:
         return [(5.0, 6.0)]
 
     def member(name: str, late: bool = False, dead: bool = False) -> Any:
-        party = SimpleNamespace(take_spans=lambda: take_spans(late, dead))
-        return SimpleNamespace(name=name, party=party)
+        actor = SimpleNamespace(take_spans=lambda: take_spans(late, dead))
+        return SimpleNamespace(name=name, actor=actor)
 
     members = [member("rollout-0"), member("rollout-1", late=True), member("env-0", dead=True)]
     fleet = SimpleNamespace(
@@ -382,7 +382,7 @@ def test_a_clock_that_was_set_back_costs_a_span_and_not_the_run(tmp_path: Path) 
     async def take_spans() -> list[tuple[float, float]]:
         return [(100.0, 99.99)]
 
-    members = [SimpleNamespace(name="env-0", party=SimpleNamespace(take_spans=take_spans))]
+    members = [SimpleNamespace(name="env-0", actor=SimpleNamespace(take_spans=take_spans))]
     fleet = SimpleNamespace(
         workers=SimpleNamespace(members=lambda *_: []), players=SimpleNamespace(members=lambda *_: members)
     )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.runs.ending import EndCause, Ending
 from tests.fakes import clock
-from tests.fakes.parties import FakeArchive, Fault, World
+from tests.fakes.actors import FakeArchive, Fault, World
 from tests.fakes.run import Outcome, check, drive
 from tests.fakes.run import settings as configured
 
@@ -84,7 +84,7 @@ def test_groups_of_which_a_dead_worker_lost_a_part_are_played_again(tmp_path: Pa
     def kill(kind: str, _: int) -> None:
         if kind == "player.play" and world.calls[kind] == 5:
             for member in coordinators[-1].fleet.workers.present():
-                member.party.kill()
+                member.actor.kill()
 
     world.on_call = kill
     outcome = drive(world, archive, coordinators.append)
@@ -378,9 +378,9 @@ def test_a_party_that_hangs_in_a_call_is_replaced_and_costs_nothing_but_time(
     world = World(configured(tmp_path, *words), (fault,), rewards=lambda t, i: i % 2)
     outcome, archive = made(world)
     assert outcome.ledger.counts()["trained"] == 24
-    party = {"player": "env-", "worker": "rollout-", "filter": "filter", "scorer": "scorer"}[kind.partition(".")[0]]
+    actor = {"player": "env-", "worker": "rollout-", "filter": "filter", "scorer": "scorer"}[kind.partition(".")[0]]
     ((name, causes),) = [(name, archive.causes(name)) for name in outcome.fleet.restarts]
-    assert name.startswith(party) and "cluster.hung_after_s" in causes["restart"]
+    assert name.startswith(actor) and "cluster.hung_after_s" in causes["restart"]
     late = "did not answer" if what == "hang" else "finished no"
     assert late in causes["restart"] and late in causes["late"], "the watchdog names it before it is ended"
 

@@ -15,7 +15,7 @@ import pytest
 from squelch.actors.archive.rows import to_table
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.records import Group, Task, Ticket, Trajectory, Turn
-from squelch.cluster.control.party_errors import Died
+from squelch.cluster.control.actor_errors import Died
 from squelch.cluster.errors import UserError
 from squelch.cluster.loop import warming
 from squelch.cluster.loop.persistence.state import checkpoints
@@ -25,7 +25,7 @@ from squelch.learner.batching import Row
 from squelch.learner.warmup.corpus import Corpus
 from squelch.learner.warmup.settings import WarmupConfig
 from tests.fakes import clock
-from tests.fakes.parties import FakeParties, Fault, World
+from tests.fakes.actors import FakeActors, Fault, World
 from tests.fakes.run import settings
 
 SMALL = WarmupConfig(batch=2, held_out=1, check_every=2, save_every=2, tasks=3, samples=4)
@@ -55,7 +55,7 @@ def warm(
     config = learner_settings(settings(tmp_path, *overrides), warmup, CORPUS.num_steps(warmup))
     world, said = World(config, faults, rewards=lambda ticket, index: float(index % 2), failing=failing), list[str]()
     work = tmp_path / "out.warmup"
-    made = Warming(config, warmup, CORPUS, plays, work, FakeParties(world), digest, said.append, truth)
+    made = Warming(config, warmup, CORPUS, plays, work, FakeActors(world), digest, said.append, truth)
 
     def signalled(kind: str, number: int) -> None:
         if kind == "learner.imitate" and world.calls[kind] == stop_at:

@@ -1,7 +1,7 @@
 """Learner ranks that die, hang or fail, on fakes: the run goes on, with the same weights where they can be made again
 to the bit, and otherwise without a group, a task or a version of the lost ones.
 
-`tests.fakes.parties` asserts at every call that no worker is told a lower version, that a version stands for one set of
+`tests.fakes.actors` asserts at every call that no worker is told a lower version, that a version stands for one set of
 weights, and that no group is trained on that lost weights sampled."""
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from squelch.cluster.control.party_errors import Failed
+from squelch.cluster.control.actor_errors import Failed
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.tickets.window import Window
 from squelch.cluster.runs.ending import EndCause, Ending
 from tests.fakes import clock
-from tests.fakes.parties import NEVER_S, FakeArchive, FakeParties, Fault, World
+from tests.fakes.actors import NEVER_S, FakeActors, FakeArchive, Fault, World
 from tests.fakes.run import Outcome, check, drive
 from tests.fakes.run import settings as configured
 
@@ -127,7 +127,7 @@ def test_a_cluster_that_does_not_say_what_is_free_is_asked_again_until_the_bound
     """Silence and errors spend no restart."""
     asked, times = list[float](), list[float]()
 
-    async def room_for_ranks(_: FakeParties) -> int:
+    async def room_for_ranks(_: FakeActors) -> int:
         asked.append(asyncio.get_running_loop().time())
         if len(asked) == 1:
             raise Failed("the cluster is busy", RuntimeError("busy"))
@@ -135,7 +135,7 @@ def test_a_cluster_that_does_not_say_what_is_free_is_asked_again_until_the_bound
             await asyncio.sleep(NEVER_S)
         return 2
 
-    monkeypatch.setattr(FakeParties, "room_for_ranks", room_for_ranks)
+    monkeypatch.setattr(FakeActors, "room_for_ranks", room_for_ranks)
     world = World(configured(tmp_path, "cluster.max_restarts=1"), (Fault("learner.train", 2),), **MIXED)
     world.on_call = lambda kind, _: times.append(asyncio.get_running_loop().time())
     if answers:

@@ -15,7 +15,7 @@ from squelch.cluster.control.kept_share import FEWEST
 from squelch.cluster.errors import UserError
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.runs.ending import EndCause, Ending
-from tests.fakes.parties import FakeArchive, World
+from tests.fakes.actors import FakeArchive, World
 from tests.fakes.run import check, drive, settings
 
 STEERED = (
@@ -28,7 +28,7 @@ STEERED = (
     "filter.kept_share.every=1",
     "filter.kept_share.steer=true",
 )
-"""The stand-in learner's q grows as groups with little variance are dropped (`tests.fakes.parties`)."""
+"""The stand-in learner's q grows as groups with little variance are dropped (`tests.fakes.actors`)."""
 
 
 def rewards(ticket: Ticket, index: int) -> float:

@@ -8,9 +8,9 @@ import pytest
 
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.records import Ticket
-from squelch.cluster.control.party_errors import Failed
+from squelch.cluster.control.actor_errors import Failed
 from squelch.cluster.loop.tickets.playing import Play, PlayedGroup
-from tests.fakes.parties import FakeArchive, Fault, World
+from tests.fakes.actors import FakeArchive, Fault, World
 from tests.fakes.run import Outcome, check, drive
 from tests.fakes.run import settings as configured
 

@@ -1,7 +1,7 @@
 """The parties of a run as Ray actors: creates them with their resources on their nodes (`cluster.fleet.placement`),
 with the folders that they need (`actors.process.shipping`), and converts Ray's errors to the loop's.
 
-This is the only module of the fleet that uses Ray's actor handles. `cluster.control.parties` documents the methods.
+This is the only module of the fleet that uses Ray's actor handles. `cluster.control.protocols` documents the methods.
 Nothing here sets a time-out: callers bound every call (`cluster.fleet.waiting`), and cancelling a call cancels it in
 its actor too.
 """
@@ -38,8 +38,8 @@ from squelch.actors.records import GroupSummary, Ticket
 from squelch.actors.rollout.worker import RolloutWorker
 from squelch.actors.scorer.actor import ScorerActor
 from squelch.cluster.config import RunConfig
-from squelch.cluster.control.parties import LEARNER, Payload, Worker
-from squelch.cluster.control.party_errors import Died, Failed, Refused
+from squelch.cluster.control.actor_errors import Died, Failed, Refused
+from squelch.cluster.control.protocols import LEARNER, Payload, Worker
 from squelch.cluster.control.scaling import Answer, Kind, Request
 from squelch.cluster.fleet import desk
 from squelch.cluster.fleet.demand import ROUNDING
@@ -54,7 +54,7 @@ T = TypeVar("T")
 Handle = Any  # a Ray actor handle; Ray exports no public type for it
 
 
-class RayParties:
+class RayActors:
     """Creates every party of a run as Ray actors with the resources of its configuration. Each actor's output goes to
     its own file in the folder `logs`."""
 
@@ -90,9 +90,9 @@ class RayParties:
     def player(self, name: str) -> RayPlayer:
         """An environment actor."""
         with self._creating, _creation_of(name):
-            party = self._player(name)
-        self._members[name] = party.handle
-        return party
+            actor = self._player(name)
+        self._members[name] = actor.handle
+        return actor
 
     def _player(self, name: str) -> RayPlayer:
         config = self.config
@@ -109,9 +109,9 @@ class RayParties:
     def worker(self, name: str) -> RayWorker:
         """A rollout worker."""
         with self._creating, _creation_of(name):
-            party = self._worker(name)
-        self._members[name] = party.handle
-        return party
+            actor = self._worker(name)
+        self._members[name] = actor.handle
+        return actor
 
     def _worker(self, name: str) -> RayWorker:
         chosen = {"weight_transfer": self.config.weight_transfer}  # a worker does not know what the learner has
@@ -262,7 +262,7 @@ async def answered(ref: Any) -> Any:
         raise
 
 
-class RayParty:
+class RayActor:
     """A party that is one Ray actor. `release` gives its place back."""
 
     def __init__(self, handle: Handle, release: Callable[[], None] = _nothing) -> None:
@@ -281,7 +281,7 @@ class RayParty:
         return await answered(self.handle.progress.remote())
 
 
-class RayPlayer(RayParty):
+class RayPlayer(RayActor):
     """An environment actor."""
 
     async def ready(self) -> bool:
@@ -289,7 +289,7 @@ class RayPlayer(RayParty):
 
     async def meet(self, workers: Mapping[str, Worker]) -> None:
         """Sends the rollout workers' actor handles."""
-        handles = {name: worker.handle for name, worker in workers.items() if isinstance(worker, RayParty)}
+        handles = {name: worker.handle for name, worker in workers.items() if isinstance(worker, RayActor)}
         await answered(self.handle.set_workers.remote(handles))
 
     async def play(self, ticket: Ticket) -> tuple[GroupSummary, Payload]:
@@ -305,7 +305,7 @@ class RayPlayer(RayParty):
         return await answered(self.handle.take_spans.remote())
 
 
-class RayWorker(RayParty):
+class RayWorker(RayActor):
     """A rollout worker."""
 
     async def ready(self) -> object:
@@ -330,7 +330,7 @@ class RayWorker(RayParty):
         return await answered(self.handle.stop.remote())
 
 
-class RayFilter(RayParty):
+class RayFilter(RayActor):
     """The filter service."""
 
     async def admit(self, summaries: list[GroupSummary]) -> object:
@@ -346,7 +346,7 @@ class RayFilter(RayParty):
         return await answered(self.handle.restore.remote(state))
 
 
-class RayScorer(RayParty):
+class RayScorer(RayActor):
     """The scorer."""
 
     async def health(self) -> object:
@@ -369,7 +369,7 @@ class RayScorer(RayParty):
         return await answered(self.handle.restore.remote(state))
 
 
-class RayDesk(RayParty):
+class RayDesk(RayActor):
     """The desk."""
 
     async def take(self, timeout_s: float) -> Sequence[tuple[int, Request]]:

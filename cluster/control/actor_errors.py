@@ -7,15 +7,15 @@
 from __future__ import annotations
 
 
-class PartyError(RuntimeError):
+class ActorError(RuntimeError):
     """A party's call ended without a value."""
 
 
-class Died(PartyError):
+class Died(ActorError):
     """The party's process is gone."""
 
 
-class Failed(PartyError):
+class Failed(ActorError):
     """The party raised an error and lives. `cause`: that error."""
 
     def __init__(self, message: str, cause: BaseException) -> None:

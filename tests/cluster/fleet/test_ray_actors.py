@@ -10,9 +10,9 @@ import pytest
 from ray.exceptions import OutOfMemoryError, RayActorError, RaySystemError, RayTaskError
 
 from squelch.cluster.config import load
-from squelch.cluster.control.party_errors import Died, Failed, PartyError, Refused
-from squelch.cluster.fleet import ray_parties
-from squelch.cluster.fleet.ray_parties import RayLearner, RayParties, answered
+from squelch.cluster.control.actor_errors import ActorError, Died, Failed, Refused
+from squelch.cluster.fleet import ray_actors
+from squelch.cluster.fleet.ray_actors import RayActors, RayLearner, answered
 from squelch.learner.actor import RankLost
 
 
@@ -30,8 +30,8 @@ async def raising(error: BaseException) -> None:
         (RaySystemError("no raylet"), Failed),
     ],
 )
-def test_each_error_of_ray_is_one_of_the_loops(error: Exception, kind: type[PartyError]) -> None:
-    with pytest.raises(PartyError) as found:
+def test_each_error_of_ray_is_one_of_the_loops(error: Exception, kind: type[ActorError]) -> None:
+    with pytest.raises(ActorError) as found:
         asyncio.run(answered(raising(error)))
     assert type(found.value) is kind
 
@@ -41,14 +41,14 @@ def test_each_error_of_ray_is_one_of_the_loops(error: Exception, kind: type[Part
 def test_a_member_that_ray_cannot_create_is_a_failure_with_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, error: Exception
 ) -> None:
-    parties = RayParties(load("frozenlake"), tmp_path, tmp_path)
+    actors = RayActors(load("frozenlake"), tmp_path, tmp_path)
 
     def fail(*_: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(parties, f"_{what}", fail)
+    monkeypatch.setattr(actors, f"_{what}", fail)
     with pytest.raises(Failed, match=f"new-7 could not be created: .*{str(error).split()[0]}"):
-        getattr(parties, what)("new-7")
+        getattr(actors, what)("new-7")
 
 
 def test_a_refusal_gives_its_reason_without_the_trace() -> None:
@@ -76,43 +76,43 @@ def test_a_call_that_is_given_up_is_cancelled_in_its_actor(monkeypatch: pytest.M
 
 def test_as_many_ranks_fit_as_all_of_their_resources_allow_and_no_more_than_wanted(monkeypatch) -> None:
     words = ["learner.ranks=4", "learner.num_cpus=2", "learner.num_gpus=1"]
-    parties = RayParties(load("frozenlake", words), Path("policy"), Path("log"))
+    actors = RayActors(load("frozenlake", words), Path("policy"), Path("log"))
     rooms = []
     draining = {"leaves": 0}
     monkeypatch.setattr("ray.nodes", lambda: [{"NodeID": id, "Labels": {}} for id in ("stays", "narrow", "leaves")])
-    monkeypatch.setattr(ray_parties.state, "get_draining_nodes", lambda: draining)
+    monkeypatch.setattr(ray_actors.state, "get_draining_nodes", lambda: draining)
     for free in ({"CPU": 16.0, "GPU": 9.0}, {"CPU": 5.0, "GPU": 9.0}, {"CPU": 16.0, "GPU": 1.0}, {"CPU": 16.0}):
         other = {"CPU": 1.0, "GPU": 9.0}  # a rank needs its resources on one node
         nodes = {"stays": free, "narrow": other, "leaves": {"CPU": 16.0, "GPU": 9.0}}
-        monkeypatch.setattr(ray_parties.state, "available_resources_per_node", lambda nodes=nodes: nodes)
-        rooms.append(asyncio.run(parties.room_for_ranks()))
+        monkeypatch.setattr(ray_actors.state, "available_resources_per_node", lambda nodes=nodes: nodes)
+        rooms.append(asyncio.run(actors.room_for_ranks()))
     assert rooms == [4, 2, 1, 0]
     group = SimpleNamespace(homes=[SimpleNamespace(node=node) for node in ("stays", "leaves")], kill=lambda: None)
-    parties._learner = RayLearner(group)
-    assert asyncio.run(parties.room_for_ranks()) == 1, "the place of the rank that is up on a node that stays"
-    parties._learner.kill()
-    assert asyncio.run(parties.room_for_ranks()) == 0
+    actors._learner = RayLearner(group)
+    assert asyncio.run(actors.room_for_ranks()) == 1, "the place of the rank that is up on a node that stays"
+    actors._learner.kill()
+    assert asyncio.run(actors.room_for_ranks()) == 0
 
 
 def test_only_nodes_that_the_label_selector_admits_have_room_for_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["learner.ranks=4", "learner.num_cpus=0.1", "learner.label_selector={role: learner}"]
-    parties = RayParties(load("frozenlake", words), Path("policy"), Path("log"))
+    actors = RayActors(load("frozenlake", words), Path("policy"), Path("log"))
     roles = {"a": "learner", "b": "rollouts", "c": "learner"}
     nodes = [{"NodeID": id, "Labels": {"role": role}} for id, role in roles.items()]
     monkeypatch.setattr("ray.nodes", lambda: nodes)
-    monkeypatch.setattr(ray_parties.state, "get_draining_nodes", dict)
+    monkeypatch.setattr(ray_actors.state, "get_draining_nodes", dict)
     free = {"a": {"CPU": 0.3}, "b": {"CPU": 64.0}, "c": {}}
-    monkeypatch.setattr(ray_parties.state, "available_resources_per_node", lambda: free)
-    assert asyncio.run(parties.room_for_ranks()) == 3, "0.3 CPU hold three ranks of 0.1; 64 CPU elsewhere hold none"
+    monkeypatch.setattr(ray_actors.state, "available_resources_per_node", lambda: free)
+    assert asyncio.run(actors.room_for_ranks()) == 3, "0.3 CPU hold three ranks of 0.1; 64 CPU elsewhere hold none"
 
 
 @pytest.mark.parametrize(("died", "kind"), [(True, Died), (False, Failed)])
-def test_a_lost_rank_is_named_in_the_loops_error(died: bool, kind: type[PartyError]) -> None:
+def test_a_lost_rank_is_named_in_the_loops_error(died: bool, kind: type[ActorError]) -> None:
     def fail(*_: Any) -> None:
         raise RankLost("learner rank 1 is lost", died)
 
     learner = RayLearner(SimpleNamespace(publish=fail))
-    with pytest.raises(PartyError, match=r"^learner rank 1 is lost$") as found:
+    with pytest.raises(ActorError, match=r"^learner rank 1 is lost$") as found:
         asyncio.run(learner.publish(1, "float32"))
     assert type(found.value) is kind
 
@@ -137,14 +137,14 @@ def test_the_scorer_asks_ray_for_what_its_settings_say(monkeypatch: pytest.Monke
             asked.append(options)
             return SimpleNamespace(remote=lambda model, *_: f"scorer of {model}")
 
-    monkeypatch.setattr(ray_parties, "ScorerActor", Shell)
-    monkeypatch.setattr(ray_parties, "offer", lambda path, patterns, ship: path)
-    monkeypatch.setattr(ray_parties, "alive_nodes", lambda: [None])
-    monkeypatch.setattr(ray_parties, "may_grow", lambda config: False)
+    monkeypatch.setattr(ray_actors, "ScorerActor", Shell)
+    monkeypatch.setattr(ray_actors, "offer", lambda path, patterns, ship: path)
+    monkeypatch.setattr(ray_actors, "alive_nodes", lambda: [None])
+    monkeypatch.setattr(ray_actors, "may_grow", lambda config: False)
     selector = "scorer.label_selector={role: score}"
     for overrides in ([selector], [selector, "scorer.num_gpus=0.5", "scorer.num_cpus=2"]):
-        parties = RayParties(load("frozenlake", overrides), Path("policy"), Path("log"))
-        assert parties.scorer().handle == "scorer of policy"
+        actors = RayActors(load("frozenlake", overrides), Path("policy"), Path("log"))
+        assert actors.scorer().handle == "scorer of policy"
     where = {"label_selector": {"role": "score"}}
     assert asked == [{"num_cpus": 0.25, "num_gpus": 0.0, **where}, {"num_cpus": 2.0, "num_gpus": 0.5, **where}]
 
@@ -157,48 +157,48 @@ def test_a_folder_is_shipped_once_the_cluster_has_another_node_for_it(monkeypatc
         offered.append(ship)
         return SimpleNamespace(entries=(1,) if ship else ())
 
-    monkeypatch.setattr(ray_parties, "offer", offer)
-    monkeypatch.setattr(ray_parties, "alive_nodes", lambda: [None] * nodes)
+    monkeypatch.setattr(ray_actors, "offer", offer)
+    monkeypatch.setattr(ray_actors, "alive_nodes", lambda: [None] * nodes)
     config = load("frozenlake", [f"cluster.autoscaler={autoscaler}"])
-    parties = RayParties(config, Path("policy"), Path("log"))
-    parties._model(), parties._model()
+    actors = RayActors(config, Path("policy"), Path("log"))
+    actors._model(), actors._model()
     assert offered == [True] if ships else [False, False]
 
 
 def test_members_on_a_node_that_drains_are_told_of_with_the_seconds_left(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = {"a": "node-1", "b": "node-2", "c": "node-3"}
     found = {id: {"Address": {"NodeID": node}} for id, node in nodes.items()}
-    monkeypatch.setattr(ray_parties, "actors", lambda id: found.get(id, {}))
-    monkeypatch.setattr(ray_parties.state, "get_draining_nodes", lambda: {"node-1": 160_000, "node-2": 0})
+    monkeypatch.setattr(ray_actors, "actors", lambda id: found.get(id, {}))
+    monkeypatch.setattr(ray_actors.state, "get_draining_nodes", lambda: {"node-1": 160_000, "node-2": 0})
     monkeypatch.setattr("time.time", lambda: 100.0)
-    parties = RayParties(load("frozenlake"), Path("policy"), Path("log"))
+    actors = RayActors(load("frozenlake"), Path("policy"), Path("log"))
     handles = {"rollout-0": "a", "rollout-1": "b", "env-0": "c", "env-1": "created a moment ago"}
-    parties._members = {
+    actors._members = {
         name: SimpleNamespace(_actor_id=SimpleNamespace(hex=lambda id=id: id)) for name, id in handles.items()
     }
-    assert asyncio.run(parties.leaving()) == {"rollout-0": 60.0, "rollout-1": math.inf}
+    assert asyncio.run(actors.leaving()) == {"rollout-0": 60.0, "rollout-1": math.inf}
     ranks = [SimpleNamespace(node=node) for node in ("node-3", "node-2", "node-1")]
-    parties._learner = RayLearner(SimpleNamespace(homes=ranks, kill=lambda: None))
-    assert asyncio.run(parties.leaving()) == {"rollout-0": 60.0, "rollout-1": math.inf, "learner": 60.0}
-    parties._learner.kill()
-    assert "learner" not in asyncio.run(parties.leaving())
-    monkeypatch.setattr(ray_parties.state, "get_draining_nodes", dict)
-    assert asyncio.run(parties.leaving()) == {}
+    actors._learner = RayLearner(SimpleNamespace(homes=ranks, kill=lambda: None))
+    assert asyncio.run(actors.leaving()) == {"rollout-0": 60.0, "rollout-1": math.inf, "learner": 60.0}
+    actors._learner.kill()
+    assert "learner" not in asyncio.run(actors.leaving())
+    monkeypatch.setattr(ray_actors.state, "get_draining_nodes", dict)
+    assert asyncio.run(actors.leaving()) == {}
 
 
 @pytest.mark.parametrize("what", ["worker", "learner"])
 def test_a_party_that_cannot_be_created_keeps_no_place(tmp_path: Path, monkeypatch, what: str) -> None:
     """Otherwise its bundles stay reserved until the run ends, and no successor finds room."""
-    parties = RayParties(load("frozenlake"), tmp_path, tmp_path)
+    actors = RayActors(load("frozenlake"), tmp_path, tmp_path)
     released: list[str] = []
     place = SimpleNamespace(options=[{}], release=lambda: released.append(what))
-    monkeypatch.setattr(parties, "placement", SimpleNamespace(worker=lambda _: place, learner=lambda _: place))
+    monkeypatch.setattr(actors, "placement", SimpleNamespace(worker=lambda _: place, learner=lambda _: place))
 
     def full(*_: Any, **__: Any) -> Any:
         raise RaySystemError("the object store is full")
 
-    monkeypatch.setattr(ray_parties, "offer", full)
-    monkeypatch.setattr(ray_parties, "alive_nodes", lambda: [object(), object()])
+    monkeypatch.setattr(ray_actors, "offer", full)
+    monkeypatch.setattr(ray_actors, "alive_nodes", lambda: [object(), object()])
     with pytest.raises((Failed, RaySystemError), match="the object store is full"):
-        parties.worker("rollout-7") if what == "worker" else parties.learner(1)
+        actors.worker("rollout-7") if what == "worker" else actors.learner(1)
     assert released == [what]

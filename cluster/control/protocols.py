@@ -1,7 +1,7 @@
 """The parties of a run as protocols: the calls that the loop makes to the actors and services. Pure.
 
-`cluster.fleet.ray_parties` implements them as Ray actors; the tests run the same loop with in-process parties. A call
-to a party returns a value, raises an error of `cluster.control.party_errors`, or never ends: callers bound every call
+`cluster.fleet.ray_actors` implements them as Ray actors; the tests run the same loop with in-process parties. A call
+to a party returns a value, raises an error of `cluster.control.actor_errors`, or never ends: callers bound every call
 (`cluster.fleet.waiting`), and after the bound a TimeoutError names the party.
 
 A cancelled call is cancelled in the party too where that is possible; its result is never used.
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from squelch.learner.decomposition.statistics import Decomposition
 
 LEARNER = "learner"
-"""The learner's name, in events and in what `Parties.leaving` returns."""
+"""The learner's name, in events and in what `Actors.leaving` returns."""
 Payload = Any
 """Reference to a group's rows; `Payloads.fetch` resolves it."""
 
 
-class Party(Protocol):
+class Actor(Protocol):
     """Any party."""
 
     def kill(self) -> None:
@@ -42,7 +42,7 @@ class Party(Protocol):
         """Waits until a process of the party is gone, then raises `Died`; the party has been ready."""
 
 
-class Single(Party, Protocol):
+class Single(Actor, Protocol):
     """A party of one process."""
 
     async def progress(self) -> Progress:
@@ -135,7 +135,7 @@ class Scorer(Single, Protocol):
         """Replaces the state by that of an earlier scorer."""
 
 
-class Learner(Party, Protocol):
+class Learner(Actor, Protocol):
     """All learner ranks together. After any error but `Refused` the group is of no more use: a rank's shards are lost,
     or the ranks wait for one another. The error names the rank that died, failed or is late."""
 
@@ -214,9 +214,9 @@ class Payloads(Protocol):
         lost."""
 
 
-class Parties(Protocol):
+class Actors(Protocol):
     """Creates parties. The methods return at once; a party's `ready`, `health` or `start` returns once it is up.
-    `PartyError` if a player or worker cannot be created, which may go better the next time."""
+    `ActorError` if a player or worker cannot be created, which may go better the next time."""
 
     @property
     def payloads(self) -> Payloads:

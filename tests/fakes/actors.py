@@ -27,7 +27,7 @@ from squelch.actors.messages import GroupMember, Imitation, StepReport, UpdateRe
 from squelch.actors.process.progress_marks import Progress
 from squelch.actors.records import Group, GroupSummary, Ticket, Trajectory, Turn, summarise
 from squelch.cluster.config import RunConfig
-from squelch.cluster.control.party_errors import Died, Failed, Refused
+from squelch.cluster.control.actor_errors import Died, Failed, Refused
 from squelch.cluster.control.scaling import Answer, Kind, Request
 from squelch.learner.batching import Row
 from squelch.learner.decomposition.alignment import HalfGram
@@ -105,19 +105,19 @@ class World:
     refuse_updates: frozenset[int] = frozenset()
     """Steps whose update the learner refuses for non-finite values."""
 
-    async def call(self, kind: str, party: Fake, work: Callable[[], Any]) -> Any:
+    async def call(self, kind: str, actor: Fake, work: Callable[[], Any]) -> Any:
         """One call of a party: takes its time, does its work, meets its fault."""
-        party.check_alive()
+        actor.check_alive()
         self.calls[kind] += 1
         self.calls["all"] += 1
         if self.on_call is not None:
             self.on_call(kind, self.calls["all"])
         fault = next((f for f in self.faults if (f.kind, f.call) == (kind, self.calls[kind])), None)
-        await party.while_alive(asyncio.sleep(self.pace(kind)))
+        await actor.while_alive(asyncio.sleep(self.pace(kind)))
         if fault is None or (fault.what == "die" and fault.after):
             value = work()
         if fault is not None:
-            await self._befall(fault, party)
+            await self._befall(fault, actor)
         return value
 
     def check_rows(self, groups: list[Any]) -> None:
@@ -128,16 +128,16 @@ class World:
         if lost:
             raise Failed(f"rows of {lost} are lost", RuntimeError("ObjectLostError"))
 
-    async def _befall(self, fault: Fault, party: Fake) -> None:
+    async def _befall(self, fault: Fault, actor: Fake) -> None:
         if fault.what in ("hang", "stall"):
-            party.hangs, party.frozen = True, fault.what == "hang"
-            await party.while_alive(asyncio.sleep(NEVER_S))
+            actor.hangs, actor.frozen = True, fault.what == "hang"
+            await actor.while_alive(asyncio.sleep(NEVER_S))
         if fault.what == "fail":
             raise Failed(f"{fault.kind} failed", RuntimeError(f"{fault.kind} failed"))
         if fault.what == "refuse":
             raise Refused(f"{fault.kind} refused", ValueError(f"{fault.kind} refused"))
-        party.kill()
-        party.check_alive()
+        actor.kill()
+        actor.check_alive()
 
 
 class Fake:
@@ -560,7 +560,7 @@ class Rows:
         return payloads
 
 
-class FakeParties:
+class FakeActors:
     """Creates fakes; `made` counts them by kind. `asks`: whether an autoscaler is asked for nodes."""
 
     asks = False
