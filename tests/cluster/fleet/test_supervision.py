@@ -60,7 +60,7 @@ def supervised(
     return seen
 
 
-def actor(fleet: Fleet, name: str) -> Any:
+def actor_of(fleet: Fleet, name: str) -> Any:
     services = {"filter": fleet.filter, "scorer": fleet.scorer}
     member = fleet.players.current(name) or fleet.workers.current(name)
     return services[name] if member is None else member.actor
@@ -70,7 +70,7 @@ def actor(fleet: Fleet, name: str) -> Any:
 def test_an_idle_party_that_dies_is_noticed_at_once(tmp_path: Path, name: str) -> None:
     async def kill(fleet: Fleet) -> None:
         await asyncio.sleep(100.0)
-        actor(fleet, name).kill()
+        actor_of(fleet, name).kill()
         await asyncio.sleep(1.0)
 
     events = supervised(tmp_path, kill).events
@@ -81,7 +81,7 @@ def test_an_idle_party_that_dies_is_noticed_at_once(tmp_path: Path, name: str) -
 def test_a_party_that_freezes_is_named_at_half_the_limit_and_ended_at_the_limit(tmp_path: Path, name: str) -> None:
     async def freeze(fleet: Fleet) -> None:
         await asyncio.sleep(100.0)
-        frozen = actor(fleet, name)
+        frozen = actor_of(fleet, name)
         frozen.frozen = True
         await asyncio.sleep(80.0)
         assert not frozen.alive
@@ -98,7 +98,7 @@ def test_a_worker_whose_engine_has_died_says_so_itself(tmp_path: Path) -> None:
         async def progress() -> Progress:
             raise Failed("a long trace", RuntimeError("rollout-0: its vLLM engine has died"))
 
-        actor(fleet, "rollout-0").progress = progress
+        actor_of(fleet, "rollout-0").progress = progress
         await asyncio.sleep(20.0)
 
     (_, actor, name, cause), *_ = supervised(tmp_path, engine_dies).events
@@ -108,7 +108,7 @@ def test_a_worker_whose_engine_has_died_says_so_itself(tmp_path: Path) -> None:
 def test_a_budget_that_supervision_uses_up_ends_the_work_with_the_cause(tmp_path: Path) -> None:
     async def freeze_all(fleet: Fleet) -> None:
         for name in ("rollout-0", "rollout-1"):
-            actor(fleet, name).frozen = True
+            actor_of(fleet, name).frozen = True
         await asyncio.sleep(HALF_AN_HOUR_S)
 
     cause = r"^rollout-0 died 1 times within .*last cause: rollout-0 did not answer for 6\d s \(cluster.hung_after_s\)$"
@@ -119,7 +119,7 @@ def test_a_budget_that_supervision_uses_up_ends_the_work_with_the_cause(tmp_path
 def test_an_environment_call_may_take_its_own_time_out_before_its_actor_counts_as_hung(tmp_path: Path) -> None:
     async def freeze(fleet: Fleet) -> None:
         await asyncio.sleep(100.0)
-        frozen = actor(fleet, "env-0")
+        frozen = actor_of(fleet, "env-0")
         frozen.frozen = True
         await asyncio.sleep(95.0)
         assert frozen.alive
@@ -152,7 +152,7 @@ def test_no_party_is_taken_for_dead_in_half_an_hour_on_a_machine_under_load(tmp_
     def load(fleet: Fleet) -> None:
         for name in ("env-0", "env-1", "rollout-0", "rollout-1", "filter", "scorer"):
             delays = [[slow * s for s in recorded[kind]] for kind in ("answer_s", "mark_s")]
-            actor(fleet, name).progress = Loaded(chance, *delays).progress
+            actor_of(fleet, name).progress = Loaded(chance, *delays).progress
 
     async def wait(_: Fleet) -> None:
         await asyncio.sleep(HALF_AN_HOUR_S)
