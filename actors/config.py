@@ -11,7 +11,7 @@ from squelch.envs.settings import Settings
 
 DEFAULT_REPLAYS = 4
 """Replays of a trajectory where the statistic needs them. They generate no token; with 2, intervals of the policy
-variance are too short where few replays are paid (docs/policy-variance.md)."""
+variance are too short where few replays are paid (docs/research/policy-variance.md)."""
 
 MIN_TEMPERATURE = 0.01
 """vLLM raises a lower temperature to this one, while the learner would divide the logits by the lower one."""
@@ -61,7 +61,8 @@ class RolloutConfig(Settings):
 
     count: Annotated[int | Literal["auto"], BeforeValidator(_count)] = 1
     """Number of rollout workers at the start; `squelch scale` changes it while the run goes on. `auto`: from
-    `min_count` on, as many up to `max_count` as the learner needs in order not to wait for groups (docs/cluster.md)."""
+    `min_count` on, as many up to `max_count` as the learner needs in order not to wait for groups
+    (docs/guide/cluster.md)."""
     min_count: int = Field(1, ge=1)
     """Fewest rollout workers that the run is ever scaled to."""
     max_count: int | None = Field(None, ge=1)
@@ -114,8 +115,8 @@ class RolloutConfig(Settings):
     linger_s: float = Field(0.01, ge=0)
     """Seconds that a finished sequence waits for others, so that one call returns several."""
     engine_metrics: bool = False
-    """Whether vLLM reports its own metrics through Ray's Prometheus endpoints (docs/dashboards.md). Every engine step
-    then costs the time to record them."""
+    """Whether vLLM reports its own metrics through Ray's Prometheus endpoints (docs/guide/dashboards.md). Every engine
+    step then costs the time to record them."""
 
     @property
     def parity_limit(self) -> float:
@@ -179,7 +180,7 @@ class RolloutConfig(Settings):
 
 
 class KeptShareConfig(Settings):
-    """The figure q of kept shares, and the controller that moves rho by it (docs/filter.md)."""
+    """The figure q of kept shares, and the controller that moves rho by it (docs/guide/filter.md)."""
 
     every: int = Field(0, ge=0)
     """Steps between two measurements of q; 0 turns them off. Each costs two or three forward and one or two backward
@@ -233,7 +234,7 @@ class FilterConfig(Settings):
     no_signal_limit: int = Field(5, ge=1)
     """Number of consecutive steps without signal after which the run ends under every `on_no_signal`."""
     kind_window: int = Field(64, ge=1)
-    """Number of groups over which the coverage of kinds of tasks is measured (docs/filter.md)."""
+    """Number of groups over which the coverage of kinds of tasks is measured (docs/guide/filter.md)."""
     kind_floor: float = Field(0.0, ge=0, le=1)
     """Least share of the groups of each kind of task that is kept, over `kind_window` groups and the present step;
     the best of the dropped groups are added. 0: no floor."""
@@ -315,7 +316,7 @@ PROBE_TASKS, PROBE_SAMPLES = 32, 4
 
 
 class ProbeConfig(Settings):
-    """The fixed probe: the same validation tasks, sampled and scored again and again (docs/reasoning.md)."""
+    """The fixed probe: the same validation tasks, sampled and scored again and again (docs/guide/reasoning.md)."""
 
     every: int = Field(25, ge=0)
     """Steps between two readings; 0 turns the probe off. The first is before step 1, the last after the last step."""
@@ -332,7 +333,7 @@ class ProbeConfig(Settings):
     (`actors.diagnosis.links`); unset: unless even the fewest would take more than `scorer.share` allows."""
     answer_tasks: int | None = Field(None, ge=4)
     """Tasks whose answers are scored, the first of the probe's, each after reasonings of the others among them; unset:
-    all. From 8 on the intervals were tested (docs/known-links.md)."""
+    all. From 8 on the intervals were tested (docs/research/known-links.md)."""
     answer_references: int | None = Field(None, ge=1)
     """Reasonings of each other task under which the answers of a prompt are scored, drawn at random; unset: all. At
     least 2 are needed to correct the estimate for their number."""
@@ -389,7 +390,7 @@ class ScorerConfig(Settings):
     max_pairs: int | None = Field(None, ge=64)
     """Most pairs (reasoning, prompt) scored in one scope. In a larger matrix each reasoning is scored under its own
     prompt and a random subset of the others, never fewer than two of them, even if that takes more pairs
-    (docs/reasoning.md, "With a budget"). Unset: all pairs, or as many as `share` allows."""
+    (docs/guide/reasoning.md, "With a budget"). Unset: all pairs, or as many as `share` allows."""
     token_budget: int = Field(16384, ge=64)
     """Most tokens in one scoring batch."""
     ema_alpha: float = Field(0.9, ge=0, lt=1)

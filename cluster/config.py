@@ -118,7 +118,7 @@ class ValidationConfig(Settings):
 
 
 class GradientsConfig(Settings):
-    """The gradient decomposition within a run (paper, section 3.1, Figure 3; docs/gradients.md)."""
+    """The gradient decomposition within a run (paper, section 3.1, Figure 3; docs/guide/gradients.md)."""
 
     every: int = Field(0, ge=0)
     """Steps between two decompositions; 0 turns them off. Each costs a forward and a backward pass per trajectory, and
@@ -162,7 +162,7 @@ class ClusterConfig(Settings):
 
 
 class UploadConfig(Settings):
-    """How the files of a run are copied to `store` while it runs (docs/cluster.md)."""
+    """How the files of a run are copied to `store` while it runs (docs/guide/cluster.md)."""
 
     every_s: float = Field(30.0, gt=0)
     """Seconds between two uploads of whatever is new: closed archive parts, figures, events, checkpoints."""

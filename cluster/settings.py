@@ -1,7 +1,7 @@
 """Every setting by its dotted key, with what it means and what it may be; read from the classes of the settings.
 
-`squelch config --explain` prints some of them. `python -m squelch.cluster.settings` writes docs/settings.md, a table of
-all. Environments are imported only for their own options.
+`squelch config --explain` prints some of them. `python -m squelch.cluster.settings` writes docs/reference/settings.md,
+a table of all. Environments are imported only for their own options.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from squelch.cluster.config import RunConfig
 from squelch.envs.registry import ADAPTERS, environment_class, environment_names
 from squelch.envs.settings import Settings
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "settings.md"
 OPTIONS = "environment.options"
 _KINDS: Mapping[Any, str] = {
     bool: "true or false",
@@ -133,7 +133,7 @@ def _line(text: str | None) -> str:
 
 
 def page() -> str:
-    """The text of docs/settings.md."""
+    """The text of docs/reference/settings.md."""
     names = [*environment_names(), *sorted(ADAPTERS)]
     blocks = [*of_run(), *(of_environment(name) for name in names)]
     return "\n".join([HEAD, *(line for block in blocks for line in _section(block))])

@@ -1,7 +1,7 @@
 """Alert rules, as data, checked against the metric registry; `deploy.dashboards` writes them to `deploy/alerts.yml`.
 
-Each rule has a section in docs/runbook.md, to which its annotation `runbook_url` leads. A rule names neither run nor
-environment: those are labels of `squelch_run_info`, which the runbook's first section says how to join.
+Each rule has a section in docs/guide/runbook.md, to which its annotation `runbook_url` leads. A rule names neither run
+nor environment: those are labels of `squelch_run_info`, which the runbook's first section says how to join.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from squelch.deploy.boards.panel import selector as series
 
 JOB = "squelch"
 """Name of the scrape job in `deploy/prometheus.yml`."""
-RUNBOOK = "docs/runbook.md"
+RUNBOOK = "docs/guide/runbook.md"
 """Path in the repository; whoever serves the docs puts their address before it."""
 STALLED_AFTER_S = 900
 SILENT_AFTER_S = 30

@@ -1,7 +1,8 @@
 """Generates Grafana's dashboards, the alert rules, and the docs' tables of metrics, statistics and rules.
 
-    python -m squelch.deploy.dashboards --write    writes deploy/grafana/*.json, deploy/alerts.yml, docs/metrics.md and
-                                                   the tables of docs/filter.md and docs/dashboards.md
+    python -m squelch.deploy.dashboards --write    writes deploy/grafana/*.json, deploy/alerts.yml,
+    docs/reference/metrics.md and
+                                                   the tables of docs/guide/filter.md and docs/guide/dashboards.md
     python -m squelch.deploy.dashboards --check    exits with 1 and names the files that differ from the code
 
 The sources are `cluster.metrics` (the registry), `deploy.boards` and `deploy.alert_rules`, so that renaming a metric
@@ -23,12 +24,12 @@ from squelch.deploy.filter_tables import with_tables
 from squelch.deploy.generated import ROOT, command
 from squelch.deploy.tables import replaced, table
 
-FILTER_PAGE, BOARDS_PAGE = Path("docs/filter.md"), Path("docs/dashboards.md")
+FILTER_PAGE, BOARDS_PAGE = Path("docs/guide/filter.md"), Path("docs/guide/dashboards.md")
 """Pages in which only tables are generated."""
 
 
 def metrics_page() -> str:
-    """The text of `docs/metrics.md`."""
+    """The text of `docs/reference/metrics.md`."""
     lines = [
         "# Metrics",
         "",
@@ -87,7 +88,7 @@ def artefacts() -> dict[Path, str]:
     return {
         **{Path(f"deploy/grafana/{board.title.lower()}.json"): text(board) for board in BOARDS},
         Path("deploy/alerts.yml"): rules_text(),
-        Path("docs/metrics.md"): metrics_page(),
+        Path("docs/reference/metrics.md"): metrics_page(),
         FILTER_PAGE: with_tables((ROOT / FILTER_PAGE).read_text(encoding="utf-8")),
         BOARDS_PAGE: empty_queries((ROOT / BOARDS_PAGE).read_text(encoding="utf-8")),
     }

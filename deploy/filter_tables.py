@@ -1,4 +1,4 @@
-"""Generates the tables of docs/filter.md, with one row for each statistic and each rule of the filter. Pure."""
+"""Generates the tables of docs/guide/filter.md, with one row for each statistic and each rule of the filter. Pure."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ setup_foreign() {
     fi
 }
 
-# The sandbox for programs that a model wrote (docs/sandbox.md). Only DeepCoder needs it, so set-up continues without it.
+# The sandbox for programs that a model wrote (docs/guide/sandbox.md). Only DeepCoder needs it, so set-up continues without it.
 setup_sandbox() {
     command -v bwrap >/dev/null && return
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then

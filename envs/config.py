@@ -47,7 +47,7 @@ class EnvironmentConfig(Settings):
 
     name: str = "FrozenLake"
     """Registered name, without the namespace: `FrozenLake` is `squelch/FrozenLake-v0`; or `package.module:Class` for
-    your own environment (docs/adding-an-environment.md)."""
+    your own environment (docs/guide/adding-an-environment.md)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Task options of that environment; checked against its own `Options` model before anything starts."""
     prompt: PromptName = "tiny"

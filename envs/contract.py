@@ -4,7 +4,7 @@
 |---|---|---|
 | `Environment` | `rules`, `read_action`, `reset`, `step`; `max_turns` | every player: training, validation, `eval` |
 | `Demonstrator` | `demonstrate` | the warm-up of a policy, and benchmarks that play demonstrations |
-| `Judged` | `judge` | the judge of reasonings (docs/reasoning.md) |
+| `Judged` | `judge` | the judge of reasonings (docs/guide/reasoning.md) |
 | `ClosedVocabulary` | `phrases`, `step_rewards` | a tokenizer of whole words; others are read as byte pairs |
 
 `Environment` uses the signatures of Gymnasium's `reset` and `step`, but this module does not import Gymnasium. Derive a

@@ -1,4 +1,5 @@
-"""SortWords: put words into alphabetical order. The template of docs/adding-an-environment.md: copy it and change it.
+"""SortWords: put words into alphabetical order. The template of docs/guide/adding-an-environment.md: copy it and change
+it.
 
 It is complete, and the tests play it. It has no entry in `envs.registry`; its path is its name:
 `environment.name=envs.template:SortWords`.

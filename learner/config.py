@@ -64,7 +64,7 @@ class OverlongConfig(Settings):
 
 
 class ObjectiveConfig(Settings):
-    """The policy objective. The defaults are GRPO's; `learner.algorithm` sets the others (docs/algorithms.md)."""
+    """The policy objective. The defaults are GRPO's; `learner.algorithm` sets the others (docs/guide/algorithms.md)."""
 
     advantage: Literal[*ADVANTAGES] = "grpo"
     """`grpo_no_std` subtracts the group mean; `grpo` also divides by the group's std; `gae` uses a critic's values as

@@ -2,8 +2,8 @@
 
 Snapshots are always kept in host memory: on a GPU they would take as much memory again as the master weights and both
 Adam moments together (12 bytes per parameter). Of a GPU's tensors the copies are made in locked pages that stay for the
-next snapshot: into new pages a publication copied no more than 1.1 to 1.6 GiB a second (docs/measurements.md). Restored
-values are bit-identical.
+next snapshot: into new pages a publication copied no more than 1.1 to 1.6 GiB a second (docs/research/results.md).
+Restored values are bit-identical.
 """
 
 from dataclasses import dataclass

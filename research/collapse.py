@@ -5,11 +5,11 @@ python -m research.collapse --report DIR ... [--out FOLDER] [--unfinished] [--js
 python -m research.collapse --redraw FOLDER
 python -m research.collapse --quick [--json]
 
-`--run` sweeps the arms on sokoban and frozenlake; the sweep can be resumed (docs/sweep.md), and a cell takes about five
-minutes on two idle cores. The base has entropy bonus 0.001 and KL 0.001. Each arm changes one setting: the filter
-(none, top_p 0.9, top_k 0.25) or, with and without top_p, the entropy bonus (0.03, 0.1) or the KL (0.1). The arms of
-MAIN run with `--seeds`, the others with `--other-seeds`. All arms were fixed before the first run; do not tune an arm
-until a seed shows an effect.
+`--run` sweeps the arms on sokoban and frozenlake; the sweep can be resumed (docs/guide/sweep.md), and a cell takes
+about five minutes on two idle cores. The base has entropy bonus 0.001 and KL 0.001. Each arm changes one setting: the
+filter (none, top_p 0.9, top_k 0.25) or, with and without top_p, the entropy bonus (0.03, 0.1) or the KL (0.1). The arms
+of MAIN run with `--seeds`, the others with `--other-seeds`. All arms were fixed before the first run; do not tune an
+arm until a seed shows an effect.
 
 `--report` reads every run at or below the folders. It prints means with 95% t-intervals over seeds, differences from
 the same arm without a filter paired by seed. `--out` writes them as collapse.md, the figures over steps as
@@ -114,8 +114,8 @@ def markdown(figures: Mapping[str, Any]) -> str:
     lines = [
         "# The collapse study",
         "",
-        "`python -m research.collapse --report DIR --out docs` generates this page from its run folders,",
-        "which `--run` makes; they are too large to be kept here. Do not edit it. [measurements.md](measurements.md)",
+        "`python -m research.collapse --report DIR --out docs/research` generates this page from its run folders,",
+        "which `--run` makes; they are too large to be kept here. Do not edit it. [results.md](results.md)",
         "discusses the results.",
         "",
     ]

@@ -1,7 +1,7 @@
 """The pictures of the collapse study, one for each environment: a column for each strength of the regularisers, a row
 for each figure, and in each panel the arms that differ in the filter only.
 
-`rows` computes the data from runs; it is committed as docs/collapse.csv, and `figures` draws it.
+`rows` computes the data from runs; it is committed as docs/research/collapse.csv, and `figures` draws it.
 """
 
 from __future__ import annotations

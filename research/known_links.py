@@ -5,7 +5,7 @@ python -m research.known_links [--quick] [--json] [--write]
 Channels from prompt to reasoning to answer with finitely many values are enumerated (research/channels/links.py),
 so that each link is a sum. For each estimate, number of tasks N and samples K the benchmark prints the mean, its
 difference from what the interval is made for, and how often the nominal 95% interval contains that. `--write` writes
-docs/known-links.md and the figures it comes from, docs/known-links.json.
+docs/research/known-links.md and the figures it comes from, docs/research/known-links.json.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from squelch.actors.diagnosis.links import LinksReading
 from squelch.actors.diagnosis.uncertainty import wilson_interval
 from squelch.actors.scorer.share import OTHERS, REFERENCES
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[1] / "docs" / "research"
 PAGE, DATA = DOCS / "known-links.md", DOCS / "known-links.json"
 SIZES = ((8, 2), (8, 4), (8, 8), (32, 2), (32, 4), (32, 8))
 """(N, K)."""
@@ -241,7 +241,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} readings a row instead of {TRIALS}")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
-    parser.add_argument("--write", action="store_true", help="write docs/known-links.md and docs/known-links.json")
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.name} and {DATA.name} in docs/research")
     args = parser.parse_args()
     figures = measure(QUICK if args.quick else TRIALS)
     if args.write:

@@ -6,7 +6,7 @@ Channels with finitely many prompts and strings are enumerated (research/channel
 For a tiny random causal LM, all strings of up to 4 tokens are enumerated by its forward pass, and the estimates come
 from the scorer's engine (actors/scorer/cross_scoring.py). By N, K and length, the benchmark prints the estimate's mean
 and bias; how often the 95% interval covers the estimate's mean over draws of N prompts, and I(X;Z) itself; and the rate
-of false positives. `--write` writes docs/known-truth.md and docs/known_truth.svg.
+of false positives. `--write` writes docs/research/known-truth.md and docs/research/known_truth.svg.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from squelch.cluster.plots.style import BLUE, GREEN, MUTED, VERMILLION, render, 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[1] / "docs" / "research"
 SIZES = (6, 8, 16, 32, 64)
 SAMPLES = (1, 8)
 CHANNELS: Mapping[str, Mapping[str, Any]] = {
@@ -199,7 +199,7 @@ def _texts(row: Mapping[str, Any]) -> list[str]:
 
 
 def markdown(figures: Mapping[str, Any]) -> str:
-    """The text of docs/known-truth.md."""
+    """The text of docs/research/known-truth.md."""
     lines = [HEAD.format(length=LM_LENGTH, trials=figures["trials"])]
     lines += markdown_table(COLUMNS, map(_texts, figures["rows"]))
     lines += [FALSE_POSITIVES, *(f"- {name}: {value:.3f}" for name, value in figures["false_positives"].items())]
@@ -207,7 +207,8 @@ def markdown(figures: Mapping[str, Any]) -> str:
 
 
 def figure(rows: Sequence[Mapping[str, Any]]) -> str:
-    """docs/known_truth.svg: mean estimate against N with I(X;Z) for comparison, and coverage of the mean; K = 8."""
+    """docs/research/known_truth.svg: mean estimate against N with I(X;Z) beside it, and coverage of the mean (K =
+    8)."""
     chosen = {
         name: [row for row in rows if (row["channel"], row["samples"]) == (name, 8) and row["terminator"]]
         for name in SHOWN
@@ -246,7 +247,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="40 draws a row instead of 400; under a minute")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
-    parser.add_argument("--write", action="store_true", help="write docs/known-truth.md and docs/known_truth.svg")
+    parser.add_argument("--write", action="store_true", help="write docs/research/known-truth.md and its picture")
     args = parser.parse_args()
     figures = measure(40 if args.quick else 400)
     if args.write:

@@ -19,15 +19,16 @@ Everything here was fixed before the first cell ran; do not change it once a cel
                    it fails if the upper end is below -0.03, and otherwise it cannot be told from five seeds. The same
                    is reported of plain and shared, for which nothing is claimed
 
-32 replays, because on the lakes of docs/policy-variance.md 4 tell almost no group from noise at p = 0.5. The cells of
-`none` and `plain` are those of Figure 9 in `research.claims`, which runs them (`python -m research.claims --run
+32 replays, because on the lakes of docs/research/policy-variance.md 4 tell almost no group from noise at p = 0.5. The
+cells of `none` and `plain` are those of Figure 9 in `research.claims`, which runs them (`python -m research.claims
+--run
 --only noise`); this study runs the others under the same settings. At p = 0 nothing is noisy, so `shared` is `plain`
 by construction and is not run; `policy_variance` ranks by the reward variance there, and differs from `plain` by its
 epsilon and by what it does without a signal.
 
 `--run` runs the cells that are not done, for at most N minutes, and goes on where it was interrupted. A finished cell
 leaves one small file in `research/results/noise`; commit it. Without `--list` and `--run` the committed files
-are judged, `--quick` alike; nothing is run. `--write` writes docs/noise.md.
+are judged, `--quick` alike; nothing is run. `--write` writes docs/research/noise.md.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from research.kept import (
 )
 from squelch.cluster.sweep.table import INTERVAL, t_interval, text
 
-PAGE = Path(__file__).parents[1] / "docs" / "noise.md"
+PAGE = Path(__file__).parents[1] / "docs" / "research" / "noise.md"
 TOLERANCE = 0.03
 JUDGED, JUDGED_AT = "policy_variance", plan.MANY
 REPLAYS = 32
@@ -165,7 +166,7 @@ def cells(found: Mapping[str, Any]) -> list[str]:
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The text of docs/noise.md."""
+    """The text of docs/research/noise.md."""
     table = markdown_table(COLUMNS, map(cells, rows))
     return "\n".join([HEAD, *table, "", TAIL]) + "".join(f"- {note}\n" for note in notes_of(rows))
 
@@ -182,7 +183,8 @@ HEAD = f"""\
 p the executed direction is uniform over the four (the paper's Figure 9). Success is measured on the fixed validation
 tasks, under the same noise. Each cell is a mean over seeds with its [{INTERVAL}]; differences from no filter are paired
 by seed. Arms, seeds and criterion were fixed before the first run (`research/noise.py`): at p = 0.8 and p = 1
-the lower end for `policy_variance` is above -{TOLERANCE}. [filter.md](filter.md#noisy-rewards) explains the statistic.
+the lower end for `policy_variance` is above -{TOLERANCE}. [filter.md](../guide/filter.md#noisy-rewards) explains the
+statistic.
 """
 TAIL = """\
 - **plain** ranks by reward variance, **shared** too, with one noise for all trajectories of a group, as the authors'

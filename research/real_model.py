@@ -5,7 +5,8 @@ python -m research.real_model --run [--only WORD ...] [--minutes N] [--parallel 
     [--runs-dir DIR] [--set KEY=VALUE ...]
 python -m research.real_model [--quick] [--json] [--write]
 
-The model is SmolLM2-135M-Instruct (docs/real-models.md). The parts and their arms were fixed before the first run:
+The model is SmolLM2-135M-Instruct (docs/guide/real-models.md). The parts and their arms were fixed before the first
+run:
 
     part                  recipe               steps   arms                                             seeds
     countdown             smollm2-countdown    60      as it comes                                      0, 1
@@ -26,13 +27,13 @@ other work cells took up to one and a half times as long.
 A finished cell leaves one small file under `research/results/real_model`, with ten reasonings of the first
 and the last step; commit it. A run that was made by hand with a cell's settings is kept too: move its folder to
 DIR/real-model/CELL and call `--run --only CELL` with the same `--set`; other settings are refused. On processors with
-fast bfloat16, the types of numbers may be set (docs/real-models.md), for all cells that are compared.
+fast bfloat16, the types of numbers may be set (docs/guide/real-models.md), for all cells that are compared.
 
 Without either form the committed files are reported, `--quick` alike; nothing is run. First and last are the first and
 the last measurement. The judge reads the reasonings: "states" is the share of those that state anything, and "true"
 the share of true ones among these, at scorings where there are any. Under the table, the filter is compared with none:
 differences at the last measurement that both have, the first aside, paired by seed and by what was set. `--write`
-writes docs/real-model-study.md, with the first and the last reasonings side by side.
+writes docs/research/real-model-study.md, with the first and the last reasonings side by side.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from squelch.cluster.sweep.plan import Arm
 from squelch.cluster.sweep.table import t_interval, text
 
 RESULTS = Path(__file__).parent / "results" / "real_model"
-PAGE = Path(__file__).parents[1] / "docs" / "real-model-study.md"
+PAGE = Path(__file__).parents[1] / "docs" / "research" / "real-model-study.md"
 ENTROPY = "learner.objective.entropy_coefficient"
 REASONINGS = 10
 STEP_S = {"smollm2-countdown": {"none": 27.0, "top_p": 22.0}, "smollm2-frozenlake": {"none": 140.0, "top_p": 70.0}}
@@ -312,7 +313,7 @@ def _plain(words: str) -> str:
 HEAD = """# The study on a real language model
 
 `python -m research.real_model --write` generates this page from the runs in
-`research/results/real_model`; do not edit it. [real-models.md](real-models.md) describes the model and says
+`research/results/real_model`; do not edit it. [real-models.md](../guide/real-models.md) describes the model and says
 what was run. First and last are the first and the last measurement. The judge reads the reasonings: "states" is the
 share of those that state anything, and "true" the share of true ones among these, at scorings where there are any.
 Differences are those at the last measurement that both runs have, the first aside, and of success at each run's last
@@ -321,7 +322,7 @@ validation.
 
 
 def markdown(found: Sequence[Kept]) -> str:
-    """The text of docs/real-model-study.md."""
+    """The text of docs/research/real-model-study.md."""
     heads = [head.replace("|", "\\|") for head in COLUMNS]
     lines = [HEAD, *markdown_table(heads, ([str(cell) for cell in row] for row in report_rows(found)))]
     if notes := [*compared(found), *early_ends(found), *remarks(found)]:

@@ -11,7 +11,8 @@ came later, after two such runs that were equal to the last digit.
     collapse       FrozenLake without the filter, with an entropy bonus of 0.2 (the recipe has 0.001), 60 steps, seeds 0
                    to 2. The fixed probe is read every 3 steps, tasks are validated every 10, and a checkpoint is saved
                    every 2
-    rescue         for each seed new runs of 40 steps with the recipe's filter and entropy bonus, as docs/reasoning.md
+    rescue         for each seed new runs of 40 steps with the recipe's filter and entropy bonus, as
+    docs/guide/reasoning.md
                    advises, which begin with
         named      the checkpoint that the first alarm named, the newest from before the fall that it saw; if it said
                    that there is none, as `anew`

@@ -1,4 +1,4 @@
-"""Writes docs/schema.md from the schema: `python -m squelch.actors.archive.page`."""
+"""Writes docs/reference/schema.md from the schema: `python -m squelch.actors.archive.page`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 from squelch.actors.archive.schema import DECISION, INDEX, PICTURE, SCORE, TRAJECTORY, TURN, VERSION_SPAN, Column
 from squelch.actors.archive.version import VERSION, VERSION_KEY
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "schema.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "schema.md"
 
 HEAD = f"""\
 # The archive's schema

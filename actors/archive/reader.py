@@ -184,7 +184,7 @@ def _in_schema(table: pa.Table, names: Sequence[str], version: int, where: str) 
     from squelch.envs.untrusted.files import decoding
 
     fields = pa.schema([ARCHIVE_SCHEMA.field(name) for name in names], metadata=ARCHIVE_SCHEMA.metadata)
-    with decoding(where, f"does not fit schema {version}", "docs/schema.md lists it"):
+    with decoding(where, f"does not fit schema {version}", "docs/reference/schema.md lists it"):
         found = version0.upgraded(table, names) if version == 0 else _with_nulls(table, fields).cast(fields)
     check_rows(found, where)
     return found
@@ -216,7 +216,7 @@ def check_version(stated: object, where: str) -> None:
 
 
 def _lacks(where: str, missing: Sequence[str], version: int) -> str:
-    text = f"{where} lacks the columns {list(missing)} of schema {version} (docs/schema.md)"
+    text = f"{where} lacks the columns {list(missing)} of schema {version} (docs/reference/schema.md)"
     return f"{text}. It states no version, so it is read as version 0." if version == 0 else f"{text}."
 
 

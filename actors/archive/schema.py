@@ -1,4 +1,5 @@
-"""Schema 1 of the archive: every column with its type, unit and meaning. docs/schema.md is generated from this module.
+"""Schema 1 of the archive: every column with its type, unit and meaning. docs/reference/schema.md is generated from
+this module.
 
 A file without a version is read by `actors.archive.version0`; a file of a newer version is refused. A change of a
 column's name, type or meaning needs a new version; schema 1 has nullable columns for data that later releases record.
@@ -201,7 +202,7 @@ INDEX = (
 )
 
 SCORE = (
-    Column("scope", pa.string(), "`first_turn` or `trajectory` (docs/reasoning.md)"),
+    Column("scope", pa.string(), "`first_turn` or `trajectory` (docs/guide/reasoning.md)"),
     Column("sample", pa.int32(), "The reasoning: its row in the scope's matrix", "from 0"),
     Column("prompt", pa.int32(), "The prompt: its column in the scope's matrix", "from 0"),
     Column(

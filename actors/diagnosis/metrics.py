@@ -1,4 +1,4 @@
-"""Metrics of the diagnosis, which measures whether reasoning depends on its input (docs/reasoning.md). Pure."""
+"""Metrics of the diagnosis, which measures whether reasoning depends on its input (docs/guide/reasoning.md). Pure."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ METRICS: Table = {
         MetricSpec(
             "squelch_reasoning_regime",
             "gauge",
-            "1 for the present regime of the reasoning (docs/reasoning.md), else 0",
+            "1 for the present regime of the reasoning (docs/guide/reasoning.md), else 0",
             "{scope}/regime/{regime}",
             ("scope", "regime"),
             product(SCOPES, REGIMES),

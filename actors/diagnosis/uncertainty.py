@@ -12,7 +12,7 @@ delete-one influence values (Efron and Tibshirani 1993, section 11.6), which cov
 The percentiles are expanded to those of Student's t with N - 1 degrees of freedom and variance N / (N - 1) (Hesterberg
 2015, section 4.2): plain percentiles are too narrow below about 30 prompts. The interval covers the metric's
 expectation over draws of N prompts and their reasonings. For MI this expectation lies below I(X;Z) by the bias of the
-mixture (docs/known-truth.md), so the interval does not cover I(X;Z) itself.
+mixture (docs/research/known-truth.md), so the interval does not cover I(X;Z) itself.
 
 Null: if reasoning does not depend on its input, the assignment of blocks of reasonings to prompts is exchangeable. The
 labels of the distinct prompts are permuted; the mixture stays the same. The p-value is the share of permutations that
@@ -24,7 +24,7 @@ Invariants:
 
 - Below `MIN_PROMPTS` distinct prompts there is neither p-value nor interval: the smallest possible p-value is 1/N!, and
   1/3! > 0.05. Below `MIN_INTERVAL` there is no interval: at 4 prompts its coverage was as low as 60% of the nominal
-  coverage (docs/known-truth.md).
+  coverage (docs/research/known-truth.md).
 - The same scores and seed give the same results; the cost is O(samples x prompts), plus `RESAMPLES` x prompts.
 """
 

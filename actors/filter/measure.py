@@ -1,4 +1,5 @@
-"""Measures groups: score, reward variance and mean return of each, or the reason why it is refused (docs/filter.md).
+"""Measures groups: score, reward variance and mean return of each, or the reason why it is refused
+(docs/guide/filter.md).
 
 Numpy in float64; imports neither torch, Ray, vLLM nor pyarrow. All values of a refused group (non-finite value, too few
 survivors) are NaN.

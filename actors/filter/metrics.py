@@ -121,7 +121,7 @@ METRICS = {
             "squelch_kept_share_alignment",
             "gauge",
             "q of a kept share: how well a step of unit length on the groups that rho keeps agrees with the gradient "
-            "of all groups (docs/filter.md)",
+            "of all groups (docs/guide/filter.md)",
             "kept_share/q/{rho}",
             ("rho",),
             product(RHOS),

@@ -1,4 +1,4 @@
-"""Policy variance: the reward variance of a group without the part that environment noise adds (docs/filter.md).
+"""Policy variance: the reward variance of a group without the part that environment noise adds (docs/guide/filter.md).
 
 Each of the G trajectories of a group is replayed R times under fresh noise (`actors.play.replaying`), with returns
 Y_gr, means m_g over r and sample variances s_g^2 over r. The estimate is that of a one-way analysis of variance with
@@ -12,7 +12,7 @@ Invariants:
 
 - V is unbiased for the variance of m_g's expectation over plans, if the plans were fixed before any noise was seen and
   no two replays share noise. It may be negative. Of plans that react to what happened it is biased in either direction
-  (docs/policy-variance.md measures both).
+  (docs/research/policy-variance.md measures both).
 - V does not change if the same constant is added to all returns, or if trajectories are put in another order.
 - Without noise V is the reward variance.
 

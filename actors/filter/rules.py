@@ -1,7 +1,7 @@
-"""The selection rules: one function and one table entry each (paper, section 3.3 and appendix G; docs/filter.md).
+"""The selection rules: one function and one table entry each (paper, section 3.3 and appendix G; docs/guide/filter.md).
 
 To add a rule, write a function of the ranked groups and add an entry to `RULES`: settings, `squelch filter` and
-docs/filter.md take its name from this table. This module does not import numpy, because settings check rule names
+docs/guide/filter.md take its name from this table. This module does not import numpy, because settings check rule names
 against the table and the command line must start fast; `actors.filter.selection.Ranked` has the shared array
 operations.
 """

@@ -1,8 +1,8 @@
-"""The statistics by which a group can be scored: one table entry each (docs/filter.md).
+"""The statistics by which a group can be scored: one table entry each (docs/guide/filter.md).
 
-To add a statistic, add an entry to `STATISTICS`: settings, `squelch filter` and docs/filter.md take its name from this
-table. This module does not import numpy, because settings check names of statistics against the table and the command
-line must start fast; reductions use methods of the given arrays.
+To add a statistic, add an entry to `STATISTICS`: settings, `squelch filter` and docs/guide/filter.md take its name from
+this table. This module does not import numpy, because settings check names of statistics against the table and the
+command line must start fast; reductions use methods of the given arrays.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ranks one window and applies its rule (paper, section 3.3 and appendix G; docs/filter.md). Invariants:
+"""Ranks one window and applies its rule (paper, section 3.3 and appendix G; docs/guide/filter.md). Invariants:
 
 - A refused group has score NaN and is never selected; it still counts in the window's number of groups N.
 - Groups are ranked by score, and by `order` at equal scores, so the order of arrival does not affect the result.

@@ -1,4 +1,4 @@
-"""The filter's windows: they decide which groups of a step are learned from (paper, section 3.3; docs/filter.md).
+"""The filter's windows: they decide which groups of a step are learned from (paper, section 3.3; docs/guide/filter.md).
 
 Pure logic without Ray; `actors.filter.service` is the Ray actor. The caller admits every group of a step when it
 arrives and closes the step once all its tickets have ended; nothing here waits. Invariants:

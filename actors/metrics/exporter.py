@@ -85,7 +85,8 @@ class Recorder:
         return f"http://{self._config.host}:{self.port}/metrics"
 
     def step(self, step: int, flat: Flat) -> None:
-        """Records all values of training step `step` by flat key (docs/metrics.md); an error changes no series."""
+        """Records all values of training step `step` by flat key (docs/reference/metrics.md); an error changes no
+        series."""
         with self._lock:
             self._store.step({"time": time.time(), **flat, "step": step})
 

@@ -1,7 +1,8 @@
 """Loggers beside Prometheus: TensorBoard and Weights & Biases, with the figures of the same registry.
 
-A logger gets the flat dict of each step that the exporter gets. A figure's name there is its section of docs/metrics.md
-and its key, e.g. `Filter/kept_mass`, so that both tools group it as the docs do. A figure without a value is left out.
+A logger gets the flat dict of each step that the exporter gets. A figure's name there is its section of
+docs/reference/metrics.md and its key, e.g. `Filter/kept_mass`, so that both tools group it as the docs do. A figure
+without a value is left out.
 
 Invariants:
 

@@ -2,7 +2,7 @@
 
 A training step reports one flat dict, e.g. `{"success": 0.41, "first_turn/retrieval_accuracy": 0.38}`. The dict is
 written to `metrics.jsonl` unchanged, and `actors.metrics.series` maps it to Prometheus series through the registry.
-Dashboards, alert rules and `docs/metrics.md` use the same registry, so all of them agree on names.
+Dashboards, alert rules and `docs/reference/metrics.md` use the same registry, so all of them agree on names.
 
 Invariants:
 

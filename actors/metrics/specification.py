@@ -21,7 +21,7 @@ LabelValues = tuple[str, ...]
 
 
 class Section(StrEnum):
-    """The question that a metric answers; docs/metrics.md has a section for each, in this order."""
+    """The question that a metric answers; docs/reference/metrics.md has a section for each, in this order."""
 
     PROGRESS = "Progress"
     LEARNING = "Is it learning"

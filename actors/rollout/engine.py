@@ -145,7 +145,7 @@ def require_build(is_cpu_build: bool, config: RolloutConfig) -> None:
     if config.num_gpus == 0 and not is_cpu_build:
         raise ValueError(
             "rollout.num_gpus=0 needs vLLM's CPU build, and another is installed; set rollout.num_gpus to 1 or to a "
-            "share of a GPU (docs/real-models.md, On one GPU), or set up a virtual environment with make setup"
+            "share of a GPU (docs/guide/real-models.md, On one GPU), or set up a virtual environment with make setup"
         )
     if config.num_gpus > 0 and is_cpu_build:
         raise ValueError(

@@ -2,10 +2,10 @@
 
 On CPU vLLM 0.32 leaves norms to torch's compiler. Without the compiler (`rollout.enforce_eager`, the default) a norm is
 eight operators of torch, which take four to twelve times as long as the kernel: a fifth of the generation of a model
-of 135 million parameters (docs/measurements.md). `register` makes the kernels known as implementations of vLLM's own
-operators, and `PRIORITY` puts them first. They compute each row by itself, so a token's log-probability still does not
-depend on its batch. On processors with AVX2 alone they cut bfloat16 off instead of rounding it, which makes every sum
-too small; torch's own operators serve there.
+of 135 million parameters (docs/research/results.md). `register` makes the kernels known as implementations of vLLM's
+own operators, and `PRIORITY` puts them first. They compute each row by itself, so a token's log-probability still does
+not depend on its batch. On processors with AVX2 alone they cut bfloat16 off instead of rounding it, which makes every
+sum too small; torch's own operators serve there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Metrics of the scorer: its samples, its excluded reasonings, and its own health (docs/reasoning.md). Pure."""
+"""Metrics of the scorer: its samples, its excluded reasonings, and its own health (docs/guide/reasoning.md). Pure."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ ANSWERS = (
     MetricSpec(
         "squelch_unscored_answers",
         "gauge",
-        "Answers of usable reasonings that were left out, by reason (docs/reasoning.md)",
+        "Answers of usable reasonings that were left out, by reason (docs/guide/reasoning.md)",
         "probe/link/excluded/{reason}",
         ("reason",),
         product(ANSWER_EXCLUSIONS),
@@ -224,7 +224,7 @@ METRICS: Table = {
         MetricSpec(
             "squelch_unscored_reasonings",
             "gauge",
-            "Reasonings left out of the score matrix, by reason (docs/reasoning.md)",
+            "Reasonings left out of the score matrix, by reason (docs/guide/reasoning.md)",
             "{scope}/excluded/{reason}",
             ("scope", "reason"),
             product(SCOPES, EXCLUSIONS),

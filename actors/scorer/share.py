@@ -12,7 +12,7 @@ beside a learner in bfloat16 scores half as much. The probe may take up to two t
 what it leaves. A trajectory is taken to last half of its most turns, each turn to reach its limit, and every group to
 be trained on. So the scorer's share of a run's time is another: smaller where rollout workers decode at less than a
 processor's full speed, larger where a filter drops most groups. `python -m benchmarks.scorer_share` measures it in the
-demo; docs/measurements.md has a language model's.
+demo; docs/research/results.md has a language model's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes one demonstrated episode of each environment into docs/environments.md.
+"""Writes one demonstrated episode of each environment into docs/guide/environments.md.
 
 `python -m benchmarks.environments --write` replaces the text between two markers of that page.
 """

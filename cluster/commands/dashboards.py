@@ -33,7 +33,7 @@ SCHEMA = "SQUELCH_GRAFANA_SCHEMA"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.description = "Grafana dashboards of a run (docs/dashboards.md)."
+    parser.description = "Grafana dashboards of a run (docs/guide/dashboards.md)."
     parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
     _add_push(actions.add_parser("push", help="put data source, folder and dashboards into a Grafana server"))

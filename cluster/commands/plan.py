@@ -347,7 +347,7 @@ def _counted(config: RunConfig, size: ModelSize, device: float | None) -> tuple[
     origin = (
         f"estimated: counted operations at {PRODUCTS:.0%} of the products and {READING:.0%} of the bandwidth of one "
         f"{kind.name} a party, every turn at its limit, every group kept, no time in environments and replays; a model "
-        "below a billion parameters takes longer (docs/cluster.md). Give --run for times of your own machines"
+        "below a billion parameters takes longer (docs/guide/cluster.md). Give --run for times of your own machines"
     )
     return counted(size, config, kind), origin
 

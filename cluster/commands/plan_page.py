@@ -1,4 +1,4 @@
-"""Generates docs/memory.md: what every recipe's parties need on devices of several sizes, and what to set.
+"""Generates docs/reference/memory.md: what every recipe's parties need on devices of several sizes, and what to set.
 
     python -m squelch.cluster.commands.plan_page
 
@@ -17,7 +17,7 @@ from squelch.cluster.config import load, recipe_names
 
 SETTING = re.compile(r"[a-z_]+\.[a-z_]+=[a-z0-9.]*[a-z0-9]")
 """A setting in the text of an advice."""
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "memory.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "memory.md"
 
 HEAD = """\
 # Memory of every recipe
@@ -26,7 +26,7 @@ HEAD = """\
 estimates from the shapes of the model, with the recipe's own settings. `squelch plan RECIPE --device-gib N` does the
 same for a device of another size and for changed settings, and says of which parts a figure consists.
 `python -m benchmarks.memory` prints the estimates of one model beside peaks that it measures on a CPU
-([measurements.md](measurements.md)).
+([results.md](../research/results.md)).
 
 """
 GPUS = """\
@@ -36,7 +36,7 @@ The column GiB is what the party needs with the recipe's settings: a learner ran
 worker with all sequences that the recipe gives it at once, the scorer at its largest batch. A column of a device says
 whether the party fits, or which settings make it fit. A rollout worker with a smaller `rollout.max_num_seqs` decodes
 fewer sequences at once, which is slower. Each party has cards of its own here; which settings let all share one:
-[real-models.md](real-models.md#on-one-gpu).
+[real-models.md](../guide/real-models.md#on-one-gpu).
 
 """
 HOST = """\

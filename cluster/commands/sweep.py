@@ -1,4 +1,4 @@
-"""`squelch sweep`: runs a recipe over settings and seeds and prints one table at the end (docs/sweep.md).
+"""`squelch sweep`: runs a recipe over settings and seeds and prints one table at the end (docs/guide/sweep.md).
 
 `cluster.sweep.plan` defines the cells, `cluster.sweep.cells` runs them, and `cluster.sweep.table` makes the table.
 """

@@ -17,7 +17,7 @@ in between nothing changes.
 
 The constants were fixed before any run was judged by them; `python -m research.gaming` judges them. Rising variance
 at flat success is a sign and no proof: tasks that come within reach raise the variance too, before they are solved.
-`docs/runbook.md` says how to tell.
+`docs/guide/runbook.md` says how to tell.
 
 Invariants: steps and validations come in order. Without three validations the warning is not raised. Plain JSON state.
 """

@@ -126,7 +126,7 @@ def _advice(kind: str) -> str:
     if kind == "GPU":
         return (
             "use a larger cluster, let parties share a GPU (fractions of learner.num_gpus, rollout.num_gpus and "
-            "scorer.num_gpus: docs/real-models.md, On one GPU), or set scorer.enabled=false"
+            "scorer.num_gpus: docs/guide/real-models.md, On one GPU), or set scorer.enabled=false"
         )
     return (
         "add nodes (on one machine: raise cluster.num_cpus), or lower rollout.count, environment_actor.count, "

@@ -21,8 +21,9 @@ def vectors() -> str:
 
 
 def emulates_16_bits(instructions: str) -> bool:
-    """Whether products of 16-bit numbers are slower than those of float32 by a large factor (docs/real-models.md).
-    AVX-512 alone has none; where the kernel does not tell what the processor has, it is taken to have them."""
+    """Whether products of 16-bit numbers are slower than those of float32 by a large factor
+    (docs/guide/real-models.md). AVX-512 alone has none; where the kernel does not tell what the processor has, it is
+    taken to have them."""
     if instructions != "AVX512":
         return True
     has = flags()

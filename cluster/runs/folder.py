@@ -94,7 +94,8 @@ class RunFolder:
         return found
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The figures of each step, in order (docs/metrics.md). Step 0 holds the figures from before training."""
+        """The figures of each step, in order (docs/reference/metrics.md). Step 0 holds the figures from before
+        training."""
         from squelch.cluster.runs.shapes import check_metrics
 
         with bad_files_are_the_users():
@@ -160,7 +161,7 @@ class RunFolder:
         return None if found is None else self._bytes(found, MAX_DOCUMENT)
 
     def decompositions(self) -> dict[int, dict[str, Any]]:
-        """The gradient decompositions by step (docs/gradients.md)."""
+        """The gradient decompositions by step (docs/guide/gradients.md)."""
         found = ((_DECOMPOSITION.fullmatch(key), key) for key in self._list(f"{GRADIENTS}/"))
         return {int(match[1]): self._json(key) for match, key in found if match}
 

@@ -27,7 +27,7 @@ def _slowest(name: str) -> str:
 
 RAY = Row(
     "Ray",
-    "cluster.md",
+    "guide/cluster.md",
     (
         Panel(
             "Ray's actors",
@@ -86,7 +86,7 @@ RAY = Row(
 
 VLLM = Row(
     "vLLM",
-    "cluster.md",
+    "guide/cluster.md",
     (
         Panel(
             "Requests in the engines",

@@ -21,7 +21,7 @@ def _in_regime(regime: str) -> str:
 
 DEPENDENCE = Row(
     "Does reasoning depend on its input",
-    "reasoning.md",
+    "guide/reasoning.md",
     (
         Panel(
             "Retrieval accuracy",
@@ -92,7 +92,7 @@ DEPENDENCE = Row(
 
 PROBE = Row(
     "Fixed probe",
-    "reasoning.md",
+    "guide/reasoning.md",
     (
         Panel(
             "MI on the fixed probe",
@@ -163,7 +163,7 @@ PROBE = Row(
 
 ANSWERS = Row(
     "Does the answer follow from the reasoning",
-    "reasoning.md",
+    "guide/reasoning.md",
     (
         Panel(
             "Links from reasoning to answer",
@@ -224,7 +224,7 @@ ANSWERS = Row(
 
 REGIME = Row(
     "Entropy and regime",
-    "reasoning.md",
+    "guide/reasoning.md",
     (
         Panel(
             "Retrieval accuracy against H(Z|X)",
@@ -282,7 +282,7 @@ REGIME = Row(
 
 PARTS = Row(
     "Where it is lost",
-    "reasoning.md",
+    "guide/reasoning.md",
     (
         Panel(
             "MI by turn",
@@ -327,7 +327,7 @@ PARTS = Row(
 
 SCORER = Row(
     "Scorer",
-    "reasoning.md",
+    "guide/reasoning.md",
     (
         Panel(
             "Size of the score matrix",

@@ -18,7 +18,7 @@ _GAP, _GAP_ERROR = series("squelch_replay_gap_mean"), series("squelch_replay_gap
 
 VARIANCE = Row(
     "Reward variance",
-    "filter.md",
+    "guide/filter.md",
     (
         Panel(
             "Groups by reward variance",
@@ -56,7 +56,7 @@ VARIANCE = Row(
 
 NOISE = Row(
     "Environment noise",
-    "filter.md",
+    "guide/filter.md",
     (
         Panel(
             "Policy variance and noise",
@@ -118,7 +118,7 @@ GAMING = Panel(
 
 FILTER = Row(
     "What the filter keeps",
-    "filter.md",
+    "guide/filter.md",
     (
         Panel(
             "Kept",
@@ -160,7 +160,7 @@ FILTER = Row(
 
 KINDS = Row(
     "Which kinds of tasks are kept",
-    "filter.md",
+    "guide/filter.md",
     (
         Panel(
             "Effective number of kinds",
@@ -215,7 +215,7 @@ KINDS = Row(
 
 GRADIENTS = Row(
     "Gradients by reward variance",
-    "gradients.md",
+    "guide/gradients.md",
     (
         Panel(
             "Gradient norms by bucket",
@@ -245,7 +245,7 @@ NO_SHARES = "filter.kept_share.every is 0"
 FEW = f"{NO_SHARES}, or there are few measurements"
 KEPT_SHARE = Row(
     "Which share is best kept",
-    "filter.md",
+    "guide/filter.md",
     (
         Panel(
             "q by rho",

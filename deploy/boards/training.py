@@ -12,7 +12,7 @@ _MEAN_STEP = mean_of("squelch_step_duration_seconds")
 
 NOW = Row(
     "Now",
-    "metrics.md",
+    "reference/metrics.md",
     (
         stat(
             "Progress",
@@ -53,7 +53,7 @@ NOW = Row(
 
 LEARNING = Row(
     "Is it learning",
-    "metrics.md",
+    "reference/metrics.md",
     (
         Panel(
             "Success",
@@ -104,7 +104,7 @@ LEARNING = Row(
 
 OPTIMISER = Row(
     "Optimiser",
-    "algorithms.md",
+    "guide/algorithms.md",
     (
         Panel(
             "Loss and gradient",

@@ -1,5 +1,5 @@
 """Replays of a trajectory's actions under fresh noise, from which the filter separates the variance of the policy from
-that of the environment (docs/filter.md, "Noisy rewards").
+that of the environment (docs/guide/filter.md, "Noisy rewards").
 
 The *plan* of an episode is the list of actions that the policy's answers named, in the form in which the environment
 was given them, or would have been: actions that an answer names after the environment has ended belong to the plan too,

@@ -1,4 +1,4 @@
-"""Runs model-written programs in isolation; docs/sandbox.md describes the isolation and the remaining risks."""
+"""Runs model-written programs in isolation; docs/guide/sandbox.md describes the isolation and the remaining risks."""
 
 from squelch.envs.sandbox.limits import Limits, SandboxConfig
 from squelch.envs.sandbox.pool import Pool, Question, Run, shared_pool

@@ -5,7 +5,7 @@ has a fall-back are refused with ENOSYS, so that glibc uses the fall-back. A cal
 process.
 
 No call changes the mode, owner or times of a file, and none locks a file or leases it: the image and the devices are
-inodes that other programs and the host share. `docs/sandbox.md` lists the modules that lose something by this.
+inodes that other programs and the host share. `docs/guide/sandbox.md` lists the modules that lose something by this.
 """
 
 from __future__ import annotations

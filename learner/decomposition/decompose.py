@@ -1,7 +1,7 @@
 """The gradient decomposition on the learner: task, KL and entropy gradients of each prompt (paper, section 3.1).
 
 Each group is processed separately and normalised as the objective would normalise a step of that group alone.
-`learner.decomposition.statistics` computes the figures; docs/gradients.md explains how to read them.
+`learner.decomposition.statistics` computes the figures; docs/guide/gradients.md explains how to read them.
 
 Invariants:
 

@@ -5,7 +5,7 @@ segment in its rows, and those of the segment itself up to the block's end. With
 including a sliding window, decides which keys a query sees. Blocks of similar shape form one batch of matrix products;
 one product covers all query heads that share a key head. PyTorch's CPU flash kernel splits the same work into products
 too small to distribute over cores: on two cores it takes twice as long for rows of one to two hundred tokens, the same
-time at 600, and 0.8 of the time at 1,500 (docs/measurements.md).
+time at 600, and 0.8 of the time at 1,500 (docs/research/results.md).
 
 The cost of a block is counted in query-key pairs: its own pairs, and `KEY_COST` pairs per key for gathering the key and
 summing its gradient. To minimise this cost, long segments are cut, short segments with the same parent are joined, and

@@ -1,4 +1,5 @@
-"""Algorithms as data: the settings of each algorithm, next to its equation (docs/algorithms.md). Imports no torch.
+"""Algorithms as data: the settings of each algorithm, next to its equation (docs/guide/algorithms.md). Imports no
+torch.
 
 Invariants:
 

@@ -2,7 +2,7 @@
 
 An entry's key is the value of the setting (`learner.objective`), and the settings take their allowed values from these
 tables: to add a rule, add one entry here and its test. `learner.objective.algorithms` lists the rules of each
-algorithm, and docs/algorithms.md holds the equations.
+algorithm, and docs/guide/algorithms.md holds the equations.
 
 Invariants:
 

@@ -2,7 +2,7 @@
 
 PyTorch's own computes its products in bfloat16 whatever the parameters are. Processors without instructions for
 bfloat16, such as many laptops', emulate it: with AVX2 alone products of 512 x 512 took 5 to 36 times as long as in
-float32, and most of a tiny policy's warm-up went there (docs/measurements.md).
+float32, and most of a tiny policy's warm-up went there (docs/research/results.md).
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ LEVEL = 0.025
 FELL = 0.05
 """Loss of validation success since its best value that counts as a fall."""
 LOST = 0.15
-"""Share of the best smoothed MI whose loss counts as a fall, the tolerance of the alarm (docs/reasoning.md)."""
+"""Share of the best smoothed MI whose loss counts as a fall, the tolerance of the alarm (docs/guide/reasoning.md)."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ checkpoint, and the same command goes on there. A finished cell leaves one small
 commit it. A word is a part or the name of a cell, with wildcards: `--only lead`, `--only 'long-sokoban-*'`.
 
 Without `--list` and `--run` the claims are judged by the files there (`--quick` alike); nothing is run. `--write`
-writes docs/claims.md. Cells and claims were fixed before the first run (`plan.py`, `table.py`).
+writes docs/research/claims.md. Cells and claims were fixed before the first run (`plan.py`, `table.py`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Bias and coverage of the policy variance (docs/filter.md, "Noisy rewards") against a truth that is known exactly.
+"""Bias and coverage of the policy variance (docs/guide/filter.md, "Noisy rewards") against a truth that is known
+exactly.
 
 python -m research.policy_variance [--quick] [--json] [--write]
 
 Eight FrozenLakes, with the paper's noise: the executed direction is uniform over the four with probability p. The truth
 of each tabular policy is computed by dynamic programming (`research.policy_variance.lake`). Groups of G trajectories
 with R replays each are drawn again and again, and scored by `actors.filter.policy_variance`. `--write` writes
-docs/policy-variance.md.
+docs/research/policy-variance.md.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from squelch.actors.diagnosis.uncertainty import t_quantile
 from squelch.actors.filter.policy_variance import STANDARD_ERRORS, policy_variance, standard_error
 from squelch.actors.filter.scores import sample_variance
 
-PAGE = Path(__file__).parents[2] / "docs" / "policy-variance.md"
+PAGE = Path(__file__).parents[2] / "docs" / "research" / "policy-variance.md"
 NOISE = (0.2, 0.5, 0.8, 1.0)
 GROUP = 16
 REPLAYS = (2, 4, 32)
@@ -106,11 +107,11 @@ HEAD = """\
 # Policy variance compared with its exact value
 
 `python -m research.policy_variance --write` generates this page; do not edit it.
-[filter.md](filter.md#noisy-rewards) defines the estimate V. {lakes} FrozenLakes, groups of {group_size} trajectories
-with R replays each, {draws} groups of each lake in each row; figures are means over the lakes, in reward squared. With
-probability p the executed direction is uniform over the four. The truth is computed by dynamic programming
-(`research/policy_variance/lake.py`): the variance of the expected return over the policy's own draws, one action for
-each time (plans) or for each time and cell (policies that react).
+[filter.md](../guide/filter.md#noisy-rewards) defines the estimate V. {lakes} FrozenLakes, groups of {group_size}
+trajectories with R replays each, {draws} groups of each lake in each row; figures are means over the lakes, in reward
+squared. With probability p the executed direction is uniform over the four. The truth is computed by dynamic
+programming (`research/policy_variance/lake.py`): the variance of the expected return over the policy's own draws, one
+action for each time (plans) or for each time and cell (policies that react).
 
 - **plain**: mean of the reward variance, which is what the filter ranks by default. Of a policy whose draws hardly
   matter it is nearly all noise.
@@ -137,7 +138,7 @@ policy reacts, and not by how much V is wrong.
 
 
 def page(found: dict[str, Any]) -> str:
-    """The text of docs/policy-variance.md."""
+    """The text of docs/research/policy-variance.md."""
     table = markdown_table(tuple(COLUMNS.values()), map(cells, found["rows"]))
     return "\n".join([HEAD.format(**found, degrees=GROUP - 1), *table, "", TAIL])
 
@@ -147,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="50 groups of each lake in each row instead of 400")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
-    parser.add_argument("--write", action="store_true", help="write docs/policy-variance.md")
+    parser.add_argument("--write", action="store_true", help="write docs/research/policy-variance.md")
     args = parser.parse_args(arguments)
     found = measure(50 if args.quick else 400)
     if args.write:

@@ -12,7 +12,7 @@ from squelch.cluster.config import dump, load, recipe_names
 from tests.learner.checkpoint.hostile import write_older
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def test_overrides_may_stand_before_or_behind_flags():

@@ -88,7 +88,7 @@ def test_images_locks_and_documents_name_the_python_that_the_project_runs_on() -
     python = re.search(r"with Python (3\.\d+), make and git", (ROOT / "README.md").read_text())
     assert python and f"Python {python[1]} " in (ROOT / "deploy" / "lock-cpu.txt").read_text()
     assert re.search(rf"^ARG PYTHON_TAG={python[1]}-", text, re.MULTILINE)
-    named = re.findall(r"python:(\S+-bookworm)", text + (ROOT / "docs" / "cluster.md").read_text())
+    named = re.findall(r"python:(\S+-bookworm)", text + (ROOT / "docs" / "guide" / "cluster.md").read_text())
     assert len(named) >= 2 and set(named) == set(re.findall(r"^ARG PYTHON_TAG=(\S+)$", text, re.MULTILINE))
 
 

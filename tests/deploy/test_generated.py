@@ -19,7 +19,7 @@ def test_a_file_that_differs_is_found_named_and_mended(tmp_path: Path) -> None:
 
 
 def test_check_exits_with_one_and_names_the_file_that_differs(capsys: pytest.CaptureFixture[str]) -> None:
-    page = Path("docs/glossary.md")
+    page = Path("docs/reference/glossary.md")
     as_it_is = {page: (generated.ROOT / page).read_text()}
     assert generated.command("squelch.deploy.some", lambda: as_it_is, ["--check"]) == 0
     assert generated.command("squelch.deploy.some", lambda: {page: "something else"}, ["--check"]) == 1

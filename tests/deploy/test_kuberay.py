@@ -183,7 +183,7 @@ def test_a_kustomization_that_names_a_missing_file_is_refused(tmp_path: Path) ->
 def test_the_pods_use_only_claims_and_secrets_that_are_made_somewhere() -> None:
     assert at(JOB, (*HEAD, "volumes")) == [{"name": "runs", "persistentVolumeClaim": {"claimName": pods.CLAIM}}]
     assert read(FOLDER / "base" / "storage.yaml")["metadata"]["name"] == pods.CLAIM
-    page = (ROOT / "docs" / "cluster.md").read_text()
+    page = (ROOT / "docs" / "guide" / "cluster.md").read_text()
     assert f"create secret generic {manifests.TOKEN_SECRET}" in page and "--from-literal=auth_token=" in page
 
 

@@ -1,4 +1,4 @@
-"""docs/environments.md says what is true of every registered environment."""
+"""docs/guide/environments.md says what is true of every registered environment."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from benchmarks.environments.episodes import BEGIN, END, NATURAL, episode_text, write_episodes
 from squelch.envs.registry import environment_names
 
-DOCUMENT = Path(__file__).parents[2] / "docs/environments.md"
+DOCUMENT = Path(__file__).parents[2] / "docs/guide/environments.md"
 
 
 @pytest.mark.parametrize("name", environment_names())

@@ -12,7 +12,7 @@ from research.collapse_figure import csv_of, figures, read_rows, rows
 from research.collapse_runs import arm_rows, by_arm, find_runs, missing
 from squelch.cluster.sweep.plan import make_plan
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "research"
 
 
 def write_run(folder: Path, seed: int, rule: str, mi: list[float], steps: int, **extra: float) -> None:
@@ -113,7 +113,7 @@ def test_the_committed_pictures_are_drawn_from_the_committed_data(tmp_path):
     (tmp_path / collapse.DATA).write_text(csv_of(found))
     collapse.redraw(tmp_path)
     for name in ("collapse-frozenlake.svg", "collapse-sokoban.svg"):
-        assert (tmp_path / name).read_text() == (DOCS / name).read_text(), "run: collapse --redraw docs"
+        assert (tmp_path / name).read_text() == (DOCS / name).read_text(), "run: collapse --redraw docs/research"
 
 
 def test_the_committed_page_has_the_words_of_the_code_and_the_success_of_the_committed_data():

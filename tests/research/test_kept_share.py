@@ -32,7 +32,7 @@ from squelch.cluster.sweep.table import text
 
 BESIDE = ("sokoban",)
 """Environments of which some cells ran two at a time, so that their seconds do not compare."""
-PAGE = Path(__file__).parents[2] / "docs" / "measurements.md"
+PAGE = Path(__file__).parents[2] / "docs" / "research" / "results.md"
 
 
 def one(arm: str, seed: int, success: float, environment: str = "sokoban") -> Kept:

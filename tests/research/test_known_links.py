@@ -40,7 +40,7 @@ def test_the_committed_intervals_hold_where_they_must():
     assert {row["verdict"] for row in figures["pooled"]} == {"in"}
     missed = [row for row in figures["rows"] if row["verdict"] not in ("in", "exact")]
     known = [(row["estimate"], row["channel"], row["tasks"], row["samples"]) for row in missed]
-    assert known == [("D", "compressed", 8, "2 or 4")] and missed[0]["covers"] > 0.85, "docs/reasoning.md says so"
+    assert known == [("D", "compressed", 8, "2 or 4")] and missed[0]["covers"] > 0.85, "docs/guide/reasoning.md says so"
 
 
 @pytest.mark.slow

@@ -99,10 +99,10 @@ def test_without_noise_shared_noise_is_the_plain_filter_and_the_policy_variance_
 
 
 def test_the_measurements_have_the_differences_of_the_committed_runs() -> None:
-    words = (noise.PAGE.parent / "measurements.md").read_text()
+    words = (noise.PAGE.parent / "results.md").read_text()
     rows = judged(noise.committed())
     told = [text(one["minus_none"], "+") for one in rows if one["minus_none"]["n"]]
-    assert told and not [found for found in told if found not in words], "docs/measurements.md"
+    assert told and not [found for found in told if found not in words], "docs/research/results.md"
 
 
 def test_the_committed_figures_are_judged_and_nothing_is_run(capsys, tmp_path, monkeypatch) -> None:

@@ -36,7 +36,7 @@ def test_the_docs_have_the_minutes_of_the_list() -> None:
     minutes = [[cell.minutes for cell in STUDY.cells if cell.recipe == recipe] for recipe in recipes]
     countdown, lake = (f"{min(own):.0f} to {max(own):.0f}" for own in minutes)
     told = f"{countdown} a cell on Countdown, {lake} on FrozenLake"
-    for words in (real_model.__doc__ or "", (real_model.PAGE.parent / "real-models.md").read_text()):
+    for words in (real_model.__doc__ or "", (real_model.PAGE.parents[1] / "guide" / "real-models.md").read_text()):
         assert told in " ".join(words.split())
 
 

@@ -131,11 +131,11 @@ def test_the_file_of_a_collapsed_run_tells_its_first_alarm(tmp_path, monkeypatch
 
 
 def test_the_measurements_have_the_differences_of_the_committed_runs():
-    words = " ".join((Path(__file__).parents[2] / "docs" / "measurements.md").read_text().split())
+    words = " ".join((Path(__file__).parents[2] / "docs" / "research" / "results.md").read_text().split())
     found = measure(*rescue.committed())
     for one in found["compared"]:
         if one["other"] != "best":
-            assert text(one["difference"], "+") in words, "docs/measurements.md"
+            assert text(one["difference"], "+") in words, "docs/research/results.md"
     for one in found["rescues"]:
         assert f"{one['after']:.3f}" in words
 

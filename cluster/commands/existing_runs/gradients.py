@@ -2,7 +2,7 @@
 
 One process loads the checkpoint and computes the gradients, without Ray or vLLM. Only groups that the same version
 sampled are on-policy, and their number is limited by the steps for which that version sampled. `--older weight` adds
-groups of the nearest other versions with truncated importance weights (docs/gradients.md discusses the bias).
+groups of the nearest other versions with truncated importance weights (docs/guide/gradients.md discusses the bias).
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ task: advantages R - mean R; task/std: divided by the group's std; reg: KL and e
 coefficients; share: |reg| / (|task| + |reg|), appendix K. signal^2 and noise^2: from two halves of each group, the
 first without bias and so possibly negative, with its standard error. SNR: |signal| / (|noise| + |reg|), section 3.2;
 task SNR: without reg, appendix H.4. bound: |task| as a share of Theorem H.2's bound; signal: with the noise taken out.
-docs/gradients.md says how to read them."""
+docs/guide/gradients.md says how to read them."""
 
 
 def show(facts: dict[str, Any], found: Decomposition, console: Console) -> None:

@@ -11,8 +11,8 @@ from squelch.cluster.terminal import say
 EPILOG = """\
 A member that leaves finishes the groups that it plays, or with --now is cut off, and the others play its groups again.
 A member that comes gets groups once it is up and, for a rollout worker, has the current weights. Nothing else of the
-run waits. The numbers hold until the run ends; --resume starts with those of the recipe again. docs/cluster.md says
-more.
+run waits. The numbers hold until the run ends; --resume starts with those of the recipe again. docs/guide/cluster.md
+says more.
 
 examples:
   squelch scale runs/frozenlake --rollout-workers 3

@@ -1,4 +1,4 @@
-"""The commands that read files which any trainer can write (docs/use-with-other-trainers.md). They need no run.
+"""The commands that read files which any trainer can write (docs/guide/use-with-other-trainers.md). They need no run.
 
     filter          which groups the filter keeps, from rewards
     mi              the mutual-information proxies of a score matrix

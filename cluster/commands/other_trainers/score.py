@@ -45,7 +45,7 @@ FILE is a JSONL or Parquet file with one reasoning per row, all of one training 
 Other columns are ignored. More prompts, and several reasonings of each, narrow the intervals."""
 
 SCORE_EPILOG = """\
-how to read it: see `squelch mi --help`; docs/use-with-other-trainers.md describes TRL, verl and OpenRLHF
+how to read it: see `squelch mi --help`; docs/guide/use-with-other-trainers.md describes TRL, verl and OpenRLHF
   gap: log p(z|own prompt) - log mean p(z|other prompts), in nats; a reasoning with a gap of 0 or less fits any prompt
 
 examples:

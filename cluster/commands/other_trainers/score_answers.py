@@ -1,4 +1,4 @@
-"""The answers of `squelch score`: do they follow from their reasoning? (docs/reasoning.md)
+"""The answers of `squelch score`: do they follow from their reasoning? (docs/guide/reasoning.md)
 
 Each prompt is a task, and its rows are the pairs of a reasoning and an answer (`actors.diagnosis.links`). An answer is
 scored under as many reasonings of each other prompt, and under as many other prompts, as the fixed probe's under a
@@ -97,7 +97,7 @@ def answers_json(answers: Answers | None) -> dict[str, Any] | None:
 
 def regime_text(regime: str) -> str:
     """The regime as a line of text."""
-    return f"regime without a judge: {regime.replace('_', ' ')} (docs/reasoning.md)"
+    return f"regime without a judge: {regime.replace('_', ' ')} (docs/guide/reasoning.md)"
 
 
 def answers_text(answers: Answers) -> list[str]:

@@ -46,8 +46,9 @@ DEVICES = {
 """A usual device by its memory in GiB (NVIDIA's data sheets)."""
 PRODUCTS, READING, PUBLISHED, DECODING_S = 0.2, 0.6, 5e8, 5e-3
 """The shares of the data sheet that products and memory reach, bytes per second of a publication, and seconds of a
-decoding step beside its reading. Measured on an H100 (docs/measurements.md): products by the learner on Qwen2.5-0.5B,
-0.18 to 0.23, the others on SmolLM2-135M, through Ray's object store and with CUDA graphs. Assumed: reading."""
+decoding step beside its reading. Measured on an H100 (docs/research/results.md): products by the learner on
+Qwen2.5-0.5B, 0.18 to 0.23, the others on SmolLM2-135M, through Ray's object store and with CUDA graphs. Assumed:
+reading."""
 
 
 def device_of(gib: float) -> Device:

@@ -186,7 +186,7 @@ def test_parties_that_share_a_gpu_are_added_up(capsys: pytest.CaptureFixture[str
 
 
 def test_counted_times_are_near_the_one_run_on_a_gpu() -> None:
-    """SmolLM2-135M on an H100 (docs/measurements.md): rollouts 0.46 s, publication 0.70 s."""
+    """SmolLM2-135M on an H100 (docs/research/results.md): rollouts 0.46 s, publication 0.70 s."""
     shares = ["learner.num_gpus=0.3", "rollout.num_gpus=0.3", "loop.prompts=8"]
     config = load("smollm2-countdown", [*shares, "rollout.dtype=bfloat16", "learner.dtype=bfloat16"])
     model = counted(model_size(published("SmolLM2-135M"), 134_515_008), config, DEVICES[80])
@@ -219,7 +219,7 @@ def test_the_counted_tokens_of_several_turns_are_full_contexts_of_every_trajecto
     assert more.train == pytest.approx(passes * whole * SIZE.operations(longest / 2) / rate) and one.train < more.train
 
 
-ONE_NODE = (Path(__file__).parents[3] / "docs/real-models.md").read_text().partition("## On one GPU")[2]
+ONE_NODE = (Path(__file__).parents[3] / "docs/guide/real-models.md").read_text().partition("## On one GPU")[2]
 ON_ONE = re.findall(r"^\| `([\w.-]+)` \| (\d+) \| `([^`]+)` \|$", ONE_NODE, re.MULTILINE)
 ON_SEVERAL = re.findall(r"^\| (\d+) \| `([^`]+)` \| (NCCL|object store) \|$", ONE_NODE, re.MULTILINE)
 

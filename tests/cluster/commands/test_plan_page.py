@@ -1,4 +1,4 @@
-"""docs/memory.md is what `squelch plan` says of every recipe."""
+"""docs/reference/memory.md is what `squelch plan` says of every recipe."""
 
 import pytest
 

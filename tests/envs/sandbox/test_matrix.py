@@ -1,8 +1,8 @@
 """Which back end is chosen for whom: root or an ordinary user, with and without user namespaces and control groups.
 
-Every row runs in a process of its own for which the conditions are real (`conditions.py`). docs/sandbox.md shows the
-rows. Not tried: version 2 of control groups with a delegated memory controller, AppArmor's and SELinux's restrictions,
-a bwrap with root's rights (setuid), and other kernels.
+Every row runs in a process of its own for which the conditions are real (`conditions.py`). docs/guide/sandbox.md shows
+the rows. Not tried: version 2 of control groups with a delegated memory controller, AppArmor's and SELinux's
+restrictions, a bwrap with root's rights (setuid), and other kernels.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The worked example of docs/algorithms.md: each printed number is what the filter and the objective compute."""
+"""The worked example of docs/guide/algorithms.md: each printed number is what the filter and the objective compute."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ from squelch.learner.objective.objectives import (
     token_weights,
 )
 
-PAGE = Path(__file__).parents[3] / "docs/algorithms.md"
+PAGE = Path(__file__).parents[3] / "docs/guide/algorithms.md"
 SECTION = PAGE.read_text(encoding="utf-8").split("## A worked example")[1].split("\n## ")[0]
 FILTER = FilterConfig()
 OBJECTIVE = LearnerConfig(algorithm="grpo").objective

@@ -222,7 +222,7 @@ def test_the_share_of_rows_with_reasoning_is_that_of_the_whole_file(tmp_path, ti
     mute = [{**row, "prompt": f"{row['prompt']} "} for row in empty]
     path = jsonl(tmp_path / "m.jsonl", [*rows, *empty, *mute])
     assert main(["score", path, "--model", str(tiny_policy), "--max-prompts", "4", "--no-links"]) == 0
-    assert "regime without a judge: mute (docs/reasoning.md)\n" in capsys.readouterr().out
+    assert "regime without a judge: mute (docs/guide/reasoning.md)\n" in capsys.readouterr().out
 
 
 def test_without_answers_or_unasked_no_answer_is_scored(tmp_path, tiny_policy, rows, capsys):

@@ -1,4 +1,4 @@
-"""The snippets of docs/use-with-other-trainers.md run on files of the forms that these trainers write."""
+"""The snippets of docs/guide/use-with-other-trainers.md run on files of the forms that these trainers write."""
 
 import importlib.util
 import json
@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from squelch.cluster.cli import main
 
-DOCUMENT = Path(__file__).parents[4] / "docs" / "use-with-other-trainers.md"
+DOCUMENT = Path(__file__).parents[4] / "docs" / "guide" / "use-with-other-trainers.md"
 NUM_PROMPTS, GROUP_SIZE = 6, 4
 
 
