@@ -179,22 +179,6 @@ class RolloutConfig(Settings):
         return self
 
 
-class KeptShareConfig(Settings):
-    """The figure q of kept shares, and the controller that moves rho by it (docs/guide/filter.md)."""
-
-    every: int = Field(0, ge=0)
-    """Steps between two measurements of q; 0 turns them off. Each costs two or three forward and one or two backward
-    passes over the trajectories of the step's groups."""
-    steer: bool = False
-    """Whether the controller moves rho. It starts at `filter.rho`, and the loss scale stays that of `filter.rho`."""
-    low: float = Field(0.5, gt=0, le=1)
-    """Smallest rho that is measured and used."""
-    high: float = Field(1.0, gt=0, le=1)
-    """Largest rho that is measured and used."""
-    error: float = Field(0.05, gt=0, lt=1)
-    """Largest probability that rho ever leaves `filter.rho` if no rho is better than another, under symmetric noise."""
-
-
 class FilterConfig(Settings):
     """Selection of the groups that are learned from (paper, section 3.3 and appendix G; design decision 2)."""
 
@@ -241,36 +225,6 @@ class FilterConfig(Settings):
     min_groups: int = Field(0, ge=0)
     """Fewest groups that a step keeps if the rule keeps any and so many have a score above zero; the best of the
     dropped groups are added. 0: no floor."""
-
-    kept_share: KeptShareConfig = KeptShareConfig()
-
-    @model_validator(mode="after")
-    def _kept_share_fits(self) -> "FilterConfig":
-        share = self.kept_share
-        if share.steer and not share.every:
-            raise ValueError("kept_share.steer needs measurements; set filter.kept_share.every to a number of steps")
-        if not share.every:
-            return self
-        if "rho" not in RULES[self.rule].settings:
-            raise ValueError(
-                f"kept_share.every={share.every} measures shares rho, which rule={self.rule} does not have; set "
-                "filter.rule=top_p or filter.kept_share.every=0"
-            )
-        if self.window == "sliding":
-            raise ValueError("kept_share ranks a step's groups together; set filter.window=whole")
-        if not share.low <= self.rho <= share.high:
-            raise ValueError(
-                f"rho={self.rho:g}, where the controller starts, is outside of kept_share.low={share.low:g} and "
-                f"kept_share.high={share.high:g}; widen the bounds or change filter.rho"
-            )
-        if share.steer and not self.min_groups:
-            raise ValueError("kept_share.steer needs a floor of kept groups; set filter.min_groups, e.g. to 2")
-        if share.steer and share.low == share.high:
-            raise ValueError(
-                f"kept_share.low=kept_share.high={share.low:g} leaves the controller one rho; widen the bounds or set "
-                "filter.kept_share.steer=false"
-            )
-        return self
 
     @model_validator(mode="after")
     def _floors_do_something(self) -> "FilterConfig":

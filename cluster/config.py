@@ -233,9 +233,9 @@ class RunConfig(Settings):
     @property
     def held_gradients(self) -> int:
         """Gradients that a learner rank holds at once, besides the model's own, for what the run measures of them."""
-        from squelch.learner.decomposition.statistics import HALVES_GRADIENTS, MAX_GRADIENTS  # loads numpy
+        from squelch.learner.decomposition.statistics import MAX_GRADIENTS  # loads numpy
 
-        return max(MAX_GRADIENTS * (self.gradients.every > 0), HALVES_GRADIENTS * (self.filter.kept_share.every > 0))
+        return MAX_GRADIENTS * (self.gradients.every > 0)
 
     @property
     def algorithm_differences(self) -> list[str]:
@@ -276,56 +276,6 @@ class RunConfig(Settings):
             raise ValueError(
                 f"sampling.group_size is {size}, but filter.statistic={self.filter.statistic} needs at least {needed} "
                 "trajectories a group; raise sampling.group_size or set filter.rule=none"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _kept_share_can_be_measured(self) -> RunConfig:
-        share, scale = self.filter.kept_share, self.learner.objective.loss_scale
-        if share.every and self.learner.objective.needs_critic:
-            raise ValueError(
-                "filter.kept_share measures advantages that compare the trajectories of a group, and with "
-                f"learner.algorithm={self.learner.algorithm} a critic computes them; set filter.kept_share.every=0"
-            )
-        kl = self.learner.objective.kl
-        if share.every and kl.coefficient and kl.place == "reward":
-            raise ValueError(
-                "filter.kept_share measures the step that the environment's rewards and the loss make, without a KL "
-                "term that learner.objective.kl.place=reward subtracts from the rewards; set kl.place=loss or "
-                "filter.kept_share.every=0"
-            )
-        if share.every and self.loop.prompts < 2:
-            raise ValueError(
-                "filter.kept_share compares sets of groups, and a step of loop.prompts=1 has one; set loop.prompts "
-                "higher or filter.kept_share.every=0"
-            )
-        half = max(2, STATISTICS[self.filter.statistic].needs)
-        if share.every and self.sampling.group_size < 2 * half:
-            raise ValueError(
-                f"filter.kept_share splits each group into halves, filter.statistic={self.filter.statistic} needs "
-                f"{half} trajectories in each, and sampling.group_size={self.sampling.group_size}; raise it to at "
-                f"least {2 * half}"
-            )
-        if share.steer and self.filter.min_groups >= self.loop.prompts:
-            raise ValueError(
-                f"filter.min_groups={self.filter.min_groups} keeps every group of a step of "
-                f"loop.prompts={self.loop.prompts}, whatever rho filter.kept_share.steer moves to; lower it, e.g. to 2"
-            )
-        if share.steer and self.filter.kind_floor:
-            raise ValueError(
-                f"filter.kind_floor={self.filter.kind_floor:g} adds groups of rare kinds to those that a rho keeps, "
-                "and filter.kept_share.steer judges a rho by the latter alone; set filter.kind_floor=0 or "
-                "filter.kept_share.steer=false"
-            )
-        if share.steer and self.loop.max_staleness:
-            raise ValueError(
-                "filter.kept_share.steer needs groups of the current weights, which steps rarely have with "
-                f"loop.max_staleness={self.loop.max_staleness}; set it to 0 or filter.kept_share.steer=false"
-            )
-        if share.steer and scale not in ("none", "rho"):
-            raise ValueError(
-                f"learner.objective.loss_scale={scale} would move with the kept share that filter.kept_share.steer "
-                "moves; set it to rho (which stays that of filter.rho) or none"
             )
         return self
 

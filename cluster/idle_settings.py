@@ -84,11 +84,6 @@ CASES: tuple[Case, ...] = (
     ),
     Case(("filter.window_size",), lambda run: run.filter.window != "sliding", _with("filter.window")),
     Case(("filter.max_refill_rounds",), lambda run: not run.filter.refill, _with("filter.refill")),
-    Case(
-        _below("filter.kept_share", "low", "high", "error"),
-        lambda run: run.filter.kept_share.every == 0,
-        _with("filter.kept_share.every"),
-    ),
     Case(("gradients.groups",), lambda run: run.gradients.every == 0, _with("gradients.every")),
     Case(
         _below("rollout", "gpu_memory_utilization", "tensor_parallel_size"),

@@ -51,7 +51,6 @@ from squelch.learner.staging import Staging, sees
 if TYPE_CHECKING:
     from squelch.actors.weight_group import WeightGroup
     from squelch.learner.batching import Groups, Row
-    from squelch.learner.decomposition.alignment import HalfGram
     from squelch.learner.decomposition.statistics import Decomposition
 
 GRACE_S = 5.0
@@ -134,12 +133,6 @@ class LearnerRank:
         from squelch.learner.decomposition.decompose import decompose
 
         return decompose(self.trainer, self._fetch("gradients", refs, group_ids))
-
-    def half_gram(self, refs: Sequence[Any], group_ids: Sequence[str]) -> HalfGram:
-        """The inner products of the groups' half gradients; no update is made. See `learner.decomposition.halves`."""
-        from squelch.learner.decomposition.halves import half_gram
-
-        return half_gram(self.trainer, self._fetch("kept share", refs, group_ids))
 
     def imitate(self, step: int, rows: Sequence[Row]) -> Imitation:
         """One supervised optimizer step on the rows. See `learner.imitation.imitate`."""
@@ -330,12 +323,6 @@ class LearnerGroup:
         """
         bound = self.config.step_timeout_s * max(1, len(group_ids))
         return self._all("decompose", bound, list(refs), list(group_ids))[0]
-
-    def half_gram(self, refs: Sequence[Any], group_ids: Sequence[str]) -> HalfGram:
-        """The inner products of the groups' half gradients at the current weights; all ranks compute the same result,
-        within `step_timeout_s` per group."""
-        bound = self.config.step_timeout_s * max(1, len(group_ids))
-        return self._all("half_gram", bound, list(refs), list(group_ids))[0]
 
     def publish(self, version: int, dtype: str = "float32") -> WeightBundle:
         """The current weights as `version`. The chunks exist as long as rank 0 and a reference to them do."""

@@ -164,10 +164,7 @@ def advice(
     """Advice on settings with which the model fits: options are added one after another until the estimate fits.
     `longest`: tokens of the longest trajectory, below which the token budget cannot be; without it the budget stays."""
     if held and estimate(config, learner, world_size).total <= has:
-        return (
-            "set gradients.every=0 (`squelch gradients` can decompose them later) and filter.kept_share.every=0, or "
-            "raise learner.ranks"
-        )
+        return "set gradients.every=0 (`squelch gradients` can decompose them later), or raise learner.ranks"
     changed, tried = learner, []
     options: list[Mapping[str, object]] = [{"activation_checkpointing": True}, {"dtype": "bfloat16"}]
     options += [{"cpu_offload": True}] * (learner.num_gpus > 0)

@@ -17,10 +17,6 @@ from squelch.actors.metrics.specification import MetricSpec, Section, gauge, pro
 DECISIONS = ("kept", "dropped", "refused")
 VARIANCE_BANDS = ("0", "0.001", "0.003", "0.01", "0.03", "0.1", "0.3", "1", "3", "10", "+Inf")
 """Upper ends of the bands of reward variance in which groups are counted."""
-RHO_PLACES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
-"""The values of rho whose q is measured, as far as they are within the bounds; bounds and start join them."""
-RHOS = tuple(f"{rho:g}" for rho in RHO_PLACES)
-NEIGHBOURS = ("lower", "higher")
 _BY_DECISION = {f"{decision}_groups": (decision,) for decision in DECISIONS}
 REWARD_MEANS = {"reward_mean": ("all",), "reward_mean_kept": ("kept",), "reward_mean_dropped": ("dropped",)}
 
@@ -116,51 +112,6 @@ METRICS = {
             ("kind",),
             open=True,
         ),
-        gauge("squelch_kept_share_rho", "kept_share/rho", "rho with which the filter decided on the last step"),
-        MetricSpec(
-            "squelch_kept_share_alignment",
-            "gauge",
-            "q of a kept share: how well a step of unit length on the groups that rho keeps agrees with the gradient "
-            "of all groups (docs/guide/filter.md)",
-            "kept_share/q/{rho}",
-            ("rho",),
-            product(RHOS),
-            open=True,
-        ),
-        MetricSpec(
-            "squelch_kept_share_groups",
-            "gauge",
-            "Groups that rho keeps when half of their trajectories choose, mean over the halves",
-            "kept_share/groups/{rho}",
-            ("rho",),
-            product(RHOS),
-            open=True,
-        ),
-        MetricSpec(
-            "squelch_kept_share_difference",
-            "gauge",
-            "Mean of q of a neighbour minus q of the rho in use, over the measurements since rho was set",
-            "kept_share/{neighbour}/difference",
-            ("neighbour",),
-            product(NEIGHBOURS),
-        ),
-        MetricSpec(
-            "squelch_kept_share_difference_interval",
-            "gauge",
-            "Confidence sequence of that mean, which holds at all steps together; NaN as long as it is infinite",
-            "kept_share/{neighbour}/difference_{bound}",
-            ("neighbour", "bound"),
-            product(NEIGHBOURS, ("low", "high")),
-        ),
-        MetricSpec(
-            "squelch_kept_share_measurements",
-            "gauge",
-            "Measurements of q since rho was set, or since the sequence began anew",
-            "kept_share/{neighbour}/measurements",
-            ("neighbour",),
-            product(NEIGHBOURS),
-        ),
-        gauge("squelch_kept_share_measured_groups", "kept_share/measured", "Groups of the last measurement of q"),
         gauge("squelch_loss_scale", "loss_scale", "Factor on the loss of a filtered step"),
         gauge("squelch_refill_rounds", "refill_rounds", "Rounds that asked for further groups in the last step"),
         gauge("squelch_no_signal_streak", "no_signal_streak", "Steps in a row in which the filter selected nothing"),

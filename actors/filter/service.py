@@ -30,11 +30,9 @@ class FilterService:
         """Adds groups; returns the decisions made on arrival (sliding window only)."""
         return [decision for summary in summaries for decision in self._window.admit(summary)]
 
-    def close(
-        self, step: int, final: bool = False, target: int | None = None, rho: float | None = None
-    ) -> StepDecision:
+    def close(self, step: int, final: bool = False, target: int | None = None) -> StepDecision:
         """Ranks a step once all its tickets have ended."""
-        return self._window.close(step, final, target, rho)
+        return self._window.close(step, final, target)
 
     @ray.method(concurrency_group="watch")
     def live(self) -> None:

@@ -138,35 +138,25 @@ class FilterWindow:
         step.pending[group.group_id] = group
         return []
 
-    def close(
-        self, step: int, final: bool = False, target: int | None = None, rho: float | None = None
-    ) -> StepDecision:
+    def close(self, step: int, final: bool = False, target: int | None = None) -> StepDecision:
         """Ranks the step's groups; called once all its tickets have ended.
 
         With `refill`, and unless `final`, a close that kept fewer groups than `target` requests the missing ones
         (`wanted`) and leaves the step open. `target` is the number of groups that the step should train on; by default
-        the number of groups in its first round. `rho`: that of this close, by default `filter.rho`. Raises ValueError
-        if a rule that sums scores meets a negative score.
+        the number of groups in its first round. Raises ValueError if a rule that sums scores meets a negative score.
         """
         found = self._steps.setdefault(step, _Step())
         self._measure(found)
         if found.target is None:
             found.target = len(found.entries) if target is None else target
-        config = self._with(rho)
-        threshold = self._rank(found, config)
+        threshold = self._rank(found)
         num_kept = sum(entry.verdict == "kept" for entry in found.entries.values())
         may_refill = self.config.refill and not final and found.rounds < self.config.max_refill_rounds
         wanted = max(0, found.target - num_kept) if may_refill else 0
         if wanted:
             found.rounds += 1
-            return self._report(step, found, threshold, wanted, "skip", True, config)
-        return self._end(step, found, threshold, num_kept > 0, config)
-
-    def _with(self, rho: float | None) -> FilterConfig:
-        """The settings with another rho."""
-        if rho is None or rho == self.config.rho:
-            return self.config
-        return self.config.model_copy(update={"rho": rho})
+            return self._report(step, found, threshold, wanted, "skip", True)
+        return self._end(step, found, threshold, num_kept > 0)
 
     def metrics(self) -> dict[str, float]:
         """Totals over the run, number of open steps, and number of consecutive steps without signal."""
@@ -215,16 +205,16 @@ class FilterWindow:
         found.pending.clear()
         return entries
 
-    def _rank(self, found: _Step, config: FilterConfig) -> float | None:
+    def _rank(self, found: _Step) -> float | None:
         """Ranks all of the step's groups and decides the undecided ones; returns the rule's threshold."""
         entries = list(found.entries.values())
         order = ticket_order(list(found.entries))
         scores = np.array([entry.score for entry in entries], dtype=np.float64)
-        mask = pick(scores, order, config)
+        mask = pick(scores, order, self.config)
         fresh = {entry.group_id for entry in entries if entry.verdict is None}
         for entry, kept in zip(entries, mask.kept.tolist(), strict=True):
             if entry.group_id in fresh:
-                entry.settle(kept, *explain(entry.score, kept, entry.refusal, mask, config))
+                entry.settle(kept, *explain(entry.score, kept, entry.refusal, mask, self.config))
         self._raise_to_floors(found, fresh)
         return mask.threshold
 
@@ -245,9 +235,7 @@ class FilterWindow:
             entry = found.entries[group_id]
             entry.settle(True, "floor", f"{reason} ({entry.reason})")
 
-    def _end(
-        self, step: int, found: _Step, threshold: float | None, has_signal: bool, config: FilterConfig
-    ) -> StepDecision:
+    def _end(self, step: int, found: _Step, threshold: float | None, has_signal: bool) -> StepDecision:
         """Closes the step finally."""
         verdict = self._no_signal.observe(has_signal)
         if verdict == "passthrough":
@@ -256,7 +244,7 @@ class FilterWindow:
                     entry.settle(True, "passthrough", f"no signal in the step ({entry.reason}), passed through")
         learns = any(entry.verdict == "kept" for entry in found.entries.values())
         action: Action = "abort" if verdict == "abort" else "learn" if learns else "skip"
-        report = self._report(step, found, threshold, 0, action, verdict != "passthrough", config)
+        report = self._report(step, found, threshold, 0, action, verdict != "passthrough")
         self._cover(step, found, report)
         for name in self._totals:
             self._totals[name] += int(report.metrics[f"{name}_groups"])
@@ -279,7 +267,6 @@ class FilterWindow:
         wanted: int,
         action: Action,
         filtered: bool,
-        config: FilterConfig,
     ) -> StepDecision:
         ordered = sorted(found.entries.values(), key=lambda entry: ticket_key(entry.group_id))
         lists: dict[str, list[Decision]] = {"kept": [], "dropped": [], "refused": []}
@@ -290,7 +277,7 @@ class FilterWindow:
         return StepDecision(
             step, **lists, kept_mass=_finite(figures["kept_mass"]), kept_fraction=figures["kept_fraction"],
             num_zero=count_zero(entry.score for entry in ordered), threshold=threshold, wanted=wanted, action=action,
-            filtered=filtered and RULES[self.config.rule].filters, rule=config.rule, filter=describe(config),
+            filtered=filtered and RULES[self.config.rule].filters, rule=self.config.rule, filter=describe(self.config),
             metrics=figures,
         )  # fmt: skip
 
@@ -329,7 +316,7 @@ class SlidingWindow(FilterWindow):
         for group_id, value in state["recent"]:
             self._recent.add(group_id, _number(value))
 
-    def _rank(self, found: _Step, config: FilterConfig) -> float | None:
+    def _rank(self, found: _Step) -> float | None:
         """Does nothing: all groups were decided on arrival."""
         return None
 

@@ -97,9 +97,9 @@ class FilterHost:
         """As the service."""
         return IDLE
 
-    async def close(self, step: int, final: bool, target: int, rho: float) -> Any:
+    async def close(self, step: int, final: bool, target: int) -> Any:
         """As `FilterWindow.close`."""
-        return self._window.close(step, final, target, rho)
+        return self._window.close(step, final, target)
 
     async def state(self, steps: Collection[int] | None) -> dict[str, Any]:
         """As `FilterWindow.state`."""

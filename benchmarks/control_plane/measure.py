@@ -81,9 +81,9 @@ class TimedFiltering(Filtering):
         self._last |= {group.ticket.step: time.perf_counter() for group in groups}
         await super().admit(groups)
 
-    async def close(self, step: int, final: bool, target: int, rho: float) -> StepDecision:
+    async def close(self, step: int, final: bool, target: int) -> StepDecision:
         """As `Filtering.close`."""
-        decision = await super().close(step, final, target, rho)
+        decision = await super().close(step, final, target)
         self.waits.append(time.perf_counter() - max(self._last.pop(step), self.recorded_at))
         return decision
 

@@ -36,7 +36,6 @@ from squelch.cluster.control.protocols import Desk, Filter, Learner, Payload, Pl
 from squelch.cluster.control.scaling import Kind
 from squelch.cluster.fleet.waiting import bounded
 from squelch.learner.batching import Row
-from squelch.learner.decomposition.alignment import HalfGram
 from squelch.learner.decomposition.statistics import Decomposition
 
 HOSTS = 2
@@ -129,9 +128,9 @@ class StandInFilter(_Supervised):
         """As the service."""
         return await self.host.call("admit", summaries)
 
-    async def close(self, step: int, final: bool, target: int, rho: float) -> StepDecision:
+    async def close(self, step: int, final: bool, target: int) -> StepDecision:
         """As the service."""
-        return await self.host.call("close", step, final, target, rho)
+        return await self.host.call("close", step, final, target)
 
     async def state(self, steps: Collection[int] | None = None) -> dict[str, Any]:
         """As the service."""
@@ -179,10 +178,6 @@ class SleepingLearner:
         raise NotImplementedError
 
     async def decompose(self, payloads: list[Payload], ids: list[str]) -> Decomposition:
-        """The benchmark's configuration never asks for it."""
-        raise NotImplementedError
-
-    async def half_gram(self, payloads: list[Payload], ids: list[str]) -> HalfGram:
         """The benchmark's configuration never asks for it."""
         raise NotImplementedError
 

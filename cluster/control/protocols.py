@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from squelch.actors.records import GroupSummary, Ticket
     from squelch.cluster.control.scaling import Answer, Kind, Request
     from squelch.learner.batching import Row
-    from squelch.learner.decomposition.alignment import HalfGram
     from squelch.learner.decomposition.statistics import Decomposition
 
 LEARNER = "learner"
@@ -100,8 +99,8 @@ class Filter(Single, Protocol):
     async def admit(self, summaries: list[GroupSummary]) -> object:
         """Adds the groups of these summaries to their steps' windows."""
 
-    async def close(self, step: int, final: bool, target: int, rho: float) -> StepDecision:
-        """Decides on a step that should train on `target` groups, with this rho; `final`: no further refill round."""
+    async def close(self, step: int, final: bool, target: int) -> StepDecision:
+        """Decides on a step that should train on `target` groups; `final`: no further refill round."""
 
     async def state(self, steps: Collection[int] | None = None) -> dict[str, Any]:
         """The state of the service as JSON-able data; of the open steps only those in `steps`, by default all."""
@@ -161,9 +160,6 @@ class Learner(Actor, Protocol):
 
     async def decompose(self, payloads: list[Payload], ids: list[str]) -> Decomposition:
         """The gradient decomposition of the groups with these ids; the weights do not change."""
-
-    async def half_gram(self, payloads: list[Payload], ids: list[str]) -> HalfGram:
-        """The inner products of the half gradients of the groups with these ids; the weights do not change."""
 
     async def publish(self, version: int, dtype: str) -> WeightBundle:
         """Gathers the current weights as `version`, in `dtype`."""

@@ -47,7 +47,6 @@ from squelch.cluster.fleet.placement import Placement, Reservation, alive_nodes,
 from squelch.envs.retrieval.index import opened
 from squelch.learner.actor import LearnerGroup, RankLost
 from squelch.learner.batching import Row
-from squelch.learner.decomposition.alignment import HalfGram
 from squelch.learner.decomposition.statistics import Decomposition
 
 T = TypeVar("T")
@@ -336,8 +335,8 @@ class RayFilter(RayActor):
     async def admit(self, summaries: list[GroupSummary]) -> object:
         return await answered(self.handle.admit.remote(summaries))
 
-    async def close(self, step: int, final: bool, target: int, rho: float) -> StepDecision:
-        return await answered(self.handle.close.remote(step, final, target, rho))
+    async def close(self, step: int, final: bool, target: int) -> StepDecision:
+        return await answered(self.handle.close.remote(step, final, target))
 
     async def state(self, steps: Collection[int] | None = None) -> dict[str, Any]:
         return await answered(self.handle.state.remote(steps))
@@ -424,9 +423,6 @@ class RayLearner:
 
     async def decompose(self, payloads: list[Payload], ids: list[str]) -> Decomposition:
         return await _ranks(self.group.decompose, payloads, ids)
-
-    async def half_gram(self, payloads: list[Payload], ids: list[str]) -> HalfGram:
-        return await _ranks(self.group.half_gram, payloads, ids)
 
     async def publish(self, version: int, dtype: str) -> WeightBundle:
         return await _ranks(self.group.publish, version, dtype)

@@ -9,7 +9,6 @@ The parts of one step, and the parties for which the coordinator waits (modules 
     train      every learner rank          learner                     recovery, see learner_side.learning
     publish    every rollout worker        the worker's parity probe   the late worker is replaced
     gradients  extra groups, every rank    see learner_side.decomposing   see there
-    steering   every rank                  see learner_side.steering      see there
     validate   the fixed tasks             environment actors          the run ends; the actor is named
     probe      the probe's tasks           environment actors          played again, or fails (tickets.playing)
     record     spans of players, workers   the same actors             the late actor's spans are missing
@@ -55,7 +54,6 @@ from squelch.cluster.fleet.supervision import Supervisor, Watchdog
 from squelch.cluster.loop.filtering import Filtering
 from squelch.cluster.loop.learner_side.decomposing import Decomposing
 from squelch.cluster.loop.learner_side.learning import Learning, PlayAgain, learner_figures
-from squelch.cluster.loop.learner_side.steering import Steering
 from squelch.cluster.loop.persistence.archiving import Archiving
 from squelch.cluster.loop.persistence.checkpointing import Checkpointing
 from squelch.cluster.loop.persistence.journal import Journal
@@ -108,7 +106,6 @@ class Coordinator:
         self.validation = Validation(config, self.play, state)
         self.probing = Probing(config, self.play)
         self.decomposing = Decomposing(config, self.learning, self.play)
-        self.steering = Steering(config, self.learning, self.journal, state.kept_share, say)
         self.filtering = Filtering(fleet, state.filter, self._played, config.cluster.start_timeout_s)
         self.scoring = Scoring(config, fleet, archive, say)
         self.supervisor = Supervisor(fleet, watchdog, self.scoring.succeed)
@@ -241,12 +238,10 @@ class Coordinator:
         assert self.fleet.bundle is not None, "a version is published before step 1"
         self.scoring.offer(step, self.fleet.bundle, window.played())
         flat |= await self.decomposing.measure(step, self.admission.version, window.played())
-        flat |= await self.steering.measure(step, self.admission.version, window.played())
         measured = time.time()
         self.journal.busy(decided, measured)
         report = await self._train(step, kept, decision)
         trained = time.time()
-        flat |= self.steering.settle(step)
         del self.windows[step], self._lost[step]
         self._settled = self.filtering.state or self._settled
         flat["seconds/publish"] = 0.0
@@ -396,7 +391,7 @@ class Coordinator:
             await asyncio.gather(*window.plays)
             final = not self.config.filter.refill or rounds >= self.config.filter.max_refill_rounds
             asked = time.time()
-            decision = await self.filtering.close(window.step, final, window.first, self.steering.rho)
+            decision = await self.filtering.close(window.step, final, window.first)
             window.seconds_filter += time.time() - asked
             if final or decision.wanted == 0:
                 break
@@ -505,7 +500,7 @@ class Coordinator:
         state.ledger, state.filter = self.ledger.state(), self._settled
         state.rollout_workers = self.fleet.resizing.wanted[Kind.ROLLOUT]
         state.early_stop, state.bad_steps = self.early_stop.state(), self.learning.refused_in_a_row
-        state.kept_share, state.gaming = self.steering.state(), self.gaming.state()
+        state.gaming = self.gaming.state()
         vars(state).update(self._late_state())
         state.seconds += time.time() - self._started
         self._started = time.time()

@@ -93,13 +93,12 @@ class Filtering:
                 self._taking = None if self._taking is taking else self._taking
                 taking.set()
 
-    async def close(self, step: int, final: bool, target: int, rho: float) -> StepDecision:
-        """Decides on a step that should train on `target` groups, with this rho; `final`: no further refill round is
-        possible."""
-        return await self._in_turn(lambda: self._close(step, final, target, rho))
+    async def close(self, step: int, final: bool, target: int) -> StepDecision:
+        """Decides on a step that should train on `target` groups; `final`: no further refill round is possible."""
+        return await self._in_turn(lambda: self._close(step, final, target))
 
-    async def _close(self, step: int, final: bool, target: int, rho: float) -> StepDecision:
-        decision: StepDecision = await self._ask("close", step, final, target, rho)
+    async def _close(self, step: int, final: bool, target: int) -> StepDecision:
+        decision: StepDecision = await self._ask("close", step, final, target)
         state = await self._ask("state", [step])
         decided = frozenset(d.group_id for d in decision.decisions)
         self._closed, self._within = (step, frozenset()) if decision.closed else (self._closed, decided)

@@ -54,8 +54,6 @@ class RunStatus:
     kept_mass: float | None
     gaming: str | None
     """The warning for a gamed criterion in words while it is raised; else None."""
-    rho: float | None
-    """rho with which the filter decided on the last step, if q is measured."""
     kept_groups: float | None
     num_groups: float | None
     format_validity: float | None
@@ -121,7 +119,6 @@ def status_of(folder: RunFolder, lines: Sequence[Line], now: float) -> RunStatus
         reward_variance_mean=last.get("reward_variance_mean"),
         kept_mass=last.get("kept_mass"),
         gaming=gaming(last),
-        rho=last.get("kept_share/rho"),
         kept_groups=last.get("kept_groups"),
         num_groups=last.get("num_groups"),
         format_validity=last.get("format_validity"),

@@ -90,7 +90,7 @@ def _validation(status: RunStatus) -> str:
 
 def _kept(status: RunStatus) -> str:
     groups = f"{_number(status.kept_groups, '.0f')}/{_number(status.num_groups, '.0f')}"
-    text = f"{_number(status.kept_mass)}  groups {groups}" + ("" if status.rho is None else f"  rho {status.rho:g}")
+    text = f"{_number(status.kept_mass)}  groups {groups}"
     return f"{text}  NO SIGNAL for {status.no_signal_streak:.0f} steps" if status.no_signal_streak else text
 
 

@@ -241,46 +241,5 @@ GRADIENTS = Row(
     ),
 )
 
-NO_SHARES = "filter.kept_share.every is 0"
-FEW = f"{NO_SHARES}, or there are few measurements"
-KEPT_SHARE = Row(
-    "Which share is best kept",
-    "guide/filter.md",
-    (
-        Panel(
-            "q by rho",
-            "How well a step of unit length on the groups that each rho keeps agrees with the gradient of all groups. "
-            "Compare the rhos of one measurement; single ones are noisy.",
-            (_q("squelch_kept_share_alignment", "rho {{rho}}", NO_SHARES),),
-        ),
-        Panel(
-            "q of the neighbours of rho",
-            "Mean of q of the next lower and higher rho minus that of the rho in use, with the confidence sequence. "
-            "The controller moves to a neighbour whose interval is above 0.",
-            (
-                _q("squelch_kept_share_difference", "{{neighbour}}", FEW),
-                _q("squelch_kept_share_difference_interval", "{{neighbour}}, {{bound}}", FEW),
-            ),
-        ),
-        Panel(
-            "rho in use",
-            "rho with which the filter decided; it moves only with filter.kept_share.steer.",
-            (_q("squelch_kept_share_rho", "rho", NO_SHARES),),
-            low=0,
-            high=1,
-        ),
-        Panel(
-            "Groups by rho",
-            "Groups that each rho keeps, those that were measured, and the measurements since rho was set.",
-            (
-                _q("squelch_kept_share_groups", "rho {{rho}}", NO_SHARES),
-                _q("squelch_kept_share_measured_groups", "measured", NO_SHARES),
-                _q("squelch_kept_share_measurements", "measurements, {{neighbour}}", NO_SHARES),
-            ),
-            low=0,
-        ),
-    ),
-)
-
-ROWS = (VARIANCE, FILTER, NOISE, KINDS, KEPT_SHARE, GRADIENTS)
+ROWS = (VARIANCE, FILTER, NOISE, KINDS, GRADIENTS)
 BOARD = Board("squelch-signal", "Signal", "Do rewards differ, and is it learned from?", ROWS)

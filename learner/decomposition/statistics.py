@@ -27,9 +27,6 @@ BUCKETS = 6
 MAX_GRADIENTS = 11
 """Gradients that a rank holds at once, besides the model's own: four sums of a bucket, five of a group, and two that
 are being computed."""
-HALVES_GRADIENTS = 3
-"""The same for the half gradients of `learner.decomposition.halves`: the sketches' codes, and two copies of a gradient
-while it is sketched."""
 MIN_SPLIT = 4
 """Smallest number of trajectories of a group that is split: each half needs two for a baseline."""
 

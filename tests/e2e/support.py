@@ -142,8 +142,6 @@ def compared_run(folder: Path, model: Path) -> list[str]:
         "gradients.groups=7",
         "filter.replays=2",
         "filter.min_groups=1",
-        "filter.kept_share.every=2",
-        "filter.kept_share.steer=true",
         "recorder.loggers=[tensorboard]",
     )
 

@@ -124,14 +124,6 @@ def test_prometheus_fills_every_panel_that_a_run_must_fill(whole: Finished) -> N
     assert len(dashboard_queries()) > 20 and whole.unfilled == []
 
 
-def test_kept_shares_are_measured_on_the_steps_own_groups(whole: Finished) -> None:
-    measured = [m for m in steps(whole.folder) if m.get("kept_share/measured") is not None]
-    assert measured and all(m["step"] % 2 == 0 and m["kept_share/measured"] >= 2 for m in measured)
-    assert all(m["kept_share/rho"] == 0.9 for m in steps(whole.folder)), "so few measurements tell nothing"
-    assert any(m["kept_share/q/1"] for m in measured)
-    assert {m["kinds/played"] > 0 for m in steps(whole.folder)} == {True}
-
-
 def test_gradients_are_taken_apart_in_a_run_and_from_its_archive(whole: Finished, capsys) -> None:
     run_dir = whole.folder
     line = next(m for m in steps(run_dir) if m["step"] == 3)

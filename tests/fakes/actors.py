@@ -30,7 +30,6 @@ from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import Died, Failed, Refused
 from squelch.cluster.control.scaling import Answer, Kind, Request
 from squelch.learner.batching import Row
-from squelch.learner.decomposition.alignment import HalfGram
 from squelch.learner.decomposition.statistics import Decomposition
 
 NEVER_S = 1e9
@@ -341,8 +340,8 @@ class Filter(Fake):
     async def admit(self, summaries: list[GroupSummary]) -> object:
         return await self._call("admit", lambda: [self.window.admit(summary) for summary in summaries])
 
-    async def close(self, step: int, final: bool, target: int, rho: float) -> Any:
-        return await self._call("close", lambda: self.window.close(step, final, target, rho))
+    async def close(self, step: int, final: bool, target: int) -> Any:
+        return await self._call("close", lambda: self.window.close(step, final, target))
 
     async def state(self, steps: Collection[int] | None = None) -> dict[str, Any]:
         return await self._call("state", lambda: json.loads(json.dumps(self.window.state(steps))))
@@ -464,19 +463,6 @@ class Learner(Fake):
 
     async def decompose(self, payloads: list[Group], ids: list[str]) -> Decomposition:
         return await self._call("decompose", lambda: Decomposition((), ()))
-
-    async def half_gram(self, payloads: list[Group], ids: list[str]) -> HalfGram:
-        """Task gradients point the same way, as long as the square of the group's variance; all regularisers are
-        alike and point elsewhere. The fewer groups without much variance are kept, the larger is q."""
-
-        def measure() -> HalfGram:
-            spread = [float(np.var([t.episode_return for t in group.trajectories])) ** 2 for group in payloads]
-            vectors = np.zeros((4, len(ids), 2))
-            vectors[:2, :, 0], vectors[2:, :, 1] = spread, 0.05
-            flat = vectors.reshape(-1, 2)
-            return HalfGram(tuple(ids), np.ones((2, len(ids))), flat @ flat.T)
-
-        return await self._call("half_gram", measure)
 
     async def publish(self, version: int, dtype: str) -> WeightBundle:
         def gather() -> WeightBundle:

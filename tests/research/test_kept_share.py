@@ -49,11 +49,10 @@ def grid(environment: str = "sokoban") -> list[Kept]:
     return [one(f"rho{rho:g}", seed, means[rho], environment) for rho in GRID for seed in GRID_SEEDS]
 
 
-def test_every_cell_is_a_run_that_can_be_made_and_has_the_length_of_its_recipe(tmp_path: Path) -> None:
+def test_every_cell_of_a_fixed_rho_is_a_run_that_can_be_made_and_has_the_length_of_its_recipe(tmp_path: Path) -> None:
     study = kept_share.study()
-    runs = [run_of(study, cell, str(tmp_path)) for cell in study.cells]
-    assert len({run.name for run in runs}) == len(study.cells)
-    assert sum(run.config.filter.kept_share.steer for run in runs) == len(TOLERANCES) * len(FRESH_SEEDS)
+    cells = [cell for cell in study.cells if cell.arm != AUTO]  # the controller's code is gone
+    assert len({run_of(study, cell, str(tmp_path)).name for cell in cells}) == len(cells)
     assert {name: load(name, []).loop.steps for name in STEPS} == STEPS
 
 

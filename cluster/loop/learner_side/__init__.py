@@ -4,7 +4,6 @@
     ranks        one call to all ranks together, bounded and watched
     recovery     makes the weights again after ranks were lost
     decomposing  the gradient taken apart by reward variance, every `gradients.every` steps
-    steering     the kept share: its measurement, and the controller that moves rho
 
 Each module says whom it waits for.
 """

@@ -9,7 +9,6 @@ next call.
     train        every rank, the groups' rows     recovery, then again                 the run ends
     publish      rank 0, every rollout worker     recovery, then again                 the run ends
     decompose    every rank                       recovery, then again                 the run ends
-    half_gram    every rank                       recovery, then again                 the run ends
     save         every rank, disk                 recovery, then again                 the run ends
     beside       what it is given                 recovery, while that goes on
     move         a new group, between two steps   recovery again                       the run ends
@@ -55,7 +54,6 @@ from squelch.cluster.loop.persistence.archiving import Archiving
 from squelch.cluster.loop.persistence.journal import Journal
 from squelch.cluster.loop.persistence.state import LoopState
 from squelch.cluster.loop.tickets.playing import FETCH_TIMEOUT_S, PlayedGroup
-from squelch.learner.decomposition.alignment import HalfGram
 from squelch.learner.decomposition.statistics import Decomposition
 from squelch.learner.metrics import publication_figures
 
@@ -118,10 +116,6 @@ class Learning:
     async def decompose(self, payloads: list[Payload], ids: list[str]) -> Decomposition:
         """The gradient decomposition of these groups; the weights do not change."""
         return await self._ask(lambda: self.ranks.decompose(payloads, ids), payloads)
-
-    async def half_gram(self, payloads: list[Payload], ids: list[str]) -> HalfGram:
-        """The inner products of the half gradients of these groups; the weights do not change."""
-        return await self._ask(lambda: self.ranks.half_gram(payloads, ids), payloads)
 
     async def save(self, path: Path, loop: Mapping[str, Any]) -> None:
         """Writes a checkpoint that includes the loop's state."""

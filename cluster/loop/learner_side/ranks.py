@@ -2,8 +2,7 @@
 
     call                 bound                             signs that it is not hung (`cluster.control.progress`)
     train, imitate,      `learner.step_timeout_s`, for     micro-batches; answers until the first micro-batch of the
-    decompose,           decompose and half_gram for a     group's life, and with `learner.compile`
-    half_gram            group
+    decompose            decompose for a group             group's life, and with `learner.compile`
     publish              `learner.step_timeout_s`          answers
     start                `learner.start_timeout_s`         none: loading a model or a file may keep a process from
     load, save, export   `learner.step_timeout_s`          answering, so that only the bound counts. All but start
@@ -30,7 +29,6 @@ from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.supervision import Watchdog, poll_s
 from squelch.cluster.fleet.waiting import bounded
 from squelch.learner.batching import Row
-from squelch.learner.decomposition.alignment import HalfGram
 from squelch.learner.decomposition.statistics import Decomposition
 
 T = TypeVar("T")
@@ -95,11 +93,6 @@ class Ranks:
         """The gradient decomposition of these groups."""
         bound = self.config.step_timeout_s * max(1, len(ids))
         return await self._watched("decompose", self.learner.decompose(payloads, ids), bound, self._passes())
-
-    async def half_gram(self, payloads: list[Payload], ids: list[str]) -> HalfGram:
-        """The inner products of the half gradients of these groups."""
-        bound = self.config.step_timeout_s * max(1, len(ids))
-        return await self._watched("half_gram", self.learner.half_gram(payloads, ids), bound, self._passes())
 
     async def publish(self, version: int) -> WeightBundle:
         """Gathers the current weights as `version`."""

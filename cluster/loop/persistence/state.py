@@ -66,8 +66,6 @@ class LoopState:
     """Steps in a row that the learner refused."""
     early_stop: dict[str, Any] | None = None
     first_validation: dict[str, Any] | None = None
-    kept_share: dict[str, Any] | None = None
-    """The state of the controller of the kept share."""
     gaming: dict[str, Any] | None = None
     """The state of the warning for a gamed criterion."""
     probing: int | None = None

@@ -131,13 +131,11 @@ def test_a_dead_filter_is_replaced_with_its_state_and_the_open_groups_before_any
         filtering = Filtering(Fleet(first, second), {"totals": 5}, lambda: opened, 1.0)
         await filtering.admit(opened[:1])
         first.failure = Died("gone")
-        await asyncio.gather(
-            filtering.admit(opened[2:]), filtering.close(3, True, 2, 0.9), filtering.admit(opened[1:2])
-        )
+        await asyncio.gather(filtering.admit(opened[2:]), filtering.close(3, True, 2), filtering.admit(opened[1:2]))
 
     asyncio.run(die_between_calls())
     summaries = [g.summary for g in opened]
-    wanted = [("restore", {"totals": 5}), ("admit", summaries), ("close", 3, True, 2, 0.9), ("state", [3])]
+    wanted = [("restore", {"totals": 5}), ("admit", summaries), ("close", 3, True, 2), ("state", [3])]
     assert second.calls == wanted
 
 
@@ -146,8 +144,8 @@ def test_a_filter_that_dies_while_it_takes_over_is_replaced_too(dies_at: str) ->
     first, second, third = Service(failure=Died("gone")), Service(dies_at=dies_at), Service(answer={"totals": 6})
     opened = [group("a")]
     filtering = Filtering(Fleet(first, second, third), {"totals": 5}, lambda: opened, 1.0)
-    asyncio.run(filtering.close(3, True, 2, 0.9))
-    wanted = [("restore", {"totals": 5}), ("admit", [opened[0].summary]), ("close", 3, True, 2, 0.9), ("state", [3])]
+    asyncio.run(filtering.close(3, True, 2))
+    wanted = [("restore", {"totals": 5}), ("admit", [opened[0].summary]), ("close", 3, True, 2), ("state", [3])]
     assert third.calls == wanted
     assert filtering.state == {"totals": 6}
 
@@ -158,9 +156,9 @@ def test_groups_of_a_closed_step_are_not_handed_to_the_next_service() -> None:
 
     async def close_then_die() -> None:
         filtering = Filtering(Fleet(first, second), None, lambda: played, 1.0)
-        await filtering.close(3, True, 2, 0.9)
+        await filtering.close(3, True, 2)
         first.failure = Died("gone")
-        await filtering.close(4, True, 2, 0.9)
+        await filtering.close(4, True, 2)
 
     asyncio.run(close_then_die())
     assert second.calls[:2] == [("restore", {"totals": 6}), ("admit", [played[1].summary])]
@@ -181,14 +179,14 @@ def test_a_filter_that_is_rewound_decides_on_the_groups_of_the_next_try_alone(di
         filtering = Filtering(Fleet(first, RealService(config)), None, lambda: played, 1.0)
         empty = make_window(config).state()
         await filtering.admit(played)
-        await filtering.close(3, True, 4, config.rho)
+        await filtering.close(3, True, 4)
         first.failure = Died("gone") if dies else None
         played = []
         await filtering.rewind(empty, 2)
         assert filtering.state == empty
         played = tries[1]
         await filtering.admit(played)
-        return [decision.group_id for decision in (await filtering.close(3, True, 4, config.rho)).kept]
+        return [decision.group_id for decision in (await filtering.close(3, True, 4)).kept]
 
     assert asyncio.run(twice()) == ["3-2", "3-3"]
 
@@ -215,7 +213,7 @@ def test_a_replacement_that_fails_half_way_ends_it_for_every_call_that_waits() -
 
     async def die() -> list[Any]:
         filtering = Filtering(Fleet(first, second), {"totals": 5}, lambda: [group("a")], 0.05)
-        calls = (filtering.admit([group("b", step=4)]), filtering.close(3, True, 2, 0.9), filtering.admit([group("c")]))
+        calls = (filtering.admit([group("b", step=4)]), filtering.close(3, True, 2), filtering.admit([group("c")]))
         return await asyncio.gather(*calls, return_exceptions=True)
 
     started = time.monotonic()
@@ -237,12 +235,12 @@ def test_a_service_that_dies_between_refill_rounds_is_followed_by_one_that_decid
         filtering = Filtering(Fleet(first, RealService(config)), None, lambda: played, 1.0)
         await filtering.admit(played)
         for more in (10, 12, 14):
-            decision = await filtering.close(3, False, 8, config.rho)
+            decision = await filtering.close(3, False, 8)
             assert decision.wanted
             played = groups[:more]
             first.failure = Died("gone") if dies and more == 12 else first.failure
             await filtering.admit(played)
-        decision = await filtering.close(3, True, 8, config.rho)
+        decision = await filtering.close(3, True, 8)
         return [d.group_id for d in decision.kept], decision.metrics["refill_rounds"]
 
     assert asyncio.run(decide(True)) == asyncio.run(decide(False)) == ([f"3-{k}" for k in range(6)], 3.0)
@@ -251,10 +249,10 @@ def test_a_service_that_dies_between_refill_rounds_is_followed_by_one_that_decid
 def test_what_the_filter_refuses_is_the_users_to_mend_and_other_failures_are_not() -> None:
     service = Service(failure=refused("line\nfilter.rule=top_p needs scores that are not negative"))
     with pytest.raises(UserError, match=r"^filter: filter\.rule=top_p needs"):
-        asyncio.run(Filtering(Fleet(service), None, list, 1.0).close(1, True, 2, 0.9))
+        asyncio.run(Filtering(Fleet(service), None, list, 1.0).close(1, True, 2))
     service.failure = Failed("something broke", KeyError("x"))
     with pytest.raises(RuntimeError, match="something broke"):
-        asyncio.run(Filtering(Fleet(service), None, list, 1.0).close(1, True, 2, 0.9))
+        asyncio.run(Filtering(Fleet(service), None, list, 1.0).close(1, True, 2))
 
 
 def test_what_is_the_users_to_mend_stays_so_for_a_call_that_waits() -> None:
@@ -262,7 +260,7 @@ def test_what_is_the_users_to_mend_stays_so_for_a_call_that_waits() -> None:
 
     async def both() -> list[Any]:
         filtering = Filtering(Fleet(service), None, list, 1.0)
-        calls = filtering.admit([group("a", step=4)]), filtering.close(3, True, 2, 0.9)
+        calls = filtering.admit([group("a", step=4)]), filtering.close(3, True, 2)
         return await asyncio.gather(*calls, return_exceptions=True)
 
     assert [type(error) for error in asyncio.run(both())] == [UserError, UserError]
@@ -271,7 +269,7 @@ def test_what_is_the_users_to_mend_stays_so_for_a_call_that_waits() -> None:
 def test_the_saved_state_of_a_sliding_window_holds_no_group_of_an_open_step() -> None:
     service = Service(answer={"steps": {}, "recent": [["a", 0.1], ["b", 0.2]]})
     filtering = Filtering(Fleet(service), None, lambda: [group("a", step=1), group("b", step=2)], 1.0)
-    asyncio.run(filtering.close(1, True, 2, 0.9))
+    asyncio.run(filtering.close(1, True, 2))
     assert filtering.state == {"steps": {}, "recent": [["a", 0.1]]}
 
 

@@ -483,7 +483,7 @@ def test_what_the_judge_finds_is_shown_where_there_is_one(tmp_path: Path) -> Non
     assert "true statements" not in status(tmp_path), "a later scoring judged nothing"
 
 
-def test_kinds_rho_and_the_warning_for_a_gamed_criterion_are_shown_while_there_are_any(tmp_path: Path) -> None:
+def test_kinds_and_the_warning_for_a_gamed_criterion_are_shown_while_there_are_any(tmp_path: Path) -> None:
     archive = some_run(tmp_path, 1)
     assert "kinds kept" not in status(tmp_path) and "WARNING" not in status(tmp_path)
     flat = {
@@ -492,14 +492,13 @@ def test_kinds_rho_and_the_warning_for_a_gamed_criterion_are_shown_while_there_a
         "kinds/effective_played": 3.9,
         "kinds/starved": 0.0,
         "kinds/starved_success": None,
-        "kept_share/rho": 0.8,
         "gaming/raised": 1.0,
         "gaming/variance_rise": 0.4,
         "gaming/success_gain": 0.001,
     }
     archive.metrics(2, step_figures(2) | flat, at=NOW)
     text = status(tmp_path)
-    assert "2.5 effective of 4  (played: 3.9)" in text and "STARVED" not in text and "rho 0.8" in text
+    assert "2.5 effective of 4  (played: 3.9)" in text and "STARVED" not in text
     assert "kept variance rises, validation success does not (variance +40%, success +0.001)" in text
     starved = {"kinds/starved": 2.0, "kinds/starved_success": 0.02}
     kinds = {"kinds/kept/distance 4": 0.0, "kinds/age/distance 4": 12.0, "kinds/kept/distance 3": 0.0}
