@@ -1,7 +1,7 @@
 """Draws the panels of a dashboard from the answers of a Prometheus, as Grafana would place them. Pure.
 
     one_panel    a panel as an SVG of its own, for a page that places it (`squelch inspect`)
-    picture      rows of a dashboard as one SVG, for the docs
+    picture      rows of a dashboard as one SVG, for the README
 
 The table of `cluster.plots.panel_drawings` says how each type of panel is drawn. A panel without a value says so.
 """
@@ -98,17 +98,16 @@ def one_panel(board: Board, panel: Panel, answered: Answered) -> str:
     return render(f"{board.uid}-{board.panels.index(panel)}", panel.title, panel.help, drawn)
 
 
-def picture(board: Board, answered: Answered, rows: Sequence[Row] | None = None) -> str:
-    """The board, or some of its rows, as one `<svg>` element with the committed layout."""
-    shown = board.rows if rows is None else tuple(rows)
+def picture(board: Board, answered: Answered, rows: Sequence[Row]) -> str:
+    """Rows of a board as one `<svg>` element with the committed layout."""
     marks = answered.marks(board)
 
     def drawn() -> Figure:
         from matplotlib.figure import Figure
 
-        high = sum(row.height * CELL_HEIGHT + ROW_TITLE for row in shown) + (KEY if marks else 0.0)
+        high = sum(row.height * CELL_HEIGHT + ROW_TITLE for row in rows) + (KEY if marks else 0.0)
         figure, top = Figure(figsize=(WIDTH, high)), high
-        for row in shown:
+        for row in rows:
             figure.text(MARGIN / WIDTH, (top - 0.24) / high, row.title, weight="bold", fontsize=FONT_PT + 2.5)
             top -= ROW_TITLE
             for panel in row.panels:
@@ -118,7 +117,7 @@ def picture(board: Board, answered: Answered, rows: Sequence[Row] | None = None)
         _key(figure, marks)
         return draw.finish(figure)
 
-    return render(board.uid, f"Dashboard {board.title}: {board.question}", _told(shown), drawn)
+    return render(board.uid, f"Dashboard {board.title}: {board.question}", _told(rows), drawn)
 
 
 def _key(figure: Figure, marks: Sequence[Marked]) -> None:
@@ -158,17 +157,6 @@ class Box:
 
 def _size(panel: Panel) -> tuple[float, float]:
     return WIDTH * panel.width / COLUMNS, panel.height * CELL_HEIGHT
-
-
-def empty_panels(board: Board, answered: Answered) -> list[Panel]:
-    """The panels of which no query has a value."""
-    return [panel for panel in board.panels if not any(one.values for one in answered.named(panel))]
-
-
-def rows_with_data(board: Board, answered: Answered) -> list[Row]:
-    """The rows of which a panel has a value; e.g. those of Ray have none where Prometheus does not scrape it."""
-    empty = empty_panels(board, answered)
-    return [row for row in board.rows if any(panel not in empty for panel in row.panels)]
 
 
 def _told(rows: Sequence[Row]) -> str:

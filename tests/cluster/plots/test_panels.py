@@ -131,10 +131,10 @@ def test_events_are_marked_on_time_axes_alone() -> None:
     mark = Mark("Alarms", "event", "red")
     assert COLOURS["red"] in drawn_alone(a_panel("timeseries", "a"), answers, mark)
     assert COLOURS["red"] not in drawn_alone(a_panel("stat", "a"), answers, mark)
-    panel = a_panel("timeseries", "a")
-    assert "Alarms" in picture(one_board(panel, mark), answered(answers)), "the key below the rows"
+    marked = one_board(a_panel("timeseries", "a"), mark)
+    assert "Alarms" in picture(marked, answered(answers), marked.rows), "the key below the rows"
     never = answers | {"event": [Series({}, TIMES, (0.0,) * 8)]}
-    assert "Alarms" not in picture(one_board(panel, mark), answered(never))
+    assert "Alarms" not in picture(marked, answered(never), marked.rows)
 
 
 def test_an_interval_is_a_band_and_lines_on_one_another_share_a_label() -> None:
