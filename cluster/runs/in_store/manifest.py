@@ -1,10 +1,13 @@
 """The manifests of a run in a store: each lists the files of one consistent state of the run. Pure.
 
     manifests/000000042.json                  manifest 42; the newest is the state of the run
-    pages/page.g3-16.json                     a part of its list of files (`cluster.runs.in_store.listing`)
     files/groups/step-000012.g3-17.parquet    a file, as the driver of generation 3 has sent it, its 17th upload
-    files/metrics.g3-18.jsonl                 a piece of a file that is appended to
+    files/metrics.g3-18.jsonl                 a span of a file that is appended to
     lease/                                    who may write (`cluster.runs.in_store.lease`)
+
+A closed file is stored whole. A file that is appended to is stored in spans of `SPAN_BYTES`, of which the last may be
+shorter: a full span is sent once, and the last one anew whenever the file has grown. So an upload sends at most
+`SPAN_BYTES` again per such file, however long the run is.
 
 Invariants:
 
@@ -14,117 +17,110 @@ Invariants:
 - Manifest k + 1 is created only if it does not exist, by a driver that has read k. Of two drivers one is refused
   (`Superseded`): whoever takes a run over writes the next manifest first, and after that the other can change nothing.
 - Files that neither the newest manifest nor the one before it names are deleted, so that a reader has time to finish.
-- A manifest may come from somebody else: its keys stay inside a run's folder, and what it names is verified.
-
-Schema 1, which older runs have, lists every file whole and has no pages; it is read, and continued in schema 2.
+- A manifest may come from somebody else: its keys stay inside a run's folder, the names in the store follow from them,
+  and the content is verified.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Literal
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from posixpath import splitext
+from typing import Annotated, Any, BinaryIO, Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from squelch.actors.archive.bucket import StoreUrlError, open_store
 from squelch.actors.archive.store import LocalStore, RangeReader, Stat, Store
 from squelch.cluster.errors import UserError, bad_files_are_the_users
-from squelch.cluster.runs.in_store.listing import (
-    MAX_BYTES,
-    Changes,
-    Page,
-    Piece,
-    StoredFile,
-    difference,
-    files_of,
-    pieces_of,
-)
 from squelch.envs.settings import Settings
-from squelch.envs.untrusted.files import MIB, Unreadable, read_bounded, reason
+from squelch.envs.untrusted.files import MIB, Unreadable, read_bounded
 from squelch.envs.untrusted.text import parse_object
 
-SCHEMA = 2
-MANIFESTS = "manifests"
+SCHEMA = 3
+READ_BY = "03d7dc21"
+"""The last commit of Squelch that reads manifests of schemas 1 and 2."""
+MANIFESTS, FILES = "manifests", "files"
+SPAN_BYTES = MIB
+"""Bytes of each span of a file that is appended to, but its last."""
+MAX_BYTES = 256 * MIB
+"""Bytes of a manifest."""
 CHUNK_BYTES = 8 << 20
-BUFFER_BYTES = 1 << 20
 READ_ATTEMPTS = 5
 """Number of times that a reader looks for the newest manifest, while a driver replaces it."""
 _NUMBER = re.compile(rf"{MANIFESTS}/([0-9]{{9}})\.json")
+_GENERATION = re.compile(r"\.g([0-9]{1,9})-[0-9]{1,12}(?=\.|$)")
 
 
 class Superseded(UserError):
     """Another driver has taken the run over."""
 
 
-class _Head(Settings):
-    """What manifests of every schema say."""
+def _of_a_run(key: str) -> str:
+    parts = PurePosixPath(key).parts
+    if not parts or key != "/".join(parts) or any(part.startswith(".") for part in parts) or "\x00" in key:
+        raise ValueError(f"{key!r} is no file of a run's folder")
+    return key
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
+class Span(Settings):
+    """Consecutive bytes of a run's file, in a file of the store: the upload that sent them, their number and digest."""
+
+    generation: int = Field(ge=0, lt=10**9)
+    sequence: int = Field(ge=0, lt=10**12)
+    size: int = Field(ge=1)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+    def name(self, key: str) -> str:
+        """The key in the store; the suffix of the run's file `key` stays, so that other programs know the format."""
+        stem, suffix = splitext(key)
+        return f"{FILES}/{stem}.g{self.generation}-{self.sequence}{suffix}"
+
+
+class StoredFile(Settings):
+    """One file of a run: its spans in order, none if it is empty, and its time of modification on the driver's disk,
+    nanoseconds since 1970."""
+
+    spans: tuple[Span, ...] = ()
+    modified_ns: int = Field(ge=0)
+
+    @model_validator(mode="after")
+    def _follow_each_other(self) -> StoredFile:
+        *full, last = self.spans or (None,)
+        if full and (last is None or last.size > SPAN_BYTES or any(one.size != SPAN_BYTES for one in full)):
+            raise ValueError(f"spans before the last one have {SPAN_BYTES} bytes, and the last one has no more")
+        return self
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(span.size for span in self.spans)
+
+
+class Manifest(Settings):
+    """One consistent state of a run. `folder`: an id of the local folder that it was sent from; `files`: by key."""
+
+    schema_version: Literal[3] = SCHEMA
     number: int = Field(0, ge=0)
     generation: int = Field(0, ge=0)
     owner: str = Field("", max_length=300)
     folder: str = Field("", max_length=64)
-
-
-class _Content(_Head):
-    """The content of a manifest's file."""
-
-    schema_version: Literal[2] = SCHEMA
-    pages: tuple[Page, ...] = ()
-    changes: Changes = Field(default_factory=Changes)
-
-
-class _Content1(_Head):
-    """The content of a manifest's file of schema 1. `files`: name, size, digest and time by key."""
-
-    schema_version: Literal[1] = 1
-    files: dict[str, dict[str, Any]] = Field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """One consistent state of a run. `folder`: an id of the local folder that it was sent from; `files`: by key;
-    `pages`: the files of the store that hold most of the list, with their content."""
-
-    number: int = 0
-    generation: int = 0
-    owner: str = ""
-    folder: str = ""
-    files: dict[str, StoredFile] = field(default_factory=dict)
-    pages: tuple[tuple[Page, Changes], ...] = ()
+    files: dict[Annotated[str, AfterValidator(_of_a_run)], StoredFile] = Field(default_factory=dict)
 
     def names(self) -> set[str]:
-        """The keys in the store of all that belongs to this state."""
-        return {*pieces_of(self.files), *(page.name for page, _ in self.pages)}
-
-    def changes(self, num_pages: int | None = None) -> Changes:
-        """The changes since the first `num_pages` pages, or since all."""
-        return difference(listed(changes for _, changes in self.pages[:num_pages]), pieces_of(self.files))
+        """The keys in the store of all files."""
+        return {span.name(key) for key, file in self.files.items() for span in file.spans}
 
 
-def listed(changes: Iterable[Changes]) -> dict[str, Piece]:
-    """The pieces, by name, after changes one after the other."""
-    pieces = dict[str, Piece]()
-    for each in changes:
-        each.apply(pieces)
-    return pieces
-
-
-def encoded(changes: Changes) -> dict[str, Any]:
-    """Changes as JSON, without what is as usual."""
-    return changes.model_dump(exclude_defaults=True)
-
-
-def packed(content: dict[str, Any]) -> bytes:
-    """JSON without spaces."""
-    return json.dumps(content, separators=(",", ":")).encode()
+def generation_of(name: str) -> int:
+    """The generation of the driver that has sent a file of the store; 0 for a name of another form."""
+    found = _GENERATION.findall(PurePosixPath(name).name)
+    return int(found[-1]) if found else 0
 
 
 def manifest_key(number: int) -> str:
@@ -142,10 +138,10 @@ def newest(store: Store, known: Manifest | None = None) -> Manifest:
     """The newest manifest; one without files if there is none.
 
     Args:
-        known: a manifest that was read before: what it has in common with the newest is not read again.
+        known: a manifest that was read before; if it still is the newest, it is not read again.
 
     Raises:
-        UserError: it is damaged, or of a newer version of Squelch.
+        UserError: it is damaged, or of another version of Squelch.
         OSError: the store cannot be read.
     """
     for _ in range(READ_ATTEMPTS):
@@ -155,61 +151,28 @@ def newest(store: Store, known: Manifest | None = None) -> Manifest:
             if known is not None and known.number == found[-1]:
                 return known
             try:
-                return _read(store, found[-1], dict(known.pages if known else ()))
-            except FileNotFoundError as error:
-                if numbers(store)[-1:] == found[-1:]:  # else it was replaced by a newer one meanwhile
-                    where = store.where(manifest_key(found[-1]))
-                    raise Unreadable(f"{where} names a part that is missing ({reason(error)})") from error
+                return _read(store, found[-1])
+            except FileNotFoundError:
+                continue  # the driver has replaced it
     raise OSError(f"{store.where()}: its manifests change faster than they can be read")
 
 
-def _read(store: Store, number: int, known: Mapping[Page, Changes]) -> Manifest:
+def _read(store: Store, number: int) -> Manifest:
     where = store.where(manifest_key(number))
     with store.get(manifest_key(number)) as file:
         found = parse_object(read_bounded(file, MAX_BYTES, where), where)
-    with _checking(where, "manifest"):
-        manifest = _decoded(store, found, where, known)
+    version = found.get("schema_version", 1)
+    if version in (1, 2):
+        raise Unreadable(f"{where} has schema {version}, which Squelch reads up to its commit {READ_BY}")
+    if version != SCHEMA:
+        raise Unreadable(f"{where} has schema {version!r}, and this Squelch reads {SCHEMA}; update it")
+    try:
+        manifest = Manifest.model_validate(found)
+    except ValidationError as error:
+        raise Unreadable(f"{where} is no manifest ({error.errors()[0]['msg']})") from error
     if manifest.number != number:
         raise UserError(f"{where} says that it is manifest {manifest.number}; the store was changed by hand")
     return manifest
-
-
-def _decoded(store: Store, found: dict[str, Any], where: str, known: Mapping[Page, Changes]) -> Manifest:
-    version = found.get("schema_version", 1)
-    if version == 1:
-        content1 = _Content1.model_validate(found)
-        pieces = [Piece.model_validate({**file, "key": key}) for key, file in content1.files.items()]
-        return Manifest(content1.number, content1.generation, content1.owner, content1.folder, files_of(pieces))
-    if version != SCHEMA:
-        raise Unreadable(f"{where} has schema {version!r}, and this Squelch reads {SCHEMA}; update it")
-    content = _Content.model_validate(found)
-    if sum(page.size for page in content.pages) > MAX_BYTES:
-        raise Unreadable(f"{where} has a list of files that is larger than {MAX_BYTES // MIB} MiB")
-    pages = tuple((page, known[page] if page in known else _page(store, page)) for page in content.pages)
-    files = files_of(listed([*(changes for _, changes in pages), content.changes]).values())
-    return Manifest(content.number, content.generation, content.owner, content.folder, files, pages)
-
-
-def _page(store: Store, page: Page) -> Changes:
-    where = store.where(page.name)
-    with store.get(page.name) as file:
-        data = read_bounded(file, page.size, where)
-    if hashlib.sha256(data).hexdigest() != page.sha256:
-        raise Unreadable(_damaged(store, page.name))
-    with _checking(where, "list of files"):
-        return Changes.model_validate(parse_object(data, where))
-
-
-@contextmanager
-def _checking(where: str, kind: str) -> Iterator[None]:
-    try:
-        yield
-    except ValidationError as error:
-        raise Unreadable(f"{where} is no {kind} ({error.errors()[0]['msg']})") from error
-    except Unreadable:
-        raise
-    except ValueError as error:
-        raise Unreadable(f"{where} is no {kind} ({error})") from error
 
 
 def _damaged(store: Store, name: str) -> str:
@@ -219,16 +182,7 @@ def _damaged(store: Store, name: str) -> str:
 def commit(store: Store, manifest: Manifest) -> Manifest:
     """Makes a manifest the newest. Returns it, or what this driver has written under its number before, without getting
     the store's answer. Raises Superseded if another driver has written that number."""
-    content = {
-        "schema_version": SCHEMA,
-        "number": manifest.number,
-        "generation": manifest.generation,
-        "owner": manifest.owner,
-        "folder": manifest.folder,
-        "pages": [page.model_dump(exclude_defaults=True) for page, _ in manifest.pages],
-        "changes": encoded(manifest.changes()),
-    }
-    if store.create(manifest_key(manifest.number), packed(content)):
+    if store.create(manifest_key(manifest.number), manifest.model_dump_json().encode()):
         return manifest
     other = newest(store)
     if (other.number, other.generation) != (manifest.number, manifest.generation):
@@ -247,25 +201,30 @@ class Snapshot:
     manifest: Manifest
 
     def get(self, key: str) -> BinaryIO:
-        """As `Store.get`. Whatever replaces pieces of a file replaces its last one, so that FileNotFoundError for that
-        one says that the driver has sent the file anew."""
+        """As `Store.get`. FileNotFoundError if the driver has replaced the file twice since: its last span is opened
+        first, because whatever replaces a span replaces those after it."""
         found = self.manifest.files.get(key)
         if found is None:
             raise FileNotFoundError(f"{self.where(key)} is not in the run's newest manifest")
-        last = self.store.get(found.pieces[-1].name)
-        return last if len(found.pieces) == 1 else io.BufferedReader(_Joined(self.store, found, last), BUFFER_BYTES)
+        if not found.spans:
+            return io.BytesIO()
+        last = self.store.get(found.spans[-1].name(key))
+        if len(found.spans) == 1:
+            return last
+        last.close()
+        return io.BufferedReader(_Spans(self.store, key, found), SPAN_BYTES)
 
     def chunks(self, key: str) -> Iterator[bytes]:
-        """The bytes of a file. Raises UserError after the first piece that is not the manifest's."""
-        for piece in self.manifest.files[key].pieces:
+        """The bytes of a file. Raises UserError after the first span that is not the manifest's."""
+        for span in self.manifest.files[key].spans:
             digest, size = hashlib.sha256(), 0
-            with self.store.get(piece.name) as file:
+            with self.store.get(span.name(key)) as file:
                 while chunk := file.read(CHUNK_BYTES):
                     digest.update(chunk)
                     size += len(chunk)
                     yield chunk
-            if (size, digest.hexdigest()) != (piece.size, piece.sha256):
-                raise UserError(_damaged(self.store, piece.name))
+            if (size, digest.hexdigest()) != (span.size, span.sha256):
+                raise UserError(_damaged(self.store, span.name(key)))
 
     def list(self, prefix: str = "") -> list[str]:
         """As `Store.list`."""
@@ -293,30 +252,26 @@ class Snapshot:
         self.put(key)
 
 
-class _Joined(RangeReader):
-    """The pieces of a file as one. One of them is open at a time; `last` is, from the beginning."""
+class _Spans(RangeReader):
+    """The spans of a file as one. One of them is in memory at a time, verified."""
 
-    def __init__(self, store: Store, stored: StoredFile, last: BinaryIO) -> None:
+    def __init__(self, store: Store, key: str, stored: StoredFile) -> None:
         super().__init__(stored.size)
-        self._store, self._stored = store, stored
-        self._piece, self._file = stored.pieces[-1], last
+        self._store, self._key, self._stored = store, key, stored
+        self._number, self._data = -1, b""
 
     def _read_at(self, position: int, length: int) -> bytes:
-        if not self._piece.start <= position < self._piece.end:
-            self._open(next(piece for piece in self._stored.pieces if position < piece.end))
-        self._file.seek(position - self._piece.start)
-        data = self._file.read(min(length, self._piece.end - position))
-        if not data:
-            raise OSError(_damaged(self._store, self._piece.name))
+        number, start = divmod(position, SPAN_BYTES)
+        if number != self._number:
+            self._number, self._data = number, self._fetched(self._stored.spans[number])
+        return self._data[start : start + length]
+
+    def _fetched(self, span: Span) -> bytes:
+        with self._store.get(name := span.name(self._key)) as file:
+            data = file.read(SPAN_BYTES + 1)
+        if hashlib.sha256(data).hexdigest() != span.sha256:
+            raise OSError(_damaged(self._store, name))
         return data
-
-    def _open(self, piece: Piece) -> None:
-        self._file.close()
-        self._file, self._piece = self._store.get(piece.name), piece
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
 
 def find_run(url: str) -> Snapshot:

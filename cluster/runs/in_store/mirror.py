@@ -7,11 +7,11 @@ What a scan finds is one state of the run: checkpoints are listed first, and a c
 archived groups of its steps, so that these are on the disk by then. Later lines and parts do no harm, because a resumed
 run cuts them off. A checkpoint's folder that was replaced or removed meanwhile makes the scan start again.
 
-Of files that are appended to (`grows`) what was sent is not sent again: a piece holds the bytes since the last upload,
-and pieces are merged (`cluster.runs.in_store.listing`). Files of lines are sent up to their last line break. The local
-file must begin with the pieces that stay: after it was replaced, all of them are compared with it, else the last one.
-From the first one that differs, the file is sent anew. Other files that changed are sent whole. Names that begin with a
-dot, `log/`, links and whatever is no regular file are not sent; the folder `checkpoints` alone may be a link.
+Of files that are appended to (`grows`) a full span that was sent is not sent again; the last span is, once the file has
+grown (`cluster.runs.in_store.manifest`). Files of lines are sent up to their last line break. The local file must begin
+with the spans that stay: after it was replaced or cut, all of them are compared with it, else the last one. From the
+first one that differs, the file is sent anew. Other files that changed are sent whole. Names that begin with a dot,
+`log/`, links and whatever is no regular file are not sent; the folder `checkpoints` alone may be a link.
 
 The folder knows which manifest is its newest (`Mark`), and notes the number before it commits it. If the store has a
 later one, another folder has gone on with the run, perhaps a copy of this one, and this folder is refused.
@@ -30,8 +30,8 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from dataclasses import dataclass, field
+from itertools import accumulate, takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -40,34 +40,22 @@ from squelch.actors.archive.store import LocalStore, Store
 from squelch.actors.process.disk import partial_path, sync, whole_file, write_whole
 from squelch.cluster.errors import UserError, bad_files_are_the_users
 from squelch.cluster.runs.folder import CHECKPOINTS
-from squelch.cluster.runs.in_store.listing import (
-    FILES,
-    PAGE_CHANGES,
-    PAGE_FAN,
-    PAGES,
-    PIECE_FAN,
-    Page,
-    Piece,
-    StoredFile,
-    generation_of,
-    merge,
-    object_name,
-    page_name,
-    pieces_of,
-)
 from squelch.cluster.runs.in_store.manifest import (
     CHUNK_BYTES,
+    FILES,
+    SPAN_BYTES,
     Manifest,
     Snapshot,
+    Span,
+    StoredFile,
     Superseded,
     commit,
-    encoded,
+    generation_of,
     manifest_key,
     newest,
     numbers,
-    packed,
 )
-from squelch.envs.untrusted.files import read_bytes, reason
+from squelch.envs.untrusted.files import Unreadable, read_bytes, reason
 from squelch.envs.untrusted.text import parse_object
 
 log = logging.getLogger(__name__)
@@ -104,14 +92,14 @@ class Unsettled(OSError):
 @dataclass(frozen=True)
 class Mark:
     """What a run's folder notes about its copy. `folder`: the id under which manifests know the folder; `number`: no
-    manifest that was sent from it has a higher one (None: noted by an older version)."""
+    manifest that was sent from it has a higher one."""
 
     folder: str = ""
-    number: int | None = None
+    number: int = 0
 
     def has_sent(self, manifest: Manifest) -> bool:
         """Whether the manifest was sent from this folder."""
-        return self.folder == manifest.folder and (self.number is None or manifest.number <= self.number)
+        return self.folder == manifest.folder and manifest.number <= self.number
 
 
 @dataclass
@@ -134,11 +122,11 @@ class Mirror:
     """The newest manifest, of this driver or the one before it."""
     _sequence: int = 0
     _sent: dict[str, tuple[tuple[int, ...], StoredFile]] = field(default_factory=dict)
-    """By key, the state of the local file when it was sent, and what was sent."""
+    """By key, the state of the local file when it was sent, and what was sent; no state if some spans are left."""
     _before: set[str] = field(default_factory=set)
-    """Names of the files and pages of the manifest before the newest."""
+    """Names of the files of the manifest before the newest."""
     _stored: set[str] | None = None
-    """Names of files and pages that the store may have; None before the first listing."""
+    """Names of files that the store may have; None before the first listing."""
 
     # -- the folder and the store --------------------------------------------------------------------------------
 
@@ -230,7 +218,7 @@ class Mirror:
     def _scanned(self) -> tuple[dict[str, StoredFile], int, int]:
         """One state of the folder, all sent; number of files and bytes that were sent for it."""
         count = num_bytes = 0
-        known = pieces_of(self.manifest.files)
+        known = {span for file in self.manifest.files.values() for span in file.spans}
         for _ in range(SCANS):
             before = self._checkpoints()
             files, key = dict[str, StoredFile](), ""
@@ -241,7 +229,7 @@ class Mirror:
                     files[key], fresh = self._send(key)
                     if fresh and key != EVENTS:
                         count += 1
-                        num_bytes += sum(piece.size for piece in files[key].pieces if piece.name not in known)
+                        num_bytes += sum(span.size for span in files[key].spans if span not in known)
             except FileNotFoundError:  # removed between the listing and the reading, or gone with the store
                 if not self.run_dir.is_dir() or (self.run_dir / key).is_file():
                     raise
@@ -295,57 +283,55 @@ class Mirror:
         return stored, stored != self.manifest.files.get(key)
 
     def _stored_as(self, key: str, file: BinaryIO, state: tuple[int, ...]) -> StoredFile:
-        """Sends what the store does not have of a file: after a resume nothing is sent again."""
+        """Sends what the store does not have of a file: after a resume nothing is sent again. What was sent when this
+        fails counts at the next call."""
         size, (sent, known) = _length(key, file), self._sent.get(key, ((), self.manifest.files.get(key)))
-        kept = self._unchanged(file, size, known, replaced=sent[:1] != state[:1]) if known else ()
-        at = kept[-1].end if kept else 0
+        spans = self._unchanged(key, file, size, known, replaced=sent[:1] != state[:1]) if known else []
+        at = sum(span.size for span in spans)
         if known and at == known.size == size:
             return known
-        if kept and at == size:
-            return StoredFile(kept)
-        stay, level = merge([piece.level for piece in kept], PIECE_FAN)
-        start = kept[stay].start if stay < len(kept) else at
-        return StoredFile((*kept[:stay], self._put(key, file, (start, size), level, state[-1])))
+        for start in range(at, size, SPAN_BYTES if grows(key) else max(size, 1)):
+            end = min(start + SPAN_BYTES, size) if grows(key) else size
+            spans.append(self._put(key, file, start, end))
+            self._sent[key] = (), StoredFile(spans=tuple(spans), modified_ns=state[-1])
+        return StoredFile(spans=tuple(spans), modified_ns=state[-1])
 
-    def _unchanged(self, file: BinaryIO, size: int, known: StoredFile, replaced: bool) -> tuple[Piece, ...]:
-        """The first pieces, as many as the local file, of which `size` bytes count, begins with. A file that is only
-        appended to may have more bytes than they; if it was not `replaced`, the last piece stands for those before."""
-        key = known.pieces[0].key
-        if size != known.size and not grows(key):
-            return ()
-        pieces = tuple(piece for piece in known.pieces if piece.size > 0 and piece.end <= size)
-        if not replaced and size >= known.size and pieces and self._holds(file, pieces[-1]):
-            return pieces
-        return tuple(takewhile(lambda piece: self._holds(file, piece), pieces))
+    def _unchanged(self, key: str, file: BinaryIO, size: int, known: StoredFile, replaced: bool) -> list[Span]:
+        """The first spans, as many as the local file, of which `size` bytes count, begins with; a shorter one only at
+        its end. If the file was neither `replaced` nor cut, the last one stands for those before."""
+        starts = [0, *accumulate(span.size for span in known.spans)]
+        placed = [
+            (span, start)
+            for span, start in zip(known.spans, starts, strict=False)
+            if start + span.size == size or (start + SPAN_BYTES <= size and span.size == SPAN_BYTES and grows(key))
+        ]
+        if replaced or size < known.size or not placed or not self._holds(file, *placed[-1]):
+            placed = list(takewhile(lambda one: self._holds(file, *one), placed))
+        return [span for span, _ in placed]
 
-    def _holds(self, file: BinaryIO, piece: Piece) -> bool:
-        """Whether the local file has the bytes of a piece."""
+    def _holds(self, file: BinaryIO, span: Span, start: int) -> bool:
+        """Whether the local file has the bytes of a span from `start` on."""
         digest = hashlib.sha256()
-        for chunk in self._chunks(file, piece.start, piece.end):
+        for chunk in self._chunks(file, start, start + span.size):
             digest.update(chunk)
             self.moved()
-        return digest.hexdigest() == piece.sha256
+        return digest.hexdigest() == span.sha256
 
-    def _put(self, key: str, file: BinaryIO, span: tuple[int, int], level: int, modified_ns: int) -> Piece:
-        """Sends a span of a file."""
-        name, digest = self._name(lambda sequence: object_name(key, self.generation, sequence)), hashlib.sha256()
+    def _put(self, key: str, file: BinaryIO, start: int, end: int) -> Span:
+        """Sends the bytes of a file between two positions, under a name that nothing in the store has."""
+        self._sequence += 1
+        span = Span(generation=self.generation, sequence=self._sequence, size=end - start, sha256="0" * 64)
+        name, digest = span.name(key), hashlib.sha256()
+        if self._stored is not None:
+            self._stored.add(name)
         with self.store.put(name) as out:
-            for sent, chunk in enumerate(self._chunks(file, *span)):
+            for sent, chunk in enumerate(self._chunks(file, start, end)):
                 digest.update(chunk)
                 out.write(chunk)
                 if sent > BUFFERED:
                     self.moved()
         self.kept()
-        size, sha256 = span[1] - span[0], digest.hexdigest()
-        return Piece(name=name, size=size, sha256=sha256, level=level, key=key, start=span[0], modified_ns=modified_ns)
-
-    def _name(self, numbered: Callable[[int], str]) -> str:
-        """A name that nothing in the store has."""
-        self._sequence += 1
-        name = numbered(self._sequence)
-        if self._stored is not None:
-            self._stored.add(name)
-        return name
+        return span.model_copy(update={"sha256": digest.hexdigest()})
 
     def _chunks(self, file: BinaryIO, start: int, end: int) -> Iterator[bytes]:
         """The bytes of a file between two positions."""
@@ -365,26 +351,13 @@ class Mirror:
     def _commit(self, changes: dict[str, Any]) -> None:
         wanted: dict[str, Any] = {**changes, "generation": self.generation, "owner": self.owner}
         while True:
-            made = self._with_pages(replace(self.manifest, **wanted, number=self.manifest.number + 1))
+            made = self.manifest.model_copy(update={**wanted, "number": self.manifest.number + 1})
             if (mark := read_mark(self.run_dir)).folder == made.folder:
                 note(self.run_dir, made, mark)
             there = commit(self.store, made)
             self._before, self.manifest = self.manifest.names(), there
             if there == made:
                 return
-
-    def _with_pages(self, made: Manifest) -> Manifest:
-        """The manifest with a further page if it has many changes since its last one."""
-        if len(made.changes()) <= PAGE_CHANGES:
-            return made
-        stay, level = merge([page.level for page, _ in made.pages], PAGE_FAN)
-        changes = made.changes(stay)
-        name, data = self._name(lambda sequence: page_name(self.generation, sequence)), packed(encoded(changes))
-        with self.store.put(name) as out:
-            out.write(data)
-        self.kept()
-        page = Page(name=name, size=len(data), sha256=hashlib.sha256(data).hexdigest(), level=level)
-        return replace(made, pages=(*made.pages[:stay], (page, changes)))
 
     # -- what is obsolete ----------------------------------------------------------------------------------------
 
@@ -408,8 +381,7 @@ class Mirror:
 
     def _earlier(self) -> set[str]:
         """Files of the store that this driver or one before it has sent; those of a later one are not its to delete."""
-        found = (name for folder in (FILES, PAGES) for name in self.store.list(f"{folder}/"))
-        return {name for name in found if generation_of(name) <= self.generation}
+        return {name for name in self.store.list(f"{FILES}/") if generation_of(name) <= self.generation}
 
 
 def _state(path: Path) -> tuple[int, ...]:
@@ -446,11 +418,12 @@ def read_mark(run_dir: Path) -> Mark:
         return Mark()
     with bad_files_are_the_users():
         found = parse_object(read_bytes(path, 1 << 16), str(path))
-    number = found.get("number")
-    return Mark(str(found.get("folder", "")), number if isinstance(number, int) else None)
+        if not isinstance(folder := found.get("folder"), str) or not isinstance(number := found.get("number"), int):
+            raise Unreadable(f"{path} is damaged: it names no folder and number of a manifest")
+    return Mark(folder, number)
 
 
 def note(run_dir: Path, manifest: Manifest, before: Mark) -> None:
     """Notes in a run's folder, whose mark was read `before`, that the manifest is its own; durable on return."""
-    if before.number is None or not before.has_sent(manifest):
+    if not before.has_sent(manifest):
         write_whole(run_dir / MARK, json.dumps({"folder": manifest.folder, "number": manifest.number}))

@@ -1,12 +1,10 @@
 """Whatever was uploaded when, and whoever died meanwhile: a resume from the store sees one whole state of the run."""
 
-import hashlib
 import io
 import json
-import math
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +20,18 @@ from squelch.cluster.commands.existing_runs.status import status
 from squelch.cluster.errors import UserError
 from squelch.cluster.loop.persistence.state import checkpoints, prune
 from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.runs.in_store import manifest as manifests
 from squelch.cluster.runs.in_store import mirror as mirroring
-from squelch.cluster.runs.in_store.listing import PAGE_FAN, PIECE_FAN, Piece, merge, object_name
-from squelch.cluster.runs.in_store.manifest import Snapshot, Superseded, find_run, newest, numbers
+from squelch.cluster.runs.in_store.manifest import (
+    SPAN_BYTES,
+    Manifest,
+    Snapshot,
+    Span,
+    Superseded,
+    find_run,
+    newest,
+    numbers,
+)
 from squelch.cluster.runs.in_store.mirror import MARK, Mirror, Stopped
 from tests.stores import Memory, tree
 
@@ -103,7 +110,14 @@ OPERATIONS = st.one_of(
 )
 
 
-@patch.multiple(mirroring, PIECE_FAN=2, PAGE_FAN=2, PAGE_CHANGES=3)
+@pytest.fixture
+def short_spans() -> Iterator[int]:
+    """Spans of a few lines, so that a small file has many; their bytes."""
+    with patch.object(manifests, "SPAN_BYTES", 64), patch.object(mirroring, "SPAN_BYTES", 64):
+        yield 64
+
+
+@pytest.mark.usefixtures("short_spans")
 @settings(max_examples=40, deadline=None)
 @given(st.lists(OPERATIONS, max_size=25))
 def test_at_every_moment_the_store_holds_a_state_from_which_the_run_goes_on(tmp_path_factory, operations) -> None:
@@ -151,9 +165,7 @@ def test_at_every_moment_the_store_holds_a_state_from_which_the_run_goes_on(tmp_
     manifest = newest(store)
     assert {key: read(Snapshot(store, manifest), key) for key in manifest.files if key != "events.jsonl"} == wanted
     kept = manifest.names() | {name for number in numbers(store) for name in _of(store, number)}
-    assert {*store.list("files/"), *store.list("pages/")} <= kept and len(numbers(store)) <= 2, (
-        "what is obsolete is deleted"
-    )
+    assert {*store.list("files/")} <= kept and len(numbers(store)) <= 2, "what is obsolete is deleted"
 
 
 @settings(max_examples=40, deadline=None)
@@ -342,24 +354,23 @@ def test_a_folder_is_its_own_again_whenever_its_driver_was_killed(tmp_path: Path
             mirror.take_over(resume=True)
         store.lives = 10**9
         assert mirror.take_over(resume=True) is None
-    (host.folder / MARK).write_text(json.dumps({"folder": newest(store).folder}))  # of an older version
-    assert Mirror(host.folder, store, 20, "driver 20").take_over(resume=True) is None
 
 
 def test_a_damaged_mark_of_a_folder_is_named_and_not_taken_for_a_bug(tmp_path: Path) -> None:
     host, mirror = started(tmp_path / "a", store := Memory())
-    (host.folder / MARK).write_text("{")
     host.step()
-    for call in (mirror.upload, lambda: Mirror(host.folder, store, 2, "driver 2").take_over(resume=True)):
-        with pytest.raises(UserError, match=r"\.store\.json: not JSON"):
-            call()
+    for damaged, says in (("{", "not JSON"), ('{"folder": "f"}', "is damaged")):
+        (host.folder / MARK).write_text(damaged)
+        for call in (mirror.upload, lambda: Mirror(host.folder, store, 2, "driver 2").take_over(resume=True)):
+            with pytest.raises(UserError, match=rf"\.store\.json.* {says}"):
+                call()
 
 
 def test_a_copy_that_ends_half_way_leaves_no_run_and_a_damaged_file_is_named(tmp_path: Path) -> None:
     host, mirror = started(tmp_path / "a", store := Memory())
     host.step()
     mirror.upload()
-    name = newest(store).files["groups/step-000001.parquet"].pieces[0].name
+    name = object_of(newest(store), "groups/step-000001.parquet")
     good, store.files[name] = store.files[name], b"other"
     with pytest.raises(UserError, match=r"step-000001\.g1-\d+\.parquet is not the file .*damaged"):
         Mirror(tmp_path / "b", store, 2, "driver 2").take_over(resume=True)
@@ -395,41 +406,37 @@ def test_an_upload_that_is_stopped_or_fails_goes_on_where_it_was(tmp_path: Path)
     assert_whole(store)
 
 
+def object_of(manifest: Manifest, key: str, number: int = 0) -> str:
+    """The key in the store of a span of a file."""
+    return manifest.files[key].spans[number].name(key)
+
+
 def of_a_stranger(content: dict[str, Any]) -> Memory:
-    return Memory({"manifests/000000001.json": json.dumps({"number": 1, **content}).encode()})
+    found = {"schema_version": 3, "number": 1, **content}
+    return Memory({"manifests/000000001.json": json.dumps(found).encode()})
+
+
+SPAN = {"generation": 1, "sequence": 1, "size": 2, "sha256": "0" * 64}
 
 
 @pytest.mark.parametrize("key", ["../a", "/a", "a/../b", ".hidden", "a/.store.json", "a//b", ""])
 def test_a_manifest_of_a_stranger_names_no_file_outside_of_the_run(key: str) -> None:
-    file = {"name": "files/a", "size": 0, "sha256": "0" * 64, "modified_ns": 0}
-    for content in (
-        {"files": {key: file}},
-        {"schema_version": 2, "changes": {"added": [{**file, "key": key}]}},
-    ):
+    with pytest.raises(UserError, match=r"000000001\.json is no manifest"):
+        newest(of_a_stranger({"files": {key: {"spans": [SPAN], "modified_ns": 0}}}))
+
+
+def test_spans_of_a_stranger_follow_each_other_and_are_verified() -> None:
+    full, key = SPAN | {"size": SPAN_BYTES}, "a.jsonl"
+    for spans in ([SPAN, SPAN], [full, SPAN | {"size": SPAN_BYTES + 1}], [SPAN | {"size": 0}], [SPAN | {"size": -1}]):
         with pytest.raises(UserError, match=r"000000001\.json is no manifest"):
-            newest(of_a_stranger(content))
-    for name in ("lease/x", "files/../x", "/files/x", "files"):
-        with pytest.raises(ValueError, match="no file of a run's store"):
-            Piece(name=name, key="a", size=0, sha256="0" * 64, modified_ns=0)
-
-
-def test_pieces_and_pages_of_a_stranger_are_verified() -> None:
-    piece = {"name": "files/a", "key": "a", "size": 2, "sha256": "0" * 64, "modified_ns": 0}
-    for start in (1, 3):
-        other = {**piece, "name": "files/b", "start": start}
-        store = of_a_stranger({"schema_version": 2, "changes": {"added": [piece, other]}})
-        with pytest.raises(UserError, match=r"no manifest .*the pieces of 'a' do not follow each other"):
-            newest(store)
-    page = {"name": "pages/page.g1-1.json", "size": 2, "sha256": "0" * 64}
-    store = of_a_stranger({"schema_version": 2, "pages": [page]})
-    with pytest.raises(UserError, match=r"000000001\.json names a part that is missing \(.*page\.g1-1"):
-        newest(store)
-    store.files[page["name"]] = b"{}"
-    with pytest.raises(UserError, match=r"page\.g1-1\.json is not the file that the manifest names: it is damaged"):
-        newest(store)
-    for wrong in ({"name": "lease/page.g1-1.json"}, {"size": 1 << 40}):
-        with pytest.raises(UserError, match="is no manifest"):
-            newest(of_a_stranger({"schema_version": 2, "pages": [page | wrong]}))
+            newest(of_a_stranger({"files": {key: {"spans": spans, "modified_ns": 0}}}))
+    store = of_a_stranger({"files": {key: {"spans": [full, SPAN], "modified_ns": 0}}})
+    snapshot = Snapshot(store, newest(store))
+    store.files |= {name: b"xx" for name in snapshot.manifest.names()}
+    with pytest.raises(UserError, match=r"a\.g1-1\.jsonl is not the file that the manifest names: it is damaged"):
+        list(snapshot.chunks(key))
+    with pytest.raises(OSError, match="is damaged"), snapshot.get(key) as file:
+        file.read()
 
 
 @dataclass
@@ -449,98 +456,104 @@ def append(path: Path, line: dict[str, Any], size: int) -> None:
         file.write(json.dumps({**line, "filler": "x" * size}) + "\n")
 
 
-def test_what_is_sent_grows_as_the_run_does_and_not_with_its_square(tmp_path: Path) -> None:
-    """As measured on a run of 400 steps, one upload a step: 5.9 MB of lines, 15 KB a step, of which the store took
-    1,180 MB when every upload sent whole files. Groups, which are sent once, are left small."""
+def test_an_upload_sends_what_is_new_and_at_most_a_span_again_of_each_file_that_grows(
+    tmp_path: Path, short_spans: int
+) -> None:
     host, mirror = started(tmp_path / "a", store := Counting())
-    ratios = list[float]()
-    for step in range(1, 301):
+    mirror.upload()
+    for step in range(1, 101):
+        before = store.num_bytes
         if step % 3 == 0:
             (host.folder / f"groups/step-{step:06d}.parquet").write_text("groups")
-        append(host.folder / "metrics.jsonl", {"step": step}, 7_000)
-        append(host.folder / "events.jsonl", {"actor": "learner"}, 7_700)
+        append(host.folder / "metrics.jsonl", {"step": step}, 7)
+        append(host.folder / "events.jsonl", {"actor": "learner"}, 7)
         mirror.upload()
-        if step % 100 == 0:
-            ratios.append(store.num_bytes / sum(map(len, tree(host.folder).values())))
-    assert max(ratios) < 3 and ratios[2] < 1.2 * ratios[0], ratios
+        new, listed = 100, len(mirror.manifest.model_dump_json())
+        assert store.num_bytes - before <= new + 2 * short_spans + listed
     manifest = newest(store)
-    assert max(len(file.pieces) for file in manifest.files.values()) <= 3 * (PIECE_FAN - 1)
-    assert len(manifest.pages) <= 6 * (PAGE_FAN - 1) and len(store.list("pages/")) <= 2 * len(manifest.pages)
-    assert len(store.list("files/")) <= len(manifest.files) + 8 * PIECE_FAN
     assert {key: read(Snapshot(store, manifest), key) for key in manifest.files} == tree(host.folder)
+    sent = sorted(span.sequence for span in manifest.files["metrics.jsonl"].spans)
+    assert len(sent) > 40 and len(set(sent)) == len(sent), "a full span stays as it was sent"
+    assert len(store.list("files/")) <= len(manifest.names()) + 3
 
 
 @pytest.mark.parametrize("name", ["tensorboard/events.out.tfevents.17.host.4.0", "wandb/run-1/run-1.wandb"])
-def test_files_of_loggers_are_sent_once_as_they_grow(tmp_path: Path, name: str) -> None:
-    host, mirror = started(tmp_path / "a", store := Counting())
+def test_full_spans_of_files_of_loggers_are_sent_once(tmp_path: Path, name: str, short_spans: int) -> None:
+    host, mirror = started(tmp_path / "a", store := Memory())
     path = host.folder / name
     path.parent.mkdir(parents=True)
-    for step in range(200):
+    for step in range(50):
         with path.open("ab") as file:
-            file.write(bytes([step]) * 5_000)
+            file.write(bytes([step]) * 20)
+        before = mirror.manifest.files[name].spans if step else ()
         mirror.upload()
-    assert store.num_bytes < 3 * path.stat().st_size
+        full = [span for span in before if span.size == short_spans]
+        assert [*mirror.manifest.files[name].spans[: len(full)]] == full
     assert read(Snapshot(store, newest(store)), name) == path.read_bytes()
 
 
-def test_a_file_of_pieces_is_read_from_any_position(tmp_path: Path) -> None:
+def test_a_file_of_spans_is_read_from_any_position(tmp_path: Path, short_spans: int) -> None:
     host, mirror = started(tmp_path / "a", store := LocalStore(tmp_path / "store"))
-    for _ in range(6):
+    for _ in range(9):
         host.step()
-        mirror.upload()
+    mirror.upload()
     whole, snapshot = (host.folder / "metrics.jsonl").read_bytes(), Snapshot(store, newest(store))
-    assert len(snapshot.manifest.files["metrics.jsonl"].pieces) == 6
+    assert len(snapshot.manifest.files["metrics.jsonl"].spans) == -(-len(whole) // short_spans) > 3
     for start in range(len(whole) + 2):
         with snapshot.get("metrics.jsonl") as file:
             assert file.seek(start) == start and file.read(40) == whole[start : start + 40]
             assert file.seek(-7, io.SEEK_END) == len(whole) - 7 and file.read() == whole[-7:]
     with snapshot.get("metrics.jsonl") as file:
         assert file.readlines() == whole.splitlines(keepends=True)
-    store.delete(snapshot.manifest.files["metrics.jsonl"].pieces[-1].name)
+    store.delete(object_of(snapshot.manifest, "metrics.jsonl", -1))
     with pytest.raises(FileNotFoundError):
         snapshot.get("metrics.jsonl")
 
 
-def test_merged_parts_stay_few_and_each_addition_is_sent_few_times() -> None:
-    for fan in (2, PAGE_FAN, PIECE_FAN):
-        parts, sent, count = list[tuple[int, int]](), 0, 5000  # level, number of additions
-        for _ in range(count):
-            stay, level = merge([level for level, _ in parts], fan)
-            parts = [*parts[:stay], (level, 1 + sum(held for _, held in parts[stay:]))]
-            sent += parts[-1][1]
-        levels = math.log(count, fan) + 1
-        assert sum(held for _, held in parts) == count
-        assert len(parts) <= (fan - 1) * levels and sent <= count * levels
-
-
-def test_a_file_of_lines_is_sent_from_the_first_piece_that_differs(tmp_path: Path) -> None:
+def test_a_file_of_lines_is_sent_from_the_first_span_that_differs(tmp_path: Path, short_spans: int) -> None:
     host, mirror = started(tmp_path / "a", store := Memory())
-    for _ in range(5):
-        host.step()
-        mirror.upload()
-    path, before = host.folder / "metrics.jsonl", newest(store).files["metrics.jsonl"].pieces
-    assert len(before) == 5
-    lines = path.read_text().splitlines(keepends=True)
+    path = host.folder / "metrics.jsonl"
+    lines = [f"{number:0{short_spans - 1}d}\n" for number in range(5)]  # a span each
 
     def sent(content: list[str], by: Mirror = mirror) -> int:
-        """Uploads that content; the number of pieces that stayed."""
-        known = set(by.manifest.files["metrics.jsonl"].pieces)
+        """Uploads that content; the number of spans that stayed."""
+        known = set(by.manifest.files["metrics.jsonl"].spans)
         path.write_text("".join(content))
         by.upload()
         assert read(Snapshot(store, newest(store)), "metrics.jsonl").decode() == "".join(content)
-        return len(known & set(by.manifest.files["metrics.jsonl"].pieces))
+        return len(known & set(by.manifest.files["metrics.jsonl"].spans))
 
-    changed = lines[3].replace("1.0", "2.0")
+    mirror.upload()
+    assert sent(lines) == 0 and len(mirror.manifest.files["metrics.jsonl"].spans) == 5
+    changed = lines[3].replace("3", "7")
     assert sent(lines[:3]) == 3, "a resumed run has cut lines off"
     assert sent([*lines[:3], changed, *lines[4:]]) == 3, "and writes others"
     other = path.with_name("other")
-    other.write_text("".join([lines[0].replace("1.0", "2.0"), *lines[1:], *lines[:1]]))
+    other.write_text("".join([lines[0].replace("0\n", "8\n"), *lines[1:], "9\n"]))
     other.replace(path)
     assert sent(path.read_text().splitlines(keepends=True)) == 0, "a file that was replaced is compared whole"
-    assert sent([]) == 0 and sent(lines[:1]) == 0
+    assert sent([]) == 0 and sent(["1\n"]) == 0 and sent(["1\n", "2\n"]) == 0, "a span that is not full is sent anew"
+    assert sent(lines[:2]) == 0
     again = Mirror(host.folder, store, 2, "driver 2")
     again.take_over(resume=True)
-    assert sent(lines[:2], again) == 1, "also by the next driver"
+    assert sent(lines[:3], again) == 2, "also by the next driver"
+
+
+def test_an_upload_that_fails_between_two_spans_goes_on_after_the_first(tmp_path: Path, short_spans: int) -> None:
+    """A store that is full takes the first spans of a file: they must not count as progress at every attempt."""
+    host, mirror = started(tmp_path / "a", store := Memory())
+    mirror.upload()
+    (host.folder / "run.wandb").write_bytes(b"x" * 5 * short_spans)
+    kept = list[int]()
+    mirror.kept = lambda: kept.append(store.changes)
+    for lives in (2, 0, 2):
+        store.lives = lives
+        with pytest.raises(OSError, match="down"):
+            mirror.upload()
+    assert len(kept) == 4
+    store.lives = 10**9
+    mirror.upload()
+    assert len(kept) == 5 and read(Snapshot(store, newest(store)), "run.wandb") == b"x" * 5 * short_spans
 
 
 def test_events_of_uploads_alone_cause_no_upload(tmp_path: Path) -> None:
@@ -569,35 +582,17 @@ def test_a_manifest_that_is_replaced_while_it_is_looked_for_is_looked_for_again(
         assert newest(store).number == 3
 
 
-def test_a_store_of_an_older_version_is_restored_and_continued(tmp_path: Path) -> None:
-    content = {f"groups/step-{step:06d}.parquet": f"groups of {step}".encode() for step in range(1, 41)}
-    content["metrics.jsonl"] = b"".join(b'{"step": %d, "time": 1.0}\n' % step for step in range(1, 41))
-    content["config.yaml"] = b"name: run\n"
-    store, files = Memory(), {}
-    for at, (key, data) in enumerate(content.items()):
-        name = object_name(key, 1, at)
-        store.files[name] = data
-        sha256 = hashlib.sha256(data).hexdigest()
-        files[key] = {"name": name, "size": len(data), "sha256": sha256, "modified_ns": 5}
-    store.files["manifests/000000007.json"] = json.dumps(
-        {"schema_version": 1, "number": 7, "generation": 1, "owner": "old", "folder": "f" * 32, "files": files}
-    ).encode()
-    assert assert_whole(store) == 0
-    mirror = Mirror(tmp_path / "a", store, 2, "driver 2")
-    mirror.adopt(mirror.take_over(resume=True) or Path())
-    assert tree(tmp_path / "a") == content and mirror.upload() == (0, 0)
-    Host(tmp_path / "a").step()
-    assert mirror.upload()[0] == 2 and len(newest(store).files["metrics.jsonl"].pieces) == 2
-    assert assert_whole(store) == 0 and newest(store).number == 9
-
-
 def test_a_place_that_holds_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no run: give the place of a run in its store"):
         find_run(f"file://{tmp_path}")
     with pytest.raises(UserError, match="ftp:// is no store"):
         find_run("ftp://host/run")
-    with pytest.raises(UserError, match="schema 9"):
-        newest(Memory({"manifests/000000001.json": b'{"schema_version": 9}'}))
+
+
+@pytest.mark.parametrize(("schema", "says"), [(1, "03d7dc21"), (2, "03d7dc21"), (9, "update it")])
+def test_a_store_of_another_version_is_refused_with_what_reads_it(schema: int, says: str) -> None:
+    with pytest.raises(UserError, match=rf"000000001\.json has schema {schema}.*{says}"):
+        newest(of_a_stranger({"schema_version": schema}))
 
 
 def test_the_status_of_a_run_is_read_from_its_store(tmp_path: Path) -> None:
@@ -610,5 +605,6 @@ def test_the_status_of_a_run_is_read_from_its_store(tmp_path: Path) -> None:
 
 
 def test_an_object_keeps_the_suffix_of_its_file() -> None:
-    names: Iterable[str] = (object_name("groups/step-000012.parquet", 3, 17), object_name("a/README", 1, 2))
-    assert list(names) == ["files/groups/step-000012.g3-17.parquet", "files/a/README.g1-2"]
+    span = Span(generation=3, sequence=17, size=1, sha256="0" * 64)
+    names = [span.name(key) for key in ("groups/step-000012.parquet", "a/README")]
+    assert names == ["files/groups/step-000012.g3-17.parquet", "files/a/README.g3-17"]

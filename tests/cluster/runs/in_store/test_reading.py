@@ -15,7 +15,6 @@ from squelch.cluster.commands.existing_runs.watch import watch
 from squelch.cluster.errors import UserError
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.in_store import reading
-from squelch.cluster.runs.in_store.listing import PAGE_CHANGES, Piece, files_of
 from squelch.cluster.runs.in_store.manifest import Snapshot, manifest_key, newest
 from squelch.cluster.runs.in_store.mirror import Mirror
 from squelch.cluster.runs.in_store.reading import Followed, local_copy
@@ -69,29 +68,20 @@ def test_a_run_that_vanishes_with_its_store_is_no_run_that_begins(
     assert "step 2" in status(place)
 
 
-def test_what_a_reader_has_read_of_the_list_of_files_is_not_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_manifest_that_is_still_the_newest_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "FOLLOW_S", -1.0)
     store, read = Memory(), list[str]()
-    mirror = Mirror(tmp_path, store, 1, "the driver")
-    pieces = [piece(number) for number in range(6 * PAGE_CHANGES)]
-    for count in range(PAGE_CHANGES // 2, len(pieces), PAGE_CHANGES // 2):
-        mirror._commit({"files": files_of(pieces[:count])})
+    mirror = Mirror(write_run(tmp_path, Made("a", steps=3)), store, 1, "the driver")
+    mirror.take_over(resume=False)
+    mirror.upload()
     get = store.get
     store.get = lambda key: read.append(key) or get(key)  # type: ignore[method-assign, func-returns-value]
     run = Followed(Snapshot(store, newest(store)))
-    known = {key for key in read if key.startswith("pages/")}
-    assert len(known) > 1
     read.clear()
-    assert len(run.list()) == count and not read, "nothing is new"
-    mirror._commit({"files": files_of(pieces[: count + 1])})
-    assert len(run.list()) == count + 1 and read[0] == manifest_key(mirror.manifest.number)
-    assert not known.intersection(read)
-
-
-def piece(number: int) -> Piece:
-    return Piece(name=f"files/{number}.g1-{number}", key=str(number), size=0, sha256="0" * 64, modified_ns=0)
+    assert "config.yaml" in run.list() and not read, "nothing is new"
+    (mirror.run_dir / "late.json").write_text("{}")
+    mirror.upload()
+    assert "late.json" in run.list() and read == [manifest_key(mirror.manifest.number)]
 
 
 @pytest.mark.slow
@@ -136,7 +126,7 @@ def test_an_evaluation_fetches_its_checkpoint_and_no_other(tmp_path: Path, monke
 
 def test_a_copy_of_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
     mirror, url = sent(tmp_path, write_run(tmp_path, Made("a", steps=3)))
-    name = mirror.manifest.files["config.yaml"].pieces[0].name
+    name = mirror.manifest.files["config.yaml"].spans[0].name("config.yaml")
     (tmp_path / "store/a" / name).write_text("name: another\n")
     with local_copy(url) as copy, pytest.raises(UserError, match=r"config.*is not the file that the manifest names"):
         copy.fetch(lambda key: key == "config.yaml")
