@@ -1,4 +1,4 @@
-"""Writes one demonstrated episode of each environment into docs/guide/environments.md.
+"""Writes one demonstrated episode of each environment into docs/reference/episodes.md.
 
 `python -m benchmarks.environments --write` replaces the text between two markers of that page.
 """

@@ -4,7 +4,7 @@ python -m benchmarks.environments [--env NAME] [--quick] [--json] [--write]
 
 Steps take random words or the demonstrator's actions, with a new task at an episode's end and after 10 steps, on one
 core; resets are included. On a busy machine, CPU seconds are more reliable than wall seconds. `--write` only writes one
-played episode of each environment into docs/guide/environments.md.
+played episode of each environment into docs/reference/episodes.md.
 """
 
 from __future__ import annotations
@@ -194,10 +194,10 @@ def main() -> None:
     parser.add_argument("--env", choices=environment_names(), help="this environment only; default all")
     parser.add_argument("--quick", action="store_true", help="500 tasks of each split instead of 10,000")
     parser.add_argument("--json", action="store_true", help="one JSON object per line instead of a table")
-    parser.add_argument("--write", action="store_true", help="only write the episodes into docs/guide/environments.md")
+    parser.add_argument("--write", action="store_true", help="only write the episodes into docs/reference/episodes.md")
     arguments = parser.parse_args()
     if arguments.write:
-        write_episodes(Path("docs/guide/environments.md"))
+        write_episodes(Path("docs/reference/episodes.md"))
         return
     for name in [arguments.env] if arguments.env else environment_names():
         figures = measure(name, 500 if arguments.quick else 10_000)

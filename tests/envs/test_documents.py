@@ -1,4 +1,4 @@
-"""docs/guide/environments.md says what is true of every registered environment."""
+"""docs/guide/environments.md and docs/reference/episodes.md say what is true of every registered environment."""
 
 from pathlib import Path
 
@@ -7,16 +7,16 @@ import pytest
 from benchmarks.environments.episodes import BEGIN, END, NATURAL, episode_text, write_episodes
 from squelch.envs.registry import environment_names
 
-DOCUMENT = Path(__file__).parents[2] / "docs/guide/environments.md"
+DOCS = Path(__file__).parents[2] / "docs"
+TABLES, EPISODES = DOCS / "guide/environments.md", DOCS / "reference/episodes.md"
 
 
 @pytest.mark.parametrize("name", environment_names())
 def test_every_environment_has_its_rows_without_gaps_and_an_episode(name):
-    tables, episodes = DOCUMENT.read_text().split(BEGIN)
-    rows = [line for line in tables.splitlines() if line.startswith(f"| **{name}** |")]
+    rows = [line for line in TABLES.read_text().splitlines() if line.startswith(f"| **{name}** |")]
     cells = [[cell.strip() for cell in row.replace("\\|", "").strip("|").split("|")] for row in rows]
     assert [len(row) for row in cells] == [6, 3] and all(map(all, cells))
-    assert f"### {name}\n" in episodes
+    assert f"### {name}\n" in EPISODES.read_text()
 
 
 SHOWN = [("Countdown", "tiny"), ("FrozenLake", "tiny"), ("Sokoban", "tiny"), *((name, "natural") for name in NATURAL)]
@@ -26,7 +26,7 @@ SHOWN = [("Countdown", "tiny"), ("FrozenLake", "tiny"), ("Sokoban", "tiny"), *((
 def test_the_documented_episode_is_what_the_environment_plays(name, prompt):
     """Rewrite them with `python -m benchmarks.environments --write`."""
     text = episode_text(name, prompt)
-    assert text in DOCUMENT.read_text() and text.endswith("success") and "no success" not in text
+    assert text in EPISODES.read_text() and text.endswith("success") and "no success" not in text
 
 
 def test_a_document_without_its_markers_is_left_alone(tmp_path):
