@@ -3,7 +3,11 @@
 python -m research.constant_rate --list
 python -m research.constant_rate --run [--only WORD ...] [--minutes N] [--parallel N]
     [--runs-dir DIR] [--set KEY=VALUE ...]
+python -m research.constant_rate --import FILE ...
 python -m research.constant_rate [--quick] [--json]
+
+`--run` adds each finished cell to research/results/constant_rate.parquet; commit it. `--import` adds condensed runs
+that another checkout left as JSON files, the pilots first.
 
 The long runs of `research.claims` keep the recipes' decay: a tenth of the rate from step 42 (Sokoban) or 55
 (FrozenLake). These runs do not decay. Everything here was fixed before the first cell ran; do not change it once a cell
@@ -32,12 +36,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from research.cells import Report, Study, StudyCell, command
-from research.claims.plan import CRITIC, ENTROPY, NONE, STEP_S, TOP_P, Settings
-from research.kept import SUCCESS, Kept, apart, caveats, last_success, read, read_all
+from research.cells import Study, StudyCell, command
+from research.judging import Report
+from research.kept import SUCCESS, Kept, apart, caveats, last_success, read_all
+from research.tables import FOLDER
 from squelch.cluster.sweep.table import t_interval, text
 
-RESULTS = Path(__file__).parent / "results" / "constant_rate"
+Settings = Mapping[str, Any]
+RESULTS = FOLDER / "constant_rate.parquet"
+STEP_S: Mapping[str, float] = {"sokoban": 5.2, "frozenlake": 2.6}
+"""Expected seconds of a step on two idle cores (Zen 4), validation, scoring and the probe included."""
 RATES = (2e-4, 1e-4, 5e-5)
 PILOT_STEPS, PILOT_SEED, PILOT_TOLERANCE = 60, 90, 0.05
 STEPS, SEEDS = 300, (10, 11, 12)
@@ -47,14 +55,16 @@ COMMON = (
     *("recorder.report=false", "recorder.port=0", "scorer.every=10", "scorer.probe.every=60", "validation.every=30"),
     *("loop.checkpoint_every=30", "loop.keep_checkpoints=1"),
     "filter.no_signal_limit=1000",
-    *(f"{ENTROPY}=0.001", "learner.optimizer.decay_steps=0"),
+    *("learner.objective.entropy_coefficient=0.001", "learner.optimizer.decay_steps=0"),
 )
 AGGREGATION = "learner.objective.aggregation"
 ALGORITHMS: Mapping[str, Settings] = {
     "grpo": {AGGREGATION: "sequence_mean"},
-    "ppo": {"learner.algorithm": "ppo", **CRITIC, AGGREGATION: "token_mean"},
+    "ppo": {"learner.algorithm": "ppo", "learner.critic.learning_rate": 5e-4, AGGREGATION: "token_mean"},
 }
-FILTERS: Mapping[str, Settings] = {"none": NONE, "top_p": {**TOP_P, "filter.epsilon": 0.01}}
+NONE: Settings = {"filter.rule": "none"}
+TOP_P: Settings = {"filter.rule": "top_p", "filter.rho": 0.9, "filter.epsilon": 0.01}
+FILTERS: Mapping[str, Settings] = {"none": NONE, "top_p": TOP_P}
 RATE = "learner.optimizer.learning_rate"
 ENVIRONMENTS: Mapping[str, Sequence[str]] = {"sokoban": ("grpo", "ppo"), "frozenlake": ("grpo",)}
 
@@ -68,11 +78,12 @@ def pilot_cell(recipe: str, rate: float) -> StudyCell:
 
 def rate_of(recipe: str, results: Path = RESULTS) -> float | None:
     """The learning rate of an environment's arms by its pilots; None while too few of them are done."""
+    done = {run.name: run for run in read_all(results)}
     for rate in RATES:
-        file = results / f"{pilot_cell(recipe, rate).name}.json"
-        if not file.is_file():
+        run = done.get(pilot_cell(recipe, rate).name)
+        if run is None:
             return None
-        success = read(file).series(SUCCESS)
+        success = run.series(SUCCESS)
         if success[max(success)] >= max(success.values()) - PILOT_TOLERANCE:
             return rate
     return RATES[-1]
@@ -80,9 +91,10 @@ def rate_of(recipe: str, results: Path = RESULTS) -> float | None:
 
 def pilots(recipe: str) -> Iterator[StudyCell]:
     """The pilots of an environment that are done, and the next that its rule asks for."""
-    for rate in RATES:
-        yield pilot_cell(recipe, rate)
-        if not (RESULTS / f"{pilot_cell(recipe, rate).name}.json").is_file() or rate == rate_of(recipe):
+    done = {run.name for run in read_all(RESULTS)}
+    for cell, rate in ((pilot_cell(recipe, rate), rate) for rate in RATES):
+        yield cell
+        if cell.name not in done or rate == rate_of(recipe):
             return
 
 
@@ -161,7 +173,7 @@ COLUMNS += ("minus none",)
 
 
 def report(quick: bool = False) -> Report:
-    """Judges the committed files."""
+    """Judges the table."""
     found_runs = read_all(RESULTS)
     runs = {(f"{run.recipe}-{run.arm}", run.seed): run for run in found_runs if run.part == "long"}
     rows, notes = [], []

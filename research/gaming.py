@@ -2,7 +2,7 @@
 
 python -m research.gaming [--healthy RUN ...] [--quick] [--json]
 
-RUN is the folder of a healthy run. Without any, the healthy runs of the committed studies are read (`studies`, PARTS).
+RUN is the folder of a healthy run. Without any, the healthy runs of the committed studies are read (PARTS).
 A course holds the kept variance of every step, the success of every validation, and the number of validation tasks.
 
 These rates are printed, each with Wilson's 95% interval:
@@ -40,8 +40,7 @@ import numpy as np
 
 from benchmarks.common import print_figures
 from research import kept_share, made_to_collapse
-from research.cells import Study
-from research.claims.plan import STUDY as CLAIMS
+from research.claims.study import RESULTS as CLAIMS
 from research.kept import Kept, condense, of_content, read_all
 from research.renoising import renoised
 from squelch.actors.diagnosis.uncertainty import wilson_interval
@@ -58,9 +57,9 @@ STRENGTH = 1.0
 SERIES, QUICK_SERIES = 1000, 100
 
 
-def studies() -> tuple[Study, ...]:
-    """The studies whose committed runs are read."""
-    return CLAIMS, made_to_collapse.STUDY, kept_share.study()
+def files() -> tuple[Path, ...]:
+    """The tables whose runs are read."""
+    return CLAIMS, made_to_collapse.RESULTS, kept_share.RESULTS
 
 
 @dataclass(frozen=True)
@@ -91,10 +90,10 @@ def course_of(run: Kept, tasks: int) -> Course:
 
 def committed() -> list[Course]:
     """The courses of the healthy runs of the committed studies that were validated often enough."""
-    pairs = [(study, run) for study in studies() for run in read_all(study.results) if run.part in PARTS]
+    runs = [run for file in files() for run in read_all(file) if run.part in PARTS]
     return [
-        course_of(run, study.config(run).validation.tasks)
-        for study, run in pairs
+        course_of(run, run.settings["validation_tasks"])
+        for run in runs
         if len(run.series("validation/success")) >= VALIDATIONS
     ]
 

@@ -1,27 +1,27 @@
-"""Condenses a finished run of a study into one small JSON file, and reads such files. Pure, except for the files.
+"""Condenses a finished run of a study into the content that its table keeps (`research.tables`), and reads it again.
 
-The file has tables of figures by step (a list for each figure, null where it is missing): `scored` (one entry a
+The content has tables of figures by step (a list for each figure, None where it is missing): `scored` (one entry a
 scoring), `validated`, `probe` (readings of the fixed probe), `steps` (training steps), `blocks` (means over `BLOCK`
-training steps, named by the last of them), `gradients` (decompositions) and `kept_share` (rho and measurements of q);
-and in `groups` rank correlations over all groups of the run.
+training steps, named by the last of them) and `gradients` (decompositions); and in `groups` rank correlations over all
+groups of the run.
 
 A run that ended because the filter found no signal is an end like any other: left out, it would bias every comparison,
-because only runs that filter can end so. Its file says `"ended": "no_signal"` and `planned`, the steps that it was to
+because only runs that filter can end so. Its content says `ended: no_signal` and `planned`, the steps that it was to
 make; `steps` are those that it made. Its last validation counts for the planned last step, too.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
+from research.tables import read_as
 from squelch.actors.archive.reader import stream_groups
 from squelch.actors.diagnosis.grounding import spearman
 from squelch.cluster.control.gaming import kept_variance
@@ -30,7 +30,6 @@ from squelch.cluster.runs.ending import EndCause, ending_of
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.sweep.plan import PLACEMENT
 
-T = TypeVar("T")
 Table = Mapping[str, Sequence[float | None]]
 BLOCK = 10
 DIGITS = 5
@@ -61,7 +60,6 @@ BUCKETS = range(1, 7)
 GRADIENTS = tuple(
     f"gradients/q{q}/{part}" for q in BUCKETS for part in ("reward_variance", "task", "task_std", "regulariser")
 )
-KEPT_SHARE = ("kept_share/rho", "kept_share/measured", "seconds/kept_share")
 STEP_OF = {"scored": "scorer/step", "validated": "validation/step", "probe": "probe/step"}
 
 
@@ -72,7 +70,7 @@ NOT_LEARNED = (*NOT_TOLD, "loop.checkpoint_every", "loop.keep_checkpoints")
 
 
 def told(words: Sequence[str]) -> list[str]:
-    """The overrides that a cell's file tells."""
+    """The overrides that a run's content tells."""
     return [word for word in words if not below(word.partition("=")[0], NOT_TOLD)]
 
 
@@ -101,11 +99,13 @@ class Kept:
     ended: str = ""
     """`no_signal` if the run ended so before its planned last step."""
     overrides: tuple[str, ...] = ()
-    """The settings of `--set` with which it was run, without those that say where a run is kept; `set` in its file."""
+    """The settings of `--set` with which it was run, without those that say where it is kept; `set` in its content."""
     planned: int = 0
     """Steps that a run which ended before its last step was to make."""
     from_step: int = 0
     """The step of the checkpoint of another run with which it began; 0: with the weights with which that one began."""
+    settings: Mapping[str, int] = field(default_factory=dict)
+    """Settings that judges of finished studies need, such as `validation_tasks`."""
 
     @property
     def horizon(self) -> int:
@@ -140,12 +140,12 @@ def without_signal(summary: Mapping[str, Any]) -> bool:
 
 
 def how_it_ended(summary: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a run's file that say that it ended before its planned last step; empty if it did not."""
+    """The entries of a run's content that say that it ended before its planned last step; empty if it did not."""
     return {"ended": str(EndCause.NO_SIGNAL), "planned": settings["loop.steps"]} if without_signal(summary) else {}
 
 
 def condense(folder: Path, **labels: Any) -> dict[str, Any]:
-    """The content of a run's file. UserError if the run has neither finished nor ended for lack of signal."""
+    """The content of a run. UserError if the run has neither finished nor ended for lack of signal."""
     run, summary = finished(folder)
     settings, lines = run.settings(), run.metrics()
     tables = {name: _table(lines, keys, STEP_OF[name]) for name, keys in _READ.items()}
@@ -155,8 +155,6 @@ def condense(folder: Path, **labels: Any) -> dict[str, Any]:
     tables["steps"] = _table([{**line, "kept_variance": _kept_variance(line)} for line in trained], STEPS, "step")
     tables["blocks"] = _blocks(trained)
     tables["gradients"] = _table(lines, GRADIENTS, "step")
-    q = sorted({key for line in lines for key in line if key.startswith("kept_share/q/")})
-    tables["kept_share"] = _table(lines, (*KEPT_SHARE, *q), "step")
     return {
         "name": folder.name,
         **labels,
@@ -232,43 +230,11 @@ def of_groups(folder: Path) -> dict[str, float]:
     return {name: round(value, 4) for name, value in found.items() if math.isfinite(value)}
 
 
-def write(file: Path, content: Mapping[str, Any]) -> Path:
-    """Writes a run's file, of tables one line for each list of figures."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    if "tables" not in content:
-        file.write_text(json.dumps(content, indent=1) + "\n")
-        return file
-    tables = content["tables"]
-    lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items() if key != "tables"]
-    inner = [
-        f"   {json.dumps(name)}: {{\n"
-        + ",\n".join(f"    {json.dumps(key)}: {json.dumps(values)}" for key, values in table.items())
-        + "\n   }"
-        for name, table in tables.items()
-    ]
-    lines.append('  "tables": {\n' + ",\n".join(inner) + "\n  }")
-    file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    return file
-
-
-def read(file: Path) -> Kept:
-    """A condensed run. UserError if the file is damaged."""
-    return parsed(file, of_content)
-
-
-def parsed(file: Path, parse: Callable[[Any], T]) -> T:
-    """What `parse` makes of a condensed run's file. UserError if the file is damaged, so that it cannot."""
-    try:
-        return parse(json.loads(file.read_text()))
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise UserError(f"{file} is no condensed run ({error}); remove it and run its cell again") from error
-
-
 def of_content(content: Mapping[str, Any]) -> Kept:
-    """A run from the content of its file. KeyError, TypeError or ValueError if something is missing or of a wrong
+    """A run from its content. KeyError, TypeError or ValueError if something is missing or of a wrong
     form."""
     labels = ("name", "part", "recipe", "arm", "seed", "steps", "tables", "groups")
-    others = {name: content[name] for name in ("ended", "planned", "from_step") if name in content}
+    others = {name: content[name] for name in ("ended", "planned", "from_step", "settings") if name in content}
     for name in ("seed", "steps", *(others.keys() & {"planned", "from_step"})):
         if type(content[name]) is not int:
             raise TypeError(f"{name} is {content[name]!r} and no whole number")
@@ -320,9 +286,9 @@ def _validated(run: Kept) -> str:
     return f"last validated at step {at[-1]}{later}"
 
 
-def read_all(folder: Path) -> list[Kept]:
-    """Every condensed run in a folder, by name."""
-    return [read(file) for file in sorted(folder.glob("*.json"))]
+def read_all(file: Path) -> list[Kept]:
+    """Every condensed run in a study's table, by name. UserError if one is damaged."""
+    return read_as(file, of_content)
 
 
 def validated_by_seed(runs: Iterable[Kept], seeds: Sequence[int]) -> dict[int, Kept]:

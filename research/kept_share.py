@@ -1,8 +1,5 @@
 """The study of the kept share that sets itself: the controller against the best fixed rho, seed by seed.
 
-python -m research.kept_share --list [--only WORD ...]
-python -m research.kept_share --run [--only WORD ...] [--minutes N] [--parallel N]
-    [--runs-dir DIR] [--set KEY=VALUE ...]
 python -m research.kept_share [--quick] [--json]
 
 Everything here was fixed before the first cell ran; do not change it once a cell has.
@@ -18,19 +15,15 @@ Everything here was fixed before the first cell ran; do not change it once a cel
                    if the interval's lower end is above minus the tolerance, it fails if the upper end is below that,
                    and otherwise it cannot be told from five seeds
 
-`--list` and `--run` are those of `research.claims`. The cells of an environment's best fixed rho join the list once
-its grid is done, so the command is called again then. Without either form the committed files are judged, `--quick`
-alike; nothing is run.
+The controller was taken out of the product afterwards; the runs are those of research/results/kept_share.parquet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from research.cells import Report, Study, StudyCell, command
-from research.claims.plan import STEP_S
+from research.judging import Report, judge
 from research.kept import (
     Kept,
     apart,
@@ -40,59 +33,23 @@ from research.kept import (
     read_all,
     validated_by_seed,
 )
+from research.tables import FOLDER
 from squelch.cluster.sweep.table import t_interval, text
 
-RESULTS = Path(__file__).parent / "results" / "kept_share"
+RESULTS = FOLDER / "kept_share.parquet"
 TOLERANCES = {"frozenlake": 0.05, "countdown": 0.05, "sokoban": 0.08}
 STEPS = {"frozenlake": 60, "countdown": 40, "sokoban": 45}
 GRID = (0.5, 0.7, 0.9, 1.0)
 GRID_SEEDS, FRESH_SEEDS = (10, 11), (20, 21, 22, 23, 24)
 START = 0.9
-CONTROLLER: Mapping[str, Any] = {
-    "filter.rho": START,
-    "filter.min_groups": 2,
-    "filter.kept_share.every": 2,
-    "filter.kept_share.steer": True,
-    "filter.kept_share.low": 0.5,
-    "filter.kept_share.high": 1.0,
-    "filter.kept_share.error": 0.05,
-}
 AUTO = "auto"
 RHO = "kept_share/rho"
 TASKS = 256
-COMMON = (
-    *(f"validation.tasks={TASKS}", "scorer.enabled=false", "recorder.report=false", "recorder.port=0"),
-    *("loop.checkpoint_every=30", "loop.keep_checkpoints=1"),
-)
 
 
 def fixed(rho: float) -> str:
     """The arm of a fixed rho."""
     return f"rho{rho:g}"
-
-
-def every_cell(found: Sequence[Kept]) -> Iterator[StudyCell]:
-    """The cells that are known, environment by environment. `found`: the runs that are done, from which the best fixed
-    rho is read."""
-    for environment in TOLERANCES:
-        rhos = {fixed(rho): {"filter.rho": rho} for rho in GRID}
-        yield from _cells("grid", environment, rhos, GRID_SEEDS)
-        best = best_fixed(found, environment)
-        against = {} if best is None else {fixed(best): rhos[fixed(best)]}
-        yield from _cells("fresh", environment, {**against, AUTO: CONTROLLER}, FRESH_SEEDS)
-
-
-def _cells(
-    part: str, environment: str, arms: Mapping[str, Mapping[str, Any]], seeds: Sequence[int]
-) -> Iterator[StudyCell]:
-    for seed in seeds:
-        for arm, settings in arms.items():
-            yield StudyCell(part, environment, arm, settings, seed, STEPS[environment], STEP_S[environment])
-
-
-def study() -> Study:
-    """The study as far as its cells are known."""
-    return Study("kept-share", COMMON, tuple(every_cell(committed())), RESULTS)
 
 
 def committed() -> list[Kept]:
@@ -162,7 +119,7 @@ def cells(row: Mapping[str, Any]) -> list[Any]:
 
 
 def report(quick: bool = False) -> Report:
-    """Judges the committed files."""
+    """Judges the table."""
     found = committed()
     judgements = [judged(found, name) for name in TOLERANCES]
     notes = caveats(found) if found else ["no run was kept yet"]
@@ -172,8 +129,8 @@ def report(quick: bool = False) -> Report:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one of the forms of the command; returns the exit code."""
-    return command(__doc__, study, report, argv)
+    """Prints the verdicts; returns the exit code."""
+    return judge(__doc__, report, argv)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,5 @@
 """Runs that are made to collapse, and whether the alarm on the fixed probe says so in time.
 
-python -m research.made_to_collapse --list
-python -m research.made_to_collapse --run [--only WORD ...] [--minutes N] [--parallel N]
-    [--runs-dir DIR]
 python -m research.made_to_collapse [--quick] [--json]
 
 Seven runs of FrozenLake are made to collapse by four means, 120 steps each, without the filter:
@@ -13,7 +10,7 @@ Seven runs of FrozenLake are made to collapse by four means, 120 steps each, wit
     format    every well-formed action pays, the task nothing (`environment.options.pays=format`)
 
 Six healthy runs have the recipe's settings, with and without the filter. All have a reading of the fixed probe, with
-the links to answers, every 10 steps. `--run` and `--list` are those of `research.claims`.
+the links to answers, every 10 steps.
 
 Those means ruin success within 7 to 23 steps, before an alarm that needs four readings can come. So the part `gentle`
 has means that are slow, and a reading every 3 steps; its healthy runs are the part `steady`. It was written down before
@@ -27,7 +24,7 @@ It stays in the table.
 
 The alarm (`actors/diagnosis/probe_alarm.py`) was frozen before the first of these runs; FROZEN repeats its parameters,
 and a test compares them. (That its sum is capped at THRESHOLD + MOST came after the first run. The first alarm, the
-only one that is judged, cannot depend on it.) Its figures, from the committed files:
+only one that is judged, cannot depend on it.) Its figures, from research/results/made_to_collapse.parquet:
 
 - the fall: the first step from which the task's success in training, a mean over five steps, stays below 80% of its
   best. It counts only if the last validation lies below 80% of the best one, too: the best of many noisy means is so
@@ -42,55 +39,24 @@ only one that is judged, cannot depend on it.) Its figures, from the committed f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from research.alarm import REWARD_SHARE, Series, reward_fall
-from research.cells import Report, Study, StudyCell, command
+from research.judging import Report, judge
 from research.kept import RECORDED, Kept, caveats, read_all
 from research.renoising import renoised
+from research.tables import FOLDER
 from squelch.actors.diagnosis import alarm, probe_alarm
 from squelch.actors.diagnosis.probe_alarm import WATCHED, ProbeAlarm
 from squelch.actors.diagnosis.uncertainty import wilson_interval
 from squelch.cluster.errors import UserError
 from squelch.cluster.sweep.table import INTERVAL, t_interval
 
-STEPS, STEP_S = 120, 3.0
-GENTLE_STEP_S = 4.7
-"""With a reading every 3 steps."""
-ENTROPY, OVERLONG = "learner.objective.entropy_coefficient", "learner.objective.overlong"
-LEARNING_RATE = 2e-4
-"""The recipe's; a test compares them."""
-NONE: Mapping[str, Any] = {"filter.rule": "none"}
-SHORT = {f"{OVERLONG}.penalty": 3.0, f"{OVERLONG}.max_tokens": 20, f"{OVERLONG}.cache_tokens": 16}
-MEANS: Mapping[str, Mapping[str, Any]] = {
-    "entropy1": {**NONE, ENTROPY: 1.0},
-    "blind": {**NONE, "environment.options.pays": "left"},
-    "length": {**NONE, **SHORT},
-    "format": {**NONE, "environment.options.pays": "format"},
-    "entropy0.4": {**NONE, ENTROPY: 0.4},
-}
-SLOW = {"learner.optimizer.learning_rate": LEARNING_RATE / 4}
-GENTLE: Mapping[str, Mapping[str, Any]] = {
-    "blind": {**MEANS["blind"], **SLOW},
-    "entropy0.2": {**NONE, ENTROPY: 0.2},
-    "format": {**MEANS["format"], **SLOW},
-}
-OFTEN = {"scorer.probe.every": 3}
-HEALTHY: Mapping[str, Mapping[str, Any]] = {"none": NONE, "top_p": {"filter.rule": "top_p", "filter.rho": 0.9}}
-COMMON = (
-    "recorder.report=false",
-    "recorder.port=0",
-    "scorer.every=10",
-    "scorer.probe.every=10",
-    "validation.every=60",
-    "loop.checkpoint_every=30",
-    "loop.keep_checkpoints=1",
-)
+RESULTS = FOLDER / "made_to_collapse.parquet"
 FROZEN = {
     "watched": ("mi", "dependence"),
     "baseline": 2,
@@ -106,26 +72,6 @@ LARGEST_FALSE = 0.02
 FEWEST_READINGS = probe_alarm.BASELINE + 2
 """Readings for a level, and two low ones that raise the alarm."""
 SERIES, QUICK_SERIES = 2000, 1000
-
-
-def every_cell() -> Iterator[StudyCell]:
-    """The cells in order of value: one of each means and a healthy pair first."""
-    order = [
-        *((0, "collapse", arm) for arm in ("entropy1", "blind", "length")),
-        *((0, "healthy", arm) for arm in HEALTHY),
-        (0, "collapse", "format"),
-        *((1, "collapse", arm) for arm in ("entropy0.4", "blind", "format")),
-        *((seed, "healthy", arm) for seed in (1, 2) for arm in HEALTHY),
-    ]
-    for seed, part, arm in order:
-        yield StudyCell(part, "frozenlake", arm, {**MEANS, **HEALTHY}[arm], seed, STEPS, STEP_S)
-    gentle = [*((0, "gentle", arm) for arm in GENTLE), *((seed, "steady", "none") for seed in (0, 1))]
-    gentle += [(1, "gentle", arm) for arm in GENTLE]
-    for seed, part, arm in gentle:
-        yield StudyCell(part, "frozenlake", arm, {**HEALTHY, **GENTLE}[arm], seed, STEPS, GENTLE_STEP_S, OFTEN)
-
-
-STUDY = Study("made-to-collapse", COMMON, tuple(every_cell()), Path(__file__).parent / "results" / "made_to_collapse")
 
 
 def frozen() -> dict[str, Any]:
@@ -296,15 +242,15 @@ def _notes(figures: Mapping[str, Any]) -> list[str]:
 
 
 def report(quick: bool) -> Report:
-    """Judges the committed files."""
-    runs = read_all(STUDY.results)
+    """Judges the table."""
+    runs = read_all(RESULTS)
     figures = measure(runs, QUICK_SERIES if quick else SERIES)
     return Report(figures, COLUMNS, rows(figures), [*notes(figures), *caveats(runs)])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one of the forms of the command; returns the exit code."""
-    return command(__doc__, lambda: STUDY, report, argv, quick=f"{QUICK_SERIES} series instead of {SERIES}")
+    """Prints the verdicts; returns the exit code."""
+    return judge(__doc__, report, argv, quick=f"{QUICK_SERIES} series instead of {SERIES}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,5 @@
 """The study of environment noise: does a filter by policy variance keep what the plain filter loses to noise?
 
-python -m research.noise --list
-python -m research.noise --run [--only WORD ...] [--minutes N] [--parallel N]
-    [--runs-dir DIR] [--set KEY=VALUE ...]
 python -m research.noise [--quick] [--json] [--write]
 
 Everything here was fixed before the first cell ran; do not change it once a cell has.
@@ -19,27 +16,22 @@ Everything here was fixed before the first cell ran; do not change it once a cel
                    it fails if the upper end is below -0.03, and otherwise it cannot be told from five seeds. The same
                    is reported of plain and shared, for which nothing is claimed
 
-32 replays, because on the lakes of docs/research/policy-variance.md 4 tell almost no group from noise at p = 0.5. The
-cells of `none` and `plain` are those of Figure 9 in `research.claims`, which runs them (`python -m research.claims
---run
---only noise`); this study runs the others under the same settings. At p = 0 nothing is noisy, so `shared` is `plain`
-by construction and is not run; `policy_variance` ranks by the reward variance there, and differs from `plain` by its
-epsilon and by what it does without a signal.
-
-`--run` runs the cells that are not done, for at most N minutes, and goes on where it was interrupted. A finished cell
-leaves one small file in `research/results/noise`; commit it. Without `--list` and `--run` the committed files
-are judged, `--quick` alike; nothing is run. `--write` writes docs/research/noise.md.
+32 replays, because on the lakes of docs/research/policy-variance.md 4 tell almost no group from noise at p = 0.5. The cells of
+`none` and `plain` are those of Figure 9 in `research.claims`; the others were run under the same settings, which stand
+in the table as `changed`. At p = 0 nothing is noisy, so `shared` is `plain` by construction and was not run;
+`policy_variance` ranks by the reward variance there, and differs from `plain` by its epsilon and by what it does
+without a signal. `--write` writes docs/research/noise.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.common import markdown_table
-from research.cells import Report, Study, StudyCell, command
 from research.claims import plan
+from research.claims.study import RESULTS as CLAIMS
+from research.judging import PAGES, Report, judge
 from research.kept import (
     Kept,
     apart,
@@ -49,57 +41,25 @@ from research.kept import (
     read_all,
     validated_by_seed,
 )
+from research.tables import FOLDER
 from squelch.cluster.sweep.table import INTERVAL, t_interval, text
 
-PAGE = Path(__file__).parents[1] / "docs" / "research" / "noise.md"
+PAGE, RESULTS = PAGES / "noise.md", FOLDER / "noise.parquet"
 TOLERANCE = 0.03
 JUDGED, JUDGED_AT = "policy_variance", plan.MANY
-REPLAYS = 32
-STEP_S = {"shared": plan.STEP_S["frozenlake"], "policy_variance": plan.STEP_S["frozenlake"] + 1.0}
-OWN_ARMS: Mapping[str, plan.Settings] = {
-    "shared": {**plan.TOP_P, "environment.options.shared_slip": True},
-    "policy_variance": {
-        **plan.TOP_P,
-        "filter.statistic": "policy_variance",
-        "filter.replays": REPLAYS,
-        "filter.epsilon": 0.0,
-        "filter.on_no_signal": "passthrough",
-        "filter.no_signal_limit": 1000,
-    },
-}
-ARMS = {"none": "none", "plain": "top_p", **{arm: arm for arm in OWN_ARMS}}
-"""The arms, by the name that their cells have."""
-
-
-def seeds_at(level: float) -> Sequence[int]:
-    """The seeds of a noise level."""
-    return plan.NOISE_SEEDS if level in plan.MANY else plan.SEEDS
-
-
-def own_cells() -> Iterator[StudyCell]:
-    """The cells that this study runs: those of the levels that are judged first, seed by seed."""
-    for level in sorted(plan.NOISE_LEVELS, reverse=True):
-        arms = {arm: own for arm, own in OWN_ARMS.items() if level or arm != "shared"}
-        for seed in seeds_at(level):
-            for arm, settings in arms.items():
-                slip = {"environment.options.slip_rate": plan.SLIP_OF_NOISE * level}
-                name = plan.noise_arm(arm, level)
-                own = {**settings, **slip}
-                yield StudyCell("noise", "frozenlake", name, own, seed, plan.SHORT_STEPS, STEP_S[arm])
-
-
-STUDY = Study("noise", plan.COMMON, tuple(own_cells()), Path(__file__).parent / "results" / "noise")
+ARMS = {"none": "none", "plain": "top_p", "shared": "shared", "policy_variance": "policy_variance"}
+"""The arms, by the name that their runs have."""
 
 
 def committed() -> list[Kept]:
     """The condensed runs of this study and of Figure 9."""
-    return [*read_all(STUDY.results), *(run for run in read_all(plan.STUDY.results) if run.part == "noise")]
+    return [*read_all(RESULTS), *(run for run in read_all(CLAIMS) if run.part == "noise")]
 
 
 def validated(runs: Sequence[Kept], arm: str, level: float) -> dict[int, Kept]:
     """The runs of an arm that were validated, by seed; without noise `shared` is `plain`."""
     named = plan.noise_arm(ARMS["plain"] if level == 0 and arm == "shared" else ARMS[arm], level)
-    return validated_by_seed((run for run in runs if run.arm == named), seeds_at(level))
+    return validated_by_seed((run for run in runs if run.arm == named), plan.seeds_at(level))
 
 
 def row(runs: Sequence[Kept], arm: str, level: float) -> dict[str, Any]:
@@ -116,7 +76,7 @@ def row(runs: Sequence[Kept], arm: str, level: float) -> dict[str, Any]:
         "minus_none": difference,
         "note": apart(pairs),
         "judged": arm == JUDGED and level in JUDGED_AT,
-        "verdict": verdict(difference, len(paired), len(seeds_at(level))) if arm != "none" else "",
+        "verdict": verdict(difference, len(paired), len(plan.seeds_at(level))) if arm != "none" else "",
         **figures_of(runs, arm, level),
     }
 
@@ -198,20 +158,18 @@ TAIL = """\
 
 
 def report(quick: bool = False) -> Report:
-    """Judges the committed files."""
+    """Judges the tables."""
     runs = committed()
     found = judged(runs)
     notes = [f"{one['arm']} at p = {one['p']:g}: {one['verdict']}" for one in found if one["judged"]]
     notes += [*notes_of(found), *caveats(runs)]
-    done = sum(STUDY.is_done(cell) for cell in STUDY.cells)
-    notes.append(f"{done} of {len(STUDY.cells)} runs of this study are done")
     figures = {"benchmark": "noise_study", "tolerance": TOLERANCE, "rows": found}
     return Report(figures, COLUMNS, [cells(one) for one in found], notes, markdown(found))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one of the forms of the command; returns the exit code."""
-    return command(__doc__, lambda: STUDY, report, argv, page=PAGE)
+    """Prints the verdicts; returns the exit code."""
+    return judge(__doc__, report, argv, page=PAGE)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,8 @@
 """The study on a real language model: does it learn, and what does its reasoning do meanwhile?
 
-python -m research.real_model --list [--only WORD ...]
-python -m research.real_model --run [--only WORD ...] [--minutes N] [--parallel N]
-    [--runs-dir DIR] [--set KEY=VALUE ...]
 python -m research.real_model [--quick] [--json] [--write]
 
-The model is SmolLM2-135M-Instruct (docs/guide/real-models.md). The parts and their arms were fixed before the first
-run:
+The model is SmolLM2-135M-Instruct (docs/guide/real-models.md). Parts and arms were fixed before the first run:
 
     part                  recipe               steps   arms                                             seeds
     countdown             smollm2-countdown    60      as it comes                                      0, 1
@@ -18,162 +14,29 @@ run:
 
 `frozenlake` learned nothing, because the model could not read its board. The recipe shows the cells of things beside it
 since, and its warm-up looks at what the reasoning states. `frozenlake-cells` was added then; `question-frozenlake` had
-not been run. Seeds 3 and 4 of `question` were added when a GPU was at hand, on which each seed's two runs were made.
+not been run, and has no run. Seeds 3 and 4 of `question` were added when a GPU was at hand, on which each seed's two
+runs were made. research/results/real_model.parquet has the runs, with ten reasonings of the first and the last step.
 
-`--list` and `--run` are those of `research.claims`. The minutes of `--list` are those of a Zen 4 in bfloat16: 29 to
-49 a cell on Countdown, 79 to 149 on FrozenLake, where two steps without a filter were seen (149 and 163 s). Beside
-other work cells took up to one and a half times as long.
-
-A finished cell leaves one small file under `research/results/real_model`, with ten reasonings of the first
-and the last step; commit it. A run that was made by hand with a cell's settings is kept too: move its folder to
-DIR/real-model/CELL and call `--run --only CELL` with the same `--set`; other settings are refused. On processors with
-fast bfloat16, the types of numbers may be set (docs/guide/real-models.md), for all cells that are compared.
-
-Without either form the committed files are reported, `--quick` alike; nothing is run. First and last are the first and
-the last measurement. The judge reads the reasonings: "states" is the share of those that state anything, and "true"
-the share of true ones among these, at scorings where there are any. Under the table, the filter is compared with none:
-differences at the last measurement that both have, the first aside, paired by seed and by what was set. `--write`
-writes docs/research/real-model-study.md, with the first and the last reasonings side by side.
+First and last are the first and the last measurement. The judge reads the reasonings: "states" is the share of those
+that state anything, and "true" the share of true ones among these, at scorings where there are any. Under the table,
+the filter is compared with none: differences at the last measurement that both have, the first aside, paired by seed
+and by what was set. `--write` writes docs/research/real-model-study.md, with the first and the last reasonings side by
+side.
 """
 
 from __future__ import annotations
 
 import html
-import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.common import markdown_table
-from research.cells import Report, Study, StudyCell, command
-from research.kept import finished, how_it_ended, parsed
-from squelch.actors.archive.reader import read_groups
-from squelch.actors.archive.rows import from_table
-from squelch.cluster.inspector.texts import Pieces
-from squelch.cluster.sweep.plan import Arm
+from research.judging import PAGES, Report, judge
+from research.tables import FOLDER, read_as
 from squelch.cluster.sweep.table import t_interval, text
 
-RESULTS = Path(__file__).parent / "results" / "real_model"
-PAGE = Path(__file__).parents[1] / "docs" / "research" / "real-model-study.md"
-ENTROPY = "learner.objective.entropy_coefficient"
-REASONINGS = 10
-STEP_S = {"smollm2-countdown": {"none": 27.0, "top_p": 22.0}, "smollm2-frozenlake": {"none": 140.0, "top_p": 70.0}}
-"""Expected seconds of a step by recipe and filter, without validation: measured on a Zen 4 in bfloat16. On FrozenLake
-without a filter two steps were measured."""
-VALIDATION_S = {"smollm2-countdown": 0.17, "smollm2-frozenlake": 0.93}
-"""Expected seconds of a validation task on the same machine."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of the study. `tasks`: fixed validation tasks before and after."""
-
-    recipe: str
-    steps: int
-    tasks: int
-    arms: tuple[Arm, ...]
-    seeds: tuple[int, ...]
-
-
-def _filters(entropy: float) -> tuple[Arm, ...]:
-    chosen: Mapping[str, Mapping[str, Any]] = {"none": {"filter.rule": "none"}, "top_p": {"filter.rule": "top_p"}}
-    return tuple(Arm(f"{name}_ent{entropy:g}", {**rule, ENTROPY: entropy}) for name, rule in chosen.items())
-
-
-AS_IT_COMES = (Arm("base", {}),)
-BOARD_ALONE = {"environment.options.observation_format": "grid", "model.warmup.true_reasonings": None}
-PARTS = {
-    "countdown": Part("smollm2-countdown", 60, 1024, AS_IT_COMES, (0, 1)),
-    "frozenlake": Part("smollm2-frozenlake", 60, 512, (Arm("base", BOARD_ALONE),), (0,)),
-    "question": Part("smollm2-countdown", 100, 512, _filters(0.03), (0, 1, 2, 3, 4)),
-    "question-entropy": Part("smollm2-countdown", 100, 512, _filters(0.001), (0,)),
-    "frozenlake-cells": Part("smollm2-frozenlake", 60, 512, AS_IT_COMES, (0,)),
-    "question-frozenlake": Part("smollm2-frozenlake", 60, 256, _filters(0.03), (0,)),
-}
-FIGURES = {
-    "success": "success",
-    "reward": "reward_mean",
-    "entropy": "first_turn/conditional_entropy",
-    "retrieval": "first_turn/retrieval_accuracy",
-    "probe_mi": "probe/mi",
-    "probe_mi_low": "probe/mi_low",
-    "probe_mi_high": "probe/mi_high",
-    "judge": "judge/right",
-    "judge_names": "judge/names",
-    "scored_step": "scorer/step",
-    "probe_step": "probe/step",
-    "dependence": "probe/link/dependence",
-    "kept_groups": "kept_groups",
-    "zero_variance_groups": "zero_variance_groups",
-    "format_validity": "format_validity",
-    "length": "reasoning_length",
-    "step_seconds": "seconds/step",
-    "validation_failed": "validation/failed",
-}
-"""Figures of a step that are kept, by the keys of metrics.jsonl; those that a run lacks are left out. A scoring and a
-reading of the probe are recorded with a later step than `scored_step` and `probe_step`, which they describe."""
-
-
-def every_cell() -> Iterator[StudyCell]:
-    """The cells, part by part and seed by seed."""
-    for name, part in PARTS.items():
-        validated = {"validation.tasks": part.tasks, "validation.every": part.steps}
-        validation_s = 2 * part.tasks * VALIDATION_S[part.recipe] / part.steps
-        for seed, arm in itertools.product(part.seeds, part.arms):
-            own = {**arm.settings, **validated}
-            step_s = STEP_S[part.recipe][arm.settings.get("filter.rule", "top_p")] + validation_s
-            yield StudyCell(name, part.recipe, arm.label, own, seed, part.steps, step_s)
-
-
-def _row(row: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: row[key] for name, key in FIGURES.items() if row.get(key) is not None}
-    return {"step": row["step"]} | {name: round(value, 4) for name, value in kept.items()}
-
-
-def reasonings(folder: Path, step: int) -> list[dict[str, str]]:
-    """The end of the prompt and the first reasoning of the first trajectories of a step, one a group at first."""
-    data = (folder / "tokenizer.json").read_bytes()
-    pieces = Pieces(data, str(folder / "tokenizer.json"))
-    trajectories = [one for one in from_table(read_groups(folder, [step])) if one.turns]
-    first = sorted(trajectories, key=lambda one: one.index)[:REASONINGS]
-    return [
-        {"prompt": pieces.text(one.prompt_ids(0))[-400:], "reasoning": pieces.text(one.reasoning_ids(0))}
-        for one in first
-    ]
-
-
-def note_of(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What a reader must know of a run's validations, given its metrics; empty if all tasks were played."""
-    failed = max((row.get("validation/failed") or 0.0 for row in rows), default=0.0)
-    return f"up to {failed:.0f} validation tasks failed and count as no success" if failed else ""
-
-
-def condense(folder: Path, **labels: Any) -> dict[str, Any]:
-    """The content of a run's file. UserError if the run has neither finished nor ended for lack of signal."""
-    run, summary = finished(folder)
-    settings = run.settings()
-    steps = run.steps()
-    return {
-        "name": folder.name,
-        **labels,
-        "note": note_of(run.metrics()),
-        "environment": summary["environment"],
-        "filter": summary["filter"]["rule"],
-        "entropy": settings[ENTROPY],
-        "seed": settings["seed"],
-        "steps": summary["steps"],
-        **how_it_ended(summary, settings),
-        "success": summary["success"],
-        "probe": summary.get("probe"),
-        "seconds": summary["seconds"],
-        "rows": [_row(row) for row in run.metrics()],
-        "reasonings": {str(step): reasonings(folder, step) for step in (steps[0], steps[-1])},
-    }
-
-
-STUDY = Study("real-model", (), tuple(every_cell()), RESULTS, condense)
+RESULTS, PAGE = FOLDER / "real_model.parquet", PAGES / "real-model-study.md"
 
 
 COLUMNS = (
@@ -181,6 +44,29 @@ COLUMNS = (
     *("H(Z|X) first", "last", "states first", "last", "true first", "last", "probe MI first", "last"),
 )
 Kept = Mapping[str, Any]
+"""A run: the content of its table, `rows` (its records by step) and `reasonings` (some of the first and last step)."""
+
+
+def of_content(content: Mapping[str, Any]) -> Kept:
+    """A run from its content. What `markdown` raises if an entry is missing."""
+    own = content["tables"]
+    rows = [row for name in ("repeated", "rows") for row in _records(own.get(name, {"step": []}))]
+    texts = {row.pop("step"): row for row in _records(own["reasonings"])}
+    reasonings = {step: [_pair_of(row, k) for k in range(len(row) // 2)] for step, row in texts.items()}
+    run = {**content, "rows": sorted(rows, key=lambda row: row["step"]), "reasonings": reasonings}
+    del run["tables"]
+    markdown([run])
+    return run
+
+
+def _records(table: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """The rows of a table, without what they lack."""
+    rows = zip(*table.values(), strict=True)
+    return [{key: value for key, value in zip(table, row, strict=True) if value is not None} for row in rows]
+
+
+def _pair_of(row: Mapping[str, str], k: int) -> dict[str, str]:
+    return {word: row[f"{k}.{word}"] for word in ("prompt", "reasoning")}
 
 
 def report_rows(found: Sequence[Kept]) -> list[list[Any]]:
@@ -290,7 +176,7 @@ def remarks(found: Sequence[Kept]) -> list[str]:
 
 def side_by_side(one: Kept) -> list[str]:
     """The run's first reasonings of its first and of its last step as a Markdown table."""
-    first, last = sorted(one["reasonings"], key=int)[0], sorted(one["reasonings"], key=int)[-1]
+    first, last = min(one["reasonings"]), max(one["reasonings"])
     pairs = zip(one["reasonings"][first], one["reasonings"][last], strict=False)
     heads = [f"{what}, step {step}" for step in (first, last) for what in ("task", "reasoning")]
     rows = ([_task(a["prompt"]), _plain(a["reasoning"]), _task(b["prompt"]), _plain(b["reasoning"])] for a, b in pairs)
@@ -312,8 +198,8 @@ def _plain(words: str) -> str:
 
 HEAD = """# The study on a real language model
 
-`python -m research.real_model --write` generates this page from the runs in
-`research/results/real_model`; do not edit it. [real-models.md](../guide/real-models.md) describes the model and says
+`python -m research.real_model --write` generates this page from
+`research/results/real_model.parquet`; do not edit it. [real-models.md](../guide/real-models.md) describes the model and says
 what was run. First and last are the first and the last measurement. The judge reads the reasonings: "states" is the
 share of those that state anything, and "true" the share of true ones among these, at scorings where there are any.
 Differences are those at the last measurement that both runs have, the first aside, and of success at each run's last
@@ -332,24 +218,17 @@ def markdown(found: Sequence[Kept]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def whole(one: Kept) -> Kept:
-    """The run, if its file has every entry that a report needs; else what a missing one raises."""
-    markdown([one])
-    return one
-
-
 def report(quick: bool = False) -> Report:
-    """Reports the committed files."""
-    found = [parsed(file, whole) for file in sorted(RESULTS.glob("*.json"))]
-    done = sum(STUDY.is_done(cell) for cell in STUDY.cells)
-    notes = [*compared(found), *early_ends(found), *remarks(found), f"{done} of {len(STUDY.cells)} runs are done"]
+    """Reports the runs of the table."""
+    found = read_as(RESULTS, of_content)
+    notes = [*compared(found), *early_ends(found), *remarks(found)]
     figures = {"benchmark": "real_model_study", "runs": found}
     return Report(figures, COLUMNS, report_rows(found), notes, markdown(found))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one of the forms of the command; returns the exit code."""
-    return command(__doc__, lambda: STUDY, report, argv, page=PAGE)
+    """Prints the verdicts; returns the exit code."""
+    return judge(__doc__, report, argv, page=PAGE)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 python -m research.regimes [--quick] [--json]
 
 Reads the runs that were made to collapse, the healthy ones beside them, and those of the claims that have the recipe's
-regularisers (`studies`, PARTS). A scoring is read as the scorer reads it, with two differences, because the files keep
+regularisers (PARTS). A scoring is read as the scorer reads it, with two differences, because the files keep
 less than it knows: MI counts as told if its 95% interval lies above 0 (they lack the p-value; the rules have this for
 such records), and the number of judged reasonings is the most that a step has. For each run the stretches of one regime
 are printed with their first steps; `untrue` is the first scoring at which the share of true statements, a mean over
@@ -25,12 +25,10 @@ from dataclasses import dataclass
 
 from benchmarks.common import arguments, print_figures
 from research import made_to_collapse
-from research.cells import Study
-from research.claims.plan import STUDY as CLAIMS
+from research.claims.study import RESULTS as CLAIMS
 from research.kept import Kept, read_all
 from squelch.actors.diagnosis.metrics import REGIMES
 from squelch.actors.diagnosis.regime import Reading, RegimeGauge, true_share
-from squelch.cluster.config import RunConfig
 
 PARTS = ("collapse", "healthy", "lead", "long", "rules", "noise")
 NOT_MADE = PARTS[1:]
@@ -64,15 +62,10 @@ class Course:
         return ", ".join([first[0], *(f"{regime} from {step}" for regime, step in others)])
 
 
-def studies() -> tuple[Study, ...]:
-    """The studies whose committed runs are read."""
-    return made_to_collapse.STUDY, CLAIMS
-
-
-def course_of(run: Kept, config: RunConfig) -> Course:
-    """The regimes of a condensed run; `config`: its settings."""
-    scorer = config.scorer
-    judged = config.loop.prompts * min(config.sampling.group_size, scorer.samples_per_prompt)
+def course_of(run: Kept) -> Course:
+    """The regimes of a condensed run."""
+    own = run.settings
+    judged = own["prompts"] * min(own["group_size"], own["samples_per_prompt"])
     names = ("mi_seq_est", "mi_seq_est_standard_error", "retrieval_accuracy", "reasoned")
     mi, error, retrieval, reasoned = (run.series(f"first_turn/{name}") for name in names)
     named, right, follows = (run.series(key) for key in ("judge/names", "judge/right", "probe/link/follows"))
@@ -83,10 +76,10 @@ def course_of(run: Kept, config: RunConfig) -> Course:
             value,
             math.nan,
             retrieval.get(step, math.nan),
-            1 / config.loop.prompts,
+            1 / own["prompts"],
             value - NORMAL_95 * error.get(step, math.nan),
             reasoned[step],
-            _followed(follows, step, 2 * scorer.probe.every),
+            _followed(follows, step, 2 * own["probe_every"]),
             true_share(share, right.get(step, math.nan), judged),
             not math.isnan(share),
         )
@@ -105,8 +98,8 @@ def _followed(follows: dict[int, float], step: int, oldest: int) -> float:
 
 def committed() -> list[Course]:
     """The courses of the committed runs of PARTS that keep the share of turns with reasoning, by part and name."""
-    pairs = [(study, run) for study in studies() for run in read_all(study.results) if run.part in PARTS]
-    found = [course_of(run, study.config(run)) for study, run in pairs if run.series("first_turn/reasoned")]
+    runs = [run for file in (made_to_collapse.RESULTS, CLAIMS) for run in read_all(file) if run.part in PARTS]
+    found = [course_of(run) for run in runs if run.series("first_turn/reasoned")]
     return sorted(found, key=lambda one: (PARTS.index(one.run.part), one.run.name))
 
 

@@ -1,8 +1,5 @@
 """Does the advice after an alarm work? A run collapses; new runs begin with its checkpoints and the advised settings.
 
-python -m research.rescue --list
-python -m research.rescue --run [--only WORD ...] [--minutes N] [--parallel N]
-    [--runs-dir DIR] [--set KEY=VALUE ...]
 python -m research.rescue [--quick] [--json]
 
 This was fixed before the first cell ran; do not change it once a cell has. Only that a run is not made twice (`best`)
@@ -26,120 +23,34 @@ came later, after two such runs that were equal to the last digit.
                    `named` is not worse than `best`, nor than `anew`, by more than 0.05: holds if the lower end is above
                    -0.05, fails if the upper end is below it. Otherwise it cannot be told from three seeds
 
-`--list` and `--run` are those of `research.claims`; a rescue needs the folder of its collapsed run. A seed without an
-alarm has no checkpoint that one named; it is left out, and counted, and the others are judged if they are at least two.
-Without either form the committed files are judged, `--quick` alike; nothing is run.
+A seed without an alarm has no checkpoint that one named; it is left out, and counted, and the others are judged if they
+are at least two. The runs are those of research/results/rescue.parquet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from research.cells import NothingToStart, Report, Start, Study, StudyCell, command
-from research.kept import (
-    SUCCESS,
-    Kept,
-    caveats,
-    condense,
-    last_success,
-    not_worse,
-    of_content,
-    parsed,
-    read,
-    validated_by_seed,
-)
+from research.judging import Report, judge
+from research.kept import SUCCESS, Kept, caveats, last_success, not_worse, of_content, validated_by_seed
 from research.kept import start as first_success
-from research.made_to_collapse import GENTLE, GENTLE_STEP_S, OFTEN, STEP_S
-from squelch.cluster.errors import UserError
-from squelch.cluster.runs.folder import RunFolder
+from research.tables import FOLDER, read_as
 from squelch.cluster.sweep.table import t_interval, text
 
+RESULTS = FOLDER / "rescue.parquet"
 SEEDS = (0, 1, 2)
 COLLAPSE_STEPS, RESCUE_STEPS = 60, 40
 MEANS = "entropy0.2"
 TOLERANCE = 0.05
-FALLS = ("probe_falling", "input_dependence_falling")
-"""Events of the alarms that see a fall."""
-COMMON = (
-    *("validation.tasks=256", "validation.every=10", "recorder.report=false", "recorder.port=0"),
-    *("scorer.every=10", "loop.checkpoint_every=2", "loop.keep_checkpoints=1"),
-)
-RESCUE: Mapping[str, Any] = {"scorer.probe.every": 10}
-
-
-def first_alarm(folder: Path) -> Mapping[str, Any] | None:
-    """The event of a run's first alarm that sees a fall; None if there was none."""
-    return next((event for event in RunFolder(folder).events() if event["name"] in FALLS), None)
-
-
-def named(folder: Path) -> int:
-    """The step of the checkpoint that the run's first alarm named; 0 if it named none, because only the beginning is
-    from before the fall. NothingToStart if there was no alarm."""
-    alarm = first_alarm(folder)
-    if alarm is None:
-        raise NothingToStart(f"{folder}: no alarm saw a fall, so none named a checkpoint")
-    return alarm["checkpoint"] or 0
-
-
-def best(folder: Path) -> int:
-    """The step of the best validation. NothingToStart if the alarm named the same checkpoint."""
-    step = _of_summary(folder)["success"]["best_step"]
-    alarm = first_alarm(folder)
-    if alarm is not None and alarm["checkpoint"] == step:
-        raise NothingToStart(f"{folder}: the alarm named the best checkpoint, of step {step}; `named` stands for both")
-    return step
-
-
-def last(folder: Path) -> int:
-    """The last step."""
-    return _of_summary(folder)["steps"]
-
-
-def _of_summary(folder: Path) -> Mapping[str, Any]:
-    summary = RunFolder(folder).summary()
-    if summary is None:
-        raise UserError(f"{folder} has no summary.json; remove it and run its cell again")
-    return summary
-
-
-BEGINNINGS: Mapping[str, Callable[[Path], int]] = {"named": named, "best": best, "last": last, "anew": lambda _: 0}
-OTHERS = tuple(arm for arm in BEGINNINGS if arm != "named")
-
-
-def every_cell() -> Iterator[StudyCell]:
-    """The collapsed runs, then the rescues seed by seed."""
-    collapsed = {seed: _collapse(seed) for seed in SEEDS}
-    yield from collapsed.values()
-    for seed, run in collapsed.items():
-        for arm, choose in BEGINNINGS.items():
-            start = Start(run.name, choose)
-            yield StudyCell("rescue", "frozenlake", arm, {}, seed, RESCUE_STEPS, STEP_S, RESCUE, start)
-
-
-def _collapse(seed: int) -> StudyCell:
-    return StudyCell("collapse", "frozenlake", MEANS, GENTLE[MEANS], seed, COLLAPSE_STEPS, GENTLE_STEP_S, OFTEN)
-
-
-def condensed(folder: Path, **labels: Any) -> dict[str, Any]:
-    """The content of a cell's file, as `kept.condense`; that of a collapsed run also tells its first alarm."""
-    found = condense(folder, **labels)
-    if labels["part"] != "collapse":
-        return found
-    alarm = first_alarm(folder)
-    told = None if alarm is None else {key: alarm[key] for key in ("name", "step", "checkpoint")}
-    return {**found, "first_alarm": told}
-
-
-RESULTS = Path(__file__).parent / "results" / "rescue"
-STUDY = Study("rescue", COMMON, tuple(every_cell()), RESULTS, condensed)
+BEGINNINGS = ("named", "best", "last", "anew")
+OTHERS = BEGINNINGS[1:]
 
 
 @dataclass(frozen=True)
 class Collapsed:
-    """A collapsed run and its first alarm, as `condensed` tells it; None without one."""
+    """A collapsed run and the name, step and checkpoint of its first alarm that saw a fall; None without one."""
 
     run: Kept
     alarm: Mapping[str, Any] | None
@@ -157,19 +68,14 @@ def with_shared(collapsed: Sequence[Collapsed], rescues: Sequence[Kept]) -> list
     made = {run.seed for run in rescues if run.arm == "best"}
     named_best = (run for run in rescues if run.arm == "named" and run.from_step == steps.get(run.seed))
     shared = [replace(run, arm="best") for run in named_best if run.seed not in made]
-    places = list(BEGINNINGS)
-    return sorted([*rescues, *shared], key=lambda run: (run.seed, places.index(run.arm)))
-
-
-def _collapsed(content: Mapping[str, Any]) -> Collapsed:
-    return Collapsed(of_content(content), content["first_alarm"])
+    return sorted([*rescues, *shared], key=lambda run: (run.seed, BEGINNINGS.index(run.arm)))
 
 
 def committed() -> tuple[list[Collapsed], list[Kept]]:
-    """The collapsed runs and the rescues, as far as they are done. UserError if a file is damaged."""
-    files = [(cell.part, STUDY.file(cell)) for cell in STUDY.cells if STUDY.is_done(cell)]
-    collapsed = [parsed(file, _collapsed) for part, file in files if part == "collapse"]
-    return collapsed, [read(file) for part, file in files if part == "rescue"]
+    """The collapsed runs and the rescues. UserError if the table is damaged."""
+    found = read_as(RESULTS, lambda content: Collapsed(of_content(content), content.get("first_alarm")))
+    of_part = {part: [one for one in found if one.run.part == part] for part in ("collapse", "rescue")}
+    return of_part["collapse"], [one.run for one in of_part["rescue"]]
 
 
 def compared(runs: Sequence[Kept], other: str, quiet: Sequence[int] = ()) -> dict[str, Any]:
@@ -253,7 +159,7 @@ def notes(figures: Mapping[str, Any]) -> list[str]:
 
 
 def report(quick: bool = False) -> Report:
-    """Judges the committed files."""
+    """Judges the table."""
     collapsed, rescues = committed()
     figures = measure(collapsed, rescues)
     runs = [*(one.run for one in collapsed), *rescues]
@@ -262,8 +168,8 @@ def report(quick: bool = False) -> Report:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one of the forms of the command; returns the exit code."""
-    return command(__doc__, lambda: STUDY, report, argv)
+    """Prints the verdicts; returns the exit code."""
+    return judge(__doc__, report, argv)
 
 
 if __name__ == "__main__":

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks.common import markdown_table
-from research.cells import StudyCell
 from research.claims.table import NOT_COVERED
 from research.claims.verdict import Verdict
+from research.judging import PAGES
 from research.kept import Kept, caveats
 
-PAGE = Path(__file__).parents[2] / "docs" / "research" / "claims.md"
+PAGE = PAGES / "claims.md"
 COLUMNS = ("claim", "where", "statistic", "claimed", "found [95%]", "runs", "verdict")
 VERDICTS = get_args(Verdict)
 HEAD = """# The paper's claims at this scale
 
-`python -m research.claims --write` generates this page from the runs in `research/results/claims`; do not edit it.
+`python -m research.claims --write` generates this page from `research/results/claims.parquet`; do not edit it.
 
 Each row is one claim of a figure, table or section of the RAGEN-2 paper, or of this project where the paper is
-silent. Cells, statistics and claimed regions were fixed before the first run (`research/claims/plan.py`, `table.py`).
+silent. Cells, statistics and claimed regions were fixed before the first run (`research/claims/table.py`).
 The runs are ordinary `squelch train` runs of the embedded tiny policy of 0.8 M parameters on two CPU cores. A claim
 that fails here may hold for a model of billions of parameters, and the reverse.
 
@@ -29,7 +28,7 @@ that fails here may hold for a model of billions of parameters, and the reverse.
   row that says "by 0.03 to matter", the whole interval lies below 0.03 and reaches 0 or less, because an effect that
   matters is then excluded. **cannot be told**: neither, or fewer runs than the claim asks
   for (3 seeds, 5 where it matters most).
-  **not run**: no seed has all the runs that it needs; `--list` says how long the open ones take.
+  **not run**: no seed has all the runs that it needs.
 - Intervals are t-intervals over seeds; differences are paired by seed, whose cells play the same tasks. Rates have
   Wilson's interval. Both runs of a pair start from the same weights if they were made with one warm-up. Where they were
   not, the fixed probe or the success before training differs, and a note counts those seeds; their differences also
@@ -122,11 +121,11 @@ def counted(rows: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(f"{name}: {count[name]}" for name in VERDICTS)
 
 
-def markdown(rows: Sequence[Mapping[str, Any]], runs: Sequence[Kept], planned: Sequence[StudyCell]) -> str:
+def markdown(rows: Sequence[Mapping[str, Any]], runs: Sequence[Kept]) -> str:
     """The page's text."""
-    lines = [HEAD, f"Of {len(planned)} planned runs {len(runs)} are done. Of {len(rows)} claims: {counted(rows)}.", ""]
+    lines = [HEAD, f"All {len(runs)} planned runs are done. Of {len(rows)} claims: {counted(rows)}.", ""]
     lines += [line for note in caveats(runs) for line in (f"{note}.", "")]
-    lines += _done(runs, planned)
+    lines += _done(runs)
     lines += ["## The claims", ""]
     lines += markdown_table(COLUMNS, ([cell.replace("|", "\\|") for cell in cells(row)] for row in rows))
     lines += ["", "## Parts of the paper that no row covers", ""]
@@ -134,11 +133,10 @@ def markdown(rows: Sequence[Mapping[str, Any]], runs: Sequence[Kept], planned: S
     return "\n".join(lines) + "\n"
 
 
-def _done(runs: Sequence[Kept], planned: Sequence[StudyCell]) -> list[str]:
-    """A table of the parts: runs done and planned."""
-    done, asked = Counter(run.part for run in runs), Counter(cell.part for cell in planned)
-    lines = ["| part | recipes | runs done | planned |", "|---|---|---|---|"]
-    for part, number in asked.items():
-        recipes = ", ".join(dict.fromkeys(cell.recipe for cell in planned if cell.part == part))
-        lines.append(f"| {part} | {recipes} | {done[part]} | {number} |")
+def _done(runs: Sequence[Kept]) -> list[str]:
+    """A table of the parts of the study and their runs."""
+    lines = ["| part | recipes | runs |", "|---|---|---|"]
+    for part, number in Counter(run.part for run in runs).items():
+        recipes = ", ".join(sorted({run.recipe for run in runs if run.part == part}))
+        lines.append(f"| {part} | {recipes} | {number} |")
     return [*lines, ""]
