@@ -203,28 +203,22 @@ def command(
     find: Callable[[], Study],
     judge: Callable[[bool], Report],
     argv: Sequence[str] | None,
-    *,
-    quick: str = "judge the table, as without it",
-    page: Path | None = None,
 ) -> int:
     """The command of a study: runs its cells, lists them, or judges its table; returns the exit code.
-    `words`: its description; `find`: the study; `judge`: the report, which may be cheaper with `--quick`; `page`: where
-    `--write` puts the report's page. Ends with exit code 2 if a flag, setting, folder or file is
-    wrong."""
+    `words`: its description; `find`: the study; `judge`: the report, which may be cheaper with `--quick`. Ends with
+    exit code 2 if a flag, setting, folder or file is wrong."""
     parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--list", action="store_true", help="print the cells and their expected minutes")
     form.add_argument("--run", action="store_true", help="run the cells that are not done")
     form.add_argument("--import", nargs="+", type=Path, metavar="FILE", help="add condensed runs, JSON, to the table")
-    form.add_argument("--quick", action="store_true", help=quick)
+    form.add_argument("--quick", action="store_true", help="judge the table, as without it")
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="list, run: these parts or cells")
     parser.add_argument("--minutes", type=float, metavar="N", help="run: minutes of running; models are built before")
     parser.add_argument("--parallel", type=int, default=1, metavar="N", help="run: cells at the same time")
     parser.add_argument("--runs-dir", default="runs", help="run: folder of the study's runs")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="run: further settings")
     parser.add_argument("--json", action="store_true", help="judge: one JSON object instead of the table")
-    if page is not None:
-        parser.add_argument("--write", action="store_true", help=f"judge: write docs/research/{page.name}")
     chosen = parser.parse_args(argv)
     if chosen.minutes is not None and not chosen.minutes > 0:
         parser.error(f"--minutes {chosen.minutes:g}: give a number above 0")
@@ -243,20 +237,17 @@ def command(
         report = _list(study, wanted) if chosen.list else judge(chosen.quick)
     except (UserError, ValueError) as error:
         parser.error(str(error))
-    show(report, chosen, page)
+    show(report, chosen.json)
     return 0
 
 
 def _idle(chosen: argparse.Namespace) -> tuple[str, str] | None:
     """A flag that was given and has no effect, and where; None without one."""
     run = {"--minutes": chosen.minutes, "--parallel": chosen.parallel > 1, "--set": chosen.set}
-    judge = {"--json": chosen.json, "--write": getattr(chosen, "write", False)}
     if not chosen.run and (given := [flag for flag, value in run.items() if value]):
         return given[0], "without --run"
-    if chosen.run and (given := [flag for flag, value in judge.items() if value]):
-        return given[0], "with --run"
-    if chosen.list and judge["--write"]:
-        return "--write", "with --list"
+    if chosen.run and chosen.json:
+        return "--json", "with --run"
     if chosen.only and not (chosen.run or chosen.list):
         return "--only", "without --run or --list, since all runs of the table are judged together"
     return None

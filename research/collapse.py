@@ -1,169 +1,102 @@
 """The collapse study: the effect of filter, entropy bonus and KL on MI, H(Z|X), success, the alarm and the judge.
 
-python -m research.collapse --run ENV ... [--seeds 0,1,2] [--other-seeds 0] [--parallel N] [--runs-dir DIR]
-python -m research.collapse --report DIR ... [--out FOLDER] [--unfinished] [--json]
-python -m research.collapse --redraw FOLDER
-python -m research.collapse --quick [--json]
+python -m research.collapse [--quick] [--json] [--write]
 
-`--run` sweeps the arms on sokoban and frozenlake; the sweep can be resumed (docs/guide/sweep.md), and a cell takes
-about five minutes on two idle cores. The base has entropy bonus 0.001 and KL 0.001. Each arm changes one setting: the
-filter (none, top_p 0.9, top_k 0.25) or, with and without top_p, the entropy bonus (0.03, 0.1) or the KL (0.1). The arms
-of MAIN run with `--seeds`, the others with `--other-seeds`. All arms were fixed before the first run; do not tune an
-arm until a seed shows an effect.
+FrozenLake and Sokoban; each arm changes one setting of a base with entropy bonus 0.001 and KL 0.001: the filter (none,
+top_p 0.9, top_k 0.25) or, with and without top_p, the entropy bonus (0.03, 0.1) or the KL (0.1). All arms were fixed
+before the first run. research/results/collapse.csv has a row for each arm, figure and step: the mean over seeds with
+its 95% t-interval; rows without a step are figures of whole runs, to three digits. The runs were too large to be kept.
 
-`--report` reads every run at or below the folders. It prints means with 95% t-intervals over seeds, differences from
-the same arm without a filter paired by seed. `--out` writes them as collapse.md, the figures over steps as
-collapse.csv, and a picture of these for each environment. `--redraw` draws the pictures again from collapse.csv.
-`--quick` shows the report on synthetic runs, and says so.
+`--write` writes docs/research/collapse.md and its pictures, one for each environment: a column for each strength of
+the regularisers, a row for each figure, and in each panel the arms that differ in the filter only.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import math
-import tempfile
+import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import yaml
-
-from benchmarks.common import markdown_table, print_figures
-from research import collapse_figure
-from research.collapse_runs import COLUMNS, ENDS, Run, arm_rows, by_arm, find_runs, missing
-from squelch.cluster.errors import UserError
-from squelch.cluster.plots.style import standalone
-from squelch.cluster.sweep.plan import Arm, make_plan, read_seeds
+from benchmarks.common import markdown_table
+from research.judging import PAGES, Report, judge
+from research.tables import FOLDER
+from squelch.cluster.plots import draw
+from squelch.cluster.plots.style import BASELINE, BLUE, VERMILLION, render, standalone
 from squelch.cluster.sweep.table import INTERVAL, text
 
-ENTROPY, KL = "learner.objective.entropy_coefficient", "learner.objective.kl.coefficient"
-FILTERS: Mapping[str, Mapping[str, Any]] = {
-    "none": {"filter.rule": "none"},
-    "top_p": {"filter.rule": "top_p", "filter.rho": 0.9},
-    "top_k": {"filter.rule": "top_k", "filter.rho": 0.25},
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PAGE, DATA = PAGES / "collapse.md", FOLDER / "collapse.csv"
+Row = Mapping[str, Any]
+NUMBERS = {"entropy": float, "kl": float, "step": int, "mean": float, "low": float, "high": float}
+OVER_STEPS = {
+    "mi": "MI-Est, nats/token",
+    "entropy": "H(Z|X), nats/token",
+    "success": "success",
+    "judge": "true coordinates",
+    "alarm": "alarm raised",
 }
-REGULARISERS: Mapping[str, Mapping[str, Any]] = {
-    "ent0.001": {ENTROPY: 0.001, KL: 0.001},
-    "ent0.03": {ENTROPY: 0.03, KL: 0.001},
-    "ent0.1": {ENTROPY: 0.1, KL: 0.001},
-    "kl0.1": {ENTROPY: 0.001, KL: 0.1},
+"""The figures by step, as the pictures name them."""
+SHARES = ("success", "judge", "alarm")
+COLOURS = {"no filter": BASELINE, "top_p": BLUE, "top_k": VERMILLION}
+"""Colour of a filter, by its rule."""
+OF_RUNS = {
+    "last_success": "success",
+    "gain": "gain",
+    "mi_first": "MI first",
+    "mi_last": "MI last",
+    "mi_change": "MI change",
+    "entropy_change": "H(Z\\|X) change",
+    "judge_last": "judge last",
+    "judge_change": "judge change",
+    "judge_and_mi": "judge ~ MI",
+    "ever_alarmed": "alarm",
+    "success_minus_no_filter": "success - no filter",
+    "mi_last_minus_no_filter": "MI last - no filter",
 }
-MAIN = ("none_ent0.001", "top_p_ent0.001", "none_ent0.1", "top_p_ent0.1")
-"""Arms that test the paper's claim: regularisers that ignore the input cause templates; the filter prevents them."""
-DATA = "collapse.csv"
-COMMON = ["scorer.every=3", "filter.include_zero=false"]
-
-
-def study_arms() -> list[Arm]:
-    """Every arm; top_k only with the base's regularisers."""
-    return [
-        Arm(f"{rule}_{name}", {**chosen, **strengths})
-        for name, strengths in REGULARISERS.items()
-        for rule, chosen in FILTERS.items()
-        if rule != "top_k" or name == "ent0.001"
-    ]
-
-
-def run_study(environments: Sequence[str], seeds: list[int], others: list[int], parallel: int, runs_dir: str) -> int:
-    """Sweeps the environments one after another; returns the largest exit code. An interrupted sweep ends the study."""
-    from squelch.cluster.sweep.cells import execute
-
-    arms = study_arms()
-    by_label = {arm.label: seeds if arm.label in MAIN else others for arm in arms}
-    overrides = [f"runs_dir={json.dumps(runs_dir)}", *COMMON]
-    plans = [make_plan(e, overrides, arms, by_label, name=f"collapse-{e}", parallel=parallel) for e in environments]
-    code = 0
-    for plan in plans:
-        code = max(code, execute(plan, parallel))
-        if code > 2:
-            break
-    return code
-
-
-def report(runs: Sequence[Run], unfinished: bool) -> dict[str, Any]:
-    """All figures of the report."""
-    chosen = [run for run in runs if run.finished or unfinished]
-    cut = [f"{run.folder} (step {run.steps} of {run.asked_steps})" for run in runs if not run.finished]
-    notes = missing(chosen) if chosen else []
-    if cut:
-        notes.append(f"not finished, {'read as far as they went' if unfinished else 'left out'}: {', '.join(cut)}")
-    return {"interval": INTERVAL, "runs": len(chosen), "arms": arm_rows(by_arm(chosen)), "notes": notes}
-
-
-def cells(row: Mapping[str, Any]) -> list[str]:
-    """The printed cells of one row."""
-    figures = [text(row["figures"][name], "+" if "change" in name or name == "gain" else "") for name in COLUMNS]
-    less = [text(row["minus_no_filter"][name], "+") for name in ("success", "mi_last")]
-    return [row["environment"], row["arm"], ",".join(map(str, row["seeds"])), str(row["steps"]), *figures, *less]
-
-
-HEAD = ("environment", "arm", "seeds", "steps", *COLUMNS.values(), "success - no filter", "MI last - no filter")
+"""The figures of whole runs, as the page's table names them."""
+SIGNED = ("gain", "mi_change", "entropy_change", "judge_change", "success_minus_no_filter", "mi_last_minus_no_filter")
+HEAD = ("environment", "arm", "seeds", "steps", *OF_RUNS.values())
 LEGEND = (
     f"Each cell is a mean over seeds with its [{INTERVAL}]. One seed gives no interval, and two seeds give a wide one. "
-    f"first, last: mean of the run's first and last {ENDS} scorings of the first turn. judge: share of reasonings that "
+    "first, last: mean of the run's first and last 3 scorings of the first turn. judge: share of reasonings that "
     "name true coordinates. judge ~ MI: rank correlation of the judge and MI over a run. alarm: share of runs that "
     "ever raised the alarm. - no filter: difference from the same arm without a filter, paired by seed. "
     "`-`: not recorded."
 )
 
 
-def markdown(figures: Mapping[str, Any]) -> str:
-    """The text of collapse.md."""
-    lines = [
-        "# The collapse study",
-        "",
-        "`python -m research.collapse --report DIR --out docs/research` generates this page from its run folders,",
-        "which `--run` makes; they are too large to be kept here. Do not edit it. [results.md](results.md)",
-        "discusses the results.",
-        "",
-    ]
-    if figures["made_up"]:
-        lines += ["**These runs are made up.**", ""]
-    environments = dict.fromkeys(row["environment"] for row in figures["arms"])
-    lines += [line for name in environments for line in (f"![{name} over steps]({picture_of(name)})", "")]
-    lines += ["The data of the pictures is in [collapse.csv](collapse.csv).", ""]
-    lines += markdown_table(HEAD, map(cells, figures["arms"]))
-    return "\n".join([*lines, "", LEGEND, "", *(f"- {note}" for note in figures["notes"])]).rstrip() + "\n"
+def read_rows(file: Path = DATA) -> list[Row]:
+    """The rows of the table; None for what is empty."""
+    with file.open(newline="") as lines:
+        return [
+            {key: (NUMBERS.get(key, str)(value) if value else None) for key, value in row.items()}
+            for row in csv.DictReader(lines)
+        ]
 
 
-def write_made_up(folder: Path) -> None:
-    """Writes synthetic runs of three seeds with and without a filter; without it MI decays from the middle on."""
-    for rule in ("none", "top_p"):
-        for seed in range(3):
-            path = folder / f"made-up-{rule}-{seed}"
-            path.mkdir(parents=True)
-            config = {
-                "seed": seed,
-                "environment": {"name": "MadeUp"},
-                "loop": {"steps": 60},
-                "filter": {"rule": rule, "rho": 0.9},
-                "learner": {"objective": {"entropy_coefficient": 0.1, "kl": {"coefficient": 0.001}}},
-            }
-            (path / "config.yaml").write_text(yaml.safe_dump(config))
-            lines = _made_up_lines(rule == "none", np.random.default_rng(seed))
-            (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+def arm_of(row: Row) -> tuple[str, str]:
+    """Environment and arm of a row."""
+    return row["environment"], f"{row['filter']}, entropy {row['entropy']:g}, KL {row['kl']:g}"
 
 
-def _made_up_lines(collapses: bool, rng: np.random.Generator) -> list[dict[str, float]]:
+def cells(found: Sequence[Row]) -> list[list[str]]:
+    """The printed cells: a row for each arm."""
     lines = []
-    for step in range(0, 61, 3):
-        left = math.exp(-max(0, step - 30) / 10) if collapses else 1.0
-        noise = 0.01 * rng.normal(size=3)
-        lines.append(
-            {
-                "step": step,
-                "scorer/step": step,
-                "first_turn/mi_est": 0.12 * left + noise[0],
-                "first_turn/conditional_entropy": 0.8 + noise[1],
-                "judge/right": 0.6 * left + noise[2],
-                "alarm/raised": float(left < 0.6),
-                "validation/success": 0.4 + 0.002 * step,
-                "validation/step": step,
-            }
-        )
+    for arm in dict.fromkeys(map(arm_of, found)):
+        own = [row for row in found if arm_of(row) == arm]
+        whole = {row["figure"]: row for row in own if row["step"] is None}
+        steps = max(row["step"] for row in own if row["step"] is not None)
+        figures = [_cell(whole.get(name), "+" if name in SIGNED else "") for name in OF_RUNS]
+        lines.append([*arm, own[0]["seeds"].replace(" ", ","), str(steps), *figures])
     return lines
+
+
+def _cell(row: Row | None, sign: str) -> str:
+    return "-" if row is None else text(row, sign)
 
 
 def picture_of(environment: str) -> str:
@@ -171,63 +104,83 @@ def picture_of(environment: str) -> str:
     return f"collapse-{environment.lower()}.svg"
 
 
-def redraw(folder: Path) -> None:
-    """Draws the pictures from the folder's collapse.csv."""
-    for environment, svg in collapse_figure.figures(collapse_figure.read_rows((folder / DATA).read_text())).items():
-        (folder / picture_of(environment)).write_text(standalone(svg))
+def markdown(found: Sequence[Row]) -> str:
+    """The text of docs/research/collapse.md."""
+    lines = [
+        "# The collapse study",
+        "",
+        "`python -m research.collapse --write` generates this page and its pictures from",
+        "`research/results/collapse.csv`; do not edit it. [results.md](results.md) discusses the results.",
+        "",
+    ]
+    environments = dict.fromkeys(row["environment"] for row in found)
+    lines += [line for name in environments for line in (f"![{name} over steps]({picture_of(name)})", "")]
+    return "\n".join([*lines, *markdown_table(HEAD, cells(found)), "", LEGEND]) + "\n"
 
 
-def show(folders: Sequence[Path], args: argparse.Namespace, made_up: bool) -> None:
-    """Prints the report, and writes it into the folder of `--out`."""
-    runs = find_runs(folders)
-    figures = report(runs, args.unfinished) | {"made_up": made_up}
-    if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "collapse.md").write_text(markdown(figures))
-        shown = [run for run in runs if run.finished or args.unfinished]
-        (args.out / DATA).write_text(collapse_figure.csv_of(collapse_figure.rows(by_arm(shown))))
-        redraw(args.out)
-    notes = [LEGEND, *figures["notes"], *(["these runs are made up; give --report DIR"] if made_up else [])]
-    print_figures(figures, args.json, [h.replace("\\", "") for h in HEAD], [cells(r) for r in figures["arms"]], notes)
+def figure(environment: str, found: Sequence[Row]) -> str:
+    """An environment's picture, an SVG file."""
+    own = [row for row in found if row["environment"] == environment and row["step"] is not None]
+    strengths = sorted({(row["kl"], row["entropy"]) for row in own})
+
+    def drawn() -> Figure:
+        figure, axes = draw.grid(len(OVER_STEPS), len(strengths), height=1.6, share_y="row")
+        for line, name in zip(axes, OVER_STEPS, strict=True):
+            for panel, (kl, entropy) in zip(line, strengths, strict=True):
+                here = [r for r in own if (r["kl"], r["entropy"], r["figure"]) == (kl, entropy, name)]
+                _panel(panel, here, name)
+                title = f"entropy {entropy:g}, KL {kl:g}" if line is axes[0] else ""
+                draw.heading(panel, title, "training step" if line is axes[-1] else "")
+                panel.set_ylabel(OVER_STEPS[name] if panel is line[0] else "")
+        names = list(dict.fromkeys(row["filter"] for row in own))
+        draw.legend(figure, names, [_colour(name) for name in names])
+        return draw.finish(figure)
+
+    reading = (
+        "Columns: strength of the regularisers. Bands: 95% t-intervals over three seeds; a line without one is one run."
+    )
+    drawing = render(f"collapse-{environment.lower()}", f"The collapse study on {environment}", reading, drawn)
+    return standalone(drawing)
 
 
-def main() -> int:
-    """Runs one of the three forms of the command; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    form = parser.add_mutually_exclusive_group(required=True)
-    form.add_argument("--run", nargs="+", choices=("sokoban", "frozenlake"), metavar="ENV", help="sweep the arms")
-    form.add_argument("--report", nargs="+", type=Path, metavar="DIR", help="folders with runs at or below them")
-    form.add_argument("--redraw", type=Path, metavar="FOLDER", help="draw the pictures from FOLDER/collapse.csv again")
-    form.add_argument("--quick", action="store_true", help="the report on synthetic runs, in seconds")
-    parser.add_argument("--json", action="store_true", help="report: one JSON object instead of the table")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="report: write collapse.md and its pictures there")
-    parser.add_argument("--unfinished", action="store_true", help="report: also read runs that have not finished")
-    parser.add_argument("--seeds", help="run: seeds of the main arms (default: 0,1,2)")
-    parser.add_argument("--other-seeds", help="run: seeds of the other arms (default: 0)")
-    parser.add_argument("--parallel", type=int, help="run: number of cells that run at once (default: 1)")
-    parser.add_argument("--runs-dir", help="run: folder of the sweeps (default: runs)")
-    args = parser.parse_args()
-    of_run = (args.seeds, args.other_seeds, args.parallel, args.runs_dir)
-    if not args.run and any(value is not None for value in of_run):
-        parser.error("--seeds, --other-seeds, --parallel and --runs-dir go with --run")
-    if args.run and (args.json or args.out or args.unfinished):
-        parser.error("--json, --out and --unfinished go with --report and --quick")
-    if args.parallel is not None and args.parallel < 1:
-        parser.error("--parallel: at least 1")
-    try:
-        if args.run:
-            seeds, others = read_seeds(args.seeds or "0,1,2"), read_seeds(args.other_seeds or "0")
-            return run_study(args.run, seeds, others, args.parallel or 1, args.runs_dir or "runs")
-        if args.redraw:
-            redraw(args.redraw)
-            return 0
-        with tempfile.TemporaryDirectory() as scratch:
-            if args.quick:
-                write_made_up(Path(scratch))
-            show([Path(scratch)] if args.quick else args.report, args, args.quick)
-    except (UserError, ValueError) as error:
-        parser.error(str(error))
-    return 0
+def _panel(panel: Axes, found: Sequence[Row], name: str) -> None:
+    if not found:
+        draw.empty(panel, "not recorded")
+        return
+    lines = [_line(found, chosen, name) for chosen in dict.fromkeys(row["filter"] for row in found)]
+    draw.lines(panel, lines, labels=False)
+    if name in SHARES:
+        draw.percent(panel)
+
+
+def _line(found: Sequence[Row], chosen: str, name: str) -> draw.Line:
+    points = [row for row in found if row["filter"] == chosen]
+    banded = name != "alarm" and all(row["low"] is not None for row in points)
+    low, high = ([row[end] for row in points] if banded else () for end in ("low", "high"))
+    return draw.Line(chosen, [r["step"] for r in points], [r["mean"] for r in points], _colour(chosen), low, high)
+
+
+def _colour(chosen: str) -> str:
+    return next(colour for rule, colour in COLOURS.items() if chosen.startswith(rule))
+
+
+def report(quick: bool = False) -> Report:
+    """The page's table, and its page."""
+    found = read_rows()
+    whole = [row for row in found if row["step"] is None]
+    return Report({"benchmark": "collapse", "rows": whole}, HEAD, cells(found), [LEGEND], lambda: write(found))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the table; returns the exit code."""
+    return judge(__doc__, report, argv, writes=PAGE.name)
+
+
+def write(found: Sequence[Row]) -> None:
+    """Writes the page, and every environment's picture beside it."""
+    PAGE.write_text(markdown(found))
+    for environment in dict.fromkeys(row["environment"] for row in found):
+        (PAGE.parent / picture_of(environment)).write_text(figure(environment, found))
 
 
 if __name__ == "__main__":

@@ -5,13 +5,12 @@ python -m research.known_links [--quick] [--json] [--write]
 Channels from prompt to reasoning to answer with finitely many values are enumerated (research/channels/links.py),
 so that each link is a sum. For each estimate, number of tasks N and samples K the benchmark prints the mean, its
 difference from what the interval is made for, and how often the nominal 95% interval contains that. `--write` writes
-docs/research/known-links.md and the figures it comes from, docs/research/known-links.json.
+research/results/known_links.csv and the page that is made from it, docs/research/known-links.md.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import csv
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import markdown_table, print_figures
+from benchmarks.common import markdown_table
 from research.channels.links import (
     CHANNELS,
     LinkChannel,
@@ -29,13 +28,14 @@ from research.channels.links import (
     probe_channel,
     probe_information,
 )
+from research.judging import PAGES, Report, judge
+from research.tables import FOLDER
 from squelch.actors.diagnosis.fixed_probe import TaskMeans
 from squelch.actors.diagnosis.links import LinksReading
 from squelch.actors.diagnosis.uncertainty import wilson_interval
 from squelch.actors.scorer.share import OTHERS, REFERENCES
 
-DOCS = Path(__file__).parents[1] / "docs" / "research"
-PAGE, DATA = DOCS / "known-links.md", DOCS / "known-links.json"
+PAGE, DATA = PAGES / "known-links.md", FOLDER / "known_links.csv"
 SIZES = ((8, 2), (8, 4), (8, 8), (32, 2), (32, 4), (32, 8))
 """(N, K)."""
 UNEQUAL = (2, 4)
@@ -183,10 +183,34 @@ def pooled(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return lines
 
 
-def measure(trials: int) -> dict[str, Any]:
-    """All figures."""
-    rows = of_probe(trials) + of_links(trials)
-    return {"benchmark": "known_links", "trials": trials, "band": BAND, "rows": rows, "pooled": pooled(rows)}
+def measure(trials: int) -> list[dict[str, Any]]:
+    """All rows."""
+    return of_probe(trials) + of_links(trials)
+
+
+TYPES = {
+    **dict.fromkeys(("estimate", "channel", "verdict"), str),
+    **{"tasks": int, "samples": lambda text: int(text) if text.isdigit() else text, "held": int, "draws": int},
+}
+"""What a column of the table is read as; a float if it is not here."""
+
+
+def write_rows(rows: Sequence[Mapping[str, Any]], file: Path = DATA) -> None:
+    """Writes the table, with five digits after the point."""
+    with file.open("w", newline="") as lines:
+        writer = csv.DictWriter(lines, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({key: _rounded(value) for key, value in row.items()} for row in rows)
+
+
+def _rounded(value: Any) -> Any:
+    return round(value, 5) + 0.0 if isinstance(value, float) else value
+
+
+def read_rows(file: Path = DATA) -> list[dict[str, Any]]:
+    """The rows of the table."""
+    with file.open(newline="") as lines:
+        return [{key: TYPES.get(key, float)(value) for key, value in row.items()} for row in csv.DictReader(lines)]
 
 
 COLUMNS = ("estimate", "channel", "N", "K", "target", "mean", "bias", "half width", "covers", "verdict")
@@ -214,15 +238,15 @@ answer are enumerated (`research/channels/links.py`), so that every link is an e
 """
 
 
-def markdown(figures: Mapping[str, Any]) -> str:
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """The page's text."""
-    low, high = figures["band"]
-    head = HEAD.format(trials=figures["trials"], others=OTHERS, unequal=EITHER, low=low, high=high)
+    low, high = BAND
+    head = HEAD.format(trials=rows[0]["draws"], others=OTHERS, unequal=EITHER, low=low, high=high)
     lines = [head.rstrip(), ""]
-    pooled = {"estimate": "estimate", "K": "samples", "readings": "draws", "covers": "covers", "verdict": "verdict"}
-    lines += markdown_table(tuple(pooled), ([_text(row[key]) for key in pooled.values()] for row in figures["pooled"]))
+    over_all = {"estimate": "estimate", "K": "samples", "readings": "draws", "covers": "covers", "verdict": "verdict"}
+    lines += markdown_table(tuple(over_all), ([_text(row[key]) for key in over_all.values()] for row in pooled(rows)))
     lines += ["", "## Each channel", ""]
-    lines += markdown_table(COLUMNS, ([_text(cell) for cell in cells(row)] for row in figures["rows"]))
+    lines += markdown_table(COLUMNS, ([_text(cell) for cell in cells(row)] for row in rows))
     return "\n".join(lines) + "\n"
 
 
@@ -236,31 +260,25 @@ def cells(row: Mapping[str, Any]) -> list[Any]:
     return [row[key] for key in keys]
 
 
-def main() -> None:
-    """Prints the table; with `--write` writes the page and its data."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK} readings a row instead of {TRIALS}")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
-    parser.add_argument("--write", action="store_true", help=f"write {PAGE.name} and {DATA.name} in docs/research")
-    args = parser.parse_args()
-    figures = measure(QUICK if args.quick else TRIALS)
-    if args.write:
-        DATA.write_text(json.dumps(rounded(figures), indent=1) + "\n")
-        PAGE.write_text(markdown(rounded(figures)))
-    notes = [
-        f"{r['estimate']}, K = {r['samples']}: covers {r['covers']:.3f}, {r['verdict']}" for r in figures["pooled"]
-    ]
-    print_figures(figures, args.json, COLUMNS, [cells(row) for row in figures["rows"]], notes)
+def report(quick: bool = False) -> Report:
+    """Draws the readings and reports their coverage."""
+    rows = measure(QUICK if quick else TRIALS)
+    found = pooled(rows)
+    notes = [f"{row['estimate']}, K = {row['samples']}: covers {row['covers']:.3f}, {row['verdict']}" for row in found]
+    figures = {"benchmark": "known_links", "band": BAND, "rows": rows, "pooled": found}
+    return Report(figures, COLUMNS, [cells(row) for row in rows], notes, write=lambda: write(rows))
 
 
-def rounded(found: Any) -> Any:
-    """The figures with five digits after the point."""
-    if isinstance(found, dict):
-        return {key: rounded(value) for key, value in found.items()}
-    if isinstance(found, list):
-        return [rounded(value) for value in found]
-    return round(found, 5) + 0.0 if isinstance(found, float) else found
+def write(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes the table and the page that is made from it."""
+    write_rows(rows)
+    PAGE.write_text(markdown(read_rows()))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the table; returns the exit code."""
+    return judge(__doc__, report, argv, quick=f"{QUICK} readings a row instead of {TRIALS}", writes=PAGE.name)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -16,10 +16,10 @@ Everything here was fixed before the first cell ran; do not change it once a cel
                    it fails if the upper end is below -0.03, and otherwise it cannot be told from five seeds. The same
                    is reported of plain and shared, for which nothing is claimed
 
-32 replays, because on the lakes of docs/research/policy-variance.md 4 tell almost no group from noise at p = 0.5. The cells of
-`none` and `plain` are those of Figure 9 in `research.claims`; the others were run under the same settings, which stand
-in the table as `changed`. At p = 0 nothing is noisy, so `shared` is `plain` by construction and was not run;
-`policy_variance` ranks by the reward variance there, and differs from `plain` by its epsilon and by what it does
+32 replays, because on the lakes of docs/research/policy-variance.md 4 tell almost no group from noise at p = 0.5. The
+cells of `none` and `plain` are those of Figure 9 in `research.claims`; the others were run under the same settings,
+which stand in the table as `changed`. At p = 0 nothing is noisy, so `shared` is `plain` by construction and was not
+run; `policy_variance` ranks by the reward variance there, and differs from `plain` by its epsilon and by what it does
 without a signal. `--write` writes docs/research/noise.md.
 """
 
@@ -164,12 +164,12 @@ def report(quick: bool = False) -> Report:
     notes = [f"{one['arm']} at p = {one['p']:g}: {one['verdict']}" for one in found if one["judged"]]
     notes += [*notes_of(found), *caveats(runs)]
     figures = {"benchmark": "noise_study", "tolerance": TOLERANCE, "rows": found}
-    return Report(figures, COLUMNS, [cells(one) for one in found], notes, markdown(found))
+    return Report(figures, COLUMNS, [cells(one) for one in found], notes, lambda: PAGE.write_text(markdown(found)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the verdicts; returns the exit code."""
-    return judge(__doc__, report, argv, page=PAGE)
+    return judge(__doc__, report, argv, writes=PAGE.name)
 
 
 if __name__ == "__main__":

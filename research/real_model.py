@@ -198,12 +198,11 @@ def _plain(words: str) -> str:
 
 HEAD = """# The study on a real language model
 
-`python -m research.real_model --write` generates this page from
-`research/results/real_model.parquet`; do not edit it. [real-models.md](../guide/real-models.md) describes the model and says
-what was run. First and last are the first and the last measurement. The judge reads the reasonings: "states" is the
-share of those that state anything, and "true" the share of true ones among these, at scorings where there are any.
-Differences are those at the last measurement that both runs have, the first aside, and of success at each run's last
-validation.
+`python -m research.real_model --write` generates this page from `research/results/real_model.parquet`; do not edit it.
+[real-models.md](../guide/real-models.md) describes the model and says what was run. First and last are the first and
+the last measurement. The judge reads the reasonings: "states" is the share of those that state anything, and "true" the
+share of true ones among these, at scorings where there are any. Differences are those at the last measurement that both
+runs have, the first aside, and of success at each run's last validation.
 """
 
 
@@ -223,12 +222,12 @@ def report(quick: bool = False) -> Report:
     found = read_as(RESULTS, of_content)
     notes = [*compared(found), *early_ends(found), *remarks(found)]
     figures = {"benchmark": "real_model_study", "runs": found}
-    return Report(figures, COLUMNS, report_rows(found), notes, markdown(found))
+    return Report(figures, COLUMNS, report_rows(found), notes, lambda: PAGE.write_text(markdown(found)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the verdicts; returns the exit code."""
-    return judge(__doc__, report, argv, page=PAGE)
+    return judge(__doc__, report, argv, writes=PAGE.name)
 
 
 if __name__ == "__main__":

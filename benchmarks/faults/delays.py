@@ -59,7 +59,7 @@ def record(file: Path, model: str, seconds: float) -> None:
     with tempfile.TemporaryDirectory(prefix="delays-") as folder:
         config = load("frozenlake", [*words, f"runs_dir={folder}", "validation.tasks=16"])
         found = measure(config, prepare_model(config, print), log_folder(config.run_dir), seconds)
-    file.write_text(json.dumps(found, indent=1) + "\n")
+    file.write_text(json.dumps(found) + "\n")
     print(json.dumps({key: value for key, value in found.items() if not isinstance(value, list)}))
 
 

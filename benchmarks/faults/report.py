@@ -1,4 +1,4 @@
-"""The table of the fault study, from the files of its cells. Pure."""
+"""The table of the fault study, from the boots of its cells. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 COLUMNS = (
     "kind of fault",
@@ -25,9 +28,20 @@ Boot = dict[str, Any]
 NOTHING = "-"
 
 
-def read_boots(folder: Path) -> list[Boot]:
-    """The boots of all cells in a folder, in order."""
-    return [boot for path in sorted(folder.glob("cell-*.json")) for boot in json.loads(path.read_text())]
+def read_boots(place: Path) -> list[Boot]:
+    """The boots of a study in order: of the cells in a folder, or of a Parquet file with a row for each boot."""
+    if place.is_file():
+        return pq.read_table(place).to_pylist()
+    files = sorted(place.glob("cell-*.json"))
+    return [{"cell": file.stem, **boot} for file in files for boot in json.loads(file.read_text())]
+
+
+def keep(found: Sequence[Boot], file: Path) -> None:
+    """Writes boots into the Parquet file of the committed ones, each cell in place of one of the same name."""
+    new = {boot["cell"] for boot in found}
+    old = [boot for boot in read_boots(file) if boot["cell"] not in new] if file.is_file() else []
+    rows = sorted([*old, *found], key=lambda boot: boot["cell"])
+    pq.write_table(pa.Table.from_pylist(rows), file, compression="zstd", compression_level=19)
 
 
 def figures(found: Sequence[Boot]) -> dict[str, Any]:
@@ -66,7 +80,7 @@ def _by_kind(found: Sequence[Boot]) -> dict[str, list[dict[str, Any]]]:
 
 def _kind(faults: Sequence[dict[str, Any]]) -> dict[str, Any]:
     outcomes = Counter(fault["outcome"] for fault in faults)
-    returned = [one for fault in faults for one in fault.get("returned", ())]  # not in cells of the first studies
+    returned = [one for fault in faults for one in fault.get("returned") or ()]  # not in cells of the first studies
     noticed = [fault["detected_s"] for fault in faults if fault["detected_s"] is not None]
     return {
         "faults": len(faults),

@@ -1,7 +1,7 @@
 """The fault study: random faults thrown at real runs, what became of every ticket, and how soon each fault was noticed.
 
 python -m benchmarks.faults --out FOLDER [--boots 10] [--faults 10] [--seed 0] [--minutes 60] [--once] [--model FOLDER]
-python -m benchmarks.faults --report [FOLDER] [--json]
+python -m benchmarks.faults [--report FOLDER [--keep]] [--json]
 python -m benchmarks.faults --quick [--json]
 python -m benchmarks.faults --soak FOLDER [--seeds 0,1,2]
 python -m benchmarks.faults --delays FILE [--seconds 120] [--model FOLDER]
@@ -9,8 +9,9 @@ python -m benchmarks.faults --delays FILE [--seconds 120] [--model FOLDER]
 A boot is two hosts in network namespaces of this machine (root, iproute2) and a run on them. The faults are drawn from
 the seed before the first boot (`benchmarks.faults.plan`), ten a cell; FOLDER/cell-SEED-NN.json gets the result of
 a boot when it ends. A boot ends after its cell's last fault or after `--minutes`. The same command goes on where it was
-interrupted, with the faults that no boot has injected; `--once` stops after one boot. `--report` reads the cells that
-were committed, or those in FOLDER. `--quick` reports on the committed ones.
+interrupted, with the faults that no boot has injected; `--once` stops after one boot. Without `--out` the boots that
+were committed (benchmarks/faults/results.parquet) are reported, `--quick` alike, or those in the FOLDER of `--report`,
+which `--keep` adds to the committed ones.
 
 `--soak` trains the demo on each seed twice, once with a fault every fifth step. `--delays` records how late parties
 answer on a machine under load.
@@ -26,9 +27,9 @@ from typing import Any
 
 from benchmarks.common import print_figures
 from benchmarks.faults.plan import cells
-from benchmarks.faults.report import COLUMNS, figures, read_boots, rows
+from benchmarks.faults.report import COLUMNS, figures, keep, read_boots, rows
 
-COMMITTED = Path(__file__).parent / "results"
+COMMITTED = Path(__file__).parent / "results.parquet"
 
 
 def main() -> int:
@@ -46,6 +47,8 @@ def main() -> int:
         record(chosen.delays, chosen.model, chosen.seconds)
         return 0
     found = read_boots(chosen.out or chosen.report)
+    if chosen.keep:
+        keep(found, COMMITTED)
     print_figures(figures(found), chosen.json, COLUMNS, rows(found), [])
     return 0
 
@@ -59,7 +62,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--once", action="store_true", help="one boot only")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", default="tiny", help="folder of the policy; by default the demo's is warmed up")
-    parser.add_argument("--report", type=Path, nargs="?", default=COMMITTED, help="folder of cells")
+    parser.add_argument("--report", type=Path, default=COMMITTED, metavar="FOLDER", help="folder of cells")
+    parser.add_argument("--keep", action="store_true", help="add the reported cells to the committed ones")
     parser.add_argument("--quick", action="store_true", help="reports on the committed cells; nothing is run")
     parser.add_argument("--soak", type=Path, help="runs the soak in this folder")
     parser.add_argument("--seeds", default="0,1,2")

@@ -49,9 +49,11 @@ def report(quick: bool = False) -> Report:
     found = judged(Pool(runs))
     figures = {"benchmark": "claims", "runs": len(runs), "claims": found}
     notes = [counted(found), f"{len(runs)} runs", *caveats(runs)]
-    return Report(figures, COLUMNS, [cells(row) for row in found], notes, markdown(found, runs))
+    return Report(
+        figures, COLUMNS, [cells(row) for row in found], notes, lambda: PAGE.write_text(markdown(found, runs))
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the verdicts; returns the exit code."""
-    return judge(__doc__, report, argv, page=PAGE)
+    return judge(__doc__, report, argv, writes=PAGE.name)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from research import cells
-from research.cells import Report, Start, Study, StudyCell, command, run_of
+from research import cells, tables
+from research.cells import Study, StudyCell, command
 from research.claims.statistics import Pool
-from research.kept import changes_learning, condense, early_ends, read, read_all
+from research.judging import Report
+from research.kept import changes_learning, condense, early_ends, read_all
 from squelch.actors.archive.writer import Archive
 from squelch.cluster.config import dump
 from squelch.cluster.errors import UserError
@@ -25,7 +26,7 @@ STEPS = 20
 def study(folder: Path, seeds: tuple[int, ...] = (0, 1)) -> Study:
     settings = {"filter.rule": "none"}
     own = [StudyCell("lead", "sokoban", "none", settings, seed, STEPS, 1.0) for seed in seeds]
-    return Study("made-up", ["scorer.every=10"], own, folder / "results")
+    return Study("made-up", ["scorer.every=10"], own, folder / "made-up.parquet")
 
 
 def finish(cell: Cell) -> None:
@@ -70,7 +71,7 @@ def started(monkeypatch) -> list[str]:
     return names
 
 
-def test_open_cells_run_in_order_and_a_cell_with_a_file_never_again(tmp_path, started):
+def test_open_cells_run_in_order_and_a_cell_that_is_kept_never_again(tmp_path, started):
     own = study(tmp_path)
     assert cells.run(own, own.cells[:1], str(tmp_path / "runs"), None, ()) == 0
     assert cells.run(own, own.cells, str(tmp_path / "elsewhere"), None, ()) == 0
@@ -79,12 +80,12 @@ def test_open_cells_run_in_order_and_a_cell_with_a_file_never_again(tmp_path, st
     assert [run.seed for run in read_all(own.results)] == [0, 1]
 
 
-def test_a_run_that_finished_before_its_file_was_written_is_condensed_and_not_run_again(tmp_path, started):
+def test_a_run_that_finished_before_it_was_kept_is_condensed_and_not_run_again(tmp_path, started):
     own = study(tmp_path, (0,))
     cells.run(own, own.cells, str(tmp_path), None, ())
-    own.file(own.cells[0]).unlink()
+    own.results.unlink()
     assert cells.run(own, own.cells, str(tmp_path), None, ()) == 0
-    assert len(started) == 1 and own.is_done(own.cells[0])
+    assert len(started) == 1 and own.done() == {own.cells[0].name}
 
 
 def test_after_its_minutes_no_further_cell_starts_and_the_one_under_way_is_asked_to_end(tmp_path, monkeypatch):
@@ -154,7 +155,7 @@ def test_a_failed_cell_is_reported_and_the_others_run(tmp_path, monkeypatch, cap
 def test_what_is_kept_stands_at_the_step_that_it_describes(tmp_path, started):
     own = study(tmp_path, (0,))
     cells.run(own, own.cells, str(tmp_path), None, ())
-    run = read(own.file(own.cells[0]))
+    (run,) = read_all(own.results)
     assert run.series("first_turn/mi_est") == {1: 0.12346, 10: 0.2} and run.series("judge/right") == {10: 0.5}
     assert run.series("validation/success") == {0: 0.25}
     assert run.series("probe/mi") == {10: 2.0} and run.series("probe/recorded") == {10: 13}
@@ -163,9 +164,10 @@ def test_what_is_kept_stands_at_the_step_that_it_describes(tmp_path, started):
     assert run.series("reward_mean") == {step: float(step) for step in range(1, STEPS + 1)}
     assert run.series("kept_fraction") == {} and run.series("no/such") == {}
     assert (run.name, run.part, run.arm, run.steps) == ("lead-sokoban-none_s0", "lead", "none", STEPS)
+    assert tables.read(own.results)[0]["changed"] == ['filter.rule="none"']
 
 
-def test_an_unfinished_run_and_a_damaged_file_are_refused(tmp_path, started):
+def test_an_unfinished_run_is_refused(tmp_path, started):
     own = study(tmp_path, (0,))
     cells.run(own, own.cells, str(tmp_path), None, ())
     folder = tmp_path / "made-up" / "lead-sokoban-none_s0"
@@ -177,21 +179,13 @@ def test_an_unfinished_run_and_a_damaged_file_are_refused(tmp_path, started):
         (folder / "summary.json").write_text(json.dumps(summary | {"finished": False, "stopped": why}))
         with pytest.raises(UserError, match=told):
             condense(folder, part="p", recipe="r", arm="a")
-    good = json.loads(own.file(own.cells[0]).read_text())
-    damaged = ["{}", "[]", "half of a fi", json.dumps(good | {"steps": "20"}), json.dumps(good | {"seed": None})]
-    for table in ({"step": [1, 2], "mi": [0.1]}, {"mi": [0.1]}, {"step": [1], "mi": ["0.1"]}):
-        damaged.append(json.dumps(good | {"tables": good["tables"] | {"scored": table}}))
-    for content in damaged:
-        own.file(own.cells[0]).write_text(content)
-        with pytest.raises(UserError, match="no condensed run"):
-            read_all(own.results)
 
 
 def test_a_run_that_a_rule_stopped_early_is_not_to_be_continued_with_run(tmp_path, started):
     """--run takes such a run for complete and condensed it, so the advice to continue it with --run led nowhere."""
     own = study(tmp_path, (0,))
     cells.run(own, own.cells, str(tmp_path), None, ())
-    own.file(own.cells[0]).unlink()
+    own.results.unlink()
     file = tmp_path / "made-up" / own.cells[0].name / "summary.json"
     stopped = {"finished": False, "end_cause": "early_stop", "stopped": "early stop: no variance"}
     file.write_text(json.dumps(json.loads(file.read_text()) | stopped))
@@ -225,90 +219,12 @@ def test_a_run_without_signal_is_an_end_like_any_other_and_its_last_validation_i
     assert Pool([first]).arm("sokoban", "none", STEPS) == {0: first}
 
 
-def staged(folder: Path, step: int = STEPS) -> Study:
-    """A study whose first cell begins with a checkpoint of its second one."""
-    first = study(folder, (0,)).cells[0]
-    second = StudyCell("more", "sokoban", "on", {}, 0, STEPS, 1.0, start=Start(first.name, lambda _: step))
-    return Study("made-up", [], (second, first), folder / "results")
-
-
-def checkpoint(runs: Path, step: int) -> Path:
-    """A made-up checkpoint of the run of `staged` that others begin with."""
-    weights = runs / "made-up" / "lead-sokoban-none_s0" / "checkpoints" / f"step-{step}" / "hf"
-    weights.mkdir(parents=True)
-    return weights
-
-
-def test_a_cell_begins_with_a_checkpoint_of_another_after_that_one_has_finished(tmp_path, started):
-    own, weights = staged(tmp_path), checkpoint(tmp_path, STEPS)
-    assert cells.run(own, own.cells, str(tmp_path), None, ()) == 0
-    assert started == ["lead-sokoban-none_s0", "more-sokoban-on_s0"]
-    assert run_of(own, own.cells[0], str(tmp_path)).config.model.path == str(weights)
-    assert [run.from_step for run in read_all(own.results)] == [0, STEPS]
-    assert str(tmp_path) not in own.file(own.cells[0]).read_text(), "a committed file names no place of this machine"
-
-
-def test_step_0_is_the_beginning_of_the_other_run(tmp_path, started):
-    own = staged(tmp_path, 0)
-    assert cells.run(own, own.cells, str(tmp_path), None, ()) == 0
-    begun, other = (run_of(own, cell, str(tmp_path)).config.model for cell in own.cells)
-    assert begun == other and begun.path == "tiny"
-
-
-def test_a_cell_whose_first_weights_are_missing_is_left_out_and_the_others_run(tmp_path, started, capsys):
-    own = staged(tmp_path, 7)
-    assert cells.run(own, own.cells[:1], str(tmp_path), None, ()) == 1
-    assert "is no finished run; run the cell lead-sokoban-none_s0 first" in capsys.readouterr().out and not started
-    assert cells.run(own, own.cells, str(tmp_path), None, ()) == 1
-    assert "step-7/hf does not exist; remove" in capsys.readouterr().out and started == ["lead-sokoban-none_s0"]
-
-
-def test_a_cell_that_can_never_begin_is_left_out_and_is_no_failure(tmp_path, started, capsys):
-    def choose(folder: Path) -> int:
-        raise cells.NothingToStart("no alarm")
-
-    own = staged(tmp_path)
-    never = StudyCell("more", "sokoban", "on", {}, 0, STEPS, 1.0, start=Start(own.cells[1].name, choose))
-    own = Study("made-up", [], (own.cells[1], never), own.results)
-    assert cells.run(own, own.cells, str(tmp_path), None, ()) == 0
-    told = capsys.readouterr().out
-    assert "more-sokoban-on_s0 is left out: no alarm" in told and len(started) == 1
-    assert "open: about 0 minutes" in told, "it would be open for good"
-
-
-def test_weights_with_which_a_cell_begins_cannot_be_set(tmp_path, started):
-    own = staged(tmp_path)
-    checkpoint(tmp_path, STEPS)
-    cells.run(own, own.cells[1:], str(tmp_path), None, ())
-    with pytest.raises(UserError, match=r"fixes model\.path"):
-        run_of(own, own.cells[0], str(tmp_path), ["model.path=/elsewhere"])
-
-
-def test_a_stopped_first_stage_has_no_second_one(tmp_path, monkeypatch):
-    own, names, asked = staged(tmp_path), [], []
-    checkpoint(tmp_path, STEPS)
-
-    async def run(self: ProcessRunner, cell: Cell) -> Ended:
-        names.append(cell.name)
-        os.kill(os.getpid(), signal.SIGTERM)
-        while not asked:
-            await asyncio.sleep(0.001)
-        finish(cell)
-        return Ended(0, "done")
-
-    monkeypatch.setattr(ProcessRunner, "run", run)
-    monkeypatch.setattr(ProcessRunner, "interrupt", lambda self: asked.append(1))
-    monkeypatch.setattr(cells, "prepare", lambda configs, parallel, say: None)
-    cells.run(own, own.cells, str(tmp_path), None, ())
-    assert names == ["lead-sokoban-none_s0"]
-
-
-def test_a_file_tells_the_overrides_of_its_run_without_places(tmp_path, started):
+def test_the_table_tells_the_overrides_of_its_run_without_places(tmp_path, started):
     own = study(tmp_path, (0,))
     words = ["model.cache=/somewhere", "runs_dir=/elsewhere", "recorder.host=h", "learner.dtype=bfloat16"]
     keep_in = ["loop.keep_checkpoints=2"]
     cells.run(own, own.cells, str(tmp_path), None, [*words[:1], *words[2:], *keep_in])
-    assert read(own.file(own.cells[0])).overrides == ("learner.dtype=bfloat16", "loop.keep_checkpoints=2")
+    assert read_all(own.results)[0].overrides == ("learner.dtype=bfloat16", "loop.keep_checkpoints=2")
     assert [changes_learning(word) for word in (*words, *keep_in)] == [False, False, False, True, False]
 
 
@@ -336,14 +252,13 @@ def test_words_choose_parts_and_cells(tmp_path):
         ("--list --parallel 2", "--parallel has no effect without --run"),
         ("--set a=b", "--set has no effect without --run"),
         ("--only lead", "--only has no effect without --run or --list"),
-        ("--list --write", "--write has no effect with --list"),
         ("--run --json", "--json has no effect with --run"),
     ],
 )
 def test_a_flag_without_effect_is_refused(tmp_path, capsys, words, told):
     """They were ignored, and the exit code was 0."""
     with pytest.raises(SystemExit):
-        command(None, lambda: study(tmp_path), lambda quick: Report({}, (), ()), words.split(), page=tmp_path / "p.md")
+        command(None, lambda: study(tmp_path), lambda quick: Report({}, (), ()), words.split())
     assert told in capsys.readouterr().err
 
 

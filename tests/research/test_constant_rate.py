@@ -7,31 +7,49 @@ from pathlib import Path
 
 import pytest
 
-from research import constant_rate
-from research.cells import run_of
+from research import constant_rate, tables
+from research.cells import StudyCell, run_of
 from research.constant_rate import RATES, SEEDS, STEPS, Study, arms, pilot_cell, rate_of, verdict
 
 
-def keep_pilot(folder: Path, rate: float, success: list[float]) -> None:
-    cell = pilot_cell("sokoban", rate)
+def content(cell: StudyCell, success: list[float]) -> dict:
     table = {"step": [0, 30, 60], "validation/success": success}
     labels = {"name": cell.name, "part": cell.part, "recipe": cell.recipe, "arm": cell.arm, "seed": cell.seed}
-    content = {**labels, "steps": cell.steps, "tables": {"validated": table}, "groups": {}}
-    (folder / f"{cell.name}.json").write_text(json.dumps(content))
+    return {**labels, "set": [], "steps": cell.steps, "tables": {"validated": table}, "groups": {}}
+
+
+def keep_pilot(file: Path, rate: float, success: list[float]) -> None:
+    tables.add(file, [content(pilot_cell("sokoban", rate), success)])
 
 
 def test_the_rate_is_the_largest_at_which_the_pilot_ends_near_its_best(tmp_path) -> None:
-    assert rate_of("sokoban", tmp_path) is None
-    keep_pilot(tmp_path, RATES[0], [0.1, 0.5, 0.4])
-    assert rate_of("sokoban", tmp_path) is None
-    keep_pilot(tmp_path, RATES[1], [0.1, 0.5, 0.46])
-    assert rate_of("sokoban", tmp_path) == RATES[1]
+    assert rate_of("sokoban", tmp_path / "t.parquet") is None
+    keep_pilot(tmp_path / "t.parquet", RATES[0], [0.1, 0.5, 0.4])
+    assert rate_of("sokoban", tmp_path / "t.parquet") is None
+    keep_pilot(tmp_path / "t.parquet", RATES[1], [0.1, 0.5, 0.46])
+    assert rate_of("sokoban", tmp_path / "t.parquet") == RATES[1]
 
 
 def test_without_a_rate_that_holds_the_smallest_is_taken(tmp_path) -> None:
     for rate in RATES:
-        keep_pilot(tmp_path, rate, [0.1, 0.5, 0.4])
-    assert rate_of("sokoban", tmp_path) == RATES[-1]
+        keep_pilot(tmp_path / "t.parquet", rate, [0.1, 0.5, 0.4])
+    assert rate_of("sokoban", tmp_path / "t.parquet") == RATES[-1]
+
+
+def test_cells_that_another_checkout_left_as_json_files_are_imported(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(constant_rate, "RESULTS", tmp_path / "t.parquet")
+    monkeypatch.setattr(constant_rate.rate_of, "__defaults__", (tmp_path / "t.parquet",))
+    cell, late = pilot_cell("sokoban", RATES[0]), next(arms("sokoban", RATES[0]))
+    files = [tmp_path / f"{one.name}.json" for one in (cell, late)]
+    for one, file in zip((cell, late), files, strict=True):
+        file.write_text(json.dumps(content(one, [0.1, 0.5, 0.5])))
+    with pytest.raises(SystemExit):
+        constant_rate.main(["--import", str(files[1])])
+    assert "is no cell of the study" in capsys.readouterr().err, "the rate is not known before the pilot"
+    assert constant_rate.main(["--import", *map(str, files)]) == 0
+    (long, pilot) = tables.read(tmp_path / "t.parquet")
+    assert pilot["tables"] == content(cell, [0.1, 0.5, 0.5])["tables"] and long["changed"] == late.changed
+    assert constant_rate.main(["--list"]) == 0 and "done" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("recipe", constant_rate.ENVIRONMENTS)

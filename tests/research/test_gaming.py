@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from research import gaming
-from research.claims.plan import STUDY
+from research import gaming, tables
 from research.gaming import RAISED, SERIES, Course, committed, course_of, gamed, measure, with_other_noise
-from research.kept import Kept, write
+from research.kept import Kept
 from squelch.cluster.errors import UserError
+from tests.research.condensed import content_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 TASKS = 256
@@ -27,7 +27,7 @@ def run(part: str = "lead", steps: int = 15) -> Kept:
         "validated": {"step": checked, "validation/success": [0.5] * len(checked)},
         "steps": {"step": at, "kept_variance": [0.09] * steps},
     }
-    return Kept("run", part, "sokoban", "none", 0, steps, tables, {})
+    return Kept(f"{part}{steps}", part, "sokoban", "none", 0, steps, tables, {}, settings={"validation_tasks": TASKS})
 
 
 def made_up(seed: int, steps: int = 120, every: int = 20) -> Course:
@@ -50,7 +50,7 @@ def test_a_course_is_read_from_the_figures_of_a_run_and_too_short_ones_are_named
     found = course_of(run(), TASKS)
     assert found.steps == list(range(1, 16)) and found.validations == [(s, 0.5) for s in (0, 5, 10, 15)]
     assert found.variances == pytest.approx(np.full(15, 0.09))
-    with pytest.raises(UserError, match="run: 2 validations over 9 steps; judging needs 3"):
+    with pytest.raises(UserError, match="lead9: 2 validations over 9 steps; judging needs 3"):
         course_of(run(steps=9), TASKS)
 
 
@@ -138,14 +138,12 @@ def test_a_course_that_is_validated_too_seldom_to_warn_late_is_no_gamed_course()
 
 
 def test_committed_courses_are_read_and_their_absence_is_an_error(monkeypatch, capsys, tmp_path) -> None:
-    monkeypatch.setattr(gaming, "studies", lambda: (replace(STUDY, results=tmp_path),))
+    monkeypatch.setattr(gaming, "files", lambda: (tmp_path / "t.parquet",))
     monkeypatch.setattr("sys.argv", ["gaming", "--quick", "--json"])
     with pytest.raises(SystemExit):
         gaming.main()
     assert "no committed study holds a healthy run" in capsys.readouterr().err
-    write(tmp_path / "one.json", vars(run()))
-    write(tmp_path / "short.json", vars(run(steps=9)))
-    write(tmp_path / "ill.json", vars(run("collapse")))
+    tables.add(tmp_path / "t.parquet", map(content_of, (run(), run(steps=9), run("collapse"))))
     gaming.main()
     found = json.loads(capsys.readouterr().out)
     assert found["courses"] == 1

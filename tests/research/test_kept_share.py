@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from research import kept_share
-from research.cells import run_of
-from research.kept import DIGITS, Kept, last_success, not_worse, write
+from research import kept_share, tables
+from research.kept import DIGITS, Kept, last_success, not_worse
 from research.kept_share import (
     AUTO,
     FRESH_SEEDS,
@@ -22,13 +21,12 @@ from research.kept_share import (
     TOLERANCES,
     best_fixed,
     committed,
-    every_cell,
     fixed,
     judged,
     validated,
 )
-from squelch.cluster.config import load
 from squelch.cluster.sweep.table import text
+from tests.research.condensed import content_of
 
 BESIDE = ("sokoban",)
 """Environments of which some cells ran two at a time, so that their seconds do not compare."""
@@ -49,13 +47,6 @@ def grid(environment: str = "sokoban") -> list[Kept]:
     return [one(f"rho{rho:g}", seed, means[rho], environment) for rho in GRID for seed in GRID_SEEDS]
 
 
-def test_every_cell_of_a_fixed_rho_is_a_run_that_can_be_made_and_has_the_length_of_its_recipe(tmp_path: Path) -> None:
-    study = kept_share.study()
-    cells = [cell for cell in study.cells if cell.arm != AUTO]  # the controller's code is gone
-    assert len({run_of(study, cell, str(tmp_path)).name for cell in cells}) == len(cells)
-    assert {name: load(name, []).loop.steps for name in STEPS} == STEPS
-
-
 def test_the_best_fixed_rho_is_chosen_on_other_seeds_and_the_nearest_to_the_start_among_equals() -> None:
     assert best_fixed(grid(), "sokoban") == 1.0 and not set(GRID_SEEDS) & set(FRESH_SEEDS)
     assert best_fixed(grid()[1:], "sokoban") is None
@@ -71,14 +62,6 @@ def test_rhos_with_equally_many_solved_tasks_are_equal_although_their_shares_are
         for seed, count in zip(GRID_SEEDS, counts, strict=True)
     ]
     assert best_fixed(found, "sokoban") == 0.9
-
-
-def test_the_fresh_runs_of_the_best_fixed_rho_are_known_once_the_grid_is_done() -> None:
-    before = list(every_cell(grid()[1:]))
-    new = [cell for cell in every_cell(grid()) if cell not in before]
-    assert [(cell.part, cell.recipe, cell.arm, cell.seed) for cell in new] == [
-        ("fresh", "sokoban", "rho1", seed) for seed in FRESH_SEEDS
-    ]
 
 
 @pytest.mark.parametrize(
@@ -99,10 +82,9 @@ def test_the_verdict_is_of_the_interval_over_five_fresh_seeds(shift: float, verd
 
 
 def test_the_committed_figures_are_judged_and_without_them_nothing_was_run(capsys, monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(kept_share, "RESULTS", tmp_path)
+    monkeypatch.setattr(kept_share, "RESULTS", tmp_path / "t.parquet")
     assert kept_share.main(["--quick"]) == 0 and "no run was kept yet" in capsys.readouterr().out
-    for run in grid():
-        write(tmp_path / f"{run.name}.json", vars(run))
+    tables.add(kept_share.RESULTS, map(content_of, grid()))
     assert kept_share.main(["--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [row["verdict"] for row in rows] == ["not run"] * 3 and rows[2]["best"] == 1.0
@@ -162,7 +144,6 @@ def steered(environment: str) -> list[Kept]:
 
 def step_seconds(environment: str, arm: str) -> float:
     """Median over an arm's runs of their median seconds of a step: of the fresh runs, or of the grid's without such."""
-    contents = [json.loads(file.read_text()) for file in sorted(kept_share.RESULTS.glob("*.json"))]
-    own = [each for each in contents if (each["recipe"], each["arm"]) == (environment, arm)]
+    own = [each for each in tables.read(kept_share.RESULTS) if (each["recipe"], each["arm"]) == (environment, arm)]
     fresh = [each for each in own if each["part"] == "fresh"]
     return statistics.median(each["step_seconds"] for each in fresh or own)

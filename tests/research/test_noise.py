@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from research import noise
-from research.cells import run_of
 from research.claims import plan
 from research.kept import Kept, last_success
-from research.noise import ARMS, OWN_ARMS, STUDY, TOLERANCE, judged, validated, verdict
+from research.noise import ARMS, TOLERANCE, judged, validated, verdict
 from squelch.cluster.sweep.table import text
 
 
@@ -24,32 +23,6 @@ def kept(arm: str, level: float, seed: int, last: float, first: float = 0.9) -> 
 def row(runs: list[Kept], arm: str, level: float) -> dict[str, Any]:
     (found,) = [one for one in judged(runs) if (one["arm"], one["p"]) == (arm, level)]
     return found
-
-
-def test_the_cells_are_runs_under_the_noise_of_the_paper_at_every_level(tmp_path) -> None:
-    assert len(STUDY.cells) == len({cell.name for cell in STUDY.cells}) == 2 * (3 + 3 + 5 + 5) + 3
-    first = {cell.arm: cell for cell in reversed(STUDY.cells) if cell.seed == 0}
-    for level in (0.2, 1.0):
-        for arm in OWN_ARMS:
-            config = run_of(STUDY, first[plan.noise_arm(arm, level)], str(tmp_path)).config
-            assert config.environment.options["slip_rate"] == pytest.approx(0.75 * level)
-            assert config.environment.options.get("shared_slip", False) == (arm == "shared")
-            assert config.filter.statistic == ("policy_variance" if arm == "policy_variance" else "reward_variance")
-            assert (config.filter.rule, config.filter.rho, config.loop.steps) == ("top_p", 0.9, plan.SHORT_STEPS)
-
-
-def test_the_other_arms_are_the_cells_of_figure_9_under_the_same_settings() -> None:
-    theirs = {(cell.arm, cell.seed): cell for cell in plan.STUDY.cells if cell.part == "noise"}
-    for level in plan.NOISE_LEVELS:
-        for seed in noise.seeds_at(level):
-            none, plain = (theirs[plan.noise_arm(ARMS[arm], level), seed] for arm in ("none", "plain"))
-            own = next(cell for cell in STUDY.cells if cell.seed == seed and cell.arm.endswith(f"_noise{level:g}"))
-            slips = [cell.settings["environment.options.slip_rate"] for cell in (none, plain, own)]
-            assert slips == pytest.approx([0.75 * level] * 3)
-            assert none.steps == plain.steps == own.steps == plan.SHORT_STEPS
-            shared = {key: value for key, value in plain.settings.items() if key.startswith("filter.")}
-            assert none.settings["filter.rule"] == "none" and shared.items() <= own.settings.items()
-            assert set(plain.settings) - set(shared) == {"environment.options.slip_rate"}
 
 
 @pytest.mark.parametrize(
@@ -94,8 +67,6 @@ def test_without_noise_shared_noise_is_the_plain_filter_and_the_policy_variance_
     runs = [kept("plain", 0.0, seed, 0.7) for seed in range(3)]
     shared = {seed: last_success(run) for seed, run in validated(runs, "shared", 0.0).items()}
     assert shared == {0: 0.7, 1: 0.7, 2: 0.7} and not validated(runs, "policy_variance", 0.0)
-    still = {cell.arm for cell in STUDY.cells if not cell.settings["environment.options.slip_rate"]}
-    assert still == {plan.noise_arm("policy_variance", 0.0)}
 
 
 def test_the_measurements_have_the_differences_of_the_committed_runs() -> None:
@@ -116,8 +87,3 @@ def test_the_committed_figures_are_judged_and_nothing_is_run(capsys, tmp_path, m
 def test_the_page_is_fresh() -> None:
     page = noise.markdown(judged(noise.committed()))
     assert noise.PAGE.read_text() == page, "python -m research.noise --write"
-
-
-def test_a_word_that_matches_no_cell_is_refused() -> None:
-    with pytest.raises(SystemExit):
-        noise.main(["--list", "--only", "nothing"])

@@ -7,70 +7,14 @@ from pathlib import Path
 import pytest
 
 from research import rescue
-from research.cells import NothingToStart, run_of
 from research.kept import Kept
-from research.rescue import BEGINNINGS, SEEDS, STUDY, Collapsed, best, compared, last, main, measure, named
-from squelch.cluster.config import load
+from research.rescue import BEGINNINGS, SEEDS, Collapsed, compared, main, measure
 from squelch.cluster.sweep.table import text
 
 
 def kept(arm: str, seed: int, success: float, part: str = "rescue") -> Kept:
     tables = {"validated": {"step": [0, 40], "validation/success": [0.3, success]}}
     return Kept(f"{part}-{arm}_s{seed}", part, "frozenlake", arm, seed, 40, tables, {}, from_step=12)
-
-
-def collapsed_run(folder: Path, events: list[dict]) -> Path:
-    """What a collapsed run leaves behind of which a beginning is chosen."""
-    folder.mkdir(parents=True)
-    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    ledger = {"balanced": True}
-    summary = {"finished": True, "steps": 60, "success": {"best": 0.5, "best_step": 20}, "ledger": ledger}
-    (folder / "summary.json").write_text(json.dumps(summary))
-    return folder
-
-
-def event(name: str, **facts: object) -> dict:
-    return {"actor": "scorer", "name": name, "start": 1.0, "end": 1.0, "step": 36, **facts}
-
-
-def test_a_rescue_begins_with_the_checkpoint_that_the_first_alarm_named_the_best_or_the_last(tmp_path):
-    events = [
-        event("reasoning_untrue", checkpoint=4),
-        event("probe_falling", checkpoint=18),
-        event("input_dependence_falling", checkpoint=30),
-    ]
-    folder = collapsed_run(tmp_path / "run", events)
-    assert (named(folder), best(folder), last(folder)) == (18, 20, 60)
-
-
-def test_an_alarm_that_names_no_checkpoint_leaves_the_beginning(tmp_path):
-    events = [event("probe_falling", checkpoint=None), event("probe_falling", checkpoint=18)]
-    assert named(collapsed_run(tmp_path / "run", events)) == 0
-
-
-def test_a_run_without_an_alarm_has_no_checkpoint_that_one_named(tmp_path):
-    with pytest.raises(NothingToStart, match="none named a checkpoint"):
-        named(collapsed_run(tmp_path / "run", [event("scored")]))
-
-
-def test_collapsed_runs_have_no_filter_and_a_large_bonus_and_rescues_the_recipe_as_it_is(tmp_path):
-    recipe = load("frozenlake", [])
-    for cell in STUDY.cells:
-        if cell.part == "collapse":
-            config = run_of(STUDY, cell, str(tmp_path)).config
-            assert config.filter.rule == "none" and config.learner.objective.entropy_coefficient == 0.2
-            folder = collapsed_run(tmp_path / "rescue" / cell.name, [event("probe_falling", checkpoint=18)])
-            for step in (18, 20, 60):
-                (folder / "checkpoints" / f"step-{step}" / "hf").mkdir(parents=True)
-    for cell in STUDY.cells:
-        if cell.part == "rescue":
-            config = run_of(STUDY, cell, str(tmp_path)).config
-            assert (config.filter, config.learner) == (recipe.filter, recipe.learner)
-            step = {"named": "step-18", "best": "step-20", "last": "step-60"}.get(cell.arm)
-            assert step is None or step in config.model.path
-            assert (config.model == recipe.model) == (cell.arm == "anew")
-    arms = [cell.arm for cell in STUDY.cells if cell.part == "rescue"]
-    assert arms == list(BEGINNINGS) * len(SEEDS)
 
 
 @pytest.mark.parametrize(
@@ -108,10 +52,7 @@ def test_a_seed_without_an_alarm_is_told_and_left_out_of_the_verdicts():
     assert rescue.rows(figures)[0] == ["0", "named", "12", "0.300", "0.600", "-"]
 
 
-def test_where_the_alarm_named_the_best_checkpoint_one_run_stands_for_both(tmp_path):
-    folder = collapsed_run(tmp_path / "run", [event("probe_falling", checkpoint=20)])
-    with pytest.raises(NothingToStart, match="named the best checkpoint, of step 20; `named` stands for both"):
-        best(folder)
+def test_where_the_alarm_named_the_best_checkpoint_one_run_stands_for_both():
     alarm = {"name": "probe_falling", "step": 36, "checkpoint": 30}
     own = [replace(kept("named", seed, 0.6 + seed / 100), from_step=30 if seed else 12) for seed in range(3)]
     figures = measure([collapsed(seed, alarm) for seed in range(3)], [*own, kept("best", 0, 0.5)])
@@ -119,15 +60,6 @@ def test_where_the_alarm_named_the_best_checkpoint_one_run_stands_for_both(tmp_p
         *((0, "named"), (0, "best"), (1, "named"), (1, "best"), (2, "named"), (2, "best"))
     ]
     assert figures["compared"][0]["difference"]["mean"] == pytest.approx(0.1 / 3), "0 where one run stands for both"
-
-
-def test_the_file_of_a_collapsed_run_tells_its_first_alarm(tmp_path, monkeypatch):
-    monkeypatch.setattr(rescue, "condense", lambda folder, **labels: labels)
-    folder = collapsed_run(tmp_path / "run", [event("probe_falling", checkpoint=18, figure="mi")])
-    told = rescue.condensed(folder, part="collapse")["first_alarm"]
-    assert told == {"name": "probe_falling", "step": 36, "checkpoint": 18}
-    assert rescue.condensed(collapsed_run(tmp_path / "quiet", []), part="collapse")["first_alarm"] is None
-    assert "first_alarm" not in rescue.condensed(folder, part="rescue")
 
 
 def test_the_measurements_have_the_differences_of_the_committed_runs():

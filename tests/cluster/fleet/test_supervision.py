@@ -21,7 +21,7 @@ from tests.fakes.actors import FakeActors, World
 from tests.fakes.run import settings as configured
 
 HALF_AN_HOUR_S = 1800.0
-DELAYS = Path(benchmarks.faults.__file__).parent / "results" / "delays.json"
+DELAYS = Path(benchmarks.faults.__file__).parent / "delays.json"
 """Recorded on a machine under load by `python -m benchmarks.faults --delays`."""
 
 
