@@ -1,8 +1,8 @@
 """Generates Grafana's dashboards, the alert rules, and the docs' tables of metrics, statistics and rules.
 
     python -m squelch.deploy.dashboards --write    writes deploy/grafana/*.json, deploy/alerts.yml,
-    docs/reference/metrics.md and
-                                                   the tables of docs/guide/filter.md and docs/guide/dashboards.md
+                                                   docs/reference/metrics.md, and the tables of docs/guide/filter.md and
+                                                   docs/reference/empty-panels.md
     python -m squelch.deploy.dashboards --check    exits with 1 and names the files that differ from the code
 
 The sources are `cluster.metrics` (the registry), `deploy.boards` and `deploy.alert_rules`, so that renaming a metric
@@ -24,7 +24,7 @@ from squelch.deploy.filter_tables import with_tables
 from squelch.deploy.generated import ROOT, command
 from squelch.deploy.tables import replaced, table
 
-FILTER_PAGE, BOARDS_PAGE = Path("docs/guide/filter.md"), Path("docs/guide/dashboards.md")
+FILTER_PAGE, EMPTY_PAGE = Path("docs/guide/filter.md"), Path("docs/reference/empty-panels.md")
 """Pages in which only tables are generated."""
 
 
@@ -90,7 +90,7 @@ def artefacts() -> dict[Path, str]:
         Path("deploy/alerts.yml"): rules_text(),
         Path("docs/reference/metrics.md"): metrics_page(),
         FILTER_PAGE: with_tables((ROOT / FILTER_PAGE).read_text(encoding="utf-8")),
-        BOARDS_PAGE: empty_queries((ROOT / BOARDS_PAGE).read_text(encoding="utf-8")),
+        EMPTY_PAGE: empty_queries((ROOT / EMPTY_PAGE).read_text(encoding="utf-8")),
     }
 
 
