@@ -12,7 +12,7 @@ SIDE_BY_SIDE = -n 2
 # With ARGS that choose tests of one kind only, pytest finds none of the other and says so by this code.
 NONE_CHOSEN = [ $$? -eq 5 ]
 
-.PHONY: train check test setup setup-smollm2 lint clean
+.PHONY: train check test docs setup setup-smollm2 lint clean
 
 train: setup $(if $(filter smollm2%,$(RECIPE)),setup-smollm2)
 	$(VENV)/bin/squelch train $(RECIPE) $(ARGS)
@@ -24,6 +24,10 @@ test: setup
 	PYTHON=$(VENV)/bin/python deploy/setup.sh test
 	$(VENV)/bin/python -m pytest -m "not ray" $(SIDE_BY_SIDE) $(ARGS) || $(NONE_CHOSEN)
 	$(VENV)/bin/python -m pytest -m ray $(ARGS) || $(NONE_CHOSEN)
+
+docs: setup
+	$(VENV)/bin/sphinx-build -q -W --keep-going docs build/docs
+	@echo "open build/docs/index.html"
 
 setup:
 	PYTHON=$(PYTHON) VENV=$(VENV) LOCKED=$(LOCKED) deploy/setup.sh $(KIND)

@@ -56,7 +56,7 @@ def test_the_wheel_holds_the_rooms_and_what_they_read(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"squelch"}, "no bare name is installed"
-    kinds = {".yaml", ".yml", ".json", ".txt", ".html", ".j2", ".js", ".css", ".svg"}
+    kinds = {".yaml", ".yml", ".json", ".csv", ".txt", ".html", ".j2", ".js", ".css", ".svg"}
     read = [p.relative_to(ROOT) for room in ROOMS for p in (ROOT / room).rglob("*") if p.suffix in kinds]
     assert len(read) > 20 and {f"squelch/{path}" for path in read} <= names
 

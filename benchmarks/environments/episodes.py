@@ -64,7 +64,7 @@ def write_episodes(document: Path) -> None:
         *((name, "natural") for name in NATURAL),
     ]
     parts = [
-        f"### {name}{'' if prompt == 'tiny' else ', natural'}\n\n````text\n{episode_text(name, prompt)}\n````\n"
+        f"## {name}{'' if prompt == 'tiny' else ', natural'}\n\n````text\n{episode_text(name, prompt)}\n````\n"
         for name, prompt in episodes
     ]
     document.write_text(before + BEGIN + "\n\n" + "\n".join(parts) + "\n" + END + after)

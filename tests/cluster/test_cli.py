@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from squelch.cluster.cli import main, parse
-from squelch.cluster.config import dump, load, recipe_names
+from squelch.cluster.config import dump, load
 from tests.learner.checkpoint.hostile import write_older
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def test_overrides_may_stand_before_or_behind_flags():
@@ -82,30 +81,6 @@ def commands(capsys) -> set[str]:
     with pytest.raises(SystemExit):
         parse(["--help"])
     return set(re.findall(r"^    (\w+)(?:  |$)", capsys.readouterr().out, flags=re.MULTILINE))
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_every_command_recipe_and_page_that_the_documents_name_exists(page, capsys):
-    text = page.read_text()
-    assert set(re.findall(r"(?:^|`|    )squelch (\w+)", text, flags=re.MULTILINE)) <= commands(capsys)
-    named = set(re.findall(r"squelch (?:train|submit|sweep|config) ([a-z][\w.-]*)", text))
-    assert named <= set(recipe_names()), named - set(recipe_names())
-    for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):
-        assert (page.parent / link).exists(), link
-
-
-ROOMS = "actors|benchmarks|cluster|deploy|docs|envs|learner|tests"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_every_file_and_module_that_the_documents_name_exists(page):
-    """Words in capitals are placeholders, such as `cluster/recipes/NAME.yaml`."""
-    text = page.read_text()
-    files = re.findall(rf"`((?:{ROOMS})/[\w./-]+\.\w+)`", text)
-    modules = [name.replace(".", "/") for name in re.findall(rf"python -m ((?:{ROOMS})[\w.]+)", text)]
-    named = {name for name in [*files, *modules] if not re.search("[A-Z]{2}", name)}
-    assert {name for name in named if not (ROOT / name).exists() and not (ROOT / f"{name}.py").exists()} == set()
-    assert set(re.findall(r"`(test_\w+)`", text)) <= {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
 
 
 def test_every_command_explains_itself(capsys):

@@ -16,7 +16,7 @@ def test_every_environment_has_its_rows_without_gaps_and_an_episode(name):
     rows = [line for line in TABLES.read_text().splitlines() if line.startswith(f"| **{name}** |")]
     cells = [[cell.strip() for cell in row.replace("\\|", "").strip("|").split("|")] for row in rows]
     assert [len(row) for row in cells] == [6, 3] and all(map(all, cells))
-    assert f"### {name}\n" in EPISODES.read_text()
+    assert f"## {name}\n" in EPISODES.read_text()
 
 
 SHOWN = [("Countdown", "tiny"), ("FrozenLake", "tiny"), ("Sokoban", "tiny"), *((name, "natural") for name in NATURAL)]

@@ -1,0 +1,97 @@
+"""What TRL, verl and prime-rl call the settings of a run, from which docs/guide/coming-from.md is generated.
+
+    python -m squelch.cluster.other_names    writes the page
+
+The rows are in other_names.csv; cells of several names separate them by a space. Imports no settings, so that an error
+message about an unknown key can look a name up.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+TABLE = Path(__file__).with_name("other_names.csv")
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "guide" / "coming-from.md"
+
+
+@dataclass(frozen=True)
+class Row:
+    """The names of one thing.
+
+    Attributes:
+        table: title of the page's table that has this row.
+        here: settings of Squelch, or a flag such as `--resume`; empty where Squelch has nothing of the kind.
+        trl: fields of `GRPOConfig` or arguments of `GRPOTrainer`.
+        verl: keys of `ppo_trainer.yaml`; `actor.` and `rollout.` stand for `actor_rollout_ref.actor.` and so on.
+        prime_rl: keys of an `rl` file of prime-rl.
+        note: what differs, as one sentence; empty if the value can be copied.
+    """
+
+    table: str
+    thing: str
+    here: Sequence[str]
+    trl: Sequence[str]
+    verl: Sequence[str]
+    prime_rl: Sequence[str]
+    note: str
+
+
+HEAD = """\
+# Coming from TRL, verl or prime-rl
+
+`python -m squelch.cluster.other_names` generates this page; do not edit it. It says which setting of Squelch does what
+you set elsewhere ([settings.md](../reference/settings.md) explains each). An empty cell means that the trainer has no
+such key. In verl's column `actor.` and `rollout.` are short for `actor_rollout_ref.actor.` and
+`actor_rollout_ref.rollout.`. The keys are those of TRL's `GRPOConfig`, verl's `ppo_trainer.yaml` and prime-rl's `rl`
+configuration as read in 2026; their defaults differ from Squelch's, so set what you rely on.
+
+Three things work differently:
+
+- **A task is an environment.** Instead of a data set and reward functions you name an environment, which gives tasks,
+  answers actions over several turns and pays rewards. [Adding an environment](adding-an-environment.md) wraps your own;
+  the text environments also read your data files ([environments.md](environments.md)).
+- **The filter is on.** A step learns from the groups that hold 90% of the step's reward variance
+  ([filter.md](filter.md)). `filter.rule=none` trains on all groups, as the others do by default.
+- **Actors are counted, not colocated.** Rollout workers, learner ranks and environment actors have counts and
+  resources of their own (`rollout.count`, `learner.ranks`, `environment_actor.count`); fractions of `num_gpus` put
+  several on one card ([real-models.md](real-models.md#on-one-gpu)).
+
+You can also keep your trainer and take only the diagnosis: `squelch filter`, `squelch mi` and `squelch score` read its
+files ([use-with-other-trainers.md](use-with-other-trainers.md)).
+"""
+
+
+def rows() -> list[Row]:
+    """All rows, in the page's order."""
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        return [
+            Row(table, thing, here.split(), trl.split(), verl.split(), prime_rl.split(), note)
+            for table, thing, here, trl, verl, prime_rl, note in list(csv.reader(file))[1:]
+        ]
+
+
+def page() -> str:
+    """The text of docs/guide/coming-from.md."""
+    lines = [HEAD]
+    for title, table in groupby(rows(), key=lambda row: row.table):
+        lines += [f"## {title}", "", "| | Squelch | TRL | verl | prime-rl | |", "|---|---|---|---|---|---|"]
+        lines += [_line(row) for row in table] + [""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _line(row: Row) -> str:
+    names = (", ".join(f"`{name}`" for name in own) for own in (row.here, row.trl, row.verl, row.prime_rl))
+    return "| " + " | ".join((row.thing, *names, row.note)) + " |"
+
+
+def main() -> None:
+    """Writes the page."""
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

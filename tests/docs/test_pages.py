@@ -1,0 +1,89 @@
+"""Pages lead only to what exists: links, anchors, files, modules, tests, commands and recipes."""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from squelch.cluster.cli import COMMANDS
+from squelch.cluster.config import recipe_names
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+ROOMS = "actors|benchmarks|cluster|deploy|docs|envs|learner|research|tests"
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def prose(page: Path) -> str:
+    """The text without its code blocks."""
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """The anchors of the headings, as code hosts and the site make them."""
+    titles = re.findall(r"^#+ (.*)$", prose(page), flags=re.MULTILINE)
+    shown = (re.sub(r"\[([^]]*)]\([^)]*\)|[`*]", r"\1", title).strip().lower() for title in titles)
+    return {re.sub(r"[^\w -]", "", title).replace(" ", "-") for title in shown}
+
+
+def relative_links(page: Path) -> Iterator[tuple[Path, str]]:
+    """The file and the anchor of every relative link and picture."""
+    for target in re.findall(r"]\(([^)\s]+)\)", prose(page)):
+        if "://" not in target:
+            path, _, anchor = target.partition("#")
+            yield (page.parent / path).resolve() if path else page, anchor
+
+
+@every_page
+def test_every_link_and_anchor_resolves(page: Path) -> None:
+    for file, anchor in relative_links(page):
+        assert file.exists(), f"{page.name}: {file} does not exist"
+        assert not anchor or anchor in anchors(file), f"{page.name}: {file.name} has no heading #{anchor}"
+
+
+@every_page
+def test_every_command_and_recipe_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(r"(?:^|`|    )squelch (\w+)", text, flags=re.MULTILINE)
+    assert set(named) <= set(COMMANDS), set(named) - set(COMMANDS)
+    recipes = set(re.findall(r"squelch (?:train|submit|sweep|config) ([a-z][\w.-]*)", text))
+    assert recipes <= set(recipe_names()), recipes - set(recipe_names())
+
+
+@every_page
+def test_every_file_module_and_test_exists(page: Path) -> None:
+    """Words in capitals are placeholders, such as `cluster/recipes/NAME.yaml`."""
+    text = page.read_text(encoding="utf-8")
+    files = re.findall(rf"`((?:{ROOMS})/(?:[\w./-]*(?:\.\w+|/))?)`", text)
+    modules = [name.replace(".", "/") for name in re.findall(rf"python -m (?:squelch\.)?((?:{ROOMS})[\w.]*)", text)]
+    named = {name.rstrip("./") for name in [*files, *modules] if not re.search("[A-Z]{2}", name)}
+    assert {name for name in named if not (ROOT / name).exists() and not (ROOT / f"{name}.py").exists()} == set()
+    tests = set(re.findall(r"`(test_\w+)`", text))
+    assert tests <= all_tests(), tests - all_tests()
+
+
+@cache
+def all_tests() -> set[str]:
+    """Names of the test modules and of the tests."""
+    files = list((ROOT / "tests").rglob("test_*.py"))
+    functions = (re.findall(r"^def (test_\w+)", file.read_text(encoding="utf-8"), flags=re.MULTILINE) for file in files)
+    return {file.stem for file in files}.union(*functions)
+
+
+def test_every_file_in_the_tables_of_the_architecture_exists() -> None:
+    """A bare name is a file beside the one that is named before it in its row, or below that folder."""
+    for row in re.findall(r"^\|.*\|$", (ROOT / "docs" / "architecture.md").read_text(), flags=re.MULTILINE):
+        folder = ROOT
+        for name in re.findall(r"`([a-z_./0-9-]+(?:\.py|/))`", row):
+            if (path := ROOT / name).exists():
+                folder = path if path.is_dir() else path.parent
+            assert path.exists() or any(folder.rglob(name)), f"{name} in {row}"
+
+
+def test_every_page_is_in_an_index() -> None:
+    indexes = [ROOT / "README.md", *(ROOT / "docs").rglob("index.md")]
+    linked = {file for index in indexes for file, _ in relative_links(index)}
+    assert [page.name for page in PAGES if page.is_relative_to(ROOT / "docs") and page not in {*linked, *indexes}] == []
