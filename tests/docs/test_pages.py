@@ -74,13 +74,13 @@ def all_tests() -> set[str]:
 
 
 def test_every_file_in_the_tables_of_the_architecture_exists() -> None:
-    """A bare name is a file beside the one that is named before it in its row, or below that folder."""
+    """A bare name is a file of the room that is named before it in its row."""
     for row in re.findall(r"^\|.*\|$", (ROOT / "docs" / "architecture.md").read_text(), flags=re.MULTILINE):
-        folder = ROOT
-        for name in re.findall(r"`([a-z_./0-9-]+(?:\.py|/))`", row):
-            if (path := ROOT / name).exists():
-                folder = path if path.is_dir() else path.parent
-            assert path.exists() or any(folder.rglob(name)), f"{name} in {row}"
+        room = ROOT
+        for name in re.findall(rf"`((?:{ROOMS})/[a-z_./0-9-]*|[a-z_0-9]+\.py)`", row):
+            if "/" in name:
+                room = ROOT / name.split("/")[0]
+            assert (ROOT / name).exists() or ("/" not in name and any(room.rglob(name))), f"{name} in {row}"
 
 
 def test_every_page_is_in_an_index() -> None:
