@@ -82,7 +82,7 @@ class _Member(_Supervised):
 class StandInPlayer(_Member):
     """An environment actor."""
 
-    async def meet(self, workers: Mapping[str, Worker]) -> None:
+    async def set_workers(self, workers: Mapping[str, Worker]) -> None:
         """It needs no workers."""
 
     async def play(self, ticket: Ticket) -> tuple[GroupSummary, Payload]:

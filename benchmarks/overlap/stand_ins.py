@@ -112,7 +112,7 @@ class Actor(Immortal):
         """It is ready at once."""
         return None
 
-    async def meet(self, workers: Mapping[str, Worker]) -> None:
+    async def set_workers(self, workers: Mapping[str, Worker]) -> None:
         """Replaces the workers that it knows."""
         self._workers = dict(workers)
 

@@ -54,7 +54,7 @@ class Player(Single, Protocol):
     async def ready(self) -> object:
         """Returns once the environment actor can play."""
 
-    async def meet(self, workers: Mapping[str, Worker]) -> None:
+    async def set_workers(self, workers: Mapping[str, Worker]) -> None:
         """Replaces the rollout workers that the environment actor knows, by name."""
 
     async def play(self, ticket: Ticket) -> tuple[GroupSummary, Payload]:

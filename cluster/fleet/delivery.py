@@ -51,7 +51,7 @@ class SenderLost(RuntimeError):
 
 
 class Delivery:
-    """Every version goes through `bring`, one after another. `on_event` takes a span, as `Archive.event`."""
+    """Every version goes through `deliver`, one after another. `on_event` takes a span, as `Archive.event`."""
 
     def __init__(self, rollout: RolloutConfig, transfer: Transfer, on_event: Callable[..., None]) -> None:
         self.rollout, self.on_event = rollout, on_event
@@ -63,7 +63,7 @@ class Delivery:
         self._number = 0
         self._ended: dict[str, float] = {}
 
-    async def bring(
+    async def deliver(
         self, bundle: WeightBundle, workers: Sequence[Member[Worker]], learner: Learner | None
     ) -> tuple[dict[str, Any], dict[str, float]]:
         """The report or error of each worker by name, and the loop's time at which each had loaded. SenderLost if the

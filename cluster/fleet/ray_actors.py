@@ -286,7 +286,7 @@ class RayPlayer(RayActor):
     async def ready(self) -> bool:
         return await answered(self.handle.ready.remote())
 
-    async def meet(self, workers: Mapping[str, Worker]) -> None:
+    async def set_workers(self, workers: Mapping[str, Worker]) -> None:
         """Sends the rollout workers' actor handles."""
         handles = {name: worker.handle for name, worker in workers.items() if isinstance(worker, RayActor)}
         await answered(self.handle.set_workers.remote(handles))

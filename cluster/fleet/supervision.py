@@ -1,15 +1,15 @@
-"""Supervision: notices every party that dies or hangs while it is up, and ends it, so that it can be replaced.
+"""Supervision: notices every actor that dies or hangs while it is up, and ends it, so that it can be replaced.
 
-One task for each party waits for its death and asks for its progress every `poll_s`, or less often in a large fleet:
+One task for each actor waits for its death and asks for its progress every `poll_s`, or less often in a large fleet:
 
     what is seen                          what is done
     the process is gone                   a player, worker or scorer is replaced at once; a filter service at its next
                                           call, which fails with this cause
-    no sign of progress for its limit     the party is ended, and then as above (`cluster.control.progress`)
-    half of that                          the watchdog names the party: a warning, an event, and all the while a gauge
+    no sign of progress for its limit     the actor is ended, and then as above (`cluster.control.progress`)
+    half of that                          the watchdog names the actor: a warning, an event, and all the while a gauge
     it cannot work any more (`Failed`)    as a death; a rollout worker says so when its engine has died
 
-Nothing waits for the supervisor. The learner is not among its parties: its calls are watched in
+Nothing waits for the supervisor. The learner is not among its actors: its calls are watched in
 `cluster.loop.learner_side.ranks`, because only a call says which signs to expect; the watchdog is the same.
 """
 
@@ -28,14 +28,15 @@ from squelch.cluster.control.membership import MemberState as State
 from squelch.cluster.control.progress import Patience, ProgressWatch
 from squelch.cluster.control.protocols import Scorer, Single
 from squelch.cluster.fleet.fleet import Fleet
+from squelch.cluster.fleet.pool import Pool
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 LONGEST_POLL_S = 5.0
 POLLS = 4
-"""Times that a party is asked within the shortest limit."""
+"""Times that a actor is asked within the shortest limit."""
 QUESTIONS_PER_S = 100.0
-"""Most questions to all parties together; a fleet of a thousand is asked every 10 s."""
+"""Most questions to all actors together; a fleet of a thousand is asked every 10 s."""
 SUPERVISED = (State.STALE, State.HEALTHY, State.SUSPECT, State.DRAINING)
 """States in which a member is ready, so that it must answer."""
 SETTING = "cluster.hung_after_s"
@@ -48,19 +49,19 @@ Show = Callable[..., None]
 
 
 def poll_s(hung_after_s: float) -> float:
-    """Seconds between two questions to a party."""
+    """Seconds between two questions to a actor."""
     return min(LONGEST_POLL_S, hung_after_s / POLLS)
 
 
 class Watchdog:
-    """Names the parties that hold progress. `show` sets a gauge of the exporter."""
+    """Names the actors that hold progress. `show` sets a gauge of the exporter."""
 
     def __init__(self, on_event: Callable[..., None], show: Show) -> None:
         self.on_event, self.show = on_event, show
         self._named: set[str] = set()
 
     def see(self, name: str, watch: ProgressWatch, now: float) -> None:
-        """Takes the present silence of the party `name`; warns once when it reaches half of the limit."""
+        """Takes the present silence of the actor `name`; warns once when it reaches half of the limit."""
         silence = watch.silence_s(now)
         self.show(SILENCE, silence, actor=name)
         if silence < watch.limit_s / 2:
@@ -72,7 +73,7 @@ class Watchdog:
             self.on_event(name, "late", time.time(), time.time(), cause=text)
 
     def forget(self, name: str) -> None:
-        """Forgets a party that has ended, or whose call has."""
+        """Forgets a actor that has ended, or whose call has."""
         self._named.discard(name)
         self.show(SILENCE, 0.0, actor=name)
 
@@ -109,7 +110,7 @@ class Supervisor:
             await asyncio.gather(*doomed, return_exceptions=True)
 
     async def _run(self) -> None:
-        """Keeps a task for each party that is up; raises the first error of one."""
+        """Keeps a task for each actor that is up; raises the first error of one."""
         while True:
             for actor, begin in self._present().items():
                 if actor not in self._tasks:
@@ -121,33 +122,24 @@ class Supervisor:
                 self._tasks.pop(actor).result()
 
     def _present(self) -> dict[Single, Callable[[], Awaitable[None]]]:
-        """The parties that are up, each with the coroutine that supervises it."""
+        """The actors that are up, each with the coroutine that supervises it."""
         fleet, found = self.fleet, dict[Single, Callable[[], Awaitable[None]]]()
         steps = fleet.config.environment_actor.step_timeout_s + STEP_GRACE_S
         for member in fleet.players.members(*SUPERVISED):
-            found[member.actor] = lambda m=member: self._member(m, "environment call", fleet.replace_player, steps)
+            found[member.actor] = lambda m=member: self._member(fleet.player_pool, m, "environment call", steps)
         for member in fleet.workers.members(*SUPERVISED):
-            found[member.actor] = lambda m=member: self._member(m, "step of its engine", self._replace_worker)
+            found[member.actor] = lambda m=member: self._member(fleet.worker_pool, m, "step of its engine")
         for name, actor in (("filter", fleet.filter), ("scorer", fleet.scorer)):
-            if actor is not None and actor not in fleet.condemned:
+            if actor is not None and actor not in fleet.dead:
                 found[actor] = lambda n=name, p=actor: self._service(n, p)
         return found
 
-    async def _replace_worker(self, member: Member[Any], cause: str) -> None:
-        self.fleet.lose_worker(member, cause)
-
-    async def _member(
-        self,
-        member: Member[Any],
-        mark: str,
-        replace: Callable[[Member[Any], str], Awaitable[None]],
-        least_s: float = 0.0,
-    ) -> None:
+    async def _member(self, pool: Pool[Any], member: Member[Any], mark: str, least_s: float = 0.0) -> None:
         """Replaces the member once it is lost. `least_s`: what a single mark of it may take by other settings."""
         patience = Patience(max(self.hung_after_s, least_s), mark, SETTING)
         cause = await self._cause(member.name, member.actor, patience, lambda: member.state in SUPERVISED)
-        if cause and member.state in SUPERVISED:
-            await replace(member, cause)
+        if cause is not None and member.state in SUPERVISED:
+            pool.on_death(member, cause)
 
     async def _service(self, name: str, actor: Single) -> None:
         def current() -> bool:
@@ -155,15 +147,15 @@ class Supervisor:
 
         patience = Patience(self.hung_after_s, "batch of scored tokens", SETTING, self.start_s)
         cause = await self._cause(name, actor, patience, current)
-        if not cause or not current():
+        if cause is None or not current():
             return
         scorer = self.fleet.scorer
-        self.fleet.condemn(name, actor, cause)
+        self.fleet.mark_dead(name, actor, cause)
         if scorer is not None and actor is scorer and self.replace_scorer is not None:
             await self.replace_scorer(scorer, cause)
 
-    async def _cause(self, name: str, actor: Single, patience: Patience, current: Callable[[], bool]) -> str:
-        """Waits until the party is lost; returns the cause, or nothing once it is no longer `current`."""
+    async def _cause(self, name: str, actor: Single, patience: Patience, current: Callable[[], bool]) -> str | None:
+        """Waits until the actor is lost; returns the cause, or None once it is no longer `current`."""
         watch = ProgressWatch([name], patience, _now())
         death, question = asyncio.ensure_future(actor.lost()), asyncio.ensure_future(actor.progress())
         try:
@@ -178,23 +170,23 @@ class Supervisor:
                 self.watchdog.see(name, watch, _now())
                 if cause := watch.hung(_now()):
                     return cause
-            return ""
+            return None
         finally:
             death.cancel()
             question.cancel()
             self.watchdog.forget(name)
 
 
-def _seen(question: asyncio.Future[Progress], watch: ProgressWatch) -> str:
+def _seen(question: asyncio.Future[Progress], watch: ProgressWatch) -> str | None:
     """Takes the answer to a question, if it has come: on a machine under load that may take longer than the time
-    between two questions. Returns the cause if the party cannot work any more."""
+    between two questions. Returns the cause if the actor cannot work any more."""
     if not question.done():
         watch.see([None], _now())
-        return ""
+        return None
     if isinstance(error := question.exception(), ActorError):
         return reason_of(error)
     watch.see([question.result()], _now())
-    return ""
+    return None
 
 
 def _now() -> float:

@@ -48,7 +48,6 @@ from squelch.cluster.control.early_stop import EarlyStop
 from squelch.cluster.control.gaming import Gaming, kept_variance, prefers_variance
 from squelch.cluster.control.ledger import BUFFERED, DROPPED, FAILED, KEPT_WAITING, TRAINED, TRAINING, Ledger
 from squelch.cluster.control.protocols import Archive, MetricsSink
-from squelch.cluster.control.scaling import Kind
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.supervision import Supervisor, Watchdog
 from squelch.cluster.loop.filtering import Filtering
@@ -235,8 +234,8 @@ class Coordinator:
         kept = [window.groups[d.group_id] for d in decision.kept]
         self.archiving.hold(step, dict(zip((g.ticket.ticket_id for g in window.played()), tables, strict=True)))
         flat["staleness_max"], flat["staleness_mean"] = self._staleness(kept)
-        assert self.fleet.bundle is not None, "a version is published before step 1"
-        self.scoring.offer(step, self.fleet.bundle, window.played())
+        assert self.fleet.published.bundle is not None, "a version is published before step 1"
+        self.scoring.offer(step, self.fleet.published.bundle, window.played())
         flat |= await self.decomposing.measure(step, self.admission.version, window.played())
         measured = time.time()
         self.journal.busy(decided, measured)
@@ -471,8 +470,8 @@ class Coordinator:
             return {}
         started = time.time()
         groups = await self.probing.groups()
-        assert self.fleet.bundle is not None, "a version is published before the probe is read"
-        self.scoring.probe(step, self.fleet.bundle, groups)
+        assert self.fleet.published.bundle is not None, "a version is published before the probe is read"
+        self.scoring.probe(step, self.fleet.published.bundle, groups)
         self.journal.busy(started, time.time())
         return {"seconds/probe": time.time() - started}
 
@@ -498,7 +497,7 @@ class Coordinator:
         state.clock, state.version = self.admission.clock, self.admission.version
         state.cursor, state.open_tickets = self.source.cursor, open_tickets
         state.ledger, state.filter = self.ledger.state(), self._settled
-        state.rollout_workers = self.fleet.resizing.wanted[Kind.ROLLOUT]
+        state.rollout_workers = self.fleet.worker_pool.wanted
         state.early_stop, state.bad_steps = self.early_stop.state(), self.learning.refused_in_a_row
         state.gaming = self.gaming.state()
         vars(state).update(self._late_state())

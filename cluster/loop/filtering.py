@@ -179,5 +179,5 @@ class Filtering:
             raise UserError(f"filter: {error.reason}") from error
         except TimeoutError as error:
             cause = f"{method}: filter did not answer within {timeout_s:g} s"
-            self.fleet.condemn("filter", service, cause)
+            self.fleet.mark_dead("filter", service, cause)
             raise Died(cause) from error

@@ -6,8 +6,8 @@ Learner ranks on such nodes move with a checkpoint, between two steps (`cluster.
     notices     the next look at the nodes     NOTICE_S                  a warning; it looks again
     decisions   the end of a step              coordinator               -
 
-The tasks run beside the coordinator, which waits for none of them; `cluster.fleet.resizing` carries out what is
-decided. An error that no party's death or lateness explains is a bug: it ends the run at once with its cause. A
+The tasks run beside the coordinator, which waits for none of them; `cluster.fleet.pool` carries out what is
+decided. An error that no actor's death or lateness explains is a bug: it ends the run at once with its cause. A
 request is checked against its bounds and against what the cluster has, and answered; the fleet then changes by itself.
 A request for a number that `rollout.count: auto` decides on holds until the next decision.
 """
@@ -65,19 +65,19 @@ class Scaling:
     async def request(self, request: Request) -> Answer:
         """Checks a request, has the fleet changed if it can be granted, and answers it."""
         async with self._one_at_a_time:
-            kind, wanted = request.kind, self.fleet.resizing.wanted
+            kind = request.kind
             if why := refusal(self.config, kind, request.count) or await self._lacking(request):
                 return Answer(False, why)
-            before = wanted[kind]
-            self.fleet.resizing.scale(request)
+            before = self.fleet.pools[kind].wanted
+            self.fleet.pools[kind].scale(request)
             text = f"{WORDS[kind]}: {before} -> {request.count}"
             self.say(f"{text} ({request.reason or f'asked by {request.by.value}'})")
             return Answer(True, f"{text}{_outlook(before, request)}")
 
     async def _lacking(self, request: Request) -> str:
         """What the cluster lacks for a request that asks for more members."""
-        counts = {**self.fleet.resizing.wanted, request.kind: request.count}
-        if request.count <= self.fleet.resizing.wanted[request.kind]:
+        counts = {**self.fleet.wanted(), request.kind: request.count}
+        if request.count <= self.fleet.pools[request.kind].wanted:
             return ""
         try:
             return await bounded(self.fleet.actors.lacking(counts), LACK_S)
@@ -91,7 +91,7 @@ class Scaling:
         work then."""
         run, desk = asyncio.ensure_future(work), self.fleet.actors.desk()
         own = {asyncio.create_task(self._requests(desk)), asyncio.create_task(self._notices())}
-        if self._resumed > self.fleet.resizing.wanted[Kind.ROLLOUT]:
+        if self._resumed > self.fleet.worker_pool.wanted:
             own.add(asyncio.create_task(self._decided(self._resumed, "as at the checkpoint")))
         try:
             await _ended(run, own)
@@ -122,18 +122,18 @@ class Scaling:
             log.warning("the desk did not take an answer (%s): %s", answer.text, error)
 
     async def _notices(self) -> None:
-        actors, resizing = self.fleet.actors, self.fleet.resizing
+        actors = self.fleet.actors
         while True:
             await asyncio.sleep(NOTICE_S)
             try:
                 learner = self.fleet.learner
                 leaving = await bounded(actors.leaving(), LACK_S)
-                resizing.notice(leaving)
+                self.fleet.notice(leaving)
                 if LEARNER in leaving and learner is not self._noticed:
                     self._notice_learner(learner, leaving[LEARNER])
             except (ActorError, TimeoutError) as error:
                 log.warning("the cluster did not say which nodes will be taken away: %s", error)
-            if resizing.complete():
+            if self.fleet.complete():
                 await self._settle()
 
     async def _settle(self) -> None:
@@ -172,15 +172,15 @@ class Scaling:
         """Takes a step that is over, decides, and returns the flat figures."""
         times, now = self._times.pop(step, None), _now()
         seconds, self._last = (now - self._last if self._last is not None else 0.0), now
-        workers, resizing = len(self.fleet.workers.members(State.HEALTHY)), self.fleet.resizing
+        workers = len(self.fleet.workers.members(State.HEALTHY))
         load = times.load(workers, seconds) if times is not None and seconds > 0 else None
-        flat = resizing.take_figures()
+        flat = self.fleet.take_scalings()
         if self._deciding is not None and self._deciding.done():
             self._deciding.result()
         if load is None:
             return flat
         flat |= {"scaling/wait_share": min(1.0, load.waited_s / seconds), "scaling/queue_age": load.queued_s}
-        if self.auto is not None and workers == resizing.wanted[Kind.ROLLOUT]:
+        if self.auto is not None and workers == self.fleet.worker_pool.wanted:
             decision = self.auto.step(load)
             if decision is not None:
                 self._deciding = asyncio.create_task(self._decided(decision.count, decision.reason))

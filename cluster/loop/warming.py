@@ -291,7 +291,7 @@ class Warming:
                 await self.fleet.update_workers(bundle)
                 return
             except UpdateFailed as failed:
-                self.fleet.lose_late(failed, bundle.version)
+                self.fleet.replace_late(failed, bundle.version)
 
     async def _save(self) -> None:
         step = self.progress.step

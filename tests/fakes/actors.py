@@ -195,7 +195,7 @@ class Player(Fake):
     async def ready(self) -> object:
         return await self._call("ready")
 
-    async def meet(self, workers: Mapping[str, Worker]) -> None:
+    async def set_workers(self, workers: Mapping[str, Worker]) -> None:
         await self._call("meet", lambda: self.workers.update(workers))
 
     async def play(self, ticket: Ticket) -> tuple[GroupSummary, Any]:

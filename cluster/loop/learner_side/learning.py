@@ -135,7 +135,7 @@ class Learning:
                 self.recovery.lose(error.cause)
             except UpdateFailed as failed:
                 if not await self._rank_died():
-                    self.fleet.lose_late(failed, bundle.version)
+                    self.fleet.replace_late(failed, bundle.version)
 
     async def publish_remade(self) -> dict[str, float]:
         """Publishes weights that were made again under the next higher version, until no loss comes between."""

@@ -129,12 +129,12 @@ class Recovery:
         """
         started, cause = time.time(), self.cause
         self.say(f"the learner is {'moved' if self._planned else 'lost and made again'}: {_line(cause)}")
-        self.fleet.weights.clear()
+        self.fleet.published.there.clear()
         await self.archiving.finish()
         while (made := await self._attempt()) is None:
             pass
         if not self.remade:  # weights made again are there once they are published
-            self.fleet.weights.set()
+            self.fleet.published.there.set()
         self._record(started, cause, *made)
 
     async def _attempt(self) -> tuple[int, int] | None:
@@ -152,7 +152,7 @@ class Recovery:
     async def _regroup(self) -> int:
         """Ends the ranks and starts a new group; returns its number of ranks."""
         self.ranks.learner.kill()
-        await asyncio.sleep(0.0 if self._planned else self.fleet.allow_restart(LEARNER, self.cause))
+        await asyncio.sleep(0.0 if self._planned else self.fleet.restarts.allow(LEARNER, self.cause))
         count = await self._room(self.ranks.learner.ranks if self._planned else self.config.learner.ranks)
         if count < self.config.learner.ranks:
             log.warning("the learner goes on with %d of %d ranks", count, self.config.learner.ranks)
@@ -209,7 +209,7 @@ class Recovery:
         bundle = await self.ranks.publish(told.version)
         if bundle.checksum != told.checksum:
             return False
-        self.fleet.bundle = bundle
+        self.fleet.published.bundle = bundle
         return True
 
     def _record(self, started: float, cause: str, ranks: int, steps: int) -> None:

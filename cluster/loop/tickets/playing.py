@@ -5,7 +5,7 @@ does not own, so its death never loses a finished group. A ticket is played at m
 has failed, and its rows in the archive state the cause.
 
     waits for          unblocked by                      on time-out or death
-    a healthy member   a join or a replacement           RuntimeError if none is joining (cluster.fleet.fleet)
+    a healthy member   a join or a replacement           RuntimeError if none is joining (cluster.fleet.pool)
     a group            the environment actor             it is named, replaced if dead; the ticket is played again
     a worker's tokens  (the environment actor waits)     trajectories fail; if the worker is dead, it is replaced and
                                                          the ticket is played again
@@ -127,7 +127,7 @@ class Play:
                 )
             except Died as error:
                 failure, cause = Failure(FailureCause.ACTOR_DIED, player.name), error
-                await self.fleet.replace_player(player, str(error))
+                self.fleet.player_pool.on_death(player, str(error))
             except ActorError as error:
                 text = f"{player.name}: {reason_of(error)}".splitlines()[0][:300]
                 failure, cause = Failure(FailureCause.ACTOR_ERROR, text), error
@@ -140,9 +140,9 @@ class Play:
     async def _assign(self, failed: Member[Player] | None) -> tuple[Member[Player], Member[Worker]]:
         """The next environment actor and rollout worker, round-robin, as soon as there is a healthy one of each; not
         the actor that has `failed` just now if there is another."""
-        await self.fleet.need_player()
-        while not (await self.fleet.need_worker() and self.fleet.players.healthy()):
-            await self.fleet.need_player()
+        await self.fleet.player_pool.need()
+        while not (await self.fleet.worker_pool.need() and self.fleet.players.healthy()):
+            await self.fleet.player_pool.need()
         turn = next(self._turn)
         player = self.fleet.players.in_turn(turn)
         return self.fleet.players.in_turn(turn + 1) if player is failed else player, self.fleet.workers.in_turn(turn)
@@ -197,7 +197,7 @@ class Play:
     async def places(self, size: int) -> asyncio.Semaphore:
         """Places for as many lots or groups of `size` trajectories as the engines hold, at least one: the time-outs of
         a trajectory count the waiting in an engine's queue."""
-        slots = self.config.rollout.max_num_seqs * len(await self.fleet.need_worker())
+        slots = self.config.rollout.max_num_seqs * len(await self.fleet.worker_pool.need())
         return asyncio.Semaphore(max(1, slots // size))
 
     async def _lot(self, tickets: list[Ticket], places: asyncio.Semaphore) -> list[GroupSummary]:

@@ -12,7 +12,7 @@ import pytest
 
 from squelch.actors.messages import WeightBundle
 from squelch.cluster.control.membership import MemberState as State
-from squelch.cluster.control.scaling import Kind, Request
+from squelch.cluster.control.scaling import WORDS, Kind, Request, name_of
 from squelch.cluster.fleet.fleet import Fleet, UpdateFailed
 from squelch.cluster.fleet.waiting import outcomes, within
 from tests.fakes import clock
@@ -27,7 +27,7 @@ def bundle(version: int) -> WeightBundle:
 
 
 def run(world: World, steps: Steps) -> tuple[Fleet, list[tuple[str, str]]]:
-    """Starts a fleet, publishes version 1, takes the steps, stops it; the fleet and its events (party, name), without
+    """Starts a fleet, publishes version 1, takes the steps, stops it; the fleet and its events (actor, name), without
     joins."""
     told: list[tuple[str, str]] = []
 
@@ -52,15 +52,17 @@ def world(tmp_path: Path, *faults: Fault, overrides: tuple[str, ...] = ()) -> Wo
 
 
 async def lose(fleet: Fleet, name: str) -> None:
-    member = fleet.workers.current(name)
+    pool = fleet.worker_pool if name.startswith("rollout") else fleet.player_pool
+    member = pool.members.current(name)
     assert member is not None
-    fleet.lose_worker(member, "killed")
+    pool.on_death(member, "killed")
 
 
 async def settle(fleet: Fleet) -> None:
-    """Until no worker is on its way in."""
-    while fleet.creating[Kind.ROLLOUT] or fleet.workers.members(State.STARTING, State.STALE):
-        await fleet.workers.change()
+    """Until no member is on its way in."""
+    for pool in fleet.pools.values():
+        while pool.creating or pool.members.members(State.STARTING, State.STALE):
+            await pool.members.change()
 
 
 def states(fleet: Fleet) -> dict[str, str]:
@@ -134,48 +136,73 @@ def test_a_version_published_while_a_successor_joins_reaches_it(tmp_path: Path) 
     run(world(tmp_path), steps)
 
 
-def test_a_successor_that_does_not_join_is_ended_and_told_and_another_is_tried(tmp_path: Path) -> None:
+BOTH = pytest.mark.parametrize(("kind", "start"), [(Kind.ROLLOUT, "worker.ready"), (Kind.ENVIRONMENT, "player.ready")])
+"""Each kind of member, and the call in which its start may fail; the successor of one of two is the third to start."""
+
+
+@BOTH
+@pytest.mark.parametrize("what", ["die", "hang", "fail"])
+def test_a_successor_that_does_not_start_is_ended_and_told_and_another_is_tried(
+    tmp_path: Path, kind: Kind, start: str, what: str
+) -> None:
+    first, second = (name_of(kind, index) for index in range(2))
+
     async def steps(fleet: Fleet) -> None:
-        await lose(fleet, "rollout-0")
+        await lose(fleet, first)
         await settle(fleet)
-        assert states(fleet) == {"rollout-0": "healthy", "rollout-1": "healthy"}
+        assert list(fleet.pools[kind].members.healthy()) == [first, second]
 
-    fleet, told = run(world(tmp_path, Fault("worker.ready", 3)), steps)
-    assert told == [("rollout-0", event) for event in ("restart", "join_failed", "restart")]
-    assert fleet.restarts["rollout-0"] == 2
+    fleet, told = run(world(tmp_path, Fault(start, 3, what)), steps)
+    assert told == [(first, event) for event in ("restart", "join_failed", "restart")]
+    assert fleet.restarts.counts[first] == 2
 
 
-@pytest.mark.parametrize("kind", ["worker.ready", "worker.update"])
-def test_a_successor_that_hangs_is_given_up_and_another_is_tried(tmp_path: Path, kind: str) -> None:
+def test_a_successor_that_hangs_while_it_loads_weights_is_given_up_and_another_is_tried(tmp_path: Path) -> None:
     async def steps(fleet: Fleet) -> None:
         await lose(fleet, "rollout-0")
         await settle(fleet)
         assert len(fleet.workers.healthy()) == 2
 
-    _, told = run(world(tmp_path, Fault(kind, 3, "hang")), steps)
+    _, told = run(world(tmp_path, Fault("worker.update", 3, "hang")), steps)
     assert [event for _, event in told] == ["restart", "join_failed", "restart"]
 
 
-def test_an_old_failure_ends_no_run_whose_other_successor_is_on_its_way(tmp_path: Path) -> None:
+@BOTH
+def test_an_old_failure_ends_no_run_whose_other_successor_is_on_its_way(tmp_path: Path, kind: Kind, start: str) -> None:
+    first, second = (name_of(kind, index) for index in range(2))
+
     async def steps(fleet: Fleet) -> None:
-        await lose(fleet, "rollout-0")
+        pool = fleet.pools[kind]
+        await lose(fleet, first)
         await settle(fleet)
-        assert list(fleet.workers.healthy()) == ["rollout-1"], "no restart is left: the run goes on with the other"
-        await lose(fleet, "rollout-1")
-        assert list(await fleet.need_worker()) == ["rollout-1"]
+        assert list(pool.members.healthy()) == [second], "no restart is left: the run goes on with the other"
+        assert pool.wanted == 1
+        await lose(fleet, second)
+        assert list(await pool.need()) == [second]
 
-    run(world(tmp_path, Fault("worker.ready", 3), overrides=("cluster.max_restarts=1",)), steps)
+    run(world(tmp_path, Fault(start, 3), overrides=("cluster.max_restarts=1",)), steps)
 
 
-def test_without_a_worker_or_a_successor_the_run_ends_with_the_cause(tmp_path: Path) -> None:
+@BOTH
+def test_without_a_member_or_a_successor_the_run_ends_with_the_cause(tmp_path: Path, kind: Kind, start: str) -> None:
     async def steps(fleet: Fleet) -> None:
-        await lose(fleet, "rollout-0")
-        await lose(fleet, "rollout-1")
-        await fleet.need_worker()
+        for index in range(2):
+            await lose(fleet, name_of(kind, index))
+        await fleet.pools[kind].need()
 
-    faults = (Fault("worker.ready", 3, "fail"), Fault("worker.ready", 4, "fail"))
-    with pytest.raises(RuntimeError, match=r"^no rollout worker is left, and none is starting; .*worker\.ready failed"):
+    faults = (Fault(start, 3, "fail"), Fault(start, 4, "fail"))
+    cause = rf"^no {WORDS[kind][:-1]} is left, and none is starting; the last to start failed: .*{start} failed"
+    with pytest.raises(RuntimeError, match=cause):
         run(world(tmp_path, *faults, overrides=("cluster.max_restarts=1",)), steps)
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_a_death_without_a_restart_left_ends_the_run_and_names_the_cause(tmp_path: Path, kind: Kind) -> None:
+    async def steps(fleet: Fleet) -> None:
+        await lose(fleet, name_of(kind, 0))
+
+    with pytest.raises(RuntimeError, match=r"-0 died 1 times within 3600 s \(cluster.max_restarts=0\); .*: killed$"):
+        run(world(tmp_path, overrides=("cluster.max_restarts=0",)), steps)
 
 
 def test_a_fault_of_ours_in_a_join_ends_the_run_instead_of_leaving_it_waiting(tmp_path: Path, caplog) -> None:
@@ -183,12 +210,12 @@ def test_a_fault_of_ours_in_a_join_ends_the_run_instead_of_leaving_it_waiting(tm
         async def broken(*_: Any) -> None:
             raise TypeError("ours")
 
-        fleet._take_in = broken
+        fleet.joining.introduce = broken
         await lose(fleet, "rollout-0")
         await asyncio.sleep(5.0)
-        assert "rollout-0: the error of a join" in caplog.text and "TypeError: ours" in caplog.text
+        assert "an error in a change of the rollout workers" in caplog.text and "TypeError: ours" in caplog.text
         await lose(fleet, "rollout-1")
-        await fleet.need_worker()
+        await fleet.worker_pool.need()
 
     with pytest.raises(TypeError, match="ours"):
         run(world(tmp_path), steps)
@@ -239,57 +266,16 @@ def test_a_suspect_that_does_not_answer_is_replaced_once_however_many_ask(tmp_pa
 def test_an_environment_actor_is_replaced_once_and_knows_the_workers_that_joined_meanwhile(tmp_path: Path) -> None:
     async def steps(fleet: Fleet) -> None:
         dead = fleet.players.current("env-0")
-        replaced = asyncio.gather(*(fleet.replace_player(dead, "killed") for _ in range(3)))
+        for _ in range(3):
+            fleet.player_pool.on_death(dead, "killed")
         await asyncio.sleep(1.5)  # the successor is up and is told of the workers
         await lose(fleet, "rollout-1")
         await settle(fleet)
-        await replaced
         known = fleet.players.healthy()["env-0"].workers
         assert known["rollout-1"] is fleet.workers.healthy()["rollout-1"]
 
     _, told = run(world(tmp_path), steps)
     assert sorted(told) == [("env-0", "restart"), ("rollout-1", "restart")]
-
-
-@pytest.mark.parametrize("what", ["die", "hang", "fail"])
-def test_an_environment_actor_whose_successor_fails_in_its_start_gets_another(tmp_path: Path, what: str) -> None:
-    async def steps(fleet: Fleet) -> None:
-        await fleet.replace_player(fleet.players.current("env-0"), "killed")
-        assert list(fleet.players.healthy()) == ["env-0", "env-1"]
-
-    fault = Fault("player.ready", 3, what)
-    _, told = run(world(tmp_path, fault), steps)
-    assert told == [("env-0", "restart"), ("env-0", "restart")]
-    with pytest.raises(
-        RuntimeError, match=r"env-0 died 2 times within 3600 s \(cluster.max_restarts=1\); .*restart: env-0"
-    ):
-        run(world(tmp_path, fault, overrides=("cluster.max_restarts=1",)), steps)
-
-
-def test_without_an_environment_actor_or_a_successor_whoever_needs_one_is_told_the_cause(tmp_path: Path) -> None:
-    async def steps(fleet: Fleet) -> None:
-        replaced = asyncio.ensure_future(fleet.replace_player(fleet.players.current("env-0"), "killed"))
-        await asyncio.sleep(0)
-        with pytest.raises(RuntimeError, match=r"none is starting; the last to start failed: restart: env-0 failed"):
-            await fleet.need_player()
-        await asyncio.gather(replaced, return_exceptions=True)
-
-    faults = [Fault("player.ready", call) for call in (2, 3)]
-    run(world(tmp_path, *faults, overrides=("environment_actor.count=1", "cluster.max_restarts=1")), steps)
-
-
-def test_an_environment_actor_comes_up_though_the_ticket_that_waited_for_it_is_cancelled(tmp_path: Path) -> None:
-    async def steps(fleet: Fleet) -> None:
-        dead = fleet.players.current("env-0")
-        replacing = asyncio.create_task(fleet.replace_player(dead, "killed"))
-        await asyncio.sleep(0.5)
-        replacing.cancel()
-        await asyncio.gather(replacing, return_exceptions=True)
-        assert list(fleet.players.healthy()) == ["env-1"]
-        await fleet.players.change()
-        assert list(fleet.players.healthy()) == ["env-0", "env-1"]
-
-    run(world(tmp_path), steps)
 
 
 def test_a_party_out_of_restarts_ends_the_run_and_the_scorer_alone_stays_down(tmp_path: Path) -> None:
@@ -317,7 +303,7 @@ def test_the_counter_of_a_member_that_joins_begins_at_nought(tmp_path: Path) -> 
 
     async def steps(fleet: Fleet) -> None:
         assert fleet.take_restarts() == {}
-        fleet.resizing.scale(Request(Kind.ROLLOUT, 3))
+        fleet.worker_pool.scale(Request(Kind.ROLLOUT, 3))
         await settle(fleet)
         assert fleet.take_restarts() == {"rollout-2": 0} and fleet.take_restarts() == {}
         await lose(fleet, "rollout-2")

@@ -14,9 +14,9 @@ import pytest
 from squelch.cluster.control.actor_errors import Failed
 from squelch.cluster.control.membership import CutOff, Member, at_work
 from squelch.cluster.control.membership import MemberState as State
+from squelch.cluster.control.resizing import RESERVE_S
 from squelch.cluster.control.scaling import PREFIXES, Kind, Request
 from squelch.cluster.fleet.fleet import Fleet
-from squelch.cluster.fleet.resizing import RESERVE_S
 from tests.cluster.fleet.test_fleet import bundle, states, world
 from tests.fakes import clock
 from tests.fakes.actors import FakeActors, Fault, World
@@ -46,7 +46,7 @@ def run(world: World, steps: Steps) -> list[tuple[str, str, dict[str, Any]]]:
 async def complete(fleet: Fleet) -> None:
     """Until every wanted member is healthy, and nobody is on its way out."""
     async with asyncio.timeout(1000):
-        while not fleet.resizing.complete() or any(m.state is State.DRAINING for m in fleet.members()):
+        while not fleet.complete() or any(m.state is State.DRAINING for m in fleet.members()):
             await asyncio.sleep(0.1)
 
 
@@ -62,7 +62,7 @@ def serving(member: Member[Any], seconds: float) -> asyncio.Task[str]:
 
 def test_a_new_worker_is_known_and_has_the_weights_before_it_is_healthy(tmp_path: Path) -> None:
     async def steps(fleet: Fleet) -> None:
-        fleet.resizing.scale(Request(Kind.ROLLOUT, 3))
+        fleet.worker_pool.scale(Request(Kind.ROLLOUT, 3))
         assert len(fleet.workers.healthy()) == 2
         await complete(fleet)
         new = fleet.workers.healthy()["rollout-2"]
@@ -79,8 +79,8 @@ def test_an_update_never_waits_for_a_worker_that_loads_weights_beside_the_run(tm
     slow.pace = lambda kind: 1.0
 
     async def steps(fleet: Fleet) -> None:
-        fleet.resizing.scale(Request(Kind.ROLLOUT, 3))
-        while not fleet._joining:
+        fleet.worker_pool.scale(Request(Kind.ROLLOUT, 3))
+        while not fleet.joining.apart:
             await asyncio.sleep(0.1)
         slow.pace = lambda kind: 20.0
         while "rollout-2" not in fleet.workers.states() or slow.calls["worker.update"] < 3:
@@ -101,13 +101,13 @@ def test_an_update_never_waits_for_a_worker_that_loads_weights_beside_the_run(tm
 
 def test_a_worker_that_waits_for_the_next_update_loads_at_once_if_all_others_are_lost(tmp_path: Path) -> None:
     async def steps(fleet: Fleet) -> None:
-        fleet.resizing.scale(Request(Kind.ROLLOUT, 3))
+        fleet.worker_pool.scale(Request(Kind.ROLLOUT, 3))
         while "rollout-2" not in fleet.workers.states() or states(fleet)["rollout-2"] != "stale":
             await asyncio.sleep(0.1)
         await fleet.update_workers(bundle(2))
         for name in ("rollout-0", "rollout-1"):
-            fleet.lose_worker(fleet.workers.current(name), "killed")
-        assert (await fleet.need_worker())["rollout-2"].version == 2
+            fleet.worker_pool.on_death(fleet.workers.current(name), "killed")
+        assert (await fleet.worker_pool.need())["rollout-2"].version == 2
 
     run(world(tmp_path), steps)
 
@@ -117,7 +117,7 @@ def test_a_drained_member_finishes_its_calls_and_gets_no_more(tmp_path: Path) ->
         member = fleet.workers.current("rollout-1")
         call = serving(member, 40.0)
         await asyncio.sleep(0)
-        fleet.resizing.scale(Request(Kind.ROLLOUT, 1))
+        fleet.worker_pool.scale(Request(Kind.ROLLOUT, 1))
         assert states(fleet) == {"rollout-0": "healthy", "rollout-1": "draining"}
         await fleet.update_workers(bundle(2))
         assert member.actor.version == 1, "it is not told of new weights"
@@ -133,11 +133,11 @@ def test_a_drained_member_finishes_its_calls_and_gets_no_more(tmp_path: Path) ->
 @pytest.mark.parametrize("kind", list(Kind))
 def test_a_member_that_is_removed_at_once_cuts_its_calls_off_also_while_it_drains(tmp_path: Path, kind: Kind) -> None:
     async def steps(fleet: Fleet) -> None:
-        member = fleet.resizing.members(kind).members()[-1]
+        member = fleet.pools[kind].members.members()[-1]
         call = serving(member, 40.0)
         await asyncio.sleep(0)
-        fleet.resizing.scale(Request(kind, 1))
-        fleet.resizing.scale(Request(kind, 1, at_once=True))
+        fleet.pools[kind].scale(Request(kind, 1))
+        fleet.pools[kind].scale(Request(kind, 1, at_once=True))
         with pytest.raises(CutOff, match=rf"^{member.name} was removed$"):
             await call
         assert member.state is State.RETIRED and not member.actor.alive
@@ -152,7 +152,7 @@ def test_a_member_whose_calls_do_not_end_is_cut_off_after_the_time_of_a_group(tm
     async def steps(fleet: Fleet) -> None:
         call = serving(fleet.workers.current("rollout-1"), 1e6)
         await asyncio.sleep(0)
-        fleet.resizing.scale(Request(Kind.ROLLOUT, 1))
+        fleet.worker_pool.scale(Request(Kind.ROLLOUT, 1))
         await asyncio.sleep(fleet.config.loop.group_timeout_s + 1)
         assert isinstance(call.exception(), CutOff) and states(fleet)["rollout-1"] == "retired"
 
@@ -161,16 +161,15 @@ def test_a_member_whose_calls_do_not_end_is_cut_off_after_the_time_of_a_group(tm
 
 def test_who_dies_while_it_leaves_is_not_replaced(tmp_path: Path) -> None:
     async def steps(fleet: Fleet) -> None:
-        for kind, lose in ((Kind.ROLLOUT, fleet.lose_worker), (Kind.ENVIRONMENT, fleet.replace_player)):
-            member = fleet.resizing.members(kind).members()[-1]
+        for kind in Kind:
+            member = fleet.pools[kind].members.members()[-1]
             serving(member, 40.0)
             await asyncio.sleep(0)
-            fleet.resizing.scale(Request(kind, 1))
-            found = lose(member, "killed")
-            await (found or asyncio.sleep(0))
+            fleet.pools[kind].scale(Request(kind, 1))
+            fleet.pools[kind].on_death(member, "killed")
             assert member.state is State.DEAD
         await asyncio.sleep(100)
-        assert states(fleet) == {"rollout-0": "healthy", "rollout-1": "dead"} and not fleet.restarts
+        assert states(fleet) == {"rollout-0": "healthy", "rollout-1": "dead"} and not fleet.restarts.counts
 
     run(world(tmp_path), steps)
 
@@ -179,7 +178,7 @@ def test_a_number_that_changes_before_a_member_has_come_leaves_no_member_too_man
     async def steps(fleet: Fleet) -> None:
         for kind in Kind:
             for count in (4, 1, 3, 2, 5, 2):
-                fleet.resizing.scale(Request(kind, count))
+                fleet.pools[kind].scale(Request(kind, count))
                 await asyncio.sleep(0.3)
         await complete(fleet)
         assert len(fleet.workers.present()) == len(fleet.players.present()) == 2
@@ -192,12 +191,12 @@ def test_a_number_that_changes_twice_at_once_starts_each_member_once(tmp_path: P
     """Another member that comes up, for one, makes the fleet look for what is missing once more."""
 
     async def steps(fleet: Fleet) -> None:
-        fleet.resizing.scale(Request(kind, 3))
-        fleet.resizing.converge(kind)
-        fleet.resizing.scale(Request(kind, 4))
+        fleet.pools[kind].scale(Request(kind, 3))
+        fleet.pools[kind].converge()
+        fleet.pools[kind].scale(Request(kind, 4))
         await complete(fleet)
-        assert fleet.resizing.wanted[kind] == len(fleet.resizing.members(kind).present()) == 4
-        fleet.resizing.take_figures()
+        assert fleet.pools[kind].wanted == len(fleet.pools[kind].members.present()) == 4
+        fleet.take_scalings()
 
     told = run(world(tmp_path), steps)
     joined = sorted(actor for actor, name, _ in told if name == "joined")
@@ -210,9 +209,9 @@ def test_who_cannot_be_had_lowers_the_wanted_number(tmp_path: Path) -> None:
 
     async def steps(fleet: Fleet) -> None:
         for kind in Kind:
-            fleet.resizing.scale(Request(kind, 3))
+            fleet.pools[kind].scale(Request(kind, 3))
         await asyncio.sleep(100)
-        assert fleet.resizing.wanted == {Kind.ROLLOUT: 2, Kind.ENVIRONMENT: 2}
+        assert fleet.wanted() == {Kind.ROLLOUT: 2, Kind.ENVIRONMENT: 2}
         assert len(fleet.workers.healthy()) == len(fleet.players.healthy()) == 2
 
     told = run(world(tmp_path, *faults, overrides=("cluster.max_restarts=1",)), steps)
@@ -252,13 +251,13 @@ def test_a_member_that_could_not_be_created_is_tried_again_and_then_given_up(
 
     async def steps(fleet: Fleet) -> None:
         for kind in Kind:
-            fleet.resizing.scale(Request(kind, 3))
+            fleet.pools[kind].scale(Request(kind, 3))
         await asyncio.sleep(1000)
-        fleet.resizing.take_figures()
+        fleet.take_scalings()
         count = 2 if ever else 3
-        assert fleet.resizing.wanted == dict.fromkeys(Kind, count)
+        assert fleet.wanted() == dict.fromkeys(Kind, count)
         assert len(fleet.workers.healthy()) == len(fleet.players.healthy()) == count
-        assert fleet.creating == {kind: set() for kind in Kind}
+        assert not any(pool.creating for pool in fleet.pools.values())
 
     told = run(world(tmp_path, overrides=("cluster.max_restarts=1",)), steps)
     causes = [facts["cause"] for _, name, facts in told if name == "join_failed"]
@@ -278,10 +277,10 @@ def test_a_member_that_could_not_be_created_and_is_no_longer_wanted_is_not_tried
 
     async def steps(fleet: Fleet) -> None:
         for kind in Kind:
-            fleet.resizing.scale(Request(kind, 3))
-            fleet.resizing.scale(Request(kind, 2))
+            fleet.pools[kind].scale(Request(kind, 3))
+            fleet.pools[kind].scale(Request(kind, 2))
         await asyncio.sleep(1000)
-        assert not any(fleet.restarts[name] for name in ("rollout-2", "env-2"))
+        assert not any(fleet.restarts.counts[name] for name in ("rollout-2", "env-2"))
         assert len(fleet.workers.healthy()) == len(fleet.players.healthy()) == 2
 
     told = run(world(tmp_path), steps)
@@ -302,11 +301,11 @@ def test_creations_leave_the_threads_in_which_the_learner_is_asked_alone(tmp_pat
         world_ = world(tmp_path)
         fleet = Fleet(world_.config, Slow(world_), lambda *_, **__: None)
         await fleet.start()
-        fleet.resizing.scale(Request(Kind.ENVIRONMENT, 42))
+        fleet.player_pool.scale(Request(Kind.ENVIRONMENT, 42))
         await asyncio.sleep(0)
         async with asyncio.timeout(20):
             await asyncio.to_thread(lambda: None)
-        assert len(fleet.creating[Kind.ENVIRONMENT]) == 40
+        assert len(fleet.player_pool.creating) == 40
         gate.set()
         await fleet.stop()
 
@@ -317,17 +316,17 @@ def test_members_of_a_node_that_will_be_taken_away_work_until_others_can(tmp_pat
     async def steps(fleet: Fleet) -> None:
         call = serving(fleet.workers.current("rollout-1"), 5.0)
         await asyncio.sleep(0)
-        fleet.resizing.notice({"rollout-0": 60.0, "rollout-1": 60.0, "env-0": math.inf})
+        fleet.notice({"rollout-0": 60.0, "rollout-1": 60.0, "env-0": math.inf})
         assert list(fleet.workers.healthy()) == ["rollout-0", "rollout-1"], "nobody else can do their work"
         assert list(fleet.players.healthy()) == ["env-1"], "another can"
         while "rollout-2" not in fleet.workers.healthy():
             await asyncio.sleep(0.1)
-        fleet.resizing.notice({})
+        fleet.notice({})
         assert states(fleet)["rollout-0"] == states(fleet)["rollout-1"] == "draining"
         await complete(fleet)
         assert call.result() == "done"
         assert sorted(fleet.workers.healthy()) == ["rollout-2", "rollout-3"]
-        assert sorted(fleet.players.healthy()) == ["env-1", "env-2"] and not fleet.restarts
+        assert sorted(fleet.players.healthy()) == ["env-1", "env-2"] and not fleet.restarts.counts
 
     told = run(world(tmp_path), steps)
     assert sum(name == "preempted" for _, name, _ in told) == 3
@@ -339,10 +338,10 @@ def test_calls_that_do_not_end_before_their_node_does_are_cut_off_in_time(tmp_pa
     async def steps(fleet: Fleet) -> None:
         calls = [serving(fleet.workers.current(name), 1e6) for name in ("rollout-0", "rollout-1")]
         await asyncio.sleep(0)
-        fleet.resizing.notice({"rollout-0": 20.0, "rollout-1": 20.0})
+        fleet.notice({"rollout-0": 20.0, "rollout-1": 20.0})
         await asyncio.sleep(20.0 - RESERVE_S + 1)
         assert list(fleet.workers.healthy()) == ["rollout-0", "rollout-1"]
-        fleet.resizing.notice({})
+        fleet.notice({})
         await asyncio.sleep(RESERVE_S - 2)
         assert all(isinstance(call.exception(), CutOff) for call in calls)
 

@@ -50,12 +50,12 @@ def changing(world: World, changes: list[tuple[int, Kind, int, bool]]) -> Callab
     """Prepares a run in which the changes are asked for, each before its call."""
 
     def prepare(coordinator: Coordinator) -> None:
-        resizing = coordinator.fleet.resizing
+        pools = coordinator.fleet.pools
 
         def on_call(_: str, number: int) -> None:
             for at, kind, count, at_once in changes:
                 if at == number:
-                    resizing.scale(Request(kind, count, at_once))
+                    pools[kind].scale(Request(kind, count, at_once))
 
         world.on_call = on_call
 
@@ -79,7 +79,7 @@ def test_a_change_at_any_moment_costs_no_ticket_and_counts_as_no_attempt(
     world = World(configured(tmp_path_factory.mktemp("run"), *words), faults, paced(seed), **MIXED)
     outcome, _ = made(world, changes)
     assert outcome.ledger.counts()["trained"] == 12
-    assert deaths or not outcome.fleet.restarts
+    assert deaths or not outcome.fleet.restarts.counts
 
 
 @QUICK
@@ -114,7 +114,7 @@ def test_a_run_that_is_scaled_and_stopped_or_killed_is_completed_when_resumed(
     outcome = drive(world, archive, resume=True)
     check(outcome, world, archive)
     assert outcome.coordinator.admission.clock == 4
-    assert outcome.fleet.resizing.wanted == {Kind.ROLLOUT: 2, Kind.ENVIRONMENT: 2}, "as the recipe says"
+    assert outcome.fleet.wanted() == {Kind.ROLLOUT: 2, Kind.ENVIRONMENT: 2}, "as the recipe says"
 
 
 @QUICK
@@ -136,7 +136,7 @@ def test_nodes_that_are_taken_away_cost_no_ticket_if_they_are_told_of(
     world.on_call = on_call
     outcome = drive(world, archive, scaled=True)
     check(outcome, world, archive)
-    assert outcome.ledger.counts()["trained"] == 12 and not outcome.fleet.restarts
+    assert outcome.ledger.counts()["trained"] == 12 and not outcome.fleet.restarts.counts
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
@@ -162,7 +162,7 @@ def test_learner_ranks_move_with_a_checkpoint_before_their_node_is_taken_away(
     assert order[:moved].count("learner.train") == 2 and "learner.save" in order[:moved], "at the end of step 2"
     (found,) = [f for (_, name), f in zip(archive.events, archive.facts, strict=True) if name == "recovered"]
     assert found["same"] and found["steps"] == 0 and found["cause"] == "its node will be taken away"
-    assert ("learner", "preempted") in archive.events and not outcome.fleet.restarts, "and that is no restart"
+    assert ("learner", "preempted") in archive.events and not outcome.fleet.restarts.counts, "and that is no restart"
 
 
 def test_a_learner_that_goes_on_with_fewer_ranks_moves_with_these(
@@ -208,7 +208,7 @@ def test_a_learner_that_has_no_other_room_stays_with_one_checkpoint_until_its_no
     check(outcome, world, archive)
     assert world.calls["learner.save"] == 2, "after the notice, and at the end"
     (found,) = [f for (_, name), f in zip(archive.events, archive.facts, strict=True) if name == "recovered"]
-    assert found["steps"] == 2 and outcome.fleet.restarts == {"learner": 1}
+    assert found["steps"] == 2 and outcome.fleet.restarts.counts == {"learner": 1}
 
 
 def test_a_request_is_checked_answered_and_granted(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_an_answer_that_does_not_arrive_leaves_the_other_requests_of_its_batch_a
         "environment actors: 2 -> 3",
         "environment actors: 3 -> 1",
     ]
-    assert outcome.fleet.resizing.wanted == {Kind.ROLLOUT: 3, Kind.ENVIRONMENT: 1}
+    assert outcome.fleet.wanted() == {Kind.ROLLOUT: 3, Kind.ENVIRONMENT: 1}
 
 
 @pytest.mark.parametrize("question", ["lacking", "leaving"])
@@ -312,7 +312,7 @@ def test_auto_adds_workers_while_the_learner_waits_says_why_and_a_resumed_run_go
     queued(world, 12.0)
     outcome = drive(world, archive, world.prepare)
     check(outcome, world, archive)
-    wanted = outcome.fleet.resizing.wanted[Kind.ROLLOUT]
+    wanted = outcome.fleet.worker_pool.wanted
     assert archive.figures[1]["wanted/rollout"] == 1 and wanted == 4
     scalings = [facts for (_, name), facts in zip(archive.events, archive.facts, strict=True) if name == "scale"]
     assert [(facts["before"], facts["after"]) for facts in scalings] == [(1, 2), (2, 3), (3, 4)]
@@ -321,7 +321,7 @@ def test_auto_adds_workers_while_the_learner_waits_says_why_and_a_resumed_run_go
     world.config = configured(tmp_path, *words, "loop.steps=44")
     resumed = drive(world, archive, world.prepare, resume=True, scaled=True)
     check(resumed, world, archive)
-    assert resumed.fleet.resizing.wanted[Kind.ROLLOUT] == 4
+    assert resumed.fleet.worker_pool.wanted == 4
     assert any("as at the checkpoint" in line for line in resumed.said)
 
 

@@ -85,7 +85,7 @@ class Fleet:
             raise RuntimeError(f"filter died too often; last cause: {cause}")
         self.filter = self.spares.pop(0)
 
-    def condemn(self, name: str, actor: Service, cause: str) -> None:
+    def mark_dead(self, name: str, actor: Service, cause: str) -> None:
         actor.failure = Died(cause)
 
 

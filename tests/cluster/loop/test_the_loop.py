@@ -89,7 +89,7 @@ def test_groups_of_which_a_dead_worker_lost_a_part_are_played_again(tmp_path: Pa
     world.on_call = kill
     outcome = drive(world, archive, coordinators.append)
     check(outcome, world, archive)
-    assert outcome.ledger.counts()["trained"] == 12 and outcome.fleet.restarts["rollout-0"] == 1
+    assert outcome.ledger.counts()["trained"] == 12 and outcome.fleet.restarts.counts["rollout-0"] == 1
     groups = archive.rows.values()
     assert not any(t.failure for group in groups for t in group.trajectories), "those that ended early are no sample"
 
@@ -103,7 +103,7 @@ def test_a_death_at_every_call_of_every_party_costs_nothing_but_time(tmp_path: P
         world = World(configured(tmp_path / str(call)), (Fault(kind, call, "die", after),), rewards=lambda t, i: i % 2)
         outcome, _ = made(world)
         assert outcome.ledger.counts()["trained"] == 12, f"{kind} call {call}"
-        assert sum(outcome.fleet.restarts.values()) == 1
+        assert sum(outcome.fleet.restarts.counts.values()) == 1
 
 
 @QUICK
@@ -379,7 +379,7 @@ def test_a_party_that_hangs_in_a_call_is_replaced_and_costs_nothing_but_time(
     outcome, archive = made(world)
     assert outcome.ledger.counts()["trained"] == 24
     actor = {"player": "env-", "worker": "rollout-", "filter": "filter", "scorer": "scorer"}[kind.partition(".")[0]]
-    ((name, causes),) = [(name, archive.causes(name)) for name in outcome.fleet.restarts]
+    ((name, causes),) = [(name, archive.causes(name)) for name in outcome.fleet.restarts.counts]
     assert name.startswith(actor) and "cluster.hung_after_s" in causes["restart"]
     late = "did not answer" if what == "hang" else "finished no"
     assert late in causes["restart"] and late in causes["late"], "the watchdog names it before it is ended"
@@ -391,7 +391,7 @@ def test_a_worker_that_is_late_with_weights_or_fails_their_checks_is_replaced(tm
         fault = Fault("worker.update", 4, what)
         world = World(configured(tmp_path / what, *words), (fault,), rewards=lambda t, i: i % 2)
         outcome, archive = made(world)
-        assert outcome.ledger.counts()["trained"] == 24 and outcome.fleet.restarts == {"rollout-1": 1}
+        assert outcome.ledger.counts()["trained"] == 24 and outcome.fleet.restarts.counts == {"rollout-1": 1}
         assert archive.causes("rollout-1")["restart"] == f"version 1 was not loaded: {cause}"
 
 
@@ -429,7 +429,7 @@ def test_an_actor_that_raises_costs_its_tickets_attempts_and_the_ticket_says_why
     world = World(configured(tmp_path, "scorer.probe.every=0"), faults, rewards=lambda t, i: i % 2)
     outcome, _ = made(world)
     assert outcome.ledger.reasons("failed") == {"actor_error": 3}
-    assert outcome.fleet.restarts == {}
+    assert outcome.fleet.restarts.counts == {}
 
 
 @pytest.mark.parametrize("what", ["die", "hang", "fail", "refuse"])
@@ -467,7 +467,7 @@ def test_a_scorer_that_dies_while_it_is_idle_is_replaced_at_once_with_its_state(
     outcome = drive(world, archive := FakeArchive(), coordinators.append)
     check(outcome, world, archive)
     assert at["scorer.restore 1"] - at["learner.train 2"] < 1 and "scorer.restore 2" not in at
-    assert at["scorer.restore 1"] < at["scorer.score 2"] and outcome.fleet.restarts == {"scorer": 1}
+    assert at["scorer.restore 1"] < at["scorer.score 2"] and outcome.fleet.restarts.counts == {"scorer": 1}
     assert outcome.coordinator.scoring.pace.outcomes == {"done": 2}
 
 
@@ -480,7 +480,7 @@ def test_a_scorer_that_does_not_take_the_state_is_replaced_until_restarts_are_us
     pace = {"learner.train": 100.0}
     slow = World(configured(tmp_path, *words), faults, lambda kind: pace.get(kind, 1.0), rewards=lambda t, i: i % 2)
     outcome, archive = made(slow)
-    assert outcome.fleet.scorer is None and outcome.fleet.restarts == {"scorer": 2}
+    assert outcome.fleet.scorer is None and outcome.fleet.restarts.counts == {"scorer": 2}
     assert outcome.ledger.counts()["trained"] == 24 and len(archive.scored) == 1
 
 
@@ -493,7 +493,7 @@ def test_a_scorer_that_does_not_take_its_state_at_a_resume_is_replaced(tmp_path:
     world.faults = (Fault("scorer.restore", 1, what),)
     outcome = drive(world, archive, resume=True)
     check(outcome, world, archive)
-    assert outcome.ledger.counts()["trained"] == 18 and outcome.fleet.restarts == {"scorer": 1}
+    assert outcome.ledger.counts()["trained"] == 18 and outcome.fleet.restarts.counts == {"scorer": 1}
     assert world.calls["scorer.restore"] == 2, "the successor took it"
 
 

@@ -63,7 +63,7 @@ def test_a_loss_at_every_call_costs_nothing_but_time_where_the_weights_can_be_ma
     for call in range(1, whole.calls[kind] + 1):
         world = World(configured(tmp_path / str(call), *words), (Fault(kind, call, what, after),), **MIXED)
         outcome, archive = made(world)
-        assert outcome.fleet.restarts == {"learner": 1}, f"call {call}"
+        assert outcome.fleet.restarts.counts == {"learner": 1}, f"call {call}"
         assert [found["same"] for found in recoveries(archive)] == [True]
         assert outcome.fleet.learner.weights == reference.fleet.learner.weights
         assert world.versions == whole.versions, "and the workers are told the same versions"
@@ -140,7 +140,7 @@ def test_a_cluster_that_does_not_say_what_is_free_is_asked_again_until_the_bound
     world.on_call = lambda kind, _: times.append(asyncio.get_running_loop().time())
     if answers:
         outcome, _ = made(world)
-        assert outcome.fleet.restarts == {"learner": 1} and len(asked) == 3
+        assert outcome.fleet.restarts.counts == {"learner": 1} and len(asked) == 3
     else:
         with pytest.raises(RuntimeError, match=r"the cluster does not say whether it has room for one rank"):
             drive(world, FakeArchive())
@@ -166,7 +166,7 @@ def test_a_second_loss_during_the_recovery_begins_it_again(tmp_path: Path, secon
     faults = (Fault("learner.train", 4, "die") if second.call == 5 else Fault("learner.train", 3), second)
     outcome, archive = made(World(configured(tmp_path), faults, drifts=drifts, **MIXED))
     assert outcome.ledger.counts()["trained"] == 12 and len(recoveries(archive)) in (1, 2)
-    assert outcome.fleet.restarts == {"learner": 2}
+    assert outcome.fleet.restarts.counts == {"learner": 2}
 
 
 @pytest.mark.parametrize("drifts", [False, True])
@@ -178,7 +178,7 @@ def test_a_rank_0_that_dies_while_workers_load_its_weights_takes_no_worker_with_
     for number in range(1, updates.calls["worker.update"] + 1):
         world = World(configured(tmp_path / str(number)), drifts=drifts, pace=paced(number), **MIXED)
         outcome, _ = made(world, lambda coordinator, w=world, n=number: kill_at(w, coordinator, "worker.update", n))
-        assert set(outcome.fleet.restarts) == {"learner"} and outcome.ledger.counts()["trained"] == 12
+        assert set(outcome.fleet.restarts.counts) == {"learner"} and outcome.ledger.counts()["trained"] == 12
 
 
 def kill_at(world: World, coordinator: Coordinator, kind: str, number: int) -> None:
@@ -204,7 +204,7 @@ def test_rows_that_are_lost_with_a_host_are_played_again(tmp_path: Path, stalene
 
     world.on_call = lose
     outcome, _ = made(world)
-    assert outcome.ledger.counts()["trained"] == 12 and set(outcome.fleet.restarts) == {"learner"}
+    assert outcome.ledger.counts()["trained"] == 12 and set(outcome.fleet.restarts.counts) == {"learner"}
     assert outcome.coordinator.admission.version == 4 and not world.lost_rows
 
 
@@ -229,7 +229,9 @@ def test_rows_lost_with_a_host_at_any_moment_of_a_step_cost_no_step_and_no_rank(
 
         world.on_call = lose
         outcome, _ = made(world)
-        assert outcome.fleet.restarts == {} or call == "learner.train", "only ranks that fetch lost rows are lost"
+        assert outcome.fleet.restarts.counts == {} or call == "learner.train", (
+            "only ranks that fetch lost rows are lost"
+        )
         assert outcome.ledger.counts() == reference.ledger.counts(), f"{call} {number}"
 
 
@@ -254,7 +256,9 @@ def test_rows_and_a_rank_that_are_lost_together_after_a_step_was_trained_on_cost
             world.on_call = lose
 
         outcome, archive = made(world, prepare)
-        assert set(outcome.fleet.restarts) == {"learner"} and sum(outcome.fleet.restarts.values()) == 1, number
+        assert set(outcome.fleet.restarts.counts) == {"learner"} and sum(outcome.fleet.restarts.counts.values()) == 1, (
+            number
+        )
         assert recoveries(archive)[0]["same"] and outcome.fleet.learner.weights == reference.fleet.learner.weights
         assert outcome.ledger.counts() == reference.ledger.counts(), f"{call} {number}"
 
@@ -287,7 +291,7 @@ def test_a_rank_that_dies_while_groups_are_played_is_replaced_at_once_and_playin
     outcome, _ = made(world, prepare)
     again = order.index("learner.start")
     assert "filter.close" in order[again:] and order[:again].count("filter.close") == 1, "before step 2 was decided"
-    assert world.calls["player.play"] == 12 and outcome.fleet.restarts == {"learner": 1}
+    assert world.calls["player.play"] == 12 and outcome.fleet.restarts.counts == {"learner": 1}
 
 
 def test_a_hung_rank_is_noticed_long_before_the_bound_of_its_call(tmp_path: Path) -> None:
@@ -297,7 +301,7 @@ def test_a_hung_rank_is_noticed_long_before_the_bound_of_its_call(tmp_path: Path
     outcome, archive = made(world)
     assert 60 <= times["learner.start 2"] - times["learner.train 1"] < 75
     assert "learner rank 0, learner rank 1 did not answer" in recoveries(archive)[0]["cause"]
-    assert outcome.fleet.restarts == {"learner": 1}
+    assert outcome.fleet.restarts.counts == {"learner": 1}
 
 
 def test_a_rank_that_froze_between_two_calls_is_noticed_before_a_checkpoint_is_written(tmp_path: Path) -> None:
@@ -317,7 +321,7 @@ def test_a_rank_that_froze_between_two_calls_is_noticed_before_a_checkpoint_is_w
     outcome, archive = made(world, prepare)
     assert 60 <= times["learner.start 2"] - max(at for call, at in times.items() if call.startswith("filter")) < 80
     assert "save: learner rank 0, learner rank 1 did not answer" in recoveries(archive)[0]["cause"]
-    assert outcome.fleet.restarts == {"learner": 1} and world.calls["learner.save"] == 1
+    assert outcome.fleet.restarts.counts == {"learner": 1} and world.calls["learner.save"] == 1
 
 
 @pytest.mark.parametrize(("mark_s", "seconds"), [(1e9, 500.0), (25.0, 590.0), (59.0, 590.0)])
@@ -327,7 +331,7 @@ def test_a_slow_step_is_no_hung_one(tmp_path: Path, mark_s: float, seconds: floa
     pace = {"learner.train": seconds}
     world = World(configured(tmp_path, *words), pace=lambda kind: pace.get(kind, 1.0), mark_s=mark_s, **MIXED)
     outcome, _ = made(world)
-    assert outcome.fleet.restarts == {}
+    assert outcome.fleet.restarts.counts == {}
 
 
 def test_a_learner_that_dies_again_and_again_ends_the_run_by_name_and_a_resume_goes_on(tmp_path: Path) -> None:
@@ -348,14 +352,14 @@ def test_deaths_that_lie_far_apart_do_not_add_up(tmp_path: Path) -> None:
     pace = {"learner.train": 590.0}
     world = World(configured(tmp_path, *words), faults, lambda kind: pace.get(kind, 1.0), **MIXED)
     outcome, _ = made(world)
-    assert outcome.fleet.restarts == {"learner": 4}
+    assert outcome.fleet.restarts.counts == {"learner": 4}
 
 
 def test_an_error_that_a_new_group_raises_too_ends_the_run_after_one_recovery(tmp_path: Path) -> None:
     words = ("loop.checkpoint_every=1",)
     once = World(configured(tmp_path / "once", *words), (Fault("learner.save", 2, "fail"),), **MIXED)
     outcome, _ = made(once)
-    assert outcome.fleet.restarts == {"learner": 1}
+    assert outcome.fleet.restarts.counts == {"learner": 1}
     twice = (Fault("learner.save", 2, "fail"), Fault("learner.save", 3, "fail"))
     world = World(configured(tmp_path / "twice", *words), twice, **MIXED)
     with pytest.raises(RuntimeError, match=r"^learner\.save failed$"):

@@ -1,0 +1,112 @@
+"""Joining: how a member that is ready becomes healthy, so that it may get work.
+
+    who joins            waits for                                         unblocked by          on time-out
+    environment actor    knows every rollout worker, late ones included    its own answers       another is tried
+    rollout worker       every environment actor knows it                  their answers         another is tried
+    rollout worker       it has the current weights and has proved them    its parity probe      another is tried
+    the same, while a    the weights are there again                       `Published.there`     no bound: the recovery
+    learner is lost                                                                              has its own
+
+A worker loads the current version beside the run. If a newer version is published meanwhile, the next update brings it
+the one after that, together with all others, so that no update ever waits for a worker that joins; it loads at once if
+nobody else is healthy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from squelch.actors.messages import WeightBundle
+from squelch.cluster.config import RunConfig
+from squelch.cluster.control.actor_errors import Died
+from squelch.cluster.control.membership import Member, Membership
+from squelch.cluster.control.membership import MemberState as State
+from squelch.cluster.control.protocols import Player, Worker
+from squelch.cluster.fleet.waiting import outcomes, within
+
+
+class Published:
+    """The newest published version of the weights."""
+
+    def __init__(self) -> None:
+        self.bundle: WeightBundle | None = None
+        """The version; None before the first."""
+        self.there = asyncio.Event()
+        """Set while there is a learner that has this version: the weights end with the learner that published them."""
+        self.there.set()
+
+
+class Joining:
+    """Makes the members of a fleet healthy."""
+
+    def __init__(
+        self, config: RunConfig, workers: Membership[Worker], players: Membership[Player], published: Published
+    ) -> None:
+        self._workers, self._players, self._published = workers, players, published
+        self._start_s, self._update_s = config.cluster.start_timeout_s, config.rollout.update_timeout_s
+        self._introducing = asyncio.Lock()
+        self.apart: set[Member[Worker]] = set()
+        """Workers that are being introduced, or load weights beside the run; an update leaves them alone."""
+        self.held: dict[str, float] = {}
+        """Seconds for which the update that made a worker healthy waited for it alone, by name."""
+
+    async def player(self, member: Member[Player]) -> float:
+        """Makes an environment actor healthy once it knows every rollout worker; returns the seconds for which the run
+        waited for it, which are none. RuntimeError or TimeoutError if it does not answer."""
+        known: dict[str, Worker] | None = None
+        while known != (present := {worker.name: worker.actor for worker in self._workers.present()}):
+            await within({member.name: member.actor.set_workers(present)}, self._start_s, "restart")
+            known = present
+        self._players.move(member, State.HEALTHY)
+        return 0.0
+
+    async def worker(self, member: Member[Worker]) -> float:
+        """Makes a rollout worker healthy, or returns once it has ended or drains; the seconds for which the run waited
+        for it. RuntimeError or TimeoutError if it does not answer or refuses the weights."""
+        with self._apart(member):
+            self._workers.move(member, State.STALE)
+            async with self._introducing:  # environment actors must hear of the newest workers last
+                await self.introduce(self._players.members(State.HEALTHY), self._workers.present())
+            await self._load(member)
+        while member.state is State.STALE:  # a newer version came meanwhile; the next update brings the one after it
+            if self._workers.members(State.HEALTHY, State.SUSPECT):
+                await self._workers.change()
+            else:
+                with self._apart(member):
+                    await self._load(member)
+        return self.held.pop(member.name, 0.0)
+
+    async def introduce(self, players: Sequence[Member[Player]], workers: Sequence[Member[Worker]]) -> None:
+        """Sends the rollout workers' handles to environment actors; a dead actor is noticed at its next call."""
+        known = {member.name: member.actor for member in workers}
+        calls = {player.name: player.actor.set_workers(known) for player in players}
+        for name, outcome in (await outcomes(calls, self._start_s)).items():
+            if isinstance(outcome, BaseException) and not isinstance(outcome, Died):
+                raise RuntimeError(f"set_workers: {name} failed: {outcome}") from outcome
+
+    @contextmanager
+    def _apart(self, member: Member[Worker]) -> Iterator[None]:
+        self.apart.add(member)
+        try:
+            yield
+        finally:
+            self.apart.discard(member)
+
+    async def _load(self, member: Member[Worker]) -> None:
+        """Loads the current version beside the run. The worker is healthy if that is still the current one then. A
+        version that is lost with its learner is loaded once the learner is back."""
+        published = self._published
+        while True:
+            await published.there.wait()
+            bundle = published.bundle
+            try:
+                if bundle is not None:
+                    await within({member.name: member.actor.update_weights(bundle)}, self._update_s, "late join")
+                break
+            except (RuntimeError, TimeoutError):
+                if published.there.is_set() and bundle is published.bundle:
+                    raise  # else the learner was made again meanwhile, and its weights have another owner
+        if bundle is published.bundle and member.state is State.STALE:
+            self._workers.move(member, State.HEALTHY)
