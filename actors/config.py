@@ -237,6 +237,13 @@ class FilterConfig(Settings):
             )
         return self
 
+    def describe(self) -> str:
+        """The rule and its settings as text, which is archived with every decision."""
+        names = ("statistic", "keep", "include_zero", *RULES[self.rule].settings)
+        parts = [f"{name}={_text(vars(self)[name])}" for name in names]
+        window = f"sliding/{self.window_size}" if self.window == "sliding" else "whole"
+        return " ".join([self.rule, *parts, f"window={window}", f"compat={self.compat}"])
+
     @property
     def num_replays(self) -> int:
         """Replays of each trajectory; 0 for none."""
@@ -263,6 +270,12 @@ class FilterConfig(Settings):
         if not 0 <= low <= high <= 1:
             raise ValueError(f"band is {low:g}..{high:g}; it needs two quantiles with 0 <= lower <= upper <= 1")
         return self
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "..".join(_text(item) for item in value)
+    return str(value).lower() if isinstance(value, bool | str) else f"{value:g}"
 
 
 PROBE_TASKS, PROBE_SAMPLES = 32, 4

@@ -2,7 +2,7 @@
 
 To add a rule, write a function of the ranked groups and add an entry to `RULES`: settings, `squelch filter` and
 docs/guide/filter.md take its name from this table. This module does not import numpy, because settings check rule names
-against the table and the command line must start fast; `actors.filter.selection.Ranked` has the shared array
+against the table and the command line must start fast; `actors.filter.ranked_scores` has the shared array
 operations.
 """
 
@@ -11,18 +11,32 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from squelch.actors.filter.scores import ZERO
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from squelch.actors.config import FilterConfig
-    from squelch.actors.filter.selection import Ranked
+    from squelch.actors.filter.ranked_scores import RankedScores
 
 Picked = tuple["np.ndarray", float | None]
 """Mask over the ranked scores, (m,) bool, and the rule's threshold, in the rule's own unit."""
+
+
+class RuleSettings(Protocol):
+    """The settings that rules read; `actors.config.FilterConfig` has them, and takes the rules' names from here."""
+
+    @property
+    def rho(self) -> float: ...
+    @property
+    def band(self) -> tuple[float, float]: ...
+    @property
+    def keep(self) -> Literal["largest", "smallest"]: ...
+    @property
+    def epsilon(self) -> float: ...
+    @property
+    def compat(self) -> Literal["paper", "ragen"]: ...
 
 
 @dataclass(frozen=True)
@@ -30,7 +44,7 @@ class Rule:
     """A rule that selects among ranked groups."""
 
     name: str
-    pick: Callable[[Ranked, FilterConfig], Picked]
+    pick: Callable[[RankedScores, RuleSettings], Picked]
     settings: tuple[str, ...]
     """The filter settings that this rule reads in addition to `statistic`, `keep` and `include_zero`."""
     keeps: str
@@ -43,11 +57,11 @@ class Rule:
     """Why scores must not be negative, a verb phrase; empty if they may be."""
 
 
-def _none(ranked: Ranked, config: FilterConfig) -> Picked:
+def _none(ranked: RankedScores, config: RuleSettings) -> Picked:
     return ranked.first(len(ranked)), None
 
 
-def _top_p(ranked: Ranked, config: FilterConfig) -> Picked:
+def _top_p(ranked: RankedScores, config: RuleSettings) -> Picked:
     """Section 3.3: the shortest prefix whose mass reaches rho * sum - epsilon. A threshold <= 0 selects nothing, so a
     window with little signal is rejected. rho = 1 keeps all eligible groups."""
     if config.rho >= 1:
@@ -59,7 +73,7 @@ def _top_p(ranked: Ranked, config: FilterConfig) -> Picked:
     return ranked.reaching(threshold, exact=is_ragen), threshold
 
 
-def _top_p_softmax(ranked: Ranked, config: FilterConfig) -> Picked:
+def _top_p_softmax(ranked: RankedScores, config: RuleSettings) -> Picked:
     """The other form in the authors' code: the mass is softmax(scores), or softmax(-scores) for `keep: smallest`."""
     if config.rho >= 1:
         return ranked.first(len(ranked)), 1.0
@@ -67,7 +81,7 @@ def _top_p_softmax(ranked: Ranked, config: FilterConfig) -> Picked:
     return weighted.reaching(config.rho), config.rho
 
 
-def _top_k(ranked: Ranked, config: FilterConfig) -> Picked:
+def _top_k(ranked: RankedScores, config: RuleSettings) -> Picked:
     """Appendix G.1: the best floor(rho N) groups; N includes zero-variance and refused groups. `ragen`: int(rho N), at
     least 1."""
     share = config.rho * ranked.num_groups
@@ -75,7 +89,7 @@ def _top_k(ranked: Ranked, config: FilterConfig) -> Picked:
     return ranked.first(count), float(count)
 
 
-def _min_p(ranked: Ranked, config: FilterConfig) -> Picked:
+def _min_p(ranked: RankedScores, config: RuleSettings) -> Picked:
     """Appendix G.1: score >= rho * max; with `keep: smallest`, score <= min / rho."""
     slack = ZERO if config.compat == "ragen" else 0.0
     if config.keep == "largest":
@@ -85,7 +99,7 @@ def _min_p(ranked: Ranked, config: FilterConfig) -> Picked:
     return ranked.scores <= threshold + slack, threshold
 
 
-def _band(ranked: Ranked, config: FilterConfig) -> Picked:
+def _band(ranked: RankedScores, config: RuleSettings) -> Picked:
     """Scores between two quantiles of the eligible scores, including both ends. With `keep: smallest`, quantiles count
     from the top, so that band (0, 0.5) is the upper half."""
     low, high = config.band
@@ -138,17 +152,3 @@ RULES: Mapping[str, Rule] = {
         ),
     )
 }
-
-
-def describe(config: FilterConfig) -> str:
-    """The rule and its settings as text, which is archived with every decision."""
-    names = ("statistic", "keep", "include_zero", *RULES[config.rule].settings)
-    parts = [f"{name}={_text(vars(config)[name])}" for name in names]
-    window = f"sliding/{config.window_size}" if config.window == "sliding" else "whole"
-    return " ".join([config.rule, *parts, f"window={window}", f"compat={config.compat}"])
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, tuple):
-        return "..".join(_text(item) for item in value)
-    return str(value).lower() if isinstance(value, bool | str) else f"{value:g}"

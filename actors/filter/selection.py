@@ -10,70 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
 from squelch.actors.config import FilterConfig
 from squelch.actors.filter.metrics import count_zero, kept_fraction, kept_mass
+from squelch.actors.filter.ranked_scores import ROUNDING, RankedScores
 from squelch.actors.filter.rules import RULES
 from squelch.actors.filter.scores import STATISTICS, ZERO
 
-ROUNDING = 1e-12
-"""Tolerance for rounding, as a share of the window's sum, when a cumulative sum is compared with its threshold."""
-
 Code = Literal["selected", "floor", "zero", "no_signal", "below_threshold", "refused", "passthrough"]
 """Short causes for metric labels; the reason's text is for people and the archive."""
-
-
-@dataclass(frozen=True)
-class Ranked:
-    """A rule's input. `scores`: (m,) scores of the eligible groups, best first; `num_groups`: N of the window."""
-
-    scores: np.ndarray
-    num_groups: int
-
-    def __len__(self) -> int:
-        return len(self.scores)
-
-    @property
-    def best(self) -> float:
-        """The best score: the largest, or with `keep: smallest` the smallest."""
-        return float(self.scores[0])
-
-    @cached_property
-    def cumulative(self) -> np.ndarray:
-        """(m,) sums of the scores from the best down."""
-        return np.cumsum(self.scores)
-
-    @property
-    def mass(self) -> float:
-        """Sum of the scores."""
-        return float(self.cumulative[-1])
-
-    def first(self, count: int) -> np.ndarray:
-        """Mask of the `count` best groups, (m,) bool."""
-        return np.arange(len(self.scores)) < count
-
-    def reaching(self, mass: float, exact: bool = False) -> np.ndarray:
-        """Mask of the shortest prefix whose scores sum to at least `mass`; `exact`: without tolerance for rounding."""
-        slack = 0.0 if exact else ROUNDING * self.mass
-        return self.first(int(np.searchsorted(self.cumulative, mass - slack)) + 1)
-
-    def softmax(self, sign: Literal[1, -1]) -> Ranked:
-        """The same groups with softmax(sign * scores) as their scores."""
-        logits = sign * self.scores
-        weights = np.exp(logits - logits.max())
-        return Ranked(weights / weights.sum(), self.num_groups)
-
-    def quantiles(self, low: float, high: float) -> tuple[float, float]:
-        """The `low` and `high` quantile of the scores, linear between two of them. A position that is a score's but for
-        rounding is that score's, so that a group at an end of a band is in it."""
-        ordered = np.sort(self.scores)
-        places = np.round((len(ordered) - 1) * np.array([low, high]), 9)
-        bottom, top = np.interp(places, np.arange(len(ordered)), ordered)
-        return float(bottom), float(top)
 
 
 @dataclass(frozen=True)
@@ -105,7 +53,7 @@ def pick(scores: np.ndarray, order: np.ndarray, config: FilterConfig) -> Mask:
     if rejects_all or not len(positions):
         return Mask(kept, None, None, all_zero)
     ranking = positions[best_first(scores[positions], order[positions], config)]
-    chosen, threshold = rule.pick(Ranked(scores[ranking], len(scores)), config)
+    chosen, threshold = rule.pick(RankedScores(scores[ranking], len(scores)), config)
     kept[ranking[chosen]] = True
     passed, cut = scores[kept], None
     if len(passed):

@@ -28,7 +28,7 @@ from squelch.actors.filter.decisions import Action, Decision, StepDecision, Verd
 from squelch.actors.filter.floors import Ranked, added_by_floors, may_add
 from squelch.actors.filter.measure import GroupStatistics, measure
 from squelch.actors.filter.metrics import count_zero, step_figures
-from squelch.actors.filter.rules import RULES, describe
+from squelch.actors.filter.rules import RULES
 from squelch.actors.filter.selection import Code, best_first, explain, pick, without_rounding
 from squelch.actors.filter.tickets import RecentGroups, ticket_key, ticket_order
 
@@ -277,7 +277,7 @@ class FilterWindow:
         return StepDecision(
             step, **lists, kept_mass=_finite(figures["kept_mass"]), kept_fraction=figures["kept_fraction"],
             num_zero=count_zero(entry.score for entry in ordered), threshold=threshold, wanted=wanted, action=action,
-            filtered=filtered and RULES[self.config.rule].filters, rule=self.config.rule, filter=describe(self.config),
+            filtered=filtered and RULES[self.config.rule].filters, rule=self.config.rule, filter=self.config.describe(),
             metrics=figures,
         )  # fmt: skip
 

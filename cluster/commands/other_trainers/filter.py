@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from squelch.actors.config import FilterConfig
-from squelch.actors.filter.rules import RULES, describe
+from squelch.actors.filter.rules import RULES
 from squelch.actors.filter.scores import STATISTICS
 from squelch.actors.lookup import look_up
 from squelch.cluster.commands.arguments import add_compat, add_file
@@ -346,7 +346,7 @@ def filter_report(path: Path, windows: Sequence[Window], config: FilterConfig) -
         "num_zero": sum(found[0].num_zero for found in chosen),
         "rejected": [_rejected(row) for row in rows if row["decision"] != "kept"],
         "num_groups": len(rows),
-        "filter": describe(config),
+        "filter": config.describe(),
         "compat": config.compat,
         "threshold": chosen[0][0].threshold if len(chosen) == 1 else None,
         **_coverage([group for window in windows for group in window.groups], rows),

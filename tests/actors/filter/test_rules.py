@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from squelch.actors.config import FilterConfig
 from squelch.actors.filter.measure import GroupStatistics, measure, score
-from squelch.actors.filter.rules import RULES, describe
+from squelch.actors.filter.rules import RULES
 from squelch.actors.filter.scores import STATISTICS
 from squelch.actors.filter.selection import select
 
@@ -148,7 +148,7 @@ def test_an_unknown_statistic_or_rule_names_the_nearest() -> None:
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_a_rule_reads_settings_of_the_filter_and_says_them(name: str) -> None:
     assert set(RULES[name].settings) <= set(FilterConfig.model_fields)
-    said = {part.split("=")[0] for part in describe(config(name)).split()}
+    said = {part.split("=")[0] for part in config(name).describe().split()}
     assert said >= {name, *RULES[name].settings}
     assert not said & ({"rho", "epsilon", "band"} - {name, *RULES[name].settings})
 
@@ -295,7 +295,7 @@ def test_settings_outside_their_range_are_refused(bad: dict[str, object]) -> Non
 
 
 def test_the_description_holds_every_setting_that_decides() -> None:
-    assert describe(config()) == (
+    assert config().describe() == (
         "top_p statistic=reward_variance keep=largest include_zero=false rho=0.9 epsilon=0.01 window=whole compat=paper"
     )
 
