@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ray.exceptions import OutOfMemoryError, RayActorError
+from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError
 
 DEAD = (RayActorError, OutOfMemoryError)
 """Ray's memory monitor raises OutOfMemoryError, which does not subclass RayActorError."""
 KERNEL_COUNTS = Path("/proc/vmstat")
 _MEMORY = re.compile(r"was (\S+ used / \S+ limit)")
 _LOST_NODE = re.compile(r"the actor's node was terminated [a-z]+: (.*)")
+_PEER = re.compile(r"ipv4:([\d.]+):\d+")
+"""Whom a call of Ray's could not reach."""
+UNREACHED = "was lost or cannot be reached"
+"""What is said of a lost host, whether Ray's health check notices first or a call to one of its processes."""
 _ENDED_ALONE = "Worker exit type: SYSTEM_ERROR"
 """Ray's words for a process that ended without telling Ray: by a signal, or because it crashed."""
 
@@ -50,7 +54,9 @@ def cause_of_death(error: BaseException, kills: KernelKills = HOST) -> str:
         memory = f" ({used[1]})" if used else ""
         return f"out of memory: Ray's memory monitor ended its process{place}, because the node ran low{memory}"
     if lost := _LOST_NODE.search(text):
-        return f"the node of its process{place} was lost: {lost[1]}"
+        return f"the host of its process{place} {UNREACHED}: {lost[1]}"
+    if isinstance(error, ActorUnavailableError):
+        return f"the host of its process{place} {UNREACHED}: a call to it failed"
     if _ENDED_ALONE not in text:
         return text
     if new := kills.new():
@@ -62,7 +68,7 @@ def cause_of_death(error: BaseException, kills: KernelKills = HOST) -> str:
 
 
 def _place(text: str) -> str:
-    pid, address = (re.search(rf"\t{key}: (\S+)", text) for key in ("pid", "ip"))
+    pid, address = re.search(r"\tpid: (\S+)", text), re.search(r"\tip: (\S+)", text) or _PEER.search(text)
     words = [f"{pid[1]}"] if pid else []
     words += [f"on {address[1]}"] if address else []
     return f" {' '.join(words)}" if words else ""

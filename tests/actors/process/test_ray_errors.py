@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from ray.exceptions import OutOfMemoryError, RayActorError
+from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError
 
 from squelch.actors.process.ray_errors import KernelKills, cause_of_death
 
@@ -43,16 +43,33 @@ def test_a_killed_process_is_told_apart_from_one_that_the_kernel_killed_for_memo
     assert cause_of_death(RayActorError("ab", KILLED), kills) == by_signal, "an earlier kill is not blamed again"
 
 
-def test_a_lost_node_is_named_with_the_reason(tmp_path: Path) -> None:
-    text = (
-        "The actor died unexpectedly before finishing this task.\n\tpid: 24524\n\tip: 10.77.0.3\nThe actor died "
-        "because its node has died. Node Id: 88c98a\n\tthe actor's node was terminated unexpectedly: health check "
-        "failed due to missing too many heartbeats"
-    )
-    said = cause_of_death(RayActorError("ab", text), KernelKills(tmp_path))
-    assert said == (
-        "the node of its process 24524 on 10.77.0.3 was lost: health check failed due to missing too many heartbeats"
-    )
+HEALTH_CHECK = """The actor died unexpectedly before finishing this task.
+\tpid: 24524
+\tip: 10.77.0.3
+The actor died because its node has died. Node Id: 88c98a
+\tthe actor's node was terminated unexpectedly: health check failed due to missing too many heartbeats"""
+FAILED_CALL = """The actor is temporarily unavailable: RpcError: RPC Error message: failed to connect to all addresses; \
+last error: UNKNOWN: ipv4:10.77.0.3:40213: Failed to connect to remote host: No route to host; RPC Error details:  \
+rpc_code: 14"""
+HEARTBEATS = "health check failed due to missing too many heartbeats"
+
+
+@pytest.mark.parametrize(
+    ("error", "place", "reason"),
+    [
+        (
+            RayActorError("ab", HEALTH_CHECK),
+            "24524 on 10.77.0.3",
+            "health check failed due to missing too many heartbeats",
+        ),
+        (ActorUnavailableError(FAILED_CALL, None), "on 10.77.0.3", "a call to it failed"),
+    ],
+)
+def test_a_lost_host_is_named_in_one_way_whoever_notices_it_first(
+    error: Exception, place: str, reason: str, tmp_path: Path
+) -> None:
+    said = cause_of_death(error, KernelKills(tmp_path))
+    assert said == f"the host of its process {place} was lost or cannot be reached: {reason}"
 
 
 def test_other_deaths_keep_rays_words(tmp_path: Path) -> None:
