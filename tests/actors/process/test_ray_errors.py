@@ -49,8 +49,8 @@ HEALTH_CHECK = """The actor died unexpectedly before finishing this task.
 The actor died because its node has died. Node Id: 88c98a
 \tthe actor's node was terminated unexpectedly: health check failed due to missing too many heartbeats"""
 FAILED_CALL = """The actor is temporarily unavailable: RpcError: RPC Error message: failed to connect to all \
-addresses; last error: UNKNOWN: ipv4:10.77.0.3:40213: Failed to connect to remote host: No route to host; RPC Error details:  \
-rpc_code: 14"""
+addresses; last error: UNKNOWN: ipv4:10.77.0.3:40213: Failed to connect to remote host: No route to host; RPC Error \
+details:  rpc_code: 14"""
 HEARTBEATS = "health check failed due to missing too many heartbeats"
 
 
