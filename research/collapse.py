@@ -110,7 +110,7 @@ def markdown(found: Sequence[Row]) -> str:
         "# The collapse study",
         "",
         "`python -m research.collapse --write` generates this page and its pictures from",
-        "`research/results/collapse.csv`; do not edit it. [results.md](results.md) discusses the results.",
+        "`research/results/collapse.csv`; do not edit it. [findings.md](findings.md) discusses the results.",
         "",
     ]
     environments = dict.fromkeys(row["environment"] for row in found)

@@ -34,7 +34,7 @@ that fails here may hold for a model of billions of parameters, and the reverse.
   not, the fixed probe or the success before training differs, and a note counts those seeds; their differences also
   hold the difference of the warm-ups.
 - A claim about 60 or 180 steps also counts the longer runs of its arm, up to that step: for Sokoban five runs of 180
-  steps and three of 300 on each side, so eight pairs. [results.md](results.md) gives the five alone.
+  steps and three of 300 on each side, so eight pairs. [findings.md](findings.md) gives the five alone.
 - t-intervals of correlations may reach beyond -1 and 1.
 - Rank correlations over a few arms have few possible values. Their interval is never narrower than that of correlations
   of so many arms, and it holds 0 unless an exact test tells their mean from that of random orders.
@@ -44,7 +44,7 @@ that fails here may hold for a model of billions of parameters, and the reverse.
 - A claim is judged again whenever one of its runs is done, from 3 or 5 seeds on. A verdict over fewer runs than are
   planned may change; only the last one has the error of a single 95% interval.
 - All runs of one environment with the same options start from one warmed-up policy. The intervals cover other tasks and
-  samples, not other warm-ups ([results.md](results.md) has two that differ by 0.06 of success).
+  samples, not other warm-ups ([findings.md](findings.md) has two that differ by 0.06 of success).
 - Figure 9: the paper shows medians of success; the rows here are means over seeds. At each noise level the policy was
   warmed up under that noise, so the levels differ before training. At step 0, H(Z|X) of the fixed probe is 0.776 nats
   at 0.8 and 0.823 at 1 in the runs without a filter, on the same tasks and higher at 1 in all five seeds. The rank

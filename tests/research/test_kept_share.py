@@ -30,7 +30,7 @@ from tests.research.condensed import content_of
 
 BESIDE = ("sokoban",)
 """Environments of which some cells ran two at a time, so that their seconds do not compare."""
-PAGE = Path(__file__).parents[2] / "docs" / "research" / "results.md"
+PAGE = Path(__file__).parents[2] / "docs" / "research" / "kept-share.md"
 
 
 def one(arm: str, seed: int, success: float, environment: str = "sokoban") -> Kept:

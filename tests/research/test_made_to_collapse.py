@@ -22,7 +22,7 @@ from research.made_to_collapse import (
 from squelch.actors.diagnosis.uncertainty import wilson_interval
 from squelch.cluster.errors import UserError
 
-PAGE = Path(__file__).parents[2] / "docs" / "research" / "results.md"
+PAGE = Path(__file__).parents[2] / "docs" / "research" / "alarms.md"
 
 
 def kept(part: str, d: list[float], success: list[float], seed: int = 0, validated: list[float] | None = None) -> Kept:

@@ -12,7 +12,6 @@ from research import noise
 from research.claims import plan
 from research.kept import Kept, last_success
 from research.noise import ARMS, TOLERANCE, judged, validated, verdict
-from squelch.cluster.sweep.table import text
 
 
 def kept(arm: str, level: float, seed: int, last: float, first: float = 0.9) -> Kept:
@@ -67,13 +66,6 @@ def test_without_noise_shared_noise_is_the_plain_filter_and_the_policy_variance_
     runs = [kept("plain", 0.0, seed, 0.7) for seed in range(3)]
     shared = {seed: last_success(run) for seed, run in validated(runs, "shared", 0.0).items()}
     assert shared == {0: 0.7, 1: 0.7, 2: 0.7} and not validated(runs, "policy_variance", 0.0)
-
-
-def test_the_measurements_have_the_differences_of_the_committed_runs() -> None:
-    words = (noise.PAGE.parent / "results.md").read_text()
-    rows = judged(noise.committed())
-    told = [text(one["minus_none"], "+") for one in rows if one["minus_none"]["n"]]
-    assert told and not [found for found in told if found not in words], "docs/research/results.md"
 
 
 def test_the_committed_figures_are_judged_and_nothing_is_run(capsys, tmp_path, monkeypatch) -> None:

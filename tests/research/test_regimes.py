@@ -9,7 +9,7 @@ from research.kept import Kept
 from research.regimes import Course, called_untrue, committed, in_words
 from squelch.actors.diagnosis.metrics import REGIMES
 
-PAGE = Path(__file__).parents[2] / "docs" / "research" / "results.md"
+PAGE = Path(__file__).parents[2] / "docs" / "research" / "alarms.md"
 ROWS = {
     "every `Left` pays, two runs": ("collapse", ("blind",)),
     "entropy bonus 0.4 and 1.0": ("collapse", ("entropy0.4", "entropy1")),
@@ -58,6 +58,6 @@ def test_the_pages_say_how_often_reasoning_was_called_untrue():
         count = sum((Counter(found[part]) for part in parts), Counter())
         wanted.append(f"in {count['runs_untrue']} of {count['runs']} ")
         wanted.append(f"({count['scorings_untrue']} of {count['scorings']}")
-    for page in ("research/results.md", "guide/reasoning.md"):
+    for page in ("research/alarms.md", "guide/reasoning.md"):
         words = " ".join((PAGE.parents[1] / page).read_text().split())
         assert not [part for part in wanted if part not in words], page

@@ -63,11 +63,11 @@ def test_where_the_alarm_named_the_best_checkpoint_one_run_stands_for_both():
 
 
 def test_the_measurements_have_the_differences_of_the_committed_runs():
-    words = " ".join((Path(__file__).parents[2] / "docs" / "research" / "results.md").read_text().split())
+    words = " ".join((Path(__file__).parents[2] / "docs" / "research" / "alarms.md").read_text().split())
     found = measure(*rescue.committed())
     for one in found["compared"]:
         if one["other"] != "best":
-            assert text(one["difference"], "+") in words, "docs/research/results.md"
+            assert text(one["difference"], "+") in words, "docs/research/alarms.md"
     for one in found["rescues"]:
         assert f"{one['after']:.3f}" in words
 
