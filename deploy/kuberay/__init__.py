@@ -1,7 +1,5 @@
-"""Squelch on Kubernetes with the KubeRay operator: plain manifests, and the checks that hold them.
+"""The checks of the manifests in `deploy/kubernetes/`, for Kubernetes with the KubeRay operator.
 
-    pods         templates of the pods: head, rollouts, learners
-    manifests    RayCluster and RayJob in `deploy/kubernetes/`; `python -m squelch.deploy.kuberay.manifests --write`
     schema       condenses KubeRay's definitions into `schema.json`, in which unknown keys are errors
     validation   the errors of a manifest: against `schema.json`, Kubernetes' own schemas and `policy.yaml`
 

@@ -18,10 +18,11 @@ from typing import Any
 
 import yaml
 
-from squelch.deploy.kuberay.manifests import HARDWARE, ray_cluster, ray_job
+from squelch.deploy.generated import ROOT
 
 KUBERAY = "v1.7"
 SCHEMA = Path(__file__).with_name("schema.json")
+MANIFESTS = ROOT / "deploy/kubernetes"
 FILES = {"RayCluster": "ray.io_rayclusters.yaml", "RayJob": "ray.io_rayjobs.yaml"}
 TEMPLATES = ("template", "submitterPodTemplate")
 CONSTRAINTS = ("type", "enum", "pattern", "minimum", "minLength", "maxLength", "minItems")
@@ -40,10 +41,8 @@ METADATA = {
 
 def condensed(definitions: Path) -> str:
     """The text of `schema.json`. ValueError if a manifest has a key that KubeRay's definitions lack."""
-    used = {
-        "RayCluster": [ray_cluster(hardware) for hardware in HARDWARE.values()],
-        "RayJob": [ray_job(hardware) for hardware in HARDWARE.values()],
-    }
+    documents = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(MANIFESTS.rglob("ray*.yaml"))]
+    used = {kind: [document for document in documents if document["kind"] == kind] for kind in FILES}
     kinds = {kind: _root(kind, _definition(definitions / FILES[kind]), used[kind]) for kind in FILES}
     origin = f"Made from KubeRay {KUBERAY} by deploy/kuberay/schema.py."
     return json.dumps({"$comment": origin, "$defs": kinds}, indent=2) + "\n"

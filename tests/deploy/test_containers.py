@@ -14,7 +14,7 @@ from jsonschema import validators
 
 from squelch.deploy.alert_rules import JOB
 from squelch.deploy.generated import ROOT
-from squelch.deploy.kuberay.pods import HEALTH_CHECKS
+from squelch.deploy.kuberay.schema import MANIFESTS
 from tests.prometheus import need_prometheus
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
@@ -138,7 +138,10 @@ def test_the_secrets_of_a_compose_cluster_come_from_the_environment_and_stand_in
 
 
 def test_a_compose_cluster_notices_a_dead_node_as_soon_as_one_on_kubernetes() -> None:
-    assert SERVICES["services"]["head"]["environment"].items() >= HEALTH_CHECKS.items()
+    head = yaml.safe_load((MANIFESTS / "cpu/cluster/raycluster.yaml").read_text())["spec"]["headGroupSpec"]
+    (container,) = head["template"]["spec"]["containers"]
+    checks = {one["name"]: one["value"] for one in container["env"] if one["name"].startswith("RAY_health_check_")}
+    assert len(checks) == 3 and SERVICES["services"]["head"]["environment"].items() >= checks.items()
 
 
 def test_every_file_that_compose_mounts_exists() -> None:

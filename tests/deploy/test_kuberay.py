@@ -1,4 +1,4 @@
-"""The manifests are what the code generates, and valid; what a slip of the pen would make of them is not."""
+"""The manifests are valid and fit the code; what a slip of the pen would make of them is not."""
 
 import copy
 import json
@@ -13,16 +13,17 @@ import yaml
 
 from squelch.cluster.config import RunConfig, load
 from squelch.cluster.fleet import jobs
-from squelch.deploy.generated import ROOT, stale
-from squelch.deploy.kuberay import manifests, pods, schema, validation
+from squelch.deploy.generated import ROOT
+from squelch.deploy.kuberay import schema, validation
 
 DEFINITIONS = "SQUELCH_KUBERAY_DEFINITIONS"
-FOLDER = ROOT / manifests.FOLDER
+FOLDER = schema.MANIFESTS
 FILES = sorted(FOLDER.rglob("*.yaml"))
 JOB = yaml.safe_load((FOLDER / "cpu" / "job" / "rayjob.yaml").read_text())
 CLUSTER = ("spec", "rayClusterSpec")
 HEAD = (*CLUSTER, "headGroupSpec", "template", "spec")
 WORKER = (*CLUSTER, "workerGroupSpecs", 0)
+HARDWARE = ("cpu", "gpu")
 REMOVED = object()
 
 
@@ -48,16 +49,52 @@ def changed(path: tuple[str | int, ...], value: object) -> dict[str, Any]:
     return job
 
 
-def test_the_committed_manifests_are_what_the_code_generates() -> None:
-    assert stale(manifests.manifests()) == [], "run: python -m squelch.deploy.kuberay.manifests --write"
+def read(path: Path) -> dict[str, Any]:
+    return yaml.safe_load(path.read_text())
+
+
+def cluster_of(path: Path) -> dict[str, Any]:
+    """The cluster of a RayCluster or a RayJob."""
+    spec = read(path)["spec"]
+    return spec.get("rayClusterSpec", spec)
+
+
+@pytest.mark.parametrize("name", HARDWARE)
+def test_a_cluster_that_stays_and_the_one_of_a_job_are_alike(name: str) -> None:
+    assert cluster_of(FOLDER / name / "cluster/raycluster.yaml") == cluster_of(FOLDER / name / "job/rayjob.yaml")
+
+
+def test_every_group_of_pods_is_alike_but_for_its_size_and_its_rights() -> None:
+    """A change at one of the six places of a pod's security, probes or settings is made at all of them."""
+    shared = list[Any]()
+    for name in HARDWARE:
+        for group in cluster_of(FOLDER / name / "job/rayjob.yaml")["workerGroupSpecs"]:
+            pod = copy.deepcopy(group["template"]["spec"])
+            (container,) = pod["containers"]
+            assert container["image"] == f"squelch:{name}" and container["resources"].pop("requests")
+            gpu = container.pop("resources")["limits"].get("nvidia.com/gpu")
+            assert (gpu, bool(pod.pop("tolerations", None))) == (("1", True) if name == "gpu" else (None, False))
+            del container["image"]
+            shared.append(pod)
+    head = at(JOB, (*HEAD,))
+    assert all(pod == shared[0] for pod in shared) and shared[0]["securityContext"] == head["securityContext"]
+    for key in ("securityContext", "startupProbe", "readinessProbe", "livenessProbe"):
+        assert head["containers"][0][key] == shared[0]["containers"][0][key]
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.name.startswith("ray")], ids=lambda path: path.name)
+def test_every_container_requests_what_it_may_use(path: Path) -> None:
+    cluster = cluster_of(path)
+    groups = (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])
+    containers = [one for group in groups for one in group["template"]["spec"]["containers"]]
+    for resources in (*(one["resources"] for one in containers), cluster["autoscalerOptions"]["resources"]):
+        assert resources["requests"] == resources["limits"], "Ray offers a container's limits to its scheduler"
 
 
 def test_a_stopped_job_has_the_time_to_write_a_checkpoint_that_a_submitted_one_has() -> None:
     for path in FILES:
-        document = yaml.safe_load(path.read_text())
-        if document["kind"] in ("RayJob", "RayCluster"):
-            spec = document["spec"].get("rayClusterSpec", document["spec"])
-            environment = spec["headGroupSpec"]["template"]["spec"]["containers"][0]["env"]
+        if read(path)["kind"] in ("RayJob", "RayCluster"):
+            environment = cluster_of(path)["headGroupSpec"]["template"]["spec"]["containers"][0]["env"]
             assert {"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": str(jobs.STOP_S)} in environment, path
 
 
@@ -89,6 +126,7 @@ def test_the_command_prints_every_error_and_exits_with_one(tmp_path: Path, capsy
     assert "job.yaml: RayJob: spec" in printed and "entripoint" in printed and "spec.backoffLimit" in printed
 
 
+SETTINGS = at(JOB, (*HEAD, "containers", 0, "env"))
 UNKNOWN_KEYS = {
     "of a RayJob": (("spec", "backoffLimits"), 3, "backoffLimits"),
     "of a cluster": ((*CLUSTER, "authOption"), {}, "authOption"),
@@ -122,7 +160,7 @@ MISSING = {
     "a health check": ((*HEAD, "containers", 0, "env"), [], "noticed late"),
     "a job's time to stop": (
         (*HEAD, "containers", 0, "env"),
-        [{"name": k, "value": v} for k, v in pods.HEALTH_CHECKS.items()],
+        [one for one in SETTINGS if "health" in one["name"]],
         "loses the steps since its checkpoint",
     ),
     "the container's name": ((*HEAD, "containers", 0, "name"), REMOVED, "name"),
@@ -137,7 +175,7 @@ UNSAFE = {
     "the host's files": ((*HEAD, "volumes"), [{"name": "a", "hostPath": {"path": "/"}}], "never the host's"),
     "a token in plain text": (
         (*HEAD, "containers", 0, "env"),
-        [*({"name": k, "value": v} for k, v in pods.HEALTH_CHECKS.items()), {"name": "RAY_AUTH_TOKEN", "value": "abc"}],
+        [*SETTINGS, {"name": "RAY_AUTH_TOKEN", "value": "abc"}],
         "must come from a secret",
     ),
     "credentials for workers": (
@@ -181,56 +219,59 @@ def test_a_kustomization_that_names_a_missing_file_is_refused(tmp_path: Path) ->
 
 
 def test_the_pods_use_only_claims_and_secrets_that_are_made_somewhere() -> None:
-    assert at(JOB, (*HEAD, "volumes")) == [{"name": "runs", "persistentVolumeClaim": {"claimName": pods.CLAIM}}]
-    assert read(FOLDER / "base" / "storage.yaml")["metadata"]["name"] == pods.CLAIM
-    page = (ROOT / "docs" / "guide" / "cluster.md").read_text()
-    assert f"create secret generic {manifests.TOKEN_SECRET}" in page and "--from-literal=auth_token=" in page
-
-
-def read(path: Path) -> dict[str, Any]:
-    return yaml.safe_load(path.read_text())
+    claim = read(FOLDER / "base" / "storage.yaml")["metadata"]["name"]
+    assert at(JOB, (*HEAD, "volumes")) == [{"name": "runs", "persistentVolumeClaim": {"claimName": claim}}]
+    page, secret = (ROOT / "docs/guide/cluster.md").read_text(), at(JOB, (*CLUSTER, "authOptions", "secretName"))
+    assert f"create secret generic {secret}" in page and "--from-literal=auth_token=" in page
 
 
 def test_the_versions_and_ports_are_those_of_the_code() -> None:
-    assert f'"ray[default]=={manifests.RAY_VERSION}"' in (ROOT / "pyproject.toml").read_text()
+    assert f'"ray[default]=={at(JOB, (*CLUSTER, "rayVersion"))}"' in (ROOT / "pyproject.toml").read_text()
     policy = read(FOLDER / "base" / "network-policy.yaml")
     ports = {port["port"] for rule in policy["spec"]["ingress"] for port in rule.get("ports", [])}
-    assert ports == {pods.HEAD_PORTS[name] for name in ("dashboard", "metrics")}
-    assert f"--uid {pods.USER} " in (ROOT / "deploy" / "Dockerfile").read_text()
+    opened = {one["name"]: one["containerPort"] for one in at(JOB, (*HEAD, "containers", 0, "ports"))}
+    assert ports == {opened["dashboard"], opened["metrics"]}
+    assert f"--uid {at(JOB, (*HEAD, 'securityContext', 'runAsUser'))} " in (ROOT / "deploy/Dockerfile").read_text()
 
 
-def configuration(hardware: manifests.Hardware) -> RunConfig:
+def entrypoint(name: str) -> str:
+    return read(FOLDER / name / "job/rayjob.yaml")["spec"]["entrypoint"]
+
+
+def configuration(name: str) -> RunConfig:
     """The configuration that the RayJob's entrypoint asks for."""
-    _, _, recipe, *words = shlex.split(re.sub(r"\$\(.*\)", "", manifests.entrypoint(hardware)))
+    _, _, recipe, *words = shlex.split(re.sub(r"\$\(.*\)", "", entrypoint(name)))
     return load(recipe, [word for word in words if "=" in word])
 
 
-@pytest.mark.parametrize("name", manifests.HARDWARE)
+@pytest.mark.parametrize("name", HARDWARE)
 def test_the_largest_groups_have_room_for_the_run_of_the_job(name: str) -> None:
-    hardware = manifests.HARDWARE[name]
-    config = configuration(hardware)
-    room = {g.name: (g.most * g.resources.cpus, g.most * g.resources.gpus) for g in hardware.groups}
+    config, room = configuration(name), dict[str, tuple[int, int]]()
+    for group in cluster_of(FOLDER / name / "job/rayjob.yaml")["workerGroupSpecs"]:
+        limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+        each = int(limits["cpu"]), int(limits.get("nvidia.com/gpu", 0))
+        room[group["groupName"]] = group["maxReplicas"] * each[0], group["maxReplicas"] * each[1]
     playing = config.rollout.count * config.rollout.num_cpus
     playing += config.environment_actor.count * config.environment_actor.num_cpus
     assert playing <= room["rollouts"][0] and config.rollout.count * config.rollout.num_gpus <= room["rollouts"][1]
     ranks = config.learner.ranks
     assert ranks * config.learner.num_cpus <= room["learners"][0]
     assert ranks * config.learner.num_gpus <= room["learners"][1]
-    assert config.run_dir == Path(pods.RUNS) / config.name
+    (mount,) = at(JOB, (*HEAD, "containers", 0, "volumeMounts"))
+    assert config.run_dir == Path(mount["mountPath"]) / config.name
 
 
-@pytest.mark.parametrize("name", manifests.HARDWARE)
-def test_each_party_of_the_run_is_kept_to_its_group_of_pods(name: str) -> None:
-    config = configuration(manifests.HARDWARE[name])
-    spec = manifests.cluster_spec(manifests.HARDWARE[name])
-    labels = {group["groupName"]: group["labels"] for group in spec["workerGroupSpecs"]}
+@pytest.mark.parametrize("name", HARDWARE)
+def test_each_actor_of_the_run_is_kept_to_its_group_of_pods(name: str) -> None:
+    config, groups = configuration(name), cluster_of(FOLDER / name / "job/rayjob.yaml")["workerGroupSpecs"]
+    labels = {group["groupName"]: group["labels"] for group in groups}
     assert config.rollout.label_selector == config.environment_actor.label_selector == labels["rollouts"]
     assert config.learner.label_selector == labels["learners"]
 
 
 def test_the_entrypoint_resumes_a_run_that_has_started(tmp_path: Path) -> None:
-    command = manifests.entrypoint(manifests.HARDWARE["cpu"])
-    resume = command[command.index("$(") :].replace(pods.RUNS, str(tmp_path))
+    command = entrypoint("cpu")
+    resume = command[command.index("$(") :].replace("/runs", str(tmp_path))
     assert os.popen(f"echo {resume}").read().strip() == ""
     (tmp_path / "frozenlake").mkdir()
     (tmp_path / "frozenlake" / "config.yaml").touch()
