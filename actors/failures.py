@@ -58,9 +58,3 @@ def failure_of(cause: str, detail: str) -> Failure:
     if cause not in set(FailureCause):
         return Failure(FailureCause.OTHER, f"{cause}: {detail}" if detail else cause)
     return Failure(FailureCause(cause), detail)
-
-
-def failure_of_text(text: str) -> Failure:
-    """The failure in a file of version 0, of the form `cause` or `cause: detail`; inverse of `str(failure)`."""
-    cause, _, detail = text.partition(": ")
-    return failure_of(cause, detail)

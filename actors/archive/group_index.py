@@ -3,8 +3,8 @@
     groups/index-000100.parquet     the groups of steps 100 to 199, `INDEX_SCHEMA`, in order of step
 
 A block of `STEPS_PER_BLOCK` steps shares a file, which is rewritten after each of its steps: 100,000 groups at 8 per
-step make 125 files. All index rows can be computed from the parts; a step whose rows are missing (an older run, or a
-crash between the part and the index) is read from its part.
+step make 125 files. All index rows can be computed from the parts; a step whose rows are missing (after a crash
+between the part and the index) is read from its part.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from squelch.actors.archive.schema import DECISION, INDEX, PICTURE, SCORE, TRAJECTORY, TURN, VERSION_SPAN, Column
-from squelch.actors.archive.version import VERSION, VERSION_KEY
+from squelch.actors.archive.version import READ_BY, VERSION, VERSION_KEY
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "schema.md"
 
@@ -20,9 +20,9 @@ row per group for a hundred steps. Both have **schema {VERSION}**: the metadata 
 `{VERSION_KEY} = {VERSION}`. `metrics.parquet` states the version in the same way, `summary.json` under `schema`.
 `python -m squelch.actors.archive.page` writes this page from `actors/archive/schema.py`.
 
-- A file of a newer schema is refused with its name; read it with the version of Squelch that wrote it, or a newer one.
-- A file that states no version has **version 0**: files of runs before schema 1, and files of other trainers. Every
-  reader converts it to schema 1 (last section).
+- A file of another schema is refused with its name; the version of Squelch that wrote it reads it.
+- A file that states no version, as another trainer may write it, is read as schema {VERSION}. Files of runs from before
+  schema {VERSION} state none either; they lack columns and are refused. Commit {READ_BY} of Squelch reads them.
 - A nullable column may be missing from a file; it is then read as null. Every other column is required.
 - Positions count from 0 and ends are exclusive. Lists have one entry per token, per turn, or per trajectory.
 """
@@ -32,23 +32,6 @@ One row of `scores/step-NNNNNN.parquet`, which each scoring writes: the score ma
 figures were computed from, at most 1 MiB. The texts are in the step's part, at the group, trajectory and turn that the
 row names. `squelch.policy_version` in the metadata is the policy version of the scorer's weights. A matrix of more
 pairs than fit keeps evenly spaced reasonings."""
-
-TAIL = """\
-## Version 0
-
-A file of version 0 states no version. It differs from schema 1 as follows; everything else is as above.
-
-| version 0 | schema 1 |
-|---|---|
-| `failure`: null, a cause, or `cause: detail` | `failure_cause` and `failure_detail`; a cause that is not listed in \
-`actors.failures.FailureCause` becomes `other`, with the text as its detail |
-| `cut`; may be missing | `bootstrap_last_state`; false where `cut` is missing |
-| `turns.truncated` | `turns.hit_token_limit` |
-| - | `turns.content_key`, `task_kind`, `version_spans`, `pictures` are null |
-| no index | the index is computed from the parts |
-
-Another trainer may write either version. A file with the column names of schema 1 must state the version.
-"""
 
 
 def page() -> str:
@@ -62,7 +45,6 @@ def page() -> str:
         _section("A picture", "One entry of `pictures`. Nothing records pictures yet.", PICTURE),
         _section("A group in the index", "One row of `groups/index-NNNNNN.parquet`.", INDEX),
         _section("A scored pair", SCORES, SCORE),
-        TAIL,
     ]
     return "\n".join(parts)
 

@@ -1,9 +1,9 @@
 """Reads the files of a live or finished run, and trajectory files of any trainer.
 
 Every function takes a place: a run folder (or, for groups, its `groups` folder or one Parquet file), or a store with a
-run. Groups are returned in schema 1 even if the file has version 0; a file of a newer version is refused. Errors are
-ArchiveErrors that name the file and say what would be right. Files may be hostile (`envs.untrusted`): what is read fits
-the schema, also inside lists, or it is refused. Imports neither Ray nor torch.
+run. A file must have schema 1; one that states no version is read as schema 1. Errors are ArchiveErrors that name the
+file and say what would be right. Files may be hostile (`envs.untrusted`): what is read fits the schema, also inside
+lists, or it is refused. Imports neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from squelch.actors.archive.store import ArchiveError, LocalStore, Store, as_store, reading
-from squelch.actors.archive.version import checked_version, version_of
+from squelch.actors.archive.version import READ_BY, VERSION, check_version, version_of
 from squelch.envs.untrusted.files import brief, is_folder, require_regular, state
 from squelch.envs.untrusted.text import MAX_LINE, lines_of, parse_object
 
@@ -146,22 +146,19 @@ def _nothing(store: Store, steps: Sequence[int] | None, any_part: bool) -> str:
 def _read_part(store: Store, key: str, names: Sequence[str], only: str | None = None) -> Iterator[pa.Table]:
     """These columns of one file, in schema 1, a row group at a time; with `only`, of the row groups that hold a row of
     that group."""
-    from squelch.actors.archive import version0
     from squelch.actors.archive.schema import OPTIONAL
     from squelch.envs.untrusted.parquet import open_parquet, row_groups
 
     where = store.where(key)
     with reading(where), store.get(key) as raw:
         file = open_parquet(raw, where)
-        there, version = file.schema_arrow.names, _version(file.schema_arrow, where)
-        wanted = version0.sources(names) if version == 0 else list(names)
-        optional = version0.OPTIONAL if version == 0 else OPTIONAL
-        missing = [name for name in wanted if name not in there and name not in optional]
-        if missing:
-            raise ArchiveError(_lacks(where, missing, version))
+        there, stated = file.schema_arrow.names, version_of(file.schema_arrow.metadata)
+        check_version(stated, where)
+        if missing := [name for name in names if name not in there and name not in OPTIONAL]:
+            raise ArchiveError(_lacks(where, missing, stated is None))
         numbers = None if only is None else _holding(file, where, only)
-        for table in row_groups(file, where, [name for name in wanted if name in there], numbers):
-            yield _in_schema(table, names, version, where)
+        for table in row_groups(file, where, [name for name in names if name in there], numbers):
+            yield _in_schema(table, names, where)
 
 
 def _holding(file: pq.ParquetFile, where: str, group_id: str) -> list[int]:
@@ -174,18 +171,17 @@ def _holding(file: pq.ParquetFile, where: str, group_id: str) -> list[int]:
     return [number for number, column in enumerate(ids) if pc.any(pc.equal(column, group_id)).as_py()]
 
 
-def _in_schema(table: pa.Table, names: Sequence[str], version: int, where: str) -> pa.Table:
+def _in_schema(table: pa.Table, names: Sequence[str], where: str) -> pa.Table:
     """The columns `names` of schema 1. Raises Unreadable for values that the schema does not allow."""
     import pyarrow as pa
 
-    from squelch.actors.archive import version0
     from squelch.actors.archive.checks import check_rows
     from squelch.actors.archive.schema import ARCHIVE_SCHEMA
     from squelch.envs.untrusted.files import decoding
 
     fields = pa.schema([ARCHIVE_SCHEMA.field(name) for name in names], metadata=ARCHIVE_SCHEMA.metadata)
-    with decoding(where, f"does not fit schema {version}", "docs/reference/schema.md lists it"):
-        found = version0.upgraded(table, names) if version == 0 else _with_nulls(table, fields).cast(fields)
+    with decoding(where, f"does not fit schema {VERSION}", "docs/reference/schema.md lists it"):
+        found = _with_nulls(table, fields).cast(fields)
     check_rows(found, where)
     return found
 
@@ -200,24 +196,9 @@ def _with_nulls(table: pa.Table, wanted: pa.Schema) -> pa.Table:
     return table.select(wanted.names)
 
 
-def _version(schema: pa.Schema, where: str) -> int:
-    try:
-        return version_of(schema.metadata, where)
-    except ValueError as error:
-        raise ArchiveError(str(error)) from error
-
-
-def check_version(stated: object, where: str) -> None:
-    """Raises ArchiveError if the version `stated` in a JSON file is newer than this schema's, or no version."""
-    try:
-        checked_version(stated, where)
-    except ValueError as error:
-        raise ArchiveError(str(error)) from error
-
-
-def _lacks(where: str, missing: Sequence[str], version: int) -> str:
-    text = f"{where} lacks the columns {list(missing)} of schema {version} (docs/reference/schema.md)"
-    return f"{text}. It states no version, so it is read as version 0." if version == 0 else f"{text}."
+def _lacks(where: str, missing: Sequence[str], states_none: bool) -> str:
+    text = f"{where} lacks the columns {list(missing)} of schema {VERSION} (docs/reference/schema.md)."
+    return f"{text} Commit {READ_BY} of Squelch reads files from before that schema." if states_none else text
 
 
 def read_index(place: Place) -> pa.Table:
@@ -253,7 +234,7 @@ def read_block(store: Store, key: str) -> pa.Table:
     remedy = "delete it: it is rebuilt from the parts"
     with reading(where), store.get(key) as raw:
         file = open_parquet(raw, where, remedy)
-        _version(file.schema_arrow, where)
+        check_version(version_of(file.schema_arrow.metadata), where)
         with decoding(where, "is no group index", remedy):
             missing = sorted(set(INDEX_SCHEMA.names) - set(file.schema_arrow.names))
             if missing:

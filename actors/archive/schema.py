@@ -1,8 +1,8 @@
 """Schema 1 of the archive: every column with its type, unit and meaning. docs/reference/schema.md is generated from
 this module.
 
-A file without a version is read by `actors.archive.version0`; a file of a newer version is refused. A change of a
-column's name, type or meaning needs a new version; schema 1 has nullable columns for data that later releases record.
+A file of another version is refused (`actors.archive.version`). A change of a column's name, type or meaning needs a
+new version; schema 1 has nullable columns for data that other trainers need not record.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from squelch.actors.archive.schema import SCORES_SCHEMA
-from squelch.actors.archive.store import ArchiveError, Store, as_store, reading
-from squelch.actors.archive.version import version_of
+from squelch.actors.archive.store import Store, as_store, reading
+from squelch.actors.archive.version import check_version, version_of
 from squelch.envs.untrusted.files import MIB, decoding
 from squelch.envs.untrusted.parquet import open_parquet, row_groups
 
@@ -143,7 +143,7 @@ def read_scores(place: Place, step: int) -> dict[str, ScoreMatrix]:
     where = store.where(key)
     with reading(where), store.get(key) as raw:
         file = open_parquet(raw, where, _REMEDY)
-        _check_version(file.schema_arrow, where)
+        check_version(version_of(file.schema_arrow.metadata), where)
         with decoding(where, "holds no score matrix", _REMEDY):
             table = pa.concat_tables(row_groups(file, where, SCORES_SCHEMA.names)).cast(SCORES_SCHEMA)
             if any(column.null_count for column in table.columns):
@@ -152,13 +152,6 @@ def read_scores(place: Place, step: int) -> dict[str, ScoreMatrix]:
                 raise ValueError("a log-likelihood is not finite")
             scopes = pc.unique(table["scope"]).to_pylist()
             return {scope: _matrix(table.filter(pc.equal(table["scope"], scope))) for scope in scopes}
-
-
-def _check_version(schema: pa.Schema, where: str) -> None:
-    try:
-        version_of(schema.metadata, where)
-    except ValueError as error:
-        raise ArchiveError(str(error)) from error
 
 
 def _matrix(table: pa.Table) -> ScoreMatrix:

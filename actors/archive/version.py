@@ -1,7 +1,7 @@
 """The schema version of a run's files, and its check.
 
 A Parquet file states the version in its schema's metadata under `squelch.schema`; `summary.json` states it as `schema`.
-A file that states none has version 0.
+A file that states none, as another trainer may write it, is read as schema 1.
 """
 
 from __future__ import annotations
@@ -9,31 +9,38 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from squelch.actors.archive.store import ArchiveError
 from squelch.envs.untrusted.files import brief
 
 VERSION = 1
 VERSION_KEY = "squelch.schema"
+READ_BY = "03d7dc21"
+"""The last commit of Squelch that reads files from before schema 1."""
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
-def version_of(metadata: Mapping[bytes, bytes] | None, name: str) -> int:
-    """The version in the metadata of a Parquet schema. Raises ValueError as `checked_version` does."""
-    stated = (metadata or {}).get(VERSION_KEY.encode(), b"0").decode(errors="replace")
-    return checked_version(int(stated) if _NUMBER.fullmatch(stated) else stated, name)
+def version_of(metadata: Mapping[bytes, bytes] | None) -> int | str | None:
+    """The version that the metadata of a Parquet schema states, of whatever form; None if it states none."""
+    stated = (metadata or {}).get(VERSION_KEY.encode())
+    if stated is None:
+        return None
+    text = stated.decode(errors="replace")
+    return int(text) if _NUMBER.fullmatch(text) else text
 
 
-def checked_version(stated: object, name: str) -> int:
-    """The version `stated` in the file `name`.
+def check_version(stated: object, name: str) -> None:
+    """Checks the version that the file `name` states, or None.
 
     Raises:
-        ValueError: the version is newer than `VERSION`, or not a version; the message names the file and says what to
-            do.
+        ArchiveError: it is not `VERSION`; the message names the file and says what to do.
     """
+    if stated in (None, VERSION):
+        return
     if not isinstance(stated, int) or stated < 0:
-        raise ValueError(f"{name} states the schema version {brief(stated)}; a version is a whole number from 0 on")
-    if stated > VERSION:
-        raise ValueError(
-            f"{name} has schema {brief(stated)}, but this version of Squelch reads schemas up to {VERSION}. Read it "
-            "with the version of Squelch that wrote it, or with a newer one."
-        )
-    return stated
+        raise ArchiveError(f"{name} states the schema version {brief(stated)}; a version is a whole number from 1 on")
+    remedy = (
+        f"Read it with commit {READ_BY} of Squelch."
+        if stated < VERSION
+        else "Read it with the version of Squelch that wrote it, or with a newer one."
+    )
+    raise ArchiveError(f"{name} has schema {stated}, but this version of Squelch reads schema {VERSION}. {remedy}")

@@ -170,7 +170,7 @@ def replay(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, str]]:
 def scoring_of(line: Mapping[str, Any]) -> Scored | None:
     """The scoring in a line of `metrics.jsonl`; None if nothing was scored.
 
-    Raises ValueError if the line has an estimate without its standard error, as in runs of older releases.
+    Raises ValueError if the line has an estimate without its standard error.
     """
     scope = {key.removeprefix("first_turn/"): value for key, value in line.items() if key.startswith("first_turn/")}
     if scope.get("mi_seq_est") is None:

@@ -89,9 +89,8 @@ class Reading:
 
     @property
     def told_from_null(self) -> bool:
-        """Whether MI-Seq-Est is significant under the null (p-value at most `P_VALUE`) and retrieval is at least
-        `ABOVE_CHANCE` above chance. Records of earlier releases have no p-value where a part of the pairs was scored;
-        there the 95% interval must lie above 0."""
+        """Whether MI-Seq-Est is significant under the null (p-value at most `P_VALUE`; without one its 95% interval
+        must lie above 0) and retrieval is at least `ABOVE_CHANCE` above chance."""
         headroom = self.retrieval_accuracy - self.retrieval_chance
         beyond = self.low > 0 if math.isnan(self.p_value) else self.p_value <= P_VALUE
         return beyond and headroom >= ABOVE_CHANCE * (1 - self.retrieval_chance)
@@ -158,8 +157,8 @@ class RegimeGauge:
         return {"true": list(self.true), "recent": list(self.recent)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores the shares from a checkpoint; one of an earlier release lacks them."""
-        self.true, self.recent = list(state.get("true", ())), list(state.get("recent", ()))
+        """Restores the shares from a checkpoint."""
+        self.true, self.recent = list(state["true"]), list(state["recent"])
 
 
 def true_share(names: float, right: float, judged: int) -> float:

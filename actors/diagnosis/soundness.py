@@ -55,8 +55,8 @@ class Soundness:
         return {"bad": list(self.bad), "good": dict(self.good)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores the state from a checkpoint; one of an earlier release lacks it."""
-        self.bad, self.good = list(state.get("bad", ())), dict(state.get("good", {}))
+        """Restores the state from a checkpoint."""
+        self.bad, self.good = list(state["bad"]), dict(state["good"])
 
 
 def _states(figures: Mapping[str, float]) -> dict[str, bool]:

@@ -186,8 +186,7 @@ class FilterWindow:
             )
         self._no_signal.restore(state["no_signal"])
         self._totals = dict(state["totals"])
-        if "coverage" in state:  # a checkpoint of an older version has none
-            self._coverage.restore(state["coverage"])
+        self._coverage.restore(state["coverage"])
         self._steps = {int(step): _step_from(found) for step, found in state["steps"].items()}
 
     def _measured_by(self) -> dict[str, str]:

@@ -299,9 +299,9 @@ class Scorer:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores the state from a checkpoint. An earlier release kept neither `followed` nor `before`."""
+        """Restores the state from a checkpoint."""
         self._rewind(state)
-        followed, before = state.get("followed"), state.get("before")
+        followed, before = state["followed"], state["before"]
         self.followed = Followed() if followed is None else Followed(**followed)
         self._before = None if before is None else (before[0], before[1])
 

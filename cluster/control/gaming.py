@@ -175,14 +175,11 @@ class Gaming:
         return held | {"judged": judged}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores the state from a checkpoint; the verdict of one of an older release is computed again."""
+        """Restores the state from a checkpoint."""
         self.steps = [int(step) for step in state["steps"]]
         self.variances = [math.nan if v is None else float(v) for v in state["variances"]]
         self.validations = [(int(step), [bool(s) for s in solved]) for step, solved in state["validations"]]
-        self.filter = state.get("filter", "")
-        if "judged" not in state:
-            self._judge()
-            return
+        self.filter = state["filter"]
         raised, *found = state["judged"]
         rise, sureness, *gain = (math.nan if value is None else float(value) for value in found)
         self.raised, self.trend, self.gain = bool(raised), Trend(rise, sureness), (gain[0], gain[1], gain[2])

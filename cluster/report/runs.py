@@ -5,7 +5,7 @@ Invariants:
 - An arm is found from the resolved configurations, never from folders' names. `NOT_OF_THE_ARM` lists what may differ.
 - Within an arm each seed counts once: of two runs with one seed, the longer one does, and a note names the other.
 - An arm's label names the settings in which arms of its environment differ, and no other arm has it.
-- A run needs a configuration and metrics; of an older version, it lacks the figures that the version did not record.
+- A run needs a configuration and metrics; what its metrics do not have is left out.
 """
 
 from __future__ import annotations

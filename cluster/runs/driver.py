@@ -29,7 +29,7 @@ ATTEMPTS, PAUSE_S = 10, 0.02
 def is_driven(folder: Path) -> bool | None:
     """Whether a process drives the run of this folder at this moment. Writes nothing and does not wait.
 
-    None if that cannot be judged: there is no lock file (the run is of an older release), the file cannot be read, the
+    None if that cannot be judged: there is no lock file, the file cannot be read, the
     file system has no locks, or the last driver was on another host, whose locks may not be visible here.
     """
     path = folder / FILE

@@ -10,13 +10,13 @@ says, and have the shape that `cluster.runs.shapes` says.
     metrics.jsonl                      metrics           from the first step; an incomplete last line is left out
     events.jsonl                       events            from the start
     groups/step-NNNNNN.parquet         groups, steps     one step late
-    groups/index-NNNNNN.parquet        index             with the step's part; older runs have none
+    groups/index-NNNNNN.parquet        index             with the step's part
     scores/step-NNNNNN.parquet         scores, scored    after each scoring
-    tokenizer.json                     tokenizer         from the start; older runs have it in checkpoints alone
+    tokenizer.json                     tokenizer         from the start
     gradients/step-NNNNNN.json         decompositions    if `gradients.every` is set
     checkpoints/step-N/                checkpoints       once the checkpoint is complete
     summary.json                       summary           after the run's end; of an earlier process after a resume
-    .driver                            driven            from the start; neither in stores nor in older runs
+    .driver                            driven            from the start; not in stores
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from squelch.actors.archive import reader
 from squelch.actors.archive.store import LocalStore, Stat, Store, as_store, reading
+from squelch.actors.archive.version import check_version
 from squelch.cluster.errors import UserError, bad_files_are_the_users
 from squelch.cluster.runs import driver
 from squelch.envs.untrusted.files import MIB, is_folder, read_bounded
@@ -155,10 +156,8 @@ class RunFolder:
             return read_scores(self.store, step)
 
     def tokenizer(self) -> bytes | None:
-        """The policy's `tokenizer.json`: the run's own, or that of its newest checkpoint; None if there is neither."""
-        exports = [f"{key}/hf/{reader.TOKENIZER}" for key in reversed(self.checkpoints().values())]
-        found = next((key for key in (reader.TOKENIZER, *exports) if self._stat(key) is not None), None)
-        return None if found is None else self._bytes(found, MAX_DOCUMENT)
+        """The policy's `tokenizer.json`; None if there is none."""
+        return None if self._stat(reader.TOKENIZER) is None else self._bytes(reader.TOKENIZER, MAX_DOCUMENT)
 
     def decompositions(self) -> dict[int, dict[str, Any]]:
         """The gradient decompositions by step (docs/guide/gradients.md)."""
@@ -198,7 +197,7 @@ class RunFolder:
         where = self.store.where(key)
         with bad_files_are_the_users():
             found = parse_object(self._bytes(key, MAX_DOCUMENT), where)
-            reader.check_version(found.get("schema", 0), where)
+            check_version(found.get("schema"), where)
         return found
 
     def _bytes(self, key: str, most_bytes: int) -> bytes:

@@ -36,7 +36,7 @@ class _Ledger(_Shape):
 
 
 class _Summary(_Shape):
-    """The keys of `summary.json` that readers use; each may be missing, as in a summary of an older release."""
+    """The keys of `summary.json` that readers use; each may be missing."""
 
     finished: bool = False
     stopped: str | None = None

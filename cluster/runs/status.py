@@ -237,8 +237,7 @@ def _tickets(line: Line) -> dict[str, int]:
 
 def last_scoring(lines: Sequence[Line]) -> Line:
     """The newest line with a scoring; unknown figures are None there, whatever earlier ones were. Empty without one."""
-    keys = ("scorer/step", "first_turn/retrieval_accuracy")  # lines of older releases lack the first
-    return next((line for line in reversed(lines) if any(line.get(key) is not None for key in keys)), {})
+    return next((line for line in reversed(lines) if line.get("scorer/step") is not None), {})
 
 
 def _event_text(event: Line | None, now: float) -> str | None:

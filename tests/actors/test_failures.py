@@ -1,28 +1,21 @@
-"""A failure keeps its cause and its detail, also through the text of version 0."""
+"""A failure keeps its cause and its detail."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from squelch.actors.failures import Failure, FailureCause, failure_of_text
-
-
-@given(st.sampled_from([c for c in FailureCause if c is not FailureCause.OTHER]), st.text())
-def test_a_failure_is_found_again_in_its_text(cause: FailureCause, detail: str) -> None:
-    assert failure_of_text(str(Failure(cause, detail))) == Failure(cause, detail)
+from squelch.actors.failures import Failure, FailureCause, failure_of
 
 
 @pytest.mark.parametrize(
-    ("text", "failure"),
+    ("cause", "detail", "failure"),
     [
-        ("step_timeout", Failure(FailureCause.STEP_TIMEOUT)),
-        ("environment_error: KeyError: 'boom'", Failure(FailureCause.ENVIRONMENT_ERROR, "KeyError: 'boom'")),
-        ("out of patience: again", Failure(FailureCause.OTHER, "out of patience: again")),
-        ("", Failure(FailureCause.OTHER, "")),
+        ("step_timeout", "", Failure(FailureCause.STEP_TIMEOUT)),
+        ("environment_error", "KeyError: 'boom'", Failure(FailureCause.ENVIRONMENT_ERROR, "KeyError: 'boom'")),
+        ("out of patience", "again", Failure(FailureCause.OTHER, "out of patience: again")),
+        ("", "", Failure(FailureCause.OTHER, "")),
     ],
 )
-def test_a_text_of_version_0_is_split_at_its_first_colon(text: str, failure: Failure) -> None:
-    assert failure_of_text(text) == failure
+def test_a_cause_that_is_not_listed_becomes_the_detail(cause: str, detail: str, failure: Failure) -> None:
+    assert failure_of(cause, detail) == failure
 
 
 def test_only_failed_sampling_points_at_the_rollout_worker() -> None:

@@ -43,8 +43,6 @@ from squelch.envs.untrusted.text import parse_object
 log = logging.getLogger(__name__)
 FOLDER = "lease"
 MAX_BYTES = 64 << 10
-UNIX_S = 1e9
-"""Larger times of birth are Unix seconds: those of other systems than Linux, and of leases of older versions."""
 ATTEMPTS = 5
 """Number of times that a driver tries to take a lease that others want too."""
 _REMEDY = "remove the file if no driver works on this run"
@@ -208,7 +206,7 @@ def _died_here(held: Terms, driver: Driver) -> bool:
         born = born_at(held.pid)
     except psutil.NoSuchProcess:
         return True
-    return (born > UNIX_S) == (held.born > UNIX_S) and abs(born - held.born) > 1
+    return abs(born - held.born) > 1
 
 
 def key_of(generation: int) -> str:

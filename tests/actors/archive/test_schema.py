@@ -1,4 +1,4 @@
-"""Schema 1 loses nothing on the way, version 0 is read as what was written, and a newer schema is refused by name."""
+"""Schema 1 loses nothing on the way, with or without a version, and another schema is refused by name."""
 
 import dataclasses
 from pathlib import Path
@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.archive import version0
 from squelch.actors.archive.group_index import index_rows
 from squelch.actors.archive.page import PAGE, page
 from squelch.actors.archive.reader import read_groups, read_index
 from squelch.actors.archive.rows import from_table, to_table
-from squelch.actors.archive.schema import ARCHIVE_SCHEMA, TRAJECTORY_SCHEMA
+from squelch.actors.archive.schema import ARCHIVE_SCHEMA, OPTIONAL
 from squelch.actors.archive.store import ArchiveError
 from squelch.actors.archive.version import VERSION_KEY
 from squelch.actors.archive.writer import Archive
@@ -87,10 +86,11 @@ def assert_same(one: Trajectory, other: Trajectory) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(groups())
-def test_a_group_comes_back_from_a_file_of_schema_1_as_it_was(tmp_path_factory, group: Group) -> None:
-    path = tmp_path_factory.mktemp("groups") / "one.parquet"
-    pq.write_table(to_table(group), path)
+@given(groups(), st.booleans())
+def test_a_group_comes_back_from_a_file_of_schema_1_as_it_was(tmp_path_factory, group: Group, stated: bool) -> None:
+    """Also from one that states no version, as another trainer writes it."""
+    path, written = tmp_path_factory.mktemp("groups") / "one.parquet", to_table(group)
+    pq.write_table(written if stated else written.replace_schema_metadata(None), path)
     table = read_groups(path)
     assert table.schema.equals(ARCHIVE_SCHEMA, check_metadata=True) and table["decision"].null_count == len(table)
     for sent, back in zip(group.trajectories, from_table(table), strict=True):
@@ -98,41 +98,32 @@ def test_a_group_comes_back_from_a_file_of_schema_1_as_it_was(tmp_path_factory, 
     assert table["task_kind"].to_pylist() == [group.task_kind] * len(group.trajectories)
 
 
-def version_0(group: Group) -> pa.Table:
-    """The table that the writer of version 0 made of a group."""
-    rows = []
-    for row, trajectory in zip(to_table(group).to_pylist(), group.trajectories, strict=True):
-        old = [vars(turn) | {"truncated": turn.hit_token_limit} for turn in trajectory.turns]
-        failure = None if trajectory.failure is None else str(trajectory.failure)
-        rows.append(row | {"turns": old, "failure": failure, "cut": trajectory.bootstrap_last_state})
-    fields = [field for field in version0.SCHEMA if field.name not in ("score", "decision", "reason", "filter")]
-    return pa.Table.from_pylist(rows, schema=pa.schema(fields))
-
-
-@settings(max_examples=30, deadline=None)
-@given(groups(), st.booleans())
-def test_version_0_is_read_as_what_was_written(tmp_path_factory, group: Group, with_cut: bool) -> None:
-    path, table = tmp_path_factory.mktemp("groups") / "old.parquet", version_0(group)
-    pq.write_table(table if with_cut else table.drop_columns(["cut"]), path)
+def test_a_file_of_another_trainer_may_lack_what_may_be_null(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.parquet"
+    table = to_table(small_group()).replace_schema_metadata(None)
+    pq.write_table(table.select([name for name in table.column_names if name not in OPTIONAL]), path)
     found = read_groups(path)
     assert found.schema.equals(ARCHIVE_SCHEMA, check_metadata=True)
-    for sent, back in zip(group.trajectories, from_table(found), strict=True):
-        cut = with_cut and sent.bootstrap_last_state
-        assert_same(dataclasses.replace(sent, version_spans=None, pictures=(), bootstrap_last_state=cut), back)
-    for name in TRAJECTORY_SCHEMA.names:
-        alone = read_groups(path, columns=[name])
-        assert alone.column_names == [name] and alone[name].to_pylist() == found[name].to_pylist()
+    assert {name for name in OPTIONAL if found[name].null_count < len(found)} == set()
 
 
-def test_a_file_of_version_0_that_lacks_a_column_is_told_that_it_states_no_version(tmp_path: Path) -> None:
-    table = to_table(small_group()).replace_schema_metadata(None)
-    pq.write_table(table, tmp_path / "theirs.parquet")
-    with pytest.raises(ArchiveError, match=r"theirs\.parquet lacks the columns \['failure'\].*read as version 0"):
-        read_groups(tmp_path / "theirs.parquet")
+def test_a_file_from_before_schema_1_is_refused_by_name_with_the_commit_that_reads_it(tmp_path: Path) -> None:
+    table, path = to_table(small_group()).replace_schema_metadata(None), tmp_path / "old.parquet"
+    cut = table["bootstrap_last_state"]
+    pq.write_table(table.drop_columns(["bootstrap_last_state"]).append_column("cut", cut), path)
+    with pytest.raises(ArchiveError, match=r"old\.parquet lacks the columns \['bootstrap_last_state'\].* 03d7dc21"):
+        read_groups(path)
+    old = [[{**turn, "truncated": False} for turn in row] for row in table["turns"].to_pylist()]
+    renamed = [[{key: turn[key] for key in turn if key != "hit_token_limit"} for turn in row] for row in old]
+    pq.write_table(table.set_column(table.column_names.index("turns"), "turns", pa.array(renamed)), path)
+    with pytest.raises(ArchiveError, match=r"old\.parquet"):
+        read_groups(path)
 
 
-@pytest.mark.parametrize(("stated", "says"), [("2", "schema 2.*newer"), ("one", "whole number")])
-def test_a_newer_schema_is_refused_by_name_with_what_to_do(tmp_path: Path, stated: str, says: str) -> None:
+@pytest.mark.parametrize(
+    ("stated", "says"), [("2", "schema 2.*newer"), ("0", "schema 0.* 03d7dc21"), ("one", "whole number")]
+)
+def test_another_schema_is_refused_by_name_with_what_to_do(tmp_path: Path, stated: str, says: str) -> None:
     table = to_table(small_group()).replace_schema_metadata({VERSION_KEY: stated})
     pq.write_table(table, tmp_path / "later.parquet")
     with pytest.raises(ArchiveError, match=rf"later\.parquet.*{says}"):

@@ -88,12 +88,6 @@ def test_that_reasoning_became_untrue_is_known_without_the_answers(reading: Read
     assert gauge.untrue == pytest.approx(untrue, nan_ok=True)
 
 
-def test_a_checkpoint_of_an_earlier_release_has_no_baseline_and_is_read() -> None:
-    gauge = RegimeGauge()
-    gauge.restore({"mi": [1.0], "entropy": [0.5]})
-    assert gauge.state() == RegimeGauge().state()
-
-
 def test_an_unknown_reading_leaves_no_trace_in_the_baseline() -> None:
     gauge = RegimeGauge()
     gauge.read(Reading(math.nan, math.nan, math.nan, math.nan))

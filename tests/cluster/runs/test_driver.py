@@ -67,7 +67,7 @@ def test_a_link_in_place_of_the_lock_is_refused_and_what_it_leads_to_is_untouche
 
 
 def test_a_reader_learns_whether_a_process_drives_the_run_and_leaves_the_lock_free(tmp_path: Path) -> None:
-    assert is_driven(tmp_path) is None, "a run of an older release has no lock file"
+    assert is_driven(tmp_path) is None, "a run that is copied from elsewhere may have no lock file"
     own = Driver(tmp_path)
     own.hold(quiet)
     assert is_driven(tmp_path) is True

@@ -86,7 +86,7 @@ def test_groups_of_a_newer_schema_are_refused_by_name(tmp_path: Path) -> None:
     some_run(tmp_path, 1)
     table = to_table(small_group()).replace_schema_metadata({VERSION_KEY: "9"})
     pq.write_table(table, tmp_path / "groups" / "step-000001.parquet")
-    with pytest.raises(UserError, match=r"step-000001\.parquet has schema 9.*up to 1"):
+    with pytest.raises(UserError, match=r"step-000001\.parquet has schema 9.*reads schema 1"):
         RunFolder(tmp_path).groups()
 
 
