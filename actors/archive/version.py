@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from squelch.actors.archive.store import ArchiveError
-from squelch.envs.untrusted.files import brief
+from squelch.envs.untrusted.files import Unreadable, brief
 
 VERSION = 1
 VERSION_KEY = "squelch.schema"
@@ -32,15 +31,15 @@ def check_version(stated: object, name: str) -> None:
     """Checks the version that the file `name` states, or None.
 
     Raises:
-        ArchiveError: it is not `VERSION`; the message names the file and says what to do.
+        Unreadable: it is not `VERSION`; the message names the file and says what to do.
     """
     if stated in (None, VERSION):
         return
     if not isinstance(stated, int) or stated < 0:
-        raise ArchiveError(f"{name} states the schema version {brief(stated)}; a version is a whole number from 1 on")
+        raise Unreadable(f"{name} states the schema version {brief(stated)}; a version is a whole number from 1 on")
     remedy = (
         f"Read it with commit {READ_BY} of Squelch."
         if stated < VERSION
         else "Read it with the version of Squelch that wrote it, or with a newer one."
     )
-    raise ArchiveError(f"{name} has schema {stated}, but this version of Squelch reads schema {VERSION}. {remedy}")
+    raise Unreadable(f"{name} has schema {stated}, but this version of Squelch reads schema {VERSION}. {remedy}")
