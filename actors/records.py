@@ -108,7 +108,7 @@ class Trajectory:
     replay_returns: tuple[float, ...] | None = None
     """Return of each replay of the trajectory's actions under fresh noise; empty if the environment declares no noise,
     None if the trajectory was not replayed or a replay failed."""
-    replay_failure: str = ""
+    replay_failure: str | None = None
     """Why a replay failed; not archived."""
 
     def prompt_ids(self, turn: int) -> np.ndarray:
@@ -186,8 +186,8 @@ class GroupSummary:
     replay_returns: np.ndarray | None = None
     """(num_survivors, replays) float64, a row of NaN where they failed; (num_survivors, 0) if the environment declares
     no noise; None if none were asked for."""
-    replay_failure: str = ""
-    """Why the first replay that failed did so; empty if none did."""
+    replay_failure: str | None = None
+    """Why the first replay that failed did so; None if none did."""
 
 
 def replay_matrix(rows: Sequence[Sequence[float] | None], replays: int) -> np.ndarray:
@@ -233,5 +233,5 @@ def summarise(group: Group) -> GroupSummary:
         replay_returns=replay_matrix([t.replay_returns for t in alive], group.ticket.replays)
         if group.ticket.replays
         else None,
-        replay_failure=next((t.replay_failure for t in alive if t.replay_failure), ""),
+        replay_failure=next((t.replay_failure for t in alive if t.replay_failure), None),
     )

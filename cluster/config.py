@@ -225,10 +225,10 @@ class RunConfig(Settings):
         why = self._no_nccl() if self.rollout.weight_transfer == "auto" else "rollout.weight_transfer says so"
         return f"{ways[self.weight_transfer]} ({why or 'learner and rollout workers have GPUs'})"
 
-    def _no_nccl(self) -> str:
-        """The reason why NCCL cannot carry weights; empty if it can. It refuses two members on one GPU."""
+    def _no_nccl(self) -> str | None:
+        """The reason why NCCL cannot carry weights; None if it can. It refuses two members on one GPU."""
         short = {"learner.num_gpus": self.learner.num_gpus, "rollout.num_gpus": self.rollout.num_gpus}
-        return ", ".join(f"{key}={number:g}" for key, number in short.items() if number < 1)
+        return ", ".join(f"{key}={number:g}" for key, number in short.items() if number < 1) or None
 
     @property
     def held_gradients(self) -> int:

@@ -50,19 +50,19 @@ def unreachable(own_rank: int, places: Sequence[Place]) -> dict[int, str]:
     return {rank: reason for rank, reason in reasons.items() if reason}
 
 
-def _try(place: Place) -> str:
-    """The reason why the place cannot be reached; empty if it can."""
+def _try(place: Place) -> str | None:
+    """The reason why the place cannot be reached; None if it can."""
     try:
         socket.create_connection((place.address, place.door_port), timeout=CONNECT_TIMEOUT_S).close()
     except TimeoutError:
         return f"no answer within {CONNECT_TIMEOUT_S:g} s"
     except OSError as error:
         return str(error)
-    return ""
+    return None
 
 
-def failures_in_words(places: Sequence[Place], failures: Mapping[int, Mapping[int, str]]) -> str:
-    """One sentence about ranks that do not reach one another, with both addresses of each pair; empty if all do.
+def failures_in_words(places: Sequence[Place], failures: Mapping[int, Mapping[int, str]]) -> str | None:
+    """One sentence about ranks that do not reach one another, with both addresses of each pair; None if all do.
 
     Args:
         failures: reason by the rank that was tried, by the rank that tried.
@@ -74,6 +74,6 @@ def failures_in_words(places: Sequence[Place], failures: Mapping[int, Mapping[in
         for to, reason in sorted(reasons.items())
     ]
     if not pairs:
-        return ""
+        return None
     more = f"; and {len(pairs) - 4} more pairs" if len(pairs) > 4 else ""
     return "; ".join(pairs[:4]) + more + ". Learner ranks must reach one another on every port above 1023"

@@ -49,7 +49,7 @@ class GroupStatistics:
     replay_returns: np.ndarray | None = None
     """(num_survivors, replays) returns of replays under fresh noise, a row of NaN where they failed; (num_survivors, 0)
     if the environment declares no noise."""
-    replay_failure: str = ""
+    replay_failure: str | None = None
     """Why the first replay that failed did so, if the source knows."""
 
     @property
@@ -115,7 +115,7 @@ def measure(
     for shape, positions in by_shape.items():
         if reason := _too_few(shape, entry, filters):
             for position in positions:
-                why = groups[position].replay_failure if shape.replays else ""
+                why = groups[position].replay_failure if shape.replays else None
                 refusals[position] = f"{reason}; a replay failed: {why}" if why else reason
         else:
             members = [groups[position] for position in positions]

@@ -42,8 +42,8 @@ class Replayed:
     returns: tuple[float, ...] | None
     """Return of each replay, empty if the environment declares no noise; None if a replay failed or none was asked
     for."""
-    failure: str = ""
-    """Why a replay failed; empty if none did."""
+    failure: str | None = None
+    """Why a replay failed; None if none did."""
     seconds: float = 0.0
     """Seconds that the trajectory's replays waited for the environment."""
     lost_environment: bool = False

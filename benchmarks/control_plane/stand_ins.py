@@ -243,9 +243,9 @@ class NoCluster:
         """Nobody scales the benchmark's run."""
         raise NotImplementedError
 
-    async def lacking(self, counts: Mapping[Kind, int]) -> str:
+    async def lacking(self, counts: Mapping[Kind, int]) -> str | None:
         """Nothing is lacking."""
-        return ""
+        return None
 
     async def settled(self) -> None:
         """No autoscaler was asked."""

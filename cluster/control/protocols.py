@@ -236,8 +236,8 @@ class Actors(Protocol):
     def desk(self) -> Desk:
         """The desk under the name by which `squelch scale` finds the run."""
 
-    async def lacking(self, counts: Mapping[Kind, int]) -> str:
-        """What the cluster lacks for these numbers of members, in one sentence; empty if it has that or if an
+    async def lacking(self, counts: Mapping[Kind, int]) -> str | None:
+        """What the cluster lacks for these numbers of members, in one sentence; None if it has that or if an
         autoscaler can add it, which is then asked."""
 
     async def settled(self) -> None:

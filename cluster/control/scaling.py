@@ -84,8 +84,8 @@ def free_names(kind: Kind, taken: Collection[str], count: int) -> list[str]:
     return [name for name in names if name not in taken][:count]
 
 
-def refusal(config: RunConfig, kind: Kind, count: int) -> str:
-    """Why a number is out of bounds, with the setting that says so; empty if it is within them."""
+def refusal(config: RunConfig, kind: Kind, count: int) -> str | None:
+    """Why a number is out of bounds, with the setting that says so; None if it is within them."""
     rollout, words = config.rollout, WORDS[kind]
     low, high = (rollout.min_count, rollout.max_count) if kind is Kind.ROLLOUT else (1, None)
     if count < low:
@@ -93,7 +93,7 @@ def refusal(config: RunConfig, kind: Kind, count: int) -> str:
         return f"{count} {words} are fewer than {bound}"
     if high is not None and count > high:
         return f"{count} {words} are more than rollout.max_count={high}, which --resume can change"
-    return ""
+    return None
 
 
 def leavers(members: Sequence[Member[P]], surplus: int) -> list[Member[P]]:

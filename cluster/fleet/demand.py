@@ -74,12 +74,12 @@ def needed(config: RunConfig, kind: str, learning: bool = True) -> float:
     return sum(need.total(kind) for need in needs(config, learning, most))
 
 
-def shortfall(wanted: Sequence[Need], nodes: Sequence[Node]) -> str:
-    """What the nodes can never give, in one sentence with the sum and the settings to change; empty if nothing."""
+def shortfall(wanted: Sequence[Need], nodes: Sequence[Node]) -> str | None:
+    """What the nodes can never give, in one sentence with the sum and the settings to change; None if nothing."""
     return _too_large(wanted, nodes) or _too_many(wanted, nodes)
 
 
-def _too_large(wanted: Sequence[Need], nodes: Sequence[Node]) -> str:
+def _too_large(wanted: Sequence[Need], nodes: Sequence[Node]) -> str | None:
     """The first request that fits no node that it may use."""
     for need in wanted:
         allowed = [node for node in nodes if admits(need.selector, node.labels)]
@@ -93,14 +93,14 @@ def _too_large(wanted: Sequence[Need], nodes: Sequence[Node]) -> str:
                 f"each of the {need.actor} needs {_amounts(need.resources)} on one node, and no node has that much: "
                 f"{_nodes(allowed)}; lower {need.key}.num_cpus or {need.key}.num_gpus, or add a larger node"
             )
-    return ""
+    return None
 
 
 def _fits(need: Need, node: Node) -> bool:
     return all(node.resources.get(kind, 0) >= amount - ROUNDING for kind, amount in need.resources.items())
 
 
-def _too_many(wanted: Sequence[Need], nodes: Sequence[Node]) -> str:
+def _too_many(wanted: Sequence[Need], nodes: Sequence[Node]) -> str | None:
     """The first kind of which all requests, or those of one label selector, ask for more than there is."""
     selectors = {spelled(need.selector): need.selector for need in wanted if need.selector}
     groups = [({}, wanted), *((one, [n for n in wanted if n.selector == one]) for one in selectors.values())]
@@ -109,13 +109,13 @@ def _too_many(wanted: Sequence[Need], nodes: Sequence[Node]) -> str:
         for kind in KINDS:
             if text := _exceeds(kind, group, allowed, selector):
                 return text
-    return ""
+    return None
 
 
-def _exceeds(kind: str, group: Sequence[Need], nodes: Sequence[Node], selector: Mapping[str, str]) -> str:
+def _exceeds(kind: str, group: Sequence[Need], nodes: Sequence[Node], selector: Mapping[str, str]) -> str | None:
     need, have = sum(n.total(kind) for n in group), sum(node.resources.get(kind, 0) for node in nodes)
     if need <= have + ROUNDING:
-        return ""
+        return None
     parts = " + ".join(f"{n.count} x {n.resources[kind]:g} for {n.actor}" for n in group if n.total(kind) > 0)
     there, of_them = (f"the nodes with {spelled(selector)} have", " of them") if selector else ("the cluster has", "")
     units = kind if have == 1 else f"{kind}s"

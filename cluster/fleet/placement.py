@@ -96,7 +96,7 @@ def may_grow(config: RunConfig) -> bool:
     return autoscales() if config.cluster.autoscaler is None else config.cluster.autoscaler
 
 
-def _await_nodes(missing: Callable[[], str], bound_s: float) -> None:
+def _await_nodes(missing: Callable[[], str | None], bound_s: float) -> None:
     deadline = time.monotonic() + bound_s
     while text := missing():
         if time.monotonic() > deadline:
@@ -197,15 +197,15 @@ class Placement:
         nothing on a random node, whatever node affinity says, so that it requests a trace of the driver's node."""
         return {"resources": {_node_resource(own_node()[0]): TRACE}}
 
-    def lacking(self, counts: Mapping[Kind, int]) -> str:
-        """What the cluster can never give to the run with these numbers of members; empty if nothing, or if an
+    def lacking(self, counts: Mapping[Kind, int]) -> str | None:
+        """What the cluster can never give to the run with these numbers of members; None if nothing, or if an
         autoscaler has been asked for it."""
         wanted = needs(self.config, counts=counts)
         missing = shortfall(wanted, alive_nodes())
         if missing and may_grow(self.config):
             _ask_for(wanted)
             self._asked = True
-            return ""
+            return None
         return missing
 
     def settled(self) -> None:

@@ -86,8 +86,8 @@ class Pool(Generic[P]):
         self.creating: set[str] = set()
         """Names of the members whose processes are being created, or wait for that."""
         self._changes: Counter[str] = Counter()
-        self._failure = ""
-        """What `need` says of the last member that did not come up."""
+        self._failure: str | None = None
+        """Why the last member that did not come up did not."""
         self._fault: BaseException | None = None
         """An error that no change of the members explains: a bug."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -112,7 +112,8 @@ class Pool(Generic[P]):
         while not (healthy := self.members.healthy()):
             self._raise_fault()
             if not self.members.present() and not self.creating:
-                raise RuntimeError(f"no {self.members.kind} is left, and none is starting{self._failure}")
+                last = f"; the last to start failed: {self._failure}" if self._failure is not None else ""
+                raise RuntimeError(f"no {self.members.kind} is left, and none is starting{last}")
             await self.members.change()
         return healthy
 
@@ -221,7 +222,7 @@ class Pool(Generic[P]):
     def _failed(self, name: str, cause: str) -> str:
         self._tell(name, "join_failed", time.time(), cause=cause)
         log.error("%s did not come up: %s", name, cause)
-        self._failure = f"; the last to start failed: {cause}"
+        self._failure = cause
         return cause
 
     # -- members that go -----------------------------------------------------------------------------------------------

@@ -167,7 +167,7 @@ class RayActors:
         )
         return RayDesk(shell.remote())
 
-    async def lacking(self, counts: Mapping[Kind, int]) -> str:
+    async def lacking(self, counts: Mapping[Kind, int]) -> str | None:
         """As the protocol says."""
         return await _asked(self.placement.lacking, counts)
 

@@ -74,11 +74,11 @@ class Scaling:
             self.say(f"{text} ({request.reason or f'asked by {request.by.value}'})")
             return Answer(True, f"{text}{_outlook(before, request)}")
 
-    async def _lacking(self, request: Request) -> str:
-        """What the cluster lacks for a request that asks for more members."""
+    async def _lacking(self, request: Request) -> str | None:
+        """What the cluster lacks for a request that asks for more members; None if nothing."""
         counts = {**self.fleet.wanted(), request.kind: request.count}
         if request.count <= self.fleet.pools[request.kind].wanted:
-            return ""
+            return None
         try:
             return await bounded(self.fleet.actors.lacking(counts), LACK_S)
         except (ActorError, TimeoutError) as error:

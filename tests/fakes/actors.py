@@ -86,7 +86,7 @@ class World:
     requests: list[Request] = field(default_factory=list)
     """Requests that wait at the desk."""
     answers: list[Answer] = field(default_factory=list)
-    lacks: Callable[[Mapping[Kind, int]], str] = lambda counts: ""
+    lacks: Callable[[Mapping[Kind, int]], str | None] = lambda counts: None
     """What the cluster lacks for these numbers of members."""
     draining: dict[str, float] = field(default_factory=dict)
     """Seconds until the nodes of these members are taken away; a new member is on another node."""
@@ -581,7 +581,7 @@ class FakeActors:
         self.made["desk"] += 1
         return Desk(self.world)
 
-    async def lacking(self, counts: Mapping[Kind, int]) -> str:
+    async def lacking(self, counts: Mapping[Kind, int]) -> str | None:
         self.asks = True
         return self.world.lacks(counts)
 

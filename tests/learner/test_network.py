@@ -100,7 +100,7 @@ def test_ranks_that_answer_are_not_reported_and_one_that_does_not_is(monkeypatch
 
 def test_the_words_name_both_ranks_with_their_addresses() -> None:
     places = [Place("10.0.0.1", 1, 2), Place("10.0.0.2", 1, 2), Place("10.0.0.3", 1, 2)]
-    assert failures_in_words(places, {0: {}, 1: {}, 2: {}}) == ""
+    assert failures_in_words(places, {0: {}, 1: {}, 2: {}}) is None
     words = failures_in_words(places, {0: {}, 1: {2: "no answer within 5 s"}, 2: {1: "refused"}})
     assert words.startswith(
         "learner rank 2 on 10.0.0.3 cannot be reached from rank 1 on 10.0.0.2 (no answer within 5 s); "

@@ -57,7 +57,7 @@ class Note:
     ended: float
     files: int = 0
     bytes: int = 0
-    cause: str = ""
+    cause: str | None = None
 
 
 @dataclass
@@ -75,10 +75,10 @@ class Progress:
     busy: bool = False
     failures: int = 0
     """Uploads in a row that failed."""
-    cause: str = ""
+    cause: str | None = None
     """Why the last one failed."""
-    lost: str = ""
-    """Why no upload can succeed any more; else empty."""
+    lost: str | None = None
+    """Why no upload can succeed any more."""
     notes: SimpleQueue[Note] = field(default_factory=SimpleQueue)
 
     def __post_init__(self) -> None:
@@ -118,7 +118,9 @@ class Uploads:
         self._cancelled, self._last = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="upload", daemon=True)
         self._told_slow = self._told_failure = False
-        self._ended: str | None = None
+        self._finished = False
+        self._verdict: str | None = None
+        """Why the run must end, once it has finished."""
         mirror.guard, mirror.stop = self._guard, self._cancelled.is_set
         mirror.moved, mirror.kept = self.progress.move, self.progress.keep
 
@@ -149,21 +151,22 @@ class Uploads:
         progress, began, started = self.progress, self.progress.now(), time.time()
         if not progress.failures:
             progress.move()
-        progress.busy, files, num_bytes, cause = True, 0, 0, ""
+        failure: str | None = None
+        progress.busy, files, num_bytes = True, 0, 0
         try:
             files, num_bytes = self.mirror.upload()
         except Stopped:
             return
         except UserError as error:  # another driver has taken over, or the store was damaged
-            progress.lost = str(error)
+            progress.lost = failure = str(error)
         except OSError as error:
-            cause = words(error)
+            failure = words(error)
         finally:
             progress.busy = False
-        if cause or progress.lost:
-            progress.fail(cause or progress.lost)
+        if failure is not None:
+            progress.fail(failure)
         else:
-            progress.failures, progress.cause, progress.done = 0, "", began
+            progress.failures, progress.cause, progress.done = 0, None, began
             progress.move()
         if files or progress.cause:
             progress.notes.put(Note(started, time.time(), files, num_bytes, progress.cause))
@@ -215,29 +218,29 @@ class Uploads:
         self._told_slow = slow
         return notes
 
-    def verdict(self) -> str:
-        """Why the run must end because of the store; empty if it need not."""
+    def verdict(self) -> str | None:
+        """Why the run must end because of the store; None if it need not."""
         progress, bound = self.progress, self.config.give_up_after_s
         if self.lease.lost:
             return self._taken_over()
         if progress.lost:
             return progress.lost
         if progress.silent_s() <= bound:
-            return ""
+            return None
         why = progress.cause or f"{self.mirror.store.where()} does not answer"
         return (
             f"{why}; nothing could be uploaded for {bound:g} s (upload.give_up_after_s). Every file is in "
             f"{self.mirror.run_dir}: continue with --resume once the store works"
         )
 
-    def finish(self) -> str:
-        """Uploads what is left, with the same patience; returns why that failed, else an empty text. The run's folder
-        does not change any more."""
-        if self._ended is None:
-            self._ended = self._finish() if self._thread.is_alive() else self.verdict()
-        return self._ended
+    def finish(self) -> str | None:
+        """Uploads what is left, with the same patience; returns why that failed, or None. The run's folder does not
+        change any more."""
+        if not self._finished:
+            self._finished, self._verdict = True, self._finish() if self._thread.is_alive() else self.verdict()
+        return self._verdict
 
-    def _finish(self) -> str:
+    def _finish(self) -> str | None:
         self._last.set()
         verdict = self.verdict()
         while self._thread.is_alive() and not verdict:

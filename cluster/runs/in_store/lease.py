@@ -98,8 +98,8 @@ class Lease:
 
     def __init__(self, store: Store, generation: int, terms: Terms) -> None:
         self.store, self.generation, self._terms = store, generation, terms
-        self.lost = ""
-        """The driver that has taken over, once that is known; empty before."""
+        self.lost: str | None = None
+        """The driver that has taken over, once that is known."""
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
 

@@ -22,7 +22,7 @@ def test_every_party_that_asks_for_a_gpu_is_counted() -> None:
 
 def test_an_evaluation_asks_for_what_plays_and_for_no_more() -> None:
     config = load("paper-frozenlake-3b")
-    assert shortfall(needs(config, learning=False), [node(4.25, 1)]) == ""
+    assert shortfall(needs(config, learning=False), [node(4.25, 1)]) is None
     assert shortfall(needs(config, learning=True), [node(4.25, 1)])
 
 
@@ -45,7 +45,7 @@ def test_a_cluster_too_small_is_refused_with_the_sum_and_what_to_lower(overrides
 
 def test_a_run_that_fits_exactly_is_taken() -> None:
     config = load("frozenlake", ["scorer.num_gpus=0.5"])
-    assert shortfall(needs(config), [node(needed(config, "CPU"), 0.5)]) == ""
+    assert shortfall(needs(config), [node(needed(config, "CPU"), 0.5)]) is None
 
 
 def test_a_request_larger_than_every_node_is_refused_however_many_nodes_there_are() -> None:
@@ -54,12 +54,12 @@ def test_a_request_larger_than_every_node_is_refused_however_many_nodes_there_ar
     text = shortfall(wanted, nodes)
     assert text.startswith("each of the rollout workers needs 0.5 CPU and 4 GPU on one node")
     assert "10.0.0.3 (8 CPU and 2 GPU) and 2 more" in text and "rollout.num_gpus" in text
-    assert shortfall(wanted, [*nodes, node(1, 4)]) == ""
+    assert shortfall(wanted, [*nodes, node(1, 4)]) is None
 
 
 def test_only_nodes_that_a_label_selector_admits_count() -> None:
     config = load("frozenlake", ["learner.ranks=3", "learner.num_cpus=1", "learner.label_selector={role: learner}"])
-    assert shortfall(needs(config), [node(8, role="learner")]) == ""
+    assert shortfall(needs(config), [node(8, role="learner")]) is None
     none = shortfall(needs(config), [node(8, role="other"), node(8)])
     assert none.startswith("no node of the cluster has the labels that learner.label_selector asks for (role=learner)")
     assert "10.0.0.1 (8 CPU, role=other)" in none
@@ -88,7 +88,7 @@ REQUESTS = st.lists(
 def test_what_can_be_placed_is_never_refused(wanted) -> None:
     """Each request gets a node of its own, which the check must accept."""
     nodes = [Node(f"n{i}", need.resources, dict(need.selector)) for need in wanted for i in range(need.count)]
-    assert shortfall(wanted, nodes) == ""
+    assert shortfall(wanted, nodes) is None
     for kind in ("CPU", "GPU"):
         if total := sum(need.total(kind) for need in wanted):
             small = [Node("n", {"CPU": 99.0, "GPU": 99.0, kind: total * 0.9}, {"role": "a"})]

@@ -205,7 +205,7 @@ def test_more_members_than_the_cluster_can_hold_are_refused_with_the_sum(monkeyp
 def test_an_autoscaler_is_asked_for_more_members_until_they_have_come(monkeypatch) -> None:
     scaler = Autoscaler(monkeypatch, 1000)
     growing = Placement(config("cluster.autoscaler=true", "rollout.label_selector={}"))
-    assert growing.lacking({Kind.ROLLOUT: 7, Kind.ENVIRONMENT: 1}) == ""
+    assert growing.lacking({Kind.ROLLOUT: 7, Kind.ENVIRONMENT: 1}) is None
     assert scaler.asked[0]["bundles"].count({"CPU": 0.5}) >= 7
     for _ in range(2):
         growing.settled()

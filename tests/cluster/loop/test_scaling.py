@@ -214,7 +214,7 @@ def test_a_learner_that_has_no_other_room_stays_with_one_checkpoint_until_its_no
 def test_a_request_is_checked_answered_and_granted(tmp_path: Path) -> None:
     words = ("rollout.max_count=3", "loop.steps=8", "loop.max_staleness=1")
     world, archive = World(configured(tmp_path, *words), **MIXED), FakeArchive()
-    world.lacks = lambda counts: "the cluster has 2 CPUs and the run needs 9" if counts[Kind.ENVIRONMENT] > 4 else ""
+    world.lacks = lambda counts: "the cluster has 2 CPUs and the run needs 9" if counts[Kind.ENVIRONMENT] > 4 else None
     world.requests = [
         Request(Kind.ROLLOUT, 0),
         Request(Kind.ROLLOUT, 4),

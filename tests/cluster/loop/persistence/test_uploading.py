@@ -177,7 +177,7 @@ def test_uploads_go_on_beside_the_loop_and_the_last_one_has_everything(tmp_path:
     watched = Watched(tmp_path / "run", Memory(), every_s=0.02)
     beside(watched, lambda: "config.yaml" in newest(watched.store).files)
     (tmp_path / "run" / "late.json").write_text("{}")
-    assert watched.uploads.finish() == "" and watched.uploads.finish() == ""
+    assert watched.uploads.finish() is None and watched.uploads.finish() is None
     watched.uploads.close()
     assert set(newest(watched.store).files) == {"config.yaml", "late.json"}
     assert acquire(watched.store, 60.0, this_process(), pytest.fail).generation == 2, "the lease was given up"
@@ -261,7 +261,7 @@ def test_an_empty_host_gets_the_run_and_a_second_driver_is_refused(tmp_path: Pat
     first.begin()
     with pytest.raises(UserError, match=r"process \d+ on .* works on this run"):
         open_uploads(config(tmp_path, "b", tmp_path / "mnt"), True, lambda _: None)
-    assert first.finish() == ""
+    assert first.finish() is None
     first.close()
     said = list[str]()
     second = open_uploads(config(tmp_path, "b", tmp_path / "mnt"), True, said.append)
