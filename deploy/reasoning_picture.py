@@ -1,4 +1,4 @@
-"""Draws the first two rows of the Reasoning dashboard over a run, for the README.
+"""Draws the first two rows of the Reasoning dashboard over a run, for the docs.
 
     python -m squelch.deploy.reasoning_picture runs/frozenlake docs/reasoning-view.svg
 

@@ -1,4 +1,4 @@
-"""Draws the view of `squelch watch` as an SVG, for the README.
+"""Draws the view of `squelch watch` as an SVG, for the docs.
 
     python -m squelch.deploy.watch_picture runs/frozenlake docs/watch.svg
 

@@ -1,7 +1,7 @@
 """Draws the panels of a dashboard from the answers of a Prometheus, as Grafana would place them. Pure.
 
     one_panel    a panel as an SVG of its own, for a page that places it (`squelch inspect`)
-    picture      rows of a dashboard as one SVG, for the README
+    picture      rows of a dashboard as one SVG, for the docs
 
 The table of `cluster.plots.panel_drawings` says how each type of panel is drawn. A panel without a value says so.
 """

@@ -1,4 +1,4 @@
-"""The README's picture of a dashboard comes from a real Prometheus that holds a run's metrics."""
+"""The docs' picture of a dashboard comes from a real Prometheus that holds a run's metrics."""
 
 import re
 import sys

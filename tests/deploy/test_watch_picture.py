@@ -1,4 +1,4 @@
-"""The README's picture is what `squelch watch` shows, in an SVG that needs nothing from the network."""
+"""The docs' picture is what `squelch watch` shows, in an SVG that needs nothing from the network."""
 
 import re
 import sys

@@ -1,0 +1,79 @@
+"""The diffs of CONTRIBUTING apply to this code, pass its lint, and what they add works."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "CONTRIBUTING.md"
+DIFFS = re.findall(r"^## (.+?)$.*?^```diff\n(.*?)^```", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
+MOST_ADDED = {"An environment": 35}
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the tracked files with every diff applied."""
+    copy = tmp_path_factory.mktemp("changed")
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, names.split("\0")):
+        if name.endswith((".py", ".md", ".toml", ".yaml", ".json", ".csv")) or (ROOT / name).is_symlink():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, copy / name, follow_symlinks=False)
+    for title, diff in DIFFS:
+        words = ["git", "apply", "-"]
+        done = subprocess.run(words, cwd=copy, input=diff, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{title}: {done.stderr}"
+    return copy
+
+
+@pytest.mark.parametrize(("title", "diff"), DIFFS, ids=[title for title, _ in DIFFS])
+def test_an_addition_is_small(title: str, diff: str) -> None:
+    added = [line for line in diff.splitlines() if line.startswith("+") and not line.startswith("+++")]
+    assert len(added) <= MOST_ADDED.get(title, 20)
+
+
+def test_what_is_added_passes_the_lint(changed: Path) -> None:
+    ruff = Path(sysconfig.get_path("scripts")) / "ruff"
+    for words in (["check", "--no-cache", "."], ["format", "--no-cache", "--check", "."]):
+        done = subprocess.run([ruff, *words], cwd=changed, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+
+
+USES = """
+import numpy as np
+from squelch.actors.filter.scores import STATISTICS
+from squelch.cluster.config import load
+from squelch.cluster.metrics import REGISTRY
+from squelch.envs.registry import make
+
+assert list(STATISTICS["reward_range"].reduce(np.array([[0.0, 1.0, 3.0]]))) == [3.0]
+load("frozenlake", ["filter.statistic=reward_range"])
+assert load("frozenlake", ["learner.algorithm=grpo_tokens"]).learner.objective.aggregation == "token_mean"
+assert any(spec.name == "squelch_reward_variance_max" for spec in REGISTRY.specs.values())
+game = make("squelch.envs.guess:Guess", "validation", {})
+game.reset(seed=7, options={"noise_seed": 0})
+low, high = 1, 999
+for _ in range(10):
+    middle = (low + high) // 2
+    said, reward, solved, _, info = game.step(game.read_action(str(middle)))
+    low, high = (middle + 1, high) if said == "higher" else (low, middle - 1)
+    if solved:
+        break
+assert solved and reward == 1 and info["success"]
+"""
+
+
+def test_what_is_added_works(changed: Path) -> None:
+    alone = {**os.environ, "PYTHONPATH": str(changed), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([sys.executable, "-c", USES], cwd=changed, env=alone, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    boards = [sys.executable, "-m", "squelch.deploy.dashboards", "--write"]
+    done = subprocess.run(boards, cwd=changed, env=alone, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
