@@ -20,7 +20,6 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.common import print_figures
-from benchmarks.environments.hostile_searches import hostile_searches
 from benchmarks.environments.own import demonstrator_of, own_environment
 from squelch.envs.base import TextEnv
 from squelch.envs.registry import make
@@ -28,6 +27,7 @@ from squelch.envs.retrieval import open_index
 from squelch.envs.search_qa.world import World
 from squelch.envs.splits import SPLITS
 from squelch.envs.wording import DEFAULT_QUALITY
+from tests.envs.hostile_searches import hostile_searches
 
 PASSAGES, PRODUCTS = 100_000, 10_000
 FRESH_SEED = 30_000_000  # above every other seed used here, so that no cached task improves a figure

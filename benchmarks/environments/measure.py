@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environments.episodes import write_episodes
-from benchmarks.environments.hostile_text import hostile_actions, hostile_texts
 from benchmarks.environments.own import demonstrator_of, own_environment
 from squelch.envs.base import TextEnv
 from squelch.envs.format import parse
 from squelch.envs.registry import environment_names
 from squelch.envs.splits import Split
 from squelch.envs.wording import DEFAULT_QUALITY
+from tests.envs.hostile_text import hostile_actions, hostile_texts
 
 FRESH_SEED = 10_000_000  # above every other seed used here, so that no cached task improves a figure
 STEPS_PER_EPISODE = 10

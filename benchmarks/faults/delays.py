@@ -19,7 +19,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults.cell import SMALL
 from squelch.cluster.config import RunConfig, load
 from squelch.cluster.control.admission import validation_tickets
 from squelch.cluster.fleet.bootstrap import connect, disconnect
@@ -28,6 +27,7 @@ from squelch.cluster.fleet.ray_actors import RayActors
 from squelch.cluster.loop.initial_policy import prepare_model
 from squelch.cluster.loop.tickets.playing import Play
 from squelch.cluster.runs.logs import log_folder
+from tests.e2e.faults.cell import SMALL
 
 BUSY = 16
 ASK_EVERY_S = 0.5

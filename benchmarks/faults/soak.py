@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults.cell import IMPATIENT, booted
-from benchmarks.faults.injection import Injector
-from benchmarks.faults.plan import Fault, draw
-from benchmarks.faults.session import Hung, Session
+from tests.e2e.faults.cell import IMPATIENT, booted
+from tests.e2e.faults.injection import Injector
+from tests.e2e.faults.plan import Fault, draw
+from tests.e2e.faults.session import Hung, Session
 from tests.e2e.hosts import ADDRESS, Hosts
 
 EVERY = 5

@@ -7,7 +7,7 @@ python -m benchmarks.faults --soak FOLDER [--seeds 0,1,2]
 python -m benchmarks.faults --delays FILE [--seconds 120] [--model FOLDER]
 
 A boot is two hosts in network namespaces of this machine (root, iproute2) and a run on them. The faults are drawn from
-the seed before the first boot (`benchmarks.faults.plan`), ten a cell; FOLDER/cell-SEED-NN.json gets the result of
+the seed before the first boot (`tests.e2e.faults.plan`), ten a cell; FOLDER/cell-SEED-NN.json gets the result of
 a boot when it ends. A boot ends after its cell's last fault or after `--minutes`. The same command goes on where it was
 interrupted, with the faults that no boot has injected; `--once` stops after one boot. Without `--out` the boots that
 were committed (benchmarks/faults/results.parquet) are reported, `--quick` alike, or those in the FOLDER of `--report`,
@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import print_figures
-from benchmarks.faults.plan import cells
 from benchmarks.faults.report import COLUMNS, figures, keep, read_boots, rows
+from tests.e2e.faults.plan import cells
 
 COMMITTED = Path(__file__).parent / "results.parquet"
 
@@ -75,7 +75,7 @@ def _arguments() -> argparse.Namespace:
 
 def _study(chosen: argparse.Namespace) -> None:
     """Boots until every fault was injected, or once with `--once`."""
-    from benchmarks.faults.cell import run_boot  # imports the tests' hosts, which the report does not need
+    from tests.e2e.faults.cell import run_boot  # imports the tests' hosts, which the report does not need
 
     for cell, faults in enumerate(cells(chosen.seed, chosen.boots, chosen.faults)):
         folder = chosen.out / f"cell-{chosen.seed}-{cell:02d}"

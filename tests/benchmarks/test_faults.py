@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.faults.judge import verdict
-from benchmarks.faults.plan import ACTORS, KINDS, cells, draw
 from benchmarks.faults.report import figures, rows
+from tests.e2e.faults.judge import verdict
+from tests.e2e.faults.plan import ACTORS, KINDS, cells, draw
 
 WANTED = {"000001-000", "000001-001"}
 RIGHT = {"000001-000": Counter({(1, "kept"): 4}), "000001-001": Counter({(1, "dropped"): 4})}

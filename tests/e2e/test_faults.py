@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.cell import run_boot
-from benchmarks.faults.plan import ACTORS, twelve
+from tests.e2e.faults.cell import run_boot
+from tests.e2e.faults.plan import ACTORS, twelve
 from tests.e2e.hosts import need_namespaces
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200)]

@@ -8,7 +8,6 @@ import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from benchmarks.environments.hostile_text import hostile_actions
 from squelch.envs.base import TextEnv
 from squelch.envs.config import EnvironmentConfig, FormatConfig
 from squelch.envs.episode import Episode
@@ -17,6 +16,7 @@ from squelch.envs.registry import environment_class, environment_names, make, re
 from squelch.envs.splits import split_of, task_seeds
 from squelch.envs.text import printable
 from squelch.envs.wording import DemonstrationQuality
+from tests.envs.hostile_text import hostile_actions
 
 NAMES = environment_names()
 GRIDS = ["FrozenLake", "Sokoban"]

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.environments.hostile_text import hostile_actions
 from squelch.envs.config import FormatConfig
 from squelch.envs.deep_coder.environment import DeepCoder, DeepCoderOptions, generated
 from squelch.envs.deep_coder.published import PublishedProblem, read_problem
@@ -34,6 +33,7 @@ from squelch.envs.sandbox import SandboxConfig, judge, shared_pool
 from squelch.envs.sandbox.backends import choose
 from squelch.envs.splits import split_of
 from squelch.envs.wording import DemonstrationQuality
+from tests.envs.hostile_text import hostile_actions
 
 try:
     choose(allow_unsafe=False)

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.environments.hostile_text import TAGS, hostile_texts
 from squelch.envs.config import FormatConfig
 from squelch.envs.format import parse, reward_text, system_message, turn_message, well_formed
 from squelch.envs.registry import make
+from tests.envs.hostile_text import TAGS, hostile_texts
 
 ACTIONS = ("Left", "Down", "Right", "Up")
 CONFIG = FormatConfig()

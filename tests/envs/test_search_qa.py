@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.environments.hostile_searches import hostile_searches
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
 from squelch.actors.failures import FailureCause
 from squelch.actors.messages import Completion, GenerationRequest
@@ -29,6 +28,7 @@ from squelch.envs.search_qa.world import RELATIONS, World, generate
 from squelch.envs.wording import DemonstrationQuality
 from tests.actors.play.test_codec import byte_level_bpe, save_model
 from tests.envs.demonstrations import PERFECT, last_reward
+from tests.envs.hostile_searches import hostile_searches
 from tests.envs.retriever_server import hits, serving, sleeping
 
 SMALL = {"num_passages": 2000}

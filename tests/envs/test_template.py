@@ -9,7 +9,6 @@ import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from benchmarks.environments.hostile_text import hostile_texts
 from squelch.actors.play.codec import ChatCodec
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.episode import Episode
@@ -20,6 +19,7 @@ from squelch.envs.template import SortWords
 from squelch.learner.warmup.demonstrations import encode, transcripts
 from squelch.learner.warmup.tiny import build_tiny
 from squelch.learner.warmup.tiny_recipe import TEXT_RECIPE, recipe_for
+from tests.envs.hostile_text import hostile_texts
 
 PATH = "squelch.envs.template:SortWords"
 CONFIG = EnvironmentConfig(name=PATH)

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.environments.hostile_searches import hostile_searches
 from squelch.envs.registry import make
 from squelch.envs.web_shop.made_up import MadeUpShop, draw_goal, make_product
 from squelch.envs.web_shop.products import NO_LIMIT, Goal, Product, best_choice, purchase_reward, type_reward
 from squelch.envs.wording import DemonstrationQuality
 from tests.envs.demonstrations import PERFECT, last_reward
+from tests.envs.hostile_searches import hostile_searches
 
 SMALL = {"num_products": 1000}
 IDS = {**SMALL, "result_buttons": "id"}

@@ -16,7 +16,7 @@ import psutil
 
 from squelch.actors.archive.reader import read_events, read_metrics
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 POLL_S = 0.1
 LAST_LINES = 40
 KILL_S = 90.0

@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from benchmarks.fuzz.in_process_worker import content, run
-from benchmarks.fuzz.measure import figures
-from benchmarks.fuzz.readers import TARGETS
-from benchmarks.fuzz.target import NAME, Target
+from benchmarks.fuzz import figures
 from squelch.envs.untrusted.files import Unreadable
+from tests.fuzz.in_process_worker import content, run
+from tests.fuzz.readers import TARGETS
+from tests.fuzz.target import NAME, Target
 
 INPUTS = 15
 

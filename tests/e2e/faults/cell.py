@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults.injection import Injector, small_disk
-from benchmarks.faults.judge import Verdict, judge
-from benchmarks.faults.plan import DRIVER, HOST, Fault
-from benchmarks.faults.session import End, Hung, Session
+from tests.e2e.faults.injection import Injector, small_disk
+from tests.e2e.faults.judge import Verdict, judge
+from tests.e2e.faults.plan import DRIVER, HOST, Fault
+from tests.e2e.faults.session import End, Hung, Session
 from tests.e2e.hosts import ADDRESS, Host, Hosts, hosts
 
 STEPS_AFTER = 2

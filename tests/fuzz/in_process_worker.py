@@ -1,6 +1,6 @@
 """Reads many inputs of one reader in this process, with a bound on time and memory for each.
 
-    python -m benchmarks.fuzz.in_process_worker TARGET SEED FIRST COUNT PROGRESS
+    python -m tests.fuzz.in_process_worker TARGET SEED FIRST COUNT PROGRESS
 
 prints one JSON line for each fault and one at the end. `PROGRESS` is a file that always holds the number of the input
 under way, so that an input that ends the process is known. An input is a function of target, seed and number.
@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from benchmarks.fuzz.target import Outcome, Target, outcome
+from tests.fuzz.target import Outcome, Target, outcome
 
 HANG_S = 10.0
 """Seconds that an input may take."""
@@ -110,7 +110,7 @@ def _peak_bytes() -> int:
 
 def main(argv: list[str]) -> None:
     """Runs the inputs; see the module's head."""
-    from benchmarks.fuzz.readers import TARGETS
+    from tests.fuzz.readers import TARGETS
 
     name, seed, first, count, progress = argv[0], int(argv[1]), int(argv[2]), int(argv[3]), argv[4]
     resource.setrlimit(resource.RLIMIT_DATA, (_CEILING, _CEILING))

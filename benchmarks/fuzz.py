@@ -2,7 +2,7 @@
 
     python -m benchmarks.fuzz [--quick] [--json] [--seed N] [--only TARGET[:NUMBER]]
 
-Inputs are valid files with hostile bytes or values (`benchmarks.fuzz.mutation`). Files are read in process, many inputs
+Inputs are valid files with hostile bytes or values (`tests.fuzz.mutation`). Files are read in process, many inputs
 a process; model folders and checkpoints in a child process each. An input is at fault if reading it raises an error
 that a command does not turn into one paragraph, if that paragraph is long or does not name the file, if it takes more
 than 10 s (a folder: 60 s), or if the process grows by more than 1 GiB or ends. All three counts should be 0.
@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import print_figures
-from benchmarks.fuzz.in_process_worker import MOST_GROWTH, Found, content
-from benchmarks.fuzz.readers import TARGETS
+from tests.fuzz.in_process_worker import MOST_GROWTH, Found, content
+from tests.fuzz.readers import TARGETS
 
 FILES, FOLDERS = 100_000, 2_000
 QUICK_FILES, QUICK_FOLDERS = 2_700, 40
@@ -49,7 +49,7 @@ def _over_target(name: str, count: int, seed: int) -> Found:
         while first < count and deaths < MOST_DEATHS:
             words = [name, str(seed), str(first), str(count - first), progress.name]
             done = subprocess.run(
-                [sys.executable, "-m", "benchmarks.fuzz.in_process_worker", *words],
+                [sys.executable, "-m", "tests.fuzz.in_process_worker", *words],
                 capture_output=True,
                 timeout=BLOCK_S,
                 check=False,
@@ -76,7 +76,7 @@ def _add(whole: Found, part: dict[str, Any]) -> None:
 def over_folders(inputs: int, seed: int) -> list[Found]:
     """Fuzzes the readers of model folders and checkpoints, each input in a child process."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.fuzz.folders_worker", str(seed), "0", str(inputs)],
+        [sys.executable, "-m", "tests.fuzz.folders_worker", str(seed), "0", str(inputs)],
         stdout=subprocess.PIPE,
         timeout=BLOCK_S,
         check=True,
@@ -145,3 +145,7 @@ def main() -> None:
     columns = ("reader", "inputs", "refused", "faults", "slowest, s", "growth, MiB")
     print_figures(all_of_it, args.json, columns, rows, notes)
     sys.exit(1 if all_of_it["every_fault"] else 0)
+
+
+if __name__ == "__main__":
+    main()

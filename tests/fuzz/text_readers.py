@@ -12,12 +12,12 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from benchmarks.fuzz.mutation import mutated, mutated_json, mutated_value
-from benchmarks.fuzz.target import NAME, Target
 from squelch.cluster.commands.other_trainers import score_files
 from squelch.cluster.config import dump, load
 from squelch.cluster.runs.folder import RunFolder
 from squelch.envs.data.rows import read_rows
+from tests.fuzz.mutation import mutated, mutated_json, mutated_value
+from tests.fuzz.target import NAME, Target
 
 Make = Callable[[random.Random], bytes]
 

@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.fuzz.mutation import mutated, mutated_value
-from benchmarks.fuzz.target import NAME, Target
-from benchmarks.fuzz.text_readers import HOTPOT, PROBLEMS, ROWS, read_all_rows, read_hotpot, read_problems, read_samples
 from squelch.actors.archive.schema import ARCHIVE_SCHEMA, INDEX_SCHEMA
 from squelch.actors.archive.version import VERSION_KEY
+from tests.fuzz.mutation import mutated, mutated_value
+from tests.fuzz.target import NAME, Target
+from tests.fuzz.text_readers import HOTPOT, PROBLEMS, ROWS, read_all_rows, read_hotpot, read_problems, read_samples
 
 Rows = Sequence[dict[str, Any]]
 DTYPES = ("f8", "f4", "f2", "i8", "i1", "u8", "?", "c16", "S4", "U3", "M8[s]", "m8[s]", "V4", ">f8", "g", "O")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.faults.plan import DRIVER, Fault
+from tests.e2e.faults.plan import DRIVER, Fault
 from tests.e2e.hosts import PREFIX, Hosts
 
 STOPPED_S, RUNNING_S = 0.4, 0.1

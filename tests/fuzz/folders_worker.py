@@ -1,6 +1,6 @@
 """Reads hostile model folders and checkpoints, each in a child process of its own.
 
-    python -m benchmarks.fuzz.folders_worker SEED FIRST COUNT
+    python -m tests.fuzz.folders_worker SEED FIRST COUNT
 
 prints one JSON line. The process imports torch and transformers once; each input is read by a fork of it, so that an
 input may end its process. One file of a valid folder is mutated, removed, or replaced by another kind of file.
@@ -23,9 +23,9 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.fuzz.in_process_worker import Found
-from benchmarks.fuzz.mutation import mutated, mutated_json
-from benchmarks.fuzz.target import NAME, Outcome, outcome
+from tests.fuzz.in_process_worker import Found
+from tests.fuzz.mutation import mutated, mutated_json
+from tests.fuzz.target import NAME, Outcome, outcome
 
 HANG_S = 60.0
 """Seconds that a child may take; a checkpoint is loaded into a model that it has to build first."""
