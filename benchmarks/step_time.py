@@ -27,9 +27,6 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.common import arguments, print_figures
-from benchmarks.control_plane.channel import Local
-from benchmarks.control_plane.hosts import FilterHost, Host
-from benchmarks.control_plane.stand_ins import StandIns
 from squelch.actors.archive.reader import is_of_step
 from squelch.actors.archive.writer import Archive
 from squelch.actors.records import GroupSummary, Ticket
@@ -39,6 +36,9 @@ from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.persistence.state import LoopState
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.timing.step_time import StepModel, fitted, observed
+from tests.stand_ins.channel import Local
+from tests.stand_ins.hosts import FilterHost, Host
+from tests.stand_ins.processes import StandIns
 
 PROMPTS, GROUP_SIZE = 8, 8
 LENGTHS = (20, 120)

@@ -1,6 +1,149 @@
-"""`python -m benchmarks.cross_scoring`: see `benchmarks.cross_scoring.measure`."""
+"""Compares the speed of cross-scoring with the method's published form, and with the ratio of counted operations.
 
-from benchmarks.cross_scoring.measure import main
+python -m benchmarks.cross_scoring [--quick] [--json]
+
+On a CPU with one thread and float32, in CPU seconds, because other processes disturb them less than wall time:
+
+- forms: 64 prompts x 8 reasonings of 22 tokens (32,768 pairs). The engine (actors/scorer/cross_scoring.py) scores a
+  quarter of the prompts, the authors' form (benchmarks/cross_scoring/work.py) 512 random pairs of those; both times are
+  scaled to all pairs. The sides alternate after two prompts and 64 pairs, and use batches of the same number of tokens.
+  `floor` is the ratio of the counted operations; the engine must reach 85% of it. One row has a vocabulary of 151,936
+  and fewer pairs. The rows `answers` are a reading of the fixed probe with the links to answers, of whose floor the
+  engine must reach 80% (benchmarks/cross_scoring/answers.py);
+- cost at N prompts with 8 reasonings each: tokens forwarded (exact) and seconds, both fitted by a N + b N^2.
+
+`research.pair_budget` compares what a quarter of the pairs estimates with what all pairs do. `benchmarks.gpu` measures
+the scorer on a GPU.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.common import arguments, print_figures, restart_with
+from benchmarks.cross_scoring.answers import answers
+from benchmarks.cross_scoring.work import POLICIES, Operations, padded, random_policy, random_rows, small_shape
+from squelch.actors.process.allocator import ALLOCATOR
+from squelch.actors.scorer.cross_scoring import CPU_TOKENS, CrossScorer
+
+PROMPTS, SAMPLES, REASONING = 64, 8, 22
+PROMPT_TOKENS = (40, 220, 400, 1000)
+PAIRS, TURNS = 512, 8
+TIMED = 4
+"""One in TIMED prompts is timed."""
+LARGE_VOCABULARY = 151_936
+SIZES = (8, 16, 24, 32, 48, 64)
+FIT_PROMPT = 220
+
+
+def forms(name: str, prompt: int, turns: int, vocabulary: int | None = None, prompts: int = PROMPTS) -> dict[str, Any]:
+    """One row: times both forms in `turns` of the turns into which a quarter of the prompts is divided."""
+    shape = small_shape(name, vocabulary)
+    plain, scorer = random_policy(shape), CrossScorer(random_policy(shape), CPU_TOKENS)
+    operations, rng = Operations.of(plain), np.random.default_rng(prompt)
+    columns = random_rows(prompts, prompt, shape.vocab_size, 0)
+    reasonings = random_rows(prompts * SAMPLES, REASONING, shape.vocab_size, 1)
+    engine = peer = worst = 0.0
+    each, pairs = max(1, prompts // (TURNS * TIMED)), PAIRS * prompts // (PROMPTS * TURNS)
+    scorer.matrix(columns[:2], reasonings[:8])  # the first calls include set-up
+    for turn in range(turns):
+        chosen = columns[turn * each : (turn + 1) * each]
+        drawn = rng.integers((len(reasonings), each), size=(pairs, 2))
+        start = time.thread_time()
+        matrix = scorer.matrix(chosen, reasonings)
+        middle = time.thread_time()
+        found = padded(plain, chosen, reasonings, drawn.tolist(), CPU_TOKENS)
+        engine, peer = engine + middle - start, peer + time.thread_time() - middle
+        worst = max(worst, float(np.abs(found - matrix[tuple(drawn.T)]).max()) / REASONING)
+    cost, peer_cost = engine / (turns * each * len(reasonings)), peer / (turns * pairs)
+    least, most = operations.engine(prompt, REASONING, len(reasonings)), operations.plain(prompt, REASONING)
+    return {
+        "policy": name,
+        "vocabulary": shape.vocab_size,
+        "prompt_tokens": prompt,
+        "pairs": prompts * len(reasonings),
+        "pairs_timed": {"engine": turns * each * len(reasonings), "peer": turns * pairs},
+        "engine_seconds": cost * prompts * len(reasonings),
+        "peer_seconds": peer_cost * prompts * len(reasonings),
+        "ratio": peer_cost / cost,
+        "floor": most / least,
+        "reached": peer_cost / cost / (most / least),
+        "gflops": {"engine": least / cost / 1e9, "peer": most / peer_cost / 1e9},
+        "largest_difference_nats_per_token": worst,
+    }
+
+
+def against_prompts(sizes: tuple[int, ...]) -> dict[str, Any]:
+    """Cost at N prompts with 8 reasonings each: tokens forwarded and seconds, both fitted by a N + b N^2."""
+    shape = small_shape("0.8 M")
+    scorer = CrossScorer(random_policy(shape), CPU_TOKENS)
+    columns = random_rows(max(sizes), FIT_PROMPT, shape.vocab_size, 2)
+    reasonings = random_rows(max(sizes) * SAMPLES, REASONING, shape.vocab_size, 3)
+    seconds, tokens = [], []
+    for size in sizes:
+        before, start = scorer.num_forwarded, time.thread_time()
+        scorer.matrix(columns[:size], reasonings[: size * SAMPLES])
+        seconds.append(time.thread_time() - start)
+        tokens.append(float(scorer.num_forwarded - before))
+    return {"prompts": list(sizes), "seconds": _fit(sizes, seconds), "tokens": _fit(sizes, tokens)}
+
+
+def _fit(sizes: tuple[int, ...], values: list[float]) -> dict[str, Any]:
+    """Fit of a N + b N^2 by least squares of the relative errors, and the largest relative error."""
+    n, y = np.array(sizes, dtype=float), np.array(values)
+    terms = np.stack([n, n**2], axis=1)
+    (a, b), *_ = np.linalg.lstsq(terms / y[:, None], np.ones(len(y)), rcond=None)
+    off = float(np.abs(terms @ (a, b) / y - 1).max())
+    return {"values": values, "linear": float(a), "quadratic": float(b), "largest_relative_error": off}
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """All figures of a CPU."""
+    torch.set_num_threads(1)
+    cases = [("0.8 M", 40), ("0.8 M", 220)] if quick else [(name, p) for name in POLICIES for p in PROMPT_TOKENS]
+    rows = [forms(name, prompt, 1 if quick else TURNS) for name, prompt in cases]
+    rows.append(forms("0.8 M", FIT_PROMPT, 1 if quick else TURNS, LARGE_VOCABULARY, prompts=8))
+    rows += [answers(name, FIT_PROMPT, 8 if quick else 32) for name in (["0.8 M"] if quick else POLICIES)]
+    return {
+        "benchmark": "cross_scoring",
+        "threads": 1,
+        "rows": rows,
+        "against_prompts": against_prompts(SIZES[:3] if quick else SIZES),
+    }
+
+
+COLUMNS = ("policy", "vocabulary", "prompt", "pairs", "engine s", "peer s", "ratio", "floor", "reached", "difference")
+
+
+def cells(row: Mapping[str, Any]) -> list[Any]:
+    """The printed cells of one row."""
+    found = [row[k] for k in ("policy", "vocabulary", "prompt_tokens", "pairs")]
+    found += [f"{row[k]:.1f}" for k in ("engine_seconds", "peer_seconds", "ratio", "floor")]
+    return [*found, f"{row['reached']:.0%}", f"{row['largest_difference_nats_per_token']:.1e}"]
+
+
+def notes(figures: Mapping[str, Any]) -> list[str]:
+    """The lines under the table."""
+    fit = figures["against_prompts"]
+    return [
+        f"{what} at N prompts ({', '.join(map(str, fit['prompts']))}; {FIT_PROMPT} tokens, 8 reasonings each): "
+        f"{found['linear']:.3g} N + {found['quadratic']:.3g} N^2, at most {found['largest_relative_error']:.1%} off"
+        for what, found in (("tokens forwarded", fit["tokens"]), ("seconds", fit["seconds"]))
+    ]
+
+
+def main() -> None:
+    """Prints the table."""
+    args = arguments(__doc__, "under a minute: two prompt lengths, one turn")
+    restart_with(ALLOCATOR, "benchmarks.cross_scoring", None)
+    figures = measure(args.quick)
+    print_figures(figures, args.json, COLUMNS, [cells(row) for row in figures["rows"]], notes(figures))
+
 
 if __name__ == "__main__":
     main()

@@ -1,1 +1,1 @@
-"""Faults thrown at real runs; see `benchmarks.faults.study`."""
+"""Faults thrown at real runs; see `benchmarks.faults.__main__`."""

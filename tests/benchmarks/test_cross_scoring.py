@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.cross_scoring import measure as cross_scoring
+from benchmarks.cross_scoring import __main__ as cross_scoring
 from benchmarks.cross_scoring.work import POLICIES, Operations, random_policy, small_shape
 
 TINY = {"width": 32, "hidden": 48, "vocabulary": 64}

@@ -3,8 +3,8 @@
 import asyncio
 from pathlib import Path
 
-from benchmarks.overlap.measure import LAST, WARM_UP, figures, measured, run, settings
-from benchmarks.overlap.stand_ins import PacedActors, Times
+from benchmarks.overlap import LAST, WARM_UP, figures, measured, run, settings
+from tests.stand_ins.paced import PacedActors, Times
 
 
 def test_a_run_on_stand_ins_reaches_its_last_step_and_has_figures(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.faults import report as faults
-from benchmarks.faults.study import COMMITTED
+from benchmarks.faults.__main__ import COMMITTED
 from research import gaming, kept_share, made_to_collapse, noise, real_model, regimes, rescue
 from research.claims import study as claims
 

@@ -6,8 +6,8 @@
     learner             `SleepingLearner`: sleeps, reports an update        the driver's
     filter service      the real window                                     its own
 
-The stand-ins reach their processes by `benchmarks.control_plane.channel`, one message a tick and process, so that the
-figures are those of the control plane and not of a transport. `benchmarks.control_plane.ray_stand_ins` reaches the same
+The stand-ins reach their processes by `tests.stand_ins.channel`, one message a tick and process, so that the
+figures are those of the control plane and not of a transport. `tests.stand_ins.behind_ray` reaches the same
 objects by one Ray call each, as a run does.
 """
 
@@ -23,8 +23,6 @@ from typing import Any, NoReturn
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.control_plane.channel import Caller, Client
-from benchmarks.control_plane.hosts import FilterHost, Host
 from squelch.actors.archive.rows import unpacked
 from squelch.actors.filter.decisions import StepDecision
 from squelch.actors.messages import GroupMember, Imitation, StepReport, UpdateReport, WeightBundle
@@ -37,6 +35,8 @@ from squelch.cluster.control.scaling import Kind
 from squelch.cluster.fleet.waiting import bounded
 from squelch.learner.batching import Row
 from squelch.learner.decomposition.statistics import Decomposition
+from tests.stand_ins.channel import Caller, Client
+from tests.stand_ins.hosts import FilterHost, Host
 
 HOSTS = 2
 """Processes that answer for all environment actors and rollout workers."""

@@ -1,5 +1,5 @@
 """Measures the control plane at scale: the real coordinator, fleet, filter, exporter and archive, with stand-ins for
-all parties that generate or train (`benchmarks.control_plane.stand_ins`).
+all parties that generate or train (`tests.stand_ins.processes`).
 
     python -m benchmarks.control_plane [--workers N ...] [--groups N] [--prompts P] [--ray] [--quick] [--json]
 
@@ -35,7 +35,6 @@ import numpy as np
 import psutil
 
 from benchmarks.common import print_figures
-from benchmarks.control_plane.stand_ins import ProcessStandIns
 from squelch.actors.archive.writer import Archive
 from squelch.actors.filter.decisions import StepDecision
 from squelch.actors.metrics.exporter import Recorder
@@ -46,9 +45,10 @@ from squelch.cluster.loop.filtering import Filtering
 from squelch.cluster.loop.persistence.state import LoopState
 from squelch.cluster.loop.tickets.playing import PlayedGroup
 from squelch.cluster.metrics import REGISTRY
+from tests.stand_ins.processes import ProcessStandIns
 
 if TYPE_CHECKING:
-    from benchmarks.control_plane.ray_stand_ins import RayStandIns
+    from tests.stand_ins.behind_ray import RayStandIns
 
 WORKERS = (10, 100, 1000)
 PROMPTS, GROUP_SIZE = 1000, 8
@@ -170,7 +170,7 @@ async def measure(config: RunConfig, over_ray: bool) -> dict[str, float]:
 def stand_ins(config: RunConfig, over_ray: bool) -> ProcessStandIns | RayStandIns:
     """The parties; Ray is imported only if it carries the calls."""
     if over_ray:
-        from benchmarks.control_plane.ray_stand_ins import RayStandIns
+        from tests.stand_ins.behind_ray import RayStandIns
 
         return RayStandIns(config, config.run_dir / "log", DELAY_S, TRAIN_S)
     return ProcessStandIns(config, DELAY_S, TRAIN_S)
@@ -219,3 +219,7 @@ def main() -> int:
     ]
     print_figures(found, options.json, (*columns, "MiB", "growth"), rows, notes)
     return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

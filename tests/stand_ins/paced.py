@@ -19,8 +19,6 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from benchmarks.control_plane.hosts import FilterHost, Host
-from benchmarks.control_plane.stand_ins import Groupless, NoCluster, SleepingLearner
 from squelch.actors.archive.rows import packed, unpacked
 from squelch.actors.messages import StepReport, UpdateReport, WeightBundle
 from squelch.actors.process.progress_marks import IDLE, Progress
@@ -28,6 +26,8 @@ from squelch.actors.process.spans import Span, Spans
 from squelch.actors.records import GroupSummary, Ticket
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.protocols import Filter, Learner, Payload, Player, Scorer, Worker
+from tests.stand_ins.hosts import FilterHost, Host
+from tests.stand_ins.processes import Groupless, NoCluster, SleepingLearner
 
 
 @dataclass(frozen=True)

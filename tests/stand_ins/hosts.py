@@ -1,6 +1,6 @@
 """The objects that the stand-ins' processes serve: made-up play for many environment actors, and the real filter.
 
-Each is served either by a process of `benchmarks.control_plane.channel` or by a Ray actor.
+Each is served either by a process of `tests.stand_ins.channel` or by a Ray actor.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class _Outbox:
 
 async def _receive(reader: asyncio.StreamReader) -> list[Any]:
     size = int.from_bytes(await reader.readexactly(HEADER), "big")
-    return pickle.loads(await reader.readexactly(size))  # noqa: S301  (the other end is our own process)
+    return pickle.loads(await reader.readexactly(size))
 
 
 class Caller(Protocol):

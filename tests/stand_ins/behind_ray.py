@@ -1,4 +1,4 @@
-"""The stand-ins of `benchmarks.control_plane.stand_ins` behind Ray actors, one Ray call each, as in a run."""
+"""The stand-ins of `tests.stand_ins.processes` behind Ray actors, one Ray call each, as in a run."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import ray
 
-from benchmarks.control_plane.hosts import Host
-from benchmarks.control_plane.stand_ins import HOSTS, SleepingLearner
 from squelch.actors.messages import UpdateReport, WeightBundle
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.protocols import Learner, Player, Worker
 from squelch.cluster.fleet.ray_actors import RayActors, RayFilter, RayPlayer, RayWorker, answered
+from tests.stand_ins.hosts import Host
+from tests.stand_ins.processes import HOSTS, SleepingLearner
 
 
 class RayHost(Host):

@@ -6,11 +6,11 @@ A synchronous step generates, trains, publishes and records one after another. W
 played meanwhile, so that a step takes as long as the slower of two stages: generation, or everything else. The gain is
 largest when both take the same time, which a simulated generation delay brings about here.
 
-By default generation, training and publication are sleeps of random length (`benchmarks.overlap.stand_ins`), and
+By default generation, training and publication are sleeps of random length (`tests.stand_ins.paced`), and
 coordinator, fleet, filter, archive and exporter are the real ones: the schedule alone is measured. With `--real` Ray,
 vLLM, the environments and the learner work on the tiny policy. A synchronous run without a delay measures both stages,
-and the rollout worker then takes as much longer for a token as balances them (`benchmarks.overlap.paced`). One learner
-thread and one engine thread keep a core each, so `--real` needs two idle cores.
+and the rollout worker then takes as much longer for a token as balances them (`tests.stand_ins.slow_worker`). One
+learner thread and one engine thread keep a core each, so `--real` needs two idle cores.
 
 It prints, for each staleness bound S: seconds a step, steps an hour and their ratio to S = 0, the largest staleness
 that occurred, and the share of time in which rollout worker and learner were idle. `ceiling` is the ratio at which the
@@ -31,7 +31,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import print_figures
-from benchmarks.overlap.stand_ins import PacedActors, Times
 from squelch.actors.archive.reader import is_of_step, read_metrics
 from squelch.actors.archive.writer import Archive
 from squelch.actors.metrics.exporter import Recorder
@@ -42,6 +41,7 @@ from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.persistence.state import LoopState
 from squelch.cluster.metrics import REGISTRY
 from squelch.cluster.runs.timing.intervals import clip_intervals, union_seconds
+from tests.stand_ins.paced import PacedActors, Times
 
 BOUNDS = (0, 1, 2)
 STAND_INS = Times(generate_s=1.0, train_s=0.8, publish_s=0.1, load_s=0.05)
@@ -135,9 +135,9 @@ def compare(steps: int, folder: Path, overrides: Sequence[str], make: Make) -> d
 
 def compare_real(steps: int, folder: Path, overrides: Sequence[str]) -> dict[str, dict[str, float]]:
     """The same on real parties, in one Ray cluster; the delay is measured first."""
-    from benchmarks.overlap.paced import SlowActors
     from squelch.cluster.fleet.bootstrap import connect, disconnect
     from squelch.cluster.loop.initial_policy import prepare_model
+    from tests.stand_ins.slow_worker import SlowActors
 
     overrides = [*REAL, *overrides]
     trial = settings(0, steps, folder / "trial", overrides)
@@ -184,3 +184,7 @@ def main() -> int:
     columns = ("run", "seconds a step", "steps an hour", "ratio", "staleness", "rollout idle", "learner idle")
     print_figures(found, options.json, columns, rows, notes)
     return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
