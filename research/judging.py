@@ -12,6 +12,7 @@ from benchmarks.common import print_figures
 from squelch.cluster.errors import UserError
 
 PAGES = Path(__file__).parents[1] / "docs" / "research"
+TEMPLATES = Path(__file__).parent / "pages"
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ def judge(
         found.write()
     show(found, chosen.json)
     return 0
+
+
+def template(page: str) -> str:
+    """The text of a page that is made from a table, with places for `str.format` where it has figures."""
+    return (TEMPLATES / f"{page}.md").read_text()
 
 
 def show(report: Report, as_json: bool) -> None:

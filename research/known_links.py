@@ -28,7 +28,7 @@ from research.channels.links import (
     probe_channel,
     probe_information,
 )
-from research.judging import PAGES, Report, judge
+from research.judging import PAGES, Report, judge, template
 from research.tables import FOLDER
 from squelch.actors.diagnosis.fixed_probe import TaskMeans
 from squelch.actors.diagnosis.links import LinksReading
@@ -214,34 +214,12 @@ def read_rows(file: Path = DATA) -> list[dict[str, Any]]:
 
 
 COLUMNS = ("estimate", "channel", "N", "K", "target", "mean", "bias", "half width", "covers", "verdict")
-HEAD = """# The fixed probe and the links compared with known truth
-
-`python -m research.known_links --write` generates this page; do not edit it. Channels from prompt to reasoning to
-answer are enumerated (`research/channels/links.py`), so that every link is an exact sum, in nats. Each row has
-{trials} readings of N tasks with K samples each.
-
-- **target**: what the nominal 95% interval is made for. MI, D and X past Z: the true value for these tasks. The two
-  forms of I(A;Z|X), and MI with the own prompt left out: the form's own expectation, for which the mean of the row
-  stands in. **both forms**: from the lower end of I(A;Z|X) to the upper end of the form that leaves the own reasoning
-  out; at least 90% must contain the true I(A;Z|X). `MI, {others} others`: each reasoning is scored under so many other
-  prompts, `X past Z, {others} others`: each answer. `D, 2 a prompt`: each answer is scored under two reasonings of each
-  other prompt, as `scorer.share` sets it where the whole would cost too much. K = {unequal}: the first half of the
-  tasks has the smaller number of pairs, as where turns have no answer.
-- **covers**: share of the intervals that contain the target; wanted are {low:.0%} to {high:.0%}. **verdict**: `in`, or
-  `below` or `above` if Wilson's interval of the share lies outside; `exact` if the estimate has no noise.
-- `decorative`: the answer depends on the prompt alone; `load_bearing`: on the reasoning alone; `compressed`: on a
-  reasoning that is always the same for its prompt; `both`: on both. `weak`, `medium`, `strong`: how much
-  the reasoning depends on its prompt.
-
-## Over all channels and N
-
-"""
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """The page's text."""
     low, high = BAND
-    head = HEAD.format(trials=rows[0]["draws"], others=OTHERS, unequal=EITHER, low=low, high=high)
+    head = template("known-links").format(trials=rows[0]["draws"], others=OTHERS, unequal=EITHER, low=low, high=high)
     lines = [head.rstrip(), ""]
     over_all = {"estimate": "estimate", "K": "samples", "readings": "draws", "covers": "covers", "verdict": "verdict"}
     lines += markdown_table(tuple(over_all), ([_text(row[key]) for key in over_all.values()] for row in pooled(rows)))

@@ -11,15 +11,14 @@ of false positives. `--write` writes docs/research/known-truth.md and docs/resea
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.common import markdown_table, print_figures
+from benchmarks.common import markdown_table
 from research.channels.reasonings import Channel, draw, random_channel
+from research.judging import PAGES, Report, judge, template
 from squelch.actors.diagnosis.proxies import Scores, proxies_of_scores
 from squelch.actors.diagnosis.uncertainty import uncertainty
 from squelch.cluster.plots import draw as drawing
@@ -28,7 +27,6 @@ from squelch.cluster.plots.style import BLUE, GREEN, MUTED, VERMILLION, render, 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DOCS = Path(__file__).parents[1] / "docs" / "research"
 SIZES = (6, 8, 16, 32, 64)
 SAMPLES = (1, 8)
 CHANNELS: Mapping[str, Mapping[str, Any]] = {
@@ -168,31 +166,6 @@ def notes(figures: Mapping[str, Any]) -> list[str]:
     return [f"false positives (p <= 0.05): {false}"]
 
 
-HEAD = """# Estimates compared with known mutual information
-
-`python -m research.known_truth --write` generates this page; do not edit it. The channels from prompt to reasoning
-are enumerated, so I(X;Z) is an exact sum (`research/channels/reasonings.py`). `tiny LM` is a random causal language
-model of which every string of up to {length} tokens is enumerated. Each row has {trials} draws. The figures are of
-MI-Seq-Est, in nats per sequence.
-
-![mean estimate and coverage against the number of prompts](known_truth.svg)
-
-- **mean, bias**: mean of the estimate over draws of N prompts, and its difference from I(X;Z). The bias comes from the
-  mixture: a reasoning's own prompt is one of the N prompts in its marginal. The estimate is therefore too low, never
-  exceeds log N, and is lower for fewer prompts. Compare runs at equal N; the bias cannot cause a trend at equal N.
-- **covers mean**: share of the 95% intervals that contain that mean. The intervals are made for this: the expected
-  estimate at this number of prompts. **covers I**: share that contain I(X;Z) itself, for which they are not made.
-- **tiny LM at N = 24** draws every existing prompt, so the mixture is the true marginal and the bias is 0.
-- **Z ends**: with the terminator in Z, I(X;Z) is Shannon's mutual information. Without it, as in the scorer (Z ends
-  before the closing marker), the estimate tends to the value in the column I(X;Z), which leaves out the information in
-  the length.
-"""
-FALSE_POSITIVES = """
-False positives: reasoning that does not depend on its prompt, scored by a model that expects dependence, is called
-dependent (p <= 0.05) at these rates. They should be near 0.05:
-"""
-
-
 def _texts(row: Mapping[str, Any]) -> list[str]:
     """The cells of a row on the page."""
     return [f"{cell:.3f}" if isinstance(cell, float) and i > 2 else str(cell) for i, cell in enumerate(cells(row))]
@@ -200,10 +173,9 @@ def _texts(row: Mapping[str, Any]) -> list[str]:
 
 def markdown(figures: Mapping[str, Any]) -> str:
     """The text of docs/research/known-truth.md."""
-    lines = [HEAD.format(length=LM_LENGTH, trials=figures["trials"])]
-    lines += markdown_table(COLUMNS, map(_texts, figures["rows"]))
-    lines += [FALSE_POSITIVES, *(f"- {name}: {value:.3f}" for name, value in figures["false_positives"].items())]
-    return "\n".join(lines) + "\n"
+    table = "\n".join(markdown_table(COLUMNS, map(_texts, figures["rows"])))
+    page = template("known-truth").format(length=LM_LENGTH, trials=figures["trials"], table=table)
+    return page + "".join(f"\n- {name}: {value:.3f}" for name, value in figures["false_positives"].items()) + "\n"
 
 
 def figure(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -242,19 +214,23 @@ def _draw(chosen: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     return drawing.finish(figure)
 
 
-def main() -> None:
-    """Prints the table; with `--write` writes the two files."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="40 draws a row instead of 400; under a minute")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
-    parser.add_argument("--write", action="store_true", help="write docs/research/known-truth.md and its picture")
-    args = parser.parse_args()
-    figures = measure(40 if args.quick else 400)
-    if args.write:
-        (DOCS / "known-truth.md").write_text(markdown(figures))
-        (DOCS / "known_truth.svg").write_text(figure(figures["rows"]))
-    print_figures(figures, args.json, COLUMNS, [cells(row) for row in figures["rows"]], notes(figures))
+def report(quick: bool = False) -> Report:
+    """Draws from every channel and reports the estimates."""
+    found = measure(40 if quick else 400)
+    rows = [cells(row) for row in found["rows"]]
+    return Report(found, COLUMNS, rows, notes(found), lambda: write(found))
+
+
+def write(figures: Mapping[str, Any]) -> None:
+    """Writes the page and its picture."""
+    (PAGES / "known-truth.md").write_text(markdown(figures))
+    (PAGES / "known_truth.svg").write_text(figure(figures["rows"]))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the table; returns the exit code."""
+    return judge(__doc__, report, argv, quick="40 draws a row instead of 400; under a minute", writes="known-truth.md")
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -31,7 +31,7 @@ from typing import Any
 from benchmarks.common import markdown_table
 from research.claims import plan
 from research.claims.study import RESULTS as CLAIMS
-from research.judging import PAGES, Report, judge
+from research.judging import PAGES, Report, judge, template
 from research.kept import (
     Kept,
     apart,
@@ -127,34 +127,14 @@ def cells(found: Mapping[str, Any]) -> list[str]:
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """The text of docs/research/noise.md."""
-    table = markdown_table(COLUMNS, map(cells, rows))
-    return "\n".join([HEAD, *table, "", TAIL]) + "".join(f"- {note}\n" for note in notes_of(rows))
+    table = "\n".join(markdown_table(COLUMNS, map(cells, rows)))
+    page = template("noise").format(table=table, tolerance=TOLERANCE, interval=INTERVAL)
+    return page + "".join(f"- {note}\n" for note in notes_of(rows))
 
 
 def notes_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """A line for each row whose pairs did not all start from the same weights."""
     return [f"{one['arm']} at p = {one['p']:g}: {one['note']}" for one in rows if one["note"]]
-
-
-HEAD = f"""\
-# The study of environment noise
-
-`python -m research.noise --write` generates this page; do not edit it. FrozenLake, 60 steps; with probability
-p the executed direction is uniform over the four (the paper's Figure 9). Success is measured on the fixed validation
-tasks, under the same noise. Each cell is a mean over seeds with its [{INTERVAL}]; differences from no filter are paired
-by seed. Arms, seeds and criterion were fixed before the first run (`research/noise.py`): at p = 0.8 and p = 1
-the lower end for `policy_variance` is above -{TOLERANCE}. [filter.md](../guide/filter.md#noisy-rewards) explains the
-statistic.
-"""
-TAIL = """\
-- **plain** ranks by reward variance, **shared** too, with one noise for all trajectories of a group, as the authors'
-  code has it. **policy_variance** ranks by the reward variance without noise; a step in which no group is told from
-  noise is learned from unfiltered.
-- Without noise `shared` is the same run as `plain`. `-`: not run, or nothing was replayed.
-- The runs of `policy_variance` were made before a group whose own returns are equal had score 0. Its advantages are 0,
-  so in the runs such a group, if kept, trained the regularisers alone.
-- told groups: of the 8 groups of a step, those whose policy variance is above 2 standard errors; means over all steps.
-"""
 
 
 def report(quick: bool = False) -> Report:

@@ -32,7 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.common import markdown_table
-from research.judging import PAGES, Report, judge
+from research.judging import PAGES, Report, judge, template
 from research.tables import FOLDER, read_as
 from squelch.cluster.sweep.table import t_interval, text
 
@@ -196,20 +196,13 @@ def _plain(words: str) -> str:
     return "<br>".join(line for line in shown.splitlines() if line.strip())
 
 
-HEAD = """# The study on a real language model
-
-`python -m research.real_model --write` generates this page from `research/results/real_model.parquet`; do not edit it.
-[real-models.md](../guide/real-models.md) describes the model and says what was run. First and last are the first and
-the last measurement. The judge reads the reasonings: "states" is the share of those that state anything, and "true" the
-share of true ones among these, at scorings where there are any. Differences are those at the last measurement that both
-runs have, the first aside, and of success at each run's last validation.
-"""
-
-
 def markdown(found: Sequence[Kept]) -> str:
     """The text of docs/research/real-model-study.md."""
     heads = [head.replace("|", "\\|") for head in COLUMNS]
-    lines = [HEAD, *markdown_table(heads, ([str(cell) for cell in row] for row in report_rows(found)))]
+    lines = [
+        template("real-model-study"),
+        *markdown_table(heads, ([str(cell) for cell in row] for row in report_rows(found))),
+    ]
     if notes := [*compared(found), *early_ends(found), *remarks(found)]:
         lines += ["", *(f"- {note}" for note in notes)]
     for one in found:

@@ -27,6 +27,8 @@ from tests.fuzz.target import Outcome, Target, outcome
 
 HANG_S = 10.0
 """Seconds that an input may take."""
+LAST_S = 20.0
+"""Seconds after that at which the process ends, if native code never returns."""
 MOST_GROWTH = 2**30
 """Bytes by which the process may grow over all of its inputs."""
 _CEILING = 3 * 2**30
@@ -88,9 +90,9 @@ def _bounded(target: Target, path: Path, hang_s: float) -> Outcome:
 
 @contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
-    """Raises Hang after `seconds`; ends the process after thrice that, if native code never returns."""
+    """Raises Hang after `seconds`; ends the process `LAST_S` later, if native code never returns."""
     before = signal.signal(signal.SIGALRM, _late)
-    faulthandler.dump_traceback_later(3 * seconds, exit=True)
+    faulthandler.dump_traceback_later(seconds + LAST_S, exit=True)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
