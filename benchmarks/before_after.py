@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -22,53 +20,35 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import paired
 from benchmarks.common import print_figures
-from benchmarks.paired import ratio
 from squelch.cluster.config import load
 from squelch.cluster.loop.initial_policy import prepare_model
 
 WARM_UP = 2
+BLOCK_S = 1200.0
+"""Longest wait for a block."""
 PARTS = ("step", "rollout", "train", "publish", "orchestration")
-HERE = Path(__file__).resolve().parents[1]
 OVERRIDES = ("validation.every=0", "loop.checkpoint_every=1000000", "recorder.port=0", "scorer.enabled=false")
 
 
 def block(checkout: Path, model: str, steps: int, overrides: list[str]) -> list[dict[str, Any]]:
     """The figures of the measured steps of one run in a checkout."""
-    python = checkout / ".venv/bin/python" if checkout != HERE else Path(sys.executable)
+    python = checkout / ".venv/bin/python" if checkout != paired.HERE else Path(sys.executable)
     with tempfile.TemporaryDirectory() as folder:
-        words = [
-            "train",
-            "frozenlake",
-            f"model.path={model}",
-            f"runs_dir={folder}",
-            "name=block",
-            f"loop.steps={steps}",
-        ]
-        done = subprocess.run(
-            [str(python), "-m", "squelch.cluster.cli", *words, *OVERRIDES, *overrides],
-            cwd=checkout,
-            env={**os.environ, "PYTHONPATH": str(checkout)},
-            capture_output=True,
-            text=True,
-            timeout=1200,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(f"the run in {checkout} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        words = ["train", "frozenlake", f"model.path={model}", f"runs_dir={folder}", "name=block"]
+        words += [f"loop.steps={steps}", *OVERRIDES, *overrides]
+        paired.run_in(checkout, [str(python), "-m", "squelch.cluster.cli", *words], BLOCK_S)
         lines = (Path(folder) / "block" / "metrics.jsonl").read_text().splitlines()
     return [figures for figures in map(json.loads, lines) if figures["step"] > WARM_UP]
 
 
 def measure(other: Path, model: str, blocks: int, steps: int, overrides: list[str]) -> dict[str, Any]:
     """Runs the blocks; returns the ratios by part of the step, and whether both sides did the same work."""
-    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    for number in range(blocks):
-        order = [HERE, other] if number % 2 else [other, HERE]
-        found = {checkout: block(checkout, model, steps, [f"seed={number}", *overrides]) for checkout in order}
-        pairs += zip(found[HERE], found[other], strict=True)
+    found = paired.alternating(other, blocks, lambda at, k: block(at, model, steps, [f"seed={k}", *overrides]))
+    pairs = [pair for mine, theirs in found for pair in zip(mine, theirs, strict=True)]
     same = [mine["tokens/sampled"] == theirs["tokens/sampled"] for mine, theirs in pairs]
-    parts = {part: ratio([(a[f"seconds/{part}"], b[f"seconds/{part}"]) for a, b in pairs]) for part in PARTS}
+    parts = {part: paired.ratio([(a[f"seconds/{part}"], b[f"seconds/{part}"]) for a, b in pairs]) for part in PARTS}
     return {"parts": parts, "blocks": blocks, "same_work": float(np.mean(same))}
 
 
@@ -88,15 +68,11 @@ def main() -> None:
     model = options.model or str(prepare_model(load("frozenlake"), lambda _: None))
     blocks, steps = (1, 4) if options.quick else (options.blocks, options.steps)
     found = measure(options.other.resolve(), str(Path(model).resolve()), blocks, steps, options.overrides)
-    columns = ("part (seconds)", "before", "after", "ratio", "low", "high")
-    rows = [
-        [part, *(f[key] for key in ("before", "after", "ratio", "low", "high"))] for part, f in found["parts"].items()
-    ]
     count = found["parts"]["step"]["pairs"]
     notes = [
         f"{count} paired steps in {blocks} blocks a side; the same tokens were sampled in {found['same_work']:.0%}"
     ]
-    print_figures(found, options.json, columns, rows, notes)
+    print_figures(found, options.json, ("part (seconds)", *paired.COLUMNS), paired.rows(found["parts"]), notes)
 
 
 if __name__ == "__main__":

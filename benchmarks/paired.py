@@ -1,15 +1,52 @@
-"""Ratios of paired measurements of two checkouts."""
+"""Blocks that alternate between two checkouts, and the ratios of what they measured."""
 
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
 from squelch.actors.diagnosis.uncertainty import t_quantile
 
+T = TypeVar("T")
+HERE = Path(__file__).resolve().parents[1]
+"""This checkout."""
+COLUMNS = ("before", "after", "ratio", "low", "high")
 
-def ratio(pairs: list[tuple[float, float]]) -> dict[str, float]:
+
+def run_in(checkout: Path, command: Sequence[str], timeout_s: float) -> str:
+    """Runs a command with a checkout's code; returns what it printed. RuntimeError if it fails."""
+    done = subprocess.run(
+        command,
+        cwd=checkout,
+        env={**os.environ, "PYTHONPATH": str(checkout)},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"the block in {checkout} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def alternating(other: Path, blocks: int, block: Callable[[Path, int], T]) -> list[tuple[T, T]]:
+    """Runs `block(checkout, number)` in both checkouts in turn; the side that begins alternates. Returns a pair (here,
+    other) for each number."""
+    pairs = []
+    for number in range(blocks):
+        order = [HERE, other] if number % 2 else [other, HERE]
+        found = {checkout: block(checkout, number) for checkout in order}
+        pairs.append((found[HERE], found[other]))
+    return pairs
+
+
+def ratio(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
     """Geometric mean of the ratios of pairs (after, before), its 95% t-interval, the medians `before` and `after`."""
     after, before = np.array(pairs).T
     logs = np.log(after / before)
@@ -23,3 +60,8 @@ def ratio(pairs: list[tuple[float, float]]) -> dict[str, float]:
         "high": math.exp(mean + half),
         "pairs": len(logs),
     }
+
+
+def rows(parts: dict[str, dict[str, float]]) -> list[list[Any]]:
+    """A row for each ratio."""
+    return [[part, *(figures[key] for key in COLUMNS)] for part, figures in parts.items()]

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.bare import installed
 from benchmarks.gpu.common import Place
+from benchmarks.gpu.parts import installed
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = ("-p", "benchmarks.gpu.bare", "-p", "no:cacheprovider", "-m", "cuda", "-rfEs", "--tb=short", "-q")
+OPTIONS = ("-p", "no:cacheprovider", "-m", "cuda", "-rfEs", "--tb=short", "-q")
 PROCESSES = ("-n", "4")
 """Most of the time is compilation, by the processor. Without pytest-xdist the tests run one after another."""
 SETTINGS = ("strict_config=false", "addopts=")

@@ -2,7 +2,8 @@
 
     python -m benchmarks.gpu [--quick] [--json] [--device cuda|cpu] [--parts NAME ...] [--seconds 480] [--out FILE]
 
-It needs torch (2.11 to 2.13), transformers and numpy, and no network: weights are drawn at random. The parts
+It needs torch (2.11 to 2.13), transformers, accelerate, pydantic, xxhash and numpy, and no network: weights are drawn
+at random. The parts
 (`benchmarks.gpu.parts`) run one after another, the most valuable first, each in a process of its own:
 
 | part | what it prints |
@@ -46,8 +47,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks.gpu.bare import installed
-from benchmarks.gpu.parts import PARTS
+from benchmarks.gpu.parts import PARTS, installed
 
 BUDGET_S = 480.0
 RESERVE_S = 10.0

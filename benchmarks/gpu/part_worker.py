@@ -17,7 +17,6 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
-from benchmarks.gpu import bare  # noqa: F401 (before anything of the project)
 from benchmarks.gpu.parts import PARTS
 from squelch.learner.decomposition.statistics import finite
 

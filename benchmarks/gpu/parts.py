@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Part:
     """`function`: `module:name` of a generator of figures; `seconds`: after which it is stopped; `needs`: packages
-    besides torch, transformers and numpy without which it is skipped."""
+    besides those that every part needs without which it is skipped."""
 
     function: str
     seconds: float
@@ -28,3 +29,8 @@ PARTS = {
     "learner, compiled": Part("benchmarks.gpu.step:compiled", 150, slow_on_cpu=True),
     "run": Part("benchmarks.gpu.run:measure", 240, ("ray", "vllm", "pyarrow", "pydantic", "gymnasium"), True),
 }
+
+
+def installed(package: str) -> bool:
+    """Whether the package can be imported; it is not imported."""
+    return importlib.util.find_spec(package) is not None

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.gpu.bare import installed
 from benchmarks.gpu.common import SMOLLM, Place, alone, shape_of, write_model
+from benchmarks.gpu.parts import installed
 from benchmarks.gpu.step import GROUP_SIZE, QUICK, WHOLE, against_estimate, settings
 from benchmarks.learner import random_work
 from squelch.learner.trainer import Trainer

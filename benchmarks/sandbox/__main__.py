@@ -14,18 +14,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks import paired
 from benchmarks.common import print_figures
-from benchmarks.paired import ratio
 from benchmarks.sandbox import block_worker, lateness
 from squelch.envs.sandbox import Pool
 from squelch.envs.sandbox.backends import STRONGEST_FIRST, Backend, choose, probe_all
 
-HERE = Path(__file__).resolve().parents[2]
 COSTS = {f"s a program, {callers} callers": f"programs_per_second_{callers}" for callers in block_worker.CALLERS}
 COSTS |= {"s a test": "tests_per_second"}
 
@@ -71,40 +69,19 @@ def late_notes(name: str, late: dict[str, Any]) -> list[str]:
     ]
 
 
-def block_of(checkout: Path, count: int) -> dict[str, Any]:
-    """The figures of one block in a checkout."""
-    done = subprocess.run(
-        [sys.executable, "-P", block_worker.__file__, str(count)],
-        cwd=checkout,
-        env={**os.environ, "PYTHONPATH": str(checkout)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"the block in {checkout} failed:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout)
-
-
 def compare(other: Path, blocks: int, count: int) -> dict[str, Any]:
-    """Runs the blocks in turn; the side that begins alternates. Returns the ratios of the costs."""
-    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    for number in range(blocks):
-        order = [HERE, other] if number % 2 else [other, HERE]
-        found = {checkout: block_of(checkout, count) for checkout in order}
-        pairs.append((found[HERE], found[other]))
-    parts = {cost: ratio([(1 / a[rate], 1 / b[rate]) for a, b in pairs]) for cost, rate in COSTS.items()}
-    parts["CPU ms a program"] = ratio([(a["cpu_ms_per_program"], b["cpu_ms_per_program"]) for a, b in pairs])
+    """Runs the blocks in turn; returns the ratios of the costs."""
+    command = [sys.executable, "-P", block_worker.__file__, str(count)]
+    pairs = paired.alternating(other, blocks, lambda at, _: json.loads(paired.run_in(at, command, 600.0)))
+    parts = {cost: paired.ratio([(1 / a[rate], 1 / b[rate]) for a, b in pairs]) for cost, rate in COSTS.items()}
+    parts["CPU ms a program"] = paired.ratio([(a["cpu_ms_per_program"], b["cpu_ms_per_program"]) for a, b in pairs])
     return {"parts": parts, "blocks": blocks, "back_ends": [side["backend"] for side in pairs[0]]}
 
 
 def show_ratios(found: dict[str, Any], as_json: bool) -> None:
     """Prints the ratios."""
-    columns = ("cost", "before", "after", "ratio", "low", "high")
-    rows = [[part, *(figures[key] for key in columns[1:])] for part, figures in found["parts"].items()]
     notes = [f"{found['blocks']} blocks a side; back ends: {found['back_ends'][0]} here, {found['back_ends'][1]} there"]
-    print_figures(found, as_json, columns, rows, notes)
+    print_figures(found, as_json, ("cost", *paired.COLUMNS), paired.rows(found["parts"]), notes)
 
 
 def main() -> None:

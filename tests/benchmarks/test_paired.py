@@ -1,0 +1,30 @@
+"""Blocks of two checkouts: who begins, and what a ratio says."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.paired import HERE, alternating, ratio, run_in
+
+
+def test_the_side_that_begins_alternates_and_pairs_are_of_one_number() -> None:
+    other, ran = Path("/other"), []
+
+    def block(checkout: Path, number: int) -> str:
+        ran.append(checkout)
+        return f"{checkout.name} {number}"
+
+    pairs = alternating(other, 2, block)
+    assert ran == [other, HERE, HERE, other]
+    assert pairs == [(f"{HERE.name} {k}", f"other {k}") for k in (0, 1)]
+
+
+def test_a_ratio_is_that_of_this_checkout_to_the_other() -> None:
+    found = ratio([(2.0, 1.0), (4.0, 2.0), (6.0, 3.0)])
+    assert found["ratio"] == found["low"] == found["high"] == pytest.approx(2.0) and found["pairs"] == 3
+
+
+def test_a_block_that_fails_says_where_and_what_it_printed(tmp_path: Path) -> None:
+    assert run_in(tmp_path, ["echo", "figures"], 10.0) == "figures\n"
+    with pytest.raises(RuntimeError, match=rf"{tmp_path} failed:\nno"):
+        run_in(tmp_path, ["sh", "-c", "echo no; exit 3"], 10.0)
