@@ -1,6 +1,6 @@
 """Trajectories of random tokens, and the arithmetic operations of a training step on them.
 
-Imports torch, transformers and numpy, and nothing that a run alone needs, so that `benchmarks.gpu` runs with few packages.
+Imports nothing that a run alone needs, so that `benchmarks.gpu` runs with few packages.
 """
 
 from __future__ import annotations
