@@ -44,6 +44,7 @@ from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.filtering import Filtering
 from squelch.cluster.loop.persistence.state import LoopState
 from squelch.cluster.loop.tickets.playing import PlayedGroup
+from squelch.cluster.loop.wiring import make_coordinator
 from squelch.cluster.metrics import REGISTRY
 from tests.stand_ins.processes import ProcessStandIns
 
@@ -97,7 +98,7 @@ class Memory:
 
     def say(self, coordinator: Coordinator) -> None:
         """Notes the present memory."""
-        groups = int(sum(coordinator.ledger.counts()[state] for state in ("trained", "dropped", "failed")))
+        groups = int(sum(coordinator.steps.ledger.counts()[state] for state in ("trained", "dropped", "failed")))
         self.samples.append((groups, psutil.Process().memory_info().rss / 2**20))
 
     def growth(self) -> float:
@@ -135,9 +136,9 @@ async def measure(config: RunConfig, over_ray: bool) -> dict[str, float]:
             timed.recorded_at = time.perf_counter()
             memory.say(coordinator)
 
-        coordinator = Coordinator(config, fleet, archive, recorder, LoopState(), recorded)
-        timed = TimedFiltering(fleet, coordinator._played, config.cluster.start_timeout_s)
-        coordinator.filtering = timed
+        coordinator = make_coordinator(config, fleet, archive, recorder, LoopState(), recorded)
+        timed = TimedFiltering(fleet, coordinator.steps._played, config.cluster.start_timeout_s)
+        coordinator.steps.filtering = timed
         service, hosts = await actors.pids()
         before = [cpu_seconds([service]), cpu_seconds(hosts), time.process_time()]
         began = time.perf_counter()
@@ -151,7 +152,7 @@ async def measure(config: RunConfig, over_ray: bool) -> dict[str, float]:
         recorder.close()
     memory.say(coordinator)
     groups = memory.samples[-1][0]
-    assert coordinator.ledger.balanced() and groups == config.loop.steps * config.loop.prompts
+    assert coordinator.steps.ledger.balanced() and groups == config.loop.steps * config.loop.prompts
     of_filter, of_hosts, of_driver = (1e3 * (b - a) / groups for a, b in zip(before, after, strict=True))
     p50, p99 = np.percentile(1e3 * np.array(timed.waits), [50, 99])
     return {

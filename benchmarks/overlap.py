@@ -37,8 +37,8 @@ from squelch.actors.metrics.exporter import Recorder
 from squelch.cluster.config import RunConfig, load
 from squelch.cluster.control.protocols import Actors
 from squelch.cluster.fleet.fleet import Fleet, actor_names
-from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.persistence.state import LoopState
+from squelch.cluster.loop.wiring import make_coordinator
 from squelch.cluster.metrics import REGISTRY
 from squelch.cluster.runs.timing.intervals import clip_intervals, union_seconds
 from tests.stand_ins.paced import PacedActors, Times
@@ -74,13 +74,13 @@ async def run(config: RunConfig, actors: Actors) -> None:
         recorder.start()
         try:
             await fleet.start()
-            coordinator = Coordinator(config, fleet, archive, recorder, LoopState(), lambda _: None)
+            coordinator = make_coordinator(config, fleet, archive, recorder, LoopState(), lambda _: None)
             await coordinator.run()
         finally:
             await fleet.stop()
             archive.close()
-    if not coordinator.ledger.balanced():
-        raise RuntimeError(f"the ledger does not balance: {coordinator.ledger.counts()}")
+    if not coordinator.steps.ledger.balanced():
+        raise RuntimeError(f"the ledger does not balance: {coordinator.steps.ledger.counts()}")
 
 
 def measured(config: RunConfig) -> list[dict[str, Any]]:

@@ -32,8 +32,8 @@ from squelch.actors.archive.writer import Archive
 from squelch.actors.records import GroupSummary, Ticket
 from squelch.cluster.config import RunConfig, load
 from squelch.cluster.fleet.fleet import Fleet
-from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.persistence.state import LoopState
+from squelch.cluster.loop.wiring import make_coordinator
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.timing.step_time import StepModel, fitted, observed
 from tests.stand_ins.channel import Local
@@ -124,7 +124,7 @@ async def simulate(config: RunConfig) -> None:
     fleet = Fleet(config, actors, archive.event)
     try:
         await fleet.start()
-        await Coordinator(config, fleet, archive, _NoSink(), LoopState(), lambda _: None).run()
+        await make_coordinator(config, fleet, archive, _NoSink(), LoopState(), lambda _: None).run()
     finally:
         await fleet.stop()
         archive.close()

@@ -107,23 +107,27 @@ class ScorerActor:
         self._busy: tuple[int, float] | None = None
 
     def score(
-        self, step: int, bundle: WeightBundle, row_refs: list[ray.ObjectRef]
+        self, step: int, bundle: WeightBundle, row_refs: list[ray.ObjectRef], replaces: bool = False
     ) -> tuple[dict[str, float], dict[str, Any], pa.Table]:
         """Metrics of the step whose groups `row_refs` refer to, under the bundle's weights (which are fetched here if
         they are not loaded), or under the fixed model; the state; and the score matrices
-        (`actors.archive.scores.SCORES_SCHEMA`). All in one call: a reading of the probe, with weights of its own, may
-        wait behind it."""
-        figures = self._score(step, bundle, row_refs)
+        (`actors.archive.scores.SCORES_SCHEMA`). `replaces`: as in `Scorer.score`. All in one call: an evaluation of the
+        probe, with weights of its own, may wait behind it."""
+        figures = self._score(step, bundle, row_refs, replaces)
         return figures, self.state(), scores_table(self._scorer.matrices, int(figures["scorer/version"]))
 
-    def _score(self, step: int, bundle: WeightBundle, row_refs: list[ray.ObjectRef]) -> dict[str, float]:
+    def _score(
+        self, step: int, bundle: WeightBundle, row_refs: list[ray.ObjectRef], replaces: bool
+    ) -> dict[str, float]:
         with self._working(step, bundle):
             tables = self._tables(row_refs, f"groups of step {step}")
             groups, environments = by_group(tables), environments_of(tables)
             if self._fixed:
-                figures = self._scorer.score(step, max(newest_version(groups), 0), groups, environments)
+                version = max(newest_version(groups), 0)
+                figures = self._scorer.score(step, version, groups, environments, replaces)
                 return figures | {"scorer/version": float(FIXED_VERSION), "scorer/parity": math.nan}
-            return self._scorer.score(step, bundle.version, groups, environments) | {"scorer/parity": self._parity}
+            figures = self._scorer.score(step, bundle.version, groups, environments, replaces)
+            return figures | {"scorer/parity": self._parity}
 
     def probe(
         self, step: int, bundle: WeightBundle, row_refs: list[ray.ObjectRef]

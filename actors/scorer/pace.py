@@ -1,8 +1,8 @@
 """Decides which steps are scored, and writes the messages about a late or failed scoring. Imports neither torch nor
 Ray.
 
-`cluster.loop.scoring` uses it: a due step is skipped while the scorer is busy, a late scoring is reported once, and the
-scorer's death is reported. None of these stops training.
+`cluster.loop.watchers.scoring` uses it: a due step is skipped while the scorer is busy, a late scoring is reported
+once, and the scorer's death is reported. None of these stops training.
 """
 
 from __future__ import annotations

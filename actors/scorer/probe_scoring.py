@@ -1,6 +1,6 @@
 """The fixed probe's readings: draws the reasonings of its tasks, scores them, and remembers the first reading.
 
-The coordinator plays the probe's tasks with fixed request seeds (`cluster.loop.tickets.probing`). The estimators are
+The coordinator plays the probe's tasks with fixed request seeds (`cluster.loop.watchers.probing`). The estimators are
 `actors.diagnosis.fixed_probe` for the reasonings and `actors.diagnosis.links` for the answers that follow them, which
 are scored in the same pass (`actors.scorer.linking`). Imports neither torch nor Ray.
 

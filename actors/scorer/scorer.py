@@ -114,13 +114,20 @@ class Scorer:
         """The last step scored, and what it has changed as it was before."""
 
     def score(
-        self, step: int, version: int, groups: Groups, environments: Mapping[str, str] | None = None
+        self,
+        step: int,
+        version: int,
+        groups: Groups,
+        environments: Mapping[str, str] | None = None,
+        replaces: bool = False,
     ) -> dict[str, float]:
         """Metrics of a step's window by the registry's flat keys. `version`: policy version of the weights;
-        `environments`: the environment's name by group id.
+        `environments`: the environment's name by group id; `replaces`: whether the step may have been scored before,
+        with groups that are lost: what that left in the state is forgotten.
 
         Every key is always present; an unknown metric is NaN. Raises ValueError if `version` is more than max_staleness
-        from the newest version that sampled in the window, and for trajectories with pictures.
+        from the newest version that sampled in the window, for a step that was scored before and is not replaced, and
+        for trajectories with pictures.
         """
         started, cpu = time.perf_counter(), time.thread_time()
         newest = newest_version(groups)
@@ -131,6 +138,8 @@ class Scorer:
             )
         refuse_pictures(step, groups)
         if self._before is not None and self._before[0] == step:
+            if not replaces:
+                raise ValueError(f"step {step} was scored before; replaces=True says that its groups were played again")
             self._rewind(self._before[1])
         self._before = step, self._moving()
         figures = {"scorer/version": float(version)}

@@ -116,10 +116,11 @@ class Scorer(Single, Protocol):
         """Returns once the scorer has loaded its model."""
 
     async def score(
-        self, step: int, bundle: WeightBundle, payloads: list[Payload]
+        self, step: int, bundle: WeightBundle, payloads: list[Payload], replaces: bool
     ) -> tuple[dict[str, float], dict[str, Any], pa.Table]:
         """The flat figures of a step's groups, the scorer's state after them as in `state`, and the score matrices
-        (`actors.archive.scores`); `bundle`: the weights of the policy that is scored."""
+        (`actors.archive.scores`); `bundle`: the weights of the policy that is scored; `replaces`: whether the step
+        was scored before, with groups that are lost, so that what that left in the state is forgotten."""
 
     async def probe(
         self, step: int, bundle: WeightBundle, payloads: list[Payload]

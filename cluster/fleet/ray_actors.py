@@ -352,9 +352,9 @@ class RayScorer(RayActor):
         return await answered(self.handle.health.remote())
 
     async def score(
-        self, step: int, bundle: WeightBundle, payloads: list[Payload]
+        self, step: int, bundle: WeightBundle, payloads: list[Payload], replaces: bool
     ) -> tuple[dict[str, float], dict[str, Any], pa.Table]:
-        return await answered(self.handle.score.remote(step, bundle, payloads))
+        return await answered(self.handle.score.remote(step, bundle, payloads, replaces))
 
     async def probe(
         self, step: int, bundle: WeightBundle, payloads: list[Payload]

@@ -22,7 +22,7 @@ from squelch.cluster.fleet.supervision import Supervisor, Watchdog
 from squelch.cluster.loop.initial_policy import prepare_model
 from squelch.cluster.loop.persistence.state import checkpoints, read_state
 from squelch.cluster.loop.tickets.playing import Play, causes, failed_text, failures
-from squelch.cluster.loop.tickets.validation import fixed_tickets
+from squelch.cluster.loop.watchers.validation import fixed_tickets
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.logs import log_folder, quiet
 from squelch.cluster.terminal import say_json

@@ -54,6 +54,7 @@ from squelch.cluster.loop.initial_policy import prepare_model
 from squelch.cluster.loop.persistence.state import LoopState, check_folder, checkpoints, read_state
 from squelch.cluster.loop.persistence.uploading import Uploads, open_uploads, watched
 from squelch.cluster.loop.pulse import Pulse, beating, limits
+from squelch.cluster.loop.wiring import make_coordinator
 from squelch.cluster.metrics import REGISTRY
 from squelch.cluster.package import installed_version, needs_extra
 from squelch.cluster.runs.driver import Driver
@@ -238,11 +239,11 @@ async def _train(
         await _stoppable(_start(fleet, checkpoint), stop_signal)
         if checkpoint is not None:
             say(f"resumed from {checkpoint} after step {state.clock}")
-        coordinator = Coordinator(config, fleet, archive, loggers, state, say)
+        coordinator = make_coordinator(config, fleet, archive, loggers, state, say)
         _stop_on_signals(coordinator, stop_signal)
         say(f"ready after {time.time() - started:.1f} s")
         watching = watched(uploads, archive, recorder, coordinator.stop)
-        pulse = Pulse(fleet, coordinator.ledger, config.run_dir, recorder)
+        pulse = Pulse(fleet, coordinator.steps.ledger, config.run_dir, recorder)
         async with beating(pulse), watching:
             await coordinator.scaling.beside(coordinator.run())
     finally:

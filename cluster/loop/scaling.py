@@ -4,7 +4,7 @@ Learner ranks on such nodes move with a checkpoint, between two steps (`cluster.
     task        waits for                      unblocked by              on time-out or death
     requests    the desk's requests            `squelch scale`, POLL_S   it asks again; Ray starts a dead desk again
     notices     the next look at the nodes     NOTICE_S                  a warning; it looks again
-    decisions   the end of a step              coordinator               -
+    decisions   the record of a step           coordinator               -
 
 The tasks run beside the coordinator, which waits for none of them; `cluster.fleet.pool` carries out what is
 decided. An error that no actor's death or lateness explains is a bug: it ends the run at once with its cause. A
@@ -18,18 +18,18 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, TypeVar
 
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import ActorError
-from squelch.cluster.control.autoscaling import Autoscaling, StepTimes
+from squelch.cluster.control.autoscaling import Autoscaling
 from squelch.cluster.control.membership import MemberState as State
 from squelch.cluster.control.protocols import LEARNER, Desk, Learner
 from squelch.cluster.control.scaling import WORDS, Answer, By, Kind, Request, refusal
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.waiting import bounded
-from squelch.cluster.loop.persistence.state import LoopState
+from squelch.cluster.loop.watchers.watcher import Step, Watcher
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -43,17 +43,19 @@ LACK_S = 30.0
 """Seconds within which the cluster must say what it has."""
 
 
-class Scaling:
+class Scaling(Watcher):
     """Requests for other numbers of rollout workers and environment actors, from whomever they come."""
 
-    def __init__(self, config: RunConfig, fleet: Fleet, state: LoopState, say: Callable[[str], None]) -> None:
+    name = "scaling"
+
+    def __init__(self, config: RunConfig, fleet: Fleet, say: Callable[[str], None]) -> None:
         self.config, self.fleet, self.say = config, fleet, say
         rollout = config.rollout
         self.auto: Autoscaling | None = None
         if rollout.count == "auto" and rollout.max_count is not None:
             self.auto = Autoscaling(rollout.min_count, rollout.max_count)
-        self._resumed = min(state.rollout_workers, rollout.max_count or 0) if self.auto else 0
-        self._times: dict[int, StepTimes] = {}
+        self._resumed = 0
+        """The number of rollout workers that an earlier process had, if the run decides on it."""
         self._last: float | None = None
         self._deciding: asyncio.Task[None] | None = None
         self._noticed: Learner | None = None
@@ -91,8 +93,6 @@ class Scaling:
         work then."""
         run, desk = asyncio.ensure_future(work), self.fleet.actors.desk()
         own = {asyncio.create_task(self._requests(desk)), asyncio.create_task(self._notices())}
-        if self._resumed > self.fleet.worker_pool.wanted:
-            own.add(asyncio.create_task(self._decided(self._resumed, "as at the checkpoint")))
         try:
             await _ended(run, own)
             return run.result()
@@ -156,24 +156,25 @@ class Scaling:
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 
-    def issued(self, step: int) -> None:
-        """Notes that the first ticket of a step is issued."""
-        self._times.setdefault(step, StepTimes(_now()))
+    async def begin(self, clock: int) -> None:
+        """Decides on as many rollout workers as the process before had."""
+        if self._resumed > self.fleet.worker_pool.wanted:
+            self._deciding = asyncio.create_task(self._decided(self._resumed, "as at the checkpoint"))
 
-    def played(self, step: int) -> None:
-        """Notes that a group of a step has been played."""
-        self._times[step].played = _now()
+    def state(self) -> dict[str, Any]:
+        """The wanted number of rollout workers."""
+        return {"rollout_workers": self.fleet.worker_pool.wanted}
 
-    def asked(self, step: int) -> None:
-        """Notes that the learner is free for a step."""
-        self._times[step].asked = _now()
+    def restore(self, state: dict[str, Any], anew: Collection[str]) -> None:
+        """A run with `rollout.count: auto` goes on with its number, within the present bounds."""
+        self._resumed = min(state["rollout_workers"], self.config.rollout.max_count or 0) if self.auto else 0
 
-    def step(self, step: int) -> dict[str, float]:
-        """Takes a step that is over, decides, and returns the flat figures."""
-        times, now = self._times.pop(step, None), _now()
+    def metrics(self, step: Step) -> dict[str, float]:
+        """Takes a step that is over, and decides."""
+        now = _now()
         seconds, self._last = (now - self._last if self._last is not None else 0.0), now
         workers = len(self.fleet.workers.members(State.HEALTHY))
-        load = times.load(workers, seconds) if times is not None and seconds > 0 else None
+        load = step.window.times.load(workers, seconds) if seconds > 0 else None
         flat = self.fleet.take_scalings()
         if self._deciding is not None and self._deciding.done():
             self._deciding.result()

@@ -357,7 +357,7 @@ class Scorer(Fake):
         return await self._call("health")
 
     async def score(
-        self, step: int, bundle: WeightBundle, payloads: list[Any]
+        self, step: int, bundle: WeightBundle, payloads: list[Any], replaces: bool
     ) -> tuple[dict[str, float], dict[str, Any], Any]:
         return await self._call("score", lambda: ({"scorer/version": float(bundle.version)}, {}, None))
 

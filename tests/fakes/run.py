@@ -15,6 +15,9 @@ from squelch.cluster.control.ledger import Ledger
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.persistence.state import LoopState, checkpoints, read_state
+from squelch.cluster.loop.tickets.open_steps import OpenSteps
+from squelch.cluster.loop.watchers.scoring import Scoring
+from squelch.cluster.loop.wiring import make_coordinator
 from squelch.cluster.metrics import REGISTRY
 from tests.fakes import clock
 from tests.fakes.actors import FakeActors, FakeArchive, World
@@ -71,8 +74,16 @@ class Outcome:
     said: list[str]
 
     @property
+    def steps(self) -> OpenSteps:
+        return self.coordinator.steps
+
+    @property
+    def scoring(self) -> Scoring:
+        return next(watcher for watcher in self.coordinator.watchers if isinstance(watcher, Scoring))
+
+    @property
     def ledger(self) -> Ledger:
-        return self.coordinator.ledger
+        return self.coordinator.steps.ledger
 
 
 def drive(
@@ -102,7 +113,7 @@ async def _drive(
         await fleet.start()
         if saved:
             await fleet.learner.load(saved[-1][1])
-        coordinator = Coordinator(config, fleet, archive, Sink(), state, said.append)
+        coordinator = make_coordinator(config, fleet, archive, Sink(), state, said.append)
         prepare(coordinator)
         await (coordinator.scaling.beside(coordinator.run()) if scaled else coordinator.run())
     finally:
@@ -112,7 +123,7 @@ async def _drive(
 
 def check(outcome: Outcome, world: World, archive: FakeArchive) -> None:
     """What holds of every run that ended, however it went on the way."""
-    ledger, clock_now = outcome.ledger, outcome.coordinator.admission.clock
+    ledger, clock_now = outcome.ledger, outcome.steps.admission.clock
     assert ledger.balanced(), ledger.counts()
     rows = [decision for step in archive.steps.values() for decision in step.values()]
     counts = ledger.counts()
@@ -125,5 +136,5 @@ def check(outcome: Outcome, world: World, archive: FakeArchive) -> None:
     scorings = [line.get("scorer/step") for line in [*archive.figures.values(), *archive.scored_alone]]
     assert all(count == 1 for step, count in Counter(scorings).items() if step is not None), "a scoring too many"
     assert all(0 <= age <= world.config.loop.max_staleness for age in world.staleness), world.staleness
-    assert outcome.coordinator.admission.version <= clock_now + archive.events.count(("learner", "restart"))
+    assert outcome.steps.admission.version <= clock_now + archive.events.count(("learner", "restart"))
     assert not outcome.fleet.workers.present() and not outcome.fleet.players.present()

@@ -23,13 +23,18 @@ What is played again (`PlayAgain`)
 
 Two losses reach the groups that were not trained on yet: weights that could not be made again to the bit, so that lost
 weights sampled them, and rows that were in the object store of a lost host. The call that notices raises `PlayAgain`;
-with other weights, so does every further call but `publish_remade`. The coordinator then cancels what is being played,
-calls `publish_remade`, and plays the tickets of every step that was not trained on again. Two rules follow:
+with other weights, so does every further call but `publish_remade`. Only `Coordinator._again` catches it: it cancels
+what is being played, calls `publish_remade`, and plays the tickets of every open step again. Two rules follow:
 
 - A version stands for one set of weights, and no rollout worker is told a lower version than it has: the weights made
   again get the version after the highest that any worker was told.
-- No group that is trained on later was sampled from lost weights. Steps that were trained on before the loss stay: they
-  are trained on again with the same groups, once in the history that the learner's state descends from.
+- No group that is trained on later was sampled from lost weights. Proof: `Recovery.run` sets `remade` if the weights
+  told last could not be made again to the bit. `_recover` alone calls it, and then raises, so that no call, `train` in
+  particular, reaches the new ranks. `_again` cancels every play, has the new weights loaded by every worker, and only
+  then starts the plays of all open steps anew: every group of theirs that exists at the next call was sampled after
+  the loss. If weights are lost on the way, the call raises again, and the same holds. Every other step was trained on
+  before the loss and stays: it is trained on again with the same groups, once in the history that the learner's state
+  descends from.
 """
 
 from __future__ import annotations
@@ -79,6 +84,8 @@ class Learning:
     ) -> None:
         self.config, self.fleet, self.journal, self.say = config, fleet, journal, say
         self.refused_in_a_row = state.bad_steps
+        self._published: dict[str, float] = {}
+        """The figures of the last publication."""
         self.ranks = Ranks(config, fleet, watchdog)
         self.recovery = Recovery(config, fleet, self.ranks, archiving, journal, say, state.clock)
 
@@ -124,6 +131,11 @@ class Learning:
 
     # -- weights -----------------------------------------------------------------------------------------------------
 
+    async def publish_trained(self) -> dict[str, float]:
+        """Publishes the weights of the step that was trained on last under the next version, unless `publish_remade`
+        has done so meanwhile; the flat figures of that publication."""
+        return self._published if self.recovery.told_newest else await self.publish(self.version + 1)
+
     async def publish(self, version: int) -> dict[str, float]:
         """Publishes the current weights as `version` and loads them into every rollout worker; the flat figures."""
         while True:
@@ -137,23 +149,20 @@ class Learning:
                 if not await self._rank_died():
                     self.fleet.replace_late(failed, bundle.version)
 
-    async def publish_remade(self) -> dict[str, float]:
-        """Publishes weights that were made again under the next higher version, until no loss comes between."""
-        figures: dict[str, float] = {}
-        while self.recovery.remade:
+    async def publish_remade(self) -> None:
+        """Publishes weights that were made again, if there are any, under the next higher version. PlayAgain if others
+        were made meanwhile."""
+        if self.recovery.remade:
             self.recovery.remade = False  # the next loss decides anew
-            try:
-                figures = await self.publish(self.version + 1)
-            except PlayAgain:
-                continue
-        return figures
+            await self.publish(self.version + 1)
 
     async def _tell(self, bundle: WeightBundle, started: float) -> dict[str, float]:
         self.recovery.tell(bundle)
         reports = await self.fleet.update_workers(bundle)
         facts = {"version": bundle.version, "checksum": bundle.checksum}
         self.journal.event("rollout", "weights", started, time.time(), **facts)
-        return publication_figures(bundle) | update_figures(reports)
+        self._published = publication_figures(bundle) | update_figures(reports)
+        return self._published
 
     async def _rank_died(self) -> bool:
         """Whether a rank is dead, so that the weights may have been lost on their way."""

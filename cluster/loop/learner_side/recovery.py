@@ -107,6 +107,11 @@ class Recovery:
         """Notes that rollout workers are about to be told a version."""
         self.told, self.remade = Told(bundle.version, bundle.checksum, self._trained), False
 
+    @property
+    def told_newest(self) -> bool:
+        """Whether rollout workers were told the weights of the last step that changed them."""
+        return self.told is not None and self.told.step == self._trained
+
     def save(self) -> None:
         """Forgets the steps that a complete checkpoint holds now."""
         self.history = []

@@ -16,27 +16,49 @@ from squelch.cluster.loop.learner_side.learning import Learning
 from squelch.cluster.loop.persistence.archiving import Archiving
 from squelch.cluster.loop.persistence.journal import Journal
 from squelch.cluster.loop.persistence.state import LoopState, amend, checkpoint_dir, checkpoints, prune
+from squelch.cluster.loop.stopwatch import Stopwatch
+from squelch.cluster.loop.watchers.alarms import Alarms
+from squelch.cluster.loop.watchers.validation import Validation
 
 
 class Checkpointing:
     """Writes checkpoints to a run's folder; keeps the newest `loop.keep_checkpoints`, the best, and the newest from
     before a fall of what an alarm watches, or before a bad state of the reasoning."""
 
-    def __init__(self, config: RunConfig, learning: Learning, archiving: Archiving, journal: Journal) -> None:
-        self.run_dir, self.keep = config.run_dir, config.loop.keep_checkpoints
+    def __init__(
+        self,
+        config: RunConfig,
+        learning: Learning,
+        archiving: Archiving,
+        journal: Journal,
+        validation: Validation,
+        alarms: Alarms,
+    ) -> None:
+        self.run_dir, self.loop = config.run_dir, config.loop
         self.learning, self.archiving, self.journal = learning, archiving, journal
+        self.validation, self.alarms = validation, alarms
+        self._stopwatch = Stopwatch()
+        self.is_before_a_move = False
+        """Whether one was written since the learner was told that it loses a node."""
 
     def newest(self) -> int:
         """Step of the newest complete checkpoint; 0 if there is none."""
         return (checkpoints(self.run_dir) or [(0, None)])[-1][0]
 
-    async def save(self, step: int, state: LoopState, sound: int | None) -> None:
+    def due(self, step: int) -> bool:
+        """Whether a step has a checkpoint by its number, or because validation success was never higher."""
+        by_number = step % self.loop.checkpoint_every == 0 or step == self.loop.steps
+        return by_number or self.validation.best_step == step
+
+    async def save(self, step: int, state: LoopState) -> None:
         """Writes the checkpoint of a step after its rows are in the archive, and deletes those that are not needed any
-        more. `sound`: the last step at which the reasoning was sound (`Scoring.sound_until`)."""
+        more."""
         started = time.time()
+        state.seconds += self._stopwatch.lap()
         await self.archiving.finish()
         await self.learning.save(checkpoint_dir(self.run_dir, step), vars(state))
-        await asyncio.to_thread(prune, self.run_dir, self.keep, state.best_step, sound)
+        spared = self.validation.best_step, self.alarms.sound_until
+        await asyncio.to_thread(prune, self.run_dir, self.loop.keep_checkpoints, *spared)
         self.journal.event("learner", "checkpoint", started, time.time(), step=step)
 
     def amend(self, step: int, facts: dict[str, Any]) -> None:

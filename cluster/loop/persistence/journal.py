@@ -18,7 +18,6 @@ from squelch.cluster.control.actor_errors import Died
 from squelch.cluster.control.protocols import Archive, MetricsSink
 from squelch.cluster.fleet.fleet import UP, Fleet
 from squelch.cluster.fleet.waiting import outcomes
-from squelch.cluster.loop.scoring import Scoring
 from squelch.cluster.metrics import WAITED_FOR
 from squelch.cluster.runs.step_line import step_line
 from squelch.cluster.runs.timing.intervals import clip_intervals, union_seconds
@@ -89,16 +88,20 @@ class Journal:
         self._show(step, flat)
         self.archive.metrics(step, flat)
 
-    def step(self, step: int, flat: dict[str, float], began: float, drained: float, scoring: Scoring) -> None:
+    def began(self, entered: float) -> float:
+        """When a step began that the loop entered at `entered`, unix seconds: with the record of the step before."""
+        return self.recorded or entered
+
+    def step(self, step: int, flat: dict[str, float], began: float) -> None:
         """Adds the times of a step, which began at `began` (unix seconds), to its figures, and records them.
 
-        `drained`: seconds for which the run's last step waited for the scorer; they are no part of its time.
-        Orchestration time is the time in which no actor generated, trained, scored or stepped an environment.
+        The seconds for which the run's last step waited for the scorer are no part of its time. Orchestration time is
+        the time in which no actor generated, trained, scored or stepped an environment.
         """
         ended = time.time()
-        spans = [*self._spans, *scoring.spans(ended)]
-        busy = union_seconds(clip_intervals(spans, began, ended))
+        busy = union_seconds(clip_intervals(self._spans, began, ended))
         self._spans.clear()
+        drained = flat.get("wait/coordinator/scorer", 0.0)
         beside = flat.get("seconds/validation", 0.0) + flat.get("seconds/probe", 0.0)
         flat["seconds/step"] = ended - began - beside - drained
         flat["seconds/orchestration"] = ended - began - busy

@@ -26,7 +26,7 @@ from squelch.cluster.errors import UserError
 from squelch.cluster.runs.folder import LOOP_FILE, RunFolder
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.untrusted.files import brief, reason
-from squelch.learner.checkpoint.manifest import read_loop
+from squelch.learner.checkpoint.manifest import EXPORT, read_loop
 
 ANEW = {
     "validation": "the validation has other tasks, or another temperature, now: what is paired by task begins anew",
@@ -35,6 +35,10 @@ ANEW = {
     "scorings": "steps are scored in another way now: the alarm on scorings and the judge's baseline begin anew",
 }
 """What may begin anew in a resumed run (`LoopState.with_tasks`), in words."""
+OLDER = frozenset({"scorer_figures", "early_stop"})
+"""Fields of the loop state of older checkpoints."""
+READS_OLDER = "03d7dc21"
+"""The last commit that reads the loop state of older checkpoints."""
 
 
 @dataclass
@@ -47,82 +51,47 @@ class LoopState:
     version: int = 0
     cursor: int = 0
     optimizer_steps: int = 0
-    best_success: float = -1.0
-    best_step: int = -1
     seconds: float = 0.0
     """Wall seconds of training so far, over all processes of the run."""
     totals: dict[str, float] = field(default_factory=dict)
-    rollout_workers: int = 0
-    """Wanted number of rollout workers; a run with `rollout.count: auto` goes on with it."""
     open_tickets: list[dict[str, Any]] = field(default_factory=list)
     ledger: dict[str, Any] = field(default_factory=lambda: {"ended": []})
     filter: dict[str, Any] | None = None
-    scorer: dict[str, Any] | None = None
-    alarm: dict[str, Any] | None = None
-    """The alarm's state."""
-    scorer_figures: list[dict[str, float]] = field(default_factory=list)
-    """Figures of finished scorings that no step has recorded yet."""
     bad_steps: int = 0
     """Steps in a row that the learner refused."""
-    early_stop: dict[str, Any] | None = None
-    first_validation: dict[str, Any] | None = None
-    gaming: dict[str, Any] | None = None
-    """The state of the warning for a gamed criterion."""
-    probing: int | None = None
-    """The step whose reading of the fixed probe was under way; a run resumed from it reads it again."""
     carried: dict[str, float] = field(default_factory=dict)
     """Figures that the next step reports."""
-    outcomes: dict[str, int] = field(default_factory=dict)
-    """Scorings by outcome that no step has counted yet."""
+    watchers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The state of each watcher that has one, by name (`cluster.loop.watchers.watcher`)."""
     fixed_tasks: dict[str, str] = field(default_factory=dict)
-    """What the fixed tasks of the validation and of the probe are, and how they are sampled (`with_tasks`); empty in
-    older releases."""
+    """What the fixed tasks of the validation and of the probe are, and how they are sampled (`with_tasks`); empty in a
+    new run."""
+
+    @property
+    def best_step(self) -> int:
+        """The step of the best validation; -1 before the first."""
+        return self.watchers.get("validation", {}).get("best_step", -1)
 
     def with_tasks(self, config: RunConfig) -> list[str]:
         """Takes on the fixed tasks of the configuration, and how they and the steps are scored; returns what begins
         anew, of ANEW, because it was measured in another way, or is not measured any more: gains, the best step and
-        warnings are paired by task, and alarms compare with a level."""
+        warnings are paired by task, and alarms compare with a level. The watchers see to it (`Watcher.restore`)."""
         env, checked, scorer = config.environment, config.validation, config.scorer
         probe, seen = scorer.probe, [env.name, dict(env.options), env.prompt]
         base = [*seen, env.validation_seed]
         facts = {
             "validation": [*base, checked.tasks, checked.temperature],
-            "probe": [*base, probe.tasks, probe.num_samples],
-            # By themselves, because older releases lack them. `probe.tasks` may be unset, and then follows the
-            # validation's.
-            "probe_sampling": [probe.num_tasks(checked.tasks), config.sampling.temperature],
-            "probe_scored": [scorer.enabled and probe.every > 0, scorer.model],
+            "probe": [
+                *(*base, probe.num_tasks(checked.tasks), probe.num_samples, config.sampling.temperature),
+                *(scorer.enabled and probe.every > 0, scorer.model),
+            ],
             "answers": [probe.scores_answers, probe.answer_tasks, probe.answer_references],
             "scorings": [*seen, scorer.enabled, scorer.model],
         }
         tasks = {name: json.dumps(fact, sort_keys=True, default=str) for name, fact in facts.items()}
-        changed = [name for name, now in tasks.items() if self.fixed_tasks.get(name, now) != now]
-        other = list(dict.fromkeys(name.partition("_")[0] for name in changed))
-        if {"probe", "answers"} <= {*other}:
-            other.remove("answers")  # they are a part of the probe
+        anew = [name for name, now in tasks.items() if self.fixed_tasks.get(name, now) != now]
         self.fixed_tasks = tasks
-        first = self.first_validation  # of an older release: only the number of its tasks is known
-        if first is not None and len(first["solved"]) != checked.tasks and "validation" not in other:
-            other.insert(0, "validation")
-        if "validation" in other:
-            self.first_validation = self.gaming = None
-            self.early_stop = self.early_stop and self.early_stop | {"low_validations": 0}
-            self.best_success, self.best_step = -1.0, -1
-        if "probe" in other:
-            self._begin_anew({"probe": None, "followed": None}, {"probe"})
-            self.scorer_figures = [figures for figures in self.scorer_figures if "probe/step" not in figures]
-        if "answers" in other:
-            self._begin_anew({"followed": None}, set())
-            (self.alarm or {}).get("probe", {}).pop("dependence", None)
-        if "scorings" in other:
-            unjudged = {scope: {} for scope in (self.scorer or {}).get("regime", {})}
-            self._begin_anew({"regime": unjudged, "before": None}, {*(self.alarm or {})} - {"probe"})
-        return other
-
-    def _begin_anew(self, scorer: dict[str, Any], alarm: set[str]) -> None:
-        """Replaces a part of the scorer's state, and drops a part of the alarms'."""
-        self.scorer = self.scorer and self.scorer | scorer
-        self.alarm = self.alarm and {name: own for name, own in self.alarm.items() if name not in alarm}
+        return [name for name in anew if name != "answers" or "probe" not in anew]  # answers are a part of the probe
 
     def tickets(self, environment: EnvironmentConfig) -> list[Ticket]:
         """The open tickets, in order of issue, with their ids, steps and seeds.
@@ -159,10 +128,16 @@ def read_state(checkpoint: Path) -> LoopState:
     """The loop state of a checkpoint.
 
     Raises:
-        UserError: the file is damaged; the text names it.
+        UserError: the file is damaged, or of a release that kept other state; the text names it.
     """
     try:
-        state = _STATE.validate_python(read_loop(checkpoint))
+        loop = read_loop(checkpoint)
+        if loop.keys() >= OLDER:
+            raise UserError(
+                f"{checkpoint / LOOP_FILE} is of an older Squelch, which kept other state of the loop. Continue "
+                f"this run with commit {READS_OLDER}, or start a new one with model.path={checkpoint / EXPORT}"
+            )
+        state = _STATE.validate_python(loop)
         _TICKETS.validate_python(state.open_tickets)
         return state
     except ValueError as error:

@@ -9,17 +9,19 @@ from squelch.actors.filter.decisions import Decision, StepDecision
 from squelch.actors.filter.noise_metrics import noise_figures
 from squelch.actors.play.metrics import trajectory_figures
 from squelch.actors.records import GroupSummary, Ticket
+from squelch.cluster.control.autoscaling import StepTimes
 from squelch.cluster.loop.tickets.playing import PlayedGroup
 
 
 @dataclass
 class Window:
     """The tickets and played groups of one step. `issued_at`: unix seconds. `first`: number of tickets that it was
-    issued first; those of refill rounds follow them."""
+    issued first; those of refill rounds follow them. `times`: seconds of the event loop's clock."""
 
     step: int
     issued_at: float
     first: int
+    times: StepTimes
     tickets: list[Ticket] = field(default_factory=list)
     plays: list[asyncio.Task[PlayedGroup]] = field(default_factory=list)
     groups: dict[str, PlayedGroup] = field(default_factory=dict)

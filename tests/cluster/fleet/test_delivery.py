@@ -70,7 +70,7 @@ def test_a_worker_that_was_replaced_reads_the_object_store_and_joins_the_group_a
 def test_a_group_that_fails_costs_no_version_and_the_next_boundary_forms_another(tmp_path: Path, fault: Fault) -> None:
     mixed = world(tmp_path, fault)
     outcome, groups = made(mixed)
-    assert outcome.coordinator.admission.clock == 6 and outcome.ledger.counts()["trained"] == 18
+    assert outcome.steps.admission.clock == 6 and outcome.ledger.counts()["trained"] == 18
     assert groups[-1]["failure"] == "" and groups[-1]["members"] == ["learner", "rollout-0", "rollout-1"]
 
 

@@ -18,7 +18,9 @@ def test_the_best_weights_are_those_of_the_best_validation(
 ) -> None:
     saved = [(step, tmp_path / f"checkpoints/step-{step}") for step in (20, 40)]
     monkeypatch.setattr(evaluation, "checkpoints", lambda run_dir: saved)
-    monkeypatch.setattr(evaluation, "read_state", lambda folder: LoopState(best_step=best))
+    monkeypatch.setattr(
+        evaluation, "read_state", lambda folder: LoopState(watchers={"validation": {"best_step": best}})
+    )
     monkeypatch.setattr(evaluation, "prepare_model", lambda config, say: tmp_path / "initial")
     monkeypatch.setattr(evaluation, "check_model_folder", lambda folder: None)
     said: list[str] = []

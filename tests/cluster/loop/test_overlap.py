@@ -61,13 +61,13 @@ def test_a_group_played_through_an_update_is_as_stale_as_its_oldest_token(tmp_pa
     groups: dict[str, tuple[int, int]] = {}
 
     def watch(coordinator: Coordinator) -> None:
-        admit = coordinator.filtering.admit
+        admit = coordinator.steps.filtering.admit
 
         async def noted(played: list) -> None:
             groups.update({g.ticket.ticket_id: (g.summary.version_min, g.summary.version_max) for g in played})
             await admit(played)
 
-        coordinator.filtering.admit = noted
+        coordinator.steps.filtering.admit = noted
 
     archive = FakeArchive()
     check(drive(mixed, archive, watch), mixed, archive)

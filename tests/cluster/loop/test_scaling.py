@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from squelch.cluster.control.scaling import By, Kind, Request
 from squelch.cluster.fleet.supervision import Watchdog
 from squelch.cluster.loop.coordinator import Coordinator
-from squelch.cluster.loop.persistence.state import LoopState
 from squelch.cluster.runs.ending import EndCause, Ending
 from tests.fakes import clock
 from tests.fakes.actors import FakeActors, FakeArchive, Fault, World
@@ -113,7 +112,7 @@ def test_a_run_that_is_scaled_and_stopped_or_killed_is_completed_when_resumed(
     world.on_call = None
     outcome = drive(world, archive, resume=True)
     check(outcome, world, archive)
-    assert outcome.coordinator.admission.clock == 4
+    assert outcome.steps.admission.clock == 4
     assert outcome.fleet.wanted() == {Kind.ROLLOUT: 2, Kind.ENVIRONMENT: 2}, "as the recipe says"
 
 
@@ -341,5 +340,6 @@ def test_the_bounds_hold_for_a_checkpoint_from_a_larger_run_too(tmp_path: Path, 
     world = World(config, **MIXED)
     coordinators: list[Coordinator] = []
     drive(world, FakeArchive(), coordinators.append)
-    scaling = type(coordinators[0].scaling)(config, coordinators[0].fleet, LoopState(rollout_workers=count), print)
+    scaling = type(coordinators[0].scaling)(config, coordinators[0].fleet, print)
+    scaling.restore({"rollout_workers": count}, ())
     assert scaling._resumed == min(count, 4)

@@ -1,9 +1,13 @@
 """The coordinator's side of the scorer: what it makes of figures that have come in."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 import math
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +22,13 @@ from squelch.cluster.control.actor_errors import Died, Failed, Refused
 from squelch.cluster.errors import UserError
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.persistence.archiving import Archiving
+from squelch.cluster.loop.persistence.journal import Journal
 from squelch.cluster.loop.persistence.state import checkpoints
 from squelch.cluster.loop.run import _check_scorer
-from squelch.cluster.loop.scoring import Scoring
+from squelch.cluster.loop.stopping import Stopping
+from squelch.cluster.loop.watchers.alarms import Alarms
+from squelch.cluster.loop.watchers.scoring import Scoring
+from squelch.cluster.loop.watchers.watcher import Step
 from squelch.cluster.metrics import REGISTRY
 from squelch.cluster.runs.ending import EndCause, Ending
 from tests.fakes.actors import FakeArchive, World
@@ -33,7 +41,46 @@ def no_run_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def scoring() -> tuple[Scoring, list[str], list[dict[str, Any]]]:
+@dataclass
+class Watched:
+    """The watchers of what the scorer finds, without a run."""
+
+    scoring: Scoring
+    alarms: Alarms
+
+    def restore(self, pending: Sequence[dict[str, float]]) -> None:
+        """Puts in the metrics of scorer steps that no step has recorded yet."""
+        self.scoring.restore({"scorer": None, "pending": pending, "outcomes": {}, "asked": None}, ())
+
+    def take(self, step: int, reward: float) -> dict[str, float]:
+        """The metrics of a step's record."""
+        flat = {"reward_mean": reward}
+        record = Step(step, SimpleNamespace(), SimpleNamespace(), version=0, is_last=False, metrics=flat)
+        flat |= self.scoring.metrics(record)
+        flat |= self.alarms.metrics(record)
+        return {key: value for key, value in flat.items() if key not in ("reward_mean", "wait/coordinator/scorer")}
+
+    def successor(self) -> tuple[Watched, list[str], list[dict[str, Any]]]:
+        """Those of a resumed run."""
+        after, said, events = scoring()
+        after.alarms.restore(json.loads(json.dumps(self.alarms.state())), ())
+        return after, said, events
+
+
+def watching(
+    fleet: Any, words: Sequence[str] = ("scorer.every=1",), archive: Any = None, say: Any = lambda _: None
+) -> Watched:
+    config, stopping = load("frozenlake", [*words]), Stopping(9)
+    journal = Journal(archive or FakeArchive(), None, 9, {}, say)
+    alarms = Alarms(config.run_dir, journal)
+
+    async def nothing() -> None:
+        """Plays nothing that could be cancelled."""
+
+    return Watched(Scoring(config, fleet, journal, alarms, stopping, nothing), alarms)
+
+
+def scoring() -> tuple[Watched, list[str], list[dict[str, Any]]]:
     said: list[str] = []
     events: list[dict[str, Any]] = []
 
@@ -41,20 +88,16 @@ def scoring() -> tuple[Scoring, list[str], list[dict[str, Any]]]:
         events.append({"actor": actor, "name": name, **facts})
 
     archive = SimpleNamespace(event=on_event)
-    return (
-        Scoring(load("frozenlake", ["scorer.every=5"]), SimpleNamespace(scorer=None), archive, said.append),
-        said,
-        events,
-    )
+    return watching(SimpleNamespace(scorer=None), ["scorer.every=5"], archive, said.append), said, events
 
 
-def feed(watched: Scoring, step: int, mi: float, reward: float) -> dict[str, float]:
+def feed(watched: Watched, step: int, mi: float, reward: float) -> dict[str, float]:
     """One step that takes the figures of its own scoring."""
     scope = {"retrieval_accuracy": 0.8, "retrieval_chance": 0.125, "conditional_entropy": 1.0, "mi_seq_est": mi}
     scope |= {"mi_seq_est_p_value": 0.001, "mi_seq_est_standard_error": 0.1}
     pending = {f"first_turn/{key}": value for key, value in scope.items()} | {"scorer/step": float(step)}
-    asyncio.run(watched.restore(None, [pending]))
-    return watched.take_figures(step, reward)
+    watched.restore([pending])
+    return watched.take(step, reward)
 
 
 def test_a_fall_is_said_once_in_the_terminal_the_events_and_the_metrics() -> None:
@@ -75,46 +118,45 @@ def test_a_fall_is_said_once_in_the_terminal_the_events_and_the_metrics() -> Non
 def test_steps_without_a_scoring_and_unknown_figures_leave_the_alarm_as_it_is() -> None:
     watched, said, _ = scoring()
     feed(watched, 1, 1.5, 0.1)
-    before = watched.alarm.state()["recent"]
-    figures = watched.take_figures(2, 0.2)
+    before = watched.alarms.alarm.state()["recent"]
+    figures = watched.take(2, 0.2)
     assert figures["alarm/armed"] == 0.0 and math.isnan(figures["alarm/since"])
     feed(watched, 3, math.nan, math.nan)
-    assert watched.alarm.state()["recent"] == before and len(watched.alarm.rewards) == 2 and said == []
+    assert watched.alarms.alarm.state()["recent"] == before and len(watched.alarms.alarm.rewards) == 2 and said == []
 
 
 def test_scorings_that_end_between_two_records_are_recorded_one_after_the_other() -> None:
     watched, *_ = scoring()
-    asyncio.run(watched.restore(None, [{"scorer/step": 1.0}, {"scorer/step": 2.0}]))
-    assert watched.pending() == [{"scorer/step": 1.0}, {"scorer/step": 2.0}]
-    assert [watched.take_figures(step, 0.1).get("scorer/step") for step in (2, 3, 4)] == [1.0, 2.0, None]
+    watched.restore([{"scorer/step": 1.0}, {"scorer/step": 2.0}])
+    assert watched.scoring.pending() == [{"scorer/step": 1.0}, {"scorer/step": 2.0}]
+    assert [watched.take(step, 0.1).get("scorer/step") for step in (2, 3, 4)] == [1.0, 2.0, None]
 
 
 def test_before_the_last_record_every_scoring_and_every_reading_but_the_newest_is_taken() -> None:
     watched, *_ = scoring()
     scored = [{"scorer/step": float(step)} for step in (1, 2, 3)]
     read = [reading(step, 1.5) for step in (2, 4)]
-    asyncio.run(watched.restore(None, scored + read))
-    assert watched.take_earlier() == [*scored[:2], read[0]]
-    figures = watched.take_figures(4, 0.1)
+    watched.restore(scored + read)
+    assert watched.scoring.take_earlier() == [*scored[:2], read[0]]
+    figures = watched.take(4, 0.1)
     assert (figures["scorer/step"], figures["probe/step"]) == (3.0, 4.0)
-    assert watched.take_earlier() == [] == watched.pending()
+    assert watched.scoring.take_earlier() == [] == watched.scoring.pending()
 
 
 def test_a_resumed_run_goes_on_with_its_alarm() -> None:
     watched, _, _ = scoring()
     for step, mi in enumerate([1.5] * 6 + [0.5], start=1):
         feed(watched, step, mi, 0.1)
-    resumed, said, _ = scoring()
-    asyncio.run(resumed.restore(None, (), json.loads(json.dumps(watched.alarm_state()))))
+    resumed, said, _ = watched.successor()
     feed(resumed, 8, 0.5, 0.1)
     assert len(said) == 1 and "falling since step 6" in said[0]
 
 
-def take(watched: Scoring, figures: list[dict[str, float]]) -> None:
+def take(watched: Watched, figures: list[dict[str, float]]) -> None:
     """Steps that take the figures of scorings."""
-    asyncio.run(watched.restore(None, figures))
+    watched.restore(figures)
     for step in range(len(figures)):
-        watched.take_figures(step, 0.1)
+        watched.take(step, 0.1)
 
 
 def regime(step: int, name: str, **others: float) -> dict[str, float]:
@@ -147,8 +189,7 @@ def test_a_resumed_run_whose_first_scoring_states_nothing_goes_on_and_is_not_tol
     """The share was computed anew, of nothing: a division by 0 that each resume repeated."""
     watched, said, _ = scoring()
     take(watched, [untrue(0, 0.0, 0.8), untrue(1, 1.0, 0.2)])
-    resumed, again, _ = scoring()
-    asyncio.run(resumed.restore(None, (), json.loads(json.dumps(watched.alarm_state()))))
+    resumed, again, _ = watched.successor()
     take(resumed, [untrue(2, 1.0, 0.2)])
     assert len(said) == 1 and again == []
 
@@ -160,12 +201,11 @@ def test_the_checkpoint_from_before_a_bad_state_is_kept(bad: str) -> None:
     ill = {"judge/untrue": 1.0, "judge/true_share": 0.2} if bad == "untrue" else good
     name = "grounded" if bad == "untrue" else bad
     take(watched, [regime(10, "grounded", **good), regime(20, name, **ill), regime(30, name, **ill)])
-    assert watched.sound_until == 10
-    resumed, _, _ = scoring()
-    asyncio.run(resumed.restore(None, (), json.loads(json.dumps(watched.alarm_state()))))
-    assert resumed.sound_until == 10
+    assert watched.alarms.sound_until == 10
+    resumed, _, _ = watched.successor()
+    assert resumed.alarms.sound_until == 10
     take(resumed, [regime(40, "grounded", **good)])
-    assert resumed.sound_until is None, "it has passed, and no alarm has a level yet"
+    assert resumed.alarms.sound_until is None, "it has passed, and no alarm has a level yet"
 
 
 def reading(step: int, dependence: float) -> dict[str, float]:
@@ -177,13 +217,12 @@ def reading(step: int, dependence: float) -> dict[str, float]:
 
 def test_a_fall_on_the_fixed_probe_is_said_once_and_survives_a_resume() -> None:
     watched, said, _ = scoring()
-    asyncio.run(watched.restore(None, [reading(step, 1.0) for step in (0, 10, 20)]))
-    assert [watched.take_figures(step, 0.1)["probe/alarm/dependence"] for step in (1, 11, 21)] == [0.0] * 3
+    watched.restore([reading(step, 1.0) for step in (0, 10, 20)])
+    assert [watched.take(step, 0.1)["probe/alarm/dependence"] for step in (1, 11, 21)] == [0.0] * 3
     assert said == []
-    resumed, said, events = scoring()
-    low = [reading(step, 0.1) for step in (30, 40, 50)]
-    asyncio.run(resumed.restore(None, low, json.loads(json.dumps(watched.alarm_state()))))
-    *_, figures = [resumed.take_figures(step, 0.1) for step in (31, 41, 51)]
+    resumed, said, events = watched.successor()
+    resumed.restore([reading(step, 0.1) for step in (30, 40, 50)])
+    *_, figures = [resumed.take(step, 0.1) for step in (31, 41, 51)]
     text = "the answer follows less from the reasoning since step 20 (fixed probe, 1.00 -> 0.10 nats)"
     assert said == [f"step   40  ALARM: {text}; no checkpoint is from before it"]
     assert [(e["name"], e["figure"], e["step"]) for e in events] == [("probe_falling", "dependence", 40)]
@@ -220,9 +259,9 @@ def test_the_newest_checkpoint_from_before_a_fall_is_kept_until_the_end(
 def test_a_figure_of_the_fixed_probe_that_becomes_unknown_is_told_once_until_it_is_known_again() -> None:
     watched, said, events = scoring()
     known = [math.nan, 1.0, 1.0, math.nan, math.nan, 1.0, math.nan]
-    asyncio.run(watched.restore(None, [reading(10 * n, value) for n, value in enumerate(known)]))
+    watched.restore([reading(10 * n, value) for n, value in enumerate(known)])
     for n in range(len(known)):
-        watched.take_figures(10 * n + 1, 0.1)
+        watched.take(10 * n + 1, 0.1)
     assert [(e["name"], e["figure"], e["step"]) for e in events] == [
         ("probe_blind", "dependence", 30),
         ("probe_blind", "dependence", 60),
@@ -232,26 +271,20 @@ def test_a_figure_of_the_fixed_probe_that_becomes_unknown_is_told_once_until_it_
 
 def test_the_probes_tasks_are_not_played_where_nobody_can_read_them() -> None:
     watched, _, events = scoring()
-    assert watched.probe_reader(20) is None
+    assert watched.scoring.probe_reader(20) is None
     assert [(e["name"], e["step"]) for e in events] == [("probe_failed", 20)] and "no scorer is left" in events[0][
         "cause"
     ]
 
     async def twice() -> list[bool]:
-        watched.fleet = SimpleNamespace(scorer=object())
-        found = [watched.probe_reader(30) is not None]
-        watched._probe = asyncio.create_task(asyncio.sleep(60))
-        found.append(watched.probe_reader(40) is not None)
-        watched._probe.cancel()
+        watched.scoring.fleet = SimpleNamespace(scorer=object())
+        found = [watched.scoring.probe_reader(30) is not None]
+        watched.scoring._probe = asyncio.create_task(asyncio.sleep(60))
+        found.append(watched.scoring.probe_reader(40) is not None)
+        watched.scoring._probe.cancel()
         return found
 
     assert asyncio.run(twice()) == [True, False] and "still under way" in events[-1]["cause"]
-
-
-def test_a_checkpoint_of_an_older_release_has_no_state_of_the_probes_alarm() -> None:
-    resumed, *_ = scoring()
-    asyncio.run(resumed.restore(None, (), resumed.alarm.state()))
-    assert resumed.take_figures(1, 0.1)["probe/alarm/mi"] == 0.0
 
 
 class OneScorer:
@@ -297,29 +330,25 @@ class OneScorerFleet:
         self.scorer = OneScorer({"of": "the second"})
 
 
-def watching(fleet: OneScorerFleet) -> Scoring:
-    return Scoring(load("frozenlake", ["scorer.every=1"]), fleet, FakeArchive(), lambda _: None)
-
-
 def test_training_goes_on_while_a_scoring_is_under_way_and_after_the_scorer_dies_in_it() -> None:
     async def run() -> None:
         fleet = OneScorerFleet()
         first, watched = fleet.scorer, watching(fleet)
-        watched.offer(1, None, [])
+        watched.scoring.offer(1, None, [])
         await asyncio.sleep(0)
-        assert "scorer/step" not in watched.take_figures(1, 0.1), "nothing waits for the first scoring"
+        assert "scorer/step" not in watched.take(1, 0.1), "nothing waits for the first scoring"
         await first.answer({"scorer/version": 1.0})
-        assert watched.take_figures(2, 0.1)["scorer/step"] == 1.0
-        watched.offer(2, None, [])
+        assert watched.take(2, 0.1)["scorer/step"] == 1.0
+        watched.scoring.offer(2, None, [])
         await asyncio.sleep(0)
         await first.answer(Died("gone"))
-        figures = watched.take_figures(3, 0.1)
+        figures = watched.take(3, 0.1)
         assert figures["scorer/failed"] == 1.0 and "scorer/step" not in figures
         assert len(fleet.causes) == 1 and fleet.scorer.restored == [{"of": "the first"}]
-        watched.offer(3, None, [])
+        watched.scoring.offer(3, None, [])
         await asyncio.sleep(0)
         await fleet.scorer.answer({"scorer/version": 3.0})
-        figures = watched.take_figures(4, 0.1)
+        figures = watched.take(4, 0.1)
         assert (figures["scorer/step"], figures["scorer/version"], figures["scorer/done"]) == (3.0, 3.0, 1.0)
 
     asyncio.run(run())
@@ -340,10 +369,14 @@ def test_a_finished_reading_of_the_probe_is_recorded_with_its_state_however_busy
         fleet = OneScorerFleet()
         fleet.scorer = Busy({})
         watched = watching(fleet)
-        watched.probe(3, None, [])
-        assert watched.probing == 3
-        await watched.drain(stopped=True)
-        assert (watched.probing, watched.state, watched.pending()) == (None, {"after": 3}, [{"probe/step": 3.0}])
+        watched.scoring.probe(3, None, [])
+        assert watched.scoring.probing == 3
+        await watched.scoring.drain()
+        assert (watched.scoring.probing, watched.scoring.scorer_state, watched.scoring.pending()) == (
+            None,
+            {"after": 3},
+            [{"probe/step": 3.0}],
+        )
 
     asyncio.run(run())
 
@@ -359,13 +392,13 @@ def test_each_scoring_keeps_its_matrices_and_a_full_disk_costs_the_matrices_alon
 
     async def run() -> FakeArchive:
         fleet, archive = OneScorerFleet(), FullDisk()
-        watched = Scoring(load("frozenlake", ["scorer.every=1"]), fleet, archive, lambda _: None)
+        watched = watching(fleet, archive=archive)
         for step in (1, 2):
-            watched.offer(step, None, [])
+            watched.scoring.offer(step, None, [])
             await asyncio.sleep(0)
             await fleet.scorer.answer({"scorer/version": float(step)})
-            await watched.drain(stopped=False)
-            assert watched.take_figures(step, 0.1)["scorer/step"] == step
+            await watched.scoring.drain()
+            assert watched.take(step, 0.1)["scorer/step"] == step
         return archive
 
     assert asyncio.run(run()).scored == [1, 2]
@@ -377,13 +410,15 @@ def test_the_last_scoring_is_waited_for_as_long_as_any_other_and_less_long_after
 ) -> None:
     async def run(timeout_s: float, stopped: bool, probe: bool) -> None:
         words = ["scorer.every=1", f"scorer.timeout_s={timeout_s}"]
-        watched = Scoring(load("frozenlake", words), OneScorerFleet(), FakeArchive(), lambda _: None)
-        watched.offer(1, None, [])
+        watched = watching(OneScorerFleet(), words)
+        if stopped:
+            watched.scoring.stopping.ask(Ending(EndCause.SIGNAL, "SIGTERM"))
+        watched.scoring.offer(1, None, [])
         if probe:
-            watched.probe(1, None, [])
-        await watched.drain(stopped)
+            watched.scoring.probe(1, None, [])
+        await watched.scoring.drain()
 
-    monkeypatch.setattr("squelch.cluster.loop.scoring.STOPPED_DRAIN_S", 0.02)
+    monkeypatch.setattr("squelch.cluster.loop.watchers.scoring.STOPPED_DRAIN_S", 0.02)
     for timeout_s, stopped, probe in ((0.05, False, False), (0.05, False, True), (30.0, True, True)):
         asyncio.run(run(timeout_s, stopped, probe))
     waited = [record.args for record in caplog.records if "did not finish" in record.msg]
@@ -401,12 +436,12 @@ def test_a_scoring_that_is_refused_or_fails_is_counted_and_costs_no_scorer(error
     async def run() -> None:
         fleet = OneScorerFleet()
         first, watched = fleet.scorer, watching(fleet)
-        watched.offer(1, None, [])
+        watched.scoring.offer(1, None, [])
         await asyncio.sleep(0)
         await first.answer(error)
-        assert watched.take_figures(1, 0.1)[f"scorer/{outcome}"] == 1.0
+        assert watched.take(1, 0.1)[f"scorer/{outcome}"] == 1.0
         assert fleet.scorer is first and not fleet.causes
-        watched.offer(2, None, [])
+        watched.scoring.offer(2, None, [])
         await asyncio.sleep(0)
         assert first.asked == [1, 2]
         await first.answer({})
@@ -438,7 +473,7 @@ def test_no_scoring_is_left_out_of_the_counts_by_a_stop(tmp_path: Path) -> None:
                 if last < 6 and text.startswith(f"step {last:4d}/"):
                     coordinator.stop(Ending(EndCause.SIGNAL, "SIGTERM"))
 
-            coordinator.say = coordinator.journal.say = told
+            coordinator.journal.say = told
 
         check(drive(world, archive, stop, resume=last > 2), world, archive)
     done = sum(row.get("scorer/done", 0.0) for row in archive.figures.values())

@@ -48,7 +48,7 @@ def always(reward: float) -> World.rewards:
 def test_a_run_trains_every_step_and_steps_overlap_as_far_as_staleness_allows(tmp_path: Path, staleness: int) -> None:
     mixed = World(configured(tmp_path, f"loop.max_staleness={staleness}", "loop.steps=6"), rewards=lambda t, i: i % 2)
     outcome, archive = made(mixed)
-    assert outcome.coordinator.admission.version == 6 and outcome.ledger.counts()["trained"] == 18
+    assert outcome.steps.admission.version == 6 and outcome.ledger.counts()["trained"] == 18
     assert max(mixed.staleness) == staleness, "as stale as allowed when playing is faster than training"
     assert archive.figures[6]["staleness_max"] == staleness
 
@@ -74,7 +74,7 @@ def test_deaths_of_parties_that_are_replaced_lose_no_ticket_and_train_on_none_tw
     faults = tuple(Fault(kind, call + FIRST.get(kind, 1) - 1, "die", after) for kind, call, after in deaths)
     words = (f"loop.max_staleness={staleness}", "cluster.max_restarts=9")
     outcome, _ = made(World(configured(tmp_path_factory.mktemp("run"), *words), faults, paced(seed)))
-    assert outcome.coordinator.admission.clock == 4
+    assert outcome.steps.admission.clock == 4
 
 
 def test_groups_of_which_a_dead_worker_lost_a_part_are_played_again(tmp_path: Path) -> None:
@@ -125,8 +125,8 @@ def test_a_stop_at_any_point_finishes_the_step_in_training_and_a_resume_complete
     world.on_call = None
     resumed = drive(world, archive, resume=True)
     check(resumed, world, archive)
-    assert resumed.coordinator.admission.clock == 4
-    assert resumed.coordinator.source.cursor == resumed.ledger.issued, "tasks are played in order and none is skipped"
+    assert resumed.steps.admission.clock == 4
+    assert resumed.steps.source.cursor == resumed.ledger.issued, "tasks are played in order and none is skipped"
 
 
 PACE = st.tuples(st.integers(0, 3), st.integers(1, 4))
@@ -152,8 +152,8 @@ def test_a_resume_with_another_staleness_or_another_number_of_prompts_plays_ever
         world.on_call = stop
         outcome = drive(world, archive, coordinators.append, resume=part > 0)
     seeds = [archive.rows[ticket].ticket.task.seed for rows in archive.steps.values() for ticket in rows]
-    cursor = outcome.coordinator.source.cursor
-    assert outcome.coordinator.admission.clock == 8 and outcome.ledger.balanced()
+    cursor = outcome.steps.source.cursor
+    assert outcome.steps.admission.clock == 8 and outcome.ledger.balanced()
     assert sorted(seeds) == list(range(min(seeds), min(seeds) + cursor)), "no task is lost, and none comes twice"
 
 
@@ -165,7 +165,7 @@ def test_a_resume_with_less_staleness_plays_the_tickets_that_were_open(tmp_path:
     now = World(configured(tmp_path, "loop.max_staleness=0", "loop.steps=6"), rewards=lambda t, i: i % 2)
     outcome = drive(now, archive, resume=True)
     seeds = [archive.rows[ticket].ticket.task.seed for rows in archive.steps.values() for ticket in rows]
-    assert sorted(seeds) == list(range(18)) and outcome.coordinator.source.cursor == 18
+    assert sorted(seeds) == list(range(18)) and outcome.steps.source.cursor == 18
 
 
 @pytest.mark.parametrize("when", ["rows.fetch", "refill"])
@@ -180,19 +180,23 @@ def test_a_stop_between_a_decision_and_its_step_resumes_to_the_uninterrupted_run
     archive, coordinators = FakeArchive(), []
 
     def stop(kind: str, _: int) -> None:
-        windows = coordinators[-1].windows.values() if coordinators else ()
+        windows = coordinators[-1].steps.windows.values() if coordinators else ()
         refills = any(len(window.tickets) > world.config.loop.prompts for window in windows)
-        if coordinators and coordinators[-1].admission.clock == 2 and (kind == when or (when == "refill" and refills)):
+        if (
+            coordinators
+            and coordinators[-1].steps.admission.clock == 2
+            and (kind == when or (when == "refill" and refills))
+        ):
             coordinators[-1].stop(STOP)
 
     world.on_call = stop
     stopped = drive(world, archive, coordinators.append)
     check(stopped, world, archive)
-    assert stopped.coordinator.admission.clock == 2 and stopped.ledger.counts()["cancelled"] >= 3
+    assert stopped.steps.admission.clock == 2 and stopped.ledger.counts()["cancelled"] >= 3
     world.on_call = None
     resumed = drive(world, archive, resume=True)
     check(resumed, world, archive)
-    assert archive.steps == wanted.steps and resumed.coordinator.source.cursor == whole.coordinator.source.cursor
+    assert archive.steps == wanted.steps and resumed.steps.source.cursor == whole.steps.source.cursor
     assert resumed.ledger.counts() == whole.ledger.counts()
 
 
@@ -217,7 +221,7 @@ def test_a_driver_killed_at_any_point_goes_on_from_its_last_checkpoint_without_t
         world.on_call = None
         outcome = drive(world, archive, resume=True)
         check(outcome, world, archive)
-        assert outcome.coordinator.admission.clock == 4
+        assert outcome.steps.admission.clock == 4
 
 
 def test_a_run_that_ranks_by_policy_variance_asks_for_replays_and_exports_what_they_tell(tmp_path: Path) -> None:
@@ -228,7 +232,7 @@ def test_a_run_that_ranks_by_policy_variance_asks_for_replays_and_exports_what_t
     assert figures["replays"] == 2 * figures["trajectories"] and figures["replays_failed"] == 0
     assert figures["policy_variance_mean"] == pytest.approx(figures["reward_variance_mean"]), "the replays are the same"
     assert (figures["replay_gap_mean"], figures["noise_variance_mean"]) == (0, 0)
-    assert outcome.coordinator.admission.version == 4
+    assert outcome.steps.admission.version == 4
     _, plain = made(World(configured(tmp_path / "plain"), rewards=lambda t, i: float(i % 2)))
     assert "replays" not in plain.figures[1]
 
@@ -236,7 +240,7 @@ def test_a_run_that_ranks_by_policy_variance_asks_for_replays_and_exports_what_t
 def test_steps_without_signal_publish_nothing_and_count_as_completed(tmp_path: Path) -> None:
     world = World(configured(tmp_path, "filter.no_signal_limit=99"), rewards=always(1.0))
     outcome, _ = made(world)
-    assert outcome.coordinator.admission.version == 0 and outcome.coordinator.admission.clock == 4
+    assert outcome.steps.admission.version == 0 and outcome.steps.admission.clock == 4
     assert outcome.ledger.counts()["dropped"] == 12 and world.calls["learner.train"] == 0
     assert sum("no signal" in line for line in outcome.said) == 4
 
@@ -254,7 +258,7 @@ def test_a_run_without_signal_ends_where_settings_say_so(tmp_path: Path, words: 
     ending = outcome.coordinator.ending
     assert ending.cause is EndCause.NO_SIGNAL
     assert ending.text == f"no signal: {words[0]}, nothing kept of 3 groups (the best: zero variance)"
-    assert outcome.coordinator.admission.clock == (1 if "abort" in words[0] else 2)
+    assert outcome.steps.admission.clock == (1 if "abort" in words[0] else 2)
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
@@ -267,7 +271,7 @@ def test_a_refill_plays_as_many_tickets_as_are_missing_and_no_more_rounds_than_a
     )
     outcome, archive = made(world)
     assert outcome.ledger.issued > 12 and all(len(rows) <= 9 for rows in archive.steps.values())
-    assert outcome.coordinator.source.cursor == outcome.ledger.issued
+    assert outcome.steps.source.cursor == outcome.ledger.issued
 
 
 def test_updates_that_the_learner_refuses_publish_nothing_and_end_the_run_after_so_many_in_a_row(
@@ -276,13 +280,13 @@ def test_updates_that_the_learner_refuses_publish_nothing_and_end_the_run_after_
     mixed = {"rewards": lambda t, i: i % 2}
     world = World(configured(tmp_path / "a"), refuse_updates=frozenset({2}), **mixed)
     outcome, _ = made(world)
-    assert outcome.coordinator.admission.version == 3 and outcome.ledger.reasons("failed") == {"refused_by_learner": 3}
+    assert outcome.steps.admission.version == 3 and outcome.ledger.reasons("failed") == {"refused_by_learner": 3}
     assert any("non-finite loss in group 000002-000" in line for line in outcome.said)
     refused = frozenset({1, 3, 4, 5})
     words = ("learner.max_bad_steps=3", "loop.steps=9")
     world = World(configured(tmp_path / "b", *words), refuse_updates=refused, **mixed)
     outcome, _ = made(world)
-    assert outcome.coordinator.ending.cause is EndCause.REFUSED_STEPS and outcome.coordinator.admission.clock == 5
+    assert outcome.coordinator.ending.cause is EndCause.REFUSED_STEPS and outcome.steps.admission.clock == 5
     assert "3 steps in a row refused" in outcome.coordinator.ending.text
     assert "000005-000" in outcome.coordinator.ending.text
 
@@ -299,7 +303,7 @@ def test_refused_steps_are_counted_over_a_resume(tmp_path: Path) -> None:
     world.on_call = None
     outcome = drive(world, archive, resume=True)
     check(outcome, world, archive)
-    assert outcome.coordinator.ending.cause is EndCause.REFUSED_STEPS and outcome.coordinator.admission.clock == 3
+    assert outcome.coordinator.ending.cause is EndCause.REFUSED_STEPS and outcome.steps.admission.clock == 3
 
 
 def test_an_early_stop_ends_the_run_after_its_step_and_counts_over_a_resume(tmp_path: Path) -> None:
@@ -314,7 +318,7 @@ def test_an_early_stop_ends_the_run_after_its_step_and_counts_over_a_resume(tmp_
         "loop.checkpoint_every=1",
     )
     whole, _ = made(World(configured(tmp_path / "whole", *words), rewards=fading))
-    assert whole.coordinator.ending.cause is EndCause.EARLY_STOP and whole.coordinator.admission.clock == 15
+    assert whole.coordinator.ending.cause is EndCause.EARLY_STOP and whole.steps.admission.clock == 15
     world = World(configured(tmp_path / "parts", *words), rewards=fading)
     archive = FakeArchive()
 
@@ -325,14 +329,14 @@ def test_an_early_stop_ends_the_run_after_its_step_and_counts_over_a_resume(tmp_
     world.on_call = None
     outcome = drive(world, archive, resume=True)
     check(outcome, world, archive)
-    assert outcome.coordinator.ending == whole.coordinator.ending and outcome.coordinator.admission.clock == 15
+    assert outcome.coordinator.ending == whole.coordinator.ending and outcome.steps.admission.clock == 15
 
 
 def test_the_step_at_which_a_run_ends_by_its_own_rule_is_validated_and_probed_as_the_last(tmp_path: Path) -> None:
     words = ("scorer.probe.every=50", "validation.every=50", "filter.no_signal_limit=3", "loop.steps=30")
     world = World(configured(tmp_path, *words), rewards=always(1.0))
     outcome, archive = made(world)
-    ended = outcome.coordinator.admission.clock
+    ended = outcome.steps.admission.clock
     assert outcome.coordinator.ending.cause is EndCause.NO_SIGNAL and ended == 3
     assert sorted(world.probed) == [0, 3]
     assert [step for step, row in sorted(archive.figures.items()) if "validation/success" in row] == [0, 3]
@@ -437,7 +441,7 @@ def test_nothing_that_befalls_the_scorer_holds_back_training(tmp_path: Path, wha
     world = World(configured(tmp_path), (Fault("scorer.score", 2, what),), rewards=lambda t, i: i % 2)
     outcome, archive = made(world)
     assert outcome.ledger.counts()["trained"] == 12 and sorted(archive.figures) == [0, 1, 2, 3, 4]
-    counted = outcome.coordinator.scoring.pace.outcomes
+    counted = outcome.scoring.pace.outcomes
     assert counted["skipped"] >= 1 if what == "hang" else counted["refused" if what == "refuse" else "failed"] == 1
 
 
@@ -449,7 +453,7 @@ def test_every_finished_scoring_of_a_run_is_recorded_once(tmp_path: Path, seed: 
     lines = [*archive.scored_alone, *archive.figures.values()]
     recorded = [line["scorer/step"] for line in lines if "scorer/step" in line]
     assert sorted(recorded) == sorted(map(float, archive.scored)) == sorted(set(recorded))
-    assert len(recorded) == outcome.coordinator.scoring.pace.outcomes["done"]
+    assert len(recorded) == outcome.scoring.pace.outcomes["done"]
 
 
 def test_a_scorer_that_dies_while_it_is_idle_is_replaced_at_once_with_its_state(tmp_path: Path) -> None:
@@ -468,7 +472,7 @@ def test_a_scorer_that_dies_while_it_is_idle_is_replaced_at_once_with_its_state(
     check(outcome, world, archive)
     assert at["scorer.restore 1"] - at["learner.train 2"] < 1 and "scorer.restore 2" not in at
     assert at["scorer.restore 1"] < at["scorer.score 2"] and outcome.fleet.restarts.counts == {"scorer": 1}
-    assert outcome.coordinator.scoring.pace.outcomes == {"done": 2}
+    assert outcome.scoring.pace.outcomes == {"done": 2}
 
 
 @pytest.mark.parametrize("what", ["die", "hang", "fail"])
@@ -530,7 +534,7 @@ def test_a_reading_of_the_probe_that_was_under_way_when_the_run_ended_is_read_ag
     archive, coordinators = FakeArchive(), []
 
     def end(kind: str, _: int) -> None:
-        if coordinators and coordinators[-1].admission.clock == 2 and kind == "learner.train":
+        if coordinators and coordinators[-1].steps.admission.clock == 2 and kind == "learner.train":
             clock.crash() if killed else coordinators[-1].stop(STOP)
 
     world.on_call = end
@@ -539,12 +543,12 @@ def test_a_reading_of_the_probe_that_was_under_way_when_the_run_ended_is_read_ag
             drive(world, archive, coordinators.append)
     else:
         drive(world, archive, coordinators.append)
-    stopped_at = coordinators[-1].admission.clock
+    stopped_at = coordinators[-1].steps.admission.clock
     if killed:  # a process that is stopped before it has read it again leaves it to the next one
         again = World(configured(tmp_path, *slow), rewards=lambda t, i: i % 2)
         again.on_call = lambda kind, _: coordinators[-1].stop(STOP) if kind == "player.play" else None
         drive(again, archive, coordinators.append, resume=True)
-        assert coordinators[-1].admission.clock == 2 and not again.probed
+        assert coordinators[-1].steps.admission.clock == 2 and not again.probed
     assert 2 in world.probed and not any(f.get("probe/step") == 2.0 for f in archive.figures.values())
     again = World(configured(tmp_path, *slow), rewards=lambda t, i: i % 2)
     outcome = drive(again, archive, resume=True)

@@ -5,14 +5,16 @@ import json
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from squelch.actors.records import Group, GroupSummary, Task, Ticket, summarise
 from squelch.cluster.config import RunConfig, load
-from squelch.cluster.loop.learner_side.decomposing import Decomposing
 from squelch.cluster.loop.tickets.playing import PlayedGroup
+from squelch.cluster.loop.watchers.decomposing import Decomposing
+from squelch.cluster.loop.watchers.watcher import Step
 from squelch.learner.decomposition.statistics import Decomposition
 from tests.cluster.commands.existing_runs.test_gradients import trajectory
 
@@ -53,7 +55,9 @@ def config_of(tmp_path: Path) -> RunConfig:
 def measure(tmp_path: Path, step: int, players: Players, window: list[PlayedGroup]) -> tuple[dict, list[list[str]]]:
     learner = Learner()
     part = Decomposing(config_of(tmp_path), learner, players)
-    return asyncio.run(part.measure(step, 3, window)), learner.asked
+    seen = Step(step, SimpleNamespace(played=lambda: window), SimpleNamespace(), version=3, is_last=False)
+    asyncio.run(part.before_train(seen))
+    return part.metrics(seen), learner.asked
 
 
 def window(version: int, count: int) -> list[PlayedGroup]:

@@ -86,7 +86,7 @@ def test_weights_that_differ_are_published_under_a_higher_version_and_what_lost_
         assert outcome.ledger.counts() == reference.ledger.counts(), f"call {call}"
         (found,) = recoveries(archive)
         unpublished = kind == "learner.publish"  # the next version, which nobody was told, holds the step's update too
-        assert outcome.coordinator.admission.version == 4 + (not found["same"] and not unpublished)
+        assert outcome.steps.admission.version == 4 + (not found["same"] and not unpublished)
 
 
 def test_fewer_ranks_go_on_where_the_cluster_has_no_room_for_all(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_fewer_ranks_go_on_where_the_cluster_has_no_room_for_all(tmp_path: Path)
     outcome, archive = made(world)
     assert recoveries(archive)[0].items() >= {"ranks": 3, "steps": 2, "same": False}.items()
     assert outcome.fleet.learner.weights == ["1@3", "2@3", "3@3", "4@3"]
-    assert outcome.coordinator.admission.version == 5 and max(world.versions) == 5
+    assert outcome.steps.admission.version == 5 and max(world.versions) == 5
     assert "3 groups are played again, from version 3" in outcome.said
     assert outcome.ledger.counts()["trained"] == 12 and world.calls["player.play"] > 12
 
@@ -205,7 +205,7 @@ def test_rows_that_are_lost_with_a_host_are_played_again(tmp_path: Path, stalene
     world.on_call = lose
     outcome, _ = made(world)
     assert outcome.ledger.counts()["trained"] == 12 and set(outcome.fleet.restarts.counts) == {"learner"}
-    assert outcome.coordinator.admission.version == 4 and not world.lost_rows
+    assert outcome.steps.admission.version == 4 and not world.lost_rows
 
 
 ALL_ROWS = {f"{step:06d}-{k:03d}" for step in range(1, 5) for k in range(3)}
@@ -402,7 +402,7 @@ def test_a_loss_within_refill_rounds_begins_them_anew_so_that_no_step_trains_on_
     world = World(configured(tmp_path, *words), rewards=rewards, drifts=True)
 
     def lose(kind: str, _: int) -> None:
-        if not lost and coordinators and len(coordinators[0].windows.get(2, Window(2, 0.0, 0)).tickets) > 3:
+        if not lost and coordinators and len(coordinators[0].steps.windows.get(2, Window(2, 0.0, 0)).tickets) > 3:
             lost.append(kind)
             coordinators[0].fleet.learner.kill()
 
@@ -410,7 +410,7 @@ def test_a_loss_within_refill_rounds_begins_them_anew_so_that_no_step_trains_on_
     outcome, archive = made(world, coordinators.append)
     assert lost and not recoveries(archive)[0]["same"]
     assert [list(rows.values()) for _, rows in sorted(archive.steps.items())] == [["kept"] * 3] * 3
-    assert outcome.coordinator.source.cursor == outcome.ledger.issued == 9, "the refill's task is the next step's"
+    assert outcome.steps.source.cursor == outcome.ledger.issued == 9, "the refill's task is the next step's"
 
 
 @QUICK
@@ -438,8 +438,8 @@ def test_whatever_is_lost_and_whenever_the_ledger_balances_and_no_task_is_lost_o
     config = configured(tmp_path_factory.mktemp("run"), *words)
     world = World(config, tuple(faults), paced(seed), room=lambda made: ranks[made % 6], drifts=drifts)
     outcome, _ = made(world)
-    assert outcome.coordinator.admission.clock == 4
-    assert outcome.coordinator.source.cursor == outcome.ledger.issued
+    assert outcome.steps.admission.clock == 4
+    assert outcome.steps.source.cursor == outcome.ledger.issued
 
 
 @QUICK
@@ -473,4 +473,4 @@ def test_a_stop_or_a_kill_of_the_driver_in_the_midst_of_recoveries_leaves_a_run_
     world.on_call, world.faults = None, ()
     outcome = drive(world, archive, resume=True)
     check(outcome, world, archive)
-    assert outcome.coordinator.admission.clock == 4
+    assert outcome.steps.admission.clock == 4

@@ -1,11 +1,14 @@
 import json
 from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from squelch.actors.process.disk import partial_path
 from squelch.actors.records import Task, Ticket
-from squelch.cluster.config import load
+from squelch.cluster.config import RunConfig, load
 from squelch.cluster.errors import UserError
 from squelch.cluster.loop.persistence.state import (
     LoopState,
@@ -16,6 +19,13 @@ from squelch.cluster.loop.persistence.state import (
     prune,
     read_state,
 )
+from squelch.cluster.loop.stopping import Stopping
+from squelch.cluster.loop.watchers.alarms import Alarms
+from squelch.cluster.loop.watchers.early_stopping import EarlyStopping
+from squelch.cluster.loop.watchers.gaming_warning import GamingWarning
+from squelch.cluster.loop.watchers.scoring import Scoring
+from squelch.cluster.loop.watchers.validation import Validation
+from squelch.cluster.loop.watchers.watcher import Watcher
 from squelch.envs.config import EnvironmentConfig
 from tests.disk import files_of_at_most
 
@@ -35,19 +45,41 @@ def test_open_tickets_survive_json_unchanged(tmp_path):
     assert read_state(checkpoint_dir(tmp_path, 2)).tickets(OWN) == [ticket]
 
 
-MEASURED = {
-    "first_validation": {"step": 0, "solved": [1] * load("frozenlake").validation.tasks},
-    "gaming": {"steps": [1]},
-    "early_stop": {"baseline": [0.3], "low_steps": 2, "low_validations": 3},
-    "scorer": {
-        **{"ema": 1.0, "probe": {"mi": 1.0}, "followed": {"follows": 1.0}, "before": [3, {}]},
-        "regime": {"first_turn": {"true": [0.5]}},
-    },
-    "alarm": {"cusum": 1.0, "probe": {"mi": {}, "dependence": {}}},
-    "best_success": 0.5,
-    "best_step": 3,
-    "scorer_figures": [{"scorer/step": 3.0}, {"probe/step": 3.0}],
-}
+def watchers(config: RunConfig, folder: Path) -> dict[str, Watcher]:
+    """Those whose state is paired by task, or compared with a level."""
+    journal, fleet = SimpleNamespace(archive=None), SimpleNamespace(scorer=None)
+    alarms = Alarms(folder, journal)
+    scoring = Scoring(config, fleet, journal, alarms, Stopping(9), None)
+    found = [EarlyStopping(config), GamingWarning(config, journal), Validation(config, None, journal), scoring, alarms]
+    return {watcher.name: watcher for watcher in found}
+
+
+def measured(folder: Path) -> dict[str, Any]:
+    """The states of watchers that have seen something."""
+    seen = watchers(load("frozenlake"), folder)
+    seen["validation"].restore(
+        {
+            "best_success": 0.5,
+            "best_step": 3,
+            "first": {"step": 0, "solved": [1] * load("frozenlake").validation.tasks},
+        },
+        (),
+    )
+    seen["gaming"].gaming.step(1, 0.2, "top_p")
+    rules = seen["early_stop"].rules
+    rules.baseline, rules.low_steps, rules.low_validations = [0.3], 2, 3
+    seen["alarms"].alarm.rewards = [[1, 0.5]]
+    for figure in ("mi", "dependence"):
+        seen["alarms"].probe_alarm.figures[figure].since = 2.0
+    states = {name: watcher.state() for name, watcher in seen.items()}
+    states["scorer"] |= {
+        "scorer": {
+            **{"ema": 1.0, "probe": {"mi": 1.0}, "followed": {"follows": 1.0}, "before": [3, {}]},
+            "regime": {"first_turn": {"true": [0.5]}},
+        },
+        "pending": [{"scorer/step": 3.0}, {"probe/step": 3.0}],
+    }
+    return json.loads(json.dumps(states))
 
 
 @pytest.mark.parametrize(
@@ -68,38 +100,41 @@ MEASURED = {
         (["loop.prompts=4"], []),
     ],
 )
-def test_what_is_paired_by_task_begins_anew_with_other_tasks(words, other):
-    state = LoopState(**MEASURED)
-    assert state.with_tasks(load("frozenlake")) == [] and asdict(state).items() >= MEASURED.items()
+def test_what_is_paired_by_task_begins_anew_with_other_tasks(tmp_path, words, other):
+    states, state = measured(tmp_path), LoopState()
+    assert state.with_tasks(load("frozenlake")) == []
+    config = load("frozenlake", words)
     state = LoopState(**json.loads(json.dumps(asdict(state))))
-    assert state.with_tasks(load("frozenlake", words)) == other
-    kept = {name: vars(state)[name] for name in ("first_validation", "gaming", "early_stop", "best_step")}
-    spread = MEASURED["early_stop"] | {"low_validations": 0}  # its baseline is of training, not of fixed tasks
-    anew = {"first_validation": None, "gaming": None, "early_stop": spread, "best_step": -1}
-    assert kept == (anew if "validation" in other else {name: MEASURED[name] for name in anew})
-    assert (state.scorer["probe"] is None, "probe" in state.alarm) == ("probe" in other, "probe" not in other)
-    judged, level, before = state.scorer["regime"]["first_turn"], state.alarm.get("cusum"), state.scorer["before"]
-    assert (judged, level, before) == (({}, None, None) if "scorings" in other else ({"true": [0.5]}, 1.0, [3, {}]))
-    read = state.alarm.get("probe", {})
-    answers = "probe" in other or "answers" in other
-    assert (state.scorer["followed"] is None, "dependence" in read) == (answers, not answers)
-    assert state.scorer["ema"] == 1.0 and ("mi" in read) == ("probe" not in other), "D begins anew without MI"
-    assert ({"probe/step": 3.0} in state.scorer_figures) == ("probe" not in other), "nor is one that waits its level"
-    assert {"scorer/step": 3.0} in state.scorer_figures
+    assert state.with_tasks(config) == other
+    after = watchers(config, tmp_path)
+    for name, watcher in after.items():
+        watcher.restore(states[name], other)
+    validation = "validation" in other
+    assert (after["validation"].first is None, after["validation"].best_step) == (validation, -1 if validation else 3)
+    assert after["gaming"].gaming.steps == ([] if validation else [1])
+    rules = after["early_stop"].rules
+    spread = (rules.baseline, rules.low_steps)
+    assert (spread, rules.low_validations) == (([0.3], 2), 0 if validation else 3), "the baseline is of training"
+    scorer, probe, scored = after["scorer"].scorer_state, "probe" in other, "scorings" in other
+    assert (scorer["probe"] is None, scorer["ema"]) == (probe, 1.0)
+    assert (scorer["regime"]["first_turn"], scorer["before"]) == (({}, None) if scored else ({"true": [0.5]}, [3, {}]))
+    assert (scorer["followed"] is None) == (probe or "answers" in other)
+    assert after["alarms"].alarm.rewards == ([] if scored else [[1, 0.5]])
+    since = {name: alarm.since for name, alarm in after["alarms"].probe_alarm.figures.items()}
+    assert since["mi"] == (None if probe else 2.0), "D begins anew without MI"
+    assert since["dependence"] == (None if probe or "answers" in other else 2.0)
+    waiting = [{"scorer/step": 3.0}] + [{"probe/step": 3.0}] * (not probe)
+    assert after["scorer"].pending() == waiting, "nor is one that waits its level"
 
 
-def test_a_checkpoint_that_does_not_say_how_the_probe_was_sampled_goes_on_with_its_readings():
-    state = LoopState(**MEASURED)
-    state.with_tasks(load("frozenlake"))
-    del state.fixed_tasks["probe_sampling"]
-    assert state.with_tasks(load("frozenlake", ["sampling.temperature=0.7"])) == [] and state.scorer["probe"]
-
-
-def test_a_checkpoint_of_an_older_release_is_known_by_the_number_of_its_tasks():
-    """Found by a reviewer: it names no tasks, and a validation of another number of them ended the run."""
-    old = LoopState(**json.loads(json.dumps(MEASURED)))
-    assert old.with_tasks(load("frozenlake", ["validation.tasks=9"])) == ["validation"]
-    assert old.first_validation is None and LoopState(**MEASURED).with_tasks(load("frozenlake")) == []
+def test_a_checkpoint_of_an_older_squelch_is_refused_with_the_commit_that_reads_it(tmp_path):
+    save(tmp_path, 3)
+    file = checkpoint_dir(tmp_path, 3) / "loop.json"
+    older = {"scorer_figures": [], "early_stop": None, "kept_share": None}
+    facts = {key: value for key, value in json.loads(file.read_text()).items() if key != "watchers"}
+    file.write_text(json.dumps(facts | older))
+    with pytest.raises(UserError, match=r"step-3/loop\.json is of an older Squelch.*commit 03d7dc21.*model\.path="):
+        read_state(checkpoint_dir(tmp_path, 3))
 
 
 def test_a_checkpoint_does_not_choose_what_its_tickets_play(tmp_path):
@@ -135,17 +170,17 @@ def test_pruning_keeps_the_newest_and_the_best_and_clears_half_written_ones(tmp_
 
 def test_what_became_known_late_is_added_and_nothing_else_changes(tmp_path):
     save(tmp_path, 3, cursor=7)
-    amend(checkpoint_dir(tmp_path, 3), scorer={"ema": 0.5}, scorer_figures=[{"first_turn/mi_est": 1.0}])
+    amend(checkpoint_dir(tmp_path, 3), watchers={"scorer": {"ema": 0.5}}, carried={"seconds/probe": 1.0})
     state = read_state(checkpoint_dir(tmp_path, 3))
-    assert (state.clock, state.cursor, state.scorer) == (3, 7, {"ema": 0.5})
-    assert state.scorer_figures == [{"first_turn/mi_est": 1.0}]
+    assert (state.clock, state.cursor, state.watchers) == (3, 7, {"scorer": {"ema": 0.5}})
+    assert state.carried == {"seconds/probe": 1.0}
     assert [path.name for path in checkpoint_dir(tmp_path, 3).iterdir()] == ["loop.json"]
 
 
 def test_a_full_disk_leaves_the_loop_state_as_it_was(tmp_path):
     save(tmp_path, 3, cursor=7)
     with files_of_at_most(64), pytest.raises(UserError, match=r"step-3.*The checkpoint is complete"):
-        amend(checkpoint_dir(tmp_path, 3), scorer={"ema": 0.5})
+        amend(checkpoint_dir(tmp_path, 3), watchers={"scorer": {"ema": 0.5}})
     assert read_state(checkpoint_dir(tmp_path, 3)).cursor == 7
     assert [path.name for path in checkpoint_dir(tmp_path, 3).iterdir()] == ["loop.json"]
 

@@ -26,23 +26,33 @@ from squelch.cluster.config import RunConfig
 from squelch.cluster.control.admission import validation_tickets
 from squelch.cluster.loop.learner_side.learning import Learning
 from squelch.cluster.loop.tickets.playing import Play, PlayedGroup
+from squelch.cluster.loop.watchers.watcher import Step, Watcher
 from squelch.learner.decomposition.statistics import Decomposition
 
 log = logging.getLogger(__name__)
 FOLDER = "gradients"
 
 
-class Decomposing:
+class Decomposing(Watcher):
     """Measures the steps that are due; see the module's docstring."""
 
     def __init__(self, config: RunConfig, learning: Learning, play: Play) -> None:
         self.config, self.learning, self.play = config, learning, play
+        self._metrics: dict[str, float] = {}
 
-    async def measure(self, step: int, version: int, window: list[PlayedGroup]) -> dict[str, float]:
-        """The step's flat figures; empty if none are due. `version`: the version of the learner's weights."""
+    async def before_train(self, step: Step) -> None:
+        """Measures at the weights that sampled the step's groups."""
+        every = self.config.gradients.every
+        due = every > 0 and step.number % every == 0
+        self._metrics = await self._measure(step.number, step.version, step.groups) if due else {}
+
+    def metrics(self, step: Step) -> dict[str, float]:
+        """Those of a measurement before this step's update."""
+        return self._metrics
+
+    async def _measure(self, step: int, version: int, window: list[PlayedGroup]) -> dict[str, float]:
+        """The step's flat figures. `version`: the version of the learner's weights."""
         settings = self.config.gradients
-        if not settings.every or step % settings.every:
-            return {}
         started = time.time()
         own = [g for g in window if g.summary.version_min == g.summary.version_max == version]
         extra = [self.play.group(ticket) for ticket in self._tickets(step, settings.groups - len(own))]

@@ -1,0 +1,124 @@
+"""The watcher of what the scorer finds: the alarms (`actors.diagnosis.alarm`, `probe_alarm`) and the state of the
+reasoning (`actors.diagnosis.soundness`). Waits for nobody.
+
+The alarms run beside the coordinator and not in the scorer, because the first needs the rewards of every step too. They
+see each scorer step and each evaluation of the probe once, when it is recorded. While they see a fall, or the reasoning
+is in a bad state, the newest checkpoint from before it is kept, so that a new run can start from there.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from squelch.actors.diagnosis.alarm import DependenceAlarm, scoring_of
+from squelch.actors.diagnosis.probe_alarm import WORDS, ProbeAlarm
+from squelch.actors.diagnosis.regime import MUTE
+from squelch.actors.diagnosis.soundness import UNTRUE, Soundness
+from squelch.cluster.loop.persistence.journal import Journal
+from squelch.cluster.loop.persistence.state import checkpoints, newest_until
+from squelch.cluster.loop.watchers.watcher import Step, Watcher
+
+log = logging.getLogger(__name__)
+
+
+class Alarms(Watcher):
+    """Reports each alarm once: in the log, in the terminal and as an event."""
+
+    name = "alarms"
+
+    def __init__(self, run_dir: Path, journal: Journal) -> None:
+        self.run_dir, self.journal = run_dir, journal
+        self.alarm, self.probe_alarm, self._soundness = DependenceAlarm(), ProbeAlarm(), Soundness()
+        self._blind: tuple[str, ...] = ()
+        """Figures of the probe's alarm that the last evaluation did not know; a resumed run tells of them again."""
+
+    def metrics(self, step: Step) -> dict[str, float]:
+        """Takes what the step records of the scorer, and its mean reward; the alarms' metrics."""
+        found = step.metrics
+        if "probe/step" in found:
+            self._watch_probe(found)
+        self.alarm.reward(step.number, found["reward_mean"])
+        self._watch(found)
+        return self.alarm.metrics() | self.probe_alarm.metrics()
+
+    def recorded_alone(self, found: dict[str, float]) -> None:
+        """Takes the metrics of a scorer step, or of an evaluation of the probe, that get a record of their own."""
+        if "probe/step" in found:
+            self._watch_probe(found)
+        else:
+            self._watch(found)
+
+    def _watch(self, taken: dict[str, float]) -> None:
+        """Passes new figures to the alarm, and reports once when it is raised, when reasoning falls silent, so that the
+        alarm has no figures, or when reasoning becomes untrue, which the alarm does not see."""
+        if "scorer/step" in taken:
+            self._watch_soundness(int(taken["scorer/step"]), taken)
+        seen = scoring_of(taken)
+        if seen is None or not self.alarm.scoring(*seen):
+            return
+        facts = {"since": self.alarm.since, "reward_trend": self.alarm.reward_trend}
+        self._tell_fall(seen[0], "input_dependence_falling", self.alarm.text(), **facts)
+
+    def _watch_soundness(self, step: int, taken: dict[str, float]) -> None:
+        began = self._soundness.scoring(step, taken)
+        if MUTE in began:
+            text = "reasoning has fallen silent: fewer than half of the first turns have any (regime mute)"
+            self._tell_fall(step, "reasoning_mute", text)
+        if UNTRUE in began:
+            share = taken["judge/true_share"]
+            text = f"reasoning has become untrue: of what states a fact the judge finds {share:.0%} entirely true, the "
+            text += "mean of the last two scorings, which is below half of the run's first ones; MI does not show it"
+            self._tell_fall(step, "reasoning_untrue", text, true_share=share)
+
+    def _watch_probe(self, reading: dict[str, float]) -> None:
+        """Passes a new reading of the fixed probe to its alarm, and reports each figure once when it falls, or when it
+        becomes unknown, which leaves its alarm blind."""
+        step = int(reading["probe/step"])
+        for figure in self.probe_alarm.reading(step, reading):
+            self._tell_fall(step, "probe_falling", self.probe_alarm.text(figure), figure=figure)
+        before, self._blind = self._blind, self.probe_alarm.blind(reading)
+        for figure in self._blind:
+            if figure not in before:
+                text = f"the fixed probe cannot tell whether {WORDS[figure]}: too little could be scored"
+                self._tell(step, "probe_blind", text, figure=figure)
+
+    def _tell_fall(self, step: int, event: str, text: str, **facts: Any) -> None:
+        """As `_tell`, with the checkpoint from before the fall, or from before the bad state."""
+        kept = newest_until(checkpoints(self.run_dir), self.sound_until)
+        which = "no checkpoint is from before it"
+        if kept is not None:
+            which = f"checkpoints/step-{kept} is from before it, and stays"
+        self._tell(step, event, f"{text}; {which}", checkpoint=kept, **facts)
+
+    @property
+    def sound_until(self) -> int | None:
+        """The last step at which no alarm saw a fall and the reasoning was in no bad state; None before the first
+        scoring."""
+        watching = (self.alarm, *self.probe_alarm.figures.values())
+        known = (*(alarm.since for alarm in watching), self._soundness.until)
+        return min((step for step in known if step is not None), default=None)
+
+    def _tell(self, step: int, event: str, text: str, **facts: Any) -> None:
+        """Reports an alarm in the log, in the terminal and as an event."""
+        now = time.time()
+        log.warning("%s", text)
+        self.journal.say(f"step {step:4d}  ALARM: {text}")
+        self.journal.event("scorer", event, now, now, step=step, **facts, text=text)
+
+    def state(self) -> dict[str, Any]:
+        """Those of both alarms, and what is kept beside them."""
+        return {**self.alarm.state(), "probe": self.probe_alarm.state(), "soundness": self._soundness.state()}
+
+    def restore(self, state: dict[str, Any], anew: Collection[str]) -> None:
+        """An alarm compares with a level, so that what is measured in another way begins anew."""
+        probe = {} if "probe" in anew else dict(state["probe"])
+        if "answers" in anew:
+            probe.pop("dependence", None)
+        scored = {} if "scorings" in anew else state
+        self.alarm.restore({key: value for key, value in scored.items() if key not in ("probe", "soundness")})
+        self.probe_alarm.restore(probe)
+        self._soundness.restore(scored.get("soundness", {}))

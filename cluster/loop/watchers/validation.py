@@ -1,0 +1,143 @@
+"""Validation during training: the same fixed tasks each time, one trajectory per task (paper, appendix B.2).
+
+It is made before the first step, every `validation.every` steps, and after the last. The weights do not change during a
+validation, because no version is published before it ends.
+
+    waits for         unblocked by           on time-out or death
+    the fixed tasks   environment actors     the tasks of a dead actor or rollout worker are played again by others
+                                             (`cluster.loop.tickets.playing`); then the run ends and the actor is named
+
+A stop finishes the step in training with its validation, so that the resumed run has the same metrics.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from squelch.actors.diagnosis.uncertainty import wilson_interval
+from squelch.actors.failures import Failure
+from squelch.actors.records import Ticket
+from squelch.cluster.config import RunConfig
+from squelch.cluster.control.admission import validation_tickets
+from squelch.cluster.loop.persistence.journal import Journal
+from squelch.cluster.loop.tickets.playing import Play, failed_text, failures
+from squelch.cluster.loop.watchers.watcher import Step, Watcher
+from squelch.cluster.runs.ending import Ending
+from squelch.cluster.runs.gain import gain_interval
+
+
+def fixed_tickets(config: RunConfig) -> list[Ticket]:
+    """The tickets of the run's fixed validation tasks."""
+    validation = config.validation
+    return validation_tickets(config.environment, validation.tasks, config.seed, validation.temperature)
+
+
+@dataclass(frozen=True)
+class Validated:
+    """One validation. `solved`: (num_tasks,) bool, success of each fixed task; `started`: unix seconds."""
+
+    step: int
+    started: float
+    solved: np.ndarray
+    failures: list[Failure]
+    """Of the tasks whose trajectory failed, which is no success."""
+
+    @property
+    def success(self) -> float:
+        """Share of the tasks that were solved."""
+        return float(self.solved.mean())
+
+
+class Validation(Watcher):
+    """Success on the fixed tasks, its interval, the gain over the first validation, and the best step so far.
+    `followers` are told of each validation, and may end the run."""
+
+    name = "validation"
+
+    def __init__(
+        self,
+        config: RunConfig,
+        play: Play,
+        journal: Journal,
+        followers: Sequence[Callable[[Validated], Ending | None]] = (),
+    ) -> None:
+        self.config, self.play, self.journal, self.followers = config.validation, play, journal, followers
+        self.tickets = fixed_tickets(config)
+        self.best_success, self.best_step = -1.0, -1
+        self.first: dict[str, Any] | None = None
+        """The step of the run's first validation, and the success of each task in it."""
+        self._metrics: dict[str, float] = {}
+
+    def due(self, step: int, last: bool) -> bool:
+        """Whether to validate after this step: every `validation.every` steps and after the last; never if it is 0."""
+        return self.config.every > 0 and (last or step % self.config.every == 0)
+
+    async def begin(self, clock: int) -> None:
+        """Validates the policy that a new run starts from."""
+        if clock == 0 and self.due(0, last=False):
+            await self._validate(0)
+
+    async def after_train(self, step: Step) -> Ending | None:
+        """Validates after the steps that are due."""
+        self._metrics = {}
+        return await self._validate(step.number) if self.due(step.number, step.is_last) else None
+
+    def metrics(self, step: Step) -> dict[str, float]:
+        """Those of a validation after this step."""
+        return self._metrics
+
+    async def _validate(self, step: int) -> Ending | None:
+        """Plays the tasks after a training step, and reports what was found."""
+        started = time.time()
+        solved, played = await self.play.validate(self.tickets)
+        found = Validated(step, started, solved, failures(played))
+        flat = self._metrics = self._figures(found)
+        self.journal.busy(started, time.time())
+        endings = [follow(found) for follow in self.followers]
+        self.journal.last |= flat
+        if step == 0:
+            self.journal.before_training(flat)
+        interval = f"[{flat['validation/success_low']:.3f}, {flat['validation/success_high']:.3f}]"
+        self.journal.say(f"step {step:4d}  validation success {flat['validation/success']:.3f}  {interval}")
+        if text := failed_text(found.failures, len(self.tickets)):
+            self.journal.event("validation", "tasks_failed", started, time.time(), step=step, text=text)
+            self.journal.say(f"step {step:4d}  WARNING: {text}")
+        return next((ending for ending in endings if ending is not None), None)
+
+    def _figures(self, found: Validated) -> dict[str, float]:
+        success, (low, high) = found.success, wilson_interval(int(found.solved.sum()), len(found.solved))
+        if success > self.best_success:
+            self.best_success, self.best_step = success, found.step
+        return {
+            "validation/success": success,
+            "validation/success_low": low,
+            "validation/success_high": high,
+            "validation/failed": float(len(found.failures)),
+            "validation/step": float(found.step),
+            "validation/best": self.best_success,
+            "seconds/validation": time.time() - found.started,
+            "collapsed": float(success < self.config.collapse_threshold <= self.best_success),
+            **self._gain(found),
+        }
+
+    def _gain(self, found: Validated) -> dict[str, float]:
+        """The paired gain over the run's first validation; empty if this is the first."""
+        if self.first is None:
+            self.first = {"step": found.step, "solved": found.solved.astype(int).tolist()}
+            return {}
+        before = np.array(self.first["solved"], dtype=bool)
+        return dict(zip(("gain", "gain_low", "gain_high"), gain_interval(before, found.solved), strict=True))
+
+    def state(self) -> dict[str, Any]:
+        """The best and the first validation."""
+        return {"best_success": self.best_success, "best_step": self.best_step, "first": self.first}
+
+    def restore(self, state: dict[str, Any], anew: Collection[str]) -> None:
+        """Gains and the best step are of the same tasks, so that other tasks begin anew."""
+        if "validation" not in anew:
+            self.best_success, self.best_step, self.first = state["best_success"], state["best_step"], state["first"]

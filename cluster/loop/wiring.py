@@ -1,0 +1,75 @@
+"""Makes the coordinator of a run and everything that it calls. A new watcher is one more line in `watchers`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from squelch.cluster.config import RunConfig
+from squelch.cluster.control.protocols import Archive, MetricsSink
+from squelch.cluster.fleet.fleet import Fleet
+from squelch.cluster.fleet.supervision import Supervisor, Watchdog
+from squelch.cluster.loop.coordinator import Coordinator
+from squelch.cluster.loop.learner_side.learning import Learning
+from squelch.cluster.loop.persistence.archiving import Archiving
+from squelch.cluster.loop.persistence.checkpointing import Checkpointing
+from squelch.cluster.loop.persistence.journal import Journal
+from squelch.cluster.loop.persistence.state import LoopState
+from squelch.cluster.loop.scaling import Scaling
+from squelch.cluster.loop.stopping import Stopping
+from squelch.cluster.loop.tickets.open_steps import OpenSteps
+from squelch.cluster.loop.tickets.playing import Play
+from squelch.cluster.loop.watchers.alarms import Alarms
+from squelch.cluster.loop.watchers.decomposing import Decomposing
+from squelch.cluster.loop.watchers.early_stopping import EarlyStopping
+from squelch.cluster.loop.watchers.gaming_warning import GamingWarning
+from squelch.cluster.loop.watchers.probing import Probing
+from squelch.cluster.loop.watchers.scoring import LastScoring, Scoring
+from squelch.cluster.loop.watchers.validation import Validation
+from squelch.cluster.loop.watchers.watcher import Watcher
+
+
+def make_coordinator(
+    config: RunConfig,
+    fleet: Fleet,
+    archive: Archive,
+    recorder: MetricsSink,
+    state: LoopState,
+    say: Callable[[str], None],
+) -> Coordinator:
+    """The coordinator over a started fleet, which goes on from `state`."""
+    journal = Journal(archive, recorder, config.loop.steps, state.totals, say)
+    journal.carry(state.carried)
+    watchdog, stopping = Watchdog(journal.event, recorder.set), Stopping(config.loop.steps)
+    archiving = Archiving(archive, fleet.actors.payloads, config.run_dir, say)
+    learning = Learning(config, fleet, journal, archiving, state, watchdog, say)
+    play = Play(config, fleet)
+    steps = OpenSteps(config, fleet, play, state, say)
+    alarms, scaling = Alarms(config.run_dir, journal), Scaling(config, fleet, say)
+    scoring = Scoring(config, fleet, journal, alarms, stopping, steps.cancel)
+    early_stopping, gaming = EarlyStopping(config), GamingWarning(config, journal)
+    validation = Validation(config, play, journal, (early_stopping.validated, gaming.validated))
+    watchers: list[Watcher] = [
+        early_stopping,
+        gaming,
+        validation,  # after those that may make the step the last
+        scoring,
+        Probing(config, play, scoring, journal),
+        LastScoring(scoring),  # waits for what the probe has handed over too
+        alarms,  # sees what the scorer's metrics of the step are
+        Decomposing(config, learning, play),
+        scaling,
+    ]
+    return Coordinator(
+        config=config,
+        fleet=fleet,
+        state=state,
+        journal=journal,
+        steps=steps,
+        learning=learning,
+        archiving=archiving,
+        checkpointing=Checkpointing(config, learning, archiving, journal, validation, alarms),
+        watchers=watchers,
+        scaling=scaling,
+        supervisor=Supervisor(fleet, watchdog, scoring.succeed),
+        stopping=stopping,
+    )
