@@ -21,6 +21,7 @@ from squelch.actors.shared_prefix import common_lengths, identities, in_order
 from squelch.learner.config import ObjectiveConfig
 from squelch.learner.kernels.packing import Forest, added_tokens, pack
 from squelch.learner.objective.advantages import group_advantages, overlong_penalties, shaped_returns, token_rewards
+from squelch.learner.refusal import SettingRefused, StepRefused
 
 Groups = Sequence[tuple[str, Sequence[Trajectory]]]
 """(group id, its trajectories) per group. Failed trajectories may be among them; `survivors` excludes them."""
@@ -102,16 +103,14 @@ def survivors(groups: Groups) -> list[tuple[str, list[Trajectory]]]:
     return [(gid, sorted((t for t in ts if t.failure is None), key=lambda t: t.index)) for gid, ts in ordered]
 
 
-def non_finite(groups: Groups) -> str | None:
-    """The reason to refuse the step, which names the first group (by id) with a non-finite reward or log-probability;
-    None when all are finite."""
+def refuse_non_finite(groups: Groups) -> None:
+    """Raises StepRefused, which names the first group (by id) with a non-finite reward or log-probability."""
     for group_id, trajectories in survivors(groups):
         for t in trajectories:
             if not np.isfinite(t.episode_return + t.format_penalty):
-                return f"non-finite reward in group {group_id}"
+                raise StepRefused(f"non-finite reward in group {group_id}")
             if not np.isfinite(t.log_probs[t.loss_mask]).all():
-                return f"non-finite log-probability in group {group_id}"
-    return None
+                raise StepRefused(f"non-finite log-probability in group {group_id}")
 
 
 def to_rows(groups: Groups, config: ObjectiveConfig) -> list[Row]:
@@ -180,13 +179,13 @@ def plan(
 ) -> list[OptimizerStep]:
     """Split the rows into at most `minibatches` optimizer steps (fewer when there are fewer rows) and pack each.
 
-    With `share`, rows with a common prefix go to the same micro-batch, and the prefix counts once. Raises ValueError
-    when one row is longer than `token_budget`.
+    With `share`, rows with a common prefix go to the same micro-batch, and the prefix counts once. SettingRefused if
+    one row is longer than `token_budget`.
     """
     lengths = np.array([row.length for row in rows], dtype=np.int64)
     if len(rows) and lengths.max() > token_budget:
         worst = rows[int(lengths.argmax())]
-        raise ValueError(
+        raise SettingRefused(
             f"learner.token_budget={token_budget} is smaller than one trajectory: group {worst.group_id}, trajectory "
             f"{worst.index} has {worst.length} tokens to feed; set learner.token_budget to at least {worst.length}"
         )

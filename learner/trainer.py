@@ -36,6 +36,7 @@ from squelch.learner.objective import credit
 from squelch.learner.objective.objectives import MISMATCH_NAMES, SUM_NAMES, mismatch_figures, mismatch_sums, policy_loss
 from squelch.learner.policy.critic import ValueLearner
 from squelch.learner.policy.model import Policy, equip, load_model, local, reshard, shard
+from squelch.learner.refusal import StepRefused
 from squelch.learner.snapshot import Pages, Snapshot
 from squelch.learner.tensors import Batch, Inputs, inputs_of, to_batch
 
@@ -155,26 +156,31 @@ class Trainer:
 
     def train_step(self, step: int, groups: Groups, loss_scale: float = 1.0) -> StepReport:
         """Learn from the groups in up to `learner.minibatches` optimizer steps. See `StepReport`."""
-        clock = Clock()
+        clock, rows = Clock(), list[Row]()
+        try:
+            with clock.part("prepare"):
+                batching.refuse_non_finite(groups)
+                rows = batching.to_rows(groups, self.config.objective)
+            taken, metrics = self._learn(step, rows, loss_scale, clock)
+        except StepRefused as refused:
+            return self._report(step, rows, 0, {}, clock, str(refused))
+        return self._report(step, rows, taken, metrics, clock, None)
+
+    def _learn(self, step: int, rows: Sequence[Row], loss_scale: float, clock: Clock) -> tuple[int, dict[str, float]]:
+        """Takes the optimizer steps on the rows; their number and the metrics. StepRefused if it took none."""
         with clock.part("prepare"):
-            reason = batching.non_finite(groups)
-            rows = [] if reason else batching.to_rows(groups, self.config.objective)
             plan = self.plan(rows, self.config.minibatches, step)
-        if reason or not plan:
-            return self._report(step, rows, 0, {}, clock, reason)
-        batches, figures, reason = self._prepare(rows, plan, clock)
-        silent = {} if reason else self._silent(batches)
-        if silent is not None:
-            return self._report(step, rows, 0, silent, clock, reason)
+        if not plan:
+            return 0, {}
+        batches, figures = self._prepare(rows, plan, clock)
+        if (silent := self._silent(batches)) is not None:
+            return 0, silent
         totals = Totals.zeros(self.device)
         groups_of = [
             sorted({rows[i].group_id for hand in part.micro_batches for m in hand for i in m}) for part in plan
         ]
-        reason = self._optimize(batches, groups_of, loss_scale, totals, clock)
-        if reason:
-            return self._report(step, rows, 0, {}, clock, reason)
-        metrics = self._metrics(rows, totals, len(plan))
-        return self._report(step, rows, len(plan), metrics | figures, clock, None)
+        self._optimize(batches, groups_of, loss_scale, totals, clock)
+        return len(plan), self._metrics(rows, totals, len(plan)) | figures
 
     def _report(
         self, step: int, rows: Sequence[Row], taken: int, metrics: dict[str, float], clock: Clock, reason: str | None
@@ -198,15 +204,15 @@ class Trainer:
 
     def _prepare(
         self, rows: Sequence[Row], plan: Sequence[OptimizerStep], clock: Clock
-    ) -> tuple[list[list[Batch]], dict[str, float], str | None]:
+    ) -> tuple[list[list[Batch]], dict[str, float]]:
         """Computes everything that stays fixed during the training step: this rank's micro-batches of each optimizer
-        step, metrics of the advantages, and the reason to refuse the step, or None."""
+        step, and metrics of the advantages. Raises StepRefused if a KL or value is not finite."""
         self.marks.begin()
         places = [range(len(part.micro_batches[self.rank])) for part in plan]
         steps = [[self._batch(rows, part, k, clock) for k in places[i]] for i, part in enumerate(plan)]
         with clock.part("prepare"):
             found = credit.assign(rows, steps, self.config.objective, self.device)
-        return found.steps, found.figures, found.refused
+        return found.steps, found.figures
 
     def _silent(self, steps: Sequence[Sequence[Batch]]) -> dict[str, float] | None:
         """Metrics of a step without any gradient on any rank, which is skipped; None for all other steps.
@@ -264,9 +270,9 @@ class Trainer:
 
     def _optimize(
         self, prepared: list[list[Batch]], groups: list[list[str]], scale: float, totals: Totals, clock: Clock
-    ) -> str | None:
-        """Takes all optimizer steps, or takes none and returns the reason. `groups`: the group ids of each optimizer
-        step, over all ranks."""
+    ) -> None:
+        """Takes all optimizer steps; raises StepRefused, and takes none, if a loss or gradient is not finite. `groups`:
+        the group ids of each optimizer step, over all ranks."""
         trained = [self.optimizer, *([] if self.critic is None else [self.critic.optimizer])]
         before = [Snapshot.of(own, self._pages) for own in trained] if len(prepared) > 1 else []
         taken = self.optimizer_steps
@@ -283,8 +289,7 @@ class Trainer:
                 for snapshot in before:
                     snapshot.restore()
                 self.optimizer_steps = taken
-                return reason
-        return None
+                raise StepRefused(reason)
 
     def _accumulate(self, batches: Sequence[Batch], scale: float, totals: Totals, first: bool) -> Tensor:
         """Gradients of one optimizer step, summed over ranks; returns this rank's share of the loss, float64."""
@@ -411,11 +416,9 @@ class Trainer:
     def gradients(self, groups: Groups, loss_scale: float = 1.0) -> dict[str, Tensor]:
         """Unsharded gradients by parameter name, with all groups in one optimizer step; nothing is updated.
 
-        A collective. Raises ValueError for groups with a non-finite value.
+        A collective. Raises StepRefused for groups with a non-finite value.
         """
-        reason = batching.non_finite(groups)
-        if reason:
-            raise ValueError(reason)
+        batching.refuse_non_finite(groups)
         self._backward(batching.to_rows(groups, self.config.objective), loss_scale)
         named: list[tuple[str, Any]] = [
             (name.removeprefix(publication.PREFIX), p.grad) for name, p in self.policy.named_parameters()
@@ -444,9 +447,7 @@ class Trainer:
     def _backward(self, rows: Sequence[Row], loss_scale: float) -> None:
         """Computes the gradient of the rows, as one optimizer step, into the parameters' `grad`."""
         plan = self.plan(rows, 1, 0)
-        batches, _, reason = self._prepare(rows, plan, Clock())
-        if reason:
-            raise ValueError(reason)
+        batches, _ = self._prepare(rows, plan, Clock())
         self._accumulate(batches[0], loss_scale, Totals.zeros(self.device), first=True)
 
     def publish(self, version: int, put: publication.Put, dtype: torch.dtype = torch.float32) -> WeightBundle | None:

@@ -61,7 +61,9 @@ from squelch.cluster.runs.driver import Driver
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.logs import log_folder, quiet, write_trace
 from squelch.cluster.runs.summary import summarise_run, summary_lines, write_summary
+from squelch.envs.untrusted.files import Unreadable
 from squelch.learner.checkpoint.manifest import read_manifest
+from squelch.learner.refusal import SettingRefused
 
 EXIT_FAILED = 1
 
@@ -140,19 +142,25 @@ def _run(config: RunConfig, resume: bool, driver: Driver, uploads: Uploads | Non
             return loggers.exit_code
         except UserError:
             raise
-        except ArchiveError as error:  # e.g. a full disk, or a folder without write permission
+        except (ArchiveError, Unreadable) as error:  # e.g. a full disk, or a folder without write permission
             raise UserError(str(error)) from error
-        except (ValueError, Refused) as error:  # a token budget below one trajectory, or a bug
-            raise UserError(_with_trace(error, config.run_dir)) from error
         except Interrupted as interrupted:
             say(f"stopped by {interrupted.signal.name} before the actors were ready")
             return 128 + interrupted.signal
-        except Exception as error:  # a party failed or is late, or a bug: the trace shows which
+        except Exception as error:  # an actor failed or is late, or a bug: the trace shows which
+            if _is_a_setting(error):
+                raise UserError(_with_trace(error, config.run_dir)) from error
             text = _with_trace(error, config.run_dir)
             say(f"failed: {text}. Checkpoints are intact: continue with --resume")
             return EXIT_FAILED
         finally:
             disconnect()
+
+
+def _is_a_setting(error: Exception) -> bool:
+    """Whether a setting is at fault, so that the user can correct it. Any other ValueError of a run that trains is a
+    bug, in the driver as in an actor (`Refused`)."""
+    return isinstance(error.cause if isinstance(error, Refused) else error, SettingRefused)
 
 
 def _with_trace(error: Exception, run_dir: Path) -> str:
@@ -253,15 +261,15 @@ async def _train(
 
 
 async def _start(fleet: Fleet, checkpoint: Path | None) -> None:
-    """Returns once every actor is ready and the learner has loaded the checkpoint, if there is one."""
-    await fleet.start()
-    if checkpoint is None:
-        return
+    """Returns once every actor is ready and the learner has loaded the checkpoint, if there is one. UserError, with
+    where its trace is, if an actor refuses the settings, the model or the checkpoint."""
     try:
-        assert fleet.learner is not None, "a run that trains starts its learner"
-        await fleet.learner.load(checkpoint.resolve())
-    except ValueError as error:
-        raise UserError(str(error)) from error
+        await fleet.start()
+        if checkpoint is not None:
+            assert fleet.learner is not None, "a run that trains starts its learner"
+            await fleet.learner.load(checkpoint.resolve())
+    except (ValueError, Refused) as error:
+        raise UserError(_with_trace(error, fleet.config.run_dir)) from error
 
 
 def find_run(config: RunConfig, resume: bool) -> tuple[LoopState, Path | None]:

@@ -50,8 +50,7 @@ def decompose(trainer: Trainer, groups: Groups, num_buckets: int = BUCKETS) -> D
 
     Raises ValueError for non-finite groups, and when fewer than two groups have two trajectories to compare.
     """
-    if reason := batching.non_finite(groups):
-        raise ValueError(reason)
+    batching.refuse_non_finite(groups)
     alive = [(gid, members) for gid, members in batching.survivors(groups) if _usable(members)]
     if len(alive) < 2:
         raise ValueError(f"{len(alive)} of {len(groups)} groups have two trajectories to compare; 2 groups are needed")

@@ -20,6 +20,7 @@ from squelch.learner.config import ObjectiveConfig
 from squelch.learner.objective.advantages import group_advantages_with_costs
 from squelch.learner.objective.gae import Moments, explained_variance, gae, whiten
 from squelch.learner.objective.objectives import kl_estimate
+from squelch.learner.refusal import StepRefused
 from squelch.learner.tensors import Batch
 
 Steps = list[list[Batch]]
@@ -32,20 +33,22 @@ class Credit:
 
     steps: Steps
     figures: dict[str, float]
-    refused: str | None = None
-    """Names the first group with a non-finite KL or value; the same on every rank. None when all are finite."""
 
 
 def assign(rows: Sequence[Row], steps: Steps, config: ObjectiveConfig, device: torch.device) -> Credit:
     """Advantages of the training step on `rows` (the rows of all ranks). A collective, unless no term needs a forward
-    pass. Raises RuntimeError when a micro-batch lacks the values or reference log-probabilities that are needed."""
+    pass.
+
+    Raises:
+        RuntimeError: a micro-batch lacks the values or reference log-probabilities that are needed.
+        StepRefused: a KL or value is not finite.
+    """
     kl_in_reward = config.kl.coefficient > 0 and config.kl.place == "reward"
     batches = [batch for part in steps for batch in part]
     if not config.needs_critic and not kl_in_reward:
         return Credit(steps, {})
     costs = [_kl_costs(batch, config) if kl_in_reward else np.zeros(len(batch.tokens.rollout)) for batch in batches]
-    if refused := _refused(rows, batches, costs, device):
-        return Credit(steps, {}, refused)
+    _refuse_non_finite(rows, batches, costs, device)
     if config.needs_critic:
         filled, figures = _critics(batches, costs, config, device)
     else:
@@ -54,15 +57,17 @@ def assign(rows: Sequence[Row], steps: Steps, config: ObjectiveConfig, device: t
     return Credit([[next(waiting) for _ in part] for part in steps], figures)
 
 
-def _refused(
+def _refuse_non_finite(
     rows: Sequence[Row], batches: Sequence[Batch], costs: Sequence[np.ndarray], device: torch.device
-) -> str | None:
-    """Names the first group with a non-finite KL or value, which whitening would spread to all groups; else None."""
+) -> None:
+    """Raises StepRefused, which names the first group with a non-finite KL or value: whitening would spread it to all
+    groups."""
     bad = {row.group_id for batch, cost in zip(batches, costs, strict=True) for row in _non_finite(batch, cost)}
     first = min((k for k, row in enumerate(rows) if row.group_id in bad), default=len(rows))
     place = torch.tensor(first, dtype=torch.int64, device=device)
     dist.all_reduce(place, op=dist.ReduceOp.MIN)
-    return f"non-finite KL or value in group {rows[int(place)].group_id}" if int(place) < len(rows) else None
+    if int(place) < len(rows):
+        raise StepRefused(f"non-finite KL or value in group {rows[int(place)].group_id}")
 
 
 def _non_finite(batch: Batch, cost: np.ndarray) -> list[Row]:

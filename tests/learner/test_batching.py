@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from squelch.actors.content import Picture
 from squelch.actors.failures import Failure, FailureCause
-from squelch.learner.batching import Row, collate, non_finite, plan, to_rows
+from squelch.learner.batching import Row, collate, plan, refuse_non_finite, to_rows
 from squelch.learner.config import ObjectiveConfig
+from squelch.learner.refusal import StepRefused
 from squelch.learner.tensors import inputs_of
 from tests.learner.models import make_groups
 
@@ -98,15 +99,17 @@ def test_one_group_twice_is_a_broken_invariant() -> None:
 
 def test_non_finite_records_name_their_group() -> None:
     groups = make_groups(3)
-    assert non_finite(groups) is None
+    refuse_non_finite(groups)
     groups[1][1][0].turns[0].reward = float("nan")
-    assert non_finite(groups) == "non-finite reward in group 000001-001"
+    with pytest.raises(StepRefused, match=r"^non-finite reward in group 000001-001$"):
+        refuse_non_finite(groups)
     groups = make_groups(3)
     trajectory = groups[2][1][1]
     trajectory.log_probs[np.flatnonzero(trajectory.loss_mask)[0]] = -np.inf
-    assert non_finite(groups) == "non-finite log-probability in group 000001-002"
+    with pytest.raises(StepRefused, match=r"^non-finite log-probability in group 000001-002$"):
+        refuse_non_finite(groups)
     trajectory.failure = Failure(FailureCause.STEP_TIMEOUT)
-    assert non_finite(groups) is None
+    refuse_non_finite(groups)
 
 
 def test_collate_packs_rows_and_places_their_predictions() -> None:

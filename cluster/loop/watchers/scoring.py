@@ -27,6 +27,7 @@ from squelch.actors.scorer.pace import ScoringPace
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import ActorError, Died, Refused, reason_of
 from squelch.cluster.control.protocols import Scorer
+from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.waiting import bounded
 from squelch.cluster.loop.persistence.journal import Journal
@@ -100,8 +101,8 @@ class Scoring(Watcher):
             return
         try:
             await bounded(scorer.restore(self.scorer_state), self.timeout_s)
-        except Refused:
-            raise
+        except Refused as error:
+            raise UserError(f"scorer: {error.reason}") from error
         except (ActorError, TimeoutError) as error:
             scorer.kill()
             await self.succeed(scorer, f"it did not take the state of the last scoring: {reason_of(error)}")

@@ -136,9 +136,9 @@ def test_a_restored_scorer_continues_its_averages_exactly() -> None:
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_step_that_is_scored_again_is_scored_as_if_for_the_first_time(restarted: bool) -> None:
-    def stated(scorer: Scorer, step: int, lost: bool = False) -> tuple[str, dict]:
+    def stated(scorer: Scorer, step: int, lost: bool = False, replaces: bool = False) -> tuple[str, dict]:
         groups = window(num_groups=2 + step + lost)
-        figures = scorer.score(step, 0, groups)
+        figures = scorer.score(step, 0, groups, replaces=replaces)
         return repr({k: v for k, v in figures.items() if "seconds" not in k}), scorer.state()
 
     whole, scorer = Scorer(Oracle(2.0), CONFIG, seed=1), Scorer(Oracle(2.0), CONFIG, seed=1)
@@ -148,7 +148,10 @@ def test_a_step_that_is_scored_again_is_scored_as_if_for_the_first_time(restarte
     if restarted:
         state, scorer = json.loads(json.dumps(scorer.state())), Scorer(Oracle(2.0), CONFIG, seed=1)
         scorer.restore(state)
-    assert [stated(scorer, step) for step in (2, 3)] == expected[1:]
+    with pytest.raises(ValueError, match=r"^step 2 was scored before; replaces=True says"):
+        stated(scorer, 2)
+    assert stated(scorer, 2, replaces=True) == expected[1]
+    assert stated(scorer, 3, replaces=True) == expected[2], "nothing is left of a step that is not the last"
 
 
 def two_turns(index: int, prompt: int) -> Trajectory:

@@ -22,6 +22,8 @@ from squelch.cluster.loop.persistence.state import LoopState, check_folder
 from squelch.cluster.package import installed_version
 from squelch.cluster.runs.driver import Driver
 from squelch.cluster.runs.ending import EndCause, Ending
+from squelch.envs.untrusted.files import Unreadable
+from squelch.learner.refusal import SettingRefused
 
 
 def ending(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception) -> Callable[..., int]:
@@ -40,24 +42,47 @@ def ending(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception) ->
     return lambda say=lambda _: None: run.train(config, False, say)
 
 
-def test_a_value_error_that_may_be_ours_is_one_paragraph_that_says_where_its_trace_is(monkeypatch, tmp_path) -> None:
-    train = ending(monkeypatch, tmp_path, ValueError("operands could not be broadcast\n  together"))
-    with pytest.raises(UserError) as ended:
-        train()
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("operands could not be broadcast\n  together"),
+        Refused("far trace", ValueError("operands could not be broadcast together")),
+        RuntimeError("operands could not be broadcast together"),
+    ],
+)
+def test_a_bug_hours_into_a_run_is_not_the_users_fault_and_says_where_its_trace_is_and_how_to_go_on(
+    monkeypatch, tmp_path, error
+) -> None:
+    train, said = ending(monkeypatch, tmp_path, error), []
+    assert train(said.append) == 1
     kept = tmp_path / "it" / "log" / "failure.log"
-    assert str(ended.value) == f"operands could not be broadcast together (trace: {kept})"
+    text = f"operands could not be broadcast together (trace: {kept})"
+    assert said[-1] == f"failed: {text}. Checkpoints are intact: continue with --resume"
     assert "in fail\n    raise error" in kept.read_text()
 
 
-def test_the_trace_of_another_process_is_kept_and_its_last_word_said(monkeypatch, tmp_path) -> None:
-    remote = Refused("Traceback:\n  File 'far.py', line 7", ValueError("too wide"))
-    train = ending(monkeypatch, tmp_path, remote)
-    with pytest.raises(UserError, match=r"^too wide \(trace: .*failure\.log\)$"):
-        train()
-    assert "File 'far.py', line 7" in (tmp_path / "it" / "log" / "failure.log").read_text()
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_setting_that_a_step_does_not_fit_is_the_users_to_mend(monkeypatch, tmp_path, remote) -> None:
+    refused = SettingRefused("learner.token_budget=9 is smaller than one trajectory")
+    error = Refused("Traceback:\n  File 'far.py', line 7", refused) if remote else refused
+    with pytest.raises(UserError, match=r"^learner\.token_budget=9 is smaller than .* \(trace: .*failure\.log\)$"):
+        ending(monkeypatch, tmp_path, error)()
+    assert ("File 'far.py', line 7" in (tmp_path / "it" / "log" / "failure.log").read_text()) == remote
 
 
-@pytest.mark.parametrize("error", [UserError("filter: no"), ArchiveError("no space is left")])
+@pytest.mark.parametrize("error", [ValueError("no decoder layers"), Refused("trace", ValueError("no decoder layers"))])
+def test_what_an_actor_refuses_at_its_start_is_the_users_to_mend(tmp_path, error) -> None:
+    async def start() -> None:
+        raise error
+
+    fleet = SimpleNamespace(start=start, config=load("frozenlake", [f"runs_dir={tmp_path}", "name=it"]))
+    with pytest.raises(UserError, match=r"^no decoder layers \(trace: .*failure\.log\)$"):
+        asyncio.run(run._start(fleet, None))
+
+
+@pytest.mark.parametrize(
+    "error", [UserError("filter: no"), ArchiveError("no space is left"), Unreadable("x.json is no file")]
+)
 def test_what_is_surely_the_users_is_said_as_it_is_and_leaves_no_trace(monkeypatch, tmp_path, error) -> None:
     with pytest.raises(UserError, match=f"^{error}$"):
         ending(monkeypatch, tmp_path, error)()
@@ -66,11 +91,10 @@ def test_what_is_surely_the_users_is_said_as_it_is_and_leaves_no_trace(monkeypat
 
 def test_a_trace_that_cannot_be_written_hides_nothing(monkeypatch, tmp_path) -> None:
     (tmp_path / "it" / "log" / "failure.log").mkdir(parents=True)
-    with pytest.raises(
-        UserError,
-        match=r"^too wide \(its trace cannot be written: .*failure\.log is a folder; a regular file is needed\)$",
-    ):
-        ending(monkeypatch, tmp_path, ValueError("too wide"))()
+    train, said = ending(monkeypatch, tmp_path, ValueError("too wide")), []
+    assert train(said.append) == 1
+    cannot = "its trace cannot be written: "
+    assert said[-1].startswith(f"failed: too wide ({cannot}") and "is a folder; a regular file is needed)." in said[-1]
 
 
 def test_a_cluster_found_too_small_is_left(monkeypatch, tmp_path) -> None:
@@ -113,7 +137,7 @@ def test_a_signal_while_a_checkpoint_loads_ends_the_run_before_it_trains(monkeyp
     fleet = LoadingFleet(number)
     monkeypatch.setattr(run, "Fleet", lambda *_: fleet)
     monkeypatch.setattr(run, "RayActors", lambda *_, **__: None)
-    monkeypatch.setattr(run, "Coordinator", lambda *_: pytest.fail("the run went on to train"))
+    monkeypatch.setattr(run, "make_coordinator", lambda *_: pytest.fail("the run went on to train"))
     (tmp_path / "tokenizer.json").write_text("{}")
     config = load("frozenlake", [f"runs_dir={tmp_path}", "name=it"])
     recorder = SimpleNamespace(url="")

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from squelch.cluster.control.actor_errors import Failed
 from squelch.cluster.loop.coordinator import Coordinator
-from squelch.cluster.loop.tickets.window import Window
 from squelch.cluster.runs.ending import EndCause, Ending
 from tests.fakes import clock
 from tests.fakes.actors import NEVER_S, FakeActors, FakeArchive, Fault, World
@@ -402,7 +401,8 @@ def test_a_loss_within_refill_rounds_begins_them_anew_so_that_no_step_trains_on_
     world = World(configured(tmp_path, *words), rewards=rewards, drifts=True)
 
     def lose(kind: str, _: int) -> None:
-        if not lost and coordinators and len(coordinators[0].steps.windows.get(2, Window(2, 0.0, 0)).tickets) > 3:
+        second = coordinators[0].steps.windows.get(2) if coordinators else None
+        if not lost and second is not None and len(second.tickets) > 3:
             lost.append(kind)
             coordinators[0].fleet.learner.kill()
 

@@ -56,7 +56,7 @@ def watchers(config: RunConfig, folder: Path) -> dict[str, Watcher]:
 
 def measured(folder: Path) -> dict[str, Any]:
     """The states of watchers that have seen something."""
-    seen = watchers(load("frozenlake"), folder)
+    seen = watchers(load("frozenlake", ["scorer.every=5"]), folder)
     seen["validation"].restore(
         {
             "best_success": 0.5,
@@ -106,7 +106,7 @@ def test_what_is_paired_by_task_begins_anew_with_other_tasks(tmp_path, words, ot
     config = load("frozenlake", words)
     state = LoopState(**json.loads(json.dumps(asdict(state))))
     assert state.with_tasks(config) == other
-    after = watchers(config, tmp_path)
+    after = watchers(load("frozenlake", [*words, "scorer.every=5"]), tmp_path)
     for name, watcher in after.items():
         watcher.restore(states[name], other)
     validation = "validation" in other

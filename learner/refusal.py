@@ -1,0 +1,10 @@
+"""What the learner refuses: a training step, or a setting that turns out not to work while the run goes on."""
+
+
+class StepRefused(ValueError):
+    """A step that must not be made, e.g. `non-finite gradient in group 000003-002`. Raised where it is found, on every
+    rank alike, and caught by `Trainer.train_step` alone."""
+
+
+class SettingRefused(ValueError):
+    """A setting that the groups of a step do not fit. The message names the setting and says what would be right."""
