@@ -115,10 +115,10 @@ class Alarms(Watcher):
 
     def restore(self, state: dict[str, Any], anew: Collection[str]) -> None:
         """An alarm compares with a level, so that what is measured in another way begins anew."""
-        probe = {} if "probe" in anew else dict(state["probe"])
-        if "answers" in anew:
-            probe.pop("dependence", None)
-        scored = {} if "scorings" in anew else state
-        self.alarm.restore({key: value for key, value in scored.items() if key not in ("probe", "soundness")})
-        self.probe_alarm.restore(probe)
-        self._soundness.restore(scored.get("soundness", {}))
+        if "scorings" not in anew:
+            own = {key: value for key, value in state.items() if key not in ("probe", "soundness")}
+            self.alarm.restore(own)
+            self._soundness.restore(state["soundness"])
+        if "probe" not in anew:
+            kept = {name: own for name, own in state["probe"].items() if "answers" not in anew or name != "dependence"}
+            self.probe_alarm.restore(kept)

@@ -396,13 +396,12 @@ def test_every_second_belongs_to_one_step(tmp_path: Path) -> None:
     totals: dict[str, float] = {}
     recorder = SimpleNamespace(step=lambda step, flat: None)
     journal = Journal(archive, recorder, 9, totals, lines.append)
-    scoring = SimpleNamespace(spans=lambda now: [])
     began = start = time.time()
     for step in (1, 2, 3):
         time.sleep(0.02)
         journal.worked("learner", began, began + 0.01)
         flat = {"tokens/sampled": 10.0, "success": 0.5, "reward_mean": 0.5}
-        journal.step(step, flat, began, 0.0, scoring)
+        journal.step(step, flat, began)
         assert flat["seconds/orchestration"] == pytest.approx(flat["seconds/step"] - 0.01, abs=1e-3)
         began = journal.recorded
         journal.carried["seconds/checkpoint"] = float(step)
@@ -413,8 +412,8 @@ def test_every_second_belongs_to_one_step(tmp_path: Path) -> None:
     assert journal.last["seconds/checkpoint"] == 2.0
     now = time.time()
     journal.worked("scorer", now - 4.0, now)  # the wait at the run's end
-    flat = {"tokens/sampled": 10.0, "success": 0.5, "reward_mean": 0.5}
-    journal.step(4, flat, now - 5.0, 4.0, scoring)
+    flat = {"tokens/sampled": 10.0, "success": 0.5, "reward_mean": 0.5, "wait/coordinator/scorer": 4.0}
+    journal.step(4, flat, now - 5.0)
     assert flat["seconds/step"] == pytest.approx(1.0, abs=0.1) == flat["seconds/orchestration"]
     assert flat["wait/coordinator/scorer"] == 4.0
     archive.close()
