@@ -3,6 +3,7 @@
 import json
 import statistics
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -113,9 +114,15 @@ def test_the_table_of_the_docs_is_that_of_the_committed_figures() -> None:
     assert "in {} measurements on Countdown, {} on FrozenLake and {} on Sokoban".format(*measured) in page
 
 
+@cache
+def runs() -> list[Kept]:
+    """The committed runs, read once."""
+    return committed()
+
+
 def table_column(environment: str) -> list[str]:
     """The cells of the page's table of one environment, from the committed files."""
-    found = committed()
+    found = runs()
     row = judged(found, environment)
     assert row["verdict"] != "not run" and not row["note"]
     by_rho = {rho: validated(found, environment, fixed(rho), GRID_SEEDS).values() for rho in GRID}
@@ -139,7 +146,7 @@ def table_column(environment: str) -> list[str]:
 
 def steered(environment: str) -> list[Kept]:
     """The committed runs of the controller."""
-    return [run for run in committed() if (run.recipe, run.arm) == (environment, AUTO)]
+    return [run for run in runs() if (run.recipe, run.arm) == (environment, AUTO)]
 
 
 def step_seconds(environment: str, arm: str) -> float:

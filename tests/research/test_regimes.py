@@ -51,8 +51,8 @@ def test_stretches_are_told_by_their_first_steps() -> None:
     assert course.words == "grounded, decorative from 20, grounded from 30"
 
 
-def test_the_pages_say_how_often_reasoning_was_called_untrue():
-    found = called_untrue(committed())
+def test_the_pages_say_how_often_reasoning_was_called_untrue(courses: list[Course]) -> None:
+    found = called_untrue(courses)
     wanted = []
     for parts in (("long", "rules"), ("noise",)):
         count = sum((Counter(found[part]) for part in parts), Counter())
