@@ -47,6 +47,9 @@ def test_what_is_added_passes_the_lint(changed: Path) -> None:
 
 
 USES = """
+import asyncio
+from types import SimpleNamespace
+
 import numpy as np
 from squelch.actors.filter.scores import STATISTICS
 from squelch.cluster.config import load
@@ -67,6 +70,12 @@ for _ in range(10):
     if solved:
         break
 assert solved and reward == 1 and info["success"]
+
+import squelch.cluster.loop.wiring
+from squelch.cluster.loop.watchers.solving import Solving
+
+seen = [asyncio.run(Solving().after_train(SimpleNamespace(metrics={"success": share}))) for share in (0.5, 1.0)]
+assert seen[0] is None and seen[1].complete
 """
 
 
