@@ -385,7 +385,9 @@ class LearnerGroup:
         found = [_outcome(call) if call in ready else None for call in calls]
         for rank, outcome in enumerate(found):
             if isinstance(outcome, Failure):
-                raise RankLost(f"learner rank {rank}{self.site(rank)} died: {outcome.words}", died=True) from outcome.error
+                raise RankLost(
+                    f"learner rank {rank}{self.site(rank)} died: {outcome.words}", died=True
+                ) from outcome.error
         return found
 
     def stop(self) -> None:

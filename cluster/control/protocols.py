@@ -187,11 +187,11 @@ class Learner(Actor, Protocol):
         """Ends every rank."""
 
 
-class Desk(Protocol):
+class ControlEndpoint(Protocol):
     """Takes the requests of `squelch scale` while the run goes on."""
 
     def kill(self) -> None:
-        """Closes the desk."""
+        """Closes the endpoint."""
 
     async def take(self, timeout_s: float) -> Sequence[tuple[int, Request]]:
         """The requests that came since the last call, each with a number; waits up to `timeout_s` for the first."""
@@ -234,8 +234,8 @@ class Actors(Protocol):
     def learner(self, ranks: int) -> Learner:
         """The learner with this number of ranks."""
 
-    def desk(self) -> Desk:
-        """The desk under the name by which `squelch scale` finds the run."""
+    def control_endpoint(self) -> ControlEndpoint:
+        """The control endpoint under the name by which `squelch scale` finds the run."""
 
     async def lacking(self, counts: Mapping[Kind, int]) -> str | None:
         """What the cluster lacks for these numbers of members, in one sentence; None if it has that or if an

@@ -41,7 +41,7 @@ from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import Died, Failed, Refused
 from squelch.cluster.control.protocols import LEARNER, Payload, Worker
 from squelch.cluster.control.scaling import Answer, Kind, Request
-from squelch.cluster.fleet import desk
+from squelch.cluster.fleet import control_endpoint
 from squelch.cluster.fleet.demand import ROUNDING
 from squelch.cluster.fleet.placement import Placement, Reservation, alive_nodes, may_grow
 from squelch.envs.retrieval.index import opened
@@ -153,19 +153,19 @@ class RayActors:
             self._learner = RayLearner(LearnerGroup(self._model(), *settings), place.release)
         return self._learner
 
-    def desk(self) -> RayDesk:
-        """The desk, under a name of this run and job."""
+    def control_endpoint(self) -> RayControlEndpoint:
+        """The control endpoint, under a name of this run and job."""
         job = ray.get_runtime_context().get_job_id()
-        shell = ray.remote(desk.ControlDesk).options(
-            name=desk.NAME,
-            namespace=f"{desk.namespace_of(self.config.run_dir)}/{job}",
+        shell = ray.remote(control_endpoint.ControlEndpoint).options(
+            name=control_endpoint.NAME,
+            namespace=f"{control_endpoint.namespace_of(self.config.run_dir)}/{job}",
             num_cpus=0,
             max_restarts=-1,
             max_concurrency=100,
-            runtime_env=self._process("desk"),
+            runtime_env=self._process("control-endpoint"),
             **self.placement.service(),
         )
-        return RayDesk(shell.remote())
+        return RayControlEndpoint(shell.remote())
 
     async def lacking(self, counts: Mapping[Kind, int]) -> str | None:
         """As the protocol says."""
@@ -368,20 +368,20 @@ class RayScorer(RayActor):
         return await answered(self.handle.restore.remote(state))
 
 
-class RayDesk(RayActor):
-    """The desk."""
+class RayControlEndpoint(RayActor):
+    """The endpoint."""
 
     async def take(self, timeout_s: float) -> Sequence[tuple[int, Request]]:
         requests: list[tuple[int, Request]] = []
         for number, data in await answered(self.handle.take.remote(timeout_s)):
             try:
-                requests.append((number, desk.unpacked_request(data)))
+                requests.append((number, control_endpoint.unpacked_request(data)))
             except ValueError as error:
                 await self.answer(number, Answer(False, str(error)))
         return requests
 
     async def answer(self, number: int, answer: Answer) -> None:
-        await answered(self.handle.answer.remote(number, desk.packed(answer)))
+        await answered(self.handle.answer.remote(number, control_endpoint.packed(answer)))
 
 
 class RayLearner:

@@ -16,7 +16,7 @@
                                                                                         awaited one step later
     uploads            the copy in `store`   closed files, store   coordinator, store   the run ends after a bound;
                                                                                         never awaited before the end
-    desk               requests of `squelch  the coordinator       `squelch scale`      the caller is told
+    control endpoint   requests of `squelch  the coordinator       `squelch scale`      the caller is told
                        scale`
 
 docs/architecture.md has a diagram of the actors and of the data between them.

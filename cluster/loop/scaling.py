@@ -2,7 +2,7 @@
 Learner ranks on such nodes move with a checkpoint, between two steps (`cluster.loop.coordinator`).
 
     task        waits for                      unblocked by              on time-out or death
-    requests    the desk's requests            `squelch scale`, POLL_S   it asks again; Ray starts a dead desk again
+    requests    the endpoint's requests        `squelch scale`, POLL_S   it asks again; Ray restarts a dead endpoint
     notices     the next look at the nodes     NOTICE_S                  a warning; it looks again
     decisions   the record of a step           coordinator               -
 
@@ -25,7 +25,7 @@ from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import ActorError
 from squelch.cluster.control.autoscaling import Autoscaling
 from squelch.cluster.control.membership import MemberState as State
-from squelch.cluster.control.protocols import LEARNER, Desk, Learner
+from squelch.cluster.control.protocols import LEARNER, ControlEndpoint, Learner
 from squelch.cluster.control.scaling import WORDS, Answer, By, Kind, Request, refusal
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.waiting import bounded
@@ -36,7 +36,7 @@ T = TypeVar("T")
 POLL_S = 20.0
 GRACE_S = 10.0
 RETRY_S = 1.0
-"""Seconds before a desk that failed is asked again."""
+"""Seconds before a control endpoint that failed is asked again."""
 NOTICE_S = 2.0
 """Seconds between two looks at the nodes."""
 LACK_S = 30.0
@@ -91,8 +91,8 @@ class Scaling(Watcher):
     async def beside(self, work: Awaitable[T]) -> T:
         """Awaits `work` and takes requests and notices meanwhile. Raises what the tasks raise, a bug, and cancels the
         work then."""
-        run, desk = asyncio.ensure_future(work), self.fleet.actors.desk()
-        own = {asyncio.create_task(self._requests(desk)), asyncio.create_task(self._notices())}
+        run, endpoint = asyncio.ensure_future(work), self.fleet.actors.control_endpoint()
+        own = {asyncio.create_task(self._requests(endpoint)), asyncio.create_task(self._notices())}
         try:
             await _ended(run, own)
             return run.result()
@@ -100,26 +100,26 @@ class Scaling(Watcher):
             for task in (run, *own):
                 task.cancel()
             await asyncio.gather(run, *own, return_exceptions=True)
-            desk.kill()
+            endpoint.kill()
             await self._settle()
 
-    async def _requests(self, desk: Desk) -> None:
+    async def _requests(self, endpoint: ControlEndpoint) -> None:
         while True:
             try:
-                taken = await bounded(desk.take(POLL_S), POLL_S + GRACE_S)
+                taken = await bounded(endpoint.take(POLL_S), POLL_S + GRACE_S)
             except (ActorError, TimeoutError) as error:
-                log.info("the desk for requests did not answer: %s", error)
+                log.info("the control endpoint for requests did not answer: %s", error)
                 await asyncio.sleep(RETRY_S)
                 continue
             for number, request in taken:
-                await self._answer(desk, number, await self.request(request))
+                await self._answer(endpoint, number, await self.request(request))
 
-    async def _answer(self, desk: Desk, number: int, answer: Answer) -> None:
-        """Hands an answer to the desk. If it does not arrive, its caller alone is not told."""
+    async def _answer(self, endpoint: ControlEndpoint, number: int, answer: Answer) -> None:
+        """Hands an answer to the endpoint. If it does not arrive, its caller alone is not told."""
         try:
-            await bounded(desk.answer(number, answer), GRACE_S)
+            await bounded(endpoint.answer(number, answer), GRACE_S)
         except (ActorError, TimeoutError) as error:
-            log.warning("the desk did not take an answer (%s): %s", answer.text, error)
+            log.warning("the control endpoint did not take an answer (%s): %s", answer.text, error)
 
     async def _notices(self) -> None:
         actors = self.fleet.actors

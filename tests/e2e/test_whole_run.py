@@ -52,7 +52,7 @@ def test_the_terminal_shows_what_the_run_says_and_its_folder_the_rest(whole: Fin
     foreign = [line for line in whole.run.lines if re.search(r"pid=|WARNING|INFO|Triton|NUMA|shards|Gloo|ray", line)]
     assert not foreign
     logs = {path.stem for path in (whole.folder / "log").glob("*.log")}
-    assert logs == {"desk", "driver", "env-0", "filter", "learner-0", "rollout-0", "scorer"}
+    assert logs == {"control-endpoint", "driver", "env-0", "filter", "learner-0", "rollout-0", "scorer"}
     assert "EngineCore" in (whole.folder / "log" / "rollout-0.log").read_text()
 
 

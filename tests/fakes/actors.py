@@ -84,7 +84,7 @@ class World:
     broken: frozenset[str] = frozenset()
     """Environment actors that raise whenever they are to play a lot of a validation."""
     requests: list[Request] = field(default_factory=list)
-    """Requests that wait at the desk."""
+    """Requests that wait at the endpoint."""
     answers: list[Answer] = field(default_factory=list)
     lacks: Callable[[Mapping[Kind, int]], str | None] = lambda counts: None
     """What the cluster lacks for these numbers of members."""
@@ -196,7 +196,7 @@ class Player(Fake):
         return await self._call("ready")
 
     async def set_workers(self, workers: Mapping[str, Worker]) -> None:
-        await self._call("meet", lambda: self.workers.update(workers))
+        await self._call("set_workers", lambda: self.workers.update(workers))
 
     async def play(self, ticket: Ticket) -> tuple[GroupSummary, Any]:
         worker = self.workers.get(ticket.worker)
@@ -313,11 +313,11 @@ class Worker(Fake):
         return None
 
 
-class Desk(Fake):
+class Endpoint(Fake):
     """Hands out the world's requests and keeps the answers."""
 
     def __init__(self, world: World) -> None:
-        super().__init__(world, "desk")
+        super().__init__(world, "endpoint")
 
     async def take(self, timeout_s: float) -> list[tuple[int, Request]]:
         until = asyncio.get_running_loop().time() + timeout_s
@@ -577,9 +577,9 @@ class FakeActors:
         self.world.draining.pop("learner", None)
         return Learner(self.world, ranks, self.made["learner"])
 
-    def desk(self) -> Desk:
-        self.made["desk"] += 1
-        return Desk(self.world)
+    def control_endpoint(self) -> Endpoint:
+        self.made["endpoint"] += 1
+        return Endpoint(self.world)
 
     async def lacking(self, counts: Mapping[Kind, int]) -> str | None:
         self.asks = True

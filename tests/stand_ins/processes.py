@@ -30,7 +30,7 @@ from squelch.actors.process.progress_marks import Progress
 from squelch.actors.process.spans import Span
 from squelch.actors.records import GroupSummary, Ticket
 from squelch.cluster.config import RunConfig
-from squelch.cluster.control.protocols import Desk, Filter, Learner, Payload, Player, Scorer, Worker
+from squelch.cluster.control.protocols import ControlEndpoint, Filter, Learner, Payload, Player, Scorer, Worker
 from squelch.cluster.control.scaling import Kind
 from squelch.cluster.fleet.waiting import bounded
 from squelch.learner.batching import Row
@@ -239,7 +239,7 @@ class NoCluster:
     """The part of `Actors` that is about the cluster, for parties that need none: there is always room, and no node is
     added or taken away."""
 
-    def desk(self) -> Desk:
+    def control_endpoint(self) -> ControlEndpoint:
         """Nobody scales the benchmark's run."""
         raise NotImplementedError
 

@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     if options.rollout_workers is None and options.environment_actors is None:
         raise UserError("nothing to scale: give --rollout-workers N, --environment-actors N, or both")
     from squelch.cluster.control.scaling import Kind, Request  # the command line imports Ray only now
-    from squelch.cluster.fleet.desk import ask
+    from squelch.cluster.fleet.control_endpoint import ask
     from squelch.cluster.runs.logs import quiet
 
     asked = {Kind.ROLLOUT: options.rollout_workers, Kind.ENVIRONMENT: options.environment_actors}

@@ -259,15 +259,15 @@ def test_an_autoscaler_is_asked_no_longer_than_members_are_wanted_and_the_run_la
     assert asks[-1] and not outcome.actors.asks, "the third worker has not come when the run ends"
 
 
-def test_a_desk_that_dies_leaves_the_run_alone(tmp_path: Path) -> None:
-    faults = tuple(Fault("desk.take", call) for call in range(1, 4))
+def test_a_control_endpoint_that_dies_leaves_the_run_alone(tmp_path: Path) -> None:
+    faults = tuple(Fault("endpoint.take", call) for call in range(1, 4))
     world, archive = World(configured(tmp_path), faults, **MIXED), FakeArchive()
     world.requests = [Request(Kind.ROLLOUT, 3)]
     check(drive(world, archive, scaled=True), world, archive)
 
 
 def test_an_answer_that_does_not_arrive_leaves_the_other_requests_of_its_batch_alone(tmp_path: Path) -> None:
-    world, archive = World(configured(tmp_path), (Fault("desk.answer", 1, "fail"),), **MIXED), FakeArchive()
+    world, archive = World(configured(tmp_path), (Fault("endpoint.answer", 1, "fail"),), **MIXED), FakeArchive()
     world.requests = [Request(Kind.ROLLOUT, 3), Request(Kind.ENVIRONMENT, 3), Request(Kind.ENVIRONMENT, 1)]
     outcome = drive(world, archive, scaled=True)
     check(outcome, world, archive)

@@ -1,9 +1,9 @@
-"""The desk: a named Ray actor through which `squelch scale` reaches a run, and the command's side of it.
+"""The control endpoint: a named Ray actor through which `squelch scale` reaches a run, and the command's side of it.
 
-The driver cannot be called from outside; the desk can, by everyone who has the cluster's token. It only passes on: a
-request waits at the desk until the run takes it, and its caller until the run answers. Runs are told apart by the
-desk's namespace, `squelch/NAME/DIGEST/JOB`: the run's name, a digest of the path of its folder, and Ray's job, which is
-the newest if the job before it was killed a moment ago.
+The driver cannot be called from outside; the endpoint can, by everyone who has the cluster's token. It only passes on:
+a request waits there until the run takes it, and its caller until the run answers. The endpoint's namespace identifies
+the run, `squelch/NAME/DIGEST/JOB`: its name, a digest of the path of its folder, and Ray's job, which is the newest if
+the job before it was killed a moment ago.
 
     waits for                 unblocked by               on time-out
     `ask`: the answer         `cluster.loop.scaling`     ANSWER_S; UserError naming the run
@@ -38,18 +38,18 @@ from squelch.cluster.errors import UserError
 from squelch.cluster.fleet import local_ray
 from squelch.cluster.fleet.bootstrap import probe
 
-NAME = "squelch-desk"
+NAME = "squelch-control-endpoint"
 ANSWER_S = 60.0
 _REQUEST, _ANSWER = TypeAdapter(Request), TypeAdapter(Answer)
 
 
 def namespace_of(run_dir: Path) -> str:
-    """The namespace of a run's desk, without the job."""
+    """The namespace of a run's control endpoint, without the job."""
     digest = hashlib.sha256(str(run_dir.absolute()).encode()).hexdigest()[:8]
     return f"squelch/{run_dir.absolute().name}/{digest}"
 
 
-class ControlDesk:
+class ControlEndpoint:
     """The Ray actor, which is asynchronous. Requests and answers travel as plain data."""
 
     def __init__(self) -> None:
@@ -119,9 +119,9 @@ def ask(run: str, requests: Sequence[Request], address: str, say: Callable[[str]
     if not where:
         raise UserError(_unknown(run, sorted(local_ray.all_running()), "on this machine"))
     with reached(where, loopback=found is not None):
-        desk = _desk(Path(run), where)
+        endpoint = _endpoint_of(Path(run), where)
         for request in requests:
-            say(_put(desk, run, request))
+            say(_put(endpoint, run, request))
 
 
 @contextmanager
@@ -149,13 +149,13 @@ def reached(address: str, loopback: bool) -> Iterator[None]:
         ray.shutdown()
 
 
-def _desk(run: Path, where: str) -> Any:
-    """The handle of a run's desk."""
-    desks = [one["namespace"] for one in list_named_actors(all_namespaces=True) if one["name"] == NAME]
-    exact = [name for name in desks if name.startswith(f"{namespace_of(run)}/")]
-    named = exact or [name for name in desks if name.split("/")[1] == run.absolute().name]
+def _endpoint_of(run: Path, where: str) -> Any:
+    """The handle of a run's endpoint."""
+    endpoints = [one["namespace"] for one in list_named_actors(all_namespaces=True) if one["name"] == NAME]
+    exact = [name for name in endpoints if name.startswith(f"{namespace_of(run)}/")]
+    named = exact or [name for name in endpoints if name.split("/")[1] == run.absolute().name]
     if not named:
-        up = sorted({name.split("/")[1] for name in desks})
+        up = sorted({name.split("/")[1] for name in endpoints})
         raise UserError(_unknown(str(run), up, f"on the cluster at {where}"))
     if len({name.rpartition("/")[0] for name in named}) > 1:
         raise UserError(
@@ -165,10 +165,10 @@ def _desk(run: Path, where: str) -> Any:
     return ray.get_actor(NAME, namespace=max(named))
 
 
-def _put(desk: Any, run: str, request: Request) -> str:
+def _put(endpoint: Any, run: str, request: Request) -> str:
     late = f"{run} did not answer within {ANSWER_S:g} s: it may still be starting, or be at its end"
     try:
-        answer = _ANSWER.validate_python(ray.get(desk.ask.remote(packed(request)), timeout=ANSWER_S + 5.0))
+        answer = _ANSWER.validate_python(ray.get(endpoint.ask.remote(packed(request)), timeout=ANSWER_S + 5.0))
     except (GetTimeoutError, TimeoutError) as error:
         raise UserError(late) from error
     except RayError as error:

@@ -1,5 +1,5 @@
-"""The desk without Ray: requests wait for the run, callers for its answer; which desk is a run's. A real one:
-tests/e2e/test_cluster.py."""
+"""The control endpoint without Ray: requests wait for the run, callers for its answer; which endpoint is a run's. A
+real one: tests/e2e/test_cluster.py."""
 
 from __future__ import annotations
 
@@ -14,14 +14,21 @@ import pytest
 from squelch.cluster.cli import main
 from squelch.cluster.control.scaling import Answer, By, Kind, Request
 from squelch.cluster.errors import UserError
-from squelch.cluster.fleet import desk
-from squelch.cluster.fleet.desk import ANSWER_S, NAME, ControlDesk, namespace_of, packed, unpacked_request
+from squelch.cluster.fleet import control_endpoint
+from squelch.cluster.fleet.control_endpoint import (
+    ANSWER_S,
+    NAME,
+    ControlEndpoint,
+    namespace_of,
+    packed,
+    unpacked_request,
+)
 from tests.fakes import clock
 
 
 def test_a_request_waits_for_the_run_and_its_caller_for_the_answer() -> None:
     async def steps() -> None:
-        front = ControlDesk()
+        front = ControlEndpoint()
         assert await front.take(5.0) == []
         first = asyncio.create_task(front.ask({"count": 1}))
         second = asyncio.create_task(front.ask({"count": 2}))
@@ -53,7 +60,7 @@ def test_requests_travel_as_plain_data_and_others_are_refused() -> None:
 
 
 class _Handle:
-    """A desk whose run grants everything up to three."""
+    """A control endpoint whose run grants everything up to three."""
 
     def __init__(self) -> None:
         self.ask = self
@@ -63,19 +70,21 @@ class _Handle:
 
 
 def up(monkeypatch: pytest.MonkeyPatch, *namespaces: str) -> list[str]:
-    """A cluster on which these desks are up; the namespaces that are asked for a desk."""
+    """A cluster on which these endpoints are up; the namespaces that are asked for an endpoint."""
     asked: list[str] = []
-    desks = [{"name": NAME, "namespace": name} for name in namespaces]
-    monkeypatch.setattr(desk, "list_named_actors", lambda all_namespaces: [*desks, {"name": "x", "namespace": "y"}])
-    monkeypatch.setattr(desk.ray, "get_actor", lambda name, namespace: asked.append(namespace) or _Handle())
-    monkeypatch.setattr(desk.ray, "get", lambda answer, timeout: answer)
-    monkeypatch.setattr(desk, "reached", lambda address, loopback: nullcontext())
+    endpoints = [{"name": NAME, "namespace": name} for name in namespaces]
+    monkeypatch.setattr(
+        control_endpoint, "list_named_actors", lambda all_namespaces: [*endpoints, {"name": "x", "namespace": "y"}]
+    )
+    monkeypatch.setattr(control_endpoint.ray, "get_actor", lambda name, namespace: asked.append(namespace) or _Handle())
+    monkeypatch.setattr(control_endpoint.ray, "get", lambda answer, timeout: answer)
+    monkeypatch.setattr(control_endpoint, "reached", lambda address, loopback: nullcontext())
     return asked
 
 
 def ask(run: str, *counts: int, address: str = "10.0.0.1:6379") -> list[str]:
     said: list[str] = []
-    desk.ask(run, [Request(Kind.ROLLOUT, count) for count in counts], address, said.append)
+    control_endpoint.ask(run, [Request(Kind.ROLLOUT, count) for count in counts], address, said.append)
     return said
 
 
@@ -83,7 +92,7 @@ def test_a_run_is_found_by_its_name_and_if_several_have_it_by_its_folder(monkeyp
     mine, other = namespace_of(tmp_path / "demo"), "squelch/demo/00000000"
     asked = up(monkeypatch, f"{mine}/01000000", f"{mine}/02000000", f"{other}/03000000", "squelch/b/11111111/04000000")
     assert ask(str(tmp_path / "demo"), 2) == ["rollout: 2"] and ask("b", 3) == ["rollout: 3"]
-    assert asked == [f"{mine}/02000000", "squelch/b/11111111/04000000"], "of a run's desks the newest job's"
+    assert asked == [f"{mine}/02000000", "squelch/b/11111111/04000000"], "of a run's endpoints the newest job's"
     with pytest.raises(UserError, match=r"several runs named demo are up on the cluster at 10\.0\.0\.1:6379"):
         ask("demo", 2)
     with pytest.raises(UserError, match=r"no run c is up on the cluster at 10\.0\.0\.1:6379; up there: b, demo\."):
