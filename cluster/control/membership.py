@@ -129,7 +129,7 @@ class Membership(Generic[P]):
         self._members: dict[str, Member[P]] = {}
         self._healthy: list[Member[P]] | None = []
         self._actors: Mapping[str, P] = {}
-        """The healthy members and their parties; every ticket asks for them, so they are listed once per change."""
+        """The healthy members and their actors; every ticket asks for them, so they are listed once per change."""
         self.changed = asyncio.Event()
 
     def join(self, name: str, actor: P) -> Member[P]:
@@ -167,7 +167,7 @@ class Membership(Generic[P]):
         return self._healthy
 
     def healthy(self) -> Mapping[str, P]:
-        """The healthy members' parties by name; only they get work."""
+        """The healthy members' actors by name; only they get work."""
         self._able()
         return self._actors
 

@@ -17,7 +17,7 @@ Invariants:
 - Every worker proves its weights by the parity probe, whichever way they came.
 - A rank that is lost in a broadcast raises `SenderLost`: the version may be lost with it.
 
-This module does not import Ray: it speaks to parties (`cluster.control.protocols`).
+This module does not import Ray: it speaks to actors (`cluster.control.protocols`).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Delivery:
         return report
 
     async def _formed(self, backend: Backend, learner: Learner, workers: Sequence[Member[Worker]]) -> bool:
-        """Whether there is a group of exactly these parties; a new one is formed if the present one is of others."""
+        """Whether there is a group of exactly these actors; a new one is formed if the present one is of others."""
         members: list[object] = [learner, *(member.actor for member in workers)]
         if len(members) == len(self._members) and all(a is b for a, b in zip(members, self._members, strict=True)):
             return True

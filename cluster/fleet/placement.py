@@ -1,6 +1,6 @@
-"""Placement: which node of the Ray cluster each party runs on, and whether the cluster has room for the run at all.
+"""Placement: which node of the Ray cluster each actor runs on, and whether the cluster has room for the run at all.
 
-    party               where                                                  how
+    actor               where                                                  how
     learner ranks       together (`learner.placement: pack`) or apart          one placement group, a bundle a rank
     rollout worker      a node with all of its CPUs and GPUs                   a placement group of one bundle
     environment actor   a rollout worker's node, else any with room            node affinity, soft; in turn
@@ -8,7 +8,7 @@
     scorer              the driver's node, else any with room                  node affinity, soft
     exporter            in the driver's process
 
-`label_selector` of a party restricts its nodes. A bundle of its own keeps all GPUs of a tensor-parallel worker on one
+`label_selector` of an actor restricts its nodes. A bundle of its own keeps all GPUs of a tensor-parallel worker on one
 node, and tells at once where a worker will run, before its process exists.
 
 | waits for | unblocked by | on time-out |
@@ -123,7 +123,7 @@ def _bundle(num_cpus: float, num_gpus: float) -> dict[str, float]:
 
 @dataclass
 class Reservation:
-    """The place of one party. The event loop may release it while a thread looks at it."""
+    """The resources that are reserved for one actor. The event loop may release it while a thread looks at it."""
 
     actor: str
     options: list[Options]
@@ -156,7 +156,7 @@ class Reservation:
 
 
 class Placement:
-    """Ray's options for the node of each party of a run."""
+    """Ray's options for the node of each actor of a run."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -167,18 +167,18 @@ class Placement:
         """Whether the autoscaler has been asked for more than the cluster had."""
 
     def learner(self, ranks: int) -> Reservation:
-        """The place of the learner, with options for each rank."""
+        """The resources of the learner, with options for each rank."""
         learner = self.config.learner
         bundles = [_bundle(learner.num_cpus, learner.num_gpus)] * ranks
         return self._reserve("learner", bundles, STRATEGIES[learner.placement], learner.label_selector)
 
     def worker(self, name: str) -> Reservation:
-        """The place of a rollout worker."""
+        """The resources of a rollout worker."""
         rollout = self.config.rollout
         bundle = _bundle(rollout.num_cpus, rollout.num_gpus)
-        place = self._reserve(name, [bundle], "STRICT_PACK", rollout.label_selector)
-        self._workers = [*(worker for worker in self._workers if worker.group is not None), place]
-        return place
+        reserved = self._reserve(name, [bundle], "STRICT_PACK", rollout.label_selector)
+        self._workers = [*(worker for worker in self._workers if worker.group is not None), reserved]
+        return reserved
 
     def player(self) -> Options:
         """Options of an environment actor. Waits up to `SETTLE_S` for the bundles of rollout workers."""
@@ -215,10 +215,10 @@ class Placement:
             self._asked = False
 
     def room(self) -> str:
-        """What is free in the cluster, and which parties have no node yet; for the message about a late start."""
+        """What is free in the cluster, and which actors have no node yet; for the message about a late start."""
         free, total = ray.available_resources(), ray.cluster_resources()
         shown = [f"{free.get(kind, 0):g} of {total[kind]:g} {kind}" for kind in KINDS if total.get(kind)]
-        waiting = [place.actor for place in self._reserved if place.group is not None and not place.nodes]
+        waiting = [reserved.actor for reserved in self._reserved if reserved.group is not None and not reserved.nodes]
         unplaced = f"; without a node: {', '.join(waiting)}" if waiting else ""
         return f"free in the cluster: {', '.join(shown) or 'nothing'}{unplaced}"
 
@@ -230,16 +230,16 @@ class Placement:
         selectors = [dict(selector)] * len(bundles) if selector else None
         group = placement_group(bundles, strategy=strategy, bundle_label_selector=selectors)
         options = [_in_bundle(group, index) for index in range(len(bundles))]
-        self._reserved = [place for place in self._reserved if place.group is not None]
+        self._reserved = [reserved for reserved in self._reserved if reserved.group is not None]
         self._reserved.append(Reservation(actor, options, group))
         return self._reserved[-1]
 
     def _worker_nodes(self) -> list[str]:
         """Ids of the nodes on which rollout workers have their bundles."""
         deadline = time.monotonic() + SETTLE_S
-        for place in self._workers:
-            place.await_bundles(max(0.0, deadline - time.monotonic()))
-        return sorted({node for place in self._workers for node in place.nodes})
+        for reserved in self._workers:
+            reserved.await_bundles(max(0.0, deadline - time.monotonic()))
+        return sorted({node for reserved in self._workers for node in reserved.nodes})
 
 
 def _node_resource(node: str) -> str:

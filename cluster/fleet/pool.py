@@ -11,7 +11,7 @@ leave, while the run goes on.
     drains            it gets no more work, and leaves once the calls     `loop.group_timeout_s`, or its node's end;
                       that it serves have ended                           then it is cut off
     is cut off        its calls end with `CutOff`, so that their          nothing
-                      tickets are played again, uncounted
+                      tickets are retried, uncounted
 
 Each of these is a task beside the run: neither the coordinator nor the learner waits for one. Whoever needs a member
 waits in `need`, which every change of the pool unblocks, and which fails once nobody is left and nobody is starting.

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 LONGEST_POLL_S = 5.0
 POLLS = 4
-"""Times that a actor is asked within the shortest limit."""
+"""Times that an actor is asked within the shortest limit."""
 QUESTIONS_PER_S = 100.0
 """Most questions to all actors together; a fleet of a thousand is asked every 10 s."""
 SUPERVISED = (State.STALE, State.HEALTHY, State.SUSPECT, State.DRAINING)
@@ -49,7 +49,7 @@ Show = Callable[..., None]
 
 
 def poll_s(hung_after_s: float) -> float:
-    """Seconds between two questions to a actor."""
+    """Seconds between two questions to an actor."""
     return min(LONGEST_POLL_S, hung_after_s / POLLS)
 
 
@@ -73,7 +73,7 @@ class Watchdog:
             self.on_event(name, "late", time.time(), time.time(), cause=text)
 
     def forget(self, name: str) -> None:
-        """Forgets a actor that has ended, or whose call has."""
+        """Forgets an actor that has ended, or whose call has."""
         self._named.discard(name)
         self.show(SILENCE, 0.0, actor=name)
 
