@@ -167,7 +167,7 @@ class RolloutConfig(Settings):
         if 0 < self.num_gpus < min(1.0, self.gpu_memory_utilization or 0.0):
             raise ValueError(
                 f"gpu_memory_utilization={self.gpu_memory_utilization:g} is more of the GPU than "
-                f"num_gpus={self.num_gpus:g}, and other parties have the rest; set "
+                f"num_gpus={self.num_gpus:g}, and other actors have the rest; set "
                 f"rollout.gpu_memory_utilization={self.num_gpus:g} or lower, or leave it out"
             )
         return self
@@ -395,13 +395,13 @@ class RecorderConfig(Settings):
     report: bool = True
     """Whether a run that ends writes its report, `report.html` in its folder, which takes some seconds of one core."""
     loggers: tuple[Literal["tensorboard", "wandb"], ...] = ()
-    """Further loggers of each step's figures, each an optional extra of the installation: `tensorboard` writes to the
+    """Further loggers of each step's metrics, each an optional extra of the installation: `tensorboard` writes to the
     run's folder, `wandb` to Weights & Biases."""
     wandb_project: str = "squelch"
     """Project of the W&B run."""
     wandb_entity: str = ""
     """Team or user of the W&B run; empty takes W&B's default."""
     wandb_mode: Literal["online", "offline"] | None = None
-    """`offline` keeps the figures in the run's folder for `wandb sync`. Unset: WANDB_MODE, or online."""
+    """`offline` keeps the metrics in the run's folder for `wandb sync`. Unset: WANDB_MODE, or online."""
     logger_timeout_s: float = Field(60.0, gt=0)
     """Seconds that a logger may take to start, and to send what is left at the end of the run."""

@@ -1,4 +1,4 @@
-"""Label selectors: which nodes of a Ray cluster a party may run on. Pure.
+"""Label selectors: which nodes of a Ray cluster an actor may run on. Pure.
 
 A node's labels are those of `ray start --labels`, and Ray's own (`ray.io/node-id`, `ray.io/node-group`, ...). A
 selector maps a label's key to one of four conditions, in Ray's notation; a node must meet all of them:
@@ -36,7 +36,7 @@ LabelSelector = Annotated[dict[str, str], AfterValidator(_checked)]
 
 
 def require_gpu_share(block: str, num_gpus: float) -> None:
-    """ValueError unless Ray can give this many GPUs to one party: a fraction of one GPU, or whole GPUs."""
+    """ValueError unless Ray can give this many GPUs to one actor: a fraction of one GPU, or whole GPUs."""
     if num_gpus > 1 and num_gpus != int(num_gpus):
         raise ValueError(f"{block}.num_gpus={num_gpus:g}: Ray shares one GPU in fractions, or gives whole GPUs")
 

@@ -27,7 +27,7 @@ _PRIVATE_CODE = series("squelch_reasoning_regime", scope="first_turn", regime="p
 
 
 def _late_party() -> str:
-    """The party with work to do that has shown no progress for longest, as the label `party`; if all show progress, the
+    """The actor with work to do that has shown no progress for longest, as the label `party`; if all show progress, the
     one for which the coordinator has waited for longest over the run."""
     silent = f"{series('squelch_without_progress_seconds')} > {SILENT_AFTER_S}"
     hung = f'topk by ({_RUN}) (1, max by ({_RUN}, party) (label_replace({silent}, "party", "$1", "actor", "(.+)")))'
@@ -37,7 +37,7 @@ def _late_party() -> str:
 
 
 def _stalled() -> str:
-    """The late party of a run without progress. A run that has not finished its first step counts from the start of its
+    """The late actor of a run without progress. A run that has not finished its first step counts from the start of its
     process."""
     started = f"process_start_time_seconds and on ({_RUN}) {series('squelch_run_info')}"
     last = f"{series('squelch_last_step_timestamp_seconds')} >= 0 or {started}"
@@ -120,7 +120,7 @@ RULES = (
         "2m",
         "warning",
         "Most turns have no reasoning any more",
-        "Fewer than half of the last scoring's first turns have any reasoning. The other figures describe the rest or "
+        "Fewer than half of the last scoring's first turns have any reasoning. The other metrics describe the rest or "
         "are unknown, so that no other alert tells of it. Check what the reward pays for: a length or format reward "
         "may pay for silence.",
     ),
@@ -220,7 +220,7 @@ RULES = (
         f"{series('squelch_actor_up')} == 0",
         "1m",
         "critical",
-        "{{ $labels.actor }} does not answer its health check",
+        "{{ $labels.party }} does not answer its health check",
         "The actor is replaced if restarts are left; see squelch_actor_restarts_total and the actor's log.",
     ),
     AlertRule(
@@ -246,7 +246,7 @@ RULES = (
         f"increase({series('squelch_actor_restarts_total')}[1h]) > 1.5",
         "0m",
         "warning",
-        "{{ $labels.actor }} was restarted more than once within an hour",
+        "{{ $labels.party }} was restarted more than once within an hour",
         "After cluster.max_restarts within cluster.restart_window_s the run ends. The causes are in events.jsonl "
         "(restart) and in the actor's log.",
     ),
@@ -255,8 +255,8 @@ RULES = (
         _stalled(),
         "0m",
         "warning",
-        "No training step finished in the last 15 minutes; the late party is {{ $labels.party }}",
-        "The label names the party with work to do that shows no progress; if all do, the one for which the "
+        "No training step finished in the last 15 minutes; the late actor is {{ $labels.party }}",
+        "The label names the actor with work to do that shows no progress; if all do, the one for which the "
         "coordinator has waited for longest so far. The panel of queue ages shows where tickets are held up.",
     ),
     AlertRule(

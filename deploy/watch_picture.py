@@ -21,7 +21,7 @@ from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.status import read_status
 
 WIDTH = 112
-"""Columns of the drawn terminal, wide enough for the longest figure and its sparkline."""
+"""Columns of the drawn terminal, wide enough for the longest metric and its sparkline."""
 WEB_FONT = re.compile(r" *@font-face \{.*?\}\n", re.DOTALL)
 """Rich's references to two web fonts. Without them the viewer uses its monospace font, and texts keep their length."""
 

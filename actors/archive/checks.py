@@ -1,7 +1,7 @@
 """Checks of tables that were read from files: types are right by then, values may still be wrong.
 
 Refused are nulls where the schema has none, also inside lists; lists of one row that differ in length; and positions
-of turns outside of the row's tokens. Each would otherwise show as an error, or a wrong figure, far from the file.
+of turns outside of the row's tokens. Each would otherwise show as an error, or a wrong metric, far from the file.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ MIN_OTHERS = 2
 
 
 @dataclass(frozen=True)
-class BudgetFigures:
+class BudgetMetrics:
     """Proxies in nats per token, MI-Seq-Est and `upper_bound` (as in `Proxies`) in nats per sequence. `intervals`: by
     the same names, empty below 6 prompts; `share`: of the pairs that were scored, (0, 1]; `num_candidates`: prompts
     that each reasoning was scored under, including its own; `retrieval_accuracy`: among those prompts, with ties broken
@@ -157,7 +157,7 @@ def estimate(
     source: np.ndarray,
     column_weights: np.ndarray | None = None,
     seed: Sequence[int] = (0,),
-) -> BudgetFigures:
+) -> BudgetMetrics:
     """MI-Est, MI-Seq-Est and the entropies of Table 1 (Eq. 1's normalisation) from the scored pairs.
 
     `log_likelihood`: (num_samples, num_columns) nats per sequence, NaN if not scored; `lengths`: (num_samples,) tokens,
@@ -180,10 +180,10 @@ def estimate(
         "marginal_entropy": (-marginal, 1 / tokens),
         "conditional_entropy": (-matched, 0 * one),
     }
-    figures = {name: float(value.mean()) for name, (value, _) in values.items()}
+    metrics = {name: float(value.mean()) for name, (value, _) in values.items()}
     intervals = {name: _interval(value, scale, found, source) for name, (value, scale) in values.items()}
-    return BudgetFigures(
-        **figures,
+    return BudgetMetrics(
+        **metrics,
         upper_bound=float(most_told(shares, source).mean()),
         marginal_std=float(marginal.std()),
         intervals={name: interval for name, interval in intervals.items() if interval is not None},

@@ -54,7 +54,7 @@ def saturated(mi: float, ceiling: float) -> bool:
 
 @dataclass(frozen=True)
 class TaskMeans:
-    """Means of a figure by task, nats: `mean` and `variance` (of the mean) (num_tasks,), NaN for a task without usable
+    """Means of a metric by task, nats: `mean` and `variance` (of the mean) (num_tasks,), NaN for a task without usable
     reasoning; `count` (num_tasks,) usable reasonings; `degrees`: degrees of freedom of the variances together, None for
     Welch and Satterthwaite's."""
 

@@ -24,11 +24,11 @@ def key_of(share: float) -> str:
 
 LINK_KEYS = (
     *(f"{link}{end}" for link in LINKS for end in ("", "_low", "_high", "_standard_error")),
-    *(f"{link}_{figure}" for link in LINKS_TESTED for figure in ("p_value", "null_95")),
+    *(f"{link}_{metric}" for link in LINKS_TESTED for metric in ("p_value", "null_95")),
     *(f"{key_of(share)}{end}" for share in SHARES for end in ("", "_low", "_high")),
     *("ceiling", "surprise", "answer_entropy", "references_ratio", "follows", "answers"),
 )
-"""The figures of `actors.diagnosis.links.LinksReading`."""
+"""The metrics of `actors.diagnosis.links.LinksReading`."""
 
 
 def scoped(name: str, key: str, help: str, *, unit: str = "") -> MetricSpec:
@@ -36,10 +36,10 @@ def scoped(name: str, key: str, help: str, *, unit: str = "") -> MetricSpec:
     return MetricSpec(name, "gauge", help, "{scope}/" + key, ("scope",), product(SCOPES), unit=unit)
 
 
-def _interval(name: str, key: str, figure: str, *, unit: str = "") -> MetricSpec:
+def _interval(name: str, key: str, metric: str, *, unit: str = "") -> MetricSpec:
     """The 95% interval of a proxy over prompts, with one series per scope and end."""
     seeds = product(SCOPES, ("low", "high"))
-    help = f"95% interval of {figure} over prompts; NaN below 6 distinct prompts"
+    help = f"95% interval of {metric} over prompts; NaN below 6 distinct prompts"
     return MetricSpec(name, "gauge", help, "{scope}/" + key + "_{bound}", ("scope", "bound"), seeds, unit=unit)
 
 

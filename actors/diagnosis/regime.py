@@ -7,7 +7,7 @@ and is it true?
     private_code    both are told, and where a judge exists its share of true statements, among the reasonings that
                     state anything, is below half of the run's baseline
     grounded        the rest
-    unknown         the figure that decides is not known, for example the judge's where the reasoning states too little
+    unknown         the metric that decides is not known, for example the judge's where the reasoning states too little
 
 The rules are read from top to bottom. MI is that of the scoring; D (`actors.diagnosis.links`) is that of the last
 reading of the fixed probe, whatever the scope, and the judge reads first turns only. H(Z|X) is no part of the regime:
@@ -20,7 +20,7 @@ the number two was chosen). The other rules need no baseline, so a run that star
 scoring. Whether the reasoning has become untrue is known without D too (`RegimeGauge.untrue`), and is reported beside
 the regime.
 
-Invariants: an unknown figure never changes the baseline. Pure; plain JSON state.
+Invariants: an unknown metric never changes the baseline. Pure; plain JSON state.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ class Reading:
     @classmethod
     def of(
         cls,
-        figures: Mapping[str, float],
+        metrics: Mapping[str, float],
         follows: float = math.nan,
         true_share: float = math.nan,
         judged: bool = False,
     ) -> Reading:
         """The reading in a scope's metrics, whose keys do not contain the scope."""
         names = ("mi_seq_est", "mi_seq_est_p_value", "retrieval_accuracy", "retrieval_chance", "mi_seq_est_low")
-        found = [figures.get(name, math.nan) for name in (*names, "reasoned")]
+        found = [metrics.get(name, math.nan) for name in (*names, "reasoned")]
         return cls(*found, follows=follows, true_share=true_share, judged=judged)
 
     @property

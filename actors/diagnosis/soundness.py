@@ -33,10 +33,10 @@ class Soundness:
     good: dict[str, int] = field(default_factory=dict)
     """The last step at which the state was known to be absent."""
 
-    def scoring(self, step: int, figures: Mapping[str, float]) -> list[str]:
-        """Takes the flat figures of one scoring; returns the states that began with it."""
+    def scoring(self, step: int, metrics: Mapping[str, float]) -> list[str]:
+        """Takes the flat metrics of one scoring; returns the states that began with it."""
         began = []
-        for state, holds in _states(figures).items():
+        for state, holds in _states(metrics).items():
             if not holds:
                 self.good[state] = step
                 self.bad = [name for name in self.bad if name != state]
@@ -59,13 +59,13 @@ class Soundness:
         self.bad, self.good = list(state["bad"]), dict(state["good"])
 
 
-def _states(figures: Mapping[str, float]) -> dict[str, bool]:
+def _states(metrics: Mapping[str, float]) -> dict[str, bool]:
     """Whether each state holds, of those that a scoring tells."""
     found = {}
-    regime = next((name for name in KNOWN if figures.get(REGIME.format(name)) == 1.0), None)
+    regime = next((name for name in KNOWN if metrics.get(REGIME.format(name)) == 1.0), None)
     if regime is not None:
         passed = KNOWN.index(regime)
         found = {name: place == passed for place, name in enumerate(ASKED) if place <= passed}
-    if (untrue := figures.get("judge/untrue")) in (0.0, 1.0):
+    if (untrue := metrics.get("judge/untrue")) in (0.0, 1.0):
         found[UNTRUE] = untrue == 1.0
     return found

@@ -135,10 +135,10 @@ def _intervals(
     """Intervals by the names in ESTIMATED."""
     num = scores.num_prompts
     counts = rng.multinomial(num, np.full(num, 1 / num), size=RESAMPLES)
-    figures: dict[str, Any] = report.as_dict() | {f"recall@{k}": value for k, value in report.recall.items()}
+    metrics: dict[str, Any] = report.as_dict() | {f"recall@{k}": value for k, value in report.recall.items()}
     left_out = delete_one(scores, compat, epsilon)
-    intervals = {name: _interval(figures[name], values, counts) for name, values in left_out.items()}
-    intervals = {name: _bounded(name, found, figures[name], report) for name, found in intervals.items()}
+    intervals = {name: _interval(metrics[name], values, counts) for name, values in left_out.items()}
+    intervals = {name: _bounded(name, found, metrics[name], report) for name, found in intervals.items()}
     return intervals | {"mi_zscore_ema": _smoothed(report, intervals)}
 
 

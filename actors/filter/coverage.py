@@ -10,12 +10,12 @@ were not refused, with w_k the number of kept groups of kind k:
 
 Invariants:
 
-- Groups enter in order of their steps, and of tickets within a step, so that no figure depends on the order of arrival.
+- Groups enter in order of their steps, and of tickets within a step, so that no metric depends on the order of arrival.
 - A kind's name is made printable and cut to `MAX_NAME` characters, because a remote environment may send any text. A
   name that this changes ends with a digest of the original, so that no two kinds are counted as one.
 - Memory is bounded: the window, and the ages of the `MAX_KINDS` kinds that were played last, or of as many kinds as the
-  window has groups if that is more; a forgotten age is NaN. The first `SHOWN_KINDS` kinds have figures of their own;
-  further kinds count in the figures over all kinds.
+  window has groups if that is more; a forgotten age is NaN. The first `SHOWN_KINDS` kinds have metrics of their own;
+  further kinds count in the metrics over all kinds.
 - The state is plain JSON.
 """
 

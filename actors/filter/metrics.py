@@ -135,7 +135,7 @@ class Group(Protocol):
     def mean(self) -> float: ...
 
 
-def step_figures(groups: Sequence[Group], refill_rounds: int, no_signal_streak: int) -> dict[str, float]:
+def step_metrics(groups: Sequence[Group], refill_rounds: int, no_signal_streak: int) -> dict[str, float]:
     """The metrics of one step's groups by flat key; a mean of no groups, or a share of 0, is NaN."""
     valid = [group for group in groups if group.verdict != "refused"]
     kept = [group.verdict == "kept" for group in groups]

@@ -64,7 +64,7 @@ METRICS: Table = {
 
 
 def noise_figures(summaries: Sequence[GroupSummary]) -> dict[str, float]:
-    """The figures of one step's groups; empty if none was to be replayed.
+    """The metrics of one step's groups; empty if none was to be replayed.
 
     Args:
         summaries: every group of the step.
@@ -92,7 +92,7 @@ def noise_figures(summaries: Sequence[GroupSummary]) -> dict[str, float]:
 
 def _replays(summary: GroupSummary) -> np.ndarray:
     """(num_survivors, replays)."""
-    assert summary.replay_returns is not None, "only replayed groups have figures of replays"
+    assert summary.replay_returns is not None, "only replayed groups have metrics of replays"
     return summary.replay_returns
 
 

@@ -27,7 +27,7 @@ from squelch.actors.filter.coverage import Coverage, Seen, kind_name
 from squelch.actors.filter.decisions import Action, Decision, StepDecision, Verdict
 from squelch.actors.filter.floors import Ranked, added_by_floors, may_add
 from squelch.actors.filter.measure import GroupStatistics, measure
-from squelch.actors.filter.metrics import count_zero, step_figures
+from squelch.actors.filter.metrics import count_zero, step_metrics
 from squelch.actors.filter.rules import RULES
 from squelch.actors.filter.selection import Code, best_first, explain, pick, without_rounding
 from squelch.actors.filter.tickets import RecentGroups, ticket_key, ticket_order
@@ -86,8 +86,8 @@ class _Entry:
         """The decision on this group. Raises RuntimeError if there is none yet."""
         if self.verdict is None:
             raise RuntimeError(f"group {self.group_id} of step {step} has no decision yet")
-        figures = (_finite(self.score), _finite(self.variance), _finite(self.mean))
-        return Decision(self.group_id, step, self.verdict, self.code, self.reason, *figures)
+        metrics = (_finite(self.score), _finite(self.variance), _finite(self.mean))
+        return Decision(self.group_id, step, self.verdict, self.code, self.reason, *metrics)
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class _Step:
     rounds: int = 0
 
 
-_FIGURES = ("score", "variance", "mean", "success")
+_METRICS = ("score", "variance", "mean", "success")
 """Fields of `_Entry` that may be NaN, which JSON has not."""
 
 
@@ -251,7 +251,7 @@ class FilterWindow:
         return report
 
     def _cover(self, step: int, found: _Step, report: StepDecision) -> None:
-        """Counts the closed step in the coverage of kinds, whose figures join the report's."""
+        """Counts the closed step in the coverage of kinds, whose metrics join the report's."""
         ordered = [found.entries[decision.group_id] for decision in sorted(report.decisions, key=_ticket)]
         valid = [e for e in ordered if e.verdict != "refused"]
         self._coverage.add(step, [Seen(e.kind, e.verdict == "kept", e.success) for e in valid if e.kind is not None])
@@ -272,12 +272,12 @@ class FilterWindow:
         for entry in ordered:
             decision = entry.decision(step)
             lists[decision.decision].append(decision)
-        figures = step_figures(ordered, found.rounds, self._no_signal.streak)
+        metrics = step_metrics(ordered, found.rounds, self._no_signal.streak)
         return StepDecision(
-            step, **lists, kept_mass=_finite(figures["kept_mass"]), kept_fraction=figures["kept_fraction"],
+            step, **lists, kept_mass=_finite(metrics["kept_mass"]), kept_fraction=metrics["kept_fraction"],
             num_zero=count_zero(entry.score for entry in ordered), threshold=threshold, wanted=wanted, action=action,
             filtered=filtered and RULES[self.config.rule].filters, rule=self.config.rule, filter=self.config.describe(),
-            metrics=figures,
+            metrics=metrics,
         )  # fmt: skip
 
 
@@ -328,13 +328,13 @@ def make_window(config: FilterConfig) -> FilterWindow:
 def _step_state(found: _Step) -> dict[str, Any]:
     rows = [asdict(entry) for entry in found.entries.values()]
     for row in rows:
-        row |= {key: _finite(row[key]) for key in _FIGURES}
+        row |= {key: _finite(row[key]) for key in _METRICS}
     return {"target": found.target, "rounds": found.rounds, "entries": rows}
 
 
 def _step_from(state: dict[str, Any]) -> _Step:
     entries = {}
     for row in state["entries"]:
-        figures: dict[str, Any] = {key: _number(row.get(key)) for key in _FIGURES}
-        entries[row["group_id"]] = _Entry(**(row | figures))
+        metrics: dict[str, Any] = {key: _number(row.get(key)) for key in _METRICS}
+        entries[row["group_id"]] = _Entry(**(row | metrics))
     return _Step(entries=entries, target=state["target"], rounds=state["rounds"])

@@ -1,7 +1,7 @@
-"""Loggers beside Prometheus: TensorBoard and Weights & Biases, with the figures of the same registry.
+"""Loggers beside Prometheus: TensorBoard and Weights & Biases, with the metrics of the same registry.
 
-A logger gets the flat dict of each step that the exporter gets. A figure's name there is its section of
-docs/reference/metrics.md and its key, e.g. `Filter/kept_mass`, so that both tools group it as the docs do. A figure
+A logger gets the flat dict of each step that the exporter gets. A metric's name there is its section of
+docs/reference/metrics.md and its key, e.g. `Filter/kept_mass`, so that both tools group it as the docs do. A metric
 without a value is left out.
 
 Invariants:
@@ -30,10 +30,10 @@ PACKAGES = {"tensorboard": "tensorboard.summary", "wandb": "wandb"}
 
 
 class Logger(Protocol):
-    """Takes the figures of each step."""
+    """Takes the metrics of each step."""
 
     def step(self, step: int, flat: Flat) -> None:
-        """Takes the flat figures of a training step."""
+        """Takes the flat metrics of a training step."""
 
 
 class Exporter(Logger, Protocol):
@@ -65,7 +65,7 @@ class Loggers:
         self._exporter.set(name, value, **labels)
 
     def step(self, step: int, flat: Flat) -> None:
-        """Takes the flat figures of a training step."""
+        """Takes the flat metrics of a training step."""
         for logger in (self._exporter, *self._loggers):
             logger.step(step, flat)
 

@@ -51,7 +51,7 @@ class Registry:
         return self.specs[name]
 
     def named(self, flat: Mapping[str, float | None]) -> dict[str, float]:
-        """The figures of a step that have a value, under `SECTION/KEY`; ValueError for an unknown key."""
+        """The metrics of a step that have a value, under `SECTION/KEY`; ValueError for an unknown key."""
         return {
             f"{self.section_of(key)}/{key}": float(value)
             for key, value in flat.items()

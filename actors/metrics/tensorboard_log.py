@@ -1,4 +1,4 @@
-"""Writes a run's figures as TensorBoard's scalars, in `RUN/tensorboard`. `tensorboard --logdir runs` shows them.
+"""Writes a run's metrics as TensorBoard's scalars, in `RUN/tensorboard`. `tensorboard --logdir runs` shows them.
 
 Each process of a run writes an event file of its own. One that resumes after step n first writes TensorBoard's mark of
 a restart at step n + 1, at which readers drop the later steps of earlier files: those are trained again.
@@ -32,7 +32,7 @@ class TensorBoardLog:
         self._writer.add_event(Event(step=clock + 1, wall_time=time.time(), session_log=restart))
 
     def step(self, step: int, flat: Flat) -> None:
-        """Takes the flat figures of a training step."""
+        """Takes the flat metrics of a training step."""
         event = Event(step=step, wall_time=time.time())
         for name, value in self._registry.named(flat).items():
             event.summary.value.add(tag=name, simple_value=value, metadata=self._description(name))
@@ -40,7 +40,7 @@ class TensorBoardLog:
         self._writer.flush()  # a killed process leaves every step before its last checkpoint
 
     def _description(self, name: str) -> SummaryMetadata | None:
-        """The figure's meaning, which TensorBoard shows beside its plot; with the first value only."""
+        """The metric's meaning, which TensorBoard shows beside its plot; with the first value only."""
         if name in self._described:
             return None
         self._described.add(name)

@@ -1,4 +1,4 @@
-"""Sends a run's figures to Weights & Biases, or keeps them for `wandb sync` (`recorder.wandb_mode=offline`).
+"""Sends a run's metrics to Weights & Biases, or keeps them for `wandb sync` (`recorder.wandb_mode=offline`).
 
 `RUN/wandb/run.json` holds the id of the W&B run and the last step that it has. A resumed run continues that run, and
 leaves out the steps that it has already: W&B takes no step twice, and a resumed run repeats them.
@@ -35,12 +35,12 @@ class WandbLog:
         self._file = run_dir / "wandb" / "run.json"
         found, self._last = _identity(self._file)
         self._earlier = self._last
-        """The last step of an earlier process; W&B takes no step again, but further figures of the newest."""
+        """The last step of an earlier process; W&B takes no step again, but further metrics of the newest."""
         self._run = _start(config, run_dir, name, settings, found)
         self._keep()
 
     def step(self, step: int, flat: Flat) -> None:
-        """Takes the flat figures of a training step."""
+        """Takes the flat metrics of a training step."""
         if step > self._earlier:
             self._run.log(self._registry.named(flat), step=step)
             self._last = step
@@ -82,7 +82,7 @@ def _start(
         )
     except (wandb.Error, ValueError, OSError) as error:
         raise ValueError(
-            f"recorder.loggers: Weights & Biases: {reason(error)} (recorder.wandb_mode=offline keeps the figures in "
+            f"recorder.loggers: Weights & Biases: {reason(error)} (recorder.wandb_mode=offline keeps the metrics in "
             f"{run_dir / 'wandb'} for `wandb sync`)"
         ) from error
 

@@ -2,7 +2,7 @@
 hung.
 
 Linux counts, for each thread, the time for which it was runnable and waited on a run queue
-(`/proc/PID/task/TID/schedstat`, second figure, nanoseconds). A thread that sleeps, waits for a lock or a message, or is
+(`/proc/PID/task/TID/schedstat`, second field, nanoseconds). A thread that sleeps, waits for a lock or a message, or is
 stopped, waits on no run queue, and a process that is hung so does not add to this time. Where the kernel does not tell,
 it is 0.
 """

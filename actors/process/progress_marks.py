@@ -43,7 +43,7 @@ class Progress:
 
 
 IDLE = Progress(0, 0.0, busy=False)
-"""Of a party without marks: an answer is all that can be expected of it."""
+"""Of an actor without marks: an answer is all that can be expected of it."""
 
 
 class Marks:

@@ -243,7 +243,7 @@ class Engine:
         """Load and serve another version. `arrays`: the bundle's parameters in published order; without them, the
         weights come from the weight group.
 
-        Raises RuntimeError with worker, version and figures if the transfer or the parity probe fails, or if the update
+        Raises RuntimeError with worker, version and metrics if the transfer or the parity probe fails, or if the update
         takes longer than `update_timeout_s`.
         """
         bound = self._config.update_timeout_s

@@ -113,8 +113,8 @@ class ScorerActor:
         they are not loaded), or under the fixed model; the state; and the score matrices
         (`actors.archive.scores.SCORES_SCHEMA`). `replaces`: as in `Scorer.score`. All in one call: an evaluation of the
         probe, with weights of its own, may wait behind it."""
-        figures = self._score(step, bundle, row_refs, replaces)
-        return figures, self.state(), scores_table(self._scorer.matrices, int(figures["scorer/version"]))
+        metrics = self._score(step, bundle, row_refs, replaces)
+        return metrics, self.state(), scores_table(self._scorer.matrices, int(metrics["scorer/version"]))
 
     def _score(
         self, step: int, bundle: WeightBundle, row_refs: list[ray.ObjectRef], replaces: bool
@@ -124,10 +124,10 @@ class ScorerActor:
             groups, environments = by_group(tables), environments_of(tables)
             if self._fixed:
                 version = max(newest_version(groups), 0)
-                figures = self._scorer.score(step, version, groups, environments, replaces)
-                return figures | {"scorer/version": float(FIXED_VERSION), "scorer/parity": math.nan}
-            figures = self._scorer.score(step, bundle.version, groups, environments, replaces)
-            return figures | {"scorer/parity": self._parity}
+                metrics = self._scorer.score(step, version, groups, environments, replaces)
+                return metrics | {"scorer/version": float(FIXED_VERSION), "scorer/parity": math.nan}
+            metrics = self._scorer.score(step, bundle.version, groups, environments, replaces)
+            return metrics | {"scorer/parity": self._parity}
 
     def probe(
         self, step: int, bundle: WeightBundle, row_refs: list[ray.ObjectRef]
@@ -137,9 +137,9 @@ class ScorerActor:
         with self._working(step, bundle):
             groups = by_group(self._tables(row_refs, f"the probe's groups after step {step}"))
             version = max(newest_version(groups), 0) if self._fixed else bundle.version
-            figures = self._probe.read(step, version, groups)
-            self._scorer.followed = Followed(figures["probe/link/follows"], step)
-            return figures, self.state()
+            metrics = self._probe.read(step, version, groups)
+            self._scorer.followed = Followed(metrics["probe/link/follows"], step)
+            return metrics, self.state()
 
     @contextmanager
     def _working(self, step: int, bundle: WeightBundle) -> Iterator[None]:

@@ -14,16 +14,16 @@ NaN or infinite log-probability under some prompt. one_prompt: there was no othe
 ANSWER_EXCLUSIONS = ("no_answer", "too_long", "non_finite")
 """Why a usable reasoning's answer is left out of the links. no_answer: the turn has no complete answer. too_long:
 prompt, reasoning and answer exceed the model's context. non_finite: as for reasonings."""
-PART_FIGURES = (
+PART_METRICS = (
     *("retrieval_accuracy", "retrieval_accuracy_low", "retrieval_accuracy_high", "retrieval_chance"),
     *("mi_est", "mi_est_low", "mi_est_high", "mi_est_p_value", "conditional_entropy", "num_prompts", "num_samples"),
 )
 """Metrics of a part of a matrix: of one turn, or of one environment."""
 
 
-def _probe_bounds(name: str, key: str, figure: str) -> MetricSpec:
-    """The 95% interval of a figure of the fixed probe, with one series per end."""
-    ends, help = product(("low", "high")), f"95% interval of {figure}, from the spread between a task's reasonings"
+def _probe_bounds(name: str, key: str, metric: str) -> MetricSpec:
+    """The 95% interval of a metric of the fixed probe, with one series per end."""
+    ends, help = product(("low", "high")), f"95% interval of {metric}, from the spread between a task's reasonings"
     return MetricSpec(name, "gauge", help, f"probe/{key}_{{bound}}", ("bound",), ends, unit="nats")
 
 
@@ -254,7 +254,7 @@ METRICS: Table = {
             "unit",
             "turn/{turn}/{figure}",
             ("turn", "figure"),
-            product(("1",), PART_FIGURES),
+            product(("1",), PART_METRICS),
             open=True,
         ),
         MetricSpec(

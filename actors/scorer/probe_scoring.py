@@ -6,7 +6,7 @@ are scored in the same pass (`actors.scorer.linking`). Imports neither torch nor
 
 Invariants:
 
-- Every reading has every key; unknown figures are NaN, and reasonings that cannot be scored are counted.
+- Every reading has every key; unknown metrics are NaN, and reasonings that cannot be scored are counted.
 - All tokens of a reading were sampled by the version whose weights score them; others are excluded as stale.
 - The prompt of a task without a usable reasoning stays a column, so that the mixture is the same at every reading.
 - A reasoning without a usable answer counts for MI and is left out of the links; it is counted by reason.
@@ -36,13 +36,13 @@ from squelch.actors.scorer.metrics import ANSWER_EXCLUSIONS
 if TYPE_CHECKING:
     from squelch.actors.scorer.scorer import Engine
 
-FIGURES = (
+METRICS = (
     *("mi", "mi_low", "mi_high", "mi_standard_error", "mi_upper", "mi_upper_low", "mi_upper_high"),
     *("mi_upper_standard_error", "mi_p_value", "mi_null_95", "ceiling", "saturated", "conditional_entropy"),
     *("pairs_ratio", "tasks", "samples", "mi_change", "mi_change_low", "mi_change_high", "mi_change_standard_error"),
     *(f"link/{key}" for key in (*LINK_KEYS, *(f"excluded/{reason}" for reason in ANSWER_EXCLUSIONS))),
 )
-"""Figures of a reading, each NaN if it is unknown."""
+"""Metrics of a reading, each NaN if it is unknown."""
 AnswerEnd = Callable[[np.ndarray], int | None]
 """Number of ids of the answer among the ids sampled from the reasoning's end on (`ChatCodec.answer_end`)."""
 
@@ -142,11 +142,11 @@ class FixedProbe:
         self._first: dict[str, Any] | None = None
 
     def read(self, step: int, version: int, groups: Groups) -> dict[str, float]:
-        """Figures by the registry's flat keys. `groups`: the tasks' trajectories by task name, all of `version`."""
+        """Metrics by the registry's flat keys. `groups`: the tasks' trajectories by task name, all of `version`."""
         started, cpu = time.perf_counter(), time.thread_time()
         refuse_pictures(step, groups)
         draw = draw_probe(groups, version, self.engine.context_length)
-        found = dict.fromkeys(FIGURES, math.nan) | {"samples": float(len(draw.reasonings)), "tasks": 0.0}
+        found = dict.fromkeys(METRICS, math.nan) | {"samples": float(len(draw.reasonings)), "tasks": 0.0}
         excluded = draw.excluded.total()
         if len(draw.prompts) > 1 and draw.reasonings:
             matrix, links = self._scored(draw)
@@ -154,25 +154,25 @@ class FixedProbe:
             usable &= np.isfinite(matrix[np.arange(len(matrix)), draw.source])
             excluded += int((~usable).sum())
             if usable.any():
-                found |= self._figures(self._reading(draw, matrix, usable))
+                found |= self._metrics(self._reading(draw, matrix, usable))
             found |= links
-        figures = {f"probe/{key}": value for key, value in found.items()}
-        figures |= {"probe/step": float(step), "probe/version": float(version), "probe/num_excluded": float(excluded)}
+        metrics = {f"probe/{key}": value for key, value in found.items()}
+        metrics |= {"probe/step": float(step), "probe/version": float(version), "probe/num_excluded": float(excluded)}
         spent = {"seconds/probe_score": time.perf_counter() - started, "probe/cpu_seconds": time.thread_time() - cpu}
-        return figures | spent
+        return metrics | spent
 
     def _reading(self, draw: ProbeDraw, matrix: np.ndarray, usable: np.ndarray) -> ProbeReading:
         lengths = np.array([len(z) for z in draw.reasonings])[usable]
         where = draw.source[usable], draw.task[usable]
         return read_probe(matrix[usable], lengths, *where, draw.tasks, draw.weights, (self.seed, 0))
 
-    def _figures(self, reading: ProbeReading) -> dict[str, float]:
+    def _metrics(self, reading: ProbeReading) -> dict[str, float]:
         self._first = self._first or reading.state()
         return reading.metrics() | reading.change_since(self._first)
 
     def _scored(self, draw: ProbeDraw) -> tuple[np.ndarray, dict[str, float]]:
         """((n, num_prompts) nats per sequence, NaN for pairs that `max_others` leaves out, the same pairs each time;
-        the links' figures)."""
+        the links' metrics)."""
         num, wanted = len(draw.prompts), self._pairs(draw, self.config.max_others, 1)
         if self._answer_end is None:
             found = self.engine.matrix(draw.prompts, draw.reasonings, None if wanted.all() else wanted)
@@ -185,9 +185,9 @@ class FixedProbe:
         )
         scores = score_links(self.engine, draw.prompts, pairs, wanted, past, references)
         reading, excluded["non_finite"] = read_scored(pairs, scores, draw.weights, len(draw.tasks), (self.seed, 4))
-        figures = reading.metrics() if reading is not None else {"answers": 0.0}
-        figures |= {f"excluded/{reason}": float(excluded[reason]) for reason in ANSWER_EXCLUSIONS}
-        return scores.reasonings, {f"link/{key}": value for key, value in figures.items()}
+        metrics = reading.metrics() if reading is not None else {"answers": 0.0}
+        metrics |= {f"excluded/{reason}": float(excluded[reason]) for reason in ANSWER_EXCLUSIONS}
+        return scores.reasonings, {f"link/{key}": value for key, value in metrics.items()}
 
     def _pairs(self, draw: ProbeDraw, others: int | None, stream: int) -> np.ndarray:
         """(n, num_prompts) bool: each reasoning's own prompt and `others` random ones; None: all. Drawn for every slot,

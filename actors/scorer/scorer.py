@@ -11,7 +11,7 @@ Invariants:
 - Metrics depend on the step, the seed, the window and the scorer's state only. The state is the moving averages, the
   regime's baseline, the set of turns and environments reported so far, and what the last reading of the probe said.
 - A step that is scored again, because its groups were lost and played again, is scored from the state before its first
-  scoring; no figure of that one stays.
+  scoring; no metric of that one stays.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from squelch.actors.scorer.drawing import (
     within_context,
 )
 from squelch.actors.scorer.linking import PathEngine
-from squelch.actors.scorer.metrics import EXCLUSIONS, PART_FIGURES
+from squelch.actors.scorer.metrics import EXCLUSIONS, PART_METRICS
 
 UNKNOWN = (
     dict.fromkeys((*METRIC_KEYS, *(f"recall@{k}" for k in RECALL_AT), "prompts_needed", "mi_saturated"), math.nan)
@@ -142,15 +142,15 @@ class Scorer:
                 raise ValueError(f"step {step} was scored before; replaces=True says that its groups were played again")
             self._rewind(self._before[1])
         self._before = step, self._moving()
-        figures = {"scorer/version": float(version)}
+        metrics = {"scorer/version": float(version)}
         self.matrices = {}
         draws = self._draws(step, version, groups)
         for index, (scope, draw) in enumerate(draws.items()):
             seed = (self.seed, step, len(SCOPES) + index)
-            figures |= self._scope(scope, draw, version, seed, environments or {})
-        figures |= self._regimes(step, groups, figures, len(draws["first_turn"].reasonings))
-        figures["seconds/score"] = time.perf_counter() - started
-        return figures | {"scorer/cpu_seconds": time.thread_time() - cpu}
+            metrics |= self._scope(scope, draw, version, seed, environments or {})
+        metrics |= self._regimes(step, groups, metrics, len(draws["first_turn"].reasonings))
+        metrics["seconds/score"] = time.perf_counter() - started
+        return metrics | {"scorer/cpu_seconds": time.thread_time() - cpu}
 
     def _draws(self, step: int, version: int, groups: Groups) -> dict[str, Draw]:
         config, oldest = self.config, version - self.max_staleness
@@ -164,36 +164,36 @@ class Scorer:
     ) -> dict[str, float]:
         """Metrics of one scope and of its parts, by flat key."""
         excluded = Counter(draw.excluded)
-        figures = UNKNOWN | {
+        metrics = UNKNOWN | {
             "num_prompts": float(len(draw.prompts)),
             "version_mismatch": version_mismatch(draw, version),
         }
         matrix, ratio = self._matrix(draw, seed)
-        figures["pairs_ratio"] = ratio
+        metrics["pairs_ratio"] = ratio
         if matrix is None:
             excluded["one_prompt"] += len(draw.reasonings)
         else:
             self.matrices[scope] = _with_places(matrix, draw)
-            figures |= self._measure(matrix, draw, self._ema[scope], seed)
-            excluded["non_finite"] += int(figures["num_excluded"])
-        figures |= {f"excluded/{reason}": float(excluded[reason]) for reason in EXCLUSIONS}
-        figures["num_excluded"] = float(excluded.total())
-        flat = {f"{scope}/{key}": value for key, value in figures.items()}
+            metrics |= self._measure(matrix, draw, self._ema[scope], seed)
+            excluded["non_finite"] += int(metrics["num_excluded"])
+        metrics |= {f"excluded/{reason}": float(excluded[reason]) for reason in EXCLUSIONS}
+        metrics["num_excluded"] = float(excluded.total())
+        flat = {f"{scope}/{key}": value for key, value in metrics.items()}
         return flat | self._parts_of(scope, matrix, draw, seed, environments)
 
-    def _regimes(self, step: int, groups: Groups, figures: Mapping[str, float], judged: int) -> dict[str, float]:
+    def _regimes(self, step: int, groups: Groups, metrics: Mapping[str, float], judged: int) -> dict[str, float]:
         """The regime of each scope, and the share of its turns with reasoning. `judged`: first-turn reasonings."""
         probe = self.config.probe
         follows = self.followed.at(step, probe.every if probe.scores_answers else 0)
         flat: dict[str, float] = {}
         for scope, gauge in self._regime.items():
             own = {
-                key.removeprefix(f"{scope}/"): value for key, value in figures.items() if key.startswith(f"{scope}/")
+                key.removeprefix(f"{scope}/"): value for key, value in metrics.items() if key.startswith(f"{scope}/")
             }
             first = scope == "first_turn"
             own["reasoned"] = reasoned_share(groups, first)
-            true = true_share(figures["judge/names"], figures["judge/right"], judged) if first else math.nan
-            reading = Reading.of(own, follows, true, first and not math.isnan(figures["judge/names"]))
+            true = true_share(metrics["judge/names"], metrics["judge/right"], judged) if first else math.nan
+            reading = Reading.of(own, follows, true, first and not math.isnan(metrics["judge/names"]))
             flat |= {f"{scope}/{key}": value for key, value in one_hot(gauge.read(reading)).items()}
             flat[f"{scope}/reasoned"] = own["reasoned"]
             if first:
@@ -278,12 +278,12 @@ class Scorer:
         flat: dict[str, float] = {}
         for index, name in enumerate(sorted(part for part in self._parts if part.startswith(f"{kind}/"))):
             keep = np.array([part == name for part in parts] or [False] * len(draw.reasonings), dtype=bool)
-            figures = dict.fromkeys(PART_FIGURES, math.nan) | {"num_samples": float(keep.sum())}
+            metrics = dict.fromkeys(PART_METRICS, math.nan) | {"num_samples": float(keep.sum())}
             columns = columns_of(draw, keep)
             if matrix is not None and len(columns) > 1:
                 measured = self._measure(matrix[keep][:, columns], subset(draw, keep), None, (*seed, index))
-                figures |= {key: measured[key] for key in PART_FIGURES if key in measured}
-            flat |= {f"{name}/{key}": value for key, value in figures.items()}
+                metrics |= {key: measured[key] for key in PART_METRICS if key in measured}
+            flat |= {f"{name}/{key}": value for key, value in metrics.items()}
         return flat
 
     def _judged(self, draw: Draw, environments: Sequence[str]) -> dict[str, float]:

@@ -82,7 +82,7 @@ DEPENDENCE = Row(
         ),
         Panel(
             "p-value of input dependence",
-            "Above 0.05 the figures do not differ significantly from reasoning that ignores its input.",
+            "Above 0.05 the metrics do not differ significantly from reasoning that ignores its input.",
             (_q("squelch_dependence_p_value", f"{{{{figure}}}}, {SCOPE}"),),
             low=0,
             high=1,
@@ -250,7 +250,7 @@ REGIME = Row(
             "Regime",
             "mute: hardly any reasoning. template: it does not depend on its input. decorative: the answer does not "
             "follow from it. private_code: it does, but the judge finds it untrue. grounded: none of these. "
-            "unknown: the figure that decides is not known.",
+            "unknown: the metric that decides is not known.",
             (_q("squelch_reasoning_regime", "{{regime}}", scope="first_turn"),),
             kind="state-timeline",
         ),

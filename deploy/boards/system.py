@@ -30,7 +30,7 @@ TIME = Row(
         ),
         Panel(
             "Waiting times",
-            "Seconds that one party waited for another, per second of the run's time, over the steps that ended last.",
+            "Seconds that one actor waited for another, per second of the run's time, over the steps that ended last.",
             (_per_second("squelch_wait_seconds_total", "{{waiter}} for {{waited_for}}"),),
             unit="percentunit",
             low=0,
@@ -157,9 +157,9 @@ ACTORS = Row(
         ),
         Panel(
             "Without progress",
-            "Seconds since a party that has work last showed progress: a mark, or an answer while it is idle. "
+            "Seconds since an actor that has work last showed progress: a mark, or an answer while it is idle. "
             "cluster.hung_after_s and learner.hung_after_s end it.",
-            (_q("squelch_without_progress_seconds", "{{actor}}", "no party is up"),),
+            (_q("squelch_without_progress_seconds", "{{actor}}", "no actor is up"),),
             unit="s",
             low=0,
         ),

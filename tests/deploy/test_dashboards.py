@@ -52,7 +52,7 @@ def expressions() -> list[str]:
 
 
 def one_step(step: int) -> dict[str, float]:
-    """Every figure that a step can report, with plausible values: shares at 0.5."""
+    """Every metric that a step can report, with plausible values: shares at 0.5."""
     worker = {f"weights/rollout-0/{key}": 1.0 for key in WORKER_KEYS} | {"up/learner-0": 1.0}
     worker |= {"weights/rollout-0/parity": 1e-6}
     flat = dict.fromkeys(REGISTRY.known_keys, 0.5) | worker | {"total_steps": 10.0, "step": step, "time": time.time()}

@@ -112,9 +112,9 @@ def test_it_says_since_when_and_what_the_reward_does(slope: float, says: str) ->
     assert alarm.raised and alarm.text() == (
         f"input dependence falling since step 25, reward {says} (MI-Seq-Est 1.50 -> 0.50 nats per sequence)"
     )
-    figures = alarm.metrics()
-    assert figures["alarm/since"] == 25 and all(REGISTRY.series_of(key) for key in figures)
-    assert alarm_text(25, figures["alarm/reward_trend"]) in alarm.text()
+    metrics = alarm.metrics()
+    assert metrics["alarm/since"] == 25 and all(REGISTRY.series_of(key) for key in metrics)
+    assert alarm_text(25, metrics["alarm/reward_trend"]) in alarm.text()
 
 
 def test_a_trend_needs_points_and_a_slope_above_its_noise() -> None:

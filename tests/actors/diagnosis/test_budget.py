@@ -1,4 +1,4 @@
-"""At a part of the pairs the figures stay what they are at all of them, and say how far they can be trusted."""
+"""At a part of the pairs the metrics stay what they are at all of them, and say how far they can be trusted."""
 
 import numpy as np
 import pytest

@@ -181,18 +181,18 @@ def test_nothing_usable_gives_no_figures_and_leaves_the_average_alone() -> None:
 
 
 def test_moving_average_starts_at_the_first_std_and_survives_a_restart() -> None:
-    ema, figures = EmaState(alpha=0.9), []
+    ema, metrics = EmaState(alpha=0.9), []
     for seed in range(3):
         if seed == 2:
             state = json.loads(json.dumps(ema.state()))
             ema = EmaState(alpha=0.9)
             ema.restore(state)
-        figures.append(proxies(*matrix(seed), ema=ema))
-    stds = [figure.marginal_std for figure in figures]
-    assert figures[0].mi_zscore_ema == figures[0].mi_zscore
+        metrics.append(proxies(*matrix(seed), ema=ema))
+    stds = [metric.marginal_std for metric in metrics]
+    assert metrics[0].mi_zscore_ema == metrics[0].mi_zscore
     expected = 0.9 * (0.9 * stds[0] + 0.1 * stds[1]) + 0.1 * stds[2]
     assert ema.value == pytest.approx(expected)
-    assert figures[2].mi_zscore_ema == pytest.approx(figures[2].mi_est / (expected + 1e-3))
+    assert metrics[2].mi_zscore_ema == pytest.approx(metrics[2].mi_est / (expected + 1e-3))
 
 
 def test_huge_negative_likelihoods_do_not_underflow() -> None:

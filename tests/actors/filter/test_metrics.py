@@ -1,4 +1,4 @@
-"""A step's figures of groups have one definition: what the run exports is what the filter says of itself."""
+"""A step's metrics of groups have one definition: what the run exports is what the filter says of itself."""
 
 import math
 from fractions import Fraction
@@ -48,7 +48,7 @@ def average(values: list[float]) -> float:
 @settings(max_examples=100, deadline=None)
 def test_the_figures_of_a_step_are_those_of_its_decisions(rows: list[list[float]], config: FilterConfig) -> None:
     summaries, decision = decide(rows, config)
-    valid, figures = [*decision.kept, *decision.dropped], decision.metrics
+    valid, metrics = [*decision.kept, *decision.dropped], decision.metrics
     wanted = {
         "num_groups": len(summaries),
         "kept_groups": len(decision.kept),
@@ -62,7 +62,7 @@ def test_the_figures_of_a_step_are_those_of_its_decisions(rows: list[list[float]
         "kept_mass": math.nan if decision.kept_mass is None else decision.kept_mass,
         "kept_fraction": decision.kept_fraction,
     }
-    assert {key: figures[key] for key in wanted} == pytest.approx(wanted, nan_ok=True)
+    assert {key: metrics[key] for key in wanted} == pytest.approx(wanted, nan_ok=True)
     assert all(d.reward_variance is d.mean_return is None for d in decision.refused)
 
 

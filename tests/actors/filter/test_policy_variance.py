@@ -1,4 +1,4 @@
-"""Policy variance: unbiased where plans are fixed beforehand, and its scores, refusals and figures."""
+"""Policy variance: unbiased where plans are fixed beforehand, and its scores, refusals and metrics."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_replays_are_played_where_the_statistic_or_the_user_asks() -> None:
     assert STATISTICS["policy_variance"].needs == 3
 
 
-# --- figures ---
+# --- metrics ---
 
 
 def test_figures_are_unclipped_and_split_the_reward_variance_into_policy_and_noise() -> None:

@@ -1,4 +1,4 @@
-"""TensorBoard and W&B show the figures of the registry, and a resumed run continues them without a step twice."""
+"""TensorBoard and W&B show the metrics of the registry, and a resumed run continues them without a step twice."""
 
 import json
 import struct
@@ -19,7 +19,7 @@ from squelch.cluster.cli import main
 from squelch.cluster.metrics import REGISTRY
 
 
-def figures(step: int) -> dict[str, float | None]:
+def metrics(step: int) -> dict[str, float | None]:
     return {"kept_mass": step / 10, "success": None, "first_turn/mi_est": float("nan"), "time": 5.0}
 
 
@@ -33,12 +33,12 @@ def log(folder: Path, clock: int, steps: range, *loggers: str) -> None:
     """One process of a run: it continues after `clock` and records these steps."""
     with opened(folder, clock, *loggers) as sinks:
         for step in steps:
-            sinks.step(step, figures(step))
+            sinks.step(step, metrics(step))
         sinks.exit_code = 0
 
 
 def test_a_figure_is_named_by_its_section_and_key_and_left_out_without_a_value() -> None:
-    assert REGISTRY.named(figures(2)) == {"Filter/kept_mass": 0.2, "Progress/time": 5.0}
+    assert REGISTRY.named(metrics(2)) == {"Filter/kept_mass": 0.2, "Progress/time": 5.0}
     with pytest.raises(ValueError, match="did you mean"):
         REGISTRY.named({"kept_mas": 1.0})
 
@@ -61,7 +61,7 @@ def test_tensorboard_reads_a_resumed_run_as_one_without_a_step_twice(tmp_path: P
 def test_a_killed_process_leaves_every_step_that_it_recorded(tmp_path: Path) -> None:
     sinks = opened(tmp_path, -1, "tensorboard")
     for step in range(4):
-        sinks.step(step, figures(step))
+        sinks.step(step, metrics(step))
     assert [step for step, _ in scalars(tmp_path)] == list(range(4)), "without a close"
     log(tmp_path, 3, range(4, 6), "tensorboard")
     assert [step for step, _ in scalars(tmp_path)] == list(range(6))
@@ -160,13 +160,13 @@ def test_a_second_record_of_the_newest_step_reaches_wandb_and_one_of_an_earlier_
 ) -> None:
     """Found by a reviewer: a scoring recorded alone before the last step's record made W&B drop that record."""
     logged: list[tuple[int, dict[str, float]]] = []
-    run = SimpleNamespace(id="x", log=lambda figures, step: logged.append((step, figures)), finish=lambda code: None)
+    run = SimpleNamespace(id="x", log=lambda metrics, step: logged.append((step, metrics)), finish=lambda code: None)
     monkeypatch.setattr(wandb_log, "_start", lambda *_: run)
     log(tmp_path, -1, range(3), "wandb")
     with opened(tmp_path, 1, "wandb") as sinks:
-        sinks.step(2, figures(2))
+        sinks.step(2, metrics(2))
         sinks.step(3, {"first_turn/retrieval_accuracy": 0.5})
-        sinks.step(3, figures(3))
+        sinks.step(3, metrics(3))
         sinks.exit_code = 0
     assert [step for step, _ in logged] == [0, 1, 2, 3, 3]
     assert logged[-1][1]["Filter/kept_mass"] == 0.3 and len(logged[-2][1]) == 1

@@ -1,4 +1,4 @@
-"""The registry names every figure once, and a step's dict lands in the right series."""
+"""The registry names every metric once, and a step's dict lands in the right series."""
 
 import math
 import re

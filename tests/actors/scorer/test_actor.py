@@ -91,11 +91,11 @@ def test_the_actor_scores_published_weights_and_its_death_mid_batch_is_an_alarm(
     scorer = ScorerActor.remote(model_dir, CONFIG, 0.7, 1)
     tables = [ray.put(packed(to_table(Group(ticket(name), "k", ts)))) for name, ts in window(3, 20).items()]
 
-    figures, state, scores = ray.get(scorer.score.remote(1, bundle, tables), timeout=CALL_TIMEOUT_S)
-    assert figures["scorer/parity"] < 1e-4 and figures["scorer/version"] == 3
+    metrics, state, scores = ray.get(scorer.score.remote(1, bundle, tables), timeout=CALL_TIMEOUT_S)
+    assert metrics["scorer/parity"] < 1e-4 and metrics["scorer/version"] == 3
     assert state == ray.get(scorer.state.remote(), timeout=CALL_TIMEOUT_S)
     assert scores.schema.metadata[b"squelch.policy_version"] == b"3" and len(scores)
-    assert 0 <= figures["first_turn/retrieval_accuracy"] <= 1 and figures["first_turn/num_prompts"] == 20
+    assert 0 <= metrics["first_turn/retrieval_accuracy"] <= 1 and metrics["first_turn/num_prompts"] == 20
 
     forged = WeightBundle(4, bundle.chunks, "00", bundle.probe_ids, bundle.probe_log_probs)
     with pytest.raises(RuntimeError, match="version 4 have checksum"):
@@ -165,9 +165,9 @@ def test_a_fixed_model_scores_every_version_and_never_loads_the_policy(
     config = CONFIG.model_copy(update={"model": str(folder)})
     scorer = ScorerActor.remote(str(tiny_policy), config, 0.7, 1, kernels="plain", fixed=str(folder))
     tables = [ray.put(packed(to_table(Group(ticket(name), "k", ts)))) for name, ts in window(5, 6).items()]
-    figures, *_ = ray.get(scorer.score.remote(1, unusable, tables), timeout=CALL_TIMEOUT_S)
-    assert figures["scorer/version"] == -1 and math.isnan(figures["scorer/parity"])
-    assert figures["first_turn/num_samples"] == 12 and figures["first_turn/version_mismatch"] == 0.0
+    metrics, *_ = ray.get(scorer.score.remote(1, unusable, tables), timeout=CALL_TIMEOUT_S)
+    assert metrics["scorer/version"] == -1 and math.isnan(metrics["scorer/parity"])
+    assert metrics["first_turn/num_samples"] == 12 and metrics["first_turn/version_mismatch"] == 0.0
     process = ray.get(scorer.__ray_call__.remote(lambda _: os.getpid()))
     threads = [int(task.name) for task in Path(f"/proc/{process}/task").iterdir()]
     assert os.SCHED_IDLE in {os.sched_getscheduler(thread) for thread in threads}  # Ray started it at niceness 15
@@ -178,7 +178,7 @@ def test_a_fixed_model_scores_every_version_and_never_loads_the_policy(
     matrix = CrossScorer(model, CONFIG.token_budget, 0.7).matrix(draw.prompts, draw.reasonings)
     lengths = np.array([len(z) for z in draw.reasonings])
     expected = proxies_of_samples(matrix, lengths, draw.source, column_weights=draw.weights)
-    assert figures["first_turn/conditional_entropy"] == pytest.approx(expected.conditional_entropy, abs=1e-4)
+    assert metrics["first_turn/conditional_entropy"] == pytest.approx(expected.conditional_entropy, abs=1e-4)
     ray.kill(scorer)
 
 

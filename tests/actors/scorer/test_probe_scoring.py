@@ -10,7 +10,7 @@ from squelch.actors.config import ProbeConfig
 from squelch.actors.content import Picture
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.records import Trajectory
-from squelch.actors.scorer.probe_scoring import FIGURES, FixedProbe, draw_probe
+from squelch.actors.scorer.probe_scoring import METRICS, FixedProbe, draw_probe
 from squelch.cluster.metrics import REGISTRY
 from tests.actors.scorer.test_scorer import Oracle
 from tests.actors.scorer.windows import trajectory, window
@@ -26,7 +26,7 @@ def test_every_key_is_there_and_known_to_the_registry() -> None:
     known = {key for spec in REGISTRY.specs.values() for key in spec.flat_keys()}
     for groups in (window(), {}, {"probe-000": []}):
         found = FixedProbe(Oracle(1.0), CONFIG, seed=1).read(3, 2, groups)
-        assert {f"probe/{key}" for key in FIGURES} <= found.keys() <= known
+        assert {f"probe/{key}" for key in METRICS} <= found.keys() <= known
         assert (found["probe/step"], found["probe/version"]) == (3.0, 2.0)
 
 

@@ -1,4 +1,4 @@
-"""The scorer's figures, its one-version rule, and its state."""
+"""The scorer's metrics, its one-version rule, and its state."""
 
 import json
 import math
@@ -49,11 +49,11 @@ class Oracle:
 
 
 def test_every_key_is_there_and_known_to_the_registry() -> None:
-    figures = Scorer(Oracle(5.0), CONFIG, seed=1).score(1, 0, window())
-    assert {f"{scope}/{key}" for scope in SCOPES for key in PROXY_KEYS} <= figures.keys()
-    assert all(isinstance(value, float) for value in figures.values())
+    metrics = Scorer(Oracle(5.0), CONFIG, seed=1).score(1, 0, window())
+    assert {f"{scope}/{key}" for scope in SCOPES for key in PROXY_KEYS} <= metrics.keys()
+    assert all(isinstance(value, float) for value in metrics.values())
     known = {key for spec in REGISTRY.specs.values() for key in spec.flat_keys()}
-    assert figures.keys() <= known
+    assert metrics.keys() <= known
 
 
 def test_reasoning_that_names_its_input_is_retrieved_and_a_template_is_not() -> None:
@@ -70,10 +70,10 @@ def test_reasoning_that_names_its_input_is_retrieved_and_a_template_is_not() -> 
 
 
 def test_marginal_and_conditional_entropy_differ_by_the_estimate() -> None:
-    figures = Scorer(Oracle(0.7), CONFIG, seed=1).score(1, 0, window())
+    metrics = Scorer(Oracle(0.7), CONFIG, seed=1).score(1, 0, window())
     for scope in SCOPES:
-        difference = figures[f"{scope}/marginal_entropy"] - figures[f"{scope}/conditional_entropy"]
-        assert difference == pytest.approx(figures[f"{scope}/mi_est"])
+        difference = metrics[f"{scope}/marginal_entropy"] - metrics[f"{scope}/conditional_entropy"]
+        assert difference == pytest.approx(metrics[f"{scope}/mi_est"])
 
 
 def test_the_authors_normalisation_is_an_option_that_changes_what_it_says_and_nothing_else() -> None:
@@ -95,15 +95,15 @@ def test_exclusions_are_counted_and_a_window_without_reasoning_leaves_the_averag
     cut = groups["g1"][2].turns[0]
     cut.reasoning_start = cut.reasoning_end = cut.sample_end
     scorer = Scorer(Oracle(1.0), CONFIG, seed=1)
-    figures = scorer.score(1, 0, groups)
-    assert figures["first_turn/excluded/failed"] == figures["first_turn/excluded/unclosed"] == 1
-    assert figures["first_turn/excluded/empty"] == 8 and figures["first_turn/num_excluded"] == 10
+    metrics = scorer.score(1, 0, groups)
+    assert metrics["first_turn/excluded/failed"] == metrics["first_turn/excluded/unclosed"] == 1
+    assert metrics["first_turn/excluded/empty"] == 8 and metrics["first_turn/num_excluded"] == 10
     state = scorer.state()
     for t in (t for trajectories in groups.values() for t in trajectories):
         t.turns[0].reasoning_end = t.turns[0].reasoning_start
     empty = scorer.score(2, 0, groups)
     assert empty["first_turn/num_samples"] == 0 and math.isnan(empty["first_turn/mi_est"])
-    assert empty["first_turn/regime/mute"] == 1.0 and empty.keys() == figures.keys()
+    assert empty["first_turn/regime/mute"] == 1.0 and empty.keys() == metrics.keys()
     moving = ("ema", "regime", "parts")
     assert [scorer.state()[key] for key in moving] == [state[key] for key in moving]
 
@@ -111,15 +111,15 @@ def test_exclusions_are_counted_and_a_window_without_reasoning_leaves_the_averag
 def test_weights_further_than_the_staleness_bound_are_refused_with_both_versions() -> None:
     with pytest.raises(ValueError, match=r"newest tokens have version 4 .* version 6, .* more than max_staleness=1"):
         Scorer(Oracle(1.0), CONFIG, seed=1, max_staleness=1).score(7, 6, window(4))
-    figures = Scorer(Oracle(1.0), CONFIG, seed=1, max_staleness=1).score(7, 5, window(4))
-    assert figures["scorer/version"] == 5 and figures["first_turn/version_mismatch"] == 1.0
+    metrics = Scorer(Oracle(1.0), CONFIG, seed=1, max_staleness=1).score(7, 5, window(4))
+    assert metrics["scorer/version"] == 5 and metrics["first_turn/version_mismatch"] == 1.0
 
 
 def test_turns_older_than_the_bound_are_left_out_and_counted() -> None:
     groups = window(5) | {"old": [trajectory(i, 99, version=2) for i in range(4)]}
-    figures = Scorer(Oracle(1.0), CONFIG, seed=1, max_staleness=1).score(6, 5, groups)
-    assert figures["first_turn/excluded/stale"] == 4
-    assert figures["first_turn/num_prompts"] == 8 and figures["first_turn/version_mismatch"] == 0.0
+    metrics = Scorer(Oracle(1.0), CONFIG, seed=1, max_staleness=1).score(6, 5, groups)
+    assert metrics["first_turn/excluded/stale"] == 4
+    assert metrics["first_turn/num_prompts"] == 8 and metrics["first_turn/version_mismatch"] == 0.0
 
 
 def test_a_restored_scorer_continues_its_averages_exactly() -> None:
@@ -138,8 +138,8 @@ def test_a_restored_scorer_continues_its_averages_exactly() -> None:
 def test_a_step_that_is_scored_again_is_scored_as_if_for_the_first_time(restarted: bool) -> None:
     def stated(scorer: Scorer, step: int, lost: bool = False, replaces: bool = False) -> tuple[str, dict]:
         groups = window(num_groups=2 + step + lost)
-        figures = scorer.score(step, 0, groups, replaces=replaces)
-        return repr({k: v for k, v in figures.items() if "seconds" not in k}), scorer.state()
+        metrics = scorer.score(step, 0, groups, replaces=replaces)
+        return repr({k: v for k, v in metrics.items() if "seconds" not in k}), scorer.state()
 
     whole, scorer = Scorer(Oracle(2.0), CONFIG, seed=1), Scorer(Oracle(2.0), CONFIG, seed=1)
     expected = [stated(whole, step) for step in (1, 2, 3)]
@@ -166,12 +166,12 @@ def two_turns(index: int, prompt: int) -> Trajectory:
 def test_the_turn_profile_says_which_turns_stopped_reacting() -> None:
     groups = {f"g{g}": [two_turns(i, 10 + g) for i in range(4)] for g in range(8)}
     scorer = Scorer(Oracle(30.0), CONFIG.model_copy(update={"trajectory_draws": 64}), seed=1)
-    figures = scorer.score(1, 0, groups)
-    assert figures["turn/1/retrieval_accuracy"] == 1.0 and figures["turn/1/mi_est_p_value"] <= 0.002
-    assert figures["turn/2/mi_est"] == pytest.approx(0.0, abs=1e-12) and figures["turn/2/mi_est_p_value"] == 1.0
-    assert figures["turn/1/num_samples"] + figures["turn/2/num_samples"] == figures["trajectory/num_samples"]
-    assert figures["turn/2/retrieval_accuracy"] == pytest.approx(1 / figures["turn/2/num_prompts"])
-    assert all(REGISTRY.series_of(key) for key in figures)
+    metrics = scorer.score(1, 0, groups)
+    assert metrics["turn/1/retrieval_accuracy"] == 1.0 and metrics["turn/1/mi_est_p_value"] <= 0.002
+    assert metrics["turn/2/mi_est"] == pytest.approx(0.0, abs=1e-12) and metrics["turn/2/mi_est_p_value"] == 1.0
+    assert metrics["turn/1/num_samples"] + metrics["turn/2/num_samples"] == metrics["trajectory/num_samples"]
+    assert metrics["turn/2/retrieval_accuracy"] == pytest.approx(1 / metrics["turn/2/num_prompts"])
+    assert all(REGISTRY.series_of(key) for key in metrics)
     later = scorer.score(2, 0, window())
     assert later["turn/2/num_samples"] == 0 and math.isnan(later["turn/2/mi_est"]), "no stale gauge"
 
@@ -185,11 +185,11 @@ def test_a_mixed_window_is_split_by_environment_and_a_plain_one_is_not() -> None
             return np.where(blind[:, None], -3.0, super().matrix(prompts, reasonings))
 
     names = {f"g{g}": "FrozenLake" if g < 4 else "Sokoban" for g in range(8)}
-    figures = Scorer(OneSided(40.0), CONFIG, seed=1).score(1, 0, window(), names)
-    assert figures["environment/FrozenLake/retrieval_accuracy"] == 1.0
-    assert figures["environment/FrozenLake/num_prompts"] == figures["environment/Sokoban/num_prompts"] == 4
-    assert figures["environment/Sokoban/mi_est"] == pytest.approx(0.0, abs=1e-12)
-    assert figures["environment/Sokoban/retrieval_accuracy"] == pytest.approx(1 / 4)
+    metrics = Scorer(OneSided(40.0), CONFIG, seed=1).score(1, 0, window(), names)
+    assert metrics["environment/FrozenLake/retrieval_accuracy"] == 1.0
+    assert metrics["environment/FrozenLake/num_prompts"] == metrics["environment/Sokoban/num_prompts"] == 4
+    assert metrics["environment/Sokoban/mi_est"] == pytest.approx(0.0, abs=1e-12)
+    assert metrics["environment/Sokoban/retrieval_accuracy"] == pytest.approx(1 / 4)
     plain = Scorer(OneSided(40.0), CONFIG, seed=1).score(1, 0, window(), dict.fromkeys(names, "Sokoban"))
     assert not any(key.startswith("environment/") for key in plain)
 
@@ -202,11 +202,11 @@ def test_a_step_whose_prompts_show_pictures_is_refused_by_the_groups_name() -> N
 
 
 def test_one_prompt_alone_is_no_estimate_but_a_counted_reason() -> None:
-    figures = Scorer(Oracle(5.0), CONFIG, seed=1).score(1, 0, window(num_groups=1))
+    metrics = Scorer(Oracle(5.0), CONFIG, seed=1).score(1, 0, window(num_groups=1))
     for scope, samples in (("first_turn", 2), ("trajectory", 12)):
-        assert figures[f"{scope}/excluded/one_prompt"] == figures[f"{scope}/num_excluded"] == samples
-        assert math.isnan(figures[f"{scope}/mi_est"]) and figures[f"{scope}/num_prompts"] == 1
-        assert figures[f"{scope}/regime/unknown"] == 1.0
+        assert metrics[f"{scope}/excluded/one_prompt"] == metrics[f"{scope}/num_excluded"] == samples
+        assert math.isnan(metrics[f"{scope}/mi_est"]) and metrics[f"{scope}/num_prompts"] == 1
+        assert metrics[f"{scope}/regime/unknown"] == 1.0
 
 
 def test_a_model_that_gives_nan_is_counted_and_named_in_no_figure() -> None:
@@ -216,19 +216,19 @@ def test_a_model_that_gives_nan_is_counted_and_named_in_no_figure() -> None:
 
     scorer = Scorer(Broken(1.0), CONFIG, seed=1)
     before = scorer.state()
-    figures = scorer.score(1, 0, window())
-    assert figures["first_turn/excluded/non_finite"] == 16 and figures["first_turn/num_samples"] == 0
-    assert math.isnan(figures["first_turn/mi_est"]) and math.isnan(figures["first_turn/mi_est_low"])
+    metrics = scorer.score(1, 0, window())
+    assert metrics["first_turn/excluded/non_finite"] == 16 and metrics["first_turn/num_samples"] == 0
+    assert math.isnan(metrics["first_turn/mi_est"]) and math.isnan(metrics["first_turn/mi_est_low"])
     assert scorer.state()["ema"] == before["ema"] and scorer.state()["regime"] == before["regime"]
-    assert figures.keys() == Scorer(Oracle(1.0), CONFIG, seed=1).score(1, 0, window()).keys()
+    assert metrics.keys() == Scorer(Oracle(1.0), CONFIG, seed=1).score(1, 0, window()).keys()
 
 
 def test_a_context_too_small_for_any_pair_leaves_counts_not_silence() -> None:
     oracle = Oracle(1.0)
     oracle.context_length = 5
-    figures = Scorer(oracle, CONFIG, seed=1).score(1, 0, window())
-    assert figures["first_turn/excluded/too_long"] == 16 and figures["trajectory/excluded/too_long"] == 12
-    assert math.isnan(figures["first_turn/retrieval_accuracy"])
+    metrics = Scorer(oracle, CONFIG, seed=1).score(1, 0, window())
+    assert metrics["first_turn/excluded/too_long"] == 16 and metrics["trajectory/excluded/too_long"] == 12
+    assert math.isnan(metrics["first_turn/retrieval_accuracy"])
 
 
 def test_the_regime_falls_with_the_dependence_and_what_the_probe_said_outlives_a_restart() -> None:
@@ -270,10 +270,10 @@ def test_the_judge_reads_the_very_reasonings_that_are_scored() -> None:
         return grid[int(ids[0])] if len(ids) == 3 and ids[1] == 3 and ids[2] == 4 else "i am at 0 0 so left"
 
     names = dict.fromkeys(window(), "FrozenLake")
-    figures = Scorer(Oracle(1.0), CONFIG, seed=1, text=text).score(1, 0, window(), names)
-    assert figures["judge/names"] == 1.0 and figures["judge/right"] == 0.5
-    assert 0.4 < figures["judge/right_elsewhere"] < 0.6
-    assert figures["judge/untrue"] == 0.0
+    metrics = Scorer(Oracle(1.0), CONFIG, seed=1, text=text).score(1, 0, window(), names)
+    assert metrics["judge/names"] == 1.0 and metrics["judge/right"] == 0.5
+    assert 0.4 < metrics["judge/right_elsewhere"] < 0.6
+    assert metrics["judge/untrue"] == 0.0
     other = Scorer(Oracle(1.0), CONFIG, seed=1, text=text).score(1, 0, window(), dict.fromkeys(window(), "Countdown"))
     assert math.isnan(other["judge/right"]), "no grid world, nothing to judge"
 
@@ -289,7 +289,7 @@ def test_reasoning_that_became_untrue_is_told_and_stays_so_while_it_states_nothi
     said = ["i am at 0 0", "i am at 0 0", "i am at 2 2", "i am at 2 2", "so left", "i am at 2 2"]
     found = [scored(scorer, step, text) for step, text in enumerate(said, start=1)]
     untrue, share, least = (
-        [figures[f"judge/{key}"] for figures in found] for key in ("untrue", "true_share", "least_true")
+        [metrics[f"judge/{key}"] for metrics in found] for key in ("untrue", "true_share", "least_true")
     )
     assert untrue == [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]
     assert share == [1.0, 1.0, 0.5, 0.0, 0.0, 0.0] and least == [0.5] * 6
