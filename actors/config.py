@@ -10,11 +10,11 @@ from squelch.actors.labels import LabelSelector, require_gpu_share
 from squelch.envs.settings import Settings
 
 DEFAULT_REPLAYS = 4
-"""Replays of a trajectory where the statistic needs them. They generate no token; with 2, intervals of the policy
-variance are too short where few replays are paid (docs/research/policy-variance.md)."""
+"""Replays of a trajectory if the statistic needs them. They generate no tokens. With 2, intervals of the policy
+variance are too short if few replays are rewarded (docs/research/policy-variance.md)."""
 
 MIN_TEMPERATURE = 0.01
-"""vLLM raises a lower temperature to this one, while the learner would divide the logits by the lower one."""
+"""vLLM raises any lower temperature to this value, while the learner would divide the logits by the lower one."""
 
 
 def _count(value: Any) -> Any:
@@ -31,7 +31,7 @@ class SamplingConfig(Settings):
     temperature: float = Field(1.0, ge=MIN_TEMPERATURE)
     """Softmax temperature of training rollouts."""
     max_tokens_per_turn: int = Field(48, ge=1)
-    """Most sampled tokens in one turn; a turn that is cut there is closed with masked ids and counts as badly
+    """Most sampled tokens in one turn. A turn that reaches the limit is closed with masked ids and counts as badly
     formatted."""
     group_size: int = Field(16, ge=1)
     """G, the number of trajectories per task (paper, section 4.1)."""
@@ -60,8 +60,8 @@ class RolloutConfig(Settings):
     """Rollout workers, with one vLLM engine each."""
 
     count: Annotated[int | Literal["auto"], BeforeValidator(_count)] = 1
-    """Number of rollout workers at the start; `squelch scale` changes it while the run goes on. `auto`: from
-    `min_count` on, as many up to `max_count` as the learner needs in order not to wait for groups
+    """Number of rollout workers at the start; `squelch scale` changes it while the run goes on. `auto`: start
+    with `min_count` and add workers, up to `max_count`, until the learner no longer waits for groups
     (docs/guide/cluster.md)."""
     min_count: int = Field(1, ge=1)
     """Fewest rollout workers that the run is ever scaled to."""
@@ -120,9 +120,9 @@ class RolloutConfig(Settings):
 
     @property
     def parity_limit(self) -> float:
-        """Largest allowed mean |difference| on the probe, nats; the default depends on the dtype: bfloat16 was seen at
-        0.006 to 0.034 on sampled text, and at 0.032 to 0.148 on random ids, which the probe consists of; a parameter of
-        which a part was not loaded makes more than 1."""
+        """Largest allowed mean |difference| on the parity probe, nats; the default depends on the dtype. Measured for
+        bfloat16: 0.006 to 0.034 on sampled text, and 0.032 to 0.148 on random ids, which the probe uses. A partly
+        loaded parameter causes more than 1."""
         if self.parity_bound is not None:
             return self.parity_bound
         return 1e-3 if self.dtype == "float32" else 0.5
@@ -167,7 +167,7 @@ class RolloutConfig(Settings):
         if 0 < self.num_gpus < min(1.0, self.gpu_memory_utilization or 0.0):
             raise ValueError(
                 f"gpu_memory_utilization={self.gpu_memory_utilization:g} is more of the GPU than "
-                f"num_gpus={self.num_gpus:g}, and other actors have the rest; set "
+                f"num_gpus={self.num_gpus:g}, and other processes use the rest; set "
                 f"rollout.gpu_memory_utilization={self.num_gpus:g} or lower, or leave it out"
             )
         return self
@@ -175,7 +175,9 @@ class RolloutConfig(Settings):
     @model_validator(mode="after")
     def _fp32_head_does_something(self) -> "RolloutConfig":
         if self.fp32_head and self.dtype == "float32":
-            raise ValueError("fp32_head does nothing with dtype=float32; set rollout.dtype or drop it")
+            raise ValueError(
+                "fp32_head does nothing with dtype=float32; set rollout.dtype to bfloat16 or float16, or drop fp32_head"
+            )
         return self
 
 
@@ -213,7 +215,7 @@ class FilterConfig(Settings):
     max_refill_rounds: int = Field(3, ge=0)
     """Most refill rounds in one step."""
     on_no_signal: Literal["warn", "abort", "passthrough"] = "warn"
-    """If nothing is selected: skip the update (warn), end the run (abort), or learn from all valid groups
+    """Action if nothing is selected: skip the update (warn), end the run (abort), or learn from all valid groups
     (passthrough)."""
     no_signal_limit: int = Field(5, ge=1)
     """Number of consecutive steps without signal after which the run ends under every `on_no_signal`."""
@@ -286,7 +288,8 @@ class ProbeConfig(Settings):
     """The fixed probe: the same validation tasks, sampled and scored again and again (docs/guide/reasoning.md)."""
 
     every: int = Field(25, ge=0)
-    """Steps between two readings; 0 turns the probe off. The first is before step 1, the last after the last step."""
+    """Steps between two probe evaluations; 0 turns the probe off. The first is before step 1, the last after the last
+    step."""
     tasks: int | None = Field(None, ge=2)
     """Number of tasks (N), the first of the fixed validation tasks; unset: 32, or all of them if there are fewer. The
     estimate cannot exceed log N nats."""
@@ -296,8 +299,8 @@ class ProbeConfig(Settings):
     max_others: int | None = Field(None, ge=2)
     """Other prompts under which each reasoning is scored, drawn at random; unset: all of them."""
     links: bool | None = None
-    """Whether the answers are scored too, which shows whether they follow from the reasoning
-    (`actors.diagnosis.links`); unset: unless even the fewest would take more than `scorer.share` allows."""
+    """Whether the answers are scored too, to measure whether they follow from the reasoning
+    (`actors.diagnosis.links`). Unset: yes, unless even the fewest would cost more than `scorer.share` allows."""
     answer_tasks: int | None = Field(None, ge=4)
     """Tasks whose answers are scored, the first of the probe's, each after reasonings of the others among them; unset:
     all. From 8 on the intervals were tested (docs/research/known-links.md)."""
@@ -309,7 +312,7 @@ class ProbeConfig(Settings):
 
     @property
     def scores_answers(self) -> bool:
-        """Whether the answers are scored too; what is unset was not found too much."""
+        """Whether the answers are scored too; `links` is unset only if they fit into `scorer.share`."""
         return self.links is not False
 
     @property
@@ -335,10 +338,10 @@ class ScorerConfig(Settings):
     per-token means, as in the authors' code. Sequence estimates, retrieval, regime and alarm are the same under
     both."""
     share: float = Field(0.1, gt=0, le=1)
-    """Share of the run's work that scoring may take, from which `every`, and for large steps `max_pairs`, are counted
-    at the start unless `every` is set (`actors.scorer.share`); the run's config.yaml has the result."""
+    """Largest share of the run's work for scoring. Unless `every` is set, `every` and, for large steps, `max_pairs` are
+    computed from it at the start (`actors.scorer.share`); the run's config.yaml has the result."""
     every: int | None = Field(None, ge=1)
-    """Steps between two scorings; step 1 is always scored. Unset: from `share`."""
+    """Every this many training steps one is scored; step 1 is always scored. Unset: from `share`."""
     num_cpus: float = Field(0.25, ge=0)
     """Ray CPUs that the scorer requests."""
     num_gpus: float = Field(0.0, ge=0, le=1)
@@ -367,7 +370,7 @@ class ScorerConfig(Settings):
     zscore_epsilon: float = Field(1e-3, gt=0)
     """Added to the standard deviation in the z-scores, nats per token."""
     timeout_s: float = Field(120.0, gt=0)
-    """Seconds after which a scoring is reported as late."""
+    """Seconds after which a scorer step is reported as late."""
     probe: ProbeConfig = ProbeConfig()
     """The fixed probe."""
 

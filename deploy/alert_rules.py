@@ -26,9 +26,9 @@ _RUN = "instance, job"
 _PRIVATE_CODE = series("squelch_reasoning_regime", scope="first_turn", regime="private_code")
 
 
-def _late_party() -> str:
-    """The actor with work to do that has shown no progress for longest, as the label `party`; if all show progress, the
-    one for which the coordinator has waited for longest over the run."""
+def _late_actor() -> str:
+    """The actor with work to do that has made no progress for longest, as the label `party`; if all make progress, the
+    one for which the coordinator has waited longest over the run."""
     silent = f"{series('squelch_without_progress_seconds')} > {SILENT_AFTER_S}"
     hung = f'topk by ({_RUN}) (1, max by ({_RUN}, party) (label_replace({silent}, "party", "$1", "actor", "(.+)")))'
     waits = series("squelch_wait_seconds_total", waiter="coordinator")
@@ -37,13 +37,13 @@ def _late_party() -> str:
 
 
 def _stalled() -> str:
-    """The late actor of a run without progress. A run that has not finished its first step counts from the start of its
-    process."""
+    """The actor that a run without progress waits for. A run that has not finished its first step counts from the start
+    of its process."""
     started = f"process_start_time_seconds and on ({_RUN}) {series('squelch_run_info')}"
     last = f"{series('squelch_last_step_timestamp_seconds')} >= 0 or {started}"
     late = f"time() - ({last}) > {STALLED_AFTER_S}"
     over = f"{series('squelch_step')} >= {series('squelch_planned_steps')}"
-    return f"{_late_party()} and on ({_RUN}) ({late} unless {over})"
+    return f"{_late_actor()} and on ({_RUN}) ({late} unless {over})"
 
 
 def _weights_differ() -> str:
@@ -81,8 +81,9 @@ RULES = (
         "2m",
         "critical",
         "Reasoning has become a template",
-        "The last scoring cannot tell the reasoning from one that ignores its input (section 2.2), while entropy may "
-        "look healthy. Read a few reasonings of different tasks. The runbook says which checkpoint to go back to.",
+        "In the last scorer step the reasoning does not differ significantly from reasoning that ignores its input "
+        "(section 2.2), while entropy may look healthy. Read a few reasonings of different tasks. The runbook says "
+        "which checkpoint to go back to.",
     ),
     AlertRule(
         "SquelchReasoningDecorative",
@@ -120,8 +121,8 @@ RULES = (
         "2m",
         "warning",
         "Most turns have no reasoning any more",
-        "Fewer than half of the last scoring's first turns have any reasoning. The other metrics describe the rest or "
-        "are unknown, so that no other alert tells of it. Check what the reward pays for: a length or format reward "
+        "Fewer than half of the first turns in the last scorer step have any reasoning. The other metrics describe the "
+        "rest or are unknown, so that no other alert fires. Check what the reward pays for: a length or format reward "
         "may pay for silence.",
     ),
     AlertRule(
@@ -148,9 +149,9 @@ RULES = (
         f"{series('squelch_probe_alarm')} == 1",
         "0m",
         "warning",
-        "On the fixed probe the reasoning tells less, or the answer follows less from it",
-        "The change-point alarm on the fixed probe, on the same tasks at every reading. figure=mi: the reasoning tells "
-        "less about its task than at the run's best level. figure=dependence: the answer takes less from its "
+        "On the fixed probe the reasoning depends less on its task, or the answer less on the reasoning",
+        "The change-point alarm on the fixed probe, on the same tasks at every evaluation. figure=mi: the reasoning "
+        "depends less on its task than at the run's best level. figure=dependence: the answer depends less on its "
         "reasoning. Check the regime, the judge and the reward's make-up before success falls.",
     ),
     AlertRule(
@@ -255,9 +256,9 @@ RULES = (
         _stalled(),
         "0m",
         "warning",
-        "No training step finished in the last 15 minutes; the late actor is {{ $labels.party }}",
-        "The label names the actor with work to do that shows no progress; if all do, the one for which the "
-        "coordinator has waited for longest so far. The panel of queue ages shows where tickets are held up.",
+        "No training step finished in the last 15 minutes; waiting for {{ $labels.party }}",
+        "The label party names the actor that has work and makes no progress; if all make progress, the one for which "
+        "the coordinator has waited longest so far. The panel of queue ages shows where tickets are held up.",
     ),
     AlertRule(
         "SquelchDiskFilling",

@@ -39,8 +39,8 @@ def metrics_page() -> str:
         "A training step writes one line of flat keys to `runs/<name>/metrics.jsonl`; the same metrics are served to",
         "Prometheus at `/metrics` under the names on the left. In addition to its keys a line holds `step` and `time`",
         "(unix seconds). A metric without a value is null there and NaN in Prometheus. Line 0 is the validation before",
-        "the first step. A line holds one scoring, which `scorer/step` names; if another one waits at the last step, a",
-        "line of that step with this scoring alone comes before it. Counters are the sums of the steps' values.",
+        "the first step. A line has the scores of at most one step, which `scorer/step` names; if two wait at the last",
+        "step, the first gets a line of its own before it. Counters are the sums of the steps' values.",
     ]
     for title, specs in REGISTRY.sections.items():
         lines += ["", f"## {title}", "", "| metric | kind | labels | key in `metrics.jsonl` | meaning |"]

@@ -31,7 +31,7 @@ from research.channels.links import (
 from research.judging import PAGES, Report, judge, template
 from research.tables import FOLDER
 from squelch.actors.diagnosis.fixed_probe import TaskMeans
-from squelch.actors.diagnosis.links import LinksReading
+from squelch.actors.diagnosis.links import LinksEvaluation
 from squelch.actors.diagnosis.uncertainty import wilson_interval
 from squelch.actors.scorer.share import OTHERS, REFERENCES
 
@@ -148,7 +148,7 @@ def of_few(trials: int, name: str, channel: LinkChannel, size: tuple[int, int]) 
     ]
 
 
-def _both_forms(reading: LinksReading) -> Draw:
+def _both_forms(reading: LinksEvaluation) -> Draw:
     """I(A;Z|X), from its own lower end to the upper end of the form that leaves the own reasoning out."""
     (value, low, _), (_, _, high) = _draw(reading.information), _draw(reading.information_upper)
     return value, low, high

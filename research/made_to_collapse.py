@@ -80,7 +80,7 @@ def frozen() -> dict[str, Any]:
         "watched": tuple(WATCHED),
         "baseline": probe_alarm.BASELINE,
         "drift": probe_alarm.DRIFT,
-        "told": probe_alarm.TOLD,
+        "told": probe_alarm.SIGNIFICANT,
         "floor": alarm.FLOOR,
         "allowance": alarm.ALLOWANCE,
         "most": alarm.MOST,

@@ -28,7 +28,7 @@ from research import made_to_collapse
 from research.claims.study import RESULTS as CLAIMS
 from research.kept import Kept, read_all
 from squelch.actors.diagnosis.metrics import REGIMES
-from squelch.actors.diagnosis.regime import Reading, RegimeGauge, true_share
+from squelch.actors.diagnosis.regime import RegimeGauge, RegimeInputs, true_share
 
 PARTS = ("collapse", "healthy", "lead", "long", "rules", "noise")
 NOT_MADE = PARTS[1:]
@@ -72,7 +72,7 @@ def course_of(run: Kept) -> Course:
     gauge, found, called = RegimeGauge(), [], []
     for step in sorted(reasoned):
         value, share = mi.get(step, math.nan), named.get(step, math.nan)
-        reading = Reading(
+        reading = RegimeInputs(
             value,
             math.nan,
             retrieval.get(step, math.nan),

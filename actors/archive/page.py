@@ -28,7 +28,7 @@ row per group for a hundred steps. Both have **schema {VERSION}**: the metadata 
 """
 
 SCORES = """\
-One row of `scores/step-NNNNNN.parquet`, which each scoring writes: the score matrices that the mutual-information
+One row of `scores/step-NNNNNN.parquet`, which each scorer step writes: the score matrices that the mutual-information
 metrics were computed from, at most 1 MiB. The texts are in the step's part, at the group, trajectory and turn that the
 row names. `squelch.policy_version` in the metadata is the policy version of the scorer's weights. A matrix of more
 pairs than fit keeps evenly spaced reasonings."""

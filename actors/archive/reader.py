@@ -251,7 +251,7 @@ def read_metrics(place: Place) -> list[dict[str, Any]]:
 
 def is_of_step(line: Mapping[str, Any]) -> bool:
     """Whether a line of `metrics.jsonl` is the record of a whole step: neither the one before step 1 nor one that holds
-    a scoring alone, as they stand before the last step's."""
+    a scorer step alone, as they stand before the last step's."""
     return line["step"] > 0 and "seconds/step" in line
 
 

@@ -1,11 +1,11 @@
-"""The score matrices of one scoring in a file: which reasoning was how likely under which prompt.
+"""The score matrices of one scorer step in a file: which reasoning was how likely under which prompt.
 
     scores/step-000012.parquet      `SCORES_SCHEMA`: one row per scored pair (reasoning, prompt), in order of scope,
                                     reasoning and prompt; at most `MAX_BYTES`
 
 A pair names its texts by group, trajectory and turn; the texts are in the step's part of the archive. A matrix of more
-than `MAX_PAIRS` pairs keeps evenly spaced reasonings with all of their pairs. Each scoring replaces the file of its
-step; a scoring without a matrix (fewer than two prompts) writes an empty one.
+than `MAX_PAIRS` pairs keeps evenly spaced reasonings with all of their pairs. Each scorer step replaces the file of its
+step; a scorer step without a matrix (fewer than two prompts) writes an empty one.
 
 `ScoreMatrix` is one scope in memory. Pure: imports neither torch nor Ray.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 SCORES = "scores"
 MAX_BYTES = MIB
 MAX_PAIRS = 200_000
-"""Pairs of one scoring, all scopes together: 4 bytes a pair do not compress, the rest of a row does."""
+"""Pairs of one scorer step, all scopes together: 4 bytes a pair do not compress, the rest of a row does."""
 POLICY_KEY = b"squelch.policy_version"
 _FILE = re.compile(rf"{SCORES}/step-([0-9]{{1,9}})\.parquet")
 _REMEDY = "delete it: the run does not need it"
@@ -55,7 +55,7 @@ class TurnPlace:
 
 @dataclass(frozen=True)
 class ScoreMatrix:
-    """One scope of one scoring.
+    """One scope of one scorer step.
 
     `values`: (num_samples, num_prompts) float64, nats per sequence; not finite for a pair that was not scored.
     `source`: (num_samples,) the column of each reasoning's own prompt. `lengths`: (num_samples,) tokens of each
@@ -102,7 +102,7 @@ def scores_keys(store: Store) -> dict[int, str]:
 
 
 def scores_table(matrices: dict[str, ScoreMatrix], policy_version: int) -> pa.Table:
-    """The pairs of one scoring (`SCORES_SCHEMA`), by scope; `policy_version`: that of the scorer's weights."""
+    """The pairs of one scorer step (`SCORES_SCHEMA`), by scope; `policy_version`: that of the scorer's weights."""
     share = MAX_PAIRS // max(len(matrices), 1)
     tables = [_pairs(scope, matrix.thinned(share)) for scope, matrix in matrices.items()]
     found = pa.concat_tables([SCORES_SCHEMA.empty_table(), *tables])

@@ -5,24 +5,24 @@ MI-Seq-Est is used because it is in nats per sequence: MI-Est, in nats per token
 at the same information. The first turn is used because its prompts are fresh tasks at every step; contexts of the
 trajectory scope come from episodes whose lengths change with success, so its level changes without any collapse.
 
-    reference    the highest mean of `BASELINE` consecutive significant scorings so far, taken while S is 0
-    level_t      the reference, at most the scoring's ceiling: the log of its number of prompts, if all weigh alike
+    reference    the highest mean of `BASELINE` consecutive significant scorer steps so far, taken while S is 0
+    level_t      the smaller of the reference and the step's ceiling (log of its number of prompts, if equally likely)
     z_t          (level_t * (1 - DRIFT) - MI_t) / max(standard error, FLOOR * level_t), at most MOST
     S_t          S_(t-1) + z_t - ALLOWANCE, at least 0, at most THRESHOLD + MOST; the alarm is raised above THRESHOLD
                  and clears when S returns to 0
 
 DRIFT allows for two effects: a healthy run may lose 10% of its best level as it specialises, and the best of several
-means is biased upwards by selection. The ceiling matters where scorings differ in their number of prompts, as with
-`filter.refill`: few prompts cannot tell as much as many. One bad scoring never raises the alarm (MOST < THRESHOLD); two
-clearly low scorings do. The upper bound of S lets an alarm clear within some scorings at the old level, however long
-the fall was, so that the next fall is told too. `since` is the last scoring at which S was 0, so it is the last step
-before the fall.
+means is biased upwards by selection. The ceiling matters if the number of prompts varies between steps, as with
+`filter.refill`: MI cannot exceed the log of that number. One bad scorer step never raises the alarm (MOST < THRESHOLD);
+two clearly low ones do. Because S is bounded, the alarm clears within a few scorer steps at the old level, however long
+the fall lasted, and so can report the next fall. `since` is the last scored step at which S was 0: the last step before
+the fall.
 
 The parameters below were fixed before any run was judged by them. `python -m research.alarm` evaluates them; repeat
 that evaluation after any change.
 
-Invariants: scorings must come in order of their steps; an unknown (NaN) scoring changes nothing. Until a reference
-above 0 is known the alarm is not armed and S is 0. Pure; plain JSON state.
+Invariants: scores must arrive in the order of their steps; a score of NaN changes nothing. Until a reference above 0 is
+known the alarm is not armed and S is 0. Pure; plain JSON state.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from squelch.actors.diagnosis.regime import Reading
+from squelch.actors.diagnosis.regime import RegimeInputs
 
 BASELINE = 3
 DRIFT = 0.15
@@ -52,19 +52,19 @@ Scored = tuple[int, float, float, bool, float]
 
 @dataclass
 class DependenceAlarm:
-    """The alarm's state, updated with each scoring and each reward; see the module's head."""
+    """The alarm's state, updated with each scorer step and each reward; see the module's head."""
 
     baseline: int = BASELINE
-    """Number of scorings in a row whose mean is a level."""
+    """Number of consecutive scorer steps whose mean MI is a level."""
     drift: float = DRIFT
     """Share of the best level that may be lost."""
     recent: list[float] = field(default_factory=list)
-    """MI-Seq-Est of the latest consecutive scorings that were significant under the null, at most `baseline`."""
+    """MI-Seq-Est of the latest consecutive scorer steps that were significant against the null, at most `baseline`."""
     reference: float | None = None
     cusum: float = 0.0
     raised: bool = False
     since: int | None = None
-    """Step of the last scoring at which S was 0."""
+    """The last scored step at which S was 0."""
     latest: float | None = None
     rewards: list[list[float]] = field(default_factory=list)
     """[step, mean reward], oldest first."""
@@ -74,11 +74,14 @@ class DependenceAlarm:
         if math.isfinite(mean):
             self.rewards = [*self.rewards, [step, mean]][-KEPT_REWARDS:]
 
-    def scoring(self, step: int, mi: float, standard_error: float, told: bool, ceiling: float = math.inf) -> bool:
-        """Records one scoring; returns True if it raises the alarm.
+    def scoring(
+        self, step: int, mi: float, standard_error: float, significant: bool, ceiling: float = math.inf
+    ) -> bool:
+        """Records one scorer step; returns True if it raises the alarm.
 
-        `mi`, `standard_error`: MI-Seq-Est and its standard error over prompts, nats per sequence; `told`: whether the
-        scoring is significant under the null (`Reading.told_from_null`); `ceiling`: the most that it can tell, nats.
+        `mi`, `standard_error`: MI-Seq-Est and its standard error over prompts, nats per sequence; `significant`:
+        whether MI is significant against the null (`RegimeInputs.significant`); `ceiling`: the largest possible MI of
+        this step's prompts, nats.
         """
         if not (math.isfinite(mi) and math.isfinite(standard_error)):
             return False
@@ -90,12 +93,12 @@ class DependenceAlarm:
         self.raised = self.cusum > THRESHOLD or (self.raised and self.cusum > 0)
         if self.cusum == 0.0:
             self.since = step
-            self._learn(mi, told)
+            self._learn(mi, significant)
         return self.raised and not before
 
-    def _learn(self, mi: float, told: bool) -> None:
-        """Raises the reference to the mean of the last scorings, if each was significant under the null."""
-        self.recent = [*self.recent, mi][-self.baseline :] if told else []
+    def _learn(self, mi: float, significant: bool) -> None:
+        """Raises the reference to the mean of the last scorer steps, if each was significant against the null."""
+        self.recent = [*self.recent, mi][-self.baseline :] if significant else []
         mean = sum(self.recent) / self.baseline
         if len(self.recent) == self.baseline and mean > (self.reference or 0.0):
             self.reference = mean
@@ -139,7 +142,7 @@ def _text(value: float | None) -> str:
 def alarm_text(since: float | None, reward_trend: float) -> str:
     """Text of the form `input dependence falling since step 20, reward still rising`."""
     reward = {1: "still rising", 0: "flat", -1: "falling"}[int(reward_trend)]
-    when = "the first scoring" if since is None else f"step {since:.0f}"
+    when = "the first scored step" if since is None else f"step {since:.0f}"
     return f"input dependence falling since {when}, reward {reward}"
 
 
@@ -168,7 +171,7 @@ def replay(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, str]]:
 
 
 def scoring_of(line: Mapping[str, Any]) -> Scored | None:
-    """The scoring in a line of `metrics.jsonl`; None if nothing was scored.
+    """The score in a line of `metrics.jsonl`, as arguments of `DependenceAlarm.scoring`; None without one.
 
     Raises ValueError if the line has an estimate without its standard error.
     """
@@ -178,11 +181,11 @@ def scoring_of(line: Mapping[str, Any]) -> Scored | None:
     if "mi_seq_est_standard_error" not in scope:
         raise ValueError(f"step {line.get('step')}: first_turn/mi_seq_est has no first_turn/mi_seq_est_standard_error")
     values = {key: math.nan if value is None else value for key, value in scope.items()}
-    told, ceiling = Reading.of(values).told_from_null, values.get("upper_bound", math.nan)
+    significant, ceiling = RegimeInputs.of(values).significant, values.get("upper_bound", math.nan)
     return (
         int(line["scorer/step"] if line.get("scorer/step") is not None else line["step"]),
         values["mi_seq_est"],
         values["mi_seq_est_standard_error"],
-        told,
+        significant,
         math.inf if math.isnan(ceiling) else ceiling,
     )

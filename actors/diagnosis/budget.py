@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from squelch.actors.diagnosis.proxies import EmaState, most_told
+from squelch.actors.diagnosis.proxies import EmaState, information_bound
 from squelch.actors.diagnosis.uncertainty import (
     LEVEL,
     MIN_INTERVAL,
@@ -184,7 +184,7 @@ def estimate(
     intervals = {name: _interval(value, scale, found, source) for name, (value, scale) in values.items()}
     return BudgetMetrics(
         **metrics,
-        upper_bound=float(most_told(shares, source).mean()),
+        upper_bound=float(information_bound(shares, source).mean()),
         marginal_std=float(marginal.std()),
         intervals={name: interval for name, interval in intervals.items() if interval is not None},
         share=float(scored.mean()),

@@ -1,4 +1,4 @@
-"""The fixed probe: how much the reasoning tells about its prompt, measured on the same tasks at every reading.
+"""The fixed probe: how much the reasoning tells about its prompt, measured on the same tasks at every evaluation.
 
 The proxies of Table 1 (`actors.diagnosis.proxies`) are measured on the few prompts of a step, which change with the
 step. The probe has N fixed validation tasks with K reasonings each, sampled with fixed request seeds by one
@@ -14,8 +14,8 @@ only the sampling of reasonings is random:
 
     SE^2 = 1/N^2 sum_i s_i^2 / K_i,   s_i^2 the sample variance of d_ik over k
 
-Intervals are Student's t with Welch and Satterthwaite's degrees of freedom. A change between two readings is paired by
-task: the mean of the differences of the tasks' means, over the tasks that both readings have.
+Intervals are Student's t with Welch and Satterthwaite's degrees of freedom. A change between two evaluations is paired
+by task: the mean of the differences of the tasks' means, over the tasks that both evaluations have.
 
 Invariants:
 
@@ -38,11 +38,11 @@ from typing import Any
 import numpy as np
 
 from squelch.actors.diagnosis.budget import candidate_nulls, mixtures
-from squelch.actors.diagnosis.proxies import most_told
+from squelch.actors.diagnosis.proxies import information_bound
 from squelch.actors.diagnosis.uncertainty import LEVEL, Interval, Null, t_quantile
 
 SATURATED_NATS = 0.25
-"""An estimate closer than this to its ceiling says that there are too few prompts, not how much the reasoning tells."""
+"""An estimate closer than this to its ceiling shows that there are too few prompts to measure the MI."""
 MIN_TASKS = 4
 """Fewest tasks with usable reasonings for a null: as `actors.diagnosis.uncertainty.MIN_PROMPTS`."""
 
@@ -54,9 +54,9 @@ def saturated(mi: float, ceiling: float) -> bool:
 
 @dataclass(frozen=True)
 class TaskMeans:
-    """Means of a metric by task, nats: `mean` and `variance` (of the mean) (num_tasks,), NaN for a task without usable
-    reasoning; `count` (num_tasks,) usable reasonings; `degrees`: degrees of freedom of the variances together, None for
-    Welch and Satterthwaite's."""
+    """Means of a metric by task, nats. `mean`, `variance` (of the mean): (num_tasks,), NaN for a task without a usable
+    reasoning; `count`: (num_tasks,) usable reasonings; `degrees`: degrees of freedom of the interval of `value`; None
+    estimates them from the variances by the formula of Welch and Satterthwaite."""
 
     mean: np.ndarray
     variance: np.ndarray
@@ -75,10 +75,11 @@ class TaskMeans:
 
 
 @dataclass(frozen=True)
-class ProbeReading:
-    """One reading. `tasks`: names of the tasks (num_tasks,); `mi`, `upper`: MI and its leave-own-out form by task, nats
-    per sequence; `ceiling`: the largest possible MI, over the tasks with a usable reasoning; `null`: of MI, None below
-    MIN_TASKS; `conditional_entropy`: H(Z|X), nats per token; `share`: share of the pairs that were scored, (0, 1]."""
+class ProbeEvaluation:
+    """One evaluation of the probe. `tasks`: names of the tasks (num_tasks,); `mi`, `upper`: MI and its leave-own-out
+    form by task, nats per sequence; `ceiling`: the largest possible MI, over the tasks with a usable reasoning; `null`:
+    of MI, None below MIN_TASKS; `conditional_entropy`: H(Z|X), nats per token; `share`: share of the pairs that were
+    scored, (0, 1]."""
 
     tasks: tuple[str, ...]
     mi: TaskMeans
@@ -99,8 +100,8 @@ class ProbeReading:
         return flat | {"tasks": float((self.mi.count > 0).sum()), "samples": float(self.mi.count.sum())}
 
     def change_since(self, earlier: Mapping[str, Any]) -> dict[str, float]:
-        """`mi_change` with its 95% interval since an earlier reading (its `state`), over the tasks of both; NaN without
-        such a task."""
+        """`mi_change` with its 95% interval since an earlier evaluation (its `state`), over the tasks of both; NaN
+        without such a task."""
         columns = zip(earlier["mean"], earlier["variance"], earlier["count"], strict=True)
         before = dict(zip(earlier["tasks"], columns, strict=True))
         now = dict(zip(self.tasks, zip(self.mi.mean, self.mi.variance, self.mi.count, strict=True), strict=True))
@@ -113,7 +114,7 @@ class ProbeReading:
         return {"mi_change": change, **bounds_of("mi_change", _interval(change, variance, count, len(both)))}
 
     def state(self) -> dict[str, Any]:
-        """What `change_since` needs of this reading; plain JSON, None for NaN."""
+        """The part of this evaluation that `change_since` needs; plain JSON, None for NaN."""
         lists = {"mean": self.mi.mean, "variance": self.mi.variance}
         plain = {name: [None if math.isnan(x) else float(x) for x in values] for name, values in lists.items()}
         return {"tasks": list(self.tasks), **plain, "count": self.mi.count.astype(int).tolist()}
@@ -128,8 +129,8 @@ def read_probe(
     weights: np.ndarray,
     seed: Sequence[int] = (0,),
     nulls: bool = True,
-) -> ProbeReading:
-    """A reading from n usable reasonings.
+) -> ProbeEvaluation:
+    """Computes an evaluation from n usable reasonings.
 
     Args:
         log_likelihood: (n, num_columns) nats per sequence, NaN for pairs that were not scored, never at a reasoning's
@@ -138,8 +139,8 @@ def read_probe(
         source: (n,) column of each reasoning's own prompt.
         task: (n,) index of each reasoning's task in `tasks`.
         weights: (num_columns,) number of tasks with that prompt; their sum is N.
-        seed: of the null's deals.
-        nulls: whether a null is dealt, which takes most of the time.
+        seed: of the null's permutations.
+        nulls: whether to compute a null, which takes most of the time.
 
     Raises ValueError without a reasoning, and for fewer than two distinct prompts.
     """
@@ -149,11 +150,11 @@ def read_probe(
     own = log_likelihood[rows, source]
     mixture = mixtures(log_likelihood, source, shares).log_mean
     few = not nulls or len(np.unique(task)) < MIN_TASKS
-    return ProbeReading(
+    return ProbeEvaluation(
         tasks=tuple(tasks),
         mi=task_means(own - mixture, task, len(tasks)),
         upper=task_means(own - _without_own(log_likelihood, source, shares), task, len(tasks)),
-        ceiling=task_means(most_told(shares, source), task, len(tasks)).value,
+        ceiling=task_means(information_bound(shares, source), task, len(tasks)).value,
         null=None if few else candidate_nulls(log_likelihood, lengths, source, mixture, seed)["mi_seq_est"],
         conditional_entropy=-float((own / lengths).mean()),
         share=float((~np.isnan(log_likelihood)).mean()),

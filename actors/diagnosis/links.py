@@ -20,7 +20,7 @@ everything that A takes from X. It is unbiased if all pairs are scored.
 
 I(A;Z|X) with the own reasoning in the mixture is biased low (van den Oord et al. 2018) and never above
 min(log K, H(A|X)); with the own reasoning left out of the mixture it is biased high (Poole et al. 2019, section 2).
-The truth lies between the two expectations. Null: the reasonings of a prompt are dealt to its answers at random,
+The truth lies between the two expectations. Null: the reasonings of a prompt are permuted over its answers,
 `RESAMPLES` times.
 
 The logarithm of D's mixture is biased low by its sampling noise; to second order, with s_j^2 the variance of
@@ -62,7 +62,7 @@ from squelch.actors.diagnosis.metrics import LINK_KEYS, LINKS, LINKS_TESTED, SHA
 from squelch.actors.diagnosis.uncertainty import RESAMPLES, Null, null_of
 
 MIN_DEALS = 20
-"""Fewest distinct deals for a null: with fewer no p-value can reach 0.05."""
+"""Fewest distinct permutations for a null: with fewer, no p-value can reach 0.05."""
 MIN_DEPENDENCE_NATS = 0.01
 """Smallest D that counts as dependence: every model reacts a little to any change of its context."""
 MIN_DEPENDENCE_SHARE = 0.1
@@ -71,12 +71,12 @@ retrieval (`actors.diagnosis.regime`)."""
 
 
 @dataclass(frozen=True)
-class LinksReading:
-    """Links of one reading, nats per answer. `information`, `information_upper`: I(A;Z|X) with the own reasoning in the
-    mixture and without it; `ceiling`: min(log K, H(A|X)); `null`: of `information`, None with too few pairs;
-    `dependence`: D; `surprise`: -mean log q, the answer's surprise under reasonings of other prompts; `past_reasoning`:
-    X to A past Z; `answer_entropy`: H(A|X,Z); `truncated`: the curve, by SHARES; `references`: share of the
-    (answer, reasoning of another prompt) pairs that were scored."""
+class LinksEvaluation:
+    """Links of one probe evaluation, nats per answer. `information`, `information_upper`: I(A;Z|X) with the own
+    reasoning in the mixture and without it; `ceiling`: min(log K, H(A|X)); `null`: of `information`, None with too few
+    pairs; `dependence`: D; `surprise`: -mean log q, the answer's surprise under reasonings of other prompts;
+    `past_reasoning`: X to A past Z; `answer_entropy`: H(A|X,Z); `truncated`: the curve, by SHARES; `references`: share
+    of the (answer, reasoning of another prompt) pairs that were scored."""
 
     information: TaskMeans | None
     information_upper: TaskMeans | None
@@ -127,7 +127,7 @@ def read_links(
     num_tasks: int,
     seed: Sequence[int] = (0,),
     nulls: bool = True,
-) -> LinksReading:
+) -> LinksEvaluation:
     """The links from n pairs of a reasoning and its answer, all finite nats per answer.
 
     Args:
@@ -156,7 +156,7 @@ def read_links(
     rows, one = np.arange(len(own)), np.ones(len(own))
     column_mean = mixtures(prompts, source, weights / weights.sum()).log_mean
     pairs = _within(swapped, same, task, source, num_tasks, seed if nulls else None)
-    return LinksReading(
+    return LinksEvaluation(
         *pairs,
         dependence=_means(own - log_q - role / mass, task, num_tasks),
         dependence_null=None if few else candidate_nulls(candidates, one, rows, log_q, (*seed, 1))["mi_seq_est"],

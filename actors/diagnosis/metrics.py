@@ -28,7 +28,7 @@ LINK_KEYS = (
     *(f"{key_of(share)}{end}" for share in SHARES for end in ("", "_low", "_high")),
     *("ceiling", "surprise", "answer_entropy", "references_ratio", "follows", "answers"),
 )
-"""The metrics of `actors.diagnosis.links.LinksReading`."""
+"""The metrics of `actors.diagnosis.links.LinksEvaluation`."""
 
 
 def scoped(name: str, key: str, help: str, *, unit: str = "") -> MetricSpec:
@@ -152,14 +152,14 @@ METRICS: Table = {
             "squelch_reasoning_untrue",
             "judge/untrue",
             "1 while the share of true ones among the first-turn reasonings that state anything, a mean over two "
-            "scorings, is below half of the run's baseline, else 0; a scoring in which few state anything changes "
-            "nothing; NaN without a judge",
+            "scorer steps, is below half of the run's baseline, else 0; unchanged by a scorer step in which few state "
+            "anything; NaN without a judge",
         ),
         gauge(
             "squelch_judge_true_share",
             "judge/true_share",
-            "Share of true ones among the first-turn reasonings that state anything, a mean over the last two scorings "
-            "in which several did; NaN before them, or without a judge",
+            "Share of true ones among the first-turn reasonings that state anything, a mean over the last two scorer "
+            "steps in which several do; NaN before them, or without a judge",
             unit="ratio",
         ),
         gauge(

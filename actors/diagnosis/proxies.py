@@ -282,7 +282,7 @@ def information(scores: Scores, ema: EmaState | None, compat: Compat, epsilon: f
         marginal = log_mixture(scores.likelihood / lengths[:, None], scores.weights)
     mi_est, std = float((matched - marginal).mean()), float(marginal.std())
     smooth = std if ema is None else ema.update(std)
-    most = most_told(prompt_shares(scores), scores.source)
+    most = information_bound(prompt_shares(scores), scores.source)
     return {
         "mi_est": mi_est,
         "mi_seq_est": float((own - mixture).mean()),
@@ -296,8 +296,8 @@ def information(scores: Scores, ema: EmaState | None, compat: Compat, epsilon: f
     }
 
 
-def most_told(shares: np.ndarray, source: np.ndarray) -> np.ndarray:
-    """(n,) the most that each reasoning can tell about its prompt, nats: -log of that prompt's share of the mixture.
+def information_bound(shares: np.ndarray, source: np.ndarray) -> np.ndarray:
+    """(n,) upper bound of the information about its prompt, nats: -log of that prompt's share of the mixture.
     `shares`: (c,) share of each column's distinct prompt, sum 1 over prompts; `source`: (n,) column of each reasoning's
     own prompt."""
     return np.log(1 / shares[source])

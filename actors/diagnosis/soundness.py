@@ -3,9 +3,9 @@
     mute, template, decorative    the regime of first turns (`actors.diagnosis.regime`)
     untrue                        the judge's verdict, whatever the regime
 
-A state is known to be absent only where the question that it answers was asked: a template says nothing of whether the
-answer follows, and the regime `unknown` says nothing at all. What is not known changes nothing. The falls that the
-alarms see are not watched here. Pure; plain JSON state.
+A state counts as absent only if the scorer step could decide it: the regime `template` does not show whether the answer
+follows from the reasoning, and the regime `unknown` shows nothing. An undecided state stays as it was. The falls that
+the alarms detect are not watched here. Pure; plain JSON state.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from squelch.actors.diagnosis.regime import DECORATIVE, MUTE, TEMPLATE, UNKNOWN
 UNTRUE = "untrue"
 REGIME = "first_turn/regime/{}"
 ASKED = (MUTE, TEMPLATE, DECORATIVE)
-"""The regimes that are bad states, in the order of their questions."""
+"""The regimes that are bad states, in the order in which the regime's rules test them."""
 KNOWN = REGIMES[: REGIMES.index(UNKNOWN)]
-"""The known regimes in that order: each one answers the questions of those before it with yes."""
+"""The known regimes in that order: a regime implies that no earlier one holds."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Soundness:
     """The last step at which the state was known to be absent."""
 
     def scoring(self, step: int, metrics: Mapping[str, float]) -> list[str]:
-        """Takes the flat metrics of one scoring; returns the states that began with it."""
+        """Records the flat metrics of one scorer step; returns the states that begin with it."""
         began = []
         for state, holds in _states(metrics).items():
             if not holds:
@@ -60,12 +60,12 @@ class Soundness:
 
 
 def _states(metrics: Mapping[str, float]) -> dict[str, bool]:
-    """Whether each state holds, of those that a scoring tells."""
+    """Whether each state holds, for the states that these metrics decide."""
     found = {}
     regime = next((name for name in KNOWN if metrics.get(REGIME.format(name)) == 1.0), None)
     if regime is not None:
         passed = KNOWN.index(regime)
-        found = {name: place == passed for place, name in enumerate(ASKED) if place <= passed}
+        found = {name: index == passed for index, name in enumerate(ASKED) if index <= passed}
     if (untrue := metrics.get("judge/untrue")) in (0.0, 1.0):
         found[UNTRUE] = untrue == 1.0
     return found

@@ -144,7 +144,7 @@ def _intervals(
 
 def _smoothed(report: Proxies, intervals: dict[str, Interval]) -> Interval:
     """Interval of MI-ZScore-EMA: MI-Est's interval divided by the average, in which this batch's weight is 1 - alpha.
-    At the first scoring the average is this batch's std, so the interval is that of MI-ZScore."""
+    At the first scorer step the average is this batch's std, so the interval is that of MI-ZScore."""
     if report.mi_zscore_ema == report.mi_zscore:
         return intervals["mi_zscore"]
     smoothed, mi = report.mi_zscore_ema, intervals["mi_est"]

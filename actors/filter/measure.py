@@ -107,7 +107,7 @@ def measure(
     Raises ValueError for an unknown statistic or rule, and if the groups lack the statistic's column.
     """
     entry, filters = look_up(STATISTICS, statistic, "statistic"), look_up(RULES, rule, "rule").filters
-    metrics = np.full((3, len(groups)), np.nan)
+    measured = np.full((3, len(groups)), np.nan)
     refusals: list[str | None] = [None] * len(groups)
     by_shape: dict[_Shape, list[int]] = {}
     for position, group in enumerate(groups):
@@ -121,10 +121,10 @@ def measure(
             members = [groups[position] for position in positions]
             own = entry if shape.replays is None or shape.replays else STATISTICS[entry.without_noise]
             found, reasons = _measure_equal(members, own, compat)
-            metrics[:, positions] = found
+            measured[:, positions] = found
             for position, refusal in reasons.items():
                 refusals[positions[position]] = refusal
-    return Measured(metrics[0], metrics[1], metrics[2], refusals)
+    return Measured(measured[0], measured[1], measured[2], refusals)
 
 
 def score(statistic: str, group: GroupStatistics, compat: Compat = "paper") -> float:
@@ -181,16 +181,16 @@ def _measure_equal(
     with np.errstate(over="ignore", invalid="ignore"):
         variances = sample_variance(returns)
         known = values is returns and reduction is sample_variance
-        metrics = np.array([variances if known else reduction(values), variances, mean(returns)])
+        measured = np.array([variances if known else reduction(values), variances, mean(returns)])
     if statistic.of == "replay_returns":
-        known_zero = (variances <= ZERO) & np.isfinite(metrics[0])
-        metrics[0, known_zero] = 0.0  # replays may differ where the returns, and so all advantages, do not
+        known_zero = (variances <= ZERO) & np.isfinite(measured[0])
+        measured[0, known_zero] = 0.0  # replays may differ where the returns, and so all advantages, do not
     reasons: dict[int, str] = {}
-    finite = np.isfinite(metrics)
+    finite = np.isfinite(measured)
     for position in () if finite.all() else np.flatnonzero(~finite.all(axis=0)).tolist():
         reasons[position] = _why_refused(groups[position], values[position], returns[position], statistic.name)
-        metrics[:, position] = np.nan
-    return metrics, reasons
+        measured[:, position] = np.nan
+    return measured, reasons
 
 
 def _values(groups: Sequence[GroupStatistics], statistic: Statistic, compat: Compat) -> np.ndarray:

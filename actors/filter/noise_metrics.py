@@ -1,7 +1,7 @@
-"""Metrics of replays under fresh environment noise: what of the reward variance is the policy's, and what is noise.
+"""Metrics of replays under fresh environment noise: the policy's part of the reward variance, and the noise.
 
-They are exported wherever trajectories are replayed, whichever statistic selects. The policy variance is exported as
-it is estimated, negative values and those that are not told from 0 included, so that its mean has no bias. Pure.
+They are exported whenever trajectories are replayed, whichever statistic selects. The policy variance is exported as
+estimated, including negative values and those that are not significant, so that its mean is unbiased. Pure.
 """
 
 from __future__ import annotations

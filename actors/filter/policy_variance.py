@@ -11,9 +11,9 @@ and its standard error is the jackknife's, with one trajectory left out at a tim
 Invariants:
 
 - V is unbiased for the variance of m_g's expectation over plans, if the plans were fixed before any noise was seen and
-  no two replays share noise. It may be negative. Of plans that react to what happened it is biased in either direction
+  no two replays share noise. It may be negative. For plans that react to what happened it is biased in either direction
   (docs/research/policy-variance.md measures both).
-- V does not change if the same constant is added to all returns, or if trajectories are put in another order.
+- V does not change if the same constant is added to all returns, or if the trajectories are reordered.
 - Without noise V is the reward variance.
 
 Arrays are (n, G, R) float64, n groups of the same shape, G >= 3 and R >= 2. Like `actors.filter.scores`, this module
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 FEWEST = 3
 """Replayed trajectories that a group needs for a policy variance with a standard error."""
 STANDARD_ERRORS = 2.0
-"""A policy variance is told from 0 if it exceeds this number of its standard errors."""
+"""A policy variance is significant if it exceeds this number of its standard errors."""
 
 
 def are_replayed(returns: np.ndarray) -> np.ndarray:
@@ -55,8 +55,8 @@ def standard_error(returns: np.ndarray) -> np.ndarray:
     return ((size - 1) / size * (deviations * deviations).sum(axis=1)) ** 0.5
 
 
-def told_policy_variance(returns: np.ndarray) -> np.ndarray:
-    """The score of each group, (n,): V where it is told from 0, else 0."""
+def significant_policy_variance(returns: np.ndarray) -> np.ndarray:
+    """The score of each group, (n,): V if it is significant, else 0."""
     found = policy_variance(returns)
     return found * (found > STANDARD_ERRORS * standard_error(returns))
 

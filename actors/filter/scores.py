@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from squelch.actors.filter.policy_variance import FEWEST, told_policy_variance
+from squelch.actors.filter.policy_variance import FEWEST, significant_policy_variance
 
 if TYPE_CHECKING:
     import numpy as np
@@ -96,12 +96,12 @@ STATISTICS: Mapping[str, Statistic] = {
         Statistic(
             "policy_variance",
             "replay_returns",
-            told_policy_variance,
+            significant_policy_variance,
             "reward²",
             "reward variance without environment noise, from replays; 0 where it is at most 2 standard errors, and "
             "where the returns that are trained on do not differ",
             needs=FEWEST,
-            zero="policy variance not told from 0 (at most 2 standard errors), or zero reward variance",
+            zero="policy variance not significant (at most 2 standard errors), or zero reward variance",
             without_noise="reward_variance",
         ),
         Statistic("reward_sum", "returns", total, "reward", "sum of the returns", may_be_negative=True),

@@ -86,8 +86,8 @@ class _Entry:
         """The decision on this group. Raises RuntimeError if there is none yet."""
         if self.verdict is None:
             raise RuntimeError(f"group {self.group_id} of step {step} has no decision yet")
-        metrics = (_finite(self.score), _finite(self.variance), _finite(self.mean))
-        return Decision(self.group_id, step, self.verdict, self.code, self.reason, *metrics)
+        values = (_finite(self.score), _finite(self.variance), _finite(self.mean))
+        return Decision(self.group_id, step, self.verdict, self.code, self.reason, *values)
 
 
 @dataclass(slots=True)
@@ -100,8 +100,8 @@ class _Step:
     rounds: int = 0
 
 
-_METRICS = ("score", "variance", "mean", "success")
-"""Fields of `_Entry` that may be NaN, which JSON has not."""
+_MAY_BE_NAN = ("score", "variance", "mean", "success")
+"""Fields of `_Entry` that may be NaN, which JSON cannot represent."""
 
 
 def _finite(value: float) -> float | None:
@@ -328,13 +328,13 @@ def make_window(config: FilterConfig) -> FilterWindow:
 def _step_state(found: _Step) -> dict[str, Any]:
     rows = [asdict(entry) for entry in found.entries.values()]
     for row in rows:
-        row |= {key: _finite(row[key]) for key in _METRICS}
+        row |= {key: _finite(row[key]) for key in _MAY_BE_NAN}
     return {"target": found.target, "rounds": found.rounds, "entries": rows}
 
 
 def _step_from(state: dict[str, Any]) -> _Step:
     entries = {}
     for row in state["entries"]:
-        metrics: dict[str, Any] = {key: _number(row.get(key)) for key in _METRICS}
-        entries[row["group_id"]] = _Entry(**(row | metrics))
+        values: dict[str, Any] = {key: _number(row.get(key)) for key in _MAY_BE_NAN}
+        entries[row["group_id"]] = _Entry(**(row | values))
     return _Step(entries=entries, target=state["target"], rounds=state["rounds"])

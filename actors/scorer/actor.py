@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 LEAST_PRIORITY = 19
 """Niceness of the scoring thread on a CPU where Linux refuses the policy `SCHED_IDLE`."""
 PARITY_BOUND = {"float32": 0.1, "bfloat16": 0.3}
-"""Largest mean absolute difference (nats per token) to the learner on the probe, by the wider rounding of the two.
-bfloat16 differs by about 0.015 on text and by up to 0.104 on the probe's random ids, a half-loaded parameter by more
-than 1."""
+"""Largest mean absolute difference (nats per token) to the learner on the parity probe, by the less precise dtype of
+the two. bfloat16 differs by about 0.015 on text and by up to 0.104 on the probe's random ids; a half-loaded parameter
+differs by more than 1."""
 
 
 def by_group(tables: Sequence[pa.Table]) -> dict[str, list[Trajectory]]:
@@ -132,8 +132,8 @@ class ScorerActor:
     def probe(
         self, step: int, bundle: WeightBundle, row_refs: list[ray.ObjectRef]
     ) -> tuple[dict[str, float], dict[str, Any]]:
-        """A reading of the fixed probe, whose groups `row_refs` refer to, and the state after it in the same call;
-        weights as in `score`."""
+        """The metrics of a probe evaluation, whose groups `row_refs` refer to, and the state after it; weights as in
+        `score`."""
         with self._working(step, bundle):
             groups = by_group(self._tables(row_refs, f"the probe's groups after step {step}"))
             version = max(newest_version(groups), 0) if self._fixed else bundle.version

@@ -22,7 +22,7 @@ from typing import Protocol
 
 import numpy as np
 
-from squelch.actors.diagnosis.links import LinksReading, read_links
+from squelch.actors.diagnosis.links import LinksEvaluation, read_links
 from squelch.actors.diagnosis.metrics import SHARES
 from squelch.actors.scorer.token_trees import Path
 
@@ -154,7 +154,7 @@ def _plan(j: int, pairs: Pairs, wanted: np.ndarray, past: np.ndarray, references
 
 def read_scored(
     pairs: Pairs, scores: LinkScores, weights: np.ndarray, num_tasks: int, seed: Sequence[int]
-) -> tuple[LinksReading | None, int]:
+) -> tuple[LinksEvaluation | None, int]:
     """The links of the answers whose likelihoods are all finite and of which one at least is under a reasoning of
     another prompt, None if no answer is left; and the number of the other answers, 0 if none can be compared because
     all are of one prompt. `weights`: (num_prompts,) number of tasks with each prompt; `seed`: of the nulls' deals."""

@@ -66,7 +66,7 @@ PROBE = (
     gauge(
         "squelch_probe_mi_change_nats",
         "probe/mi_change",
-        "Change of the probe's MI since the first reading, paired by task",
+        "Change of the probe's MI since the first evaluation, paired by task",
         unit="nats",
     ),
     _probe_bounds("squelch_probe_mi_change_interval_nats", "mi_change", "squelch_probe_mi_change_nats"),
@@ -87,8 +87,10 @@ PROBE = (
     gauge("squelch_probe_excluded_reasonings", "probe/num_excluded", "Reasonings of the probe that were left out"),
     gauge("squelch_probe_pairs_ratio", "probe/pairs_ratio", "Share of the probe's (reasoning, prompt) pairs scored"),
     gauge("squelch_probe_step", "probe/step", "Training step after which the probe was read last"),
-    gauge("squelch_probe_version", "probe/version", "Policy version of the probe's last reading"),
-    gauge("squelch_probe_cpu_seconds", "probe/cpu_seconds", "CPU seconds of the probe's last scoring", unit="seconds"),
+    gauge("squelch_probe_version", "probe/version", "Policy version of the probe's last evaluation"),
+    gauge(
+        "squelch_probe_cpu_seconds", "probe/cpu_seconds", "CPU seconds of the probe's last evaluation", unit="seconds"
+    ),
 )
 """Metrics of the fixed probe (`actors.diagnosis.fixed_probe`)."""
 
@@ -177,7 +179,9 @@ ANSWERS = (
         unit="nats",
     ),
     gauge(
-        "squelch_answer_follows", "probe/link/follows", "1 if the answer follows from the reasoning (D is told), else 0"
+        "squelch_answer_follows",
+        "probe/link/follows",
+        "1 if the answer follows from the reasoning (D is significant), else 0",
     ),
     gauge("squelch_scored_answers", "probe/link/answers", "Answers of the probe that were scored"),
     gauge(
@@ -230,7 +234,9 @@ METRICS: Table = {
             product(SCOPES, EXCLUSIONS),
         ),
         gauge("squelch_scorer_version", "scorer/version", "Policy version of the scorer's weights"),
-        gauge("squelch_scorer_cpu_seconds", "scorer/cpu_seconds", "CPU seconds of the last scoring", unit="seconds"),
+        gauge(
+            "squelch_scorer_cpu_seconds", "scorer/cpu_seconds", "CPU seconds of the last scorer step", unit="seconds"
+        ),
         gauge(
             "squelch_scorer_parity_nats",
             "scorer/parity",
@@ -241,7 +247,7 @@ METRICS: Table = {
         MetricSpec(
             "squelch_scorings_total",
             "counter",
-            "Scorings by outcome: done, skipped because the scorer was behind, refused for age, late, failed, "
+            "Scorer steps by outcome: done, skipped because the scorer was behind, refused for age, late, failed, "
             "withdrawn because the groups were lost before they were trained on",
             "scorer/{outcome}",
             ("outcome",),

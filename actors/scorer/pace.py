@@ -1,7 +1,8 @@
-"""Decides which steps are scored, and writes the messages about a late or failed scoring. Imports neither torch nor
-Ray.
+"""Decides which steps are scored, and writes the messages about a late or failed scorer step.
 
-`cluster.loop.watchers.scoring` uses it: a due step is skipped while the scorer is busy, a late scoring is reported
+Imports neither torch nor Ray.
+
+`cluster.loop.watchers.scoring` uses it: a due step is skipped while the scorer is busy, a late scorer step is reported
 once, and the scorer's death is reported. None of these stops training.
 """
 
@@ -11,12 +12,12 @@ from collections import Counter
 
 OUTCOMES = ("done", "skipped", "refused", "late", "failed", "withdrawn")
 ENDS = ("done", "refused", "failed", "withdrawn")
-"""The outcomes that end a scoring."""
+"""The outcomes that end a scorer step."""
 
 
 class ScoringPace:
-    """State of the present scoring; at most one runs at a time. Pure; all times are seconds of the same clock.
-    `outcomes` counts the scorings by outcome, one of `OUTCOMES`."""
+    """State of the present scorer step; at most one runs at a time. Pure; all times are seconds of the same clock.
+    `outcomes` counts the scorer steps by outcome, one of `OUTCOMES`."""
 
     def __init__(self, every: int, timeout_s: float) -> None:
         self.every, self.timeout_s = every, timeout_s
@@ -28,7 +29,7 @@ class ScoringPace:
 
     @property
     def busy(self) -> bool:
-        """Whether a scoring is running."""
+        """Whether a scorer step is running."""
         return self.step is not None
 
     def due(self, step: int) -> bool:
@@ -46,7 +47,7 @@ class ScoringPace:
         return True
 
     def check(self, now: float) -> str | None:
-        """The message about a scoring that exceeds `timeout_s`, once per scoring; else None."""
+        """The message about a scorer step that exceeds `timeout_s`, once per scorer step; else None."""
         if not self.busy or self._late_said or now - self._started <= self.timeout_s:
             return None
         self._late_said = True
@@ -54,17 +55,17 @@ class ScoringPace:
         return f"the scorer is late with step {self.step}: over {self.timeout_s:g} s (scorer.timeout_s)"
 
     def end(self, outcome: str, cause: str = "") -> str | None:
-        """Ends the present scoring with an outcome of `ENDS`; returns the message about a failure. A failure of the
+        """Ends the present scorer step with an outcome of `ENDS`; returns the message about a failure. A failure of the
         scorer raises no error: training continues without scores."""
         if outcome not in ENDS:
             raise ValueError(f"outcome={outcome!r} is none of {', '.join(ENDS)}")
         if self.step is None:
-            raise RuntimeError(f"no scoring is under way to end as {outcome}")
+            raise RuntimeError(f"no scorer step is under way to end as {outcome}")
         step, self.step = self.step, None
         self.outcomes[outcome] += 1
         return None if outcome in ("done", "withdrawn") else f"scoring of step {step} {outcome}: {cause}"
 
     def withdraw(self) -> None:
-        """Counts the last finished scoring as withdrawn instead of done."""
+        """Counts the last finished scorer step as withdrawn instead of done."""
         self.outcomes["done"] -= 1
         self.outcomes["withdrawn"] += 1

@@ -1,4 +1,4 @@
-"""The fixed probe's readings: draws the reasonings of its tasks, scores them, and remembers the first reading.
+"""The fixed probe's evaluations: draws the reasonings of its tasks, scores them, and remembers the first evaluation.
 
 The coordinator plays the probe's tasks with fixed request seeds (`cluster.loop.watchers.probing`). The estimators are
 `actors.diagnosis.fixed_probe` for the reasonings and `actors.diagnosis.links` for the answers that follow them, which
@@ -6,9 +6,9 @@ are scored in the same pass (`actors.scorer.linking`). Imports neither torch nor
 
 Invariants:
 
-- Every reading has every key; unknown metrics are NaN, and reasonings that cannot be scored are counted.
-- All tokens of a reading were sampled by the version whose weights score them; others are excluded as stale.
-- The prompt of a task without a usable reasoning stays a column, so that the mixture is the same at every reading.
+- Every evaluation has every key; unknown metrics are NaN, and reasonings that cannot be scored are counted.
+- All tokens of an evaluation were sampled by the version whose weights score them; others are excluded as stale.
+- The prompt of a task without a usable reasoning stays a column, so that the mixture is the same at every evaluation.
 - A reasoning without a usable answer counts for MI and is left out of the links; it is counted by reason.
 """
 
@@ -26,7 +26,7 @@ import numpy as np
 from squelch.actors.config import ProbeConfig
 from squelch.actors.content import content_key
 from squelch.actors.diagnosis.budget import draw_pairs
-from squelch.actors.diagnosis.fixed_probe import ProbeReading, read_probe
+from squelch.actors.diagnosis.fixed_probe import ProbeEvaluation, read_probe
 from squelch.actors.diagnosis.metrics import LINK_KEYS
 from squelch.actors.records import Trajectory
 from squelch.actors.scorer.drawing import Groups, refuse_pictures, unusable
@@ -42,18 +42,18 @@ METRICS = (
     *("pairs_ratio", "tasks", "samples", "mi_change", "mi_change_low", "mi_change_high", "mi_change_standard_error"),
     *(f"link/{key}" for key in (*LINK_KEYS, *(f"excluded/{reason}" for reason in ANSWER_EXCLUSIONS))),
 )
-"""Metrics of a reading, each NaN if it is unknown."""
+"""Keys of an evaluation's metrics, each NaN if unknown."""
 AnswerEnd = Callable[[np.ndarray], int | None]
 """Number of ids of the answer among the ids sampled from the reasoning's end on (`ChatCodec.answer_end`)."""
 
 
 @dataclass(frozen=True)
 class ProbeDraw:
-    """What is scored. `tasks`: names of the tasks; `prompts`: ids of the distinct first prompts; `weights`:
-    (num_prompts,) number of tasks with each; `reasonings`: usable first-turn reasonings, n of them; `after`: the ids
-    sampled from each one's end on; `task`, `source`: (n,) index of each one's task and prompt; `slot`: (n,) index among
-    all trajectories of the tasks, usable or not; `slots`: the prompt of each of those; `excluded`: number of unusable
-    trajectories by reason."""
+    """The reasonings to score. `tasks`: names of the tasks; `prompts`: ids of the distinct first prompts; `weights`:
+    (num_prompts,) number of tasks with each prompt; `reasonings`: usable first-turn reasonings, n of them; `after`: the
+    ids sampled from each one's end on; `task`, `source`: (n,) index of each one's task and prompt; `slot`: (n,) index
+    among all trajectories of the tasks, usable or not; `slots`: the prompt of each of those; `excluded`: number of
+    unusable trajectories by reason."""
 
     tasks: tuple[str, ...]
     prompts: list[np.ndarray]
@@ -68,11 +68,11 @@ class ProbeDraw:
 
 
 def draw_probe(groups: Groups, version: int, context_length: int) -> ProbeDraw:
-    """The first turns of all tasks that showed a prompt; `version`: the one that must have sampled every token."""
+    """The first turns of all tasks that showed a prompt; `version`: the version that must have sampled every token."""
     prompts = {name: prompt for name in sorted(groups) if (prompt := _prompt(groups[name])) is not None}
     column: dict[str, int] = {}
-    place = {name: column.setdefault(content_key(prompt), len(column)) for name, prompt in prompts.items()}
-    distinct = {place[name]: prompt for name, prompt in prompts.items()}
+    index_of = {name: column.setdefault(content_key(prompt), len(column)) for name, prompt in prompts.items()}
+    distinct = {index_of[name]: prompt for name, prompt in prompts.items()}
     room = context_length - max((len(prompt) for prompt in distinct.values()), default=0)
     excluded: Counter[str] = Counter({"no_turn": sum(len(groups[name]) for name in groups if name not in prompts)})
     size = 1 + max((trajectory.index for name in prompts for trajectory in groups[name]), default=0)
@@ -87,12 +87,12 @@ def draw_probe(groups: Groups, version: int, context_length: int) -> ProbeDraw:
             turn = trajectory.turns[0]
             after.append(np.asarray(trajectory.token_ids[turn.reasoning_end : turn.sample_end], dtype=np.int64))
             task.append(index)
-            source.append(place[name])
+            source.append(index_of[name])
             slot.append(index * size + trajectory.index)
-    weights = np.bincount(list(place.values()), minlength=len(column)).astype(np.float64)
+    weights = np.bincount(list(index_of.values()), minlength=len(column)).astype(np.float64)
     shown = [distinct[i] for i in range(len(column))]
     whose, under, at = (np.array(each, dtype=np.int64) for each in (task, source, slot))
-    slots = np.repeat(np.array(list(place.values()), dtype=np.int64), size)
+    slots = np.repeat(np.array(list(index_of.values()), dtype=np.int64), size)
     return ProbeDraw(tuple(prompts), shown, weights, reasonings, after, whose, under, at, slots, excluded)
 
 
@@ -131,7 +131,7 @@ def _reasoning(trajectory: Trajectory, version: int, room: int) -> np.ndarray | 
 
 
 class FixedProbe:
-    """Readings of the probe under the engine's current weights; `state` holds the first one, for the change since.
+    """Evaluations of the probe under the engine's current weights; `state` holds the first one, for the change since.
 
     `answer_end` finds the answers; without it, or with `links` off, only the reasonings are scored.
     """
@@ -154,21 +154,21 @@ class FixedProbe:
             usable &= np.isfinite(matrix[np.arange(len(matrix)), draw.source])
             excluded += int((~usable).sum())
             if usable.any():
-                found |= self._metrics(self._reading(draw, matrix, usable))
+                found |= self._metrics(self._evaluated(draw, matrix, usable))
             found |= links
         metrics = {f"probe/{key}": value for key, value in found.items()}
         metrics |= {"probe/step": float(step), "probe/version": float(version), "probe/num_excluded": float(excluded)}
         spent = {"seconds/probe_score": time.perf_counter() - started, "probe/cpu_seconds": time.thread_time() - cpu}
         return metrics | spent
 
-    def _reading(self, draw: ProbeDraw, matrix: np.ndarray, usable: np.ndarray) -> ProbeReading:
+    def _evaluated(self, draw: ProbeDraw, matrix: np.ndarray, usable: np.ndarray) -> ProbeEvaluation:
         lengths = np.array([len(z) for z in draw.reasonings])[usable]
         where = draw.source[usable], draw.task[usable]
         return read_probe(matrix[usable], lengths, *where, draw.tasks, draw.weights, (self.seed, 0))
 
-    def _metrics(self, reading: ProbeReading) -> dict[str, float]:
-        self._first = self._first or reading.state()
-        return reading.metrics() | reading.change_since(self._first)
+    def _metrics(self, evaluation: ProbeEvaluation) -> dict[str, float]:
+        self._first = self._first or evaluation.state()
+        return evaluation.metrics() | evaluation.change_since(self._first)
 
     def _scored(self, draw: ProbeDraw) -> tuple[np.ndarray, dict[str, float]]:
         """((n, num_prompts) nats per sequence, NaN for pairs that `max_others` leaves out, the same pairs each time;
@@ -184,8 +184,8 @@ class FixedProbe:
             pairs, num, self.config.answer_references, (self.seed, 3), (draw.slot, len(draw.slots))
         )
         scores = score_links(self.engine, draw.prompts, pairs, wanted, past, references)
-        reading, excluded["non_finite"] = read_scored(pairs, scores, draw.weights, len(draw.tasks), (self.seed, 4))
-        metrics = reading.metrics() if reading is not None else {"answers": 0.0}
+        evaluation, excluded["non_finite"] = read_scored(pairs, scores, draw.weights, len(draw.tasks), (self.seed, 4))
+        metrics = evaluation.metrics() if evaluation is not None else {"answers": 0.0}
         metrics |= {f"excluded/{reason}": float(excluded[reason]) for reason in ANSWER_EXCLUSIONS}
         return scores.reasonings, {f"link/{key}": value for key, value in metrics.items()}
 
@@ -198,9 +198,9 @@ class FixedProbe:
         return draw_pairs(draw.slots, most + 1, others, (self.seed, stream))[draw.slot]
 
     def state(self) -> dict[str, Any] | None:
-        """The first reading, for the checkpoint; plain JSON, None before it."""
+        """The first evaluation, for the checkpoint; plain JSON, None before it."""
         return self._first
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Restores the first reading from a checkpoint."""
+        """Restores the first evaluation from a checkpoint."""
         self._first = dict(state) if state is not None else None

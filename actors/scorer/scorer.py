@@ -7,12 +7,12 @@ Invariants:
 - A matrix is computed under one version q, that of the weights given with the step. A step is refused if the newest
   version that sampled in the window is more than `max_staleness` from q. Turns older than q - max_staleness are
   excluded and counted.
-- Every scoring has every key of every scope; unknown metrics are NaN, and excluded reasonings are counted by reason.
-- Metrics depend on the step, the seed, the window and the scorer's state only. The state is the moving averages, the
-  regime's baseline, the set of turns and environments reported so far, and what the last reading of the probe said.
-- A step that is scored again, because its groups were lost and played again, is scored from the state before its first
-  scoring; no metric of that one stays.
-"""
+- Every scorer step has every key of every scope; unknown metrics are NaN. Excluded reasonings are counted by reason.
+- Metrics depend on the step, the seed, the window and the scorer's state only. The state consists of the moving
+  averages, the regime's baseline, the set of turns and environments reported so far, and the last probe evaluation's
+  verdict on the answers.
+- A step that is scored again, because its groups were lost and retried, is scored from the state before its first
+scorer step; none of the earlier metrics remain."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from squelch.actors.diagnosis.fixed_probe import saturated
 from squelch.actors.diagnosis.grounding import JUDGED, judge_of, shares
 from squelch.actors.diagnosis.metrics import SCOPES
 from squelch.actors.diagnosis.proxies import METRIC_KEYS, RECALL_AT, EmaState, proxies_of_scores, usable
-from squelch.actors.diagnosis.regime import Reading, RegimeGauge, one_hot, true_share
+from squelch.actors.diagnosis.regime import RegimeGauge, RegimeInputs, one_hot, true_share
 from squelch.actors.diagnosis.uncertainty import MIN_INTERVAL, Uncertainty, uncertainty
 from squelch.actors.scorer.drawing import (
     Draw,
@@ -76,8 +76,8 @@ class Engine(PathEngine, Protocol):
 
 @dataclass(frozen=True)
 class Followed:
-    """What the last reading of the fixed probe said. `follows`: 1 if the answers follow from their reasoning, 0 if not,
-    NaN if unknown; `step`: after which it was read."""
+    """Result of the last probe evaluation. `follows`: 1 if the answers follow from their reasoning, 0 if not, NaN if
+    unknown; `step`: the step after which the probe was evaluated."""
 
     follows: float = math.nan
     step: int = 0
@@ -111,7 +111,7 @@ class Scorer:
         """The score matrices of the last window by scope, without scopes of fewer than two prompts."""
         self.followed = Followed()
         self._before: tuple[int, dict[str, Any]] | None = None
-        """The last step scored, and what it has changed as it was before."""
+        """The last step scored, and the state from before it."""
 
     def score(
         self,
@@ -173,7 +173,7 @@ class Scorer:
         if matrix is None:
             excluded["one_prompt"] += len(draw.reasonings)
         else:
-            self.matrices[scope] = _with_places(matrix, draw)
+            self.matrices[scope] = _with_turns(matrix, draw)
             metrics |= self._measure(matrix, draw, self._ema[scope], seed)
             excluded["non_finite"] += int(metrics["num_excluded"])
         metrics |= {f"excluded/{reason}": float(excluded[reason]) for reason in EXCLUSIONS}
@@ -193,8 +193,8 @@ class Scorer:
             first = scope == "first_turn"
             own["reasoned"] = reasoned_share(groups, first)
             true = true_share(metrics["judge/names"], metrics["judge/right"], judged) if first else math.nan
-            reading = Reading.of(own, follows, true, first and not math.isnan(metrics["judge/names"]))
-            flat |= {f"{scope}/{key}": value for key, value in one_hot(gauge.read(reading)).items()}
+            inputs = RegimeInputs.of(own, follows, true, first and not math.isnan(metrics["judge/names"]))
+            flat |= {f"{scope}/{key}": value for key, value in one_hot(gauge.read(inputs)).items()}
             flat[f"{scope}/reasoned"] = own["reasoned"]
             if first:
                 flat |= gauge.truth()
@@ -315,7 +315,7 @@ class Scorer:
         self._before = None if before is None else (before[0], before[1])
 
     def _moving(self) -> dict[str, Any]:
-        """The part of the state that a scoring changes."""
+        """The part of the state that a scorer step changes."""
         return {
             "ema": {scope: ema.state() for scope, ema in self._ema.items()},
             "regime": {scope: gauge.state() for scope, gauge in self._regime.items()},
@@ -329,8 +329,8 @@ class Scorer:
         self._parts = set(state["parts"])
 
 
-def _with_places(matrix: np.ma.MaskedArray, draw: Draw) -> ScoreMatrix:
-    """The matrix with the place of every reasoning, and of a turn that showed each prompt."""
+def _with_turns(matrix: np.ma.MaskedArray, draw: Draw) -> ScoreMatrix:
+    """The matrix with the turn of every reasoning, and a turn that showed each prompt."""
     names, numbers = draw.groups.tolist(), zip(draw.trajectories.tolist(), draw.turns.tolist(), strict=True)
     samples = [TurnPlace(group, *rest) for group, rest in zip(names, numbers, strict=True)]
     shown = np.unique(draw.source, return_index=True)[1]

@@ -5,15 +5,14 @@ happen; attention's part, which grows with the context, is left out on both side
 
     step      (1 + passes) N (opening + G sampled)      each token is generated once and trained on in `passes` passes
     scoring   pairs * turn + prefixes                   for each scope; a prefix is computed once for all its pairs
-    probe     pairs * turn + prefixes + answers         a reading of the fixed probe, and of the links from its answers
+    probe     pairs * turn + prefixes + answers         a probe evaluation, and the links from its answers
 
 with N groups of G trajectories a step. A pass in 16 bits counts half of one in 32 (`COST`), so that a scorer in float32
-beside a learner in bfloat16 scores half as much. The probe may take up to two thirds of the share, and the scorings get
-what it leaves. A trajectory is taken to last half of its most turns, each turn to reach its limit, and every group to
-be trained on. So the scorer's share of a run's time is another: smaller where rollout workers decode at less than a
+beside a learner in bfloat16 scores half as much. The probe may take up to two thirds of the share, and the scorer steps
+get what it leaves. A trajectory is taken to last half of its most turns, each turn to reach its limit, and every group
+to be trained on. So the scorer's share of a run's time is another: smaller where rollout workers decode at less than a
 processor's full speed, larger where a filter drops most groups. `python -m benchmarks.scorer_share` measures it in the
-demo; docs/research/results.md has a language model's.
-"""
+demo; docs/research/results.md has a language model's."""
 
 from __future__ import annotations
 
@@ -27,17 +26,17 @@ from squelch.actors.diagnosis.budget import others_within
 from squelch.actors.diagnosis.metrics import SHARES
 
 OFTEN, SELDOM = 5, 10
-"""Steps between two scorings: never fewer than OFTEN; pairs are dropped before they are more than SELDOM."""
+"""Bounds of `scorer.every`: it is at least OFTEN, and pairs are dropped before it exceeds SELDOM."""
 CHOSEN = ("every", "max_pairs")
 PROBE_CHOSEN = ("max_others", "answer_tasks", "answer_references", "answer_prompts", "links")
-"""What is chosen of `ScorerConfig` and of its `probe`, whose `samples` are chosen too where they are unset; all other
-settings are the user's."""
+"""The settings of `ScorerConfig` and of its `probe` that are chosen here (`samples` too, if unset); all others are the
+user's."""
 FEWEST_SAMPLES = 2
 """Trajectories of each task of the probe under a budget, the fewest for which its intervals were tested."""
 FEWEST_PAIRS = 64
-"""As the lower bound of `scorer.max_pairs`."""
+"""Lower bound of `scorer.max_pairs`."""
 PART = 2 / 3
-"""Of the share, at most for the probe; the scorings get the rest and what the probe leaves."""
+"""Largest part of the share for the probe; the scorer steps get the rest, and what the probe does not use."""
 OTHERS = 7
 """Other prompts under which the probe is scored under a budget."""
 FEW_TASKS = 8
@@ -46,16 +45,16 @@ REFERENCES = 2
 """Reasonings of each other task under which an answer is scored under a budget, the fewest that correct D for their
 number."""
 ANSWER = 0.25
-"""Tokens of an answer in those of its turn."""
+"""Tokens of an answer, as a share of its turn's tokens."""
 COST = {"float32": 1.0, "bfloat16": 0.5, "float16": 0.5}
-"""Of a pass, by the weights' type: bytes moved, and operations where the processor has instructions for it."""
+"""Cost of a pass by weight type: bytes moved, and operations if the processor has instructions for the type."""
 
 
 @dataclass(frozen=True)
 class StepWork:
-    """What a step does. `opening`: tokens of a first prompt; `turn`: most sampled tokens of a turn; `turns`: most turns
-    of a trajectory; `passes`: forward passes' worth of training on a token; `tasks`: of the fixed probe. `generation`,
-    `training`, `scoring`: the weights' types of those who do it."""
+    """Size of a training step. `opening`: tokens of a first prompt; `turn`: most sampled tokens of a turn; `turns`:
+    most turns of a trajectory; `passes`: forward passes' worth of training on a token; `tasks`: of the fixed probe.
+    `generation`, `training`, `scoring`: type of the weights that do this work."""
 
     prompts: int
     group_size: int
@@ -81,7 +80,7 @@ class StepWork:
 
 
 def scoring_passes(work: StepWork, scorer: ScorerConfig, max_pairs: int | None) -> float:
-    """Forward passes of one token in a scoring of both scopes, in passes in float32."""
+    """Forward passes of one token in a scorer step of both scopes, in passes in float32."""
     prompts, columns = _columns(work, scorer)
     prefixes = prompts * work.opening + columns * (work.opening + (work.sampled - work.turn) / 2)
     return COST[work.scoring] * (sum(scope_pairs(work, scorer, max_pairs)) * work.turn + prefixes)
@@ -109,7 +108,7 @@ def _columns(work: StepWork, scorer: ScorerConfig) -> tuple[int, int]:
 
 
 def probe_passes(work: StepWork, probe: ProbeConfig) -> float:
-    """Forward passes of one token in a reading of the fixed probe, in passes in float32; 0 without a second task."""
+    """Forward passes of one token in a probe evaluation, in passes in float32; 0 without a second task."""
     tasks = work.tasks
     if tasks < 2:
         return 0.0
@@ -128,8 +127,8 @@ def probe_passes(work: StepWork, probe: ProbeConfig) -> float:
 
 
 def chosen(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
-    """The settings of the scorings and of the fixed probe such that together they take at most the share `scorer.share`
-    of the passes of a run. Unless `scorer.every` is set: then everything stays as the user has set it."""
+    """The settings with which scorer steps and the fixed probe together take at most the share `scorer.share` of a
+    run's passes. If `scorer.every` is set, everything stays as the user has set it."""
     return scorer if scorer.every is not None else _scored(work, _probed(work, scorer))
 
 
@@ -143,9 +142,9 @@ def as_chosen(given: ScorerConfig, before: ScorerConfig) -> ScorerConfig:
 
 
 def _probed(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
-    """With fewer other prompts a reasoning, then with the answers of fewer tasks, then the same with fewer trajectories
-    a task unless their number is set, and at last without links unless they are asked for, if a reading of the probe
-    takes too much. If that does too, `in_words` says so: how often the probe is read is the user's."""
+    """Reduces the probe until one evaluation costs at most its part of the share: first fewer other prompts for each
+    reasoning, then answers of fewer tasks, then fewer trajectories for each task (unless set by the user), at last no
+    links (unless asked for). If even that costs too much, `in_words` says so, because `probe.every` is the user's."""
     allowed, probe = PART * scorer.share * work.token_passes * scorer.probe.every, scorer.probe
     fewer = {"max_others": probe.max_others or OTHERS}
     linked = {
@@ -165,7 +164,7 @@ def _probed(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
 
 
 def _scored(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
-    """With `every`, and if need be `max_pairs`, from what the probe leaves. Below the fewest pairs only `every`
+    """Chooses `every`, and if needed `max_pairs`, from what the probe leaves. At the fewest pairs only `every`
     grows."""
     probe = scorer.probe
     taken = probe_passes(work, probe) / probe.every if probe.every else 0.0
@@ -192,8 +191,8 @@ def in_words(work: StepWork, scorer: ScorerConfig) -> str:
         share += passes / (probe.every * work.token_passes)
         others = "all other" if probe.max_others is None else f"{probe.max_others} other"
         of_tasks = "" if probe.answer_tasks is None else f" of {probe.answer_tasks} tasks"
-        untold = "without links to answers, so that no regime beyond template is told"
-        links = f"with links to answers{of_tasks}" if probe.scores_answers else untold
+        without = "without links to answers, so that only the regimes mute and template are recognized"
+        links = f"with links to answers{of_tasks}" if probe.scores_answers else without
         text += f", the probe every {probe.every} with {probe.num_samples} trajectories a task under {others} prompts"
         text += f", {links}"
     text = f"{text}: {share:.0%} of the model's passes, by count, with every group trained on (scorer.share)"

@@ -96,7 +96,7 @@ PROBE = Row(
     (
         Panel(
             "MI on the fixed probe",
-            "The same validation tasks at every reading, sampled with the same seeds: MI with its 95% interval, the "
+            "The same validation tasks at every evaluation, sampled with the same seeds: MI with its 95% interval, the "
             "upper bound that leaves the own prompt out, the null, and the ceiling.",
             (
                 _q("squelch_probe_mi_nats", "MI"),
@@ -112,8 +112,8 @@ PROBE = Row(
         ),
         Panel(
             "Change of the probe's MI",
-            "Since the first reading, paired by task, with its 95% interval. An interval below 0 says that reasoning "
-            "tells less about its task than before training.",
+            "Since the first evaluation, paired by task, with its 95% interval. If the interval is below 0, reasoning "
+            "depends less on its task than before training.",
             (
                 _q("squelch_probe_mi_change_nats", "change"),
                 _q("squelch_probe_mi_change_interval_nats", "change, {{bound}}"),
@@ -122,9 +122,9 @@ PROBE = Row(
             unit="suffix: nats",
         ),
         Panel(
-            "Does the probe tell enough",
-            "p-value against reasoning that ignores its task; 1 where an estimate is within 0.25 nats of its ceiling: "
-            "more tasks would be needed to see more, for the probe and for the step's own matrix.",
+            "Is the probe large enough",
+            "p-value against reasoning that ignores its task. saturated: 1 if an estimate is within 0.25 nats of its "
+            "ceiling, so that more tasks are needed to measure it, for the probe and for the step's own matrix.",
             (
                 _q("squelch_probe_p_value", "p-value"),
                 _q("squelch_probe_saturated", "probe saturated"),
@@ -135,14 +135,14 @@ PROBE = Row(
         ),
         Panel(
             "Entropy on the fixed probe",
-            "H(Z|X) of the probe's reasonings, nats per token: how much they vary, whatever it depends on.",
+            "H(Z|X) of the probe's reasonings, nats per token: how much they vary.",
             (_q("squelch_probe_conditional_entropy_nats", "H(Z|X)"),),
             unit="suffix: nats",
             low=0,
         ),
         Panel(
             "Size of the probe",
-            "Tasks and reasonings of the last reading, those left out, the share of pairs scored, and its cost.",
+            "Tasks and reasonings of the last evaluation, those left out, the share of pairs scored, and its cost.",
             (
                 _q("squelch_probe_tasks", "tasks"),
                 _q("squelch_probe_reasonings", "reasonings"),
@@ -153,8 +153,8 @@ PROBE = Row(
             low=0,
         ),
         Panel(
-            "Last reading of the probe",
-            "The step after which the probe was read last, and the policy version that was read.",
+            "Last probe evaluation",
+            "The step after which the probe was evaluated last, and the policy version that was evaluated.",
             (_q("squelch_probe_step", "step"), _q("squelch_probe_version", "version")),
             low=0,
         ),
@@ -167,9 +167,9 @@ ANSWERS = Row(
     (
         Panel(
             "Links from reasoning to answer",
-            "Fixed probe, nats per answer. dependence (D): what the own reasoning adds over reasonings of other "
-            "prompts; 0 says that the answer ignores its reasoning. information: the same within a prompt, its lower "
-            "and upper form. past_reasoning: what the prompt adds that is not in the reasoning.",
+            "Fixed probe, nats per answer. dependence (D): gain of the own reasoning over reasonings of other "
+            "prompts; 0 means that the answer ignores its reasoning. information: the same within a prompt, lower "
+            "and upper bound. past_reasoning: gain of the prompt beyond the reasoning.",
             (
                 _q("squelch_answer_link_nats", "{{link}}", NO_ANSWER),
                 _q("squelch_answer_link_interval_nats", "{{link}}, {{bound}}", NO_ANSWER),
@@ -180,8 +180,8 @@ ANSWERS = Row(
             unit="suffix: nats",
         ),
         Panel(
-            "Is the dependence told",
-            "1 where the answer follows from the reasoning; p-values against reasonings dealt at random.",
+            "Is the dependence significant",
+            "1 if the answer follows from the reasoning; p-values against randomly permuted reasonings.",
             (
                 _q("squelch_answer_follows", "answer follows", NO_ANSWER),
                 _q("squelch_answer_link_p_value", "{{link}}, p-value", NO_ANSWER),
@@ -191,8 +191,8 @@ ANSWERS = Row(
         ),
         Panel(
             "Answer after a part of the reasoning",
-            "log p of the answers after the first 0, 25, ... 100 percent of their reasoning. A flat curve says that "
-            "the answer was settled before the reasoning; its start is off-distribution.",
+            "log p of the answers after the first 0, 25, ... 100 percent of their reasoning. A flat curve means "
+            "that the answer was fixed before the reasoning; its start is off-distribution.",
             (
                 _q("squelch_answer_truncated_nats", "{{share}} %", NO_ANSWER),
                 _q("squelch_answer_truncated_interval_nats", "{{share}} %, {{bound}}", NO_ANSWER),
@@ -211,7 +211,7 @@ ANSWERS = Row(
         ),
         Panel(
             "Answers scored",
-            "Answers of the last reading, those left out by reason, and the share of the pairs scored.",
+            "Answers of the last evaluation, those left out by reason, and the share of the pairs scored.",
             (
                 _q("squelch_scored_answers", "answers", NO_ANSWER),
                 _q("squelch_unscored_answers", "left out, {{reason}}", NO_ANSWER),
@@ -310,8 +310,8 @@ PARTS = Row(
         Panel(
             "Judge",
             "Shares of reasonings that make claims, make only true ones, and would be true of another task. true: the "
-            "share of true ones among those that make any, over two scorings. untrue: 1 while that is below its least, "
-            "half of the run's baseline.",
+            "share of true ones among those that make any, over two scorer steps. least true: half of the run's "
+            "baseline. untrue: 1 while true is below least true.",
             (
                 _q("squelch_judge_ratio", "{{figure}}", "environments without a judge"),
                 _q("squelch_judge_true_share", "true", "environments without a judge"),
@@ -353,7 +353,7 @@ SCORER = Row(
         ),
         Panel(
             "Scorer",
-            "CPU seconds of the last scoring; difference of its log-probabilities from the learner's on the probe.",
+            "CPU seconds of the last scorer step; difference of its log-probabilities from the learner's on the probe.",
             (
                 _q("squelch_scorer_cpu_seconds", "CPU seconds"),
                 _q("squelch_scorer_parity_nats", "parity, nats"),
@@ -361,8 +361,8 @@ SCORER = Row(
             low=0,
         ),
         Panel(
-            "Scorings",
-            "Scorings by outcome: done, skipped because the scorer was behind, refused for age, late, or failed.",
+            "Scorer steps",
+            "Scorer steps by outcome: done, skipped because the scorer was behind, refused for age, late, or failed.",
             (_q("squelch_scorings_total", "{{outcome}}"),),
             low=0,
         ),

@@ -71,11 +71,11 @@ NOISE = Row(
             ),
         ),
         Panel(
-            "Groups told from noise",
-            "Groups of the last step whose policy variance is above 2 standard errors, of the groups that the filter "
+            "Groups with significant policy variance",
+            "Groups of the last step whose policy variance is above 2 standard errors, and all groups that the filter "
             "ranked.",
             (
-                _q("squelch_policy_variance_told_groups", "told", NO_REPLAYS),
+                _q("squelch_policy_variance_told_groups", "significant", NO_REPLAYS),
                 _q("squelch_window_groups", "all"),
             ),
             low=0,

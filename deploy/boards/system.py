@@ -30,7 +30,7 @@ TIME = Row(
         ),
         Panel(
             "Waiting times",
-            "Seconds that one actor waited for another, per second of the run's time, over the steps that ended last.",
+            "Seconds that one component waited for another, per second of the run's time, over the last steps.",
             (_per_second("squelch_wait_seconds_total", "{{waiter}} for {{waited_for}}"),),
             unit="percentunit",
             low=0,
@@ -157,7 +157,7 @@ ACTORS = Row(
         ),
         Panel(
             "Without progress",
-            "Seconds since an actor that has work last showed progress: a mark, or an answer while it is idle. "
+            "Seconds since an actor that has work last made progress: a progress mark, or an answer if it is idle. "
             "cluster.hung_after_s and learner.hung_after_s end it.",
             (_q("squelch_without_progress_seconds", "{{actor}}", "no actor is up"),),
             unit="s",

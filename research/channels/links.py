@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from squelch.actors.diagnosis.budget import draw_pairs
-from squelch.actors.diagnosis.fixed_probe import ProbeReading, read_probe
-from squelch.actors.diagnosis.links import LinksReading, read_links
+from squelch.actors.diagnosis.fixed_probe import ProbeEvaluation, read_probe
+from squelch.actors.diagnosis.links import LinksEvaluation, read_links
 from squelch.actors.diagnosis.metrics import SHARES
 
 
@@ -95,7 +95,7 @@ def draw_links(
     nulls: bool = True,
     references: int | None = None,
     others: int | None = None,
-) -> LinksReading:
+) -> LinksEvaluation:
     """A reading from `samples` pairs of each prompt, one number for all or one for each, with or without `nulls`.
     `references`: reasonings of each other prompt under which a prompt's answers are scored (with one number of samples
     for all only); `others`: other prompts under which an answer is; None: all. The curve repeats the answer's own
@@ -132,7 +132,7 @@ def probe_information(log_p: np.ndarray) -> float:
 
 def draw_probe(
     log_p: np.ndarray, samples: int, seed: int, others: int | None = None, nulls: bool = True
-) -> ProbeReading:
+) -> ProbeEvaluation:
     """A reading from `samples` reasonings of each task of a `probe_channel`, each scored under `others` other tasks, or
     under all, with or without `nulls`."""
     rng, num = np.random.default_rng(seed), len(log_p)

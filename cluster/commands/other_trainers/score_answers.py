@@ -17,13 +17,13 @@ import numpy as np
 
 from squelch.actors.diagnosis.budget import draw_pairs
 from squelch.actors.diagnosis.metrics import LINKS
-from squelch.actors.diagnosis.regime import Reading, RegimeGauge
+from squelch.actors.diagnosis.regime import RegimeGauge, RegimeInputs
 from squelch.actors.scorer.linking import Pairs, draw_references, read_scored, score_links
 from squelch.actors.scorer.share import OTHERS, REFERENCES
 from squelch.cluster.terminal import aligned
 
 if TYPE_CHECKING:
-    from squelch.actors.diagnosis.links import LinksReading
+    from squelch.actors.diagnosis.links import LinksEvaluation
     from squelch.actors.diagnosis.proxies import Proxies
     from squelch.actors.diagnosis.uncertainty import Uncertainty
     from squelch.actors.scorer.linking import PathEngine
@@ -43,7 +43,7 @@ class Answers:
     """The links of a file's answers, None if they cannot be estimated. `excluded`: number of rows whose reasoning is
     scored and whose answer is not, by reason, one of `actors.scorer.metrics.ANSWER_EXCLUSIONS`."""
 
-    links: LinksReading | None
+    links: LinksEvaluation | None
     excluded: Counter[str]
 
 
@@ -81,11 +81,11 @@ def _that_fit(found: Reasonings, given: np.ndarray, context_length: int) -> np.n
     return kept
 
 
-def regime_of(report: Proxies, sure: Uncertainty, reasoned: float, links: LinksReading | None) -> str:
+def regime_of(report: Proxies, sure: Uncertainty, reasoned: float, links: LinksEvaluation | None) -> str:
     """The regime of a file. `reasoned`: as of `Reasonings`."""
     follows = math.nan if links is None or links.follows is None else float(links.follows)
     figures = report.metrics() | sure.metrics() | {"reasoned": reasoned}
-    return RegimeGauge().read(Reading.of(figures, follows))
+    return RegimeGauge().read(RegimeInputs.of(figures, follows))
 
 
 def answers_json(answers: Answers | None) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from squelch.cluster.metrics import REGISTRY
 def run(
     values: list[float], error: float = 0.1, told: bool = True, every: int = 5
 ) -> tuple[DependenceAlarm, list[int]]:
-    """Feeds one scoring every `every` steps; the steps at which the alarm was raised."""
+    """Feeds one scorer step every `every` steps; the steps at which the alarm was raised."""
     alarm, raised = DependenceAlarm(), []
     for index, value in enumerate(values):
         if alarm.scoring(index * every, value, error, told):
@@ -134,7 +134,7 @@ def test_a_runs_lines_replay_to_the_alarms_it_raised() -> None:
     lines += [line(s, 0.5) for s in range(9, 16)]
     assert replay(lines)[0][0] == 10 and "falling since step 6" in replay(lines)[0][1]
     few = [other | {"first_turn/upper_bound": 0.5} for other in lines if other["step"] > 8]
-    assert replay([*lines[:8], *few]) == [], "a line says the most that its scoring could tell"
+    assert replay([*lines[:8], *few]) == [], "a line says the most that its scorer step could tell"
     assert replay(lines[: BASELINE + 1]) == []
     bare = {"step": 3, "first_turn/mi_seq_est": 1.0}
     with pytest.raises(ValueError, match="step 3: first_turn/mi_seq_est has no"):
@@ -142,7 +142,7 @@ def test_a_runs_lines_replay_to_the_alarms_it_raised() -> None:
 
 
 def test_under_a_budget_of_pairs_the_alarm_arms_and_is_raised_all_the_same() -> None:
-    """Scorings of a part of the pairs have an interval and no p-value."""
+    """Scorer steps of a part of the pairs have an interval and no p-value."""
     lines = [
         {
             "step": step,

@@ -1,4 +1,5 @@
-"""The fixed probe against channels whose information is known, its intervals, its null, and readings of tasks lost."""
+"""The fixed probe against channels whose information is known, its intervals, its null, and evaluations of tasks
+lost."""
 
 import json
 import math

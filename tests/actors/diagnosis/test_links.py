@@ -8,20 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from research.channels.links import CHANNELS, LinkChannel, draw_links, named_channel, softmax
-from squelch.actors.diagnosis.links import LinksReading, read_links
+from squelch.actors.diagnosis.links import LinksEvaluation, read_links
 from squelch.actors.diagnosis.metrics import SHARES, key_of
 
 
-def readings(channel: LinkChannel, samples: int, draws: int, seed: int = 0) -> list[LinksReading]:
+def readings(channel: LinkChannel, samples: int, draws: int, seed: int = 0) -> list[LinksEvaluation]:
     rng = np.random.default_rng(seed)
     return [draw_links(channel, samples, rng, nulls=False) for _ in range(draws)]
 
 
-def means(found: list[LinksReading], name: str) -> np.ndarray:
+def means(found: list[LinksEvaluation], name: str) -> np.ndarray:
     return np.array([getattr(one, name).value for one in found])
 
 
-def covered(found: list[LinksReading], name: str, target: float) -> float:
+def covered(found: list[LinksEvaluation], name: str, target: float) -> float:
     intervals = [getattr(one, name).interval() for one in found]
     return float(np.mean([i.low - 1e-9 <= target <= i.high + 1e-9 for i in intervals]))
 

@@ -1,4 +1,4 @@
-"""The alarm on the fixed probe: which readings raise it, for which metric, and that it survives a checkpoint."""
+"""The alarm on the fixed probe: which evaluations raise it, for which metric, and that it survives a checkpoint."""
 
 import json
 import math

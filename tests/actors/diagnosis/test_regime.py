@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 from squelch.actors.diagnosis.metrics import REGIMES
-from squelch.actors.diagnosis.regime import BASELINE_SCORINGS, Reading, RegimeGauge, one_hot, true_share
+from squelch.actors.diagnosis.regime import BASELINE_STEPS, RegimeGauge, RegimeInputs, one_hot, true_share
 
-HEALTHY = Reading(1.5, 0.001, 0.7, 0.125, 1.2, reasoned=0.95, follows=1.0, true_share=0.6)
+HEALTHY = RegimeInputs(1.5, 0.001, 0.7, 0.125, 1.2, reasoned=0.95, follows=1.0, true_share=0.6)
 UNTOLD = replace(HEALTHY, p_value=0.2)
 
 
 def begun() -> RegimeGauge:
     gauge = RegimeGauge()
-    assert [gauge.read(HEALTHY) for _ in range(BASELINE_SCORINGS)] == ["grounded"] * BASELINE_SCORINGS
+    assert [gauge.read(HEALTHY) for _ in range(BASELINE_STEPS)] == ["grounded"] * BASELINE_STEPS
     return gauge
 
 
@@ -43,7 +43,7 @@ def begun() -> RegimeGauge:
         (replace(HEALTHY, reasoned=math.nan), "grounded"),
     ],
 )
-def test_each_regime_is_told_by_its_reading(reading: Reading, regime: str) -> None:
+def test_each_regime_is_told_by_its_reading(reading: RegimeInputs, regime: str) -> None:
     gauge = begun()
     gauge.read(reading)
     assert gauge.read(reading) == regime
@@ -81,7 +81,7 @@ def test_one_low_share_of_true_statements_is_no_private_code_and_two_are() -> No
         (replace(HEALTHY, true_share=math.nan), math.nan),
     ],
 )
-def test_that_reasoning_became_untrue_is_known_without_the_answers(reading: Reading, untrue: float) -> None:
+def test_that_reasoning_became_untrue_is_known_without_the_answers(reading: RegimeInputs, untrue: float) -> None:
     gauge = begun()
     gauge.read(reading)
     gauge.read(reading)
@@ -90,7 +90,7 @@ def test_that_reasoning_became_untrue_is_known_without_the_answers(reading: Read
 
 def test_an_unknown_reading_leaves_no_trace_in_the_baseline() -> None:
     gauge = RegimeGauge()
-    gauge.read(Reading(math.nan, math.nan, math.nan, math.nan))
+    gauge.read(RegimeInputs(math.nan, math.nan, math.nan, math.nan))
     assert gauge.state() == RegimeGauge().state()
 
 
@@ -110,7 +110,7 @@ def test_exactly_one_regime_is_set() -> None:
 def test_where_pairs_were_left_out_the_interval_tells_dependence_from_none() -> None:
     """A part of the pairs has no p-value."""
     part = replace(HEALTHY, p_value=math.nan)
-    assert replace(part, low=0.4).told_from_null
-    assert not replace(part, low=-0.1).told_from_null
-    assert not replace(part, low=math.nan).told_from_null
-    assert not replace(part, retrieval_accuracy=0.15, low=0.4).told_from_null
+    assert replace(part, low=0.4).significant
+    assert not replace(part, low=-0.1).significant
+    assert not replace(part, low=math.nan).significant
+    assert not replace(part, retrieval_accuracy=0.15, low=0.4).significant

@@ -16,7 +16,7 @@ def scored(regime: str = UNKNOWN, untrue: float = math.nan) -> dict[str, float]:
 
 
 def after(*scorings: dict[str, float]) -> Soundness:
-    """The soundness after scorings at steps 10, 20, ..."""
+    """The soundness after scorer steps at steps 10, 20, ..."""
     found = Soundness()
     for place, metrics in enumerate(scorings, start=1):
         found.scoring(10 * place, metrics)

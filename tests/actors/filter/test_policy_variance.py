@@ -15,7 +15,12 @@ from pydantic import ValidationError
 from squelch.actors.config import DEFAULT_REPLAYS, FilterConfig
 from squelch.actors.filter.measure import GroupStatistics, measure
 from squelch.actors.filter.noise_metrics import noise_figures
-from squelch.actors.filter.policy_variance import STANDARD_ERRORS, policy_variance, standard_error, told_policy_variance
+from squelch.actors.filter.policy_variance import (
+    STANDARD_ERRORS,
+    policy_variance,
+    significant_policy_variance,
+    standard_error,
+)
 from squelch.actors.filter.scores import STATISTICS, sample_variance
 from squelch.actors.filter.windows import make_window
 from squelch.actors.records import GroupSummary, replay_matrix
@@ -105,7 +110,7 @@ def test_a_group_scores_its_policy_variance_where_it_is_told_from_zero_and_else_
     returns = np.array([group.replay_returns for group in groups])
     found, error = policy_variance(returns), standard_error(returns)
     assert found[0] > STANDARD_ERRORS * error[0] and found[1] <= STANDARD_ERRORS * error[1]
-    np.testing.assert_array_equal(scores, told_policy_variance(returns))
+    np.testing.assert_array_equal(scores, significant_policy_variance(returns))
     assert scores[0] == found[0] and scores[1] == 0
 
 
@@ -119,7 +124,7 @@ def test_the_filter_keeps_the_group_whose_plans_differ_and_says_why_it_drops_the
     (dropped,) = decision.dropped
     assert (dropped.code, dropped.reason) == (
         "zero",
-        "policy variance not told from 0 (at most 2 standard errors), or zero reward variance",
+        "policy variance not significant (at most 2 standard errors), or zero reward variance",
     )
     assert dropped.reward_variance > 0.2, "the plain statistic would have kept it"
 
@@ -129,7 +134,7 @@ def test_a_group_whose_trained_returns_are_equal_has_no_signal_whatever_its_repl
     rng = np.random.default_rng(1)
     group = noisy_group(rng, [0.05] * 8 + [0.95] * 8, 8, "3-0")
     equal = replace(group, returns=np.ones(16))
-    assert told_policy_variance(np.array([equal.replay_returns]))[0] > 0.1
+    assert significant_policy_variance(np.array([equal.replay_returns]))[0] > 0.1
     assert measure([GroupStatistics.of(equal)], "policy_variance").scores.tolist() == [0.0]
     window = make_window(CONFIG.model_copy(update={"on_no_signal": "passthrough"}))
     window.admit(equal)
@@ -154,7 +159,7 @@ def test_a_trajectory_whose_replays_failed_is_left_out_of_the_score_and_too_few_
     whole = rng.normal(size=(5, 3))
     missing = np.vstack([whole, np.full((2, 3), np.nan)])
     found = measure([GroupStatistics.of(replayed([1.0] * 7, missing))], "policy_variance")
-    assert found.scores == told_policy_variance(whole[None]) and found.refusals == [None]
+    assert found.scores == significant_policy_variance(whole[None]) and found.refusals == [None]
     missing[2:] = np.nan
     refused = measure([GroupStatistics.of(replayed([1.0] * 7, missing))], "policy_variance")
     assert refused.refusals == ["replays of 2 trajectories of 7, needs 3"] and np.isnan(refused.scores).all()
@@ -169,7 +174,7 @@ def test_a_failed_trajectory_does_not_count() -> None:
     rng = np.random.default_rng(3)
     returns = rng.normal(size=(4, 2))
     group = replayed([1.0, math.nan, 0.0, 1.0, 0.0], returns)
-    assert measure([GroupStatistics.of(group)], "policy_variance").scores == told_policy_variance(returns[None])
+    assert measure([GroupStatistics.of(group)], "policy_variance").scores == significant_policy_variance(returns[None])
     few = replayed([1.0, math.nan, 0.0, math.nan], np.zeros((2, 0)))
     assert measure([GroupStatistics.of(few)], "policy_variance").refusals == [None], "as reward_variance: two suffice"
 

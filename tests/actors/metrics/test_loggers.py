@@ -158,7 +158,7 @@ def test_a_logger_of_another_name_is_refused_and_none_needs_no_package() -> None
 def test_a_second_record_of_the_newest_step_reaches_wandb_and_one_of_an_earlier_process_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Found by a reviewer: a scoring recorded alone before the last step's record made W&B drop that record."""
+    """Found by a reviewer: a scorer step recorded alone before the last step's record made W&B drop that record."""
     logged: list[tuple[int, dict[str, float]]] = []
     run = SimpleNamespace(id="x", log=lambda metrics, step: logged.append((step, metrics)), finish=lambda code: None)
     monkeypatch.setattr(wandb_log, "_start", lambda *_: run)

@@ -115,7 +115,7 @@ def test_the_actor_scores_published_weights_and_its_death_mid_batch_is_an_alarm(
     under_way = scorer.score.remote(3, bundle, tables * 200)
     health = ray.get(scorer.health.remote(), timeout=CALL_TIMEOUT_S)
     while health["busy_step"] != 3:
-        assert ray.wait([under_way], timeout=0.02)[1], "the scoring ended before it could be interrupted"
+        assert ray.wait([under_way], timeout=0.02)[1], "the scorer step ended before it could be interrupted"
         health = ray.get(scorer.health.remote(), timeout=CALL_TIMEOUT_S)
     ray.kill(scorer)
     with pytest.raises(RayActorError) as death:

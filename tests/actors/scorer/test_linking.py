@@ -180,5 +180,5 @@ def test_references_are_of_other_prompts_with_as_many_of_each_task() -> None:
     chosen = draw_references(pairs, 3, 2, (0,))
     assert not chosen[0, :6].any() and not chosen[:, 11].any()
     assert [chosen[0, task == t].sum() for t in range(4)] == [0, 0, 2, 2]
-    assert np.array_equal(chosen, draw_references(pairs, 3, 2, (0,))), "the same at every reading"
+    assert np.array_equal(chosen, draw_references(pairs, 3, 2, (0,))), "the same at every evaluation"
     assert draw_references(pairs, 3, None, (0,))[1].sum() == 8

@@ -34,7 +34,7 @@ def test_a_late_scorer_is_reported_once_by_step_and_limit() -> None:
 
 def test_ending_what_is_not_under_way_or_with_another_word_is_an_error() -> None:
     pace = ScoringPace(every=1, timeout_s=10)
-    with pytest.raises(RuntimeError, match="no scoring is under way"):
+    with pytest.raises(RuntimeError, match="no scorer step is under way"):
         pace.end("done")
     pace.begin(1, now=0.0)
     with pytest.raises(ValueError, match="'finished' is none of"):

@@ -53,7 +53,7 @@ def test_the_first_reading_is_kept_across_a_restore_and_the_change_is_since_it()
     fallen = successor.read(25, 0, window())
     assert fallen["probe/mi_change"] == pytest.approx(-first["probe/mi"])
     successor.restore(None)
-    assert successor.read(25, 0, window())["probe/mi_change"] == 0.0, "without an earlier reading this is the first"
+    assert successor.read(25, 0, window())["probe/mi_change"] == 0.0, "without an earlier evaluation this is the first"
 
 
 def test_a_task_without_a_usable_reasoning_keeps_its_prompt_in_the_mixture() -> None:

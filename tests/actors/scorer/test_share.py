@@ -45,7 +45,7 @@ def test_a_scoring_takes_at_most_its_share_of_the_passes_between_two(work: StepW
     assert used <= max(left, (1 - PART) * share) * (1 + 1e-9)
     assert found.interval >= OFTEN and (found.max_pairs is None or found.max_pairs >= FEWEST_PAIRS)
     if found.interval > SELDOM:
-        assert found.max_pairs == FEWEST_PAIRS, "pairs are dropped before a scoring becomes rare"
+        assert found.max_pairs == FEWEST_PAIRS, "pairs are dropped before a scorer step becomes rare"
     if found.max_pairs is not None and found.max_pairs > FEWEST_PAIRS:
         more = scoring_passes(work, found, found.max_pairs + 1)
         assert found.interval <= SELDOM and more >= scoring_passes(work, found, found.max_pairs)
@@ -79,7 +79,7 @@ def test_a_reading_of_the_probe_is_cut_before_it_takes_more_than_its_share(work:
 
 
 def test_a_scorer_in_float32_beside_a_learner_in_bfloat16_scores_half_as_much() -> None:
-    """Found by an audit: steps with a scoring took 1.6 times as long in such runs."""
+    """Found by an audit: steps with a scorer step took 1.6 times as long in such runs."""
     half = {"generation": "bfloat16", "training": "bfloat16"}
     scorer = ScorerConfig(every=5, max_pairs=128)
     mixed, whole, same = (replace(COUNTDOWN, **words) for words in (half, {}, half | {"scoring": "bfloat16"}))
@@ -106,14 +106,14 @@ def test_the_probe_of_a_language_model_on_countdown_reads_seven_other_prompts_an
 
 def test_fewer_trajectories_a_task_come_before_the_loss_of_the_links() -> None:
     """Found by a reviewer: by default a model on a task of one turn had no links, so that no regime beyond template
-    could ever be told."""
+    could ever be recognized."""
     work = StepWork(prompts=8, group_size=16, opening=200, turn=200, turns=1, passes=3)
     found = chosen(work, ScorerConfig())
     assert (found.probe.samples, found.probe.answer_tasks, found.probe.scores_answers) == (2, 8, True)
     assert "with 2 trajectories a task under 7 other prompts, with links to answers of 8" in in_words(work, found)
     asked = chosen(work, ScorerConfig(probe=ProbeConfig(samples=4)))
     assert (asked.probe.samples, asked.probe.scores_answers) == (4, False)
-    assert "so that no regime beyond template is told" in in_words(work, asked)
+    assert "so that only the regimes mute and template are recognized" in in_words(work, asked)
 
 
 def test_a_continued_run_keeps_the_trajectories_a_task_that_were_chosen_unless_they_are_set() -> None:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from squelch.actors.archive.schema import ARCHIVE_SCHEMA
-from squelch.actors.filter.policy_variance import told_policy_variance
+from squelch.actors.filter.policy_variance import significant_policy_variance
 from tests.cluster.commands.other_trainers.test_filter import archive_rows, output, refusal, save
 
 RNG = np.random.default_rng(0)
@@ -37,7 +37,7 @@ def as_lists(replays: np.ndarray) -> list[list[Any]]:
 
 
 def test_arrays_and_archived_groups_get_the_scores_of_the_library(tmp_path, capsys) -> None:
-    expected = [*told_policy_variance(REPLAYS[:2]).tolist(), told_policy_variance(REPLAYS[2:, 1:]).item()]
+    expected = [*significant_policy_variance(REPLAYS[:2]).tolist(), significant_policy_variance(REPLAYS[2:, 1:]).item()]
     file = save(tmp_path / "r.npz", rewards=REWARDS, replay_returns=REPLAYS)
     for found in (
         output(capsys, "filter", file, *FLAGS),
@@ -86,7 +86,7 @@ def test_groups_may_differ_in_their_number_of_replays(tmp_path, capsys) -> None:
     replays[0] = [row[:4] for row in replays[0]]
     file = archived(tmp_path, replays)
     found = output(capsys, "filter", file, *FLAGS)["statistic"]
-    assert found[0] == pytest.approx(told_policy_variance(REPLAYS[:1, :, :4]).item())
+    assert found[0] == pytest.approx(significant_policy_variance(REPLAYS[:1, :, :4]).item())
     assert found[1] == pytest.approx(REWARDS[1].var(ddof=1)) and len(output(capsys, "filter", file)["statistic"]) == 3
 
 
