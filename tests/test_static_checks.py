@@ -6,6 +6,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -28,6 +29,14 @@ def test_the_code_passes_static_checks(words: list[str]) -> None:
         [SCRIPTS / program, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_modules_import_one_another_in_a_circle_not_even_for_types_alone() -> None:
+    graph = grimp.build_graph("squelch", cache_dir=None)
+    left = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    while free := {module for module, imported in left.items() if not imported & left.keys()}:
+        left = {module: imported for module, imported in left.items() if module not in free}
+    assert not left, "these modules, or modules that they import, import one another"
 
 
 def test_no_pattern_repeats_a_group_possessively() -> None:
