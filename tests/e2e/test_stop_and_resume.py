@@ -62,7 +62,7 @@ def weights(run_dir: Path) -> bytes:
 
 def early_stop(run_dir: Path) -> dict[str, Any]:
     """What its rules had counted at the end."""
-    return read_loop(run_dir / "checkpoints" / f"step-{STEPS}")["early_stop"]
+    return read_loop(run_dir / "checkpoints" / f"step-{STEPS}")["watchers"]["early_stop"]
 
 
 def assert_same_run(run_dir: Path, reference: Path) -> None:
