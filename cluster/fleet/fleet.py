@@ -11,7 +11,7 @@ learner with all of its ranks, each as often as the budget allows, with its back
 Rollout workers and environment actors come, go and are replaced in a pool each (`cluster.fleet.pool`), beside the run;
 `cluster.fleet.joining` makes a new one healthy. `cluster.fleet.supervision` notices the deaths and ends hung actors.
 Only healthy members get work (`cluster.control.membership`). The weights of a new learner are made again by
-`cluster.loop.learner_side.recovery`. This module does not import Ray: `Actors` creates the actors.
+`cluster.loop.learner_client.recovery`. This module does not import Ray: `Actors` creates the actors.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ One task for each actor waits for its death and asks for its progress every `pol
     it cannot work any more (`Failed`)    as a death; a rollout worker says so when its engine has died
 
 Nothing waits for the supervisor. The learner is not among its actors: its calls are watched in
-`cluster.loop.learner_side.ranks`, because only a call says which signs to expect; the watchdog is the same.
+`cluster.loop.learner_client.ranks`, because only a call says which signs to expect; the watchdog is the same.
 """
 
 from __future__ import annotations

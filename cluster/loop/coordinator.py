@@ -8,7 +8,7 @@ their order, and the actors for which the coordinator waits (modules are named f
     filter        the decisions               filter service              it is ended and replaced (filtering)
     rows          rows of the step            object store                the step is played again; then the run ends
     before_train  each watcher                see its module              see there
-    train         every learner rank          learner                     recovery, see learner_side.learning
+    train         every learner rank          learner                     recovery, see learner_client.learning
     publish       every rollout worker        the worker's parity probe   the late worker is replaced
     archive       the previous step's part    disk                        said; then the run ends and names the folder
     issue         -                           -                           -
@@ -42,7 +42,7 @@ from squelch.cluster.config import RunConfig
 from squelch.cluster.control.ledger import DROPPED, FAILED, TRAINED, TRAINING
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.supervision import Supervisor
-from squelch.cluster.loop.learner_side.learning import Learning, PlayAgain, learner_figures
+from squelch.cluster.loop.learner_client.learning import Learning, PlayAgain, learner_figures
 from squelch.cluster.loop.persistence.archiving import Archiving
 from squelch.cluster.loop.persistence.checkpointing import Checkpointing
 from squelch.cluster.loop.persistence.journal import Journal

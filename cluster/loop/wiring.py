@@ -9,7 +9,7 @@ from squelch.cluster.control.protocols import Archive, MetricsSink
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.supervision import Supervisor, Watchdog
 from squelch.cluster.loop.coordinator import Coordinator
-from squelch.cluster.loop.learner_side.learning import Learning
+from squelch.cluster.loop.learner_client.learning import Learning
 from squelch.cluster.loop.persistence.archiving import Archiving
 from squelch.cluster.loop.persistence.checkpointing import Checkpointing
 from squelch.cluster.loop.persistence.journal import Journal

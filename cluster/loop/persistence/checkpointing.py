@@ -2,7 +2,7 @@
 it exists completely or not at all.
 
 The loop waits for the previous part of the archive, then for every learner rank and the disk. Ranks that are lost
-meanwhile are recovered (`cluster.loop.learner_side.learning`); if the disk refuses, the run ends and names the path.
+meanwhile are recovered (`cluster.loop.learner_client.learning`); if the disk refuses, the run ends and names the path.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from squelch.cluster.config import RunConfig
-from squelch.cluster.loop.learner_side.learning import Learning
+from squelch.cluster.loop.learner_client.learning import Learning
 from squelch.cluster.loop.persistence.archiving import Archiving
 from squelch.cluster.loop.persistence.journal import Journal
 from squelch.cluster.loop.persistence.state import LoopState, amend, checkpoint_dir, checkpoints, prune

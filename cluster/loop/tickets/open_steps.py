@@ -31,7 +31,7 @@ from squelch.cluster.control.autoscaling import StepTimes
 from squelch.cluster.control.ledger import BUFFERED, DROPPED, FAILED, KEPT_WAITING, Ledger
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.loop.filtering import Filtering
-from squelch.cluster.loop.learner_side.learning import PlayAgain
+from squelch.cluster.loop.learner_client.learning import PlayAgain
 from squelch.cluster.loop.persistence.state import LoopState, pack_ticket
 from squelch.cluster.loop.tickets.playing import Play, PlayedGroup
 from squelch.cluster.loop.tickets.window import Window

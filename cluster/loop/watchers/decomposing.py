@@ -24,7 +24,7 @@ from squelch.actors.process.disk import write_whole
 from squelch.actors.records import GroupSummary, Ticket
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.admission import validation_tickets
-from squelch.cluster.loop.learner_side.learning import Learning
+from squelch.cluster.loop.learner_client.learning import Learning
 from squelch.cluster.loop.tickets.playing import Play, PlayedGroup
 from squelch.cluster.loop.watchers.watcher import Step, Watcher
 from squelch.learner.decomposition.statistics import Decomposition

@@ -53,8 +53,8 @@ from squelch.cluster.control.protocols import Payload
 from squelch.cluster.fleet.delivery import SenderLost
 from squelch.cluster.fleet.fleet import Fleet, UpdateFailed
 from squelch.cluster.fleet.supervision import Watchdog
-from squelch.cluster.loop.learner_side.ranks import Ranks
-from squelch.cluster.loop.learner_side.recovery import LOST, Recovery, TrainedStep
+from squelch.cluster.loop.learner_client.ranks import Ranks
+from squelch.cluster.loop.learner_client.recovery import LOST, Recovery, TrainedStep
 from squelch.cluster.loop.persistence.archiving import Archiving
 from squelch.cluster.loop.persistence.journal import Journal
 from squelch.cluster.loop.persistence.state import LoopState

@@ -41,7 +41,7 @@ from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import Died, Failed, Refused
 from squelch.cluster.control.protocols import LEARNER
 from squelch.cluster.fleet.fleet import Fleet
-from squelch.cluster.loop.learner_side.ranks import Ranks
+from squelch.cluster.loop.learner_client.ranks import Ranks
 from squelch.cluster.loop.persistence.archiving import Archiving
 from squelch.cluster.loop.persistence.journal import Journal
 from squelch.cluster.loop.persistence.state import checkpoints
