@@ -21,6 +21,8 @@ import torch
 from transformers import PreTrainedModel, Qwen2ForCausalLM
 from transformers.utils import logging
 
+from benchmarks import tiny_play
+from benchmarks.tiny_play import Played
 from squelch.actors.diagnosis.proxies import proxies_of_samples
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.scorer.cross_scoring import CrossScorer
@@ -29,9 +31,8 @@ from squelch.cluster.config import RunConfig, load
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.grid_worlds.base import GridEnv
 from squelch.envs.registry import environment_class, environment_names
-from squelch.learner.warmup import tiny, tiny_eval, training
+from squelch.learner.warmup import tiny, training
 from squelch.learner.warmup.demonstrations import encode, transcripts
-from squelch.learner.warmup.tiny_eval import Played
 from squelch.learner.warmup.tiny_recipe import recipe_for
 
 NUM_PROMPTS = 32
@@ -61,7 +62,7 @@ def success(model: PreTrainedModel, codec: ChatCodec, config: RunConfig, num: in
     """Share of the first `num` validation tasks that the model solves at temperature `t`, in one episode each."""
     tasks = range(config.environment.validation_seed, config.environment.validation_seed + num)
     tokens = config.sampling.max_tokens_per_turn
-    played = tiny_eval.play_tasks(model, codec, config.environment, tasks, temperature=t, max_tokens=tokens)
+    played = tiny_play.play_tasks(model, codec, config.environment, tasks, temperature=t, max_tokens=tokens)
     return float(np.mean([one.success for one in played]))
 
 
@@ -95,7 +96,7 @@ def dependence(model: PreTrainedModel, groups: list[Played]) -> dict[str, float]
 
 def continued(directory: Path, environment: EnvironmentConfig) -> PreTrainedModel:
     """The policy after `NUM_STEPS` more steps of imitation on new demonstrations, at its last learning rate."""
-    model, codec = tiny_eval.load(directory)
+    model, codec = tiny_play.load(directory)
     assert isinstance(model, Qwen2ForCausalLM), "the tiny policy is a Qwen2"
     recipe = recipe_for(environment.name)
     source = transcripts(environment, recipe.quality, tiny.DEMONSTRATION_SEED + CONTINUED_SEED)
@@ -125,9 +126,9 @@ def measure(directory: Path, config: RunConfig, num_tasks: int, num_prompts: int
     """All figures of one environment's policy, which is built in `directory` unless that holds it."""
     environment, tokens = config.environment, config.sampling.max_tokens_per_turn
     report = tiny.build_tiny(directory, environment)
-    model, codec = tiny_eval.load(directory)
+    model, codec = tiny_play.load(directory)
     tasks = range(environment.train_seed, environment.train_seed + num_prompts)
-    groups = tiny_eval.play_tasks(
+    groups = tiny_play.play_tasks(
         model, codec, environment, tasks, split="train", group_size=GROUP_SIZE, temperature=1.0, max_tokens=tokens
     )
     return {

@@ -7,8 +7,6 @@ set that publishes its own split keeps it.
 from __future__ import annotations
 
 import hashlib
-import itertools
-from collections.abc import Iterator
 from typing import Literal
 
 from squelch.envs.settings import Settings
@@ -25,11 +23,6 @@ def check_split(split: str) -> None:
     """ValueError unless `split` is one of `SPLITS`."""
     if split not in SPLITS:
         raise ValueError(f"split is {split!r}; it must be one of {', '.join(SPLITS)}")
-
-
-def task_seeds(first_seed: int) -> Iterator[int]:
-    """The seeds of a run's tasks; the k-th is `first_seed + k`."""
-    return itertools.count(first_seed)
 
 
 def task_key_of(name: str, content: str) -> str:

@@ -52,11 +52,6 @@ class GroupStatistics:
     replay_failure: str | None = None
     """Why the first replay that failed did so, if the source knows."""
 
-    @property
-    def num_failed(self) -> int:
-        """Number of failed trajectories."""
-        return self.group_size - len(self.indices)
-
     @classmethod
     def of(cls, summary: GroupSummary) -> GroupStatistics:
         """The statistics of a group's summary, which contains survivors only."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,10 +159,3 @@ def reasoning_log_probs(trajectory: Trajectory, turn: int) -> np.ndarray:
 def by_index(table: pa.Table) -> dict[int, Trajectory]:
     """The trajectories of a group's rows by their index."""
     return {one.index: one for one in from_table(table)}
-
-
-def returns_line(values: Sequence[float | None]) -> tuple[float, float]:
-    """(low, high) that a strip of returns spans; at least one apart."""
-    known = [value for value in values if value is not None]
-    low, high = min([0.0, *known]), max([0.0, *known])
-    return (low, high) if high - low >= 1e-9 else (low, low + 1.0)

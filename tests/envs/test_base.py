@@ -13,7 +13,7 @@ from squelch.envs.config import EnvironmentConfig, FormatConfig
 from squelch.envs.episode import Episode
 from squelch.envs.format import parse, phrases, reads_words, well_formed
 from squelch.envs.registry import environment_class, environment_names, make, resolved
-from squelch.envs.splits import split_of, task_seeds
+from squelch.envs.splits import split_of
 from squelch.envs.text import printable
 from squelch.envs.wording import DemonstrationQuality
 from tests.envs.hostile_text import hostile_actions
@@ -247,11 +247,6 @@ def test_options_that_admit_no_task_are_refused_at_the_first_task(monkeypatch):
     env = make("FrozenLake", options={"size": 3, "min_distance": 30, "max_distance": 40, "min_holes": 0})
     with pytest.raises(ValueError, match=r"FrozenLake found no task in .* draws .*loosen the limits"):
         env.reset(seed=0)
-
-
-def test_task_seeds_count_from_the_first():
-    seeds = task_seeds(7)
-    assert [next(seeds) for _ in range(3)] == [7, 8, 9]
 
 
 @pytest.mark.parametrize("name", WORD_READERS)

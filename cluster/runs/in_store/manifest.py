@@ -26,6 +26,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -193,9 +194,29 @@ def commit(store: Store, manifest: Manifest) -> Manifest:
     return other
 
 
+class ReadOnly(ABC):
+    """The files of a run as a store that can only be read."""
+
+    @abstractmethod
+    def where(self, key: str = "") -> str:
+        """As `Store.where`."""
+
+    def put(self, key: str) -> Any:
+        """Refused."""
+        raise PermissionError(f"{self.where(key)}: a run in a store is written by its driver only")
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Refused, as `put`."""
+        return self.put(key)
+
+    def delete(self, key: str) -> None:
+        """Refused, as `put`."""
+        self.put(key)
+
+
 @dataclass(frozen=True)
-class Snapshot:
-    """The files of one manifest, as a store that can only be read."""
+class Snapshot(ReadOnly):
+    """The files of one manifest."""
 
     store: Store
     manifest: Manifest
@@ -238,18 +259,6 @@ class Snapshot:
     def where(self, key: str = "") -> str:
         """As `Store.where`."""
         return self.store.where(key)
-
-    def put(self, key: str) -> Any:
-        """Refused: a snapshot is read only."""
-        raise PermissionError(f"{self.where(key)}: a run in a store is written by its driver only")
-
-    def create(self, key: str, data: bytes) -> bool:
-        """Refused, as `put`."""
-        return self.put(key)
-
-    def delete(self, key: str) -> None:
-        """Refused, as `put`."""
-        self.put(key)
 
 
 class _Spans(RangeReader):

@@ -11,17 +11,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from squelch.actors.archive.store import LocalStore, Stat
 from squelch.actors.process.disk import whole_file
-from squelch.cluster.runs.in_store.manifest import Snapshot, find_run, newest
+from squelch.cluster.runs.in_store.manifest import ReadOnly, Snapshot, find_run, newest
 
 FOLLOW_S = 5.0
 
 
-class Followed:
-    """The files of a run's newest manifest, as a store that can only be read. Every method but `where` passes on the
+class Followed(ReadOnly):
+    """The files of a run's newest manifest. Every method but `where` passes on the
     OSError of a store that does not answer, or from which the run has vanished."""
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -54,18 +54,6 @@ class Followed:
     def where(self, key: str = "") -> str:
         """As `Store.where`."""
         return self._snapshot.where(key)
-
-    def put(self, key: str) -> Any:
-        """Refused, as by `Snapshot`."""
-        return self._snapshot.put(key)
-
-    def create(self, key: str, data: bytes) -> bool:
-        """Refused, as `put`."""
-        return self._snapshot.create(key, data)
-
-    def delete(self, key: str) -> None:
-        """Refused, as `put`."""
-        self._snapshot.delete(key)
 
 
 class LocalCopy:

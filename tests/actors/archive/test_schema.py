@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from docs.writers.schema import PAGE, page
 from squelch.actors.archive.group_index import index_rows
-from squelch.actors.archive.page import PAGE, page
 from squelch.actors.archive.reader import read_groups, read_index
 from squelch.actors.archive.rows import from_table, to_table
 from squelch.actors.archive.schema import ARCHIVE_SCHEMA, OPTIONAL
@@ -207,4 +207,4 @@ def test_the_index_of_many_groups_is_read_without_the_parts(tmp_path: Path) -> N
 
 
 def test_the_page_says_what_the_code_does() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run `python -m squelch.actors.archive.page`"
+    assert PAGE.read_text(encoding="utf-8") == page(), "run `python -m docs.writers.schema`"

@@ -19,11 +19,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks import tiny_play
 from squelch.actors.play.codec import ChatCodec
 from squelch.envs.config import EnvironmentConfig, FormatConfig
 from squelch.envs.format import reads_words
 from squelch.envs.registry import environment_class, environment_names, resolved
-from squelch.learner.warmup import tiny, tiny_eval, tiny_model, training
+from squelch.learner.warmup import tiny, tiny_model, training
 from squelch.learner.warmup.demonstrations import encode, transcripts
 from squelch.learner.warmup.tiny import build_tiny
 from squelch.learner.warmup.tiny_recipe import recipe_for
@@ -218,10 +219,10 @@ def test_a_build_that_comes_second_leaves_the_first_ones_folder_in_use(
 
 def test_sampled_log_probabilities_are_those_of_a_plain_forward(folder: Path) -> None:
     """Whatever the padding beside a prompt, at the temperature that was sampled at."""
-    model, codec = tiny_eval.load(folder)
+    model, codec = tiny_play.load(folder)
     prompts = [one.token_ids[: int(one.loss_mask.argmax())] for one in demonstrations(codec, 3)]
     prompts[1] = demonstrations(codec, 1, first_seed=9)[0].token_ids[:-5]
-    turns = tiny_eval.sample_turn(model, prompts, codec, 0.7, 12, torch.Generator().manual_seed(0))
+    turns = tiny_play.sample_turn(model, prompts, codec, 0.7, 12, torch.Generator().manual_seed(0))
     for prompt, (ids, log_probs) in zip(prompts, turns, strict=True):
         whole = torch.from_numpy(np.concatenate([prompt, ids]).astype(np.int64))
         with torch.inference_mode():
@@ -233,9 +234,9 @@ def test_sampled_log_probabilities_are_those_of_a_plain_forward(folder: Path) ->
 
 
 def test_play_follows_from_its_seed_and_groups_stay_together(folder: Path) -> None:
-    model, codec = tiny_eval.load(folder)
+    model, codec = tiny_play.load(folder)
     first, again, other = (
-        tiny_eval.play_tasks(model, codec, LAKE, range(3), group_size=2, temperature=1.0, max_tokens=8, seed=seed)
+        tiny_play.play_tasks(model, codec, LAKE, range(3), group_size=2, temperature=1.0, max_tokens=8, seed=seed)
         for seed in (0, 0, 1)
     )
     assert [one.seed for one in first] == [0, 0, 1, 1, 2, 2]

@@ -1,6 +1,6 @@
 """Draws the view of `squelch watch` as an SVG, for the docs.
 
-    python -m squelch.deploy.watch_picture runs/frozenlake docs/watch.svg
+    python -m docs.writers.watch_picture runs/frozenlake docs/watch.svg
 
 The picture shows the run's folder at the time of the call, exactly as a terminal would; a call during training shows a
 run in progress. The SVG loads nothing from the network, not even a font.

@@ -1,6 +1,6 @@
 """Draws the first two rows of the Reasoning dashboard over a run, for the docs.
 
-    python -m squelch.deploy.reasoning_picture runs/frozenlake docs/reasoning-view.svg
+    python -m docs.writers.reasoning_picture runs/frozenlake docs/reasoning-view.svg
 
 A Prometheus that holds what the run recorded (`cluster.grafana.recorded`) answers the dashboard's own queries, and the
 answers are drawn in the dashboard's layout (`cluster.plots.panels`).

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from docs.writers import reasoning_picture
 from squelch.cluster.grafana.boards import shipped
-from squelch.deploy import reasoning_picture
 from tests.cluster.report.synthetic import Made, write_run
 from tests.prometheus import need_prometheus
 

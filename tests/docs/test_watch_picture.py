@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 
 from rich.panel import Panel
 
+from docs.writers import watch_picture
+from docs.writers.watch_picture import picture
 from squelch.actors.archive.writer import Archive
-from squelch.deploy import watch_picture
-from squelch.deploy.watch_picture import picture
 
 COMMITTED = Path(__file__).parents[2] / "docs/watch.svg"
 

@@ -2,15 +2,15 @@
 
 import pytest
 
+from docs.writers.memory import PAGE, _cell, page
 from squelch.cluster.commands.plan import DEVICES_GIB, RANK_RUNTIME_GIB, Need, needs_of
-from squelch.cluster.commands.plan_page import PAGE, _cell, page
 from squelch.cluster.config import load, recipe_names
 
 
 @pytest.mark.slow
 def test_the_page_says_what_the_plan_says_of_every_recipe() -> None:
     written = PAGE.read_text(encoding="utf-8")
-    assert written == page(), "run `python -m squelch.cluster.commands.plan_page`"
+    assert written == page(), "run `python -m docs.writers.memory`"
     assert all(f"`{name}`" in written for name in recipe_names())
 
 

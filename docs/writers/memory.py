@@ -1,6 +1,6 @@
 """Generates docs/reference/memory.md: what every recipe's parties need on devices of several sizes, and what to set.
 
-    python -m squelch.cluster.commands.plan_page
+    python -m docs.writers.memory
 
 The figures are those of `squelch plan RECIPE`.
 """
@@ -17,12 +17,12 @@ from squelch.cluster.config import load, recipe_names
 
 SETTING = re.compile(r"[a-z_]+\.[a-z_]+=[a-z0-9.]*[a-z0-9]")
 """A setting in the text of an advice."""
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "memory.md"
+PAGE = Path(__file__).resolve().parents[1] / "reference" / "memory.md"
 
 HEAD = """\
 # Memory of every recipe
 
-`python -m squelch.cluster.commands.plan_page` generates this page; do not edit it. It shows what `squelch plan RECIPE`
+`python -m docs.writers.memory` generates this page; do not edit it. It shows what `squelch plan RECIPE`
 estimates from the shapes of the model, with the recipe's own settings. `squelch plan RECIPE --device-gib N` does the
 same for a device of another size and for changed settings, and says of which parts a figure consists.
 `python -m benchmarks.memory` prints the estimates of one model beside peaks that it measures on a CPU

@@ -1,4 +1,4 @@
-"""Writes docs/reference/schema.md from the schema: `python -m squelch.actors.archive.page`."""
+"""Writes docs/reference/schema.md from the schema: `python -m docs.writers.schema`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 from squelch.actors.archive.schema import DECISION, INDEX, PICTURE, SCORE, TRAJECTORY, TURN, VERSION_SPAN, Column
 from squelch.actors.archive.version import READ_BY, VERSION, VERSION_KEY
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "schema.md"
+PAGE = Path(__file__).resolve().parents[1] / "reference" / "schema.md"
 
 HEAD = f"""\
 # The archive's schema
@@ -18,7 +18,7 @@ HEAD = f"""\
 A run's groups are in `groups/step-NNNNNN.parquet`, one row per trajectory, and in `groups/index-NNNNNN.parquet`, one
 row per group for a hundred steps. Both have **schema {VERSION}**: the metadata of their Parquet schema contains
 `{VERSION_KEY} = {VERSION}`. `metrics.parquet` states the version in the same way, `summary.json` under `schema`.
-`python -m squelch.actors.archive.page` writes this page from `actors/archive/schema.py`.
+`python -m docs.writers.schema` writes this page from `actors/archive/schema.py`.
 
 - A file of another schema is refused with its name; the version of Squelch that wrote it reads it.
 - A file that states no version, as another trainer may write it, is read as schema {VERSION}. Files of runs from before
