@@ -69,8 +69,8 @@ class TimedFiltering(Filtering):
     """The coordinator's side of the filter, which also notes how long each decision follows its window's last group, or
     the end of the step before it if that is later."""
 
-    def __init__(self, fleet: Fleet, played: Callable[[], list[PlayedGroup]], start_timeout_s: float) -> None:
-        super().__init__(fleet, None, played, start_timeout_s)
+    def __init__(self, fleet: Fleet, played: Callable[[], list[PlayedGroup]]) -> None:
+        super().__init__(fleet, None, played)
         self._last: dict[int, float] = {}
         self.recorded_at = 0.0
         """When the last step was recorded."""
@@ -137,7 +137,7 @@ async def measure(config: RunConfig, over_ray: bool) -> dict[str, float]:
             memory.say(coordinator)
 
         coordinator = make_coordinator(config, fleet, archive, recorder, LoopState(), recorded)
-        timed = TimedFiltering(fleet, coordinator.steps._played, config.cluster.start_timeout_s)
+        timed = TimedFiltering(fleet, coordinator.steps._played)
         coordinator.steps.filtering = timed
         service, hosts = await actors.pids()
         before = [cpu_seconds([service]), cpu_seconds(hosts), time.process_time()]

@@ -119,7 +119,7 @@ class _NoSink:
 async def simulate(config: RunConfig) -> None:
     """Runs the configuration with simulated engines; its figures are in its folder."""
     hosts = [Local(EngineHost()) for _ in range(config.rollout.start_count)]
-    actors = StandIns(hosts, Local(FilterHost(config.filter)), TRAIN_S)
+    actors = StandIns(config, hosts, Local(FilterHost(config.filter)), TRAIN_S)
     archive = Archive(config.run_dir)
     fleet = Fleet(config, actors, archive.event)
     try:

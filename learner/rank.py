@@ -1,65 +1,216 @@
-"""What a learner rank does with torch, in the rank's own process; `learner.actor` calls it without importing torch."""
+"""One learner rank, in a process of its own: the class that `actors.process.shell` puts into a Ray actor. The
+coordinator calls all ranks together (`cluster.control.rank_client`); the rows of `cluster.control.calls` say how
+long each call may take.
+
+| actor | produces | waits for | unblocked by | on time-out |
+|---|---|---|---|---|
+| `LearnerRank` | report, bundle, files | payload of the kept groups | their owner | RuntimeError naming them |
+| `LearnerRank` | | the model folder, chunk by chunk | the driver | ValueError naming file and host |
+| `LearnerRank` | | a connection to each other rank | that rank's host | it is reported |
+| `LearnerRank` 0 | a broadcast | all members of its weight group | their own calls | it returns the reason |
+| `LearnerRank` | | the other ranks, in a collective | each rank's own call | the process group's time-out |
+
+Invariants: all ranks get every collective, in the same order. The process group contains learner ranks only and lives
+as long as they do. Ranks may run on several hosts: collectives use the interface that holds a node's Ray address
+(`actors.process.interfaces`), the model folder comes through the object store (`actors.process.shipping`), and files of
+ranks that do not see the driver's disk are fetched from them (`learner.staging`). `progress` is no collective: a thread
+of its own answers it while another call is under way.
+"""
 
 from __future__ import annotations
 
+import os
 import socket
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ray
 import torch
+from ray.exceptions import GetTimeoutError
 from transformers.utils import logging as hf_logging
 
-from squelch.actors.messages import GroupMember, WeightBundle
+from squelch.actors.archive.rows import from_table, unpacked
+from squelch.actors.messages import GroupMember, Imitation, StepReport, WeightBundle
+from squelch.actors.process.folders import Entry
+from squelch.actors.process.interfaces import bind_nccl, listen
+from squelch.actors.process.progress_marks import Marks, Progress
+from squelch.actors.process.shipping import Folder, forget, local, own_node
 from squelch.actors.weight_group import WeightGroup
-from squelch.learner import process_group
-from squelch.learner import publish as publication
+from squelch.learner import imitation, process_group, publish, staging
+from squelch.learner.batching import Groups, Row
 from squelch.learner.config import LearnerConfig
-from squelch.learner.network import Place
+from squelch.learner.decomposition.decompose import decompose
+from squelch.learner.decomposition.statistics import Decomposition
+from squelch.learner.network import LOOPBACK, Home, Place, unreachable
+from squelch.learner.staging import Staging
 from squelch.learner.trainer import Trainer
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 """Types in which weights are published, by the name in `rollout.dtype`; any other name publishes float32."""
 
 
-def start(
-    model_dir: Path | str,
-    config: LearnerConfig,
-    rank: int,
-    places: Sequence[Place],
-    listener: socket.socket,
-    seed: int,
-    temperature: float,
-) -> Trainer:
-    """Joins the process group and loads the model.
+class LearnerRank:
+    """One rank. `start` and the methods that train, publish, send, save and load are collectives."""
 
-    Args:
-        places: of all ranks.
-        listener: this rank's socket at `places[rank].store_port`, which only rank 0 needs.
-    """
-    torch.set_num_threads(config.num_threads)
-    hf_logging.disable_progress_bar()
-    if rank > 0 or len(places) == 1:
-        listener.close()
-    first, device = places[0], "cuda" if config.num_gpus > 0 else "cpu"
-    world = (rank, len(places), first.address, first.store_port, config.step_timeout_s, device)
-    process_group.start(*world, places[rank].address, listener)
-    return Trainer(model_dir, config, rank, len(places), seed, temperature)
+    def __init__(
+        self, rank: int, model_dir: Folder | str, config: LearnerConfig, seed: int, temperature: float
+    ) -> None:
+        self.rank, self.model_dir, self.config = rank, model_dir, config
+        self.seed, self.temperature = seed, temperature
+        self.marks = Marks()
+        self._sockets: tuple[socket.socket, ...] = ()
+        self._rendezvous: socket.socket | None = None
+        """Listens for the members of a weight group that is being formed."""
+        self._group: WeightGroup | None = None
 
+    def progress(self) -> Progress:
+        """The progress marks so far, also in the middle of a step."""
+        return self.marks.seen()
 
-def join_group(trainer: Trainer, member: GroupMember, listener: socket.socket) -> WeightGroup | str:
-    """Rank 0's end of a new weight group, or the reason why the group was not formed."""
-    try:
-        return WeightGroup(member, trainer.device, listener)
-    except RuntimeError as error:
-        return str(error)
+    # -- the process group -------------------------------------------------------------------------------------------
 
+    def home(self) -> Home:
+        """The node that this rank runs on."""
+        return Home(*own_node(), os.getpid())
 
-def send(trainer: Trainer, group: WeightGroup | None, dtype: str) -> str:
-    """Broadcasts the weights; see `learner.publish.send`."""
-    return publication.send(trainer.policy, group, DTYPES.get(dtype, torch.float32))
+    def place(self, one_node: bool) -> Place:
+        """Listens, until `start`, for the other ranks: on loopback if all ranks share a node."""
+        address = LOOPBACK if one_node else own_node()[1]
+        self._sockets = store, door = listen(address), listen(address)
+        return Place(address, store.getsockname()[1], door.getsockname()[1])
 
+    def unreachable(self, places: Sequence[Place]) -> dict[int, str]:
+        """The ranks that this rank cannot connect to, with the reason."""
+        return unreachable(self.rank, places)
 
-def publish(trainer: Trainer, version: int, put: Callable[[Any], Any], dtype: str) -> WeightBundle | None:
-    """The weights as `version` in `dtype`, stored by `put` on rank 0; other ranks return None."""
-    return trainer.publish(version, put, DTYPES.get(dtype, torch.float32))
+    def start(self, places: Sequence[Place]) -> None:
+        """Joins the process group and loads the model. `places`: of all ranks; rank 0's store is used."""
+        config, rank = self.config, self.rank
+        model_dir = local(self.model_dir)  # before the group exists, whose collectives would wait for a copy
+        (store, door), self._sockets = self._sockets, ()
+        door.close()
+        if config.num_gpus > 0:  # also where the ranks share this node: a weight group has members on others
+            bind_nccl(own_node()[1])
+        torch.set_num_threads(config.num_threads)
+        hf_logging.disable_progress_bar()
+        if rank > 0 or len(places) == 1:
+            store.close()
+        first, device = places[0], "cuda" if config.num_gpus > 0 else "cpu"
+        world = (rank, len(places), first.address, first.store_port, config.step_timeout_s, device)
+        process_group.start(*world, places[rank].address, store)
+        self.trainer = Trainer(model_dir, config, rank, len(places), self.seed, self.temperature)
+        self.marks = self.trainer.marks
+
+    def stop(self) -> None:
+        """Leaves the process group."""
+        process_group.stop()
+
+    # -- training ----------------------------------------------------------------------------------------------------
+
+    def train_step(self, step: int, refs: Sequence[Any], group_ids: Sequence[str], loss_scale: float) -> StepReport:
+        """Fetches the kept groups' tables (`refs`, in order of `group_ids`) and learns from them."""
+        start = time.perf_counter()
+        groups = self._fetch(f"step {step}", refs, group_ids)
+        fetch = time.perf_counter() - start
+        report = self.trainer.train_step(step, groups, loss_scale)
+        return replace(report, seconds={**report.seconds, "fetch": fetch})
+
+    def decompose(self, refs: Sequence[Any], group_ids: Sequence[str]) -> Decomposition:
+        """The gradient decomposition of these groups; no update is made."""
+        return decompose(self.trainer, self._fetch("gradients", refs, group_ids))
+
+    def imitate(self, step: int, rows: Sequence[Row]) -> Imitation:
+        """One supervised optimizer step on the rows."""
+        return imitation.imitate(self.trainer, rows, step)
+
+    def imitation_loss(self, rows: Sequence[Row]) -> float:
+        """The mean loss of the rows, nats per sampled token; the weights do not change."""
+        return imitation.imitation_loss(self.trainer, rows)
+
+    def _fetch(self, what: str, refs: Sequence[Any], group_ids: Sequence[str]) -> Groups:
+        """The groups' trajectories. Raises RuntimeError when their tables do not arrive within `step_timeout_s`."""
+        try:
+            packed = ray.get(list(refs), timeout=self.config.step_timeout_s)
+        except GetTimeoutError as error:
+            raise RuntimeError(
+                f"{what}: the payload of groups {', '.join(group_ids)} did not arrive within "
+                f"{self.config.step_timeout_s} s"
+            ) from error
+        return [(group_id, from_table(unpacked(rows))) for group_id, rows in zip(group_ids, packed, strict=True)]
+
+    # -- weights -----------------------------------------------------------------------------------------------------
+
+    def publish(self, version: int, dtype: str) -> WeightBundle | None:
+        """The weights as `version` in `dtype`, which rank 0 puts into the object store; other ranks return None."""
+        return self.trainer.publish(version, ray.put, DTYPES.get(dtype, torch.float32))
+
+    def open_group(self) -> tuple[str, int]:
+        """Leaves the present weight group and listens for the members of a new one; the address and port."""
+        self._leave_group()
+        self._rendezvous = listen(own_node()[1])
+        return self._rendezvous.getsockname()[:2]
+
+    def join_group(self, member: GroupMember) -> str:
+        """Forms the weight group that `open_group` announced; waits for all members. The reason if that fails, because
+        the learner itself is as well as before; else empty."""
+        assert self._rendezvous is not None, "open_group comes first"
+        listener, self._rendezvous = self._rendezvous, None
+        try:
+            self._group = WeightGroup(member, self.trainer.device, listener)
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+    def send(self, dtype: str) -> str:
+        """Broadcasts the weights in the weight group, of which only rank 0 is a member; the reason if that fails."""
+        failure = publish.send(self.trainer.policy, self._group, DTYPES.get(dtype, torch.float32))
+        if failure:
+            self._leave_group()
+        return failure
+
+    def _leave_group(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()
+
+    # -- folders -----------------------------------------------------------------------------------------------------
+
+    def save(self, path: Path | str, loop: Mapping[str, Any]) -> None:
+        """Writes a checkpoint that contains the coordinator's data `loop`."""
+        self.trainer.save(Path(path), loop)
+
+    def load(self, folder: Folder | Path) -> dict[str, Any]:
+        """Loads a checkpoint; returns the coordinator's data."""
+        return self.trainer.load(local(folder))
+
+    def forget(self, folder: Folder | Path) -> None:
+        """Removes this node's copy of a loaded checkpoint, if there is one."""
+        if isinstance(folder, Folder):
+            forget(folder)
+
+    def export(self, path: Path | str) -> None:
+        """Writes the policy as a Hugging Face folder."""
+        self.trainer.export(Path(path))
+
+    def sees(self, folder: str, token: str) -> bool:
+        """Whether this rank sees the driver's folder."""
+        return staging.sees(Path(folder), token)
+
+    def stage(self, token: str) -> str:
+        """Creates the staging folder `token` on this node; returns the path to write to."""
+        return Staging(token).create()
+
+    def staged(self, token: str) -> tuple[Entry, ...]:
+        """The files in the staging folder."""
+        return Staging(token).entries()
+
+    def read_staged(self, token: str, name: str, number: int) -> bytes:
+        """A chunk of a file in the staging folder."""
+        return Staging(token).read(name, number)
+
+    def unstage(self, token: str) -> None:
+        """Removes the staging folder."""
+        Staging(token).remove()

@@ -14,8 +14,8 @@ directly. The mechanism does not depend on what the ranks write: a method that w
 | the method that writes; each list, each chunk of a staging folder | TimeoutError naming the rank, the write's bound |
 
 Invariants: the folder of the final name is complete or absent. A staging folder is removed in any case; that of a
-killed rank is removed by the next write of the same run on its node. This module does not import Ray: `Ranks` makes the
-calls.
+killed rank is removed by the next write of the same run on its node. This module does not import Ray: `Ranks`, the
+learner's client, makes the calls.
 """
 
 import hashlib

@@ -172,7 +172,7 @@ class Trainer:
             plan = self.plan(rows, self.config.minibatches, step)
         if not plan:
             return 0, {}
-        batches, figures = self._prepare(rows, plan, clock)
+        batches, figures = self._prepare(rows, plan, clock, self.config.objective)
         if (silent := self._silent(batches)) is not None:
             return 0, silent
         totals = Totals.zeros(self.device)
@@ -203,15 +203,15 @@ class Trainer:
         return batching.plan(rows, minibatches, config.token_budget, self.world_size, self.seed, step, share)
 
     def _prepare(
-        self, rows: Sequence[Row], plan: Sequence[OptimizerStep], clock: Clock
+        self, rows: Sequence[Row], plan: Sequence[OptimizerStep], clock: Clock, objective: ObjectiveConfig
     ) -> tuple[list[list[Batch]], dict[str, float]]:
         """Computes everything that stays fixed during the training step: this rank's micro-batches of each optimizer
         step, and metrics of the advantages. Raises StepRefused if a KL or value is not finite."""
         self.marks.begin()
         places = [range(len(part.micro_batches[self.rank])) for part in plan]
-        steps = [[self._batch(rows, part, k, clock) for k in places[i]] for i, part in enumerate(plan)]
+        steps = [[self._batch(rows, part, k, clock, objective) for k in places[i]] for i, part in enumerate(plan)]
         with clock.part("prepare"):
-            found = credit.assign(rows, steps, self.config.objective, self.device)
+            found = credit.assign(rows, steps, objective, self.device)
         return found.steps, found.figures
 
     def _silent(self, steps: Sequence[Sequence[Batch]]) -> dict[str, float] | None:
@@ -234,13 +234,12 @@ class Trainer:
             return None
         return {"zero_advantage_share": 1.0} if tokens else {"masked_share": 1.0}
 
-    def _batch(self, rows: Sequence[Row], part: OptimizerStep, place: int, clock: Clock) -> Batch:
+    def _batch(self, rows: Sequence[Row], part: OptimizerStep, place: int, clock: Clock, own: ObjectiveConfig) -> Batch:
         """This rank's micro-batch number `place` of the optimizer step `part`."""
         with clock.part("prepare"):
             chosen = [rows[i] for i in part.micro_batches[self.rank][place]]
             micro = batching.collate(chosen, self.config.share_openings)
             inputs = inputs_of(micro, self.device)
-        own = self.config.objective
         with clock.part("recompute"):
             needed = own.anchor == "recomputed" or own.max_mismatch > 0
             recomputed = self._score(self.policy, inputs) if needed else None
@@ -278,7 +277,7 @@ class Trainer:
         taken = self.optimizer_steps
         for k, batches in enumerate(prepared):
             with clock.part("forward_backward"):
-                loss = self._accumulate(batches, scale, totals, first=k == 0)
+                loss = self._accumulate(batches, scale, totals, self.config.objective, first=k == 0)
             with clock.part("critic"):
                 loss += self._accumulate_values(batches, totals)
             with clock.part("optimizer"):
@@ -291,12 +290,14 @@ class Trainer:
                 self.optimizer_steps = taken
                 raise StepRefused(reason)
 
-    def _accumulate(self, batches: Sequence[Batch], scale: float, totals: Totals, first: bool) -> Tensor:
+    def _accumulate(
+        self, batches: Sequence[Batch], scale: float, totals: Totals, objective: ObjectiveConfig, first: bool
+    ) -> Tensor:
         """Gradients of one optimizer step, summed over ranks; returns this rank's share of the loss, float64."""
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         for batch in batches:
-            log_probs, entropies = self._forward(batch)
-            terms = policy_loss(log_probs, entropies, batch.tokens, self.config.objective, scale)
+            log_probs, entropies = self.policy(*batch.inputs, self.temperature, objective.entropy_coefficient > 0)
+            terms = policy_loss(log_probs, entropies, batch.tokens, objective, scale)
             terms.loss.backward()
             loss += terms.sums[0]
             totals.sums += terms.sums
@@ -319,10 +320,6 @@ class Trainer:
         self.optimizer.zero_grad()
         if self.critic is not None:
             self.critic.optimizer.zero_grad()
-
-    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        wants_gradient = self.config.objective.entropy_coefficient > 0
-        return self.policy(*batch.inputs, self.temperature, wants_gradient)
 
     def _count_mismatch(self, batch: Batch, log_probs: Tensor, totals: Totals, first: bool) -> None:
         """Adds the mismatch of learner and sampler at step start: on all tokens if log-probabilities were recomputed,
@@ -375,7 +372,8 @@ class Trainer:
             self.zero_grad()
             totals = Totals.zeros(self.device)
             alone = [batch.only(group_id) for batch in batches]
-            loss = self._accumulate(alone, scale, totals, first=False) + self._accumulate_values(alone, totals)
+            loss = self._accumulate(alone, scale, totals, self.config.objective, first=False)
+            loss = loss + self._accumulate_values(alone, totals)
             norm, total, critic = self._norm(loss)
             if not math.isfinite(norm + total + critic):
                 return f"non-finite {'gradient' if math.isfinite(total) else 'loss'} in group {group_id}"
@@ -419,7 +417,7 @@ class Trainer:
         A collective. Raises StepRefused for groups with a non-finite value.
         """
         batching.refuse_non_finite(groups)
-        self._backward(batching.to_rows(groups, self.config.objective), loss_scale)
+        self._backward(batching.to_rows(groups, self.config.objective), self.config.objective, loss_scale)
         named: list[tuple[str, Any]] = [
             (name.removeprefix(publication.PREFIX), p.grad) for name, p in self.policy.named_parameters()
         ]
@@ -433,22 +431,17 @@ class Trainer:
 
         A KL term in `objective` needs the reference, which is loaded only if the trainer's own objective has a KL term.
         """
-        own = self.config
-        self.config = own.model_copy(update={"objective": objective})
-        try:
-            self._backward(rows, 1.0)
-        finally:
-            self.config = own
+        self._backward(rows, objective, 1.0)
         trained = [p for p in self.policy.parameters() if p.requires_grad]
         shards = [torch.zeros_like(local(p)) if p.grad is None else local(p.grad).clone() for p in trained]
         self.optimizer.zero_grad()
         return shards
 
-    def _backward(self, rows: Sequence[Row], loss_scale: float) -> None:
-        """Computes the gradient of the rows, as one optimizer step, into the parameters' `grad`."""
+    def _backward(self, rows: Sequence[Row], objective: ObjectiveConfig, loss_scale: float) -> None:
+        """Computes the gradient of `objective` on the rows, as one optimizer step, into the parameters' `grad`."""
         plan = self.plan(rows, 1, 0)
-        batches, _ = self._prepare(rows, plan, Clock())
-        self._accumulate(batches[0], loss_scale, Totals.zeros(self.device), first=True)
+        batches, _ = self._prepare(rows, plan, Clock(), objective)
+        self._accumulate(batches[0], loss_scale, Totals.zeros(self.device), objective, first=True)
 
     def publish(self, version: int, put: publication.Put, dtype: torch.dtype = torch.float32) -> WeightBundle | None:
         """The present weights, on rank 0; None on the other ranks. A collective."""

@@ -1,4 +1,4 @@
-"""The filter as a Ray actor, which delegates each call to `actors.filter.windows`.
+"""The filter service, in a process of its own; delegates each call to `actors.filter.windows`.
 
 Calls carry lists of group summaries; the groups themselves stay with their owner. The filter waits for nobody. The
 coordinator calls `admit` with the groups that have arrived, and `close` once all tickets of a step have ended.
@@ -6,20 +6,16 @@ coordinator calls `admit` with the groups that have arrived, and `close` once al
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection
 from typing import Any
-
-import ray
 
 from squelch.actors.config import FilterConfig
 from squelch.actors.filter.decisions import Decision, StepDecision
 from squelch.actors.filter.windows import make_window
-from squelch.actors.process.progress_marks import IDLE, WATCHING, Progress
+from squelch.actors.process.progress_marks import IDLE, Progress
 from squelch.actors.records import GroupSummary
 
 
-@ray.remote(concurrency_groups=WATCHING)
 class FilterService:
     """Central filter of a run; see `actors.filter.windows.FilterWindow` for the meaning of each call."""
 
@@ -34,12 +30,6 @@ class FilterService:
         """Ranks a step once all its tickets have ended."""
         return self._window.close(step, final, target)
 
-    @ray.method(concurrency_group="watch")
-    def live(self) -> None:
-        """Never returns: the call fails when the process ends."""
-        threading.Event().wait()
-
-    @ray.method(concurrency_group="watch")
     def progress(self) -> Progress:
         """An answer is the only sign of progress: every call is short."""
         return IDLE

@@ -1,4 +1,4 @@
-"""Environment actor: the Ray actor around `EnvironmentPlayer`.
+"""Environment actor: the process around `EnvironmentPlayer`.
 
 | call | waits for | on time-out |
 |---|---|---|
@@ -62,8 +62,8 @@ def index_place(index: Folder) -> Path:
 
 
 class EnvironmentActor:
-    """The Ray actor, which is asynchronous. The caller owns the groups that `play` returns, so finished groups survive
-    this actor's death."""
+    """The actor, all of whose calls run in one event loop. The caller owns the groups that `play` returns, so finished
+    groups survive this actor's death."""
 
     def __init__(
         self,
@@ -113,11 +113,7 @@ class EnvironmentActor:
         """Intervals since the last call in which environments were stepped."""
         return self._player.steps.spans.take()
 
-    async def live(self) -> None:
-        """Never returns: the call fails when the process ends."""
-        await asyncio.Event().wait()
-
-    async def progress(self) -> Progress:
+    def progress(self) -> Progress:
         """A mark for each environment call that ended; it is idle while it waits for tokens only."""
         return self._player.steps.progress()
 

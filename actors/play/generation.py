@@ -29,7 +29,8 @@ from typing import Protocol
 from squelch.actors.messages import Completion, GenerationRequest
 
 POLL_S = 5.0
-GRACE_S = 30.0
+COLLECT_GRACE_S = 30.0
+"""Seconds within which a rollout worker must take requests, and beyond the time-out of `collect` answer that."""
 
 
 class GenerationFailed(Exception):
@@ -69,7 +70,7 @@ class GenerationClient:
     """Samples turns for many concurrent episodes. `port(worker)` returns a worker's port by name; it may change."""
 
     def __init__(
-        self, client: str, port: Callable[[str], Port], poll_s: float = POLL_S, grace_s: float = GRACE_S
+        self, client: str, port: Callable[[str], Port], poll_s: float = POLL_S, grace_s: float = COLLECT_GRACE_S
     ) -> None:
         # a successor has the name of a dead actor, whose requests the worker may still hold
         self._client = f"{client}~{uuid.uuid4().hex[:12]}"

@@ -1,7 +1,7 @@
 """Rollout worker: samples completions for its clients' requests, and loads the learner's new weights.
 
-`Engine` does not depend on Ray; `RolloutWorker` is the Ray actor: it resolves object references and delegates to
-`Engine`. `actors.rollout.engine` wraps vLLM.
+`Engine` does not depend on Ray; `RolloutWorker` is the actor: it resolves object references and delegates to `Engine`.
+`actors.rollout.engine` wraps vLLM.
 
 Invariants:
 
@@ -40,6 +40,7 @@ import numpy as np
 
 from squelch.actors.config import RolloutConfig
 from squelch.actors.messages import Completion, GenerationRequest, GroupMember, UpdateReport, WeightBundle
+from squelch.actors.play.codec import ChatCodec
 from squelch.actors.process.interfaces import bind_collectives
 from squelch.actors.process.progress_marks import Progress
 from squelch.actors.process.shipping import Folder, local, own_node
@@ -353,11 +354,9 @@ class Engine:
 
 
 class RolloutWorker:
-    """The Ray actor. It is asynchronous; its `max_concurrency` must exceed the number of its clients."""
+    """The actor, all of whose calls run in one event loop."""
 
     def __init__(self, name: str, model: Folder | str, config: RolloutConfig) -> None:
-        from squelch.actors.play.codec import ChatCodec
-
         if config.weight_transfer in ("nccl", "gloo"):
             bind_collectives(own_node()[1])  # before the engine's process, which inherits the choice, starts
         model_dir = local(model)
@@ -423,11 +422,7 @@ class RolloutWorker:
         """As `Engine.health`."""
         return await self._engine.health(timeout_s)
 
-    async def live(self) -> None:
-        """Never returns: the call fails when the process ends."""
-        await asyncio.Event().wait()
-
-    async def progress(self) -> Progress:
+    def progress(self) -> Progress:
         """As `Engine.progress`."""
         return self._engine.progress()
 

@@ -1,4 +1,4 @@
-"""The Ray actor of the scorer: fetches weights and groups, checks the weights, and scores the groups.
+"""The scorer's process: fetches weights and groups, checks the weights, and scores the groups.
 
 The coordinator does not wait for the actor: it calls `score` and polls for the result. The actor waits at most
 `scorer.timeout_s` for weights and groups from the object store, and its error names the late object.
@@ -9,44 +9,40 @@ Invariants:
   fail a check are never used.
 - With `scorer.model` set the weights never change: tokens of every version are scored, and the reported version is -1.
 
-Only the actor's process imports torch and transformers; the coordinator imports this module without them.
+This module imports torch and transformers; the coordinator does not import it (`actors.process.shell`).
 """
 
 from __future__ import annotations
 
 import math
 import os
-import threading
-import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import ray
+import torch
 from ray.exceptions import GetTimeoutError
+from transformers import PreTrainedModel
 
 from squelch.actors.archive.rows import from_table, unpacked
 from squelch.actors.archive.scores import scores_table
 from squelch.actors.config import ScorerConfig
 from squelch.actors.messages import WeightBundle
 from squelch.actors.model_folder import load_model_folder
-from squelch.actors.process.progress_marks import WATCHING, Progress
+from squelch.actors.play.codec import ChatCodec
+from squelch.actors.process.progress_marks import Progress
 from squelch.actors.process.shipping import Folder, local
 from squelch.actors.records import Trajectory
+from squelch.actors.scorer.cross_scoring import CrossScorer, load_arrays
 from squelch.actors.scorer.drawing import newest_version
 from squelch.actors.scorer.fixed_model import FIXED_VERSION
 from squelch.actors.scorer.probe_scoring import FixedProbe
 from squelch.actors.scorer.scorer import Followed, Scorer
 from squelch.actors.weights import checksum
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from squelch.actors.play.codec import ChatCodec
 
 LEAST_PRIORITY = 19
 """Niceness of the scoring thread on a CPU where Linux refuses the policy `SCHED_IDLE`."""
@@ -71,13 +67,8 @@ def environments_of(tables: Sequence[pa.Table]) -> dict[str, str]:
     return {group: environment for table in pairs for group, environment in table}
 
 
-@ray.remote(concurrency_groups={"health": 1, **WATCHING})
 class ScorerActor:
-    """The scorer in its own process, on one CPU thread that yields to all others, or on a GPU (`scorer.num_gpus`); see
-    `Scorer`.
-
-    The actor answers `health` even while it scores.
-    """
+    """The scorer, on one CPU thread that yields to all others, or on a GPU (`scorer.num_gpus`); see `Scorer`."""
 
     def __init__(
         self,
@@ -90,8 +81,6 @@ class ScorerActor:
         fixed: Folder | str | None = None,
     ) -> None:
         """`model`: the policy's folder. `fixed`: that of `scorer.model`, which scores instead of the policy."""
-        from squelch.actors.scorer.cross_scoring import CrossScorer  # imports torch, which only this process needs
-
         _step_back(config)
         self._config = config
         self._model_dir = str(local(model))
@@ -104,7 +93,6 @@ class ScorerActor:
         self._timeout_s = config.timeout_s
         self._loaded: tuple[int, str] | None = None
         self._parity = 0.0
-        self._busy: tuple[int, float] | None = None
 
     def score(
         self, step: int, bundle: WeightBundle, row_refs: list[ray.ObjectRef], replaces: bool = False
@@ -119,39 +107,33 @@ class ScorerActor:
     def _score(
         self, step: int, bundle: WeightBundle, row_refs: list[ray.ObjectRef], replaces: bool
     ) -> dict[str, float]:
-        with self._working(step, bundle):
-            tables = self._tables(row_refs, f"groups of step {step}")
-            groups, environments = by_group(tables), environments_of(tables)
-            if self._fixed:
-                version = max(newest_version(groups), 0)
-                metrics = self._scorer.score(step, version, groups, environments, replaces)
-                return metrics | {"scorer/version": float(FIXED_VERSION), "scorer/parity": math.nan}
-            metrics = self._scorer.score(step, bundle.version, groups, environments, replaces)
-            return metrics | {"scorer/parity": self._parity}
+        self._prepare(bundle)
+        tables = self._tables(row_refs, f"groups of step {step}")
+        groups, environments = by_group(tables), environments_of(tables)
+        if self._fixed:
+            version = max(newest_version(groups), 0)
+            metrics = self._scorer.score(step, version, groups, environments, replaces)
+            return metrics | {"scorer/version": float(FIXED_VERSION), "scorer/parity": math.nan}
+        metrics = self._scorer.score(step, bundle.version, groups, environments, replaces)
+        return metrics | {"scorer/parity": self._parity}
 
     def probe(
         self, step: int, bundle: WeightBundle, row_refs: list[ray.ObjectRef]
     ) -> tuple[dict[str, float], dict[str, Any]]:
         """The metrics of a probe evaluation, whose groups `row_refs` refer to, and the state after it; weights as in
         `score`."""
-        with self._working(step, bundle):
-            groups = by_group(self._tables(row_refs, f"the probe's groups after step {step}"))
-            version = max(newest_version(groups), 0) if self._fixed else bundle.version
-            metrics = self._probe.read(step, version, groups)
-            self._scorer.followed = Followed(metrics["probe/link/follows"], step)
-            return metrics, self.state()
+        self._prepare(bundle)
+        groups = by_group(self._tables(row_refs, f"the probe's groups after step {step}"))
+        version = max(newest_version(groups), 0) if self._fixed else bundle.version
+        metrics = self._probe.read(step, version, groups)
+        self._scorer.followed = Followed(metrics["probe/link/follows"], step)
+        return metrics, self.state()
 
-    @contextmanager
-    def _working(self, step: int, bundle: WeightBundle) -> Iterator[None]:
-        """The time in which the actor is busy with a step under the bundle's weights, or under the fixed model."""
+    def _prepare(self, bundle: WeightBundle) -> None:
+        """Gives way to other processes, and loads the bundle's weights, unless a fixed model scores."""
         _step_back(self._config)
-        self._busy = (step, time.monotonic())
-        try:
-            if not self._fixed and self._loaded != (bundle.version, bundle.checksum):
-                self._load(bundle)
-            yield
-        finally:
-            self._busy = None
+        if not self._fixed and self._loaded != (bundle.version, bundle.checksum):
+            self._load(bundle)
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint; plain JSON."""
@@ -162,19 +144,6 @@ class ScorerActor:
         self._scorer.restore(state)
         self._probe.restore(state.get("probe"))
 
-    @ray.method(concurrency_group="health")
-    def health(self) -> dict[str, float]:
-        """`version` of the weights (-1: none yet), `busy_step` (-1: idle) and `busy_seconds` spent on that step."""
-        step, since = self._busy or (-1, time.monotonic())
-        version = self._loaded[0] if self._loaded else -1
-        return {"version": float(version), "busy_step": float(step), "busy_seconds": time.monotonic() - since}
-
-    @ray.method(concurrency_group="watch")
-    def live(self) -> None:
-        """Never returns: the call fails when the process ends."""
-        threading.Event().wait()
-
-    @ray.method(concurrency_group="watch")
     def progress(self) -> Progress:
         """The progress marks so far, also while a step is scored; it is idle while it waits for weights or groups."""
         return self._engine.progress()
@@ -189,15 +158,11 @@ class ScorerActor:
 
     def _tokens(self) -> ChatCodec:
         """The policy's codec, which is loaded at the first use."""
-        from squelch.actors.play.codec import ChatCodec
-
         if self._codec is None:
             self._codec = ChatCodec(self._model_dir)
         return self._codec
 
     def _load(self, bundle: WeightBundle) -> None:
-        from squelch.actors.scorer.cross_scoring import load_arrays
-
         chunks = self._fetch(list(bundle.chunks), f"weights of version {bundle.version}")
         arrays = {name: array for chunk in chunks for name, array in chunk.items()}
         found = checksum(arrays.items())
@@ -235,8 +200,6 @@ def load_model(folder: str, config: ScorerConfig) -> PreTrainedModel:
     Raises RuntimeError if the device is a GPU and this process finds none, and ValueError for a folder that cannot be
     used (`actors.model_folder`).
     """
-    import torch
-
     if config.num_gpus > 0 and not torch.cuda.is_available():
         raise RuntimeError(
             f"scorer.num_gpus={config.num_gpus:g}, but the scorer's process finds no CUDA device (torch "
@@ -254,8 +217,6 @@ def _step_back(config: ScorerConfig) -> None:
     Niceness is too weak for that: Ray starts all its workers at 15 of 19. A learner whose threads wait for one another
     at every product is as slow as its slowest thread, so a scorer with an equal share of one core halves its speed.
     """
-    import torch
-
     torch.set_num_threads(1)
     if config.num_gpus == 0:
         try:

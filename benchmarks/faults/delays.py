@@ -21,6 +21,7 @@ from typing import Any
 
 from squelch.cluster.config import RunConfig, load
 from squelch.cluster.control.admission import validation_tickets
+from squelch.cluster.control.calls import FILTER_READY
 from squelch.cluster.fleet.bootstrap import connect, disconnect
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.ray_actors import RayActors
@@ -79,7 +80,7 @@ async def _measure(config: RunConfig, model: Path, logs: Path, seconds: float) -
     try:
         await fleet.start(learning=False)
         fleet.filter = actors.filter()
-        await fleet.filter.state()
+        await fleet.filter.call(FILTER_READY, [])
         with busy(BUSY):
             playing = asyncio.ensure_future(_play(config, fleet))
             asked = [*(member.actor for member in fleet.members()), fleet.filter]

@@ -1,10 +1,10 @@
 """Squelch's side of the peer benchmark: python -m benchmarks.peer.squelch_worker FOLDER
 
 The parts are those of a run. `actors.rollout.worker.Engine` (vLLM in its own process) samples. The groups go as Arrow
-tables through Ray's object store to `learner.actor.LearnerGroup`, which makes one optimizer step on as many FSDP2 ranks
-as there are threads, with one thread each, as in the demo on two cores. The new weights are published into the engine,
-with checksum and parity probe, before the step counts as done. There is no filter: all groups are trained on, as on the
-other side, unless the work says that a part of them is kept.
+tables through Ray's object store to the learner (`cluster.control.rank_client`), which makes one optimizer step on
+as many FSDP2 ranks as there are threads, with one thread each, as in the demo on two cores. The new weights are
+published into the engine, with checksum and parity probe, before the step counts as done. There is no filter: all
+groups are trained on, as on the other side, unless the work says that a part of them is kept.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from squelch.actors.config import RolloutConfig
 from squelch.actors.messages import Completion, GenerationRequest, UpdateReport
 from squelch.actors.records import Group, Task, Ticket, Trajectory, Turn, summarise
 from squelch.actors.rollout.worker import Engine
-from squelch.learner.actor import LearnerGroup
+from squelch.cluster.config import load
+from squelch.cluster.control.calls import PUBLISH, TRAIN_STEP
+from squelch.cluster.fleet.ray_actors import RayActors
 from squelch.learner.config import LearnerConfig, ObjectiveConfig, OptimizerConfig
 
 COLLECT_S = 300.0
@@ -120,19 +122,21 @@ class Peer:
         self.work, self.step = work, 0
         config = learner_config(work)
         ray.init("local", num_cpus=config.ranks, include_dashboard=False, object_store_memory=work.store_mib << 20)
-        self.learner = LearnerGroup(folder, config, temperature=work.temperature)
+        sampling = [f"sampling.temperature={work.temperature}", "seed=0"]
+        run = load("frozenlake", sampling).model_copy(update={"learner": config})
+        self.learner = RayActors(run, folder, folder).learner(config.ranks)
         self.engine = Engine("peer", folder, rollout_config(work), stop_ids=[])
 
     async def start(self) -> None:
         """Starts learner and engine."""
-        self.learner.start()
+        await self.learner.start()
         await self.engine.start()
 
     async def stop(self) -> None:
         """Stops engine, learner and Ray, also after a failed start."""
         try:
             await self.engine.stop()
-            self.learner.stop()
+            await self.learner.stop()
         finally:
             ray.shutdown()
 
@@ -144,7 +148,7 @@ class Peer:
         marks.append(time.perf_counter())
         groups = put_groups(self.work, self.step, asked, completions)
         kept = dict(list(groups.items())[: self.work.kept_groups(self.step)])
-        report = self.learner.train_step(self.step + 1, list(kept.values()), list(kept), loss_scale=1.0)
+        report = await self.learner.call(TRAIN_STEP, self.step + 1, list(kept.values()), list(kept), 1.0)
         marks.append(time.perf_counter())
         published = await self.publish()
         marks.append(time.perf_counter())
@@ -171,7 +175,7 @@ class Peer:
 
     async def publish(self) -> UpdateReport:
         """Publishes the learner's weights into the engine."""
-        bundle = self.learner.publish(self.step + 1)
+        bundle = await self.learner.call(PUBLISH, self.step + 1, "float32")
         chunks = ray.get(list(bundle.chunks), timeout=TIMEOUT_S)
         arrays = [(name, array) for chunk in chunks for name, array in chunk.items()]
         return await self.engine.update_weights(bundle, arrays)

@@ -173,7 +173,7 @@ def alternate(
 
 def start(work: Work, folder: Path, python: Path, sides: Sequence[str], stack: ExitStack) -> dict[str, Worker]:
     """Starts the workers and returns them before they are ready; the stack ends them."""
-    from squelch.learner.actor import ENVIRONMENT
+    from squelch.learner.process_environment import ENVIRONMENT
 
     threads = {"OMP_NUM_THREADS": str(work.num_threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     commands = {

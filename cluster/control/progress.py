@@ -22,6 +22,14 @@ from dataclasses import dataclass
 from squelch.actors.process.progress_marks import Progress
 
 FACTOR = 10.0
+LONGEST_POLL_S = 5.0
+POLLS = 4
+"""Times that an actor is asked within the shortest limit."""
+
+
+def poll_s(hung_after_s: float) -> float:
+    """Seconds between two questions to an actor."""
+    return min(LONGEST_POLL_S, hung_after_s / POLLS)
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,13 @@ must leave because its node will be taken away does not change it either: it get
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.membership import Member, MemberState
@@ -100,3 +103,16 @@ def leavers(members: Sequence[Member[P]], surplus: int) -> list[Member[P]]:
     """The members that leave, in that order: those that do no work yet first, of equals the one that joined last."""
     newest_first = list(reversed(members))
     return sorted(newest_first, key=lambda member: LEAVING_ORDER.index(member.state))[: max(0, surplus)]
+
+
+def packed(value: Request | Answer) -> dict[str, Any]:
+    """A request or answer as plain data."""
+    return json.loads(json.dumps(asdict(value)))
+
+
+def unpacked_request(data: Mapping[str, Any]) -> Request:
+    """A request from plain data. ValueError if it is none, as from another version of Squelch."""
+    try:
+        return TypeAdapter(Request).validate_python(data)
+    except ValidationError as error:
+        raise ValueError(f"the request is not one of this version of Squelch: {error.errors()[0]['msg']}") from error

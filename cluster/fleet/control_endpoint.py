@@ -18,29 +18,27 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import ray
-from pydantic import TypeAdapter, ValidationError
-from ray._private.authentication.authentication_token_setup import enable_token_auth_by_default
+from pydantic import TypeAdapter
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util import list_named_actors
 
-from squelch.cluster.control.scaling import Answer, Request
+from squelch.cluster.control.scaling import Answer, Request, packed
 from squelch.cluster.errors import UserError
 from squelch.cluster.fleet import local_ray
 from squelch.cluster.fleet.bootstrap import probe
+from squelch.cluster.fleet.ray_internals import enable_token_auth_by_default
 
 NAME = "squelch-control-endpoint"
 ANSWER_S = 60.0
-_REQUEST, _ANSWER = TypeAdapter(Request), TypeAdapter(Answer)
+_ANSWER = TypeAdapter(Answer)
 
 
 def namespace_of(run_dir: Path) -> str:
@@ -50,7 +48,7 @@ def namespace_of(run_dir: Path) -> str:
 
 
 class ControlEndpoint:
-    """The Ray actor, which is asynchronous. Requests and answers travel as plain data."""
+    """The actor, all of whose calls run in one event loop. Requests and answers travel as plain data."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, dict[str, Any]] = {}
@@ -86,19 +84,6 @@ class ControlEndpoint:
         asked = self._answers.get(number)
         if asked is not None and not asked.done():
             asked.set_result(dict(answer))
-
-
-def packed(value: Request | Answer) -> dict[str, Any]:
-    """A request or answer as plain data."""
-    return json.loads(json.dumps(asdict(value)))
-
-
-def unpacked_request(data: Mapping[str, Any]) -> Request:
-    """A request from plain data. ValueError if it is none, as from another version of Squelch."""
-    try:
-        return _REQUEST.validate_python(data)
-    except ValidationError as error:
-        raise ValueError(f"the request is not one of this version of Squelch: {error.errors()[0]['msg']}") from error
 
 
 # -- the command's side ------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ Invariants:
 - Every worker proves its weights by the parity probe, whichever way they came.
 - A rank that is lost in a broadcast raises `SenderLost`: the version may be lost with it.
 
-This module does not import Ray: it speaks to actors (`cluster.control.protocols`).
+This module does not import Ray: it speaks to parties (`cluster.control.client`).
 """
 
 from __future__ import annotations
@@ -32,13 +32,20 @@ from squelch.actors.config import RolloutConfig
 from squelch.actors.messages import Backend, GroupMember, UpdateReport, WeightBundle
 from squelch.cluster.config import Transfer
 from squelch.cluster.control.actor_errors import Died
+from squelch.cluster.control.calls import (
+    JOIN_GROUP,
+    JOIN_GROUP_AS_WORKER,
+    OPEN_GROUP,
+    RECEIVE_WEIGHTS,
+    SEND,
+    UPDATE_WEIGHTS,
+)
+from squelch.cluster.control.client import Client
 from squelch.cluster.control.membership import Member
-from squelch.cluster.control.protocols import Learner, Worker
+from squelch.cluster.control.rank_client import LearnerClient
 from squelch.cluster.fleet.waiting import outcomes
 
 log = logging.getLogger(__name__)
-GRACE_S = 5.0
-"""Seconds more for the answer to arrive, so that a member itself says that another is late."""
 SENDER = "learner"
 
 
@@ -64,7 +71,7 @@ class Delivery:
         self._ended: dict[str, float] = {}
 
     async def deliver(
-        self, bundle: WeightBundle, workers: Sequence[Member[Worker]], learner: Learner | None
+        self, bundle: WeightBundle, workers: Sequence[Member[Client]], learner: LearnerClient | None
     ) -> tuple[dict[str, Any], dict[str, float]]:
         """The report or error of each worker by name, and the loop's time at which each had loaded. SenderLost if the
         learner failed in a broadcast."""
@@ -72,7 +79,7 @@ class Delivery:
         return await self._outcomes(bundle, workers, learner), self._ended
 
     async def _outcomes(
-        self, bundle: WeightBundle, workers: Sequence[Member[Worker]], learner: Learner | None
+        self, bundle: WeightBundle, workers: Sequence[Member[Client]], learner: LearnerClient | None
     ) -> dict[str, Any]:
         if self.backend is None or learner is None or not workers:
             return await self._through_store(bundle, workers)
@@ -83,16 +90,16 @@ class Delivery:
         alive = [member for member in failed if not isinstance(found[member.name], Died)]
         return found | await self._through_store(bundle, alive)
 
-    async def _through_store(self, bundle: WeightBundle, workers: Sequence[Member[Worker]]) -> dict[str, Any]:
-        calls = {member.name: self._timed(member.name, member.actor.update_weights(bundle)) for member in workers}
-        return await outcomes(calls, self.rollout.update_timeout_s + GRACE_S)
+    async def _through_store(self, bundle: WeightBundle, workers: Sequence[Member[Client]]) -> dict[str, Any]:
+        calls = {member.name: self._timed(member.name, member.actor.call(UPDATE_WEIGHTS, bundle)) for member in workers}
+        return await outcomes(calls)
 
     async def _timed(self, name: str, update: Awaitable[UpdateReport]) -> UpdateReport:
         report = await update
         self._ended[name] = asyncio.get_running_loop().time()
         return report
 
-    async def _formed(self, backend: Backend, learner: Learner, workers: Sequence[Member[Worker]]) -> bool:
+    async def _formed(self, backend: Backend, learner: LearnerClient, workers: Sequence[Member[Client]]) -> bool:
         """Whether there is a group of exactly these actors; a new one is formed if the present one is of others."""
         members: list[object] = [learner, *(member.actor for member in workers)]
         if len(members) == len(self._members) and all(a is b for a, b in zip(members, self._members, strict=True)):
@@ -109,10 +116,10 @@ class Delivery:
         self._members = members
         return True
 
-    async def _form_group(self, backend: Backend, learner: Learner, workers: Sequence[Member[Worker]]) -> str:
+    async def _form_group(self, backend: Backend, learner: LearnerClient, workers: Sequence[Member[Client]]) -> str:
         """Forms a group; the reason if that failed."""
         try:
-            address, port = await learner.open_group()
+            address, port = await learner.call(OPEN_GROUP)
         except (RuntimeError, TimeoutError) as error:
             raise SenderLost(error) from error
         width = self.rollout.tensor_parallel_size
@@ -121,16 +128,21 @@ class Delivery:
         def at_rank(rank: int) -> GroupMember:
             return GroupMember(self._number, address, port, rank, size, backend, self.timeout_s)
 
-        calls: dict[str, Awaitable[Any]] = {SENDER: learner.join_group(at_rank(0))}
-        calls |= {member.name: member.actor.join_group(at_rank(1 + i * width)) for i, member in enumerate(workers)}
+        calls: dict[str, Awaitable[Any]] = {SENDER: learner.call(JOIN_GROUP, at_rank(0))}
+        calls |= {
+            member.name: member.actor.call(JOIN_GROUP_AS_WORKER, at_rank(1 + i * width))
+            for i, member in enumerate(workers)
+        }
         return _failure(await self._all(calls))
 
     async def _broadcast(
-        self, bundle: WeightBundle, learner: Learner, workers: Sequence[Member[Worker]]
+        self, bundle: WeightBundle, learner: LearnerClient, workers: Sequence[Member[Client]]
     ) -> dict[str, Any]:
         """The report or error of each worker."""
-        calls: dict[str, Awaitable[Any]] = {SENDER: learner.send(self.rollout.dtype, self.timeout_s)}
-        calls |= {member.name: self._timed(member.name, member.actor.receive_weights(bundle)) for member in workers}
+        calls: dict[str, Awaitable[Any]] = {SENDER: learner.call(SEND, self.rollout.dtype)}
+        calls |= {
+            member.name: self._timed(member.name, member.actor.call(RECEIVE_WEIGHTS, bundle)) for member in workers
+        }
         found = await self._all(calls)
         if failure := _failure(found):
             self._members = []
@@ -139,7 +151,7 @@ class Delivery:
 
     async def _all(self, calls: dict[str, Awaitable[Any]]) -> dict[str, Any]:
         """Result or error of each call of a group, a time-out included. SenderLost if the learner's own call failed."""
-        found = await outcomes(calls, self.timeout_s + 2 * GRACE_S)  # the learner's own call takes one at most
+        found = await outcomes(calls)
         if isinstance(cause := found[SENDER], Exception):
             self._members = []
             raise SenderLost(cause)

@@ -25,9 +25,12 @@ from typing import Any
 from squelch.actors.messages import UpdateReport, WeightBundle
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import ActorError, Died, Failed, reason_of
+from squelch.cluster.control.calls import FILTER_READY, HEALTH, READY, STOP_ENGINE
+from squelch.cluster.control.client import Client
 from squelch.cluster.control.membership import FINAL, PLAYER_MOVES, WORKER_MOVES, Member, Membership
 from squelch.cluster.control.membership import MemberState as State
-from squelch.cluster.control.protocols import Actor, Actors, Filter, Learner, Player, Scorer, Worker
+from squelch.cluster.control.protocols import Actors
+from squelch.cluster.control.rank_client import LearnerClient
 from squelch.cluster.control.resizing import Resizing
 from squelch.cluster.control.restarts import RestartBudget
 from squelch.cluster.control.scaling import Kind, start_counts, start_names
@@ -40,14 +43,12 @@ from squelch.cluster.fleet.waiting import bounded, within
 log = logging.getLogger(__name__)
 HEALTH_TIMEOUT_S = 20.0
 """Seconds a suspect rollout worker may take to generate a token."""
-GRACE_S = 5.0
-"""Seconds more for the answer to arrive, so that the worker itself says that it is late."""
 
 
 class UpdateFailed(RuntimeError):
     """Rollout workers did not get a version. `members`: each with its error."""
 
-    def __init__(self, members: list[tuple[Member[Worker], BaseException]]) -> None:
+    def __init__(self, members: list[tuple[Member[Client], BaseException]]) -> None:
         failed = [f"update_weights: {member.name} failed: {reason_of(error)}" for member, error in members]
         super().__init__("; ".join(failed))
         self.members = members
@@ -58,17 +59,17 @@ class Fleet:
 
     def __init__(self, config: RunConfig, actors: Actors, on_event: Callable[..., None]) -> None:
         self.config, self.actors, self.on_event = config, actors, on_event
-        self.filter: Filter | None = None
-        self.scorer: Scorer | None = None
-        self.learner: Learner | None = None
-        self.dead: dict[Actor, str] = {}
+        self.filter: Client | None = None
+        self.scorer: Client | None = None
+        self.learner: LearnerClient | None = None
+        self.dead: dict[Client, str] = {}
         """Services that have been ended because they were lost or hung, with the cause; their next call fails."""
         self.published = Published()
         cluster, names = config.cluster, actor_names(config)[1]
         budget = RestartBudget(cluster.max_restarts, cluster.restart_window_s, cluster.restart_backoff_s)
         self.restarts = Restarts(budget, names, on_event)
-        self.workers: Membership[Worker] = Membership("rollout worker", WORKER_MOVES)
-        self.players: Membership[Player] = Membership("environment actor", PLAYER_MOVES)
+        self.workers: Membership[Client] = Membership("rollout worker", WORKER_MOVES)
+        self.players: Membership[Client] = Membership("environment actor", PLAYER_MOVES)
         self.joining = Joining(config, self.workers, self.players, self.published)
         counts, call_s = start_counts(config), config.loop.group_timeout_s
         self.worker_pool = Pool(
@@ -78,7 +79,7 @@ class Fleet:
             on_event,
             create=actors.worker,
             admit=self.joining.worker,
-            stop=lambda worker: worker.stop(),
+            stop=lambda worker: worker.call(STOP_ENGINE),
             ready_s=config.rollout.start_timeout_s,
             call_s=call_s,
         )
@@ -108,7 +109,7 @@ class Fleet:
         for name in start_names(self.config, Kind.ENVIRONMENT):
             self.players.join(name, self.actors.player(name))
         starting = [*self.workers.present(), *self.players.present()]
-        ready: dict[str, Awaitable[Any]] = {member.name: member.actor.ready() for member in starting}
+        ready: dict[str, Awaitable[Any]] = {member.name: member.actor.call(READY) for member in starting}
         if learning:
             ready |= self._start_learning()
         try:
@@ -127,15 +128,20 @@ class Fleet:
         self.filter = self.actors.filter()
         self.scorer = self.actors.scorer() if self.config.scorer.enabled else None
         self.learner = self.actors.learner(self.config.learner.ranks)
-        ready: dict[str, Awaitable[Any]] = {"filter": self.filter.state(), "learner": self.learner.start()}
+        ready: dict[str, Awaitable[Any]] = {
+            "filter": self.filter.call(FILTER_READY, []),
+            "learner": self.learner.start(),
+        }
         if self.scorer is not None:
-            ready["scorer"] = self.scorer.health()
+            ready["scorer"] = self.scorer.progress()
         return ready
 
     async def stop(self, timeout_s: float = 30.0) -> None:
         """Asks every actor to stop and kills the actors that do not stop within `timeout_s`; no process is left."""
         await asyncio.gather(*(pool.stop_changes() for pool in self.pools.values()))
-        calls: dict[str, Awaitable[Any]] = {member.name: member.actor.stop() for member in self.workers.present()}
+        calls: dict[str, Awaitable[Any]] = {
+            member.name: member.actor.call(STOP_ENGINE) for member in self.workers.present()
+        }
         if self.learner is not None:
             calls["learner"] = self.learner.stop()
         done = await asyncio.gather(*(bounded(call, timeout_s) for call in calls.values()), return_exceptions=True)
@@ -173,7 +179,7 @@ class Fleet:
         await self.worker_pool.need()
         return [report for report in reports if report is not None]
 
-    def _updated(self, member: Member[Worker], outcome: Any) -> UpdateReport | None:
+    def _updated(self, member: Member[Client], outcome: Any) -> UpdateReport | None:
         if _left(member):
             return None
         if isinstance(outcome, Died):
@@ -191,7 +197,7 @@ class Fleet:
         for member, error in failed.members:
             self.worker_pool.on_death(member, f"version {version} was not loaded: {reason_of(error)}")
 
-    async def suspect_worker(self, member: Member[Worker]) -> bool:
+    async def suspect_worker(self, member: Member[Client]) -> bool:
         """Requests a token from a worker under which a trajectory failed in generation; True if it is dead or was
         replaced since."""
         if member.state in FINAL:
@@ -199,7 +205,7 @@ class Fleet:
         if member.state is State.HEALTHY:
             self.workers.move(member, State.SUSPECT)
         try:
-            await bounded(member.actor.health(HEALTH_TIMEOUT_S), HEALTH_TIMEOUT_S + GRACE_S)
+            await member.actor.call(HEALTH, HEALTH_TIMEOUT_S)
         except (ActorError, TimeoutError) as error:
             self.worker_pool.on_death(member, reason_of(error))
             return True
@@ -210,7 +216,7 @@ class Fleet:
 
     # -- services --------------------------------------------------------------------------------------------------
 
-    def mark_dead(self, name: str, actor: Actor, cause: str) -> None:
+    def mark_dead(self, name: str, actor: Client, cause: str) -> None:
         """Ends a filter service or scorer that is lost or hung. Its replacement is told this cause; a filter service is
         replaced by whoever calls it next."""
         self.dead[actor] = cause
@@ -234,7 +240,7 @@ class Fleet:
         await asyncio.sleep(self.restarts.allow("scorer", cause))
         self.scorer = self.actors.scorer()
 
-    def _cause(self, actor: Actor | None, cause: str) -> str:
+    def _cause(self, actor: Client | None, cause: str) -> str:
         """The cause for which a service was ended, or else `cause`."""
         return self.dead.pop(actor, cause) if actor is not None else cause
 
@@ -274,14 +280,14 @@ class Fleet:
         """Whether each actor is up, by name; one that died and was not replaced is down. A member that left in good
         order is no actor any more."""
         members = [member for member in self.members() if member.state is not State.RETIRED]
-        services: dict[str, Actor | None] = {"filter": self.filter, "learner": self.learner}
+        services: dict[str, Client | LearnerClient | None] = {"filter": self.filter, "learner": self.learner}
         if self.config.scorer.enabled:
             services["scorer"] = self.scorer
         up = {name: actor is not None and actor not in self.dead for name, actor in services.items()}
         return {member.name: member.state in UP for member in members} | up
 
 
-def _left(member: Member[Worker]) -> bool:
+def _left(member: Member[Client]) -> bool:
     """Whether a worker was told to leave while it loaded weights."""
     return member.state in FINAL or member.state is State.DRAINING
 

@@ -22,11 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from ray._private.ray_constants import DASHBOARD_CLIENT_MAX_SIZE
-from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
 
 from squelch.cluster.config import read_recipe
 from squelch.cluster.errors import UserError
+from squelch.cluster.fleet.ray_internals import DASHBOARD_CLIENT_MAX_SIZE, excluded_from_upload, walk_uploaded
 from squelch.cluster.package import DISTRIBUTION, checkout
 from squelch.envs.untrusted.files import reason, size_text
 
@@ -126,7 +125,7 @@ def listed(folder: Path) -> dict[str, int]:
             found[path.relative_to(folder).as_posix()] = path.stat().st_size
 
     excludes = [*EXCLUDES, *_linked(folder)]
-    _dir_travel(folder, [_get_excludes(folder, excludes)], see, include_gitignore=True, logger=log)
+    walk_uploaded(folder, [excluded_from_upload(folder, excludes)], see, include_gitignore=True, logger=log)
     return found
 
 

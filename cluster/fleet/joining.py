@@ -21,9 +21,10 @@ from contextlib import contextmanager
 from squelch.actors.messages import WeightBundle
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import Died
+from squelch.cluster.control.calls import SET_WORKERS, UPDATE_WEIGHTS
+from squelch.cluster.control.client import Client, Handle
 from squelch.cluster.control.membership import Member, Membership
 from squelch.cluster.control.membership import MemberState as State
-from squelch.cluster.control.protocols import Player, Worker
 from squelch.cluster.fleet.waiting import outcomes, within
 
 
@@ -42,27 +43,26 @@ class Joining:
     """Makes the members of a fleet healthy."""
 
     def __init__(
-        self, config: RunConfig, workers: Membership[Worker], players: Membership[Player], published: Published
+        self, config: RunConfig, workers: Membership[Client], players: Membership[Client], published: Published
     ) -> None:
         self._workers, self._players, self._published = workers, players, published
-        self._start_s, self._update_s = config.cluster.start_timeout_s, config.rollout.update_timeout_s
         self._introducing = asyncio.Lock()
-        self.apart: set[Member[Worker]] = set()
+        self.apart: set[Member[Client]] = set()
         """Workers that are being introduced, or load weights beside the run; an update leaves them alone."""
         self.held: dict[str, float] = {}
         """Seconds for which the update that made a worker healthy waited for it alone, by name."""
 
-    async def player(self, member: Member[Player]) -> float:
+    async def player(self, member: Member[Client]) -> float:
         """Makes an environment actor healthy once it knows every rollout worker; returns the seconds for which the run
         waited for it, which are none. RuntimeError or TimeoutError if it does not answer."""
-        known: dict[str, Worker] | None = None
-        while known != (present := {worker.name: worker.actor for worker in self._workers.present()}):
-            await within({member.name: member.actor.set_workers(present)}, self._start_s, "restart")
+        known: dict[str, Handle] | None = None
+        while known != (present := {worker.name: worker.actor.handle for worker in self._workers.present()}):
+            await within({member.name: member.actor.call(SET_WORKERS, present)}, None, "restart")
             known = present
         self._players.move(member, State.HEALTHY)
         return 0.0
 
-    async def worker(self, member: Member[Worker]) -> float:
+    async def worker(self, member: Member[Client]) -> float:
         """Makes a rollout worker healthy, or returns once it has ended or drains; the seconds for which the run waited
         for it. RuntimeError or TimeoutError if it does not answer or refuses the weights."""
         with self._apart(member):
@@ -78,23 +78,23 @@ class Joining:
                     await self._load(member)
         return self.held.pop(member.name, 0.0)
 
-    async def introduce(self, players: Sequence[Member[Player]], workers: Sequence[Member[Worker]]) -> None:
+    async def introduce(self, players: Sequence[Member[Client]], workers: Sequence[Member[Client]]) -> None:
         """Sends the rollout workers' handles to environment actors; a dead actor is noticed at its next call."""
-        known = {member.name: member.actor for member in workers}
-        calls = {player.name: player.actor.set_workers(known) for player in players}
-        for name, outcome in (await outcomes(calls, self._start_s)).items():
+        known = {member.name: member.actor.handle for member in workers}
+        calls = {player.name: player.actor.call(SET_WORKERS, known) for player in players}
+        for name, outcome in (await outcomes(calls)).items():
             if isinstance(outcome, BaseException) and not isinstance(outcome, Died):
                 raise RuntimeError(f"set_workers: {name} failed: {outcome}") from outcome
 
     @contextmanager
-    def _apart(self, member: Member[Worker]) -> Iterator[None]:
+    def _apart(self, member: Member[Client]) -> Iterator[None]:
         self.apart.add(member)
         try:
             yield
         finally:
             self.apart.discard(member)
 
-    async def _load(self, member: Member[Worker]) -> None:
+    async def _load(self, member: Member[Client]) -> None:
         """Loads the current version beside the run. The worker is healthy if that is still the current one then. A
         version that is lost with its learner is loaded once the learner is back."""
         published = self._published
@@ -103,7 +103,8 @@ class Joining:
             bundle = published.bundle
             try:
                 if bundle is not None:
-                    await within({member.name: member.actor.update_weights(bundle)}, self._update_s, "late join")
+                    update = member.actor.call(UPDATE_WEIGHTS, bundle)
+                    await within({member.name: update}, None, "late join")
                 break
             except (RuntimeError, TimeoutError):
                 if published.there.is_set() and bundle is published.bundle:

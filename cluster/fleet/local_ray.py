@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import ray_constants, services
 
 from squelch.actors.process.disk import write_whole
 from squelch.actors.process.preparation import START_FOLDER
 from squelch.cluster.errors import UserError
+from squelch.cluster.fleet.ray_internals import ray_constants, services
 from squelch.cluster.package import checkout
 
 LOOPBACK_ONLY = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR

@@ -27,12 +27,13 @@ import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from squelch.cluster.control.actor_errors import ActorError, reason_of
+from squelch.cluster.control.calls import READY
+from squelch.cluster.control.client import Client
 from squelch.cluster.control.membership import FINAL, Member, Membership
 from squelch.cluster.control.membership import MemberState as State
-from squelch.cluster.control.protocols import Actor
 from squelch.cluster.control.resizing import Actions, Resizing
 from squelch.cluster.control.scaling import WORDS, By, Request
 from squelch.cluster.fleet.restarting import Restarts
@@ -40,18 +41,9 @@ from squelch.cluster.fleet.waiting import bounded, within
 from squelch.cluster.own_thread import OwnThread
 
 log = logging.getLogger(__name__)
-STOP_S = 30.0
-"""Seconds that a drained member may take to end by itself; then it is killed."""
 
 
-class Startable(Actor, Protocol):
-    """An actor that can be a member of a pool."""
-
-    async def ready(self) -> object:
-        """Returns once the actor can be admitted."""
-
-
-P = TypeVar("P", bound=Startable)
+P = TypeVar("P", bound=Client)
 
 
 class Pool(Generic[P]):
@@ -198,7 +190,7 @@ class Pool(Generic[P]):
             return self._failed(name, reason_of(error))
         self.converge()  # fewer may be wanted by now
         try:
-            await within({name: member.actor.ready()}, self._ready_s, "restart")
+            await within({name: member.actor.call(READY)}, self._ready_s, "restart")
             start_s = time.time() - created
             held_s = await self._admit(member)
         except (RuntimeError, TimeoutError) as error:
@@ -265,7 +257,7 @@ class Pool(Generic[P]):
 
     async def _stopped(self, name: str, stop: Awaitable[object]) -> None:
         try:
-            await bounded(stop, STOP_S)
+            await stop
         except (ActorError, TimeoutError) as error:
             log.warning("%s did not stop when asked and is killed: %s", name, error)
 

@@ -9,8 +9,8 @@ One task for each actor waits for its death and asks for its progress every `pol
     half of that                          the watchdog names the actor: a warning, an event, and all the while a gauge
     it cannot work any more (`Failed`)    as a death; a rollout worker says so when its engine has died
 
-Nothing waits for the supervisor. The learner is not among its actors: its calls are watched in
-`cluster.loop.learner_client.ranks`, because only a call says which signs to expect; the watchdog is the same.
+Nothing waits for the supervisor. The learner is not among its actors: its calls are watched by its client
+(`cluster.control.rank_client`), because only a call says which signs to expect; the watchdog is the same.
 """
 
 from __future__ import annotations
@@ -23,18 +23,15 @@ from typing import Any, TypeVar
 
 from squelch.actors.process.progress_marks import Progress
 from squelch.cluster.control.actor_errors import ActorError, reason_of
+from squelch.cluster.control.client import Client
 from squelch.cluster.control.membership import Member
 from squelch.cluster.control.membership import MemberState as State
-from squelch.cluster.control.progress import Patience, ProgressWatch
-from squelch.cluster.control.protocols import Scorer, Single
+from squelch.cluster.control.progress import Patience, ProgressWatch, poll_s
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.pool import Pool
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-LONGEST_POLL_S = 5.0
-POLLS = 4
-"""Times that an actor is asked within the shortest limit."""
 QUESTIONS_PER_S = 100.0
 """Most questions to all actors together; a fleet of a thousand is asked every 10 s."""
 SUPERVISED = (State.STALE, State.HEALTHY, State.SUSPECT, State.DRAINING)
@@ -46,11 +43,6 @@ as hung: within them it reports the call as late itself, which costs one traject
 SILENCE = "squelch_without_progress_seconds"
 Show = Callable[..., None]
 """Sets a gauge: name, value, labels."""
-
-
-def poll_s(hung_after_s: float) -> float:
-    """Seconds between two questions to an actor."""
-    return min(LONGEST_POLL_S, hung_after_s / POLLS)
 
 
 class Watchdog:
@@ -86,13 +78,13 @@ class Supervisor:
         self,
         fleet: Fleet,
         watchdog: Watchdog,
-        replace_scorer: Callable[[Scorer, str], Awaitable[None]] | None = None,
+        replace_scorer: Callable[[Client, str], Awaitable[None]] | None = None,
     ) -> None:
         cluster = fleet.config.cluster
         self.fleet, self.watchdog, self.replace_scorer = fleet, watchdog, replace_scorer
         self.hung_after_s, self.start_s = cluster.hung_after_s, cluster.start_timeout_s
         self.poll_s = poll_s(cluster.hung_after_s)
-        self._tasks: dict[Single, asyncio.Task[None]] = {}
+        self._tasks: dict[Client, asyncio.Task[None]] = {}
 
     async def beside(self, work: Awaitable[T]) -> T:
         """Awaits `work` and supervises meanwhile. Raises what supervision raises, such as a budget of restarts that is
@@ -121,9 +113,9 @@ class Supervisor:
             for actor in [actor for actor, task in self._tasks.items() if task.done()]:
                 self._tasks.pop(actor).result()
 
-    def _present(self) -> dict[Single, Callable[[], Awaitable[None]]]:
+    def _present(self) -> dict[Client, Callable[[], Awaitable[None]]]:
         """The actors that are up, each with the coroutine that supervises it."""
-        fleet, found = self.fleet, dict[Single, Callable[[], Awaitable[None]]]()
+        fleet, found = self.fleet, dict[Client, Callable[[], Awaitable[None]]]()
         steps = fleet.config.environment_actor.step_timeout_s + STEP_GRACE_S
         for member in fleet.players.members(*SUPERVISED):
             found[member.actor] = lambda m=member: self._member(fleet.player_pool, m, "environment call", steps)
@@ -141,7 +133,7 @@ class Supervisor:
         if cause is not None and member.state in SUPERVISED:
             pool.on_death(member, cause)
 
-    async def _service(self, name: str, actor: Single) -> None:
+    async def _service(self, name: str, actor: Client) -> None:
         def current() -> bool:
             return actor in (self.fleet.filter, self.fleet.scorer)
 
@@ -154,7 +146,7 @@ class Supervisor:
         if scorer is not None and actor is scorer and self.replace_scorer is not None:
             await self.replace_scorer(scorer, cause)
 
-    async def _cause(self, name: str, actor: Single, patience: Patience, current: Callable[[], bool]) -> str | None:
+    async def _cause(self, name: str, actor: Client, patience: Patience, current: Callable[[], bool]) -> str | None:
         """Waits until the actor is lost; returns the cause, or None once it is no longer `current`."""
         watch = ProgressWatch([name], patience, _now())
         death, question = asyncio.ensure_future(actor.lost()), asyncio.ensure_future(actor.progress())

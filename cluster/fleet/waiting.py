@@ -27,15 +27,15 @@ async def bounded(call: Awaitable[T], timeout_s: float) -> T:
         raise TimeoutError(f"no answer within {timeout_s:g} s") from None
 
 
-async def outcomes(calls: Mapping[str, Awaitable[Any]], timeout_s: float) -> dict[str, Any]:
-    """Result or exception of each named call: a TimeoutError for one that takes longer than `timeout_s`."""
-    found = await asyncio.gather(*(bounded(call, timeout_s) for call in calls.values()), return_exceptions=True)
+async def outcomes(calls: Mapping[str, Awaitable[Any]]) -> dict[str, Any]:
+    """Result or exception of each named call, which has a bound of its own."""
+    found = await asyncio.gather(*calls.values(), return_exceptions=True)
     return dict(zip(calls, found, strict=True))
 
 
-async def within(calls: Mapping[str, Awaitable[Any]], timeout_s: float, what: str) -> dict[str, Any]:
+async def within(calls: Mapping[str, Awaitable[Any]], timeout_s: float | None, what: str) -> dict[str, Any]:
     """Results of named calls. The first failure raises RuntimeError with its party's name at once; after `timeout_s` a
-    TimeoutError names the late parties."""
+    TimeoutError names the late parties; None: each call has a bound of its own."""
     tasks = {name: asyncio.ensure_future(_named(call, name, what)) for name, call in calls.items()}
     if not tasks:
         return {}
@@ -47,7 +47,7 @@ async def within(calls: Mapping[str, Awaitable[Any]], timeout_s: float, what: st
     if failed := next((task.exception() for task in done if task.exception()), None):
         await _cancel(late)
         raise failed
-    if late:
+    if late and timeout_s is not None:
         raise await _late(tasks, late, timeout_s, what)
     return {name: task.result() for name, task in tasks.items()}
 

@@ -21,7 +21,7 @@ from squelch.envs.untrusted.files import reason
 
 OWN = "own"
 """The word for a Prometheus that the inspector starts itself."""
-GRACE_S = 2
+SHUTDOWN_S = 2
 """Seconds that requests under way may take after an interrupt."""
 
 
@@ -51,7 +51,7 @@ def serve(
         say(f"{folder.name}: {url(host, access)}  (Ctrl-C ends it; the run is only read)")
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="off", server_header=False,
-            timeout_graceful_shutdown=GRACE_S, h11_max_incomplete_event_size=65536,
+            timeout_graceful_shutdown=SHUTDOWN_S, h11_max_incomplete_event_size=65536,
         )  # fmt: skip
         uvicorn.Server(config).run(sockets=[listening])
 

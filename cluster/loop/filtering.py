@@ -6,24 +6,25 @@ windows are restored only approximately: the state lacks neighbours that open gr
 Calls are therefore made one at a time: a call that finds the service dead replaces it before the next call starts, and
 if that fails no further call is made. Groups that arrive during a call go to the service together in the next one.
 
-The coordinator waits at most `FILTER_TIMEOUT_S` for each answer, and `cluster.start_timeout_s` for the first answers of
-a new service. A service that is late is ended and counts as dead: its successor decides the same.
+The coordinator waits for each answer as long as its row says (`cluster.control.calls`), and longer for the first one of
+a new service (`FILTER_READY`). A service that is late is ended and counts as dead: its successor decides the same.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from squelch.actors.filter.decisions import StepDecision
 from squelch.cluster.control.actor_errors import Died, Refused
+from squelch.cluster.control.calls import ADMIT, CLOSE, FILTER_READY, FILTER_RESTORE, FILTER_STATE, Call
 from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.fleet import Fleet
-from squelch.cluster.fleet.waiting import bounded
 from squelch.cluster.loop.tickets.playing import PlayedGroup
 
-FILTER_TIMEOUT_S = 60.0
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -36,9 +37,8 @@ class Filtering:
         fleet: Fleet,
         state: dict[str, Any] | None,
         played: Callable[[], list[PlayedGroup]],
-        start_timeout_s: float,
     ) -> None:
-        self.fleet, self._played, self._start_timeout_s = fleet, played, start_timeout_s
+        self.fleet, self._played = fleet, played
         self.state = state
         """The service's state after the last closed step; None before the first. It lacks the steps still open: a
         resumed run admits their groups again."""
@@ -61,7 +61,7 @@ class Filtering:
     async def restore(self) -> None:
         """Restores the state of an earlier process in a service that has just started."""
         if self.state:
-            await self._in_turn(lambda: self._ask("restore", self.state))
+            await self._in_turn(lambda: self._ask(FILTER_RESTORE, self.state))
 
     async def rewind(self, state: dict[str, Any], closed: int) -> None:
         """Returns the service to `state`, after the close of step `closed`, because the steps after it are played
@@ -73,7 +73,7 @@ class Filtering:
         await self._in_turn(self._forget)
 
     async def _forget(self) -> None:
-        await self._ask("restore", self._latest)
+        await self._ask(FILTER_RESTORE, self._latest or {})
         self._admitted = set()
 
     async def admit(self, groups: list[PlayedGroup]) -> None:
@@ -98,8 +98,8 @@ class Filtering:
         return await self._in_turn(lambda: self._close(step, final, target))
 
     async def _close(self, step: int, final: bool, target: int) -> StepDecision:
-        decision: StepDecision = await self._ask("close", step, final, target)
-        state = await self._ask("state", [step])
+        decision = await self._ask(CLOSE, step, final, target)
+        state = await self._ask(FILTER_STATE, [step])
         decided = frozenset(d.group_id for d in decision.decisions)
         self._closed, self._within = (step, frozenset()) if decision.closed else (self._closed, decided)
         self._latest = self._without_open(state)
@@ -127,11 +127,11 @@ class Filtering:
         del self._arrived[: len(arrived)]
         self._num_taken += len(arrived)
 
-    async def _hand_over(self, groups: list[PlayedGroup], timeout_s: float = FILTER_TIMEOUT_S) -> None:
+    async def _hand_over(self, groups: list[PlayedGroup]) -> None:
         summaries = {group.summary.group_id: group.summary for group in groups}
         new = [summary for name, summary in summaries.items() if name not in self._admitted]
         if new:
-            await self._ask("admit", new, timeout_s=timeout_s)
+            await self._ask(ADMIT, new)
             self._admitted |= summaries.keys()
 
     async def _in_turn(self, work: Callable[[], Awaitable[T]]) -> T:
@@ -159,25 +159,26 @@ class Filtering:
     async def _replace(self) -> None:
         self._admitted = set(self._within)
         await self.fleet.replace_filter(self._death)
+        await self._ask(FILTER_READY, [])
         if self._latest:
-            await self._ask("restore", self._latest, timeout_s=self._start_timeout_s)
-        await self._hand_over(self._open(), self._start_timeout_s)
+            await self._ask(FILTER_RESTORE, self._latest)
+        await self._hand_over(self._open())
         self._death = ""
 
-    async def _ask(self, method: str, *arguments: Any, timeout_s: float = FILTER_TIMEOUT_S) -> Any:
+    async def _ask(self, row: Call[P, R], *arguments: P.args, **named: P.kwargs) -> R:
         """Makes one call.
 
         Raises:
-            Died: the service's process is gone, or did not answer within `timeout_s` and was ended.
+            Died: the service's process is gone, or did not answer within the bound of the call and was ended.
             UserError: the filter refused its input; the text says why.
         """
         service = self.fleet.filter
         assert service is not None, "a run that trains starts its filter"
         try:
-            return await bounded(getattr(service, method)(*arguments), timeout_s)
+            return await service.call(row, *arguments, **named)
         except Refused as error:
             raise UserError(f"filter: {error.reason}") from error
         except TimeoutError as error:
-            cause = f"{method}: filter did not answer within {timeout_s:g} s"
+            cause = f"{row.method}: filter: {error}"
             self.fleet.mark_dead("filter", service, cause)
             raise Died(cause) from error

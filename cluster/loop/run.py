@@ -43,6 +43,7 @@ from squelch.actors.process.disk import write_whole
 from squelch.actors.scorer.fixed_model import check_scorer_model
 from squelch.cluster.config import RunConfig, changes, dump, settings_of
 from squelch.cluster.control.actor_errors import Failed, Refused
+from squelch.cluster.control.calls import LOAD
 from squelch.cluster.errors import UserError
 from squelch.cluster.first_task import first_task, notes_on_slow_calls
 from squelch.cluster.fleet.bootstrap import check_address, choose_scoring, connect, disconnect, weight_bytes
@@ -267,7 +268,7 @@ async def _start(fleet: Fleet, checkpoint: Path | None) -> None:
         await fleet.start()
         if checkpoint is not None:
             assert fleet.learner is not None, "a run that trains starts its learner"
-            await fleet.learner.load(checkpoint.resolve())
+            await fleet.learner.call(LOAD, checkpoint.resolve())
     except (ValueError, Refused) as error:
         raise UserError(_with_trace(error, fleet.config.run_dir)) from error
 

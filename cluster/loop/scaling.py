@@ -18,15 +18,17 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import ActorError
 from squelch.cluster.control.autoscaling import Autoscaling
+from squelch.cluster.control.calls import ANSWER, TAKE
+from squelch.cluster.control.client import Client
 from squelch.cluster.control.membership import MemberState as State
-from squelch.cluster.control.protocols import LEARNER, ControlEndpoint, Learner
-from squelch.cluster.control.scaling import WORDS, Answer, By, Kind, Request, refusal
+from squelch.cluster.control.rank_client import LEARNER, LearnerClient
+from squelch.cluster.control.scaling import WORDS, Answer, By, Kind, Request, packed, refusal, unpacked_request
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.waiting import bounded
 from squelch.cluster.loop.watchers.watcher import Step, Watcher
@@ -34,7 +36,6 @@ from squelch.cluster.loop.watchers.watcher import Step, Watcher
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 POLL_S = 20.0
-GRACE_S = 10.0
 RETRY_S = 1.0
 """Seconds before a control endpoint that failed is asked again."""
 NOTICE_S = 2.0
@@ -58,7 +59,7 @@ class Scaling(Watcher):
         """The number of rollout workers that an earlier process had, if the run decides on it."""
         self._last: float | None = None
         self._deciding: asyncio.Task[None] | None = None
-        self._noticed: Learner | None = None
+        self._noticed: LearnerClient | None = None
         """The learner that was told that nodes of its ranks will be taken away."""
         self._one_at_a_time = asyncio.Lock()
 
@@ -103,21 +104,29 @@ class Scaling(Watcher):
             endpoint.kill()
             await self._settle()
 
-    async def _requests(self, endpoint: ControlEndpoint) -> None:
+    async def _requests(self, endpoint: Client) -> None:
         while True:
             try:
-                taken = await bounded(endpoint.take(POLL_S), POLL_S + GRACE_S)
+                taken = await endpoint.call(TAKE, POLL_S)
             except (ActorError, TimeoutError) as error:
                 log.info("the control endpoint for requests did not answer: %s", error)
                 await asyncio.sleep(RETRY_S)
                 continue
-            for number, request in taken:
-                await self._answer(endpoint, number, await self.request(request))
+            for number, data in taken:
+                await self._answer(endpoint, number, await self._reply(data))
 
-    async def _answer(self, endpoint: ControlEndpoint, number: int, answer: Answer) -> None:
+    async def _reply(self, data: Mapping[str, Any]) -> Answer:
+        """The answer to a request that arrived as plain data."""
+        try:
+            request = unpacked_request(data)
+        except ValueError as error:
+            return Answer(False, str(error))
+        return await self.request(request)
+
+    async def _answer(self, endpoint: Client, number: int, answer: Answer) -> None:
         """Hands an answer to the endpoint. If it does not arrive, its caller alone is not told."""
         try:
-            await bounded(endpoint.answer(number, answer), GRACE_S)
+            await endpoint.call(ANSWER, number, packed(answer))
         except (ActorError, TimeoutError) as error:
             log.warning("the control endpoint did not take an answer (%s): %s", answer.text, error)
 
@@ -144,7 +153,7 @@ class Scaling(Watcher):
         except (ActorError, TimeoutError) as error:
             log.warning("the autoscaler may keep the nodes that this run asked for: %s", error)
 
-    def _notice_learner(self, learner: Learner | None, seconds: float) -> None:
+    def _notice_learner(self, learner: LearnerClient | None, seconds: float) -> None:
         self._noticed, now = learner, time.time()
         left = f"in {seconds:.0f} s" if seconds < math.inf else "soon"
         self.say(f"a node of learner ranks will be taken away {left}")

@@ -45,12 +45,13 @@ from squelch.actors.process.disk import partial_path, put_in_place
 from squelch.actors.records import GroupSummary, Ticket
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.admission import validation_tickets
-from squelch.cluster.control.protocols import LEARNER, Actors
+from squelch.cluster.control.calls import EXPORT, IMITATE, IMITATION_LOSS, LOAD, PUBLISH, SAVE
+from squelch.cluster.control.protocols import Actors
+from squelch.cluster.control.rank_client import LEARNER, LearnerClient
 from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.fleet import Fleet, UpdateFailed
 from squelch.cluster.fleet.supervision import Supervisor, Watchdog
 from squelch.cluster.fleet.waiting import within
-from squelch.cluster.loop.learner_client.ranks import Ranks
 from squelch.cluster.loop.persistence.state import checkpoint_dir, checkpoints
 from squelch.cluster.loop.tickets.playing import Play, failed_text, failures
 from squelch.learner.checkpoint.manifest import read_loop
@@ -166,7 +167,6 @@ class Warming:
         self.config, self.warmup, self.corpus, self.plays, self.work = config, warmup, corpus, plays, work
         self.fleet, self.say = Fleet(config, actors, _no_event), say
         self.watchdog = Watchdog(_no_event, _no_event)
-        self.ranks = Ranks(config, self.fleet, self.watchdog)
         self.play = Play(config, self.fleet)
         self.steps = corpus.num_steps(warmup)
         self.progress = Progress(digest)
@@ -185,7 +185,7 @@ class Warming:
         try:
             await self._start()
             if saved is not None:
-                await self.ranks.load(saved)
+                await self.learner.call(LOAD, saved.resolve())
                 self.say(f"continuing after step {self.progress.step} of {self.steps}")
             await self._work()
             await self._finish(out)
@@ -214,9 +214,16 @@ class Warming:
     async def _start(self) -> None:
         if self.plays:
             await self.fleet.start()
-            return
-        learner = self.fleet.learner = self.fleet.actors.learner(self.config.learner.ranks)
-        await within({LEARNER: learner.start()}, self.config.cluster.start_timeout_s, "start")
+        else:
+            learner = self.fleet.learner = self.fleet.actors.learner(self.config.learner.ranks)
+            await within({LEARNER: learner.start()}, self.config.cluster.start_timeout_s, "start")
+        self.learner.watch = self.watchdog
+
+    @property
+    def learner(self) -> LearnerClient:
+        """The learner, which has been started."""
+        assert self.fleet.learner is not None
+        return self.fleet.learner
 
     async def _work(self) -> None:
         progress = self.progress
@@ -237,7 +244,7 @@ class Warming:
 
     async def _step(self, step: int) -> None:
         started, progress = time.monotonic(), self.progress
-        done = await self.ranks.imitate(step, self.corpus.batch(step, self.warmup))
+        done = await self.learner.call(IMITATE, step, self.corpus.batch(step, self.warmup))
         seconds = time.monotonic() - started
         progress.step, progress.tokens = step, progress.tokens + done.num_tokens
         progress.seconds += seconds
@@ -261,7 +268,7 @@ class Warming:
         return step in (0, self.steps) or (wanted and step % self.warmup.check_every == 0)
 
     async def _check(self) -> None:
-        loss = await self.ranks.imitation_loss(self.corpus.held_out)
+        loss = await self.learner.call(IMITATION_LOSS, self.corpus.held_out)
         check = Check(self.progress.step, loss, *(await self._played() if self.plays else ()))
         self.progress.checks.append(check)
         self.say(f"after {check.step} steps: {check.words()}")
@@ -286,7 +293,7 @@ class Warming:
     async def _publish(self) -> None:
         """Loads the present weights into every rollout worker; one that is late, or fails the checks, is replaced."""
         while True:
-            bundle = await self.ranks.publish(self.progress.step)
+            bundle = await self.learner.call(PUBLISH, self.progress.step, self.config.rollout.dtype)
             try:
                 await self.fleet.update_workers(bundle)
                 return
@@ -295,7 +302,7 @@ class Warming:
 
     async def _save(self) -> None:
         step = self.progress.step
-        await self.ranks.save(checkpoint_dir(self.work, step), asdict(self.progress))
+        await self.learner.call(SAVE, checkpoint_dir(self.work, step).resolve(), asdict(self.progress))
         for older, path in checkpoints(self.work):
             if older < step:
                 await asyncio.to_thread(shutil.rmtree, path)
@@ -304,7 +311,7 @@ class Warming:
         aside = partial_path(out)
         shutil.rmtree(aside, ignore_errors=True)
         try:
-            await self.ranks.export(aside)
+            await self.learner.call(EXPORT, aside.resolve())
             report = {**asdict(self.progress), "settings": self.warmup.model_dump(mode="json")}
             (aside / REPORT).write_text(json.dumps(report, indent=2) + "\n")
             await asyncio.to_thread(put_in_place, aside, out)

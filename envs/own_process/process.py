@@ -41,7 +41,7 @@ from squelch.envs.wording import PromptName
 
 START_S = 60.0
 """Seconds for the start of the process, up to its first answer, besides the time of the call."""
-GRACE_S = 2.0
+WATCHDOG_S = 2.0
 """Seconds that the parent leaves to the child's watchdog, whose traceback says where the call hangs."""
 MAX_REPLY = 16 * MIB
 TAIL = 4000
@@ -189,7 +189,7 @@ class EnvironmentProcess:
         call = {"environment": environment, "method": method, "arguments": arguments, "forget": forgotten}
         try:
             child.send({**call, "timeout_s": bound + begins})
-            reply = child.receive(time.monotonic() + bound + begins + GRACE_S)
+            reply = child.receive(time.monotonic() + bound + begins + WATCHDOG_S)
         except TimeoutError:
             raise self._end(method, late=True) from None
         except OversizeError:

@@ -1,5 +1,6 @@
 """Starts a learner on the cluster of this host and prints how that went: `python -m tests.e2e.learner_start MODEL`."""
 
+import asyncio
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ def main(model: Path, *overrides: str) -> None:
     connect(config, lambda text: None)
     learner = RayActors(config, model, Path("log")).learner(config.learner.ranks)
     try:
-        learner.group.start()
+        asyncio.run(learner.start())
         sys.stdout.write("started\n")
     except RuntimeError as error:
         sys.stdout.write(f"{error}\n")

@@ -1,4 +1,7 @@
-"""In-process parties that drive the real loop: players, workers, filter, learner, scorer, archive, rows.
+"""In-process actors that drive the real loop: players, workers, filter, learner, scorer, archive, rows.
+
+The loop reaches them through the real clients (`cluster.control.client`), on `tests.fakes.transport` in Ray's place:
+each row of `cluster.control.calls` calls the method of its name here, as the shell does in an actor's process.
 
 They do no work, but keep what the loop must preserve: a group is stamped with the versions that its worker held, a
 worker is never told an older version than it has nor two sets of weights under one version, the filter is the real
@@ -28,9 +31,13 @@ from squelch.actors.process.progress_marks import Progress
 from squelch.actors.records import Group, GroupSummary, Ticket, Trajectory, Turn, summarise
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import Died, Failed, Refused
-from squelch.cluster.control.scaling import Answer, Kind, Request
+from squelch.cluster.control.client import Client
+from squelch.cluster.control.rank_client import LearnerClient
+from squelch.cluster.control.scaling import Answer, Kind, Request, packed
 from squelch.learner.batching import Row
 from squelch.learner.decomposition.statistics import Decomposition
+from squelch.learner.network import LOOPBACK, Home, Place
+from tests.fakes.transport import NODE, Handle, client, learner_client
 
 NEVER_S = 1e9
 
@@ -140,7 +147,7 @@ class World:
 
 
 class Fake:
-    """A party that can die."""
+    """An actor that can die."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
@@ -169,7 +176,7 @@ class Fake:
                 task.cancel()
         self.check_alive()
 
-    async def lost(self) -> NoReturn:
+    async def live(self) -> NoReturn:
         await self._dead.wait()
         raise Died(f"{self.name} is gone")
 
@@ -195,7 +202,8 @@ class Player(Fake):
     async def ready(self) -> object:
         return await self._call("ready")
 
-    async def set_workers(self, workers: Mapping[str, Worker]) -> None:
+    async def set_workers(self, handles: Mapping[str, Handle]) -> None:
+        workers = {name: handle.actor for name, handle in handles.items()}
         await self._call("set_workers", lambda: self.workers.update(workers))
 
     async def play(self, ticket: Ticket) -> tuple[GroupSummary, Any]:
@@ -204,7 +212,7 @@ class Player(Fake):
         group = await self._call("play", lambda: self._group(ticket, began, version_of(worker)))
         return summarise(group), group
 
-    async def evaluate(self, tickets: list[Ticket]) -> list[GroupSummary]:
+    async def evaluate(self, tickets: list[Ticket]) -> tuple[list[GroupSummary], Any]:
         workers = [self.workers.get(ticket.worker) for ticket in tickets]
         began = [version_of(worker) for worker in workers]
         self.world.evaluated.append(len(tickets))
@@ -219,7 +227,7 @@ class Player(Fake):
             )
         finally:
             self.world.evaluating -= 1
-        return [summarise(group) for group in groups]
+        return [summarise(group) for group in groups], None
 
     async def take_spans(self) -> list[Any]:
         return []
@@ -319,15 +327,16 @@ class Endpoint(Fake):
     def __init__(self, world: World) -> None:
         super().__init__(world, "endpoint")
 
-    async def take(self, timeout_s: float) -> list[tuple[int, Request]]:
+    async def take(self, timeout_s: float) -> list[tuple[int, dict[str, Any]]]:
         until = asyncio.get_running_loop().time() + timeout_s
         while not self.world.requests and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(1.0)
         taken, self.world.requests = self.world.requests, []
-        return await self._call("take", lambda: list(enumerate(taken, start=len(self.world.answers))))
+        data = [packed(request) for request in taken]
+        return await self._call("take", lambda: list(enumerate(data, start=len(self.world.answers))))
 
-    async def answer(self, number: int, answer: Answer) -> None:
-        await self._call("answer", lambda: self.world.answers.append(answer))
+    async def answer(self, number: int, answer: Mapping[str, Any]) -> None:
+        await self._call("answer", lambda: self.world.answers.append(Answer(**answer)))
 
 
 class Filter(Fake):
@@ -352,9 +361,6 @@ class Filter(Fake):
 
 class Scorer(Fake):
     """A scorer without figures."""
-
-    async def health(self) -> object:
-        return await self._call("health")
 
     async def score(
         self, step: int, bundle: WeightBundle, payloads: list[Any], replaces: bool
@@ -381,8 +387,8 @@ class Scorer(Fake):
 
 
 class Learner(Fake):
-    """The learner, all ranks in one. `weights`: the updates since the model, each named by step, number of ranks and,
-    where learners drift, learner."""
+    """The learner, all ranks in one (`RankHandle`). `weights`: the updates since the model, each named by step, number
+    of ranks and, where learners drift, learner."""
 
     def __init__(self, world: World, ranks: int, number: int) -> None:
         super().__init__(world, "learner")
@@ -393,24 +399,30 @@ class Learner(Fake):
         self.trained: Counter[tuple[int, str]] = Counter()
         self._began: float | None = None
         self._marks = 0
+        self.collective: asyncio.Future[Any] | None = None
+        """The call that the ranks make together now."""
 
-    async def start(self) -> None:
+    async def home(self) -> Home:
+        return Home(NODE, LOOPBACK, 0)
+
+    async def place(self, one_node: bool) -> Place:
+        return Place(LOOPBACK, 1, 2)
+
+    async def unreachable(self, places: Sequence[Place]) -> dict[int, str]:
+        return {}
+
+    async def start(self, places: Sequence[Place]) -> None:
         def forget() -> None:
             self.world.trained = self.trained
 
         await self._call("start", forget)
 
-    async def lost(self) -> NoReturn:
-        await self._dead.wait()
-        raise Died(f"{self.name} is gone")
-
-    async def progress(self, timeout_s: float) -> list[Progress | None]:
+    async def progress(self) -> Progress:
         self.check_alive()
         if self.frozen:
-            await self.while_alive(asyncio.sleep(timeout_s))
-            return [None] * self.ranks
+            await self.while_alive(asyncio.sleep(NEVER_S))
         marks = self._marks + self._passes()
-        return [Progress(marks, self.world.mark_s if marks else 0.0)] * self.ranks
+        return Progress(marks, self.world.mark_s if marks else 0.0)
 
     def _passes(self) -> int:
         """Micro-batches of the call under way."""
@@ -488,7 +500,7 @@ class Learner(Fake):
             return "the others did not come"
         return ""
 
-    async def send(self, dtype: str, timeout_s: float) -> str:
+    async def send(self, dtype: str) -> str:
         gone = [one.name for one in self.world.groups[self.member.number] if not one.alive]
         return await self._call("send", lambda: f"{gone} are gone" if gone else "")
 
@@ -554,32 +566,36 @@ class FakeActors:
     def __init__(self, world: World) -> None:
         self.world, self.payloads, self.made = world, Rows(world), Counter[str]()
 
-    def player(self, name: str) -> Player:
+    def player(self, name: str) -> Client:
         self.made["player"] += 1
         self.world.draining.pop(name, None)
-        return Player(self.world, name)
+        return self._client(Player(self.world, name))
 
-    def worker(self, name: str) -> Worker:
+    def worker(self, name: str) -> Client:
         self.made["worker"] += 1
         self.world.draining.pop(name, None)
-        return Worker(self.world, name)
+        return self._client(Worker(self.world, name))
 
-    def filter(self) -> Filter:
+    def filter(self) -> Client:
         self.made["filter"] += 1
-        return Filter(self.world)
+        return self._client(Filter(self.world))
 
-    def scorer(self) -> Scorer:
+    def scorer(self) -> Client:
         self.made["scorer"] += 1
-        return Scorer(self.world, "scorer")
+        return self._client(Scorer(self.world, "scorer"))
 
-    def learner(self, ranks: int) -> Learner:
+    def learner(self, ranks: int) -> LearnerClient:
         self.made["learner"] += 1
         self.world.draining.pop("learner", None)
-        return Learner(self.world, ranks, self.made["learner"])
+        learner = Learner(self.world, ranks, self.made["learner"])
+        return learner_client(learner, ranks, self.world.config)
 
-    def control_endpoint(self) -> Endpoint:
+    def _client(self, actor: Fake) -> Client:
+        return client(actor, self.world.config)
+
+    def control_endpoint(self) -> Client:
         self.made["endpoint"] += 1
-        return Endpoint(self.world)
+        return self._client(Endpoint(self.world))
 
     async def lacking(self, counts: Mapping[Kind, int]) -> str | None:
         self.asks = True

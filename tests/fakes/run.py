@@ -11,6 +11,7 @@ from typing import Any
 
 from squelch.actors.metrics.series import MetricStore
 from squelch.cluster.config import RunConfig, load
+from squelch.cluster.control.calls import LOAD
 from squelch.cluster.control.ledger import Ledger
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.loop.coordinator import Coordinator
@@ -112,7 +113,7 @@ async def _drive(
     try:
         await fleet.start()
         if saved:
-            await fleet.learner.load(saved[-1][1])
+            await fleet.learner.call(LOAD, saved[-1][1])
         coordinator = make_coordinator(config, fleet, archive, Sink(), state, said.append)
         prepare(coordinator)
         await (coordinator.scaling.beside(coordinator.run()) if scaled else coordinator.run())

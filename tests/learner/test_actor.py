@@ -1,8 +1,8 @@
 """The learner's ranks on a real Ray."""
 
+import asyncio
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import chdir
 from pathlib import Path
@@ -15,9 +15,13 @@ import ray
 from squelch.actors.archive.rows import packed, to_table
 from squelch.actors.records import Group, Task, Ticket
 from squelch.actors.weights import checksum
+from squelch.cluster.config import load
+from squelch.cluster.control.actor_errors import Died, Refused
+from squelch.cluster.control.calls import EXPORT, LOAD, PUBLISH, SAVE, TRAIN_STEP
+from squelch.cluster.control.rank_client import LearnerClient
 from squelch.cluster.fleet import local_ray
 from squelch.cluster.fleet.bootstrap import PREPARED
-from squelch.learner.actor import LearnerGroup, RankLost
+from squelch.cluster.fleet.ray_actors import RayActors
 from squelch.learner.config import LearnerConfig
 from tests.exposure import exposed, sockets
 from tests.learner.models import make_config, make_groups
@@ -50,50 +54,65 @@ def tables() -> list[pa.Table]:
     ]
 
 
+def learner_of(model_dir: Path, logs: Path, config: LearnerConfig) -> LearnerClient:
+    run = load("frozenlake").model_copy(update={"learner": config})
+    return RayActors(run, model_dir, logs).learner(config.ranks)
+
+
 def test_two_ranks_train_publish_save_and_name_what_fails(cluster: Path, model_dir: Path, tmp_path: Path) -> None:
-    """One life of a group of two ranks: starting one costs seconds, so the whole of it is one test."""
-    group = LearnerGroup(model_dir, config_of(ranks=2))
-    group.start()
+    """One life of a learner of two ranks: starting one costs seconds, so the whole of it is one test."""
+    asyncio.run(life(learner_of(model_dir, tmp_path / "log", config_of(ranks=2)), tmp_path))
+
+
+async def life(learner: LearnerClient, folder: Path) -> None:
+    await learner.start()
+    pids = [home.process_id for home in learner.homes]
     refs = [ray.put(packed(table)) for table in tables()]
-    report = group.train_step(1, refs, IDS, 0.9)
-    ranks = sockets(psutil.Process(pid) for pid in group.pids)
+    report = await learner.call(TRAIN_STEP, 1, refs, IDS, 0.9)
+    ranks = sockets(psutil.Process(pid) for pid in pids)
     assert len(ranks) > 4 and not exposed(ranks), "gloo, the store of the ranks, and Ray's own"
     assert report.updated and report.num_trajectories == 18 and report.seconds["fetch"] > 0
-    progress = group.progress(10.0)
+    progress = await learner.progress(10.0)
     assert all(rank.marks >= report.optimizer_steps and rank.median_s > 0 for rank in progress)
-    bundle = group.publish(1)
+    bundle = await learner.call(PUBLISH, 1, "float32")
     chunks = [ray.get(chunk) for chunk in bundle.chunks]
     assert checksum((n, a) for chunk in chunks for n, a in chunk.items()) == bundle.checksum
     for step in (1, 2):
-        group.save(tmp_path / f"step-{step}", {"step": step})
-    assert group.load(tmp_path / "step-2") == {"step": 2} and group.optimizer_steps() == report.optimizer_steps
-    group.export("exported")
-    assert (cluster / "exported" / "model.safetensors").is_file(), "a path is relative to where the run was started"
-    with pytest.raises(ValueError, match="not a complete checkpoint"):
-        group.load(tmp_path / "step-3")
-    os.kill(group.pids[1], signal.SIGKILL)
-    ended, _ = ray.wait(group.lives, timeout=10.0)
-    assert ended == [group.lives[1]], "the death is told without a call"
-    with pytest.raises(RankLost, match="learner rank 1 died in train_step") as lost:
-        group.train_step(2, refs, IDS, 0.9)
-    assert lost.value.died
-    with pytest.raises(RankLost, match="learner rank 1 died"):
-        group.progress(10.0)
-    group.stop()
+        await learner.call(SAVE, folder / f"step-{step}", {"step": step})
+    assert await learner.call(LOAD, folder / "step-2") == {"step": 2}
+    again = await learner.call(TRAIN_STEP, 3, refs, IDS, 0.9)
+    assert again.updated, "a loaded checkpoint trains on"
+    await learner.call(EXPORT, folder / "exported")
+    assert (folder / "exported" / "model.safetensors").is_file()
+    with pytest.raises(Refused, match="not a complete checkpoint"):
+        await learner.call(LOAD, folder / "step-3")
+    lost = asyncio.ensure_future(learner.lost())
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(Died, match="learner rank 1 died: "):
+        await asyncio.wait_for(lost, 10.0)
+    with pytest.raises(Died, match="learner rank 1 died in train_step"):
+        await learner.call(TRAIN_STEP, 2, refs, IDS, 0.9)
+    with pytest.raises(Died, match="learner rank 1 died"):
+        await learner.progress(10.0)
+    await learner.stop()
 
 
-def test_a_late_rank_is_named_and_the_wait_is_bounded(model_dir: Path) -> None:
-    group = LearnerGroup(model_dir, config_of(step_timeout_s=2.0))
-    group.start()
-    assert [rank.marks for rank in group.progress(10.0)] == [0]
-    os.kill(group.pids[0], signal.SIGSTOP)
-    assert group.progress(0.2) == [None]
-    with pytest.raises(TimeoutError, match=r"learner rank 0 did not finish publish within 2\.0 s"):
-        group.publish(1)
-    group.kill()
+def test_a_late_rank_is_named_and_the_wait_is_bounded(model_dir: Path, tmp_path: Path) -> None:
+    asyncio.run(late(learner_of(model_dir, tmp_path / "log", config_of(step_timeout_s=2.0))))
+
+
+async def late(learner: LearnerClient) -> None:
+    await learner.start()
+    (home,) = learner.homes
+    assert [rank.marks for rank in await learner.progress(10.0)] == [0]
+    os.kill(home.process_id, signal.SIGSTOP)
+    assert await learner.progress(0.2) == [None]
+    with pytest.raises(TimeoutError, match=r"learner rank 0 did not finish publish within 2 s"):
+        await learner.call(PUBLISH, 1, "float32")
+    learner.kill()
     for _ in range(100):
-        if not os.path.exists(f"/proc/{group.pids[0]}"):
+        if not os.path.exists(f"/proc/{home.process_id}"):
             break
-        time.sleep(0.1)
-    assert not os.path.exists(f"/proc/{group.pids[0]}"), "a frozen process is ended too"
-    group.stop()
+        await asyncio.sleep(0.1)
+    assert not os.path.exists(f"/proc/{home.process_id}"), "a frozen process is ended too"
+    await learner.stop()

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import ray
 
-from squelch.actors.messages import UpdateReport, WeightBundle
+from squelch.actors.records import GroupSummary, Ticket
 from squelch.cluster.config import RunConfig
-from squelch.cluster.control.protocols import Learner, Player, Worker
-from squelch.cluster.fleet.ray_actors import RayActors, RayFilter, RayPlayer, RayWorker, answered
+from squelch.cluster.control.client import Client
+from squelch.cluster.control.rank_client import LearnerClient
+from squelch.cluster.fleet.ray_actors import RayActors
+from tests.fakes.transport import learner_client
 from tests.stand_ins.hosts import Host
 from tests.stand_ins.processes import HOSTS, SleepingLearner
 
@@ -23,6 +28,11 @@ class RayHost(Host):
         """The process' id."""
         return os.getpid()
 
+    @ray.method(num_returns=2)
+    async def play(self, ticket: Ticket) -> tuple[GroupSummary, pa.Buffer]:
+        """As `Host.play`."""
+        return await super().play(ticket)
+
     async def set_workers(self, workers: Any) -> None:
         """Takes the rollout workers' handles, as an environment actor does."""
 
@@ -30,22 +40,19 @@ class RayHost(Host):
         """Nothing is held."""
 
 
-class RayStandInPlayer(RayPlayer):
-    """One of many environment actors of a host."""
+class WorkerHandle:
+    """The handle of one of many rollout workers of a host."""
 
-    def kill(self) -> None:
-        """Nothing: the host's process serves others."""
+    def __init__(self, host: Any, name: str) -> None:
+        self.host = host
+        self.update_weights = SimpleNamespace(remote=partial(host.update_weights.remote, name))
+
+    def __getattr__(self, method: str) -> Any:
+        return getattr(self.host, method)
 
 
-class RayStandInWorker(RayWorker):
-    """One of many rollout workers of a host."""
-
-    def __init__(self, handle: Any, name: str) -> None:
-        super().__init__(handle)
-        self.name = name
-
-    async def update_weights(self, bundle: WeightBundle) -> UpdateReport:
-        return await answered(self.handle.update_weights.remote(self.name, bundle))
+class SharedClient(Client):
+    """The client of one of many members of a host."""
 
     def kill(self) -> None:
         """Nothing: the host's process serves others."""
@@ -75,18 +82,18 @@ class RayStandIns(RayActors):
     def _host(self, name: str) -> Any:
         return self.hosts[int(name.rpartition("-")[2]) % len(self.hosts)]
 
-    def filter(self) -> RayFilter:
+    def filter(self) -> Client:
         """The filter service."""
         return self._service
 
-    def player(self, name: str) -> Player:
+    def player(self, name: str) -> Client:
         """One of many environment actors."""
-        return RayStandInPlayer(self._host(name))
+        return SharedClient(self._host(name), self.transport, self.config)
 
-    def worker(self, name: str) -> Worker:
+    def worker(self, name: str) -> Client:
         """One of many rollout workers."""
-        return RayStandInWorker(self._host(name), name)
+        return SharedClient(WorkerHandle(self._host(name), name), self.transport, self.config)
 
-    def learner(self, ranks: int) -> Learner:
+    def learner(self, ranks: int) -> LearnerClient:
         """The learner that sleeps."""
-        return SleepingLearner(self.train_s)
+        return learner_client(SleepingLearner(self.train_s), 1, self.config)

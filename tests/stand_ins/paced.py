@@ -25,9 +25,12 @@ from squelch.actors.process.progress_marks import IDLE, Progress
 from squelch.actors.process.spans import Span, Spans
 from squelch.actors.records import GroupSummary, Ticket
 from squelch.cluster.config import RunConfig
-from squelch.cluster.control.protocols import Filter, Learner, Payload, Player, Scorer, Worker
+from squelch.cluster.control.calls import Payload
+from squelch.cluster.control.client import Client
+from squelch.cluster.control.rank_client import LearnerClient
+from tests.fakes.transport import Handle, client, learner_client
 from tests.stand_ins.hosts import FilterHost, Host
-from tests.stand_ins.processes import Groupless, NoCluster, SleepingLearner
+from tests.stand_ins.processes import NoCluster, SleepingLearner
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,9 @@ class Times:
 
 
 class Immortal:
-    """What supervision asks of every party."""
+    """What supervision asks of every actor."""
 
-    async def lost(self) -> NoReturn:
+    async def live(self) -> NoReturn:
         """It never dies."""
         await asyncio.Event().wait()
         raise AssertionError
@@ -59,7 +62,7 @@ class Immortal:
         """Nothing runs."""
 
 
-class PacedWorker(Groupless, Immortal):
+class PacedWorker(Immortal):
     """A rollout worker that samples one group at a time. While it loads weights it samples nothing."""
 
     def __init__(self, name: str, load_s: float) -> None:
@@ -105,28 +108,23 @@ class Actor(Immortal):
 
     def __init__(self, seconds: float, seed: int) -> None:
         self.seconds = seconds
-        self._workers: Mapping[str, Worker] = {}
+        self._workers: dict[str, PacedWorker] = {}
         self._rows, self._chance = Host(seed, 0.0), random.Random(seed)
 
     async def ready(self) -> object:
         """It is ready at once."""
         return None
 
-    async def set_workers(self, workers: Mapping[str, Worker]) -> None:
+    async def set_workers(self, handles: Mapping[str, Handle]) -> None:
         """Replaces the workers that it knows."""
-        self._workers = dict(workers)
+        self._workers = {name: handle.actor for name, handle in handles.items()}
 
     async def play(self, ticket: Ticket) -> tuple[GroupSummary, Payload]:
         """A made-up group; the time that sampling it takes varies by half."""
         worker = self._workers[ticket.worker]
-        assert isinstance(worker, PacedWorker)
         self._rows.version = worker.version
         await worker.sample(self.seconds * self._chance.uniform(0.5, 1.5))
         return await self._rows.play(ticket)
-
-    async def evaluate(self, tickets: list[Ticket]) -> list[GroupSummary]:
-        """The benchmark never validates."""
-        raise NotImplementedError
 
     async def take_spans(self) -> Sequence[Span]:
         """Its work takes no time."""
@@ -179,23 +177,23 @@ class PacedActors(NoCluster):
         self.config, self.times, self.payloads = config, times, Rows()
         self._made = 0
 
-    def player(self, name: str) -> Player:
+    def player(self, name: str) -> Client:
         """An environment actor."""
         self._made += 1
-        return Actor(self.times.generate_s / self.config.loop.prompts, self._made)
+        return client(Actor(self.times.generate_s / self.config.loop.prompts, self._made), self.config)
 
-    def worker(self, name: str) -> Worker:
+    def worker(self, name: str) -> Client:
         """A rollout worker."""
-        return PacedWorker(name, self.times.load_s)
+        return client(PacedWorker(name, self.times.load_s), self.config)
 
-    def filter(self) -> Filter:
+    def filter(self) -> Client:
         """The filter service."""
-        return InProcessFilter(self.config.filter)
+        return client(InProcessFilter(self.config.filter), self.config)
 
-    def scorer(self) -> Scorer:
+    def scorer(self) -> Client:
         """The benchmark's configuration has none."""
         raise NotImplementedError
 
-    def learner(self, ranks: int) -> Learner:
+    def learner(self, ranks: int) -> LearnerClient:
         """The learner."""
-        return PacedLearner(self.times)
+        return learner_client(PacedLearner(self.times), 1, self.config)

@@ -16,7 +16,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,89 +25,68 @@ import numpy as np
 import pyarrow as pa
 
 from squelch.actors.archive.rows import unpacked
-from squelch.actors.filter.decisions import StepDecision
-from squelch.actors.messages import GroupMember, Imitation, StepReport, UpdateReport, WeightBundle
+from squelch.actors.messages import StepReport, UpdateReport, WeightBundle
 from squelch.actors.process.progress_marks import Progress
-from squelch.actors.process.spans import Span
 from squelch.actors.records import GroupSummary, Ticket
 from squelch.cluster.config import RunConfig
-from squelch.cluster.control.protocols import ControlEndpoint, Filter, Learner, Payload, Player, Scorer, Worker
+from squelch.cluster.control.calls import Payload
+from squelch.cluster.control.client import Client
+from squelch.cluster.control.rank_client import LearnerClient
 from squelch.cluster.control.scaling import Kind
 from squelch.cluster.fleet.waiting import bounded
-from squelch.learner.batching import Row
-from squelch.learner.decomposition.statistics import Decomposition
-from tests.stand_ins.channel import Caller, Client
+from squelch.learner.network import LOOPBACK, Home, Place
+from tests.fakes.transport import NODE, client, learner_client
+from tests.stand_ins import channel
+from tests.stand_ins.channel import Caller
 from tests.stand_ins.hosts import FilterHost, Host
 
 HOSTS = 2
 """Processes that answer for all environment actors and rollout workers."""
 
 
-class _Supervised:
-    """What supervision asks of every party."""
+class _Served:
+    """An object that another process serves, for `tests.fakes.transport`."""
 
-    host: Caller
+    def __init__(self, host: Caller) -> None:
+        self.host = host
 
-    async def lost(self) -> NoReturn:
+    def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
+        """The call of this name to the process."""
+        return partial(self.host.call, method)
+
+    async def live(self) -> NoReturn:
         """It never dies."""
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def progress(self) -> Progress:
-        """It answers."""
-        return await self.host.call("progress")
+    def kill(self) -> None:
+        """The process ends with the benchmark."""
 
 
-class _Member(_Supervised):
+class _Member(_Served):
     """One of many members of a host."""
 
     def __init__(self, host: Caller, name: str) -> None:
-        self.host, self.name = host, name
-
-    async def ready(self) -> object:
-        """Returns once the process is up."""
-        return await self.host.call("ready")
-
-    async def take_spans(self) -> list[Span]:
-        """Nothing was worked."""
-        return await self.host.call("take_spans")
+        super().__init__(host)
+        self.name = name
 
     async def stop(self) -> object:
         """Nothing is held."""
         return None
 
-    def kill(self) -> None:
-        """Nothing: the host's process serves others."""
-
 
 class StandInPlayer(_Member):
     """An environment actor."""
 
-    async def set_workers(self, workers: Mapping[str, Worker]) -> None:
+    async def set_workers(self, workers: Mapping[str, Any]) -> None:
         """It needs no workers."""
 
     async def play(self, ticket: Ticket) -> tuple[GroupSummary, Payload]:
         """A made-up group; its payload is (host, ticket id)."""
         return await self.host.call("play_here", ticket), (self.host, ticket.ticket_id)
 
-    async def evaluate(self, tickets: list[Ticket]) -> list[GroupSummary]:
-        """The benchmark never validates."""
-        raise NotImplementedError
 
-
-class Groupless:
-    """A rollout worker in no weight group: versions reach it through the object store."""
-
-    async def join_group(self, member: GroupMember) -> None:
-        """The benchmark's configuration broadcasts no weights."""
-        raise NotImplementedError
-
-    async def receive_weights(self, bundle: WeightBundle) -> UpdateReport:
-        """The benchmark's configuration broadcasts no weights."""
-        raise NotImplementedError
-
-
-class StandInWorker(Groupless, _Member):
+class StandInWorker(_Member):
     """A rollout worker."""
 
     async def update_weights(self, bundle: WeightBundle) -> UpdateReport:
@@ -118,97 +98,49 @@ class StandInWorker(Groupless, _Member):
         return None
 
 
-class StandInFilter(_Supervised):
-    """The real filter in a process of its own."""
-
-    def __init__(self, host: Caller) -> None:
-        self.host = host
-
-    async def admit(self, summaries: list[GroupSummary]) -> object:
-        """As the service."""
-        return await self.host.call("admit", summaries)
-
-    async def close(self, step: int, final: bool, target: int) -> StepDecision:
-        """As the service."""
-        return await self.host.call("close", step, final, target)
-
-    async def state(self, steps: Collection[int] | None = None) -> dict[str, Any]:
-        """As the service."""
-        return await self.host.call("state", steps)
-
-    async def restore(self, state: dict[str, Any]) -> object:
-        """As the service."""
-        return await self.host.call("restore", state)
-
-    def kill(self) -> None:
-        """The process ends with the benchmark."""
-
-
 class SleepingLearner:
-    """A learner that sleeps `train_s` seconds a step."""
-
-    ranks = 1
+    """A learner of one rank that sleeps `train_s` seconds a step."""
 
     def __init__(self, train_s: float) -> None:
         self.train_s = train_s
 
-    async def start(self) -> None:
+    async def home(self) -> Home:
+        """The only node."""
+        return Home(NODE, LOOPBACK, 0)
+
+    async def place(self, one_node: bool) -> Place:
+        """It listens nowhere."""
+        return Place(LOOPBACK, 0, 0)
+
+    async def unreachable(self, places: Sequence[Place]) -> dict[int, str]:
+        """Nobody is to be reached."""
+        return {}
+
+    async def start(self, places: Sequence[Place]) -> None:
         """It is ready at once."""
 
-    async def lost(self) -> NoReturn:
+    async def live(self) -> NoReturn:
         """It never dies."""
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def progress(self, timeout_s: float) -> list[Progress | None]:
+    async def progress(self) -> Progress:
         """It has no micro-batches."""
-        return [Progress(0, 0.0)]
+        return Progress(0, 0.0)
 
     async def train_step(self, step: int, payloads: list[Payload], ids: list[str], loss_scale: float) -> StepReport:
         """An update without work."""
         await asyncio.sleep(self.train_s)
         return StepReport(step, True, 1, len(ids), len(ids))
 
-    async def imitate(self, step: int, rows: Sequence[Row]) -> Imitation:
-        """The benchmark's configuration has no warm-up."""
-        raise NotImplementedError
-
-    async def imitation_loss(self, rows: Sequence[Row]) -> float:
-        """The benchmark's configuration has no warm-up."""
-        raise NotImplementedError
-
-    async def decompose(self, payloads: list[Payload], ids: list[str]) -> Decomposition:
-        """The benchmark's configuration never asks for it."""
-        raise NotImplementedError
-
     async def publish(self, version: int, dtype: str) -> WeightBundle:
         """A bundle without weights."""
         return WeightBundle(version, (), f"version-{version}", np.zeros(1, np.int32), np.zeros(0, np.float32))
-
-    async def open_group(self) -> tuple[str, int]:
-        """The benchmark's configuration broadcasts no weights."""
-        raise NotImplementedError
-
-    async def join_group(self, member: GroupMember) -> str:
-        """The benchmark's configuration broadcasts no weights."""
-        raise NotImplementedError
-
-    async def send(self, dtype: str, timeout_s: float) -> str:
-        """The benchmark's configuration broadcasts no weights."""
-        raise NotImplementedError
 
     async def save(self, path: Path, loop: Mapping[str, Any]) -> None:
         """Writes the loop's state only."""
         path.mkdir(parents=True, exist_ok=True)
         (path / "loop.json").write_text(json.dumps(loop))
-
-    async def load(self, path: Path) -> dict[str, Any]:
-        """The benchmark resumes no run."""
-        raise NotImplementedError
-
-    async def export(self, path: Path) -> None:
-        """It has no policy."""
-        raise NotImplementedError
 
     async def stop(self) -> None:
         """Nothing runs."""
@@ -239,7 +171,7 @@ class NoCluster:
     """The part of `Actors` that is about the cluster, for parties that need none: there is always room, and no node is
     added or taken away."""
 
-    def control_endpoint(self) -> ControlEndpoint:
+    def control_endpoint(self) -> Client:
         """Nobody scales the benchmark's run."""
         raise NotImplementedError
 
@@ -267,51 +199,54 @@ class StandIns(NoCluster):
     """Creates stand-ins, of which the i-th of a kind belongs to host i, modulo their number. `connect` must be awaited
     first, and `end` ends the processes."""
 
-    def __init__(self, hosts: Sequence[Caller], filter_host: Caller, train_s: float) -> None:
+    def __init__(self, config: RunConfig, hosts: Sequence[Caller], filter_host: Caller, train_s: float) -> None:
         self.payloads = StandInPayloads()
-        self.train_s = train_s
+        self.config, self.train_s = config, train_s
         self._hosts, self._filter = hosts, filter_host
 
     async def connect(self) -> None:
         """Connects to every process."""
-        for client in (*self._hosts, self._filter):
-            await client.connect()
+        for process in (*self._hosts, self._filter):
+            await process.connect()
 
     def end(self) -> None:
         """Ends every process."""
-        for client in (*self._hosts, self._filter):
-            client.kill()
+        for process in (*self._hosts, self._filter):
+            process.kill()
 
     def _host(self, name: str) -> Caller:
         return self._hosts[int(name.rpartition("-")[2]) % len(self._hosts)]
 
-    def player(self, name: str) -> Player:
+    def player(self, name: str) -> Client:
         """One of many environment actors."""
-        return StandInPlayer(self._host(name), name)
+        return client(StandInPlayer(self._host(name), name), self.config)
 
-    def worker(self, name: str) -> Worker:
+    def worker(self, name: str) -> Client:
         """One of many rollout workers."""
-        return StandInWorker(self._host(name), name)
+        return client(StandInWorker(self._host(name), name), self.config)
 
-    def filter(self) -> Filter:
+    def filter(self) -> Client:
         """The filter service."""
-        return StandInFilter(self._filter)
+        return client(_Served(self._filter), self.config)
 
-    def scorer(self) -> Scorer:
+    def scorer(self) -> Client:
         """The benchmark's configuration has none."""
         raise NotImplementedError
 
-    def learner(self, ranks: int) -> Learner:
+    def learner(self, ranks: int) -> LearnerClient:
         """The learner that sleeps."""
-        return SleepingLearner(self.train_s)
+        return learner_client(SleepingLearner(self.train_s), 1, self.config)
 
 
 class ProcessStandIns(StandIns):
     """Stand-ins whose hosts and filter are processes of their own."""
 
     def __init__(self, config: RunConfig, delay_s: float, train_s: float) -> None:
-        self._processes = [Client(FilterHost, config.filter), *(Client(Host, seed, delay_s) for seed in range(HOSTS))]
-        super().__init__(self._processes[1:], self._processes[0], train_s)
+        self._processes = [
+            channel.Client(FilterHost, config.filter),
+            *(channel.Client(Host, seed, delay_s) for seed in range(HOSTS)),
+        ]
+        super().__init__(config, self._processes[1:], self._processes[0], train_s)
 
     async def pids(self) -> tuple[int, list[int]]:
         """The ids of the filter's process and of the hosts'."""

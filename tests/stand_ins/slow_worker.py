@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import ray
 
 from squelch.actors.config import RolloutConfig
 from squelch.actors.messages import Completion
+from squelch.actors.process.shell import asynchronous
 from squelch.actors.process.shipping import Folder
 from squelch.actors.process.spans import Span
 from squelch.actors.rollout.worker import RolloutWorker
 from squelch.cluster.config import RunConfig
-from squelch.cluster.fleet.ray_actors import RayActors, RayWorker
+from squelch.cluster.control.calls import ROLLOUT_WORKER
+from squelch.cluster.control.client import Client
+from squelch.cluster.fleet.ray_actors import CALLERS, RayActors
 
 
 class SlowWorker(RolloutWorker):
@@ -52,9 +53,9 @@ class SlowActors(RayActors):
         super().__init__(config, model_dir, logs)
         self.seconds_per_token = seconds_per_token
 
-    def worker(self, name: str) -> RayWorker:
+    def worker(self, name: str) -> Client:
         """A slow rollout worker on the driver's node."""
         rollout = self.config.rollout
-        shell: Any = ray.remote(SlowWorker)
-        options = {"num_cpus": rollout.num_cpus, "max_concurrency": 1000, "runtime_env": self._process(name)}
-        return RayWorker(shell.options(**options).remote(name, self._model(), rollout, self.seconds_per_token))
+        table = replace(ROLLOUT_WORKER, target="tests.stand_ins.slow_worker:SlowWorker")
+        actor = self._created(name, table, asynchronous, {"num_cpus": rollout.num_cpus, **CALLERS})
+        return self._client(actor.remote(name, self._model(), rollout, self.seconds_per_token))

@@ -1,6 +1,7 @@
 """The coordinator's side of the learner: every call to it, its recovery, and the limit on refused steps.
 
-The learner is one party, all of its ranks together. Each call is bounded and watched (`ranks`). A call that finds a
+The learner is one party, all of its ranks together. Each call is bounded and watched by its client
+(`cluster.control.rank_client`). A call that finds a
 rank dead, failed or hung makes the weights again (`recovery`) and is then repeated, so that its caller sees a longer
 call and nothing else. While groups are played, `beside` notices a dead rank at once; a frozen rank is noticed at the
 next call.
@@ -43,26 +44,28 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 from squelch.actors.messages import StepReport, WeightBundle
 from squelch.actors.rollout.metrics import update_figures
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import Died, Failed, Refused
-from squelch.cluster.control.protocols import Payload
+from squelch.cluster.control.calls import PUBLISH, SAVE, TRAIN_STEP, Call, Payload
 from squelch.cluster.fleet.delivery import SenderLost
 from squelch.cluster.fleet.fleet import Fleet, UpdateFailed
 from squelch.cluster.fleet.supervision import Watchdog
-from squelch.cluster.loop.learner_client.ranks import Ranks
 from squelch.cluster.loop.learner_client.recovery import LOST, Recovery, TrainedStep
 from squelch.cluster.loop.persistence.archiving import Archiving
 from squelch.cluster.loop.persistence.journal import Journal
 from squelch.cluster.loop.persistence.state import LoopState
 from squelch.cluster.loop.tickets.playing import FETCH_TIMEOUT_S, PlayedGroup
-from squelch.learner.decomposition.statistics import Decomposition
 from squelch.learner.metrics import publication_figures
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
+CHECK_S = 5.0
+"""Seconds within which ranks that are up say so."""
 
 
 class PlayAgain(Exception):
@@ -86,8 +89,7 @@ class Learning:
         self.refused_in_a_row = state.bad_steps
         self._published: dict[str, float] = {}
         """The figures of the last publication."""
-        self.ranks = Ranks(config, fleet, watchdog)
-        self.recovery = Recovery(config, fleet, self.ranks, archiving, journal, say, state.clock)
+        self.recovery = Recovery(config, fleet, watchdog, archiving, journal, say, state.clock)
 
     @property
     def version(self) -> int:
@@ -102,7 +104,7 @@ class Learning:
         """Trains on the groups. If the report has `refused` set, the weights have not changed."""
         started = time.time()
         ids, payloads = [group.ticket.ticket_id for group in groups], [group.table for group in groups]
-        report = await self._ask(lambda: self.ranks.train(step, payloads, ids, loss_scale), payloads)
+        report = await self.call(TRAIN_STEP, step, payloads, ids, loss_scale)
         if report.updated:
             self.recovery.train(TrainedStep(step, ids, loss_scale))
         ended = time.time()
@@ -120,13 +122,9 @@ class Learning:
             return None
         return f"{self.refused_in_a_row} steps in a row refused (learner.max_bad_steps); last: {report.refused}"
 
-    async def decompose(self, payloads: list[Payload], ids: list[str]) -> Decomposition:
-        """The gradient decomposition of these groups; the weights do not change."""
-        return await self._ask(lambda: self.ranks.decompose(payloads, ids), payloads)
-
     async def save(self, path: Path, loop: Mapping[str, Any]) -> None:
         """Writes a checkpoint that includes the loop's state."""
-        await self._ask(lambda: self.ranks.save(path, loop))
+        await self.call(SAVE, path.resolve(), dict(loop))
         self.recovery.save()
 
     # -- weights -----------------------------------------------------------------------------------------------------
@@ -140,7 +138,7 @@ class Learning:
         """Publishes the current weights as `version` and loads them into every rollout worker; the flat figures."""
         while True:
             started = time.time()
-            bundle = await self._ask(lambda: self.ranks.publish(version))
+            bundle = await self.call(PUBLISH, version, self.config.rollout.dtype)
             try:
                 return await self._tell(bundle, started)
             except SenderLost as error:
@@ -167,14 +165,14 @@ class Learning:
     async def _rank_died(self) -> bool:
         """Whether a rank is dead, so that the weights may have been lost on their way."""
         try:
-            await self.ranks.check()
+            await self.recovery.learner.progress(CHECK_S)
         except Died as error:
             self.recovery.lose(error)
         return bool(self.recovery.cause)
 
     async def has_other_room(self) -> bool:
         """Whether the ranks that are up fit on nodes that will not be taken away; no if the cluster does not say."""
-        return (await self.ranks.room() or 0) >= self.ranks.learner.ranks
+        return (await self.recovery.room() or 0) >= self.recovery.learner.ranks
 
     async def move(self) -> None:
         """Ends the ranks, which is no loss, and makes them again on nodes that stay. PlayAgain if that gave other
@@ -199,7 +197,7 @@ class Learning:
 
     async def _until_lost(self, task: asyncio.Future[Any]) -> None:
         """Returns once the task is done or a rank is dead."""
-        lost = asyncio.ensure_future(self.ranks.lost())
+        lost = asyncio.ensure_future(self.recovery.learner.lost())
         try:
             await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
             if lost.done():
@@ -224,16 +222,16 @@ class Learning:
             self.say(f"rows of the groups to train on are lost: {error}")
             raise PlayAgain from error
 
-    async def _ask(self, call: Callable[[], Awaitable[T]], payloads: Sequence[Payload] = ()) -> T:
-        """One call on these rows, repeated with each new group of ranks."""
+    async def call(self, row: Call[P, R], *arguments: P.args, **named: P.kwargs) -> R:
+        """One call, repeated with each new group of ranks."""
         failure = ""
         while True:
             lost = bool(self.recovery.cause)
             await self._recover()
-            if lost and payloads:
-                await self._check_rows(payloads)
+            if lost and row.payloads is not None:
+                await self._check_rows(cast("Sequence[Payload]", arguments[row.payloads]))
             try:
-                return await call()
+                return await self.recovery.learner.call(row, *arguments, **named)
             except Refused:
                 raise
             except LOST as error:

@@ -36,12 +36,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from squelch.actors.messages import StepReport, WeightBundle
+from squelch.actors.messages import WeightBundle
 from squelch.cluster.config import RunConfig
-from squelch.cluster.control.actor_errors import Died, Failed, Refused
-from squelch.cluster.control.protocols import LEARNER
+from squelch.cluster.control.actor_errors import ActorError, Died, Failed, Refused
+from squelch.cluster.control.calls import LOAD, PUBLISH, TRAIN_STEP
+from squelch.cluster.control.rank_client import LEARNER, LearnerClient
 from squelch.cluster.fleet.fleet import Fleet
-from squelch.cluster.loop.learner_client.ranks import Ranks
+from squelch.cluster.fleet.supervision import Watchdog
+from squelch.cluster.fleet.waiting import bounded
 from squelch.cluster.loop.persistence.archiving import Archiving
 from squelch.cluster.loop.persistence.journal import Journal
 from squelch.cluster.loop.persistence.state import checkpoints
@@ -50,6 +52,8 @@ log = logging.getLogger(__name__)
 LOST = (Died, Failed, TimeoutError)
 """Errors after which the ranks are of no more use, except `Refused`."""
 ROOM_POLL_S = 1.0
+ROOM_S = 30.0
+"""Seconds within which the cluster must say what is free."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +82,13 @@ class Recovery:
         self,
         config: RunConfig,
         fleet: Fleet,
-        ranks: Ranks,
+        watchdog: Watchdog,
         archiving: Archiving,
         journal: Journal,
         say: Callable[[str], None],
         clock: int,
     ) -> None:
-        self.config, self.fleet, self.ranks, self.archiving = config, fleet, ranks, archiving
+        self.config, self.fleet, self.watchdog, self.archiving = config, fleet, watchdog, archiving
         self.journal, self.say = journal, say
         self.history: list[TrainedStep] = []
         self.told: Told | None = None
@@ -95,6 +99,23 @@ class Recovery:
         self.remade = False
         """Whether the weights differ from those told under the same number."""
         self._trained = clock
+
+    @property
+    def learner(self) -> LearnerClient:
+        """The fleet's learner, watched; RuntimeError if it was not started."""
+        learner = self.fleet.learner
+        if learner is None:
+            raise RuntimeError("the learner was not started")
+        learner.watch = self.watchdog
+        return learner
+
+    async def room(self) -> int | None:
+        """Number of ranks for which the cluster has room, see `Actors.room_for_ranks`; None if it does not say."""
+        try:
+            return await bounded(self.fleet.actors.room_for_ranks(), ROOM_S)
+        except (ActorError, TimeoutError) as error:
+            log.warning("the cluster did not say where learner ranks have room: %s", error)
+            return None
 
     # -- what the recovery needs to know ---------------------------------------------------------------------------
 
@@ -156,13 +177,13 @@ class Recovery:
 
     async def _regroup(self) -> int:
         """Ends the ranks and starts a new group; returns its number of ranks."""
-        self.ranks.learner.kill()
+        self.learner.kill()
         await asyncio.sleep(0.0 if self._planned else self.fleet.restarts.allow(LEARNER, self.cause))
-        count = await self._room(self.ranks.learner.ranks if self._planned else self.config.learner.ranks)
+        count = await self._room(self.learner.ranks if self._planned else self.config.learner.ranks)
         if count < self.config.learner.ranks:
             log.warning("the learner goes on with %d of %d ranks", count, self.config.learner.ranks)
         self.fleet.replace_learner(count)
-        await self.ranks.start()
+        await self.learner.start()
         return count
 
     async def _room(self, enough: int) -> int:
@@ -170,7 +191,7 @@ class Recovery:
         do."""
         wanted, now = self.config.learner, asyncio.get_running_loop().time
         deadline = now() + wanted.regroup_timeout_s
-        while ((room := await self.ranks.room()) or 0) < enough and now() < deadline:
+        while ((room := await self.room()) or 0) < enough and now() < deadline:
             await asyncio.sleep(ROOM_POLL_S)
         if not room:
             lacks = "does not say whether it has" if room is None else "has no"
@@ -185,7 +206,7 @@ class Recovery:
         """Loads the newest checkpoint and trains the steps after it again; returns their number. Sets `remade`."""
         base, folder = self._checkpoint()
         if folder is not None:
-            await self.ranks.load(folder)
+            await self.learner.call(LOAD, folder.resolve())
         steps = [step for step in self.history if step.step > base]
         told = [step for step in steps if self.told is not None and step.step <= self.told.step]
         for step in told:
@@ -203,7 +224,7 @@ class Recovery:
 
     async def _train_again(self, step: TrainedStep) -> None:
         payloads = await self.archiving.stored(step.step, step.ids)
-        report: StepReport = await self.ranks.train(step.step, payloads, step.ids, step.loss_scale)
+        report = await self.learner.call(TRAIN_STEP, step.step, payloads, step.ids, step.loss_scale)
         if not report.updated:
             why = report.refused or "no gradient"
             raise RuntimeError(f"step {step.step} was trained on, but the recovered learner refuses it: {why}")
@@ -211,7 +232,7 @@ class Recovery:
     async def _same(self, told: Told) -> bool:
         """Whether the weights are those told last, by checksum. If so, their new copy replaces the lost one, which
         ended with the rank that owned it."""
-        bundle = await self.ranks.publish(told.version)
+        bundle = await self.learner.call(PUBLISH, told.version, self.config.rollout.dtype)
         if bundle.checksum != told.checksum:
             return False
         self.fleet.published.bundle = bundle

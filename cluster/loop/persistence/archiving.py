@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from squelch.actors.archive.store import ArchiveError
 from squelch.actors.filter.decisions import StepDecision
-from squelch.cluster.control.protocols import Archive, Payload, Payloads
+from squelch.cluster.control.calls import Payload
+from squelch.cluster.control.protocols import Archive, Payloads
 from squelch.cluster.own_thread import OwnThread
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from squelch.cluster.control.actor_errors import Died
+from squelch.cluster.control.calls import TAKE_SPANS
 from squelch.cluster.control.protocols import Archive, MetricsSink
 from squelch.cluster.fleet.fleet import UP, Fleet
 from squelch.cluster.fleet.waiting import outcomes
@@ -22,7 +23,6 @@ from squelch.cluster.metrics import WAITED_FOR
 from squelch.cluster.runs.step_line import step_line
 from squelch.cluster.runs.timing.intervals import clip_intervals, union_seconds
 
-SPANS_TIMEOUT_S = 30.0
 TOTALLED = ("tokens/sampled", "tokens/trained", "trajectories", "seconds/step")
 
 
@@ -68,8 +68,8 @@ class Journal:
     async def collect_spans(self, fleet: Fleet) -> None:
         """Collects from rollout workers and environment actors the times at which they worked since the last step."""
         members = [*fleet.workers.members(*UP), *fleet.players.members(*UP)]
-        calls = {member.name: member.actor.take_spans() for member in members}
-        for name, spans in (await outcomes(calls, SPANS_TIMEOUT_S)).items():
+        calls = {member.name: member.actor.call(TAKE_SPANS) for member in members}
+        for name, spans in (await outcomes(calls)).items():
             if isinstance(spans, BaseException) and not isinstance(spans, (Died, TimeoutError)):
                 raise RuntimeError(f"take_spans: {name} failed: {spans}") from spans
             for span in [] if isinstance(spans, BaseException) else spans:

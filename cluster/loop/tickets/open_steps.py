@@ -59,7 +59,7 @@ class OpenSteps:
         self.admission = Admission(config.loop.max_staleness, config.loop.steps, state.clock, state.version)
         self.ledger = Ledger.restore(state.ledger)
         self.source = _training_tickets(config, state.cursor)
-        self.filtering = Filtering(fleet, state.filter, self._played, config.cluster.start_timeout_s)
+        self.filtering = Filtering(fleet, state.filter, self._played)
         self.filter_state = state.filter or make_window(config.filter).state()
         """The filter's state after the last step that was trained on."""
         self.windows: dict[int, Window] = {}

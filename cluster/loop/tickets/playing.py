@@ -33,10 +33,10 @@ from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.records import Group, GroupSummary, Ticket, Trajectory, summarise
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import ActorError, Died, reason_of
+from squelch.cluster.control.calls import EVALUATE, PLAY, Payload
+from squelch.cluster.control.client import Client
 from squelch.cluster.control.membership import CutOff, Member, at_work
-from squelch.cluster.control.protocols import Payload, Player, Worker
 from squelch.cluster.fleet.fleet import Fleet
-from squelch.cluster.fleet.waiting import bounded
 
 T = TypeVar("T")
 FETCH_TIMEOUT_S = 60.0
@@ -92,9 +92,9 @@ class Play:
     async def group(self, ticket: Ticket) -> PlayedGroup:
         """Plays one ticket. A ticket that cannot be played yields a group in which every trajectory failed."""
 
-        async def play(player: Player, worker: str) -> PlayedGroup:
+        async def play(player: Client, worker: str) -> PlayedGroup:
             placed = replace(ticket, worker=worker)
-            return PlayedGroup(placed, *await player.play(placed))
+            return PlayedGroup(placed, *await player.call(PLAY, placed))
 
         try:
             return await self._attempts(ticket.ticket_id, play, lambda played: [played.summary])
@@ -104,20 +104,19 @@ class Play:
     async def _attempts(
         self,
         what: str,
-        play: Callable[[Player, str], Awaitable[T]],
+        play: Callable[[Client, str], Awaitable[T]],
         summaries: Callable[[T], Sequence[GroupSummary]],
     ) -> T:
         """The result of `play` on an environment actor and the rollout worker of this name. It is made again, on the
         next of both, if a party is dead or late or raises. _Unplayed after `loop.max_attempts`."""
         cause: ActorError | None = None
-        player: Member[Player] | None = None
+        player: Member[Client] | None = None
         failure, attempts = Failure(FailureCause.ACTOR_ERROR, "not played yet"), 0
         while attempts < self.config.loop.max_attempts:
             player, worker = await self._assign(player)
             attempts += 1
             try:
-                call = bounded(play(player.actor, worker.name), self.config.loop.group_timeout_s)
-                result = await at_work(call, player, worker)
+                result = await at_work(play(player.actor, worker.name), player, worker)
             except CutOff:
                 attempts -= 1
             except TimeoutError:
@@ -137,7 +136,7 @@ class Play:
                 failure, cause = Failure(FailureCause.WORKER_DIED, worker.name), None
         raise _Unplayed(failure) from cause
 
-    async def _assign(self, failed: Member[Player] | None) -> tuple[Member[Player], Member[Worker]]:
+    async def _assign(self, failed: Member[Client] | None) -> tuple[Member[Client], Member[Client]]:
         """The next environment actor and rollout worker, round-robin, as soon as there is a healthy one of each; not
         the actor that has `failed` just now if there is another."""
         await self.fleet.player_pool.need()
@@ -147,7 +146,7 @@ class Play:
         player = self.fleet.players.in_turn(turn)
         return self.fleet.players.in_turn(turn + 1) if player is failed else player, self.fleet.workers.in_turn(turn)
 
-    async def _worker_is_dead(self, worker: Member[Worker], played: Sequence[GroupSummary]) -> bool:
+    async def _worker_is_dead(self, worker: Member[Client], played: Sequence[GroupSummary]) -> bool:
         """Whether trajectories failed because their worker is dead; the fleet has then replaced the worker. The others
         of a group must not be learned from alone: they are those that ended early."""
         return any(map(_failed_in_generation, played)) and await self.fleet.suspect_worker(worker)
@@ -201,8 +200,9 @@ class Play:
         return asyncio.Semaphore(max(1, slots // size))
 
     async def _lot(self, tickets: list[Ticket], places: asyncio.Semaphore) -> list[GroupSummary]:
-        async def play(player: Player, worker: str) -> list[GroupSummary]:
-            return await player.evaluate([replace(ticket, worker=worker) for ticket in tickets])
+        async def play(player: Client, worker: str) -> list[GroupSummary]:
+            summaries, _ = await player.call(EVALUATE, [replace(ticket, worker=worker) for ticket in tickets])
+            return summaries
 
         what = f"{len(tickets)} tasks of a validation"
         try:

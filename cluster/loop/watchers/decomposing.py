@@ -24,10 +24,10 @@ from squelch.actors.process.disk import write_whole
 from squelch.actors.records import GroupSummary, Ticket
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.admission import validation_tickets
+from squelch.cluster.control.calls import DECOMPOSE
 from squelch.cluster.loop.learner_client.learning import Learning
 from squelch.cluster.loop.tickets.playing import Play, PlayedGroup
 from squelch.cluster.loop.watchers.watcher import Step, Watcher
-from squelch.learner.decomposition.statistics import Decomposition
 
 log = logging.getLogger(__name__)
 FOLDER = "gradients"
@@ -75,7 +75,7 @@ class Decomposing(Watcher):
                 settings.groups,
             )
         tables, ids = [g.table for g in groups], [g.ticket.ticket_id for g in groups]
-        found: Decomposition = await self.learning.decompose(tables, ids)
+        found = await self.learning.call(DECOMPOSE, tables, ids)
         facts = {"step": step, "version": version, **found.as_data()}
         path, text = self.config.run_dir / FOLDER / f"step-{step:06d}.json", json.dumps(facts, allow_nan=False) + "\n"
         await asyncio.to_thread(write_whole, path, text)

@@ -26,10 +26,10 @@ from squelch.actors.messages import WeightBundle
 from squelch.actors.scorer.pace import ScoringPace
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import ActorError, Died, Refused, reason_of
-from squelch.cluster.control.protocols import Scorer
+from squelch.cluster.control.calls import PROBE, SCORE, SCORER_RESTORE
+from squelch.cluster.control.client import Client
 from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.fleet import Fleet
-from squelch.cluster.fleet.waiting import bounded
 from squelch.cluster.loop.persistence.journal import Journal
 from squelch.cluster.loop.stopping import Stopping
 from squelch.cluster.loop.tickets.playing import PlayedGroup
@@ -100,7 +100,7 @@ class Scoring(Watcher):
         if self.scorer_state is None or scorer is None:
             return
         try:
-            await bounded(scorer.restore(self.scorer_state), self.timeout_s)
+            await scorer.call(SCORER_RESTORE, self.scorer_state)
         except Refused as error:
             raise UserError(f"scorer: {error.reason}") from error
         except (ActorError, TimeoutError) as error:
@@ -153,12 +153,12 @@ class Scoring(Watcher):
             self._task = asyncio.create_task(self._score(scorer, step, bundle, groups, replaces))
 
     async def _score(
-        self, scorer: Scorer, step: int, bundle: WeightBundle, groups: list[PlayedGroup], replaces: bool
+        self, scorer: Client, step: int, bundle: WeightBundle, groups: list[PlayedGroup], replaces: bool
     ) -> None:
         self._started = started = time.time()
         try:
             payloads = [g.table for g in groups]
-            figures, self.scorer_state, scores = await scorer.score(step, bundle, payloads, replaces)
+            figures, self.scorer_state, scores = await scorer.call(SCORE, step, bundle, payloads, replaces)
         except Died as error:
             self._failed(step, started, error)
             await self.succeed(scorer, str(error))
@@ -190,7 +190,7 @@ class Scoring(Watcher):
         except ArchiveError as error:
             log.error("the score matrices of step %d are not kept: %s", step, error)
 
-    def probe_reader(self, step: int) -> Scorer | None:
+    def probe_reader(self, step: int) -> Client | None:
         """The scorer, if it can begin a reading of the fixed probe, so that its tasks are worth playing; else says why
         not."""
         if self._probe is not None and not self._probe.done():
@@ -211,22 +211,21 @@ class Scoring(Watcher):
         log.error("the fixed probe was not read after step %d: %s", step, cause)
         self.journal.event("scorer", "probe_failed", started, time.time(), step=step, cause=cause)
 
-    async def _read_probe(self, scorer: Scorer, step: int, bundle: WeightBundle, groups: list[PlayedGroup]) -> None:
-        started, bound = time.time(), 2 * self.timeout_s  # a scoring may be under way before it
+    async def _read_probe(self, scorer: Client, step: int, bundle: WeightBundle, groups: list[PlayedGroup]) -> None:
+        started = time.time()
         try:
-            call = scorer.probe(step, bundle, [g.table for g in groups])
-            figures, self.scorer_state = await bounded(call, bound)
+            figures, self.scorer_state = await scorer.call(PROBE, step, bundle, [g.table for g in groups])
             self._probes.append(figures)
             self.probing = None
         except (ActorError, TimeoutError) as error:
             self.probing = None
-            self._unread(step, started, str(error) or f"no answer within {bound:g} s")
+            self._unread(step, started, str(error))
             if isinstance(error, Died):
                 await self.succeed(scorer, str(error))
         else:
             self.journal.event("scorer", "probe", started, time.time(), step=step)
 
-    async def succeed(self, dead: Scorer, cause: str) -> None:
+    async def succeed(self, dead: Client, cause: str) -> None:
         """Puts a successor in the place of a dead scorer, with the state of the last finished scoring. The first call
         for `dead` does so, later calls do nothing. A successor that does not take the state is replaced too, as long as
         restarts are left."""
@@ -236,7 +235,7 @@ class Scoring(Watcher):
             if successor is None or self.scorer_state is None:
                 return
             try:
-                await bounded(successor.restore(self.scorer_state), self.start_s)
+                await successor.call(SCORER_RESTORE, self.scorer_state)
             except (ActorError, TimeoutError) as error:
                 dead, cause = successor, f"it did not take the state of the last scoring: {reason_of(error)}"
                 dead.kill()

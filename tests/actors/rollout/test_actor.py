@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +19,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from squelch.actors.archive.rows import from_table, unpacked
 from squelch.actors.config import EnvironmentActorConfig, RolloutConfig, SamplingConfig
 from squelch.actors.messages import WeightBundle
-from squelch.actors.play.actor import EnvironmentActor
+from squelch.actors.process.shell import asynchronous
 from squelch.actors.records import Task, Ticket
-from squelch.actors.rollout.worker import RolloutWorker
+from squelch.cluster.control.calls import ENVIRONMENT_ACTOR, ROLLOUT_WORKER, Table
 from squelch.envs.config import EnvironmentConfig, FormatConfig
 from tests.actors.play.test_codec import byte_level_bpe, save_model
 from tests.actors.rollout import vllm_support as support
@@ -68,11 +69,13 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+def shell_of(table: Table) -> Any:
+    return asynchronous(table.title, table.target, table.methods)
+
+
 @pytest.fixture(scope="module")
 def worker(cluster, model_dir) -> Iterator[ray.actor.ActorHandle]:
-    handle = (
-        ray.remote(RolloutWorker).options(num_cpus=0.5, max_concurrency=1000).remote("rollout-0", model_dir, CONFIG)
-    )
+    handle = shell_of(ROLLOUT_WORKER).options(num_cpus=0.5, max_concurrency=1000).remote("rollout-0", model_dir, CONFIG)
     ray.get(handle.ready.remote(), timeout=WAIT_S)
     yield handle
     ray.kill(handle)
@@ -82,7 +85,7 @@ def worker(cluster, model_dir) -> Iterator[ray.actor.ActorHandle]:
 def player(cluster, model_dir, worker) -> ray.actor.ActorHandle:
     environment = EnvironmentConfig(format=FormatConfig(max_turns=3))
     handle = (
-        ray.remote(EnvironmentActor)
+        shell_of(ENVIRONMENT_ACTOR)
         .options(num_cpus=0.25, max_concurrency=1000)
         .remote(
             "environment-0",
@@ -102,7 +105,7 @@ def ticket(name: str, size: int = 4, worker: str = "rollout-0") -> Ticket:
 
 
 def play(player, one: Ticket):
-    summary, rows = player.play.options(num_returns=2).remote(one)
+    summary, rows = player.play.remote(one)
     return ray.get(summary, timeout=WAIT_S), unpacked(ray.get(rows, timeout=WAIT_S))
 
 
@@ -126,7 +129,7 @@ def test_the_same_ticket_gives_the_same_trajectories(player):
 
 def test_evaluation_plays_one_trajectory_a_ticket_into_one_table(player):
     tickets = [replace(ticket(f"v-{index}"), task=Task("FrozenLake", index, "validation")) for index in range(5)]
-    summaries, table = ray.get(list(player.evaluate.options(num_returns=2).remote(tickets)), timeout=WAIT_S)
+    summaries, table = ray.get(list(player.evaluate.remote(tickets)), timeout=WAIT_S)
     assert [one.group_id for one in summaries] == [f"v-{index}" for index in range(5)]
     assert table.num_rows == 5 and table.column("group_id").to_pylist() == [one.group_id for one in summaries]
 

@@ -17,16 +17,19 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from squelch.actors.archive.rows import packed, to_table
 from squelch.actors.diagnosis.proxies import proxies_of_samples
 from squelch.actors.messages import WeightBundle
+from squelch.actors.process.shell import threaded
 from squelch.actors.records import Group, Task, Ticket
-from squelch.actors.scorer.actor import LEAST_PRIORITY, PARITY_BOUND, ScorerActor, _step_back, by_group, load_model
+from squelch.actors.scorer.actor import LEAST_PRIORITY, PARITY_BOUND, _step_back, by_group, load_model
 from squelch.actors.scorer.drawing import draw_first_turn
 from squelch.actors.scorer.fixed_model import check_scorer_model
 from squelch.actors.scorer.pace import ScoringPace
 from squelch.actors.weights import checksum
+from squelch.cluster.control.calls import SCORER
 from tests.actors.scorer.windows import CONFIG, trajectory, window
 
 pytestmark = pytest.mark.ray
 
+SHELL = threaded(SCORER.title, SCORER.target, {**SCORER.methods, "state": 1})
 CALL_TIMEOUT_S = 60.0
 
 
@@ -88,7 +91,7 @@ def cluster():
 def test_the_actor_scores_published_weights_and_its_death_mid_batch_is_an_alarm(cluster: None, tmp_path: Path) -> None:
     model_dir, model = tiny(tmp_path)
     bundle = bundle_of(model, 3)
-    scorer = ScorerActor.remote(model_dir, CONFIG, 0.7, 1)
+    scorer = SHELL.remote(model_dir, CONFIG, 0.7, 1)
     tables = [ray.put(packed(to_table(Group(ticket(name), "k", ts)))) for name, ts in window(3, 20).items()]
 
     metrics, state, scores = ray.get(scorer.score.remote(1, bundle, tables), timeout=CALL_TIMEOUT_S)
@@ -113,10 +116,9 @@ def test_the_actor_scores_published_weights_and_its_death_mid_batch_is_an_alarm(
     pace = ScoringPace(every=1, timeout_s=CALL_TIMEOUT_S)
     assert pace.begin(3, time.monotonic())
     under_way = scorer.score.remote(3, bundle, tables * 200)
-    health = ray.get(scorer.health.remote(), timeout=CALL_TIMEOUT_S)
-    while health["busy_step"] != 3:
-        assert ray.wait([under_way], timeout=0.02)[1], "the scorer step ended before it could be interrupted"
-        health = ray.get(scorer.health.remote(), timeout=CALL_TIMEOUT_S)
+    before = ray.get(scorer.progress.remote(), timeout=CALL_TIMEOUT_S).marks
+    while ray.get(scorer.progress.remote(), timeout=CALL_TIMEOUT_S).marks == before:
+        assert ray.wait([under_way], timeout=0.02)[1], "the scoring ended before it could be interrupted"
     ray.kill(scorer)
     with pytest.raises(RayActorError) as death:
         ray.get(under_way, timeout=CALL_TIMEOUT_S)
@@ -163,7 +165,7 @@ def test_a_fixed_model_scores_every_version_and_never_loads_the_policy(
     model.save_pretrained(folder)
     unusable = WeightBundle(3, (), "00", np.zeros(2, dtype=np.int64), np.zeros(1))
     config = CONFIG.model_copy(update={"model": str(folder)})
-    scorer = ScorerActor.remote(str(tiny_policy), config, 0.7, 1, kernels="plain", fixed=str(folder))
+    scorer = SHELL.remote(str(tiny_policy), config, 0.7, 1, 0, "plain", str(folder))
     tables = [ray.put(packed(to_table(Group(ticket(name), "k", ts)))) for name, ts in window(5, 6).items()]
     metrics, *_ = ray.get(scorer.score.remote(1, unusable, tables), timeout=CALL_TIMEOUT_S)
     assert metrics["scorer/version"] == -1 and math.isnan(metrics["scorer/parity"])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from squelch.cluster.cli import main
-from squelch.cluster.control.scaling import Answer, By, Kind, Request
+from squelch.cluster.control.scaling import Answer, By, Kind, Request, packed, unpacked_request
 from squelch.cluster.errors import UserError
 from squelch.cluster.fleet import control_endpoint
 from squelch.cluster.fleet.control_endpoint import (
@@ -20,8 +20,6 @@ from squelch.cluster.fleet.control_endpoint import (
     NAME,
     ControlEndpoint,
     namespace_of,
-    packed,
-    unpacked_request,
 )
 from tests.fakes import clock
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ray._private import ray_constants, services
 
 from squelch.actors.process.preparation import START_FOLDER
 from squelch.cluster.errors import UserError
 from squelch.cluster.fleet import local_ray
 from squelch.cluster.fleet.local_ray import BELOW_FOLDER, LOOPBACK_ONLY, SOCKET_BYTES
+from squelch.cluster.fleet.ray_internals import ray_constants, services
 
 
 def mode(path: Path) -> int:

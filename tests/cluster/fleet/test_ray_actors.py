@@ -11,13 +11,35 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RaySystemError, RayT
 
 from squelch.cluster.config import load
 from squelch.cluster.control.actor_errors import ActorError, Died, Failed, Refused
+from squelch.cluster.control.calls import READY, UPDATE_WEIGHTS
+from squelch.cluster.control.client import Client
+from squelch.cluster.control.rank_client import LearnerClient
 from squelch.cluster.fleet import ray_actors
-from squelch.cluster.fleet.ray_actors import RayActors, RayLearner, answered
-from squelch.learner.actor import RankLost
+from squelch.cluster.fleet.ray_actors import RayActors, RayTransport
+from squelch.learner.network import Home
 
 
-async def raising(error: BaseException) -> None:
-    raise error
+class Raising:
+    """The handle of an actor whose calls raise this error, or never end."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+    def __getattr__(self, method: str) -> SimpleNamespace:
+        return SimpleNamespace(remote=self._call)
+
+    def _call(self, *_: Any) -> asyncio.Future[None]:
+        call = asyncio.get_running_loop().create_future()
+        if self.error is not None:
+            call.set_exception(self.error)
+        return call
+
+
+def asked(error: BaseException | None, *words: str) -> None:
+    async def ask() -> None:
+        await Client(Raising(error), RayTransport(), load("frozenlake", list(words))).call(READY)
+
+    asyncio.run(ask())
 
 
 @pytest.mark.parametrize(
@@ -32,7 +54,7 @@ async def raising(error: BaseException) -> None:
 )
 def test_each_error_of_ray_is_one_of_the_loops(error: Exception, kind: type[ActorError]) -> None:
     with pytest.raises(ActorError) as found:
-        asyncio.run(answered(raising(error)))
+        asked(error)
     assert type(found.value) is kind
 
 
@@ -56,22 +78,22 @@ def test_a_refusal_gives_its_reason_without_the_trace() -> None:
         "close", "Traceback\n  File far.py", ValueError("first\nfilter.rho is 2")
     ).as_instanceof_cause()
     with pytest.raises(Refused) as found:
-        asyncio.run(answered(raising(error)))
+        asked(error)
     assert found.value.reason == "filter.rho is 2"
 
 
 def test_a_call_that_is_given_up_is_cancelled_in_its_actor(monkeypatch: pytest.MonkeyPatch) -> None:
-    cancelled: list[Any] = []
-    monkeypatch.setattr("ray.cancel", lambda ref, force: cancelled.append((ref, force)))
+    cancelled: list[bool] = []
+    monkeypatch.setattr("ray.cancel", lambda ref, force: cancelled.append(force))
 
-    async def give_up() -> Any:
-        ref = asyncio.get_running_loop().create_future()
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(answered(ref), 0.01)
-        return ref
+    async def give_up() -> None:
+        worker = Client(Raising(None), RayTransport(), load("frozenlake", ["rollout.update_timeout_s=0.01"]))
+        monkeypatch.setattr("squelch.cluster.control.client.GRACE_S", 0.01)
+        with pytest.raises(TimeoutError, match=r"^no answer within 0\.01 s$"):
+            await worker.call(UPDATE_WEIGHTS, None)
 
-    ref = asyncio.run(give_up())
-    assert cancelled == [(ref, False)]
+    asyncio.run(give_up())
+    assert cancelled == [False]
 
 
 def test_as_many_ranks_fit_as_all_of_their_resources_allow_and_no_more_than_wanted(monkeypatch) -> None:
@@ -87,8 +109,8 @@ def test_as_many_ranks_fit_as_all_of_their_resources_allow_and_no_more_than_want
         monkeypatch.setattr(ray_actors.state, "available_resources_per_node", lambda nodes=nodes: nodes)
         rooms.append(asyncio.run(actors.room_for_ranks()))
     assert rooms == [4, 2, 1, 0]
-    group = SimpleNamespace(homes=[SimpleNamespace(node=node) for node in ("stays", "leaves")], kill=lambda: None)
-    actors._learner = RayLearner(group)
+    actors._learner = LearnerClient([], RayTransport(), actors.config)
+    actors._learner.homes = [Home(node, "10.0.0.1", 0) for node in ("stays", "leaves")]
     assert asyncio.run(actors.room_for_ranks()) == 1, "the place of the rank that is up on a node that stays"
     actors._learner.kill()
     assert asyncio.run(actors.room_for_ranks()) == 0
@@ -106,38 +128,15 @@ def test_only_nodes_that_the_label_selector_admits_have_room_for_ranks(monkeypat
     assert asyncio.run(actors.room_for_ranks()) == 3, "0.3 CPU hold three ranks of 0.1; 64 CPU elsewhere hold none"
 
 
-@pytest.mark.parametrize(("died", "kind"), [(True, Died), (False, Failed)])
-def test_a_lost_rank_is_named_in_the_loops_error(died: bool, kind: type[ActorError]) -> None:
-    def fail(*_: Any) -> None:
-        raise RankLost("learner rank 1 is lost", died)
-
-    learner = RayLearner(SimpleNamespace(publish=fail))
-    with pytest.raises(ActorError, match=r"^learner rank 1 is lost$") as found:
-        asyncio.run(learner.publish(1, "float32"))
-    assert type(found.value) is kind
-
-
-def test_the_first_rank_to_die_is_named_while_nothing_is_asked_of_it() -> None:
-    async def wait() -> None:
-        lives = [asyncio.get_running_loop().create_future() for _ in range(3)]
-        asyncio.get_running_loop().call_later(0.01, lives[2].set_exception, RayActorError())
-        await RayLearner(SimpleNamespace(lives=lives, site=lambda rank: f" (on 10.0.0.{rank})")).lost()
-
-    with pytest.raises(Died, match=r"^learner rank 2 \(on 10\.0\.0\.2\) died: "):
-        asyncio.run(wait())
-
-
 def test_the_scorer_asks_ray_for_what_its_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
 
-    class Shell:
-        @staticmethod
-        def options(runtime_env: dict[str, Any], **options: Any) -> Any:
-            assert "MALLOC_TRIM_THRESHOLD_" in runtime_env["env_vars"], "glibc reads it when the process starts"
-            asked.append(options)
-            return SimpleNamespace(remote=lambda model, *_: f"scorer of {model}")
+    def options(runtime_env: dict[str, Any], **options: Any) -> Any:
+        assert "MALLOC_TRIM_THRESHOLD_" in runtime_env["env_vars"], "glibc reads it when the process starts"
+        asked.append(options)
+        return SimpleNamespace(remote=lambda model, *_: f"scorer of {model}")
 
-    monkeypatch.setattr(ray_actors, "ScorerActor", Shell)
+    monkeypatch.setattr(ray_actors, "threaded", lambda *_: SimpleNamespace(options=options))
     monkeypatch.setattr(ray_actors, "offer", lambda path, patterns, ship: path)
     monkeypatch.setattr(ray_actors, "alive_nodes", lambda: [None])
     monkeypatch.setattr(ray_actors, "may_grow", lambda config: False)
@@ -177,8 +176,8 @@ def test_members_on_a_node_that_drains_are_told_of_with_the_seconds_left(monkeyp
         name: SimpleNamespace(_actor_id=SimpleNamespace(hex=lambda id=id: id)) for name, id in handles.items()
     }
     assert asyncio.run(actors.leaving()) == {"rollout-0": 60.0, "rollout-1": math.inf}
-    ranks = [SimpleNamespace(node=node) for node in ("node-3", "node-2", "node-1")]
-    actors._learner = RayLearner(SimpleNamespace(homes=ranks, kill=lambda: None))
+    actors._learner = LearnerClient([], RayTransport(), actors.config)
+    actors._learner.homes = [Home(node, "10.0.0.1", 0) for node in ("node-3", "node-2", "node-1")]
     assert asyncio.run(actors.leaving()) == {"rollout-0": 60.0, "rollout-1": math.inf, "learner": 60.0}
     actors._learner.kill()
     assert "learner" not in asyncio.run(actors.leaving())

@@ -20,6 +20,7 @@ from squelch.cluster.fleet.fleet import Fleet
 from tests.cluster.fleet.test_fleet import bundle, states, world
 from tests.fakes import clock
 from tests.fakes.actors import FakeActors, Fault, World
+from tests.fakes.transport import behind
 
 Steps = Callable[[Fleet], Awaitable[Any]]
 
@@ -66,8 +67,8 @@ def test_a_new_worker_is_known_and_has_the_weights_before_it_is_healthy(tmp_path
         assert len(fleet.workers.healthy()) == 2
         await complete(fleet)
         new = fleet.workers.healthy()["rollout-2"]
-        assert new.version == 1
-        assert all(player.workers["rollout-2"] is new for player in fleet.players.healthy().values())
+        assert behind(new).version == 1
+        assert all(behind(one).workers["rollout-2"] is behind(new) for one in fleet.players.healthy().values())
 
     told = run(world(tmp_path), steps)
     assert [(actor, name) for actor, name, _ in told] == [("fleet", "scale"), ("rollout-2", "joined")]
@@ -92,7 +93,7 @@ def test_an_update_never_waits_for_a_worker_that_loads_weights_beside_the_run(tm
         await asyncio.sleep(30)
         assert states(fleet)["rollout-2"] == "stale", "it has version 1, and nobody gives it work"
         await fleet.update_workers(bundle(3))
-        assert states(fleet)["rollout-2"] == "healthy" and fleet.workers.healthy()["rollout-2"].version == 3
+        assert states(fleet)["rollout-2"] == "healthy" and behind(fleet.workers.healthy()["rollout-2"]).version == 3
         await asyncio.sleep(1)
 
     told = run(slow, steps)
@@ -107,7 +108,7 @@ def test_a_worker_that_waits_for_the_next_update_loads_at_once_if_all_others_are
         await fleet.update_workers(bundle(2))
         for name in ("rollout-0", "rollout-1"):
             fleet.worker_pool.on_death(fleet.workers.current(name), "killed")
-        assert (await fleet.worker_pool.need())["rollout-2"].version == 2
+        assert behind((await fleet.worker_pool.need())["rollout-2"]).version == 2
 
     run(world(tmp_path), steps)
 
@@ -120,7 +121,7 @@ def test_a_drained_member_finishes_its_calls_and_gets_no_more(tmp_path: Path) ->
         fleet.worker_pool.scale(Request(Kind.ROLLOUT, 1))
         assert states(fleet) == {"rollout-0": "healthy", "rollout-1": "draining"}
         await fleet.update_workers(bundle(2))
-        assert member.actor.version == 1, "it is not told of new weights"
+        assert behind(member.actor).version == 1, "it is not told of new weights"
         await complete(fleet)
         assert call.result() == "done"
         assert states(fleet) == {"rollout-0": "healthy", "rollout-1": "retired"}
@@ -140,7 +141,7 @@ def test_a_member_that_is_removed_at_once_cuts_its_calls_off_also_while_it_drain
         fleet.pools[kind].scale(Request(kind, 1, at_once=True))
         with pytest.raises(CutOff, match=rf"^{member.name} was removed$"):
             await call
-        assert member.state is State.RETIRED and not member.actor.alive
+        assert member.state is State.RETIRED and not behind(member.actor).alive
         with pytest.raises(CutOff):
             await serving(member, 1.0)
 

@@ -19,6 +19,7 @@ from squelch.cluster.fleet.supervision import SILENCE, Supervisor, Watchdog
 from tests.fakes import clock
 from tests.fakes.actors import FakeActors, World
 from tests.fakes.run import settings as configured
+from tests.fakes.transport import behind
 
 HALF_AN_HOUR_S = 1800.0
 DELAYS = Path(benchmarks.faults.__file__).parent / "delays.json"
@@ -63,7 +64,7 @@ def supervised(
 def actor_of(fleet: Fleet, name: str) -> Any:
     services = {"filter": fleet.filter, "scorer": fleet.scorer}
     member = fleet.players.current(name) or fleet.workers.current(name)
-    return services[name] if member is None else member.actor
+    return behind(services[name] if member is None else member.actor)
 
 
 @pytest.mark.parametrize("name", ["env-0", "rollout-1", "filter", "scorer"])

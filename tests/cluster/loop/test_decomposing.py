@@ -12,6 +12,7 @@ import pytest
 
 from squelch.actors.records import Group, GroupSummary, Task, Ticket, summarise
 from squelch.cluster.config import RunConfig, load
+from squelch.cluster.control.calls import DECOMPOSE, Call
 from squelch.cluster.loop.tickets.playing import PlayedGroup
 from squelch.cluster.loop.watchers.decomposing import Decomposing
 from squelch.cluster.loop.watchers.watcher import Step
@@ -25,8 +26,8 @@ NOTHING = Decomposition((), ())
 class Learner:
     asked: list[list[str]] = field(default_factory=list)
 
-    async def decompose(self, tables: list[Any], ids: list[str]) -> Decomposition:
-        assert len(tables) == len(ids)
+    async def call(self, row: Call[..., Any], tables: list[Any], ids: list[str]) -> Decomposition:
+        assert row is DECOMPOSE and len(tables) == len(ids)
         self.asked.append(ids)
         return NOTHING
 

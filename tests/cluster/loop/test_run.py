@@ -116,12 +116,12 @@ class LoadingFleet:
 
     def __init__(self, number: signal.Signals) -> None:
         self.number, self.stopped = number, threading.Event()
-        self.learner = SimpleNamespace(load=self.load)
+        self.learner = SimpleNamespace(call=self.load)
 
     async def start(self) -> None:
         pass
 
-    async def load(self, _: Path) -> None:
+    async def load(self, row: object, _: Path) -> None:
         await asyncio.to_thread(self._load)
 
     def _load(self) -> None:

@@ -19,6 +19,7 @@ from squelch.actors.archive.store import ArchiveError
 from squelch.actors.diagnosis.regime import one_hot
 from squelch.cluster.config import load
 from squelch.cluster.control.actor_errors import Died, Failed, Refused
+from squelch.cluster.control.calls import Call
 from squelch.cluster.errors import UserError
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.persistence.archiving import Archiving
@@ -33,6 +34,7 @@ from squelch.cluster.metrics import REGISTRY
 from squelch.cluster.runs.ending import EndCause, Ending
 from tests.fakes.actors import FakeArchive, World
 from tests.fakes.run import check, drive, settings
+from tests.fakes.transport import behind
 
 
 @pytest.fixture(autouse=True)
@@ -238,8 +240,8 @@ def test_the_newest_checkpoint_from_before_a_fall_is_kept_until_the_end(
     world = World(settings(tmp_path, *several))
 
     def fall(coordinator: Coordinator) -> None:
-        scorer = coordinator.fleet.scorer
-        assert scorer is not None
+        assert coordinator.fleet.scorer is not None
+        scorer = behind(coordinator.fleet.scorer)
         read = scorer.probe
 
         async def probe(step: int, *given: Any) -> Any:
@@ -288,13 +290,16 @@ def test_the_probes_tasks_are_not_played_where_nobody_can_read_them() -> None:
 
 
 class OneScorer:
-    """A scorer actor as the coordinator sees it: `answer` settles the scoring under way."""
+    """The client of a scorer: `answer` settles the scoring under way."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         self.asked: list[int] = []
         self.restored: list[dict[str, Any]] = []
         self._state = state
         self._answer: asyncio.Future[dict[str, float]] | None = None
+
+    async def call(self, row: Call[..., Any], *arguments: Any) -> Any:
+        return await getattr(self, row.method)(*arguments)
 
     async def score(self, step: int, *_: Any) -> tuple[dict[str, float], dict[str, Any], None]:
         self.asked.append(step)

@@ -19,7 +19,9 @@ from squelch.actors.config import FilterConfig, RecorderConfig
 from squelch.actors.filter.measure import GroupStatistics
 from squelch.actors.filter.windows import make_window
 from squelch.actors.metrics.exporter import Recorder
+from squelch.cluster.config import load
 from squelch.cluster.control.actor_errors import Died, Failed, Refused
+from squelch.cluster.control.client import Client
 from squelch.cluster.errors import UserError
 from squelch.cluster.loop.filtering import Filtering
 from squelch.cluster.loop.persistence import archiving as archiving_side
@@ -27,6 +29,7 @@ from squelch.cluster.loop.persistence.archiving import Archiving
 from squelch.cluster.loop.persistence.journal import Journal
 from squelch.cluster.metrics import REGISTRY
 from tests.fakes import clock
+from tests.fakes.transport import behind, client
 
 
 @dataclass
@@ -75,18 +78,21 @@ class RealService:
 
 
 class Fleet:
-    """Hands out one service after another."""
+    """Hands out the clients of one service after another."""
 
-    def __init__(self, *services: Service) -> None:
-        self.filter, *self.spares = services
+    def __init__(self, *services: Service | RealService, start_timeout_s: float = 1.0) -> None:
+        config = load("frozenlake")
+        cluster = config.cluster.model_copy(update={"start_timeout_s": start_timeout_s})
+        config = config.model_copy(update={"cluster": cluster})
+        self.filter, *self.spares = (client(service, config) for service in services)
 
     async def replace_filter(self, cause: str) -> None:
         if not self.spares:
             raise RuntimeError(f"filter died too often; last cause: {cause}")
         self.filter = self.spares.pop(0)
 
-    def mark_dead(self, name: str, actor: Service, cause: str) -> None:
-        actor.failure = Died(cause)
+    def mark_dead(self, name: str, actor: Client, cause: str) -> None:
+        behind(actor).failure = Died(cause)
 
 
 def refused(reason: str) -> Refused:
@@ -103,7 +109,7 @@ def test_a_group_is_handed_to_the_filter_once() -> None:
     service, groups = Service(), [group("a"), group("b")]
 
     async def hand_over() -> None:
-        filtering = Filtering(Fleet(service), None, list, 1.0)
+        filtering = Filtering(Fleet(service), None, list)
         await filtering.admit(groups[:1])
         await asyncio.gather(filtering.admit(groups), filtering.admit(groups))
 
@@ -115,7 +121,7 @@ def test_groups_that_arrive_during_a_call_are_handed_over_together_in_order_and_
     service, groups = Service(), [group("a"), group("b"), group("c")]
 
     async def hand_over() -> None:
-        filtering = Filtering(Fleet(service), None, list, 1.0)
+        filtering = Filtering(Fleet(service), None, list)
         await asyncio.gather(*(filtering.admit([one]) for one in [*groups, groups[1]]))
 
     asyncio.run(hand_over())
@@ -128,14 +134,14 @@ def test_a_dead_filter_is_replaced_with_its_state_and_the_open_groups_before_any
     opened = [group("a"), group("b"), group("c", step=4)]
 
     async def die_between_calls() -> None:
-        filtering = Filtering(Fleet(first, second), {"totals": 5}, lambda: opened, 1.0)
+        filtering = Filtering(Fleet(first, second), {"totals": 5}, lambda: opened)
         await filtering.admit(opened[:1])
         first.failure = Died("gone")
         await asyncio.gather(filtering.admit(opened[2:]), filtering.close(3, True, 2), filtering.admit(opened[1:2]))
 
     asyncio.run(die_between_calls())
     summaries = [g.summary for g in opened]
-    wanted = [("restore", {"totals": 5}), ("admit", summaries), ("close", 3, True, 2), ("state", [3])]
+    wanted = [("state", []), ("restore", {"totals": 5}), ("admit", summaries), ("close", 3, True, 2), ("state", [3])]
     assert second.calls == wanted
 
 
@@ -143,9 +149,15 @@ def test_a_dead_filter_is_replaced_with_its_state_and_the_open_groups_before_any
 def test_a_filter_that_dies_while_it_takes_over_is_replaced_too(dies_at: str) -> None:
     first, second, third = Service(failure=Died("gone")), Service(dies_at=dies_at), Service(answer={"totals": 6})
     opened = [group("a")]
-    filtering = Filtering(Fleet(first, second, third), {"totals": 5}, lambda: opened, 1.0)
+    filtering = Filtering(Fleet(first, second, third), {"totals": 5}, lambda: opened)
     asyncio.run(filtering.close(3, True, 2))
-    wanted = [("restore", {"totals": 5}), ("admit", [opened[0].summary]), ("close", 3, True, 2), ("state", [3])]
+    wanted = [
+        ("state", []),
+        ("restore", {"totals": 5}),
+        ("admit", [opened[0].summary]),
+        ("close", 3, True, 2),
+        ("state", [3]),
+    ]
     assert third.calls == wanted
     assert filtering.state == {"totals": 6}
 
@@ -155,13 +167,13 @@ def test_groups_of_a_closed_step_are_not_handed_to_the_next_service() -> None:
     played = [group("a", step=3), group("b", step=4)]
 
     async def close_then_die() -> None:
-        filtering = Filtering(Fleet(first, second), None, lambda: played, 1.0)
+        filtering = Filtering(Fleet(first, second), None, lambda: played)
         await filtering.close(3, True, 2)
         first.failure = Died("gone")
         await filtering.close(4, True, 2)
 
     asyncio.run(close_then_die())
-    assert second.calls[:2] == [("restore", {"totals": 6}), ("admit", [played[1].summary])]
+    assert second.calls[1:3] == [("restore", {"totals": 6}), ("admit", [played[1].summary])]
 
 
 @pytest.mark.parametrize("dies", [False, True])
@@ -176,7 +188,7 @@ def test_a_filter_that_is_rewound_decides_on_the_groups_of_the_next_try_alone(di
 
     async def twice() -> list[str]:
         played = tries[0]
-        filtering = Filtering(Fleet(first, RealService(config)), None, lambda: played, 1.0)
+        filtering = Filtering(Fleet(first, RealService(config)), None, lambda: played)
         empty = make_window(config).state()
         await filtering.admit(played)
         await filtering.close(3, True, 4)
@@ -195,7 +207,7 @@ def test_groups_whose_plays_are_cancelled_while_they_wait_for_the_filter_do_not_
     service, late = Service(), group("c")
 
     async def cancel_and_rewind() -> None:
-        filtering = Filtering(Fleet(service), None, list, 1.0)
+        filtering = Filtering(Fleet(service), None, list)
         waiting = [asyncio.create_task(filtering.admit([group(name)])) for name in "ab"]
         await asyncio.sleep(0)
         for task in waiting:
@@ -212,14 +224,14 @@ def test_a_replacement_that_fails_half_way_ends_it_for_every_call_that_waits() -
     first, second = Service(failure=Died("gone")), Service(slow=True)
 
     async def die() -> list[Any]:
-        filtering = Filtering(Fleet(first, second), {"totals": 5}, lambda: [group("a")], 0.05)
+        filtering = Filtering(Fleet(first, second, start_timeout_s=0.05), {"totals": 5}, lambda: [group("a")])
         calls = (filtering.admit([group("b", step=4)]), filtering.close(3, True, 2), filtering.admit([group("c")]))
         return await asyncio.gather(*calls, return_exceptions=True)
 
     started = time.monotonic()
     found = asyncio.run(die())
     assert time.monotonic() - started < 1
-    assert str(found[0]) == "filter died too often; last cause: restore: filter did not answer within 0.05 s"
+    assert str(found[0]) == "filter died too often; last cause: state: filter: no answer within 0.05 s"
     assert all("filter has failed earlier" in str(error) for error in found[1:])
     assert second.calls == [], "nothing was decided by a service that knows nothing"
 
@@ -232,7 +244,7 @@ def test_a_service_that_dies_between_refill_rounds_is_followed_by_one_that_decid
 
     async def decide(dies: bool) -> tuple[list[str], float]:
         first, played = RealService(config), groups[:8]
-        filtering = Filtering(Fleet(first, RealService(config)), None, lambda: played, 1.0)
+        filtering = Filtering(Fleet(first, RealService(config)), None, lambda: played)
         await filtering.admit(played)
         for more in (10, 12, 14):
             decision = await filtering.close(3, False, 8)
@@ -249,17 +261,17 @@ def test_a_service_that_dies_between_refill_rounds_is_followed_by_one_that_decid
 def test_what_the_filter_refuses_is_the_users_to_mend_and_other_failures_are_not() -> None:
     service = Service(failure=refused("line\nfilter.rule=top_p needs scores that are not negative"))
     with pytest.raises(UserError, match=r"^filter: filter\.rule=top_p needs"):
-        asyncio.run(Filtering(Fleet(service), None, list, 1.0).close(1, True, 2))
+        asyncio.run(Filtering(Fleet(service), None, list).close(1, True, 2))
     service.failure = Failed("something broke", KeyError("x"))
     with pytest.raises(RuntimeError, match="something broke"):
-        asyncio.run(Filtering(Fleet(service), None, list, 1.0).close(1, True, 2))
+        asyncio.run(Filtering(Fleet(service), None, list).close(1, True, 2))
 
 
 def test_what_is_the_users_to_mend_stays_so_for_a_call_that_waits() -> None:
     service = Service(failure=refused("filter.rule=top_p needs scores that are not negative"))
 
     async def both() -> list[Any]:
-        filtering = Filtering(Fleet(service), None, list, 1.0)
+        filtering = Filtering(Fleet(service), None, list)
         calls = filtering.admit([group("a", step=4)]), filtering.close(3, True, 2)
         return await asyncio.gather(*calls, return_exceptions=True)
 
@@ -268,7 +280,7 @@ def test_what_is_the_users_to_mend_stays_so_for_a_call_that_waits() -> None:
 
 def test_the_saved_state_of_a_sliding_window_holds_no_group_of_an_open_step() -> None:
     service = Service(answer={"steps": {}, "recent": [["a", 0.1], ["b", 0.2]]})
-    filtering = Filtering(Fleet(service), None, lambda: [group("a", step=1), group("b", step=2)], 1.0)
+    filtering = Filtering(Fleet(service), None, lambda: [group("a", step=1), group("b", step=2)])
     asyncio.run(filtering.close(1, True, 2))
     assert filtering.state == {"steps": {}, "recent": [["a", 0.1]]}
 
@@ -361,7 +373,7 @@ def test_spans_that_are_late_cost_their_own_figures_only() -> None:
         return [(5.0, 6.0)]
 
     def member(name: str, late: bool = False, dead: bool = False) -> Any:
-        actor = SimpleNamespace(take_spans=lambda: take_spans(late, dead))
+        actor = client(SimpleNamespace(take_spans=lambda: take_spans(late, dead)), load("frozenlake"))
         return SimpleNamespace(name=name, actor=actor)
 
     members = [member("rollout-0"), member("rollout-1", late=True), member("env-0", dead=True)]
@@ -380,7 +392,7 @@ def test_a_clock_that_was_set_back_costs_a_span_and_not_the_run(tmp_path: Path) 
     async def take_spans() -> list[tuple[float, float]]:
         return [(100.0, 99.99)]
 
-    members = [SimpleNamespace(name="env-0", actor=SimpleNamespace(take_spans=take_spans))]
+    members = [SimpleNamespace(name="env-0", actor=SimpleNamespace(call=lambda _: take_spans()))]
     fleet = SimpleNamespace(
         workers=SimpleNamespace(members=lambda *_: []), players=SimpleNamespace(members=lambda *_: members)
     )

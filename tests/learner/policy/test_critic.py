@@ -73,7 +73,7 @@ def test_a_row_that_was_cut_off_is_worth_the_critics_value_of_the_state_after_it
     whole = groups[0][1][0].token_ids
     last = int(np.flatnonzero(groups[0][1][0].loss_mask)[-1])
     assert rows[0].token_ids.tolist() == whole[: last + 1].tolist()
-    steps, _ = trainer._prepare(rows, trainer.plan(rows, 1, 0), Clock())
+    steps, _ = trainer._prepare(rows, trainer.plan(rows, 1, 0), Clock(), trainer.config.objective)
     ends = torch.cat([batch.ends for batch in steps[0]])
     by_row = dict(zip([row.index for batch in steps[0] for row in batch.rows], ends.tolist(), strict=True))
     assert by_row == {0: 3.0, 1: 0.0}
@@ -85,7 +85,7 @@ def test_advantages_are_gae_of_each_row_whitened_over_all(model_dir: Path, budge
     with torch.no_grad():
         trainer.critic.module.head.weight.to_local().normal_(std=0.3)
     rows = to_rows(make_groups(), trainer.config.objective)
-    steps, figures = trainer._prepare(rows, trainer.plan(rows, 2, 0), Clock())
+    steps, figures = trainer._prepare(rows, trainer.plan(rows, 2, 0), Clock(), trainer.config.objective)
     found, plain = [], []
     for batch in [batch for part in steps for batch in part]:
         found.append(batch.tokens.advantages.numpy())
@@ -104,7 +104,7 @@ def test_whitening_looks_only_at_what_is_learned_from(model_dir: Path) -> None:
     masked.turns[-1].reward = 50.0
     masked.log_probs[masked.loss_mask] -= 1.0
     rows = to_rows(groups, trainer.config.objective)
-    steps, _ = trainer._prepare(rows, trainer.plan(rows, 2, 0), Clock())
+    steps, _ = trainer._prepare(rows, trainer.plan(rows, 2, 0), Clock(), trainer.config.objective)
     tokens = [batch.tokens for part in steps for batch in part]
     kept = torch.cat([t.advantages[t.weights > 0] for t in tokens])
     assert len(kept) == sum(row.num_sampled for row in rows) - masked.loss_mask.sum()
@@ -132,9 +132,9 @@ def test_the_gradient_does_not_depend_on_how_rows_are_packed(model_dir: Path) ->
         trainer = Trainer(model_dir, ppo(token_budget=budget, share_openings=share))
         with torch.no_grad():
             trainer.critic.module.head.weight.to_local().fill_(0.1)
-        trainer._backward(to_rows(groups, trainer.config.objective), 1.0)
+        trainer._backward(to_rows(groups, trainer.config.objective), trainer.config.objective, 1.0)
         rows = to_rows(groups, trainer.config.objective)
-        batches, _ = trainer._prepare(rows, trainer.plan(rows, 1, 0), Clock())
+        batches, _ = trainer._prepare(rows, trainer.plan(rows, 1, 0), Clock(), trainer.config.objective)
         for batch in batches[0]:
             trainer.critic.backward(batch)
         gradients.append(torch.cat([g.flatten() for g in trainer._gradients() + trainer.critic.gradients()]))
@@ -173,7 +173,7 @@ def test_kl_in_the_reward_lowers_what_a_token_was_paid(model_dir: Path) -> None:
     kl = {"coefficient": 0.5, "estimator": "k1", "place": "reward"}
     trainer = Trainer(model_dir, ppo(objective={"kl": kl, "gae": {"whiten": False}}))
     rows = to_rows(make_groups(), trainer.config.objective)
-    steps, _ = trainer._prepare(rows, trainer.plan(rows, 1, 0), Clock())
+    steps, _ = trainer._prepare(rows, trainer.plan(rows, 1, 0), Clock(), trainer.config.objective)
     batch = steps[0][0]
     costs = 0.5 * (batch.tokens.rollout - batch.tokens.reference).double().numpy()
     ends = np.cumsum([row.num_sampled for row in batch.rows])[:-1]
@@ -188,7 +188,7 @@ def test_kl_in_the_reward_enters_a_groups_returns_as_the_sum_over_its_tokens(mod
     kl = {"coefficient": 0.5, "estimator": "k3", "place": "reward"}
     trainer = Trainer(model_dir, make_config(objective={"kl": kl, "advantage": "grpo_no_std"} | others))
     rows = to_rows(make_groups(), trainer.config.objective)
-    steps, _ = trainer._prepare(rows, trainer.plan(rows, 2, 0), Clock())
+    steps, _ = trainer._prepare(rows, trainer.plan(rows, 2, 0), Clock(), trainer.config.objective)
     paid, given = {}, {}
     for batch in [batch for part in steps for batch in part]:
         policy = batch.recomputed if others else batch.tokens.rollout  # the learner's own at step start, if it has them
@@ -215,7 +215,7 @@ def test_kl_in_the_reward_of_a_group_without_signal_counts_by_its_coefficient(mo
         rows = [
             replace(row, rewards=np.zeros_like(row.rewards)) for row in to_rows(make_groups(), trainer.config.objective)
         ]
-        steps, _ = trainer._prepare(rows, trainer.plan(rows, 1, 0), Clock())
+        steps, _ = trainer._prepare(rows, trainer.plan(rows, 1, 0), Clock(), trainer.config.objective)
         return steps[0][0].tokens.advantages.numpy()
 
     small, large = given(0.01), given(0.1)

@@ -24,6 +24,7 @@ from tests.fakes import clock
 from tests.fakes.actors import NEVER_S, FakeActors, FakeArchive, Fault, World
 from tests.fakes.run import Outcome, check, drive
 from tests.fakes.run import settings as configured
+from tests.fakes.transport import behind
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 STOP = Ending(EndCause.SIGNAL, "SIGTERM")
@@ -64,7 +65,7 @@ def test_a_loss_at_every_call_costs_nothing_but_time_where_the_weights_can_be_ma
         outcome, archive = made(world)
         assert outcome.fleet.restarts.counts == {"learner": 1}, f"call {call}"
         assert [found["same"] for found in recoveries(archive)] == [True]
-        assert outcome.fleet.learner.weights == reference.fleet.learner.weights
+        assert behind(outcome.fleet.learner).weights == behind(reference.fleet.learner).weights
         assert world.versions == whole.versions, "and the workers are told the same versions"
         assert outcome.ledger.counts() == reference.ledger.counts()
 
@@ -94,7 +95,7 @@ def test_fewer_ranks_go_on_where_the_cluster_has_no_room_for_all(tmp_path: Path)
     world = World(configured(tmp_path, *words), (Fault("learner.train", 3),), **MIXED, **fewer)
     outcome, archive = made(world)
     assert recoveries(archive)[0].items() >= {"ranks": 3, "steps": 2, "same": False}.items()
-    assert outcome.fleet.learner.weights == ["1@3", "2@3", "3@3", "4@3"]
+    assert behind(outcome.fleet.learner).weights == ["1@3", "2@3", "3@3", "4@3"]
     assert outcome.steps.admission.version == 5 and max(world.versions) == 5
     assert "3 groups are played again, from version 3" in outcome.said
     assert outcome.ledger.counts()["trained"] == 12 and world.calls["player.play"] > 12
@@ -110,12 +111,13 @@ def test_a_replacement_that_comes_in_time_is_waited_for(tmp_path: Path) -> None:
     world = World(configured(tmp_path, "learner.ranks=2"), (Fault("learner.train", 3),), room=room, **MIXED)
     outcome, archive = made(world)
     assert recoveries(archive)[0]["ranks"] == 2 and recoveries(archive)[0]["same"]
-    assert outcome.fleet.learner.weights == [f"{step}@2" for step in (1, 2, 3, 4)]
+    assert behind(outcome.fleet.learner).weights == [f"{step}@2" for step in (1, 2, 3, 4)]
 
 
 def test_a_cluster_without_room_for_one_rank_ends_the_run_and_says_what_was_lost(tmp_path: Path) -> None:
     world = World(configured(tmp_path), (Fault("learner.train", 2),), room=lambda made: 0, **MIXED)
-    with pytest.raises(RuntimeError, match=r"the learner is lost \(learner is gone\).*no room for one rank of 0.5 CPU"):
+    lost = r"the learner is lost \(learner rank 0 died in train_step: learner is gone\)"
+    with pytest.raises(RuntimeError, match=rf"{lost}.*no room for one rank of 0.5 CPU"):
         drive(world, FakeArchive())
 
 
@@ -258,7 +260,10 @@ def test_rows_and_a_rank_that_are_lost_together_after_a_step_was_trained_on_cost
         assert set(outcome.fleet.restarts.counts) == {"learner"} and sum(outcome.fleet.restarts.counts.values()) == 1, (
             number
         )
-        assert recoveries(archive)[0]["same"] and outcome.fleet.learner.weights == reference.fleet.learner.weights
+        assert (
+            recoveries(archive)[0]["same"]
+            and behind(outcome.fleet.learner).weights == behind(reference.fleet.learner).weights
+        )
         assert outcome.ledger.counts() == reference.ledger.counts(), f"{call} {number}"
 
 
@@ -309,7 +314,7 @@ def test_a_rank_that_froze_between_two_calls_is_noticed_before_a_checkpoint_is_w
     world = World(configured(tmp_path, "loop.steps=3", "loop.checkpoint_every=3"), rewards=lambda ticket, _: 0.0)
 
     def prepare(coordinator: Coordinator) -> None:
-        first = coordinator.fleet.learner
+        first = behind(coordinator.fleet.learner)
 
         def watch(kind: str, _: int) -> None:
             times[f"{kind} {world.calls[kind]}"] = asyncio.get_running_loop().time()
@@ -337,7 +342,10 @@ def test_a_learner_that_dies_again_and_again_ends_the_run_by_name_and_a_resume_g
     words = ("loop.checkpoint_every=1",)
     faults = tuple(Fault("learner.train", call) for call in range(3, 9))
     world, archive = World(configured(tmp_path, *words), faults, **MIXED), FakeArchive()
-    with pytest.raises(RuntimeError, match=r"learner died 4 times within 3600 s .*max_restarts=3.*: learner is gone"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"learner died 4 times within 3600 s .*max_restarts=3.*: learner rank 0 died in \w+: learner is gone",
+    ):
         drive(world, archive)
     world.faults = ()
     outcome = drive(world, archive, resume=True)
@@ -361,7 +369,7 @@ def test_an_error_that_a_new_group_raises_too_ends_the_run_after_one_recovery(tm
     assert outcome.fleet.restarts.counts == {"learner": 1}
     twice = (Fault("learner.save", 2, "fail"), Fault("learner.save", 3, "fail"))
     world = World(configured(tmp_path / "twice", *words), twice, **MIXED)
-    with pytest.raises(RuntimeError, match=r"^learner\.save failed$"):
+    with pytest.raises(RuntimeError, match=r"^learner rank 0 failed in save: learner\.save failed$"):
         drive(world, FakeArchive())
     assert world.calls["learner.start"] == 2
 
@@ -372,7 +380,8 @@ def test_a_recovery_is_told_counted_and_timed(tmp_path: Path) -> None:
     assert archive.figures[3]["restarts/learner"] == 1 and archive.figures[3]["recovery/steps"] == 2
     assert archive.figures[3]["seconds/recovery"] >= 0 and "recovery/steps" not in archive.figures[4]
     assert ("learner", "restart") in archive.events and ("learner", "recovered") in archive.events
-    assert next(line for line in outcome.said if "the learner is" in line).endswith("made again: learner is gone")
+    told = next(line for line in outcome.said if "the learner is" in line)
+    assert told.endswith("made again: learner rank 0 died in train_step: learner is gone")
     assert outcome.fleet.up()["learner"]
 
 
