@@ -1,7 +1,6 @@
-"""The coordinator's client of the learner.
+"""What the coordinator does with calls to the learner (`cluster.control.rank_client` makes them).
 
     learning     every call to the learner, and its recovery
-    ranks        one call to all ranks together, bounded and watched
     recovery     makes the weights again after ranks were lost
 
 Each module says for whom it waits.
