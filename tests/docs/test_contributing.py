@@ -76,6 +76,28 @@ from squelch.cluster.loop.watchers.solving import Solving
 
 seen = [asyncio.run(Solving().after_train(SimpleNamespace(metrics={"success": share}))) for share in (0.5, 1.0)]
 assert seen[0] is None and seen[1].complete
+
+from squelch.cluster.control.calls import OPTIMIZER_STEPS
+from squelch.learner.rank import LearnerRank
+from tests.fakes.transport import learner_client
+
+rank = object.__new__(LearnerRank)
+rank.trainer = SimpleNamespace(optimizer_steps=7)
+
+
+class Learner:
+    async def optimizer_steps(self):
+        return rank.optimizer_steps()
+
+    async def progress(self):
+        return SimpleNamespace(marks=0, busy=False, waited_s=0.0, median_s=0.0)
+
+
+async def ask():
+    return await learner_client(Learner(), 2, load("frozenlake")).call(OPTIMIZER_STEPS)
+
+
+assert asyncio.run(ask()) == 7
 """
 
 
