@@ -37,6 +37,7 @@ from squelch.actors.messages import Completion, GenerationRequest, GroupMember, 
 from squelch.actors.model_folder import check_model_folder
 from squelch.actors.process.allocator import ALLOCATOR
 from squelch.actors.process.compile_cache import own_compile_cache
+from squelch.actors.process.imports import importing
 from squelch.actors.process.parent_watch import PARENT_VARIABLE
 from squelch.actors.process.progress_marks import Marks
 from squelch.actors.rollout.memory import BATCHED_TOKENS
@@ -182,11 +183,12 @@ class VllmEngine:
     def _create(self) -> AsyncLLM:
         check_model_folder(Path(self._model_dir))
         os.environ.update(engine_environment(self._config))
-        from vllm.platforms import current_platform
+        with importing():
+            from vllm.platforms import current_platform
 
-        require_build(current_platform.is_cpu(), self._config)
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.v1.engine.async_llm import AsyncLLM
+            require_build(current_platform.is_cpu(), self._config)
+            from vllm.engine.arg_utils import AsyncEngineArgs
+            from vllm.v1.engine.async_llm import AsyncLLM
 
         before = set(multiprocessing.active_children())
         arguments = engine_arguments(self._model_dir, self._config) | {"served_model_name": self.name}

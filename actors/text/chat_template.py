@@ -21,13 +21,14 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from transformers import PreTrainedTokenizerFast
+from typing import TYPE_CHECKING, Any
 
 from squelch.actors.text import render
 from squelch.actors.text.tokenizer import DAMAGED, FILES, REMEDY, TOKENIZER_FILE, check_files, encode_completely
 from squelch.envs.untrusted.files import decoding
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 Message = Mapping[str, Any]
 Part = str | int
@@ -146,6 +147,9 @@ def read_chat_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     Not `AutoTokenizer`: for some architectures (such as Qwen2) it replaces the pre-tokenizer and the decoder in
     tokenizer.json, with which the policy was trained, by those of its class. Raises ValueError with the folder.
     """
+    # a run's driver imports this module, and the embedded policy needs no transformers in it
+    from transformers import PreTrainedTokenizerFast
+
     check_files(folder)
     with decoding(f"{folder}/({' | '.join(FILES)})", DAMAGED, REMEDY):
         found = PreTrainedTokenizerFast.from_pretrained(

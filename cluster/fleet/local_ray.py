@@ -45,6 +45,11 @@ NOTICES_FAILURES = {
 }
 """Variables with which Ray declares a node that is cut off or frozen dead within 10 s; by default after more than a
 minute. The head reads them when it starts."""
+NO_SPARE_WORKERS = {"RAY_prestart_worker_first_driver": "0"}
+"""Variable without which Ray starts a process for each core before the first actor, and waits for them. No actor of a
+run would use one: each has an environment of its own, for which Ray starts another process."""
+CHOSEN = {**NOTICES_FAILURES, **NO_SPARE_WORKERS}
+"""Variables of the processes that Ray starts, unless the user has set them."""
 SOCKET_BYTES = 107
 """Longest path of a Unix socket on Linux."""
 BELOW_FOLDER = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
@@ -168,18 +173,18 @@ def running(run: str) -> str | None:
 
 @contextmanager
 def settings() -> Iterator[None]:
-    """Makes the processes that Ray starts meanwhile listen on 127.0.0.1 only and notice failures soon, and this process
-    take 127.0.0.1 for its address. They read the variables when they start; this process has imported Ray, so the value
-    that it read is changed too. A variable of `NOTICES_FAILURES` that the user has set is kept."""
+    """Makes the processes that Ray starts meanwhile listen on 127.0.0.1 only, notice failures soon and start no spare
+    workers, and this process take 127.0.0.1 for its address. They read the variables when they start; this process has
+    imported Ray, so the value that it read is changed too. A variable of `CHOSEN` that the user has set is kept."""
     before, value = dict(os.environ), ray_constants.ENABLE_RAY_CLUSTER
-    chosen = {**NOTICES_FAILURES, **before, LOOPBACK_ONLY: "0"}
+    chosen = {**CHOSEN, **before, LOOPBACK_ONLY: "0"}
     os.environ.update(chosen)
     ray_constants.ENABLE_RAY_CLUSTER = False
     try:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = value
-        for name in (*NOTICES_FAILURES, LOOPBACK_ONLY):
+        for name in (*CHOSEN, LOOPBACK_ONLY):
             del os.environ[name]
             if name in before:
                 os.environ[name] = before[name]

@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from squelch.cluster.fleet.local_ray import NOTICES_FAILURES
+from squelch.cluster.fleet.local_ray import CHOSEN
 from tests.prometheus import until
 
 RAY = str(Path(sys.executable).with_name("ray"))
@@ -186,7 +186,7 @@ def hosts(folder: Path, logs: Path, hidden: list[Path], labels: dict[str, dict[s
         Host(name, f"10.77.0.{number}", f"{base}-{name}", [folder, *hidden], own)
         for number, (name, own) in enumerate(labels.items(), 2)
     ]
-    env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "squelch-test-token-0123456789abcdef", **NOTICES_FAILURES}
+    env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "squelch-test-token-0123456789abcdef", **CHOSEN}
     try:
         _connect(driver, others)
         yield Hosts(driver, others, folder, env, logs)

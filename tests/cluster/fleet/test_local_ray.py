@@ -137,7 +137,7 @@ def test_starts_at_the_same_time_never_remove_each_others_folder(base: Path) -> 
 
 
 @pytest.mark.parametrize("variable", [None, "1"])
-def test_ray_is_told_of_loopback_of_its_folder_and_of_its_patience_only_while_it_starts(
+def test_ray_is_told_of_loopback_its_folder_its_patience_and_no_spare_workers_only_while_it_starts(
     base: Path, home: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None
 ) -> None:
     seen: dict[str, object] = {}
@@ -145,7 +145,7 @@ def test_ray_is_told_of_loopback_of_its_folder_and_of_its_patience_only_while_it
     def init(**options: object) -> None:
         seen.update(options, variable=os.environ[LOOPBACK_ONLY], clusters=ray_constants.ENABLE_RAY_CLUSTER)
         seen["folder"] = os.getcwd()
-        seen["patience"] = {name: os.environ[name] for name in local_ray.NOTICES_FAILURES}
+        seen["chosen"] = {name: os.environ[name] for name in local_ray.CHOSEN}
         raise RuntimeError("no room")
 
     monkeypatch.setattr("ray.init", init)
@@ -162,9 +162,9 @@ def test_ray_is_told_of_loopback_of_its_folder_and_of_its_patience_only_while_it
     code = f"{Path(local_ray.__file__).resolve().parents[2]}:{Path('mine').absolute()}"
     started_here = {START_FOLDER: os.getcwd(), "PYTHONPATH": code}
     assert seen["runtime_env"] == {"env_vars": {"A": "b", **started_here}}
-    assert seen["folder"] == "/"
-    assert seen["patience"] == {**local_ray.NOTICES_FAILURES, "RAY_health_check_timeout_ms": "9000"}
-    left = {name: os.environ[name] for name in local_ray.NOTICES_FAILURES if name in os.environ}
+    assert seen["folder"] == "/" and seen["chosen"]["RAY_prestart_worker_first_driver"] == "0"
+    assert seen["chosen"] == {**local_ray.CHOSEN, "RAY_health_check_timeout_ms": "9000"}
+    left = {name: os.environ[name] for name in local_ray.CHOSEN if name in os.environ}
     assert left == {"RAY_health_check_timeout_ms": "9000"}, "what the user set is kept, and nothing else is left"
     assert seen["variable"] == "0" and seen["clusters"] is False and seen["address"] == "local"
     assert os.environ.get(LOOPBACK_ONLY) == variable and ray_constants.ENABLE_RAY_CLUSTER is True
