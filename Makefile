@@ -7,10 +7,6 @@ KIND ?= cpu
 LOCKED ?=
 RECIPE ?= frozenlake
 ARGS ?=
-# Tests that start Ray or load vLLM use both cores of a small machine by themselves; the others run in two processes.
-SIDE_BY_SIDE = -n 2
-# With ARGS that choose tests of one kind only, pytest finds none of the other and says so by this code.
-NONE_CHOSEN = [ $$? -eq 5 ]
 
 .PHONY: train check test docs setup setup-smollm2 lint clean
 
@@ -18,12 +14,11 @@ train: setup $(if $(filter smollm2%,$(RECIPE)),setup-smollm2)
 	$(VENV)/bin/squelch train $(RECIPE) $(ARGS)
 
 check: lint
-	$(VENV)/bin/python -m pytest -m "not ray and not slow" --ignore=tests/research $(SIDE_BY_SIDE) $(ARGS)
+	$(VENV)/bin/python -m pytest -m "not ray and not slow" --ignore=tests/research -n 2 $(ARGS)
 
 test: setup
 	PYTHON=$(VENV)/bin/python deploy/setup.sh test
-	$(VENV)/bin/python -m pytest -m "not ray" $(SIDE_BY_SIDE) $(ARGS) || $(NONE_CHOSEN)
-	$(VENV)/bin/python -m pytest -m ray $(ARGS) || $(NONE_CHOSEN)
+	deploy/test.sh $(VENV)/bin/python $(ARGS)
 
 docs: setup
 	$(VENV)/bin/sphinx-build -q -W --keep-going docs build/docs

@@ -148,6 +148,8 @@ def imports() -> Iterator[tuple[str, float]]:
 
 def measure(starts: int, folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
     """The last of some starts: its processes by name, and the clock."""
+    found: dict[int, Process] = {}
+    ends: dict[str, float] = {}
     for number in range(starts):
         words = ["train", "frozenlake", f"name=start-{number}", f"runs_dir={folder}", "loop.steps=1"]
         words += ["validation.every=0", "recorder.port=0", "recorder.report=false"]
@@ -165,7 +167,7 @@ def main() -> None:
     for name, row in rows.items():
         row["imports"] = alone.get(name, 0.0) * row["processes"]
     total = {key: sum(row[key] for row in rows.values()) for key in ("processes", "start", "imports", "step")}
-    ordered = sorted(rows.items(), key=lambda item: -item[1]["start"]) + [("all", total)]
+    ordered = [*sorted(rows.items(), key=lambda item: -item[1]["start"]), ("all", total)]
     table = [[name, *(f"{row[key]:.1f}" for key in ("processes", "start", "imports", "step"))] for name, row in ordered]
     notes = [f"ready after {ends['start']:.0f} s of the clock, which other work on the machine lengthens"]
     columns = ("process", "number", "CPU s until ready", "of it imports", "CPU s of the first step")

@@ -34,6 +34,10 @@ RAY_FOLDER = _own_folder("RAY_TMPDIR", "ray-")
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")
 
+SLOW = frozenset((Path(__file__).parent / "slow.txt").read_text().split())
+"""Tests that take more than about a quarter of a second on a quiet machine, for `make check` to leave out: most of its
+time was in 6% of its tests. `pytest -m "not ray and not slow" --durations=60` shows which others are."""
+
 HEAVY_BEFORE = pytest.StashKey[set[str]]()
 
 
@@ -52,6 +56,14 @@ def environment_of_its_own() -> Iterator[None]:
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
     os.environ.update(before)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests of `slow.txt`."""
+    for item in items:
+        if item.nodeid.partition("[")[0] in SLOW:
+            item.add_marker("slow")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -47,3 +47,11 @@ def test_no_pattern_repeats_a_group_possessively() -> None:
     files = [ROOT / name for name in names.stdout.split() if name != str(Path(__file__).relative_to(ROOT))]
     lines = [(file, line) for file in files for line in file.read_text().splitlines() if possessive.search(line)]
     assert not lines
+
+
+def test_every_test_that_is_listed_as_slow_exists() -> None:
+    listed = [line.split("::") for line in (ROOT / "tests/slow.txt").read_text().split()]
+    missing = [
+        line for line in listed if not re.search(rf"^ *(async )?def {line[-1]}\(", (ROOT / line[0]).read_text(), re.M)
+    ]
+    assert not missing and listed == sorted(listed)

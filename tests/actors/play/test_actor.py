@@ -1,13 +1,15 @@
-"""The environment actor without Ray: what it checks before the first ticket comes."""
+"""The environment actor without Ray: what it checks before the first ticket comes, and whom it plays with."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
 from squelch.actors.play.actor import EnvironmentActor
+from squelch.actors.records import Task, Ticket
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.wording import PromptName
 from tests.actors.play.test_codec import byte_level_bpe, save_model
@@ -23,3 +25,16 @@ def test_the_environment_that_an_actor_tries_at_its_start_is_in_the_style_that_i
     actor(tmp_path, "natural")._try_environment()
     with pytest.raises(ValueError, match=r"needs environment\.prompt=natural"):
         actor(tmp_path, "tiny")._try_environment()
+
+
+def test_a_ticket_for_a_rollout_worker_that_the_actor_does_not_know_fails_by_name(tmp_path: Path) -> None:
+    player = actor(tmp_path, "natural")
+
+    async def play() -> list[str]:
+        await player.set_workers({"rollout-0": None})
+        summary, _ = await player.play(Ticket("000003-000", 1, Task("FrozenLake", 7), 4, 11, 1.0, "rollout-9"))
+        return [str(failure) for failure in summary.failures]
+
+    failures = asyncio.run(play())
+    assert len(failures) == 4
+    assert failures[0].startswith("generation_error: rollout worker rollout-9") and "rollout-0" in failures[0]

@@ -23,7 +23,7 @@ from tests.fakes.actors import FakeActors, FakeArchive, Fault, World
 from tests.fakes.run import Outcome, check, drive
 from tests.fakes.run import settings as configured
 
-QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 STOP = Ending(EndCause.SIGNAL, "SIGTERM")
 MIXED = {"rewards": lambda t, i: i % 2}
 CHANGES = st.lists(

@@ -18,7 +18,7 @@ from tests.fakes.actors import FakeArchive, Fault, World
 from tests.fakes.run import Outcome, check, drive
 from tests.fakes.run import settings as configured
 
-QUICK = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 STOP = Ending(EndCause.SIGNAL, "SIGTERM")
 REPLACED = ("player.play", "player.evaluate", "worker.update", "filter.admit", "filter.close", "filter.state")
 FIRST = {"filter.state": 2}

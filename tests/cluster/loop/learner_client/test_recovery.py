@@ -26,7 +26,7 @@ from tests.fakes.run import Outcome, check, drive
 from tests.fakes.run import settings as configured
 from tests.fakes.transport import behind
 
-QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 STOP = Ending(EndCause.SIGNAL, "SIGTERM")
 CALLS = ("learner.train", "learner.publish", "learner.save")
 MIXED = {"rewards": lambda ticket, index: index % 2}
