@@ -1,12 +1,8 @@
-"""On a cluster that is already up, with token authentication: a run whose parts are killed, and a job.
-
-What happens where a party dies, call by call, is shown on fakes (tests/cluster/loop/test_the_loop.py); here are Ray's
-own deaths and successors. Such a run is not repeated token for token; what was learned from what was archived is, to
-the bit."""
+"""On a cluster that is already up, with token authentication: a job, and a run that joins it. Runs whose parts are
+killed: tests/e2e/test_faults.py."""
 
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -21,7 +17,6 @@ import pytest
 
 from squelch.actors.archive.bucket import open_store
 from squelch.actors.archive.reader import read_events, read_index
-from tests.e2e.replay import assert_replays
 from tests.e2e.support import Run, children, small_run, steps, summary, wait_gone
 from tests.prometheus import until
 from tests.stores import SECRET, s3_server, tree
@@ -85,74 +80,6 @@ def answers(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_a_run_that_joins_keeps_its_staleness_bound_and_replaces_what_dies(cluster, tiny_policy, tmp_path):
-    run = Run(
-        *small_run(
-            tmp_path,
-            tiny_policy,
-            "faults",
-            "loop.steps=7",
-            "loop.max_staleness=2",
-            "loop.checkpoint_every=4",
-            "learner.ranks=2",
-            "learner.hung_after_s=20",
-            "rollout.count=2",
-            "rollout.num_cpus=0.25",
-            "rollout.weight_transfer=gloo",
-            "rollout.update_timeout_s=60",
-            "environment_actor.count=2",
-            "validation.every=0",
-            "scorer.every=1",
-            "scorer.max_pairs=64",
-        ),
-        *("--address", cluster.address),
-        env=cluster.env,
-        timeout_s=400,
-    )
-    run.until(lambda line: line.startswith("step    1/7"))
-    victims = (
-        ("EnvironmentActor", 2),
-        ("RolloutWorker", 4),
-        ("FilterService", 5),
-        ("LearnerRank", 6),
-        ("ScorerActor", 7),
-    )
-    for victim, step in victims:  # a learner rank is frozen: that it may also die is shown in test_stop_and_resume
-        found = cluster.actors(victim)
-        assert found, f"no process titled {victim}"
-        found[0].send_signal(signal.SIGSTOP if victim == "LearnerRank" else signal.SIGKILL)
-        run.until(lambda line, step=step: line.startswith(f"step    {step}/7"))
-    left = cluster.actors(*ACTORS)
-    assert run.finish() == 0, run.text
-    assert f"joined the Ray cluster at {cluster.address}" in run.text
-    assert left and not wait_gone(left), "the cluster goes on, and nothing of the run is left on it"
-    metrics, run_dir = steps(tmp_path / "faults"), tmp_path / "faults"
-    staleness = [m["staleness_max"] for m in metrics]
-    assert len(staleness) == 7 and max(staleness) <= 2
-    assert max(staleness) >= 1, "steps never overlapped: the bound was not put to the test"
-    assert summary(run_dir)["ledger"]["balanced"]
-    restarted = {e["actor"] for e in read_events(run_dir) if e["name"] == "restart"}
-    assert {"filter", "learner", "scorer"} <= restarted and any(name.startswith("env-") for name in restarted)
-    assert any(name.startswith("rollout-") for name in restarted)
-    (recovered,) = [e for e in read_events(run_dir) if e["name"] == "recovered"]
-    assert recovered["same"] and recovered["ranks"] == 2 and "did not answer" in recovered["cause"]
-    assert sum(m.get("scorer/failed", 0) for m in metrics) >= 1 and sum(m.get("scorer/done", 0) for m in metrics) >= 1
-    scored = [m for m in metrics if m.get("trajectory/mi_est") is not None]
-    assert scored and all(0 < m["trajectory/pairs_ratio"] < 1 for m in scored), "32 draws exceed the budget"
-    assert_weight_groups(read_events(run_dir))
-    assert_replays(run_dir, tiny_policy, 5, 7, tmp_path)
-
-
-def assert_weight_groups(events: list[dict[str, Any]]) -> None:
-    """The weights went by broadcast: a group formed at the start, and again when a worker had joined."""
-    everyone = ["learner", "rollout-0", "rollout-1"]
-    formed = [e for e in events if e["name"] == "weight_group" and not e["failure"]]
-    assert formed[0]["members"] == everyone
-    joined = [e["end"] for e in events if e["name"] == "joined" and e["actor"].startswith("rollout-")]
-    again = [e for e in formed if joined and e["start"] > joined[0]]
-    assert again and again[0]["members"] == everyone and again[0]["number"] > formed[0]["number"]
-
-
 def test_a_job_is_followed_and_stopped_and_its_run_goes_on_elsewhere_from_its_store(cluster, tiny_policy, tmp_path):
     """The job's recipe is a file that only the client has; the second driver's disk is empty."""
     recipe, here = tmp_path / "mine.yaml", ("--address", cluster.dashboard)
@@ -180,7 +107,11 @@ def test_a_job_is_followed_and_stopped_and_its_run_goes_on_elsewhere_from_its_st
         words = [word.replace(str(tmp_path / "a"), str(tmp_path / "b")) for word in words]
         words = [*words, f"loop.steps={done + 1}", "--resume", "--address", cluster.address]
         second = Run("train", str(recipe), *words, env=env, timeout_s=500)
+        second.until(lambda line: line.startswith("ready after"))
+        here_too = cluster.actors(*ACTORS)
         assert second.finish() == 0, second.text
+        assert f"joined the Ray cluster at {cluster.address}" in second.text
+        assert here_too and not wait_gone(here_too), "the cluster goes on, and nothing of the run is left on it"
         assert f"restored {tmp_path / 'b/job'} from {place}/job" in second.text
         assert f"resumed from {tmp_path / 'b/job'}/checkpoints/step-{done} after step {done}" in second.text
         first, last = tree(tmp_path / "a/job"), tree(tmp_path / "b/job")
@@ -222,31 +153,20 @@ def assert_scales(run_dir: Path, cluster: Cluster) -> None:
 
 
 def test_a_wrong_token_or_a_silent_address_is_said_in_one_paragraph(cluster, tmp_path):
-    wrong = Run(
-        "submit",
-        "frozenlake",
-        f"runs_dir={tmp_path}",
-        "--address",
-        cluster.dashboard,
-        env={**cluster.env, "RAY_AUTH_TOKEN": "not-the-token" * 3},
+    """The commands only start to fail, so all of them do it at once."""
+    forged = {**cluster.env, "RAY_AUTH_TOKEN": "not-the-token" * 3}
+    missing = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")}
+    closed = f"127.0.0.1:{free_port()}"
+    asked = (
+        ("RAY_AUTH", forged, "submit", f"runs_dir={tmp_path}", cluster.dashboard),
+        ("RAY_AUTH", missing, "submit", f"runs_dir={tmp_path}", cluster.dashboard),
+        ("runs_dir", cluster.env, "submit", "name=relative", cluster.dashboard),
+        ("", cluster.env, "submit", f"runs_dir={tmp_path}", f"http://{closed}"),
+        ("cluster.address", cluster.env, "train", f"runs_dir={tmp_path}", closed),
     )
-    assert wrong.finish() == 2 and "RAY_AUTH" in wrong.text and "Traceback" not in wrong.text
-    without = Run(
-        "submit",
-        "frozenlake",
-        f"runs_dir={tmp_path}",
-        "--address",
-        cluster.dashboard,
-        env={"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")},
-    )
-    assert without.finish() == 2 and "RAY_AUTH" in without.text and "Traceback" not in without.text
-    relative = Run("submit", "frozenlake", "--address", cluster.dashboard, env=cluster.env)
-    assert relative.finish() == 2 and "runs_dir" in relative.text
-    silent = Run(
-        "submit", "frozenlake", f"runs_dir={tmp_path}", "--address", f"http://127.0.0.1:{free_port()}", env=cluster.env
-    )
-    assert silent.finish() == 2 and "Traceback" not in silent.text
-    nowhere = Run(
-        "train", "frozenlake", f"runs_dir={tmp_path}", "--address", f"127.0.0.1:{free_port()}", env=cluster.env
-    )
-    assert nowhere.finish() == 2 and "cluster.address" in nowhere.text
+    runs = [
+        Run(command, "frozenlake", setting, "--address", address, env=env)
+        for _, env, command, setting, address in asked
+    ]
+    for (said, *_), run in zip(asked, runs, strict=True):
+        assert run.finish() == 2 and said in run.text and "Traceback" not in run.text, run.text

@@ -122,6 +122,10 @@ def test_a_run_that_loses_its_learner_and_is_stopped_and_killed_and_resumed_twic
     run = Run(*words, "--resume")
     assert f"after step {found['steps']}" in run.until(lambda line: line.startswith("resumed from"))
     run.until(lambda line: line.startswith(f"step    {max(3, found['steps'] + 1)}/{STEPS}"))
+    (worker,) = [p for p in children(run.process.pid) if any("RolloutWorker" in word for word in p.cmdline())]
+    engine = children(worker.pid)
+    worker.kill()
+    assert engine and not wait_gone(engine), "a worker that is killed takes its engine along"
     started = [*children(run.process.pid), psutil.Process(run.process.pid)]
     run.kill()
     assert not wait_gone(started)

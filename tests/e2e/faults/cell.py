@@ -14,7 +14,7 @@ import platform
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -107,10 +107,15 @@ class Suffered:
 
 
 def run_boot(
-    faults: Sequence[Fault], model: str, folder: Path, minutes: float = 60.0, words: Sequence[str] = ()
+    faults: Sequence[Fault],
+    model: str,
+    folder: Path,
+    minutes: float = 60.0,
+    words: Sequence[str] = (),
+    look: Callable[[Path], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Boots, injects the faults, stops the run; the boot's result as JSON-able data. No fault is injected once
-    `minutes` are over."""
+    `minutes` are over. `look` is called with the folder of the run that has ended, before its disk goes."""
     before, began = os.getloadavg(), time.time()
     suffered: list[Suffered] = []
     with small_disk(folder / "runs") as disk, booted(folder) as cluster:
@@ -128,6 +133,7 @@ def run_boot(
             end = session.finish(STOP_S)
             _note_returns(session, suffered)
             verdict = judge(session.run_dir, PROMPTS, GROUP_SIZE)
+            look(session.run_dir)
         except Hung as error:
             end = End(-1, str(error))
         finally:
