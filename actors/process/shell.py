@@ -26,13 +26,16 @@ from typing import Any
 
 import ray
 
+from squelch.actors.process.imports import importing
 from squelch.actors.process.progress_marks import WATCHING, Progress
 
 
 def _made(target: str, arguments: tuple[Any, ...]) -> Any:
     """An object of the class MODULE:CLASS."""
     module, _, name = target.partition(":")
-    return getattr(importlib.import_module(module), name)(*arguments)
+    with importing():
+        held = importlib.import_module(module)
+    return getattr(held, name)(*arguments)
 
 
 class _Threads:

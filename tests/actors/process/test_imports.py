@@ -1,8 +1,32 @@
+"""What each process of a run imports: a package of thousands of modules more is seconds of every start."""
+
 import gc
+import subprocess
+import sys
 
 import pytest
 
 from squelch.actors.process.imports import importing
+
+HEAVY = frozenset({"accelerate", "gymnasium", "matplotlib", "scipy", "torch", "transformers", "vllm"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "needs"),
+    [
+        ("squelch.cluster.loop.run", set()),
+        ("squelch.actors.filter.service", set()),
+        ("squelch.actors.play.actor", set()),
+        ("squelch.actors.rollout.worker", set()),  # vLLM comes with its engine
+        ("squelch.actors.scorer.actor", {"torch", "transformers", "accelerate"}),
+        ("squelch.learner.rank", {"torch", "transformers", "accelerate"}),
+    ],
+)
+def test_a_process_imports_of_the_heavy_packages_only_those_that_it_needs(module: str, needs: set[str]) -> None:
+    code = f"import sys; import {module}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert HEAVY & set(done.stdout.split()) <= needs
 
 
 def test_the_collector_is_paused_while_modules_are_imported_and_goes_on_also_after_an_error() -> None:
