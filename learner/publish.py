@@ -149,16 +149,16 @@ def publish(
     )
 
 
-def send(policy: Policy, group: WeightGroup | None, dtype: torch.dtype = torch.float32) -> str:
+def send(policy: Policy, group: WeightGroup | None, dtype: torch.dtype = torch.float32) -> str | None:
     """Broadcasts the weights in `dtype` on rank 0, the sender of `group`; the other ranks pass None. A collective:
     every rank gathers to the end, also if the group fails.
 
-    Returns the reason if the group failed, else an empty string.
+    Returns the reason if the group failed.
     """
     # Adapters are merged on CPU, so that a broadcast has the same bits as the bundle.
     named = _whole(policy) if policy.lora is None else gathered(policy)
     weights = ((name, tensor.to(_type_of(tensor, dtype))) for name, tensor in named)
-    failure = ""
+    failure: str | None = None
     if group is not None:
         try:
             group.send(weights, table(policy, dtype))

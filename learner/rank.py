@@ -153,21 +153,21 @@ class LearnerRank:
         self._rendezvous = listen(own_node()[1])
         return self._rendezvous.getsockname()[:2]
 
-    def join_group(self, member: GroupMember) -> str:
+    def join_group(self, member: GroupMember) -> str | None:
         """Forms the weight group that `open_group` announced; waits for all members. The reason if that fails, because
-        the learner itself is as well as before; else empty."""
+        the learner itself is as well as before."""
         assert self._rendezvous is not None, "open_group comes first"
         listener, self._rendezvous = self._rendezvous, None
         try:
             self._group = WeightGroup(member, self.trainer.device, listener)
         except RuntimeError as error:
             return str(error)
-        return ""
+        return None
 
-    def send(self, dtype: str) -> str:
+    def send(self, dtype: str) -> str | None:
         """Broadcasts the weights in the weight group, of which only rank 0 is a member; the reason if that fails."""
         failure = publish.send(self.trainer.policy, self._group, DTYPES.get(dtype, torch.float32))
-        if failure:
+        if failure is not None:
             self._leave_group()
         return failure
 

@@ -118,9 +118,9 @@ def slowest(reports: Sequence[StepReport]) -> StepReport:
     return replace(reports[0], seconds={part: max(report.seconds[part] for report in reports) for part in parts})
 
 
-def any_failure(failures: Sequence[str]) -> str:
-    """The first reason that a rank gives; empty if none does."""
-    return next(filter(None, failures), "")
+def any_failure(failures: Sequence[str | None]) -> str | None:
+    """The first reason that a rank gives; None if none does."""
+    return next((failure for failure in failures if failure is not None), None)
 
 
 @dataclass(frozen=True)
@@ -206,10 +206,10 @@ PUBLISH: Call[[int, str], WeightBundle] = _collective("publish", Signs.ANSWERS)
 """The current weights as this version, in this dtype. The chunks exist as long as rank 0 and a reference to them do."""
 OPEN_GROUP: Call[[], tuple[str, int]] = LEARNER_RANK.row("open_group", seconds(REACH_S))
 """Rank 0 leaves its weight group and listens for the members of a new one; the address and port."""
-JOIN_GROUP: Call[[GroupMember], str] = LEARNER_RANK.row("join_group", of_argument("timeout_s"), guarded=True)
-"""Rank 0 forms the group that it announced; the reason if others did not come, else an empty string."""
-SEND: Call[[str], str] = LEARNER_RANK.row("send", broadcast_s, guarded=True, all_ranks=True, reduce=any_failure)
-"""Broadcasts the current weights in the weight group, in this dtype; the reason if the group failed, else empty."""
+JOIN_GROUP: Call[[GroupMember], str | None] = LEARNER_RANK.row("join_group", of_argument("timeout_s"), guarded=True)
+"""Rank 0 forms the group that it announced; the reason if others did not come."""
+SEND: Call[[str], str | None] = LEARNER_RANK.row("send", broadcast_s, guarded=True, all_ranks=True, reduce=any_failure)
+"""Broadcasts the current weights in the weight group, in this dtype; the reason if the group failed."""
 SAVE: Call[[Path, Mapping[str, Any]], None] = _collective("save", Signs.ANSWERS_BEFORE, folder=Folder.WRITTEN)
 """Writes a checkpoint that contains the state of the training loop."""
 LOAD: Call[[Path], dict[str, Any]] = _collective("load", Signs.ANSWERS_BEFORE, folder=Folder.READ)

@@ -224,7 +224,8 @@ class LearnerClient:
 
     def _progress_watch(self, answers_count: bool) -> ProgressWatch:
         patience = Patience(self.config.learner.hung_after_s, "micro-batch", "learner.hung_after_s")
-        return ProgressWatch([f"learner rank {rank}" for rank in range(self.ranks)], patience, _now(), answers_count)
+        names = [f"learner rank {rank}{self._site(rank)}" for rank in range(self.ranks)]
+        return ProgressWatch(names, patience, _now(), answers_count)
 
     async def _look(self, waiting: set[asyncio.Future[Any]], watch: ProgressWatch) -> str | None:
         """Asks the ranks for their progress, unless an answer comes before; the message if the call hangs."""

@@ -108,7 +108,7 @@ class Delivery:
         failure = await self._form_group(backend, learner, workers)
         facts = {"number": self._number, "members": [SENDER, *(member.name for member in workers)], "failure": failure}
         self.on_event("rollout", "weight_group", started, time.time(), **facts)
-        if failure:
+        if failure is not None:
             log.warning(
                 "weight group %d was not formed, weights go through the object store: %s", self._number, failure
             )
@@ -116,7 +116,9 @@ class Delivery:
         self._members = members
         return True
 
-    async def _form_group(self, backend: Backend, learner: LearnerClient, workers: Sequence[Member[Client]]) -> str:
+    async def _form_group(
+        self, backend: Backend, learner: LearnerClient, workers: Sequence[Member[Client]]
+    ) -> str | None:
         """Forms a group; the reason if that failed."""
         try:
             address, port = await learner.call(OPEN_GROUP)
@@ -144,7 +146,7 @@ class Delivery:
             member.name: self._timed(member.name, member.actor.call(RECEIVE_WEIGHTS, bundle)) for member in workers
         }
         found = await self._all(calls)
-        if failure := _failure(found):
+        if (failure := _failure(found)) is not None:
             self._members = []
             log.warning("version %d: a broadcast failed: %s", bundle.version, failure)
         return {member.name: found[member.name] for member in workers}
@@ -158,7 +160,7 @@ class Delivery:
         return found
 
 
-def _failure(found: dict[str, Any]) -> str:
-    """The learner's reason or the first error; empty if all went well."""
+def _failure(found: dict[str, Any]) -> str | None:
+    """The learner's reason or the first error; None if all went well."""
     errors = ((name, outcome) for name, outcome in found.items() if isinstance(outcome, Exception))
     return next((f"{name}: {str(error) or 'no answer'}" for name, error in errors), found[SENDER])

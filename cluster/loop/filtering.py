@@ -47,8 +47,8 @@ class Filtering:
         self._closed = -1
         self._admitted: set[str] = set()
         """Groups of open steps that the present service has."""
-        self._death = ""
-        """The cause of the service's death, until its successor has received its state; else empty."""
+        self._death: str | None = None
+        """The cause of the service's death, until its successor has received its state."""
         self._failure: Exception | None = None
         self._turn = asyncio.Lock()
         self._arrived: list[PlayedGroup] = []
@@ -150,20 +150,20 @@ class Filtering:
     async def _lasting(self, work: Callable[[], Awaitable[T]]) -> T:
         while True:
             try:
-                if self._death:
-                    await self._replace()
+                if self._death is not None:
+                    await self._replace(self._death)
                 return await work()
             except Died as death:
                 self._death = str(death)
 
-    async def _replace(self) -> None:
+    async def _replace(self, cause: str) -> None:
         self._admitted = set(self._within)
-        await self.fleet.replace_filter(self._death)
+        await self.fleet.replace_filter(cause)
         await self._ask(FILTER_READY, [])
         if self._latest:
             await self._ask(FILTER_RESTORE, self._latest)
         await self._hand_over(self._open())
-        self._death = ""
+        self._death = None
 
     async def _ask(self, row: Call[P, R], *arguments: P.args, **named: P.kwargs) -> R:
         """Makes one call.

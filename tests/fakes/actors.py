@@ -486,7 +486,7 @@ class Learner(Fake):
     async def open_group(self) -> tuple[str, int]:
         return await self._call("open_group", lambda: ("127.0.0.1", 1))
 
-    async def join_group(self, member: GroupMember) -> str:
+    async def join_group(self, member: GroupMember) -> str | None:
         async def form() -> None:
             self.member, members = member, self.world.groups[member.number]
             members.add(self)
@@ -498,11 +498,11 @@ class Learner(Fake):
             await asyncio.wait_for(self.while_alive(form()), member.timeout_s)
         except TimeoutError:
             return "the others did not come"
-        return ""
+        return None
 
-    async def send(self, dtype: str) -> str:
+    async def send(self, dtype: str) -> str | None:
         gone = [one.name for one in self.world.groups[self.member.number] if not one.alive]
-        return await self._call("send", lambda: f"{gone} are gone" if gone else "")
+        return await self._call("send", lambda: f"{gone} are gone" if gone else None)
 
     async def save(self, path: Path, loop: Mapping[str, Any]) -> None:
         def write() -> None:

@@ -168,7 +168,7 @@ class Learning:
             await self.recovery.learner.progress(CHECK_S)
         except Died as error:
             self.recovery.lose(error)
-        return bool(self.recovery.cause)
+        return self.recovery.cause is not None
 
     async def has_other_room(self) -> bool:
         """Whether the ranks that are up fit on nodes that will not be taken away; no if the cluster does not say."""
@@ -209,7 +209,7 @@ class Learning:
 
     async def _recover(self) -> None:
         """Makes the weights again if the ranks are lost; PlayAgain if that gave other weights."""
-        if self.recovery.cause:
+        if self.recovery.cause is not None:
             await self.recovery.run()
         if self.recovery.remade:
             raise PlayAgain
@@ -224,9 +224,9 @@ class Learning:
 
     async def call(self, row: Call[P, R], *arguments: P.args, **named: P.kwargs) -> R:
         """One call, repeated with each new group of ranks."""
-        failure = ""
+        failure: str | None = None
         while True:
-            lost = bool(self.recovery.cause)
+            lost = self.recovery.cause is not None
             await self._recover()
             if lost and row.payloads is not None:
                 await self._check_rows(cast("Sequence[Payload]", arguments[row.payloads]))

@@ -92,8 +92,8 @@ class Recovery:
         self.journal, self.say = journal, say
         self.history: list[TrainedStep] = []
         self.told: Told | None = None
-        self.cause = ""
-        """The cause of a loss that is not recovered yet; empty while the ranks are sound."""
+        self.cause: str | None = None
+        """The cause of a loss that is not recovered yet."""
         self._planned = False
         """Whether the ranks are ended in good order."""
         self.remade = False
@@ -154,6 +154,7 @@ class Recovery:
             RuntimeError: no restart is left, or no rank fits on the cluster; the message holds the cause.
         """
         started, cause = time.time(), self.cause
+        assert cause is not None, "only ranks that are lost, or to be moved, are made again"
         self.say(f"the learner is {'moved' if self._planned else 'lost and made again'}: {_line(cause)}")
         self.fleet.published.there.clear()
         await self.archiving.finish()
@@ -172,11 +173,12 @@ class Recovery:
         except LOST as error:
             self.lose(error)
             return None
-        self.cause = ""
+        self.cause = None
         return made
 
     async def _regroup(self) -> int:
         """Ends the ranks and starts a new group; returns its number of ranks."""
+        assert self.cause is not None
         self.learner.kill()
         await asyncio.sleep(0.0 if self._planned else self.fleet.restarts.allow(LEARNER, self.cause))
         count = await self._room(self.learner.ranks if self._planned else self.config.learner.ranks)

@@ -36,7 +36,7 @@ def test_one_group_serves_every_version_while_nobody_comes_or_goes(tmp_path: Pat
     mixed = world(tmp_path)
     _, groups = made(mixed)
     assert [(g["number"], g["members"], g["failure"]) for g in groups] == [
-        (1, ["learner", "rollout-0", "rollout-1"], "")
+        (1, ["learner", "rollout-0", "rollout-1"], None)
     ]
     assert mixed.broadcast == {"rollout-0": 7, "rollout-1": 7}, "versions 0 to 6"
 
@@ -71,7 +71,7 @@ def test_a_group_that_fails_costs_no_version_and_the_next_boundary_forms_another
     mixed = world(tmp_path, fault)
     outcome, groups = made(mixed)
     assert outcome.steps.admission.clock == 6 and outcome.ledger.counts()["trained"] == 18
-    assert groups[-1]["failure"] == "" and groups[-1]["members"] == ["learner", "rollout-0", "rollout-1"]
+    assert groups[-1]["failure"] is None and groups[-1]["members"] == ["learner", "rollout-0", "rollout-1"]
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
