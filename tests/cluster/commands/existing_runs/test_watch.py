@@ -53,6 +53,7 @@ def step_figures(step: int) -> dict[str, Any]:
     }
     if step % 2:
         flat |= {"first_turn/retrieval_accuracy": 0.5, "first_turn/retrieval_chance": 0.125, "first_turn/mi_est": 0.3}
+        flat["scorer/step"] = float(step)
     return flat
 
 
