@@ -67,7 +67,7 @@ Backend = Literal["nccl", "gloo"]
 @dataclass(frozen=True)
 class GroupMember:
     """One member of a weight group (`actors.weight_group`). Rank 0, the learner's rank 0, listens at
-    `address`:`port`. `number` tells the groups of a run apart."""
+    `address`:`port`. `number` distinguishes the weight groups of a run."""
 
     number: int
     address: str
@@ -76,7 +76,7 @@ class GroupMember:
     size: int
     backend: Backend
     timeout_s: float
-    """Seconds that a member waits for the others, in the forming of the group and in each broadcast."""
+    """Seconds that a member waits for the others, while the group forms and in each broadcast."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class UpdateReport:
     version: int
     checksum: str
     parity: float
-    """Mean absolute difference of log-probabilities on the probe, nats."""
+    """Mean absolute difference of log-probabilities on the parity probe, nats."""
     parity_max: float
     seconds_paused: float
     seconds_loaded: float

@@ -61,7 +61,7 @@ class Ticket:
     replays: int = 0
     """Replays of each trajectory under fresh environment noise (`actors.play.replaying`)."""
     most_turns: int | None = None
-    """Turns after which a trajectory is cut short, though its episode goes on; None: its episode decides."""
+    """Turns after which a trajectory is truncated even if its episode could continue; None: no such limit."""
 
 
 @dataclass
@@ -182,10 +182,10 @@ class GroupSummary:
     """The kind of the task, if its environment declares one."""
     seconds_replays: float = 0.0
     replays: int = 0
-    """Replays that were asked for of each trajectory."""
+    """Requested replays of each trajectory."""
     replay_returns: np.ndarray | None = None
     """(num_survivors, replays) float64, a row of NaN where they failed; (num_survivors, 0) if the environment declares
-    no noise; None if none were asked for."""
+    no noise; None if no replays were requested."""
     replay_failure: str | None = None
     """Why the first replay that failed did so; None if none did."""
 

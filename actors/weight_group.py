@@ -1,8 +1,8 @@
 """A process group for one purpose: learner rank 0 broadcasts weights to the engine processes of all rollout workers.
 
-The group stands beside the learner's own process group and beside those of vLLM, and knows nothing of either. It never
-changes: when a rollout worker comes or goes, a new group is formed (`cluster.fleet.delivery`). NCCL connects GPUs; the
-tests put Gloo in its place, which uses the same code.
+The group is separate from the learner's own process group and from those of vLLM. Its members never change: when a
+rollout worker comes or goes, a new group is formed (`cluster.fleet.delivery`). NCCL connects GPUs; the tests put Gloo
+in its place, which uses the same code.
 
 | call | waits for | unblocked by | on time-out |
 |---|---|---|---|
@@ -36,13 +36,14 @@ from squelch.actors.messages import GroupMember, TensorEntry
 
 BUCKET_BYTES = 256 << 20
 ALIGNMENT = 16
-"""Bytes; every type of torch can be viewed at such an offset."""
+"""Bytes; a tensor of any torch dtype can start at a multiple of this offset."""
 DIGEST_BYTES = 8
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Parameters that travel together. `offsets`: of each, in bytes; `num_bytes`: of all, without the digest."""
+    """Parameters that are broadcast together. `offsets`: offset of each, bytes; `num_bytes`: total, without the
+    digest."""
 
     entries: tuple[TensorEntry, ...]
     offsets: tuple[int, ...]
@@ -109,7 +110,7 @@ class WeightGroup:
         self._broadcast(torch.zeros(DIGEST_BYTES, dtype=torch.uint8, device=self.device))  # NCCL connects only now
 
     def _await_everyone(self, store: dist.Store) -> None:
-        """Returns once all members are here: NCCL would wait without bound for one that never comes."""
+        """Returns once all members have joined: NCCL itself would wait forever for a missing member."""
         here = [f"here-{rank}" for rank in range(self.member.size)]
         store.set(here[self.member.rank], "")
         try:
@@ -117,16 +118,16 @@ class WeightGroup:
         except RuntimeError as error:
             absent = ", ".join(str(rank) for rank, key in enumerate(here) if not store.check([key]))
             raise RuntimeError(
-                f"of the {self.member.size} members of weight group {self.member.number}, {absent} did not come within "
+                f"of the {self.member.size} members of weight group {self.member.number}, {absent} did not join within "
                 f"{self.member.timeout_s:g} s"
             ) from error
 
     def _left(self) -> timedelta:
-        """Of the time that `_begin` started; never 0, which would be no bound."""
+        """Time left until the deadline that `_begin` set; at least 1 ms, because 0 means no time-out."""
         return timedelta(seconds=max(self._deadline - time.monotonic(), 1e-3))
 
     def _begin(self) -> None:
-        """Starts the time in which all broadcasts of a call must end."""
+        """Sets the deadline by which all broadcasts of a call must end."""
         self._deadline = time.monotonic() + self.member.timeout_s
 
     def _broadcast(self, data: Tensor) -> None:
@@ -149,8 +150,8 @@ class WeightGroup:
             self._broadcast(data)
 
     def receive(self, table: Sequence[TensorEntry]) -> Iterator[list[tuple[str, Tensor]]]:
-        """Yields the parameters of each bucket, as views of one block of memory. RuntimeError if one was damaged on its
-        way."""
+        """Yields the parameters of each bucket, as views of one block of memory. RuntimeError if a bucket arrives
+        damaged."""
         assert self.member.rank > 0, "rank 0 sends"
         self._begin()
         for number, bucket in enumerate(buckets(table)):
@@ -179,7 +180,7 @@ def _words(data: Tensor) -> Tensor:
 def _fill(data: Tensor, offset: int, entry: TensorEntry, weight: tuple[str, Tensor]) -> None:
     name, tensor = weight
     if (name, tensor.dtype, tuple(tensor.shape)) != (entry.name, dtype_of(entry), entry.shape):
-        raise ValueError(f"{name} {tensor.dtype} {tuple(tensor.shape)} was gathered where the table has {entry}")
+        raise ValueError(f"gathered {name} {tensor.dtype} {tuple(tensor.shape)}, but the table expects {entry}")
     data[offset : offset + num_bytes(entry)] = tensor.contiguous().view(-1).view(torch.uint8).to(data.device)
 
 

@@ -125,7 +125,7 @@ class Episode:
             observation, step_reward, terminated, truncated, info = self._env.step(action)
             self._observation = _shown(observation, "step")
             reward, played = reward + finite_reward(step_reward), played + 1
-            self._success = bool(_told(info, "success", "step"))
+            self._success = bool(_required(info, "success", "step"))
             if terminated or truncated:
                 return reward, played, "terminated" if terminated else "truncated"
         return reward, played, None
@@ -147,15 +147,15 @@ def _shown(observation: Any, method: str) -> str:
 
 
 def _task_of(info: dict[str, Any]) -> tuple[str, str | None]:
-    """Key and kind of the task, from what `reset` returned. Raises ValueError if one is no text."""
-    key, kind = _told(info, "task_key", "reset"), info.get("task_kind")
+    """Key and kind of the task, from the `info` of `reset`. Raises ValueError if one is no text."""
+    key, kind = _required(info, "task_key", "reset"), info.get("task_kind")
     for name, value, wanted in (("task_key", key, "text"), ("task_kind", kind, "text or None")):
         if not isinstance(value, str) and (value is not None or name == "task_key"):
             raise ValueError(f"the environment's reset() returned info[{name!r}]={value!r}, which must be {wanted}")
     return key, kind
 
 
-def _told(info: dict[str, Any], key: str, method: str) -> Any:
+def _required(info: dict[str, Any], key: str, method: str) -> Any:
     """`info[key]` of the environment. Raises ValueError with the method's name if it is missing."""
     if key not in info:
         raise ValueError(f"the environment's {method}() returned no info[{key!r}] (envs.contract.Environment.{method})")

@@ -118,8 +118,8 @@ def _worked_turn(wording: Wording, config: FormatConfig, prompt: PromptName) -> 
 def turn_message(observation: str, actions_left: int, reward: float | None, prompt: PromptName = "tiny") -> str:
     """The message to the policy before a turn; `reward`: the reward of the previous turn, None at the first turn."""
     sentences = SENTENCES[prompt]
-    told = "" if reward is None else sentences.reward.format(reward=reward_text(reward))
-    return told + sentences.turn.format(observation=observation, left=actions_left)
+    before = "" if reward is None else sentences.reward.format(reward=reward_text(reward))
+    return before + sentences.turn.format(observation=observation, left=actions_left)
 
 
 def reward_text(reward: float) -> str:

@@ -58,7 +58,7 @@ def environment_class(name: str) -> type[Environment]:
     try:
         found = vars(importlib.import_module(module)).get(attribute)
     except Exception as error:  # the module may be the user's own, and unfinished
-        raise ValueError(f"environment.name is {name!r}, but {module!r} cannot be imported: {_told(error)}") from error
+        raise ValueError(f"environment.name is {name!r}, but {module!r} cannot be imported: {_cause(error)}") from error
     if not isinstance(found, type):
         raise ValueError(f"environment.name is {name!r}, but {module!r} defines no environment class {attribute!r}")
     if missing := lacking(found, Environment) or sorted(getattr(found, "__abstractmethods__", ())):
@@ -69,8 +69,8 @@ def environment_class(name: str) -> type[Environment]:
     return found
 
 
-def _told(error: Exception) -> str:
-    """An error of an import in one line; where it is, if the text does not say it."""
+def _cause(error: Exception) -> str:
+    """The error of an import in one line, with its file and line number if the text lacks them."""
     if isinstance(error, ImportError | ValueError):
         return reason(error)
     last = traceback.extract_tb(error.__traceback__)[-1]

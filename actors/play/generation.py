@@ -6,15 +6,15 @@ Imports neither Ray nor vLLM: a worker is called through a `Port`, which the env
 Invariants:
 
 - There is at most one `collect` per worker at a time, and one `submit` per worker and tick.
-- On the wire every request has an id of its own: a ticket may be played again while the worker still has the requests
-  of the attempt before, and giving these up must not touch the new ones.
+- Every request is sent under a unique id: a ticket may be retried while the worker still has the requests of the
+  previous attempt, and aborting those must not affect the new ones.
 - Every request ends: with its completion, with a `GenerationFailed` that names the worker, or because its caller
   cancels it; the worker then stops sampling it.
-- After a poll that failed, later requests go under another client name. A worker that was frozen still answers the
-  poll that was given up once it runs again, and that answer must not take their completions with it.
+- After a failed poll, later requests use another client name. A frozen worker answers the abandoned poll once it runs
+  again, and that answer must not contain the completions of later requests.
 
-`generate` waits for its completion, for as long as its caller allows. The poll waits for the worker for at most
-`poll_s` plus `grace_s`.
+`generate` waits for its completion until its caller cancels it. A poll waits for the worker for at most `poll_s` plus
+`grace_s`.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Port(Protocol):
 
 @dataclass
 class _Mailbox:
-    """Requests of one worker: `pending` and `given_up` are sent at the end of the tick; `waiting` have a caller that
-    waits. `client`: the name under which they are sent."""
+    """Requests of one worker. `pending`, and the aborts in `given_up`, are sent at the end of the tick; `waiting`: the
+    futures that callers await; `client`: the name under which the requests are sent."""
 
     client: str
     pending: list[GenerationRequest] = field(default_factory=list)
@@ -135,13 +135,13 @@ class GenerationClient:
                     await self._port(worker).abort(client, given_up)
         except TimeoutError:
             self._fail(worker, submitted, f"did not answer a submit call within {self._grace_s:g} s")
-            if requests:  # a frozen worker takes them all the same once it runs again
+            if requests:  # a frozen worker still accepts them once it runs again
                 self._begin_sending(worker, client, [], [*submitted, *given_up])
         except Exception as error:  # every error of the other process is passed on to the callers
             self._fail(worker, submitted, _text(error))
 
     async def _receive(self, worker: str) -> None:
-        """Poll as long as a caller waits."""
+        """Polls while a caller waits."""
         mailbox = self._mailboxes[worker]
         bound = self._poll_s + self._grace_s
         try:
@@ -155,7 +155,7 @@ class GenerationClient:
             self._break_off(worker, _text(error))
 
     def _break_off(self, worker: str, reason: str) -> None:
-        """Fails every request of a worker whose poll failed, and goes on under another client name."""
+        """Fails every request of a worker whose poll failed, and continues under another client name."""
         mailbox = self._mailboxes[worker]
         lost = list(mailbox.waiting)
         self._fail(worker, lost, reason)

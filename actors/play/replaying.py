@@ -1,4 +1,4 @@
-"""Replays of a trajectory that has ended, under fresh environment noise (`envs.noise.replay` says what is played).
+"""Replays of a trajectory that has ended, under fresh environment noise (`envs.noise.replay` defines the replay).
 
 The environment actor plays them, in the environment that the trajectory has just been played in, while the other
 trajectories of its group still wait for their tokens. Nothing is generated. A group ends once its last replay has.
@@ -6,10 +6,10 @@ trajectories of its group still wait for their tokens. Nothing is generated. A g
 Invariants:
 
 - The noise seed of replay r of a trajectory is a digest of (ticket seed, ticket, trajectory, r): a ticket that is
-  played again, after a resume or on another actor, has the same replays. No two replays share their noise, also where
-  the trajectories of a group share theirs: the filter's correction needs replays that are independent.
-- A trajectory has all of its replays or none. A replay that fails costs the trajectory its replays, and nothing else;
-  the filter's refusal of a group for lack of replays says why the first of them failed.
+  retried, after a resume or on another actor, has the same replays. No two replays share their noise, even if the
+  trajectories of a group share theirs: the filter's correction needs independent replays.
+- A trajectory has all of its replays or none. A failed replay loses the replays of its trajectory, and nothing else; if
+  the filter then refuses the group, its reason says why the first replay failed.
 - Cost: `Ticket.replays` times a reset and the steps of the trajectory itself.
 
 | waits for | unblocked by | on time-out |
@@ -17,7 +17,7 @@ Invariants:
 | a slice of a replay | a step thread | as an environment call: after `step_timeout_s`; the thread is abandoned |
 | all replays of a trajectory | step threads | once they have run for `episode_timeout_s` each; it has no replays |
 
-Only time in which a replay runs counts, because the replays of all trajectories of an actor wait for the same threads.
+Only the time in which a replay runs is counted, because all trajectories of an actor share the same threads.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Replayed:
     """The replays of one trajectory."""
 
     returns: tuple[float, ...] | None
-    """Return of each replay, empty if the environment declares no noise; None if a replay failed or none was asked
-    for."""
+    """Return of each replay, empty if the environment declares no noise; None if a replay failed or none was
+    requested."""
     failure: str | None = None
     """Why a replay failed; None if none did."""
     seconds: float = 0.0
@@ -82,7 +82,7 @@ class _Clock:
         self.most, self.ran = most, 0.0
 
     def timed(self, advance: Callable[[], float | None]) -> float | None:
-        """What a slice of a replay returns."""
+        """Runs a slice of a replay, adds its time to `ran`, and returns its result."""
         started = time.monotonic()
         try:
             return advance()
@@ -99,7 +99,7 @@ class _Clock:
 
 
 def notes_on_replays(environment: Environment, config: EnvironmentConfig, selecting: FilterConfig) -> list[str]:
-    """What the user reads about replays when a run starts. ValueError if the environment cannot be replayed although
+    """Messages to the user about replays when a run starts. ValueError if the environment cannot be replayed although
     the filter's settings ask for it."""
     if not selecting.num_replays:
         return []

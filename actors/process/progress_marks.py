@@ -1,4 +1,4 @@
-"""Progress marks of an actor: one for each small part of its work, so that a slow actor can be told from a hung one.
+"""Progress marks of an actor: one for each small part of its work, to distinguish a slow actor from a hung one.
 
     actor                a mark is
     learner rank         a forward, or forward and backward, pass of a micro-batch
@@ -43,7 +43,7 @@ class Progress:
 
 
 IDLE = Progress(0, 0.0, busy=False)
-"""Of an actor without marks: an answer is all that can be expected of it."""
+"""Progress of an actor without marks: any answer counts as progress."""
 
 
 class Marks:

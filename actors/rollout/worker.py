@@ -106,8 +106,8 @@ class Engine:
     # --- life ---
 
     async def start(self) -> None:
-        """Start the engine and sample one token. Raises RuntimeError after `start_timeout_s`, and when the engine's
-        process ends instead: it alone knows why, and has written it to this worker's log."""
+        """Start the engine and sample one token. Raises RuntimeError after `start_timeout_s`, or if the engine's
+        process ends; the cause is then in this worker's log, to which that process writes."""
         bound = self._config.start_timeout_s
         try:
             async with asyncio.timeout(bound):
@@ -116,9 +116,9 @@ class Engine:
         except TimeoutError:
             raise RuntimeError(f"{self._name}: engine not ready after {bound:g} s") from None
         except RuntimeError as error:
-            told = str(error).removeprefix(f"{self._name}: ")
+            cause = str(error).removeprefix(f"{self._name}: ")
             raise RuntimeError(
-                f"{self._name}: its engine did not start; log/{self.name}.log says why ({told})"
+                f"{self._name}: its engine did not start; log/{self.name}.log says why ({cause})"
             ) from error
         self._serve()
 
@@ -133,8 +133,8 @@ class Engine:
     async def health(self, timeout_s: float = HEALTH_TIMEOUT_S) -> dict[str, Any]:
         """Sample one token; returns {worker, version, seconds}.
 
-        Raises RuntimeError if none comes in `timeout_s`, unless an update of the weights holds it up: an update has a
-        bound of its own, and passes only if the engine answers.
+        Raises RuntimeError if no token is sampled within `timeout_s`, unless a weight update delays it: an update has
+        its own time-out, and passes only if the engine answers.
         """
         started, updates = time.monotonic(), self._usage.updates
         try:
@@ -154,8 +154,8 @@ class Engine:
         return {name: value for name, value in counts.items() if name != "busy_since"} | {"version": self.version}
 
     def progress(self) -> Progress:
-        """A mark for each step of the engine; busy while requests run. While weights are loaded, which has a bound of
-        its own, an answer is enough. Raises RuntimeError with the worker's name if the engine has died."""
+        """A progress mark for each step of the engine; busy while requests run. While weights are loaded, which has its
+        own time-out, no mark is expected. Raises RuntimeError with the worker's name if the engine has died."""
         self.vllm.require_alive()
         return self.vllm.marks.seen(self._usage.in_flight > 0 and self._serving.is_set())
 
@@ -214,7 +214,7 @@ class Engine:
             self.spans.begin()
             try:
                 completion = await self._complete(request)
-                mailbox.finished.append(completion)  # the deque of now, which may be another than before
+                mailbox.finished.append(completion)  # not an earlier reference: `_refuse` and `abort` replace the deque
             finally:
                 self.spans.end()
         finally:
@@ -244,8 +244,8 @@ class Engine:
         """Load and serve another version. `arrays`: the bundle's parameters in published order; without them, the
         weights come from the weight group.
 
-        Raises RuntimeError with worker, version and metrics if the transfer or the parity probe fails, or if the update
-        takes longer than `update_timeout_s`.
+        Raises RuntimeError with worker, version and the measured difference if the transfer or the parity probe fails,
+        or if the update takes longer than `update_timeout_s`.
         """
         bound = self._config.update_timeout_s
         async with self._updating:
@@ -260,13 +260,13 @@ class Engine:
                 self._refuse(f"weight update to version {bundle.version} not finished after {bound:g} s")
                 raise RuntimeError(self._unproven) from None
             except BaseException as error:  # a cancelled call, too, may have loaded a part
-                told = str(error) or f"weight update to version {bundle.version} ended by {type(error).__name__}"
-                self._refuse(told.removeprefix(f"{self._name}: "))
+                cause = str(error) or f"weight update to version {bundle.version} ended by {type(error).__name__}"
+                self._refuse(cause.removeprefix(f"{self._name}: "))
                 raise
 
     async def join_group(self, member: GroupMember) -> None:
         """Join a new weight group. The engine samples nothing while it waits for the other members; RuntimeError with
-        the worker's name if they do not come."""
+        the worker's name if they do not join in time."""
         async with self._updating:
             self._serving.clear()
             try:
@@ -331,14 +331,14 @@ class Engine:
             self._serve()
 
     def _refuse(self, reason: str) -> None:
-        """Stop serving, and discard requests in flight and undelivered completions: their weights are unproven. Their
-        clients are told if they still ask once the worker serves again."""
+        """Stop serving, and discard requests in flight and undelivered completions: their weights are unproven. A
+        client that still collects gets an error completion for each once the worker serves again."""
         self._unproven = f"{self._name}: {reason}"
         for mailbox in self._mailboxes.values():
             lost = [completion.request_id for completion in mailbox.finished] + list(mailbox.tasks)
             for task in mailbox.tasks.values():
                 task.cancel()
-            mailbox.tasks.clear()  # a task that has not begun yet does not leave by itself
+            mailbox.tasks.clear()  # a task that has not started does not remove itself
             mailbox.finished = deque(self._failed(request_id, self._unproven) for request_id in lost)
         self._wake_all()
 

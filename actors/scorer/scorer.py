@@ -139,7 +139,7 @@ class Scorer:
         refuse_pictures(step, groups)
         if self._before is not None and self._before[0] == step:
             if not replaces:
-                raise ValueError(f"step {step} was scored before; replaces=True says that its groups were played again")
+                raise ValueError(f"step {step} was scored before; replaces=True says that its groups were retried")
             self._rewind(self._before[1])
         self._before = step, self._moving()
         metrics = {"scorer/version": float(version)}

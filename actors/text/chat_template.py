@@ -1,4 +1,4 @@
-"""A model folder's chat template: messages to text, with the template's own text told from the messages'.
+"""A model folder's chat template: messages to text, and separates the template's own text from the messages'.
 
 Invariants:
 
@@ -53,7 +53,7 @@ class TemplateRefused(ValueError):
 
 
 class Words:
-    """Placeholders of texts, told from everything else by a random part."""
+    """Placeholders of texts; a random part distinguishes them from all other text."""
 
     def __init__(self) -> None:
         self._mark = secrets.token_hex(8)

@@ -138,7 +138,7 @@ def _cuts(start: int, end: int, foreign: list[Span], again: bool) -> Iterable[in
     if not overlap:
         return ()
     if end - start < 2:
-        raise ValueError("the tokenizer makes a control token of a single character, so text cannot be told from it")
+        raise ValueError("the tokenizer has a control token of one character, which cannot be distinguished from text")
     if again:
         return range(start + 1, end)
     first, last = start + overlap[0][0], start + overlap[-1][1]

@@ -33,7 +33,7 @@ _COLOURED = re.compile(r"\x1b\[[34]([0-7])[0-9;]*m([^\x1b]*)\x1b\[0m")
 """A coloured piece of text that holds no other."""
 _CODE = re.compile(r"\x1b\[[0-9;]*m")
 MAX_COLOURS = 4
-"""Colours of one piece of text that are told: Gymnasium gives at most two, that of the text and that behind it."""
+"""Most colours shown for one piece of text: Gymnasium gives at most two, foreground and background."""
 
 
 class GymnasiumOptions(Settings):

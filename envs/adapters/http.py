@@ -130,8 +130,8 @@ class _Server:
             return answer.model_validate(found)
         except ValidationError as error:
             first = error.errors()[0]
-            told = f"{'.'.join(map(str, first['loc']))}: {first['msg']} (got {brief(first['input'])})"
-            raise self._error(name, f"nonsense: {told}") from error
+            problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']} (got {brief(first['input'])})"
+            raise self._error(name, f"nonsense: {problem}") from error
         except Unreadable as error:
             raise self._error(name, f"status {status}, {error}") from error
 
@@ -209,11 +209,11 @@ class Http(Environment):
     def notes(self) -> list[str]:
         """What the server says that it serves. Raises ValueError if it does not answer as it should."""
         try:
-            told = self._described
+            about = self._described
         except RemoteError as error:
             raise ValueError(f"environment.options.url: {error}") from error
-        noise = "episodes depend on the noise seed" if told.stochastic else "episodes declare no noise"
-        return [f"environment server {masked(self.options.url)}: {told.name}, version {told.version}; {noise}"]
+        noise = "episodes depend on the noise seed" if about.stochastic else "episodes declare no noise"
+        return [f"environment server {masked(self.options.url)}: {about.name}, version {about.version}; {noise}"]
 
     def rules(self) -> str:
         """The server's rules."""

@@ -143,7 +143,7 @@ class Game(Environment):
         """Draws starts from `seed` until one belongs to the split."""
         for draw in range(MAX_STARTS):
             self._start(random.Random(f"{self.options.game} {seed} {draw}").getrandbits(31))
-            shown, state = self._told(), _ADDRESS.sub("", repr(self._game.state.game_state))
+            shown, state = self._message(), _ADDRESS.sub("", repr(self._game.state.game_state))
             key = task_key_of(f"TextArena {self.options.game}", f"{shown}\n{state}")
             if not self.options.hold_out or split_of(key) == self.split:
                 random.seed(f"noise {options['noise_seed']}")
@@ -155,10 +155,10 @@ class Game(Environment):
         move = action if "[" in action or "]" in action else f"[{action}]"
         done, _ = self._game.step(action=move)
         if not done:
-            return self._told(), 0.0, False, False, {"success": False}
+            return self._message(), 0.0, False, False, {"success": False}
         rewards, _ = self._game.close()
         reward = float(rewards[0])
-        return self._told(), reward, True, False, {"success": reward >= self.options.success_reward}
+        return self._message(), reward, True, False, {"success": reward >= self.options.success_reward}
 
     def _start(self, seed: int) -> None:
         raw = f"{self.options.game}-raw"  # without the wrappers that repeat the whole game in each observation
@@ -167,7 +167,7 @@ class Game(Environment):
         state = self._game.state
         state.set_invalid_move = _in_order(state.set_invalid_move)
 
-    def _told(self) -> str:
+    def _message(self) -> str:
         """What the game has said since the last call, without the player's own moves."""
         _, messages = self._game.get_observation()
         said = [str(text).strip() for _, text, kind in messages if kind != self._own_move]

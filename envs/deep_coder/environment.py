@@ -1,6 +1,6 @@
 """DeepCoder: write a program; the reward is the share of its tests that it passes (paper, appendix B.1).
 
-An episode has one turn, as in the paper. With more turns (`environment.format.max_turns`) the policy is told how many
+An episode has one turn, as in the paper. With more turns (`environment.format.max_turns`) the policy sees how many
 tests its program passed and may write another program. The reward of a turn is the increase of the best share so far,
 so an episode's return is the share that its best program passed. Programs run in `envs.sandbox`; the expected outputs
 stay outside of the sandbox.
@@ -118,7 +118,7 @@ class DeepCoder(TextEnv, Demonstrator):
 
     def observation(self) -> str:
         """The current state as text."""
-        return printable(self._told or self._statement(), self.max_observation_length)
+        return printable(self._shown or self._statement(), self.max_observation_length)
 
     def _statement(self) -> str:
         """The problem; a generated one in the words of the prompt style."""
@@ -169,9 +169,9 @@ class DeepCoder(TextEnv, Demonstrator):
                 known if known and self.read_action(known) else "print(input())"
             ]
         plan = near_miss(problem.plan, rng) if wrong else problem.plan
-        told = near_miss(problem.plan, rng) if rng.random() < quality.wrong_coordinates else problem.plan
+        plan = near_miss(problem.plan, rng) if rng.random() < quality.wrong_coordinates else problem.plan
         if grounded:
-            reasoning = choose(rng, self.wording.said["task"]).format(words=self._words(told))
+            reasoning = choose(rng, self.wording.said["task"]).format(words=self._words(plan))
         else:
             reasoning = generic_reasoning(rng, self.wording)
         return reasoning, [program(plan, _difficulty(problem))]
@@ -187,14 +187,14 @@ class DeepCoder(TextEnv, Demonstrator):
             rows = published(data, self.split, self.options.subset)
             index = shuffled(seed, len(rows))
             self._problem = read_problem(rows[index], rows.location(index), self.options.max_tests)
-        self._best, self._told, self._passed = 0.0, "", 0
+        self._best, self._shown, self._passed = 0.0, "", 0
         return {"source": self._problem.source, "num_tests": len(self._problem.tests)}
 
     def _move(self, action: str) -> float:
         problem, limits = self._problem, self.options.sandbox.limits
         verdicts = judge(self._pool, action, problem.tests, limits, problem.function, problem.prelude)
         self._passed = sum(verdict.passed for verdict in verdicts)
-        self._told = self._report(verdicts)
+        self._shown = self._report(verdicts)
         share, before = self._passed / len(verdicts), self._best
         self._best = max(before, share)
         return self._best - before
@@ -202,11 +202,11 @@ class DeepCoder(TextEnv, Demonstrator):
     def _report(self, verdicts: Sequence[Verdict]) -> str:
         """The number of passed tests, and the reason why a public test failed; no reasons for hidden tests."""
         shown = self.wording.shown
-        told = shown["passed"].format(passed=self._passed, total=len(verdicts))
+        report = shown["passed"].format(passed=self._passed, total=len(verdicts))
         for verdict in verdicts[: self._problem.num_public]:
             if not verdict.passed:
-                return told + shown["failed"].format(reason=verdict.reason, detail=verdict.detail[:MAX_SHOWN])
-        return told
+                return report + shown["failed"].format(reason=verdict.reason, detail=verdict.detail[:MAX_SHOWN])
+        return report
 
     def _details(self) -> dict[str, Any]:
         return {"passed": self._passed}

@@ -35,7 +35,7 @@ from squelch.envs.wording import (
 
 
 class GridOptions(Settings):
-    """What every grid world can be told."""
+    """Options that every grid world has."""
 
     observation_format: Literal["grid", "grid_coord"] = "grid"
     """What an observation shows: the board, or before it a line with the cell of each thing but walls and empty cells,

@@ -250,14 +250,14 @@ class GridJudge:
                 fact = near = None
                 denied, denial, listed = False, -1, -1
             elif fact is not None and near is not None:
-                told = True
+                stated = True
                 if denial >= 0:
-                    denied = told = _BEFORE_PLACE.fullmatch(sentence, denial, match.start()) is not None
+                    denied = stated = _BEFORE_PLACE.fullmatch(sentence, denial, match.start()) is not None
                 elif denied and listed >= 0 and not _LIST.fullmatch(sentence, listed, match.start()):
-                    denied, told = False, _AGAIN.search(sentence, listed, match.start()) is not None
+                    denied, stated = False, _AGAIN.search(sentence, listed, match.start()) is not None
                 claim, position = self._placed(fact, near, sentence, match.start())
                 denial, listed, named = -1, position, -1
-                if not told or claim is None:
+                if not stated or claim is None:
                     continue
                 near = claim.reference if claim.offset is not None and claim.reference != PLAYER else claim.fact
                 if claim.cell is not None or claim.fact != claim.reference:  # nothing is left or right of itself

@@ -73,7 +73,7 @@ def generated(seed: int, split: Split, options: MetaMathQAOptions) -> Question:
     for draw in range(MAX_DRAWS):
         problem = generate(f"MetaMathQA {seed} {draw}", options.largest)
         worked = ", ".join(problem.steps)
-        # the split follows from the arithmetic alone: the same numbers told of other people are no new problem
+        # the split follows from the arithmetic alone: the same numbers with other people are the same problem
         if split_of(task_key_of("MetaMathQA", f"{problem.schema} {worked}")) == split:
             return Question(
                 problem.question, problem.answer, worked, problem.schema, task_key_of("MetaMathQA", problem.question)

@@ -1,4 +1,4 @@
-"""The parent's side of a process that holds environments: it starts the process, calls it, and ends it when it hangs.
+"""The parent of a process that holds environments: it starts the process, calls it, and ends it when it hangs.
 
 | waits for | unblocked by | bound, and what then |
 |---|---|---|
@@ -9,8 +9,8 @@
 Invariants:
 
 - At most one call is under way in a process. A call that fails with an error leaves the process alive.
-- A call that hangs, or that ends the process, fails alone. The other environments of the process are made again in its
-  successor, and their actions since the last reset are played again, before their next call. An environment that does
+- A call that hangs, or that ends the process, fails alone. The other environments of the process are recreated in its
+  successor, and their actions since the last reset are replayed, before their next call. An environment that does
   not answer as before fails instead (`ProcessLost`).
 - The successor of an ended process is started at once, so that its imports do not delay the next call more than needed.
 - What the environments print is kept, up to `TAIL` characters, and becomes part of the reason if the process ends.
@@ -84,7 +84,7 @@ class Target:
     memory_bytes: int
     """Most bytes of address space of the process."""
     number: int = 0
-    """Processes of one target are told apart by their number."""
+    """The number distinguishes the processes of one target."""
 
 
 @dataclass(frozen=True)
@@ -225,8 +225,8 @@ class EnvironmentProcess:
         if late or "Timeout (" in tail:
             where = _LAST_FRAME.search(tail.rpartition("Timeout (")[2])
             place = f" (it was in {Path(where[1]).name}, line {where[2]}, {where[3]})" if where else ""
-            told = f"{method}() did not return within {self.target.timeout_s:g} s{place}; its process was ended"
-            return TimedOut(told)
+            message = f"{method}() did not return within {self.target.timeout_s:g} s{place}; its process was ended"
+            return TimedOut(message)
         lines = [line for line in tail.splitlines() if line.strip()]
         last = f"; it last wrote: {shortened(lines[-1].strip(), MAX_REASON)}" if lines else ""
         return ProcessLost(f"the environment's process ended in {method}() with status {status}{last}")
@@ -312,7 +312,7 @@ class Session:
             if self._exchange(call) != call.value:
                 what = f"call {number}, {call.method}()" if number else "its rules"
                 raise ProcessLost(
-                    f"the environment's process had ended, and when it was played again {what} answered differently"
+                    f"the environment's process had ended, and when its calls were replayed {what} answered differently"
                 )
         self._generation = self._process.generation
 

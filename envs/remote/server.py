@@ -19,7 +19,7 @@ cannot be installed beside Squelch. `python -m squelch.envs.remote` serves Squel
   with whatever changes tasks or rewards.
 - The client chooses the session's name. A session is one environment; `reset` makes it, or starts another task in it.
 - `request_id` makes retries harmless: a request with the id of the session's last request gets that request's answer,
-  and nothing is played again. While the first one is still being answered, the second one waits for it. A copy that
+  and no action is executed twice. While the first one is still being answered, the second one waits for it. A copy that
   arrives after a later request, for example from a slow proxy, is refused.
 - Errors have the form `{"error": "..."}`: 400 the request is wrong, 401 the token, 409 the request was answered before
   a later one, 410 the session is unknown, over or expired, 422 the environment raised an error or returned something
@@ -70,7 +70,7 @@ MAX_NAME = 200
 MAX_ANSWERED = 1024
 """Request ids that a session remembers, far more than a client has under way."""
 TOKEN_VARIABLE = "SQUELCH_ENVIRONMENT_TOKEN"
-"""The variable that holds the token on both ends, unless the client is told another name."""
+"""The variable that holds the token on both ends, unless the client's settings name another."""
 T = TypeVar("T")
 
 
@@ -222,7 +222,7 @@ class EnvironmentServer:
             if request_id in session.answered:
                 if request_id == session.answered[-1]:
                     return session.last_answer
-                raise Refused(409, f"request {request_id!r} was answered before a later one, and is not played again")
+                raise Refused(409, f"request {request_id!r} was answered before a later one, and is not executed again")
             if session.is_over:
                 raise Refused(410, f"session {name!r} is over, because its last call failed; begin with reset")
             try:

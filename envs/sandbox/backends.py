@@ -230,7 +230,7 @@ def children():
     return count
 
 def probe(host_files, host_pid, inodes):
-    doors = {
+    attempts = {
         "it reads the host's files": [lambda file=file: os.stat(file) for file in host_files],
         "it lists processes": [lambda: os.listdir("/proc/1")],
         "it opens sockets": [sockets],
@@ -238,7 +238,7 @@ def probe(host_files, host_pid, inodes):
         "it changes its root": [lambda: os.chroot("/tmp")],
         "it changes devices": [lambda: os.chmod("/dev/null", 0o666)],
     }
-    found = {"open": [name for name, acts in doors.items() if not all(map(refused, acts))], "missing": []}
+    found = {"open": [name for name, acts in attempts.items() if not all(map(refused, acts))], "missing": []}
     if os.getpid() == host_pid or os.getpid() > 64:
         found["open"].append("it shares the host's process numbers")
     if children() > 6:

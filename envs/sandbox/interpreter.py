@@ -122,8 +122,8 @@ class Interpreter:
     def _last_words(self) -> str:
         self._ours.settimeout(SETUP_S)
         with contextlib.suppress(OSError):
-            return self._ours.recv(LONGEST_REASON).decode("utf-8", "replace") or "no reason told"
-        return "no reason told"
+            return self._ours.recv(LONGEST_REASON).decode("utf-8", "replace") or "no reason given"
+        return "no reason given"
 
     def _refuse_early_words(self) -> None:
         self._ours.setblocking(False)

@@ -94,8 +94,8 @@ def parse_yaml(text: str, where: str) -> Any:
             _check_events(yaml.parse(text, Loader=Loader), where)
             found = yaml.load(text, Loader=Loader)
         except yaml.YAMLError as error:
-            told = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
-            raise Unreadable(f"{where} is not YAML: {told}") from error
+            problem = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
+            raise Unreadable(f"{where} is not YAML: {problem}") from error
     _check_scalars(found, where)
     return found
 

@@ -160,8 +160,8 @@ class WebShop(TextEnv, Demonstrator):
         action = self._blunder(rng) if wrong else (self.solution() or [_click(BACK)])[0]
         if not grounded:
             return generic_reasoning(rng, self.wording), [action]
-        told = self._blunder(rng) if rng.random() < quality.wrong_coordinates else action
-        return self._reasoning(rng, told), [action]
+        said = self._blunder(rng) if rng.random() < quality.wrong_coordinates else action
+        return self._reasoning(rng, said), [action]
 
     def _blunder(self, rng: Rng) -> str:
         """A possible action that is probably not the best: half a query, any product, or a purchase too early."""

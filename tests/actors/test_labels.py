@@ -40,7 +40,7 @@ def test_a_node_is_admitted_if_it_meets_all_conditions(selector, admitted):
         ("rollout.tensor_parallel_size=2", ""),
     ],
 )
-def test_a_place_that_ray_cannot_give_is_refused_by_key(override, says):
+def test_a_label_selector_that_ray_cannot_meet_is_refused_by_key(override, says):
     if not says:  # two processes of vLLM's CPU build need no GPU
         assert load("frozenlake", [override]).rollout.tensor_parallel_size == 2
         return

@@ -150,7 +150,7 @@ def test_a_member_that_dies_or_never_comes_ends_the_wait_of_the_others(
             group.send(weights(1), TABLE)
     group.close()
     first.answer()
-    with pytest.raises(RuntimeError, match="of the 3 members of weight group 2, 2 did not come within 3 s"):
+    with pytest.raises(RuntimeError, match="of the 3 members of weight group 2, 2 did not join within 3 s"):
         formed([first], 2, timeout_s=3.0, absent=1)
     assert isinstance(first.answer(), RuntimeError)
     assert time.monotonic() - started < JOIN_S
@@ -179,7 +179,7 @@ def test_a_member_that_joins_and_never_receives_is_waited_for_once_and_not_for_e
 def test_weights_that_do_not_match_the_table_are_refused_by_name(receivers: Callable[[int], list[Receiver]]) -> None:
     (member,) = receivers(1)
     group = formed([member], 1, timeout_s=5.0)
-    with pytest.raises(ValueError, match=r"scale .* was gathered where the table has .*embedding"):
+    with pytest.raises(ValueError, match=r"gathered .*scale .* but the table expects .*embedding"):
         group.send(weights(1)[1:], TABLE)
     group.close()
 

@@ -311,5 +311,5 @@ def test_a_collapse_at_the_real_exporter_pages_a_webhook(tmp_path: Path) -> None
 
 def paged(pages: list[dict], status: str) -> dict[str, dict]:
     """The alerts of all pages so far that have this status, by name."""
-    told = [alert for page in list(pages) for alert in page["alerts"]]
-    return {alert["labels"]["alertname"]: alert for alert in told if alert["status"] == status}
+    alerts = [alert for page in list(pages) for alert in page["alerts"]]
+    return {alert["labels"]["alertname"]: alert for alert in alerts if alert["status"] == status}

@@ -107,8 +107,8 @@ def test_a_file_that_is_no_manifest_is_named_without_a_trace(tmp_path: Path, cap
     if content is not None:
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
     assert validation.main([str(file)]) == 1
-    told = capsys.readouterr().out
-    assert told.startswith(f"{file}: ") and says in told
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{file}: ") and says in printed
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(FOLDER)))

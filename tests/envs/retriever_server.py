@@ -1,4 +1,4 @@
-"""A retriever in Search-R1's form, on this machine, that behaves as told."""
+"""A retriever in Search-R1's form, on this machine, whose behaviour a test sets."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ class Unbounded(Undeclared):
         ("Unbounded", r"Unbounded does not declare max_action_length \(envs\.base\.TextEnv\)"),
     ],
 )
-def test_an_unfinished_environment_is_told_what_it_lacks(name: str, says: str) -> None:
+def test_an_unfinished_environment_is_refused_with_what_it_lacks(name: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         make(f"{__name__}:{name}")
 
@@ -179,7 +179,7 @@ def test_an_unfinished_environment_is_told_what_it_lacks(name: str, says: str) -
         ("import no_such_module\n", r"cannot be imported: No module named 'no_such_module'$"),
     ],
 )
-def test_a_module_with_a_mistake_is_told_with_the_mistake_and_its_line(
+def test_a_module_with_a_mistake_is_refused_with_the_mistake_and_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)

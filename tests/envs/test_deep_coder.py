@@ -118,7 +118,7 @@ def test_the_prompt_is_short_and_shows_public_tests_only() -> None:
         assert len(shown) == 2
 
 
-def test_a_run_is_told_which_sandbox_it_has() -> None:
+def test_a_run_reports_which_sandbox_it_has() -> None:
     (note,) = make("DeepCoder", "train", OPTIONS).notes()
     assert note.startswith(f"sandbox: {choose(False).name}")
 

@@ -459,7 +459,7 @@ def hostile_env() -> MetaMathQA:
 
 
 @pytest.mark.parametrize("largest", [12, 100])
-def test_no_validation_problem_is_a_training_problem_told_of_other_people(largest: int) -> None:
+def test_no_validation_problem_is_a_training_problem_about_other_people(largest: int) -> None:
     """Found by a reviewer: the split was decided by the text, so that 43% had the arithmetic of a training problem."""
     made = {
         split: {

@@ -72,9 +72,9 @@ def test_coordinates_before_a_board_say_where_everything_on_it_is(name: str) -> 
     plain, judge, rng = speaking(name), env.judge(), random.Random(0)
     for seed in range(40):
         shown, board = env.reset(seed=seed, options={"noise_seed": 0})[0], plain.reset(seed=seed)[0]
-        told, _, rest = shown.partition("\nRow 0:")
+        facts, _, rest = shown.partition("\nRow 0:")
         assert f"Row 0:{rest}" == board and env.observation_space.contains(shown)
-        claimed = [(c.fact, c.cell) for line in told.splitlines() for c in judge.claims(line.replace(":", " at", 1))]
+        claimed = [(c.fact, c.cell) for line in facts.splitlines() for c in judge.claims(line.replace(":", " at", 1))]
         assert sorted(claimed) == sorted((fact, at) for fact, cells in judge.facts(board).items() for at in cells)
         assert env.observation_space.contains(env.step(rng.choice(env.actions))[0])
 

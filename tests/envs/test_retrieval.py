@@ -263,7 +263,7 @@ def test_an_overloaded_retriever_is_asked_again_and_cannot_say_when():
         (sleeping(1.0), r"no answer in 2 attempts of 0\.2 s", 2, 0.2),
     ],
 )
-def test_a_retriever_in_trouble_is_told_by_its_address_and_trouble(answer, reason, attempts, timeout_s):
+def test_a_retriever_in_trouble_is_reported_by_its_address_and_trouble(answer, reason, attempts, timeout_s):
     with serving(answer) as (url, requests):
         with pytest.raises(RetrieverError, match=reason) as caught:
             HttpRetriever(url, timeout_s, 1).retrieve("x", 1)
@@ -340,7 +340,7 @@ def test_an_answer_whose_head_trickles_is_given_up():
     assert sent
 
 
-def test_a_retriever_that_is_down_is_told():
+def test_a_retriever_that_is_down_is_reported():
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # taken, but nobody listens
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/retrieve"

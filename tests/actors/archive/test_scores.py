@@ -63,7 +63,7 @@ def test_the_largest_matrix_stays_within_a_mebibyte_with_whole_rows(tmp_path: Pa
     assert found["trajectory"].values.shape == (300, 300)
 
 
-def test_a_scoring_without_a_matrix_writes_none(tmp_path: Path) -> None:
+def test_a_scorer_step_without_a_matrix_writes_none(tmp_path: Path) -> None:
     assert read_scores(written(tmp_path, 3), 3) == {}
 
 

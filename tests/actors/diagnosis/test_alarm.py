@@ -11,17 +11,17 @@ from squelch.cluster.metrics import REGISTRY
 
 
 def run(
-    values: list[float], error: float = 0.1, told: bool = True, every: int = 5
+    values: list[float], error: float = 0.1, significant: bool = True, every: int = 5
 ) -> tuple[DependenceAlarm, list[int]]:
     """Feeds one scorer step every `every` steps; the steps at which the alarm was raised."""
     alarm, raised = DependenceAlarm(), []
     for index, value in enumerate(values):
-        if alarm.scoring(index * every, value, error, told):
+        if alarm.scoring(index * every, value, error, significant):
             raised.append(index * every)
     return alarm, raised
 
 
-def test_a_fall_to_half_is_raised_at_the_second_low_scoring_with_the_step_before_it() -> None:
+def test_a_fall_to_half_is_raised_at_the_second_low_score_with_the_step_before_it() -> None:
     alarm, raised = run([1.5] * 6 + [0.75] * 4)
     assert raised == [35] and alarm.since == 25
 
@@ -32,7 +32,7 @@ def test_a_slow_fall_is_raised_before_half_is_lost() -> None:
     assert raised and values[raised[0] // 5] > 0.75
 
 
-def test_one_bad_scoring_raises_nothing() -> None:
+def test_one_bad_score_raises_nothing() -> None:
     for low in (0.7, 0.0, -5.0):
         assert run([1.5] * 5 + [low] + [1.5] * 10)[1] == []
 
@@ -47,11 +47,11 @@ def test_a_fall_from_a_level_reached_in_training_is_seen() -> None:
 
 
 def test_without_dependence_at_the_start_it_is_not_armed() -> None:
-    alarm, raised = run([0.05] * 3 + [-0.1] * 10, told=False)
+    alarm, raised = run([0.05] * 3 + [-0.1] * 10, significant=False)
     assert raised == [] and alarm.metrics()["alarm/armed"] == 0.0 and alarm.cusum == 0.0
 
 
-def test_a_level_at_or_below_zero_is_no_reference_even_when_told_from_its_null() -> None:
+def test_a_level_at_or_below_zero_is_no_reference_even_when_significant() -> None:
     for level in (0.0, -0.4):
         alarm, raised = run([level] * 5 + [level - 1.0] * 5, error=0.0)
         assert raised == [] and alarm.reference is None
@@ -70,22 +70,22 @@ def test_it_is_lowered_once_dependence_is_back_and_may_be_raised_again() -> None
 
 
 @pytest.mark.parametrize("low", [3, 10, 40])
-def test_after_a_fall_of_any_length_it_clears_within_some_scorings_and_tells_the_next_fall(low: int) -> None:
+def test_after_a_fall_of_any_length_it_clears_within_some_steps_and_reports_the_next_fall(low: int) -> None:
     alarm, raised = run([1.5] * 5 + [0.5] * low + [1.5] * 6 + [0.5] * 2)
     assert len(raised) == 2 and alarm.since == 5 * (5 + low + 5)
 
 
-def test_a_scoring_of_fewer_prompts_is_held_against_what_it_can_tell() -> None:
+def test_a_step_of_fewer_prompts_is_compared_with_its_own_ceiling() -> None:
     """Found by a reviewer: with refill the number of prompts changes, and dependence at its ceiling was a fall."""
-    alarm, told = DependenceAlarm(), []
+    alarm, raised = DependenceAlarm(), []
     for step, prompts in enumerate([14] * 4 + [8] * 6):
-        told.append(alarm.scoring(step, math.log(prompts) - 0.05, 0.03, True, math.log(prompts)))
-    assert not any(told) and alarm.reference == pytest.approx(math.log(14) - 0.05) and alarm.cusum == 0.0
+        raised.append(alarm.scoring(step, math.log(prompts) - 0.05, 0.03, True, math.log(prompts)))
+    assert not any(raised) and alarm.reference == pytest.approx(math.log(14) - 0.05) and alarm.cusum == 0.0
     low = [alarm.scoring(step, 1.5, 0.03, True, math.log(8)) for step in (11, 12)]
     assert low == [False, True], "a fall below that ceiling is one all the same"
 
 
-def test_unknown_scorings_change_nothing() -> None:
+def test_unknown_scores_change_nothing() -> None:
     alarm, _ = run([1.5] * 5)
     before = alarm.state()
     assert not alarm.scoring(30, math.nan, 0.1, True) and not alarm.scoring(35, 1.0, math.nan, True)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from research.channels.links import draw_probe as reading
+from research.channels.links import draw_probe as evaluate
 from research.channels.links import probe_channel as channel
 from research.channels.links import probe_information as information
 from squelch.actors.diagnosis.budget import draw_pairs
@@ -22,7 +22,7 @@ def test_the_estimate_is_unbiased_for_its_tasks_and_its_interval_covers_their_in
     covered: list[bool] = []
     for number in range(4):
         log_p = channel(num_tasks, 1.0, number)
-        truth, found = information(log_p), [reading(log_p, samples, seed, nulls=False) for seed in range(100)]
+        truth, found = information(log_p), [evaluate(log_p, samples, seed, nulls=False) for seed in range(100)]
         values = np.array([one.mi.value for one in found])
         assert abs(values.mean() - truth) < 4 * values.std() / math.sqrt(len(values))
         intervals = [one.mi.interval() for one in found]
@@ -35,35 +35,35 @@ def test_own_left_out_bounds_the_information_of_the_distribution_from_above_and_
     strings, population = 12, channel(4_000, 1.0, seed=5, strings=12)
     truth = information(population)
     rng = np.random.default_rng(1)
-    found = [reading(population[rng.choice(len(population), 8, replace=False)], 4, seed) for seed in range(300)]
+    found = [evaluate(population[rng.choice(len(population), 8, replace=False)], 4, seed) for seed in range(300)]
     assert np.mean([one.mi.value for one in found]) < truth < np.mean([one.upper.value for one in found])
     assert strings and all(one.mi.value <= one.ceiling + 1e-9 for one in found)
 
 
 @pytest.mark.slow
-def test_reasoning_that_ignores_its_prompt_is_seldom_told_from_its_null_under_a_budget_too():
+def test_reasoning_that_ignores_its_prompt_is_seldom_significant_under_a_budget_too():
     log_p = channel(16, 0.0, seed=7) + np.zeros((16, 1))
     for others in (None, 5):
-        nulls = [reading(log_p, 2, seed, others).null for seed in range(200)]
+        nulls = [evaluate(log_p, 2, seed, others).null for seed in range(200)]
         assert np.mean([null is not None and null.p_value <= 0.05 for null in nulls]) <= 0.08
-    told = reading(channel(16, 1.0, seed=7), 4, 0, 5).null
-    assert told is not None and told.p_value <= 0.005
+    null = evaluate(channel(16, 1.0, seed=7), 4, 0, 5).null
+    assert null is not None and null.p_value <= 0.005
 
 
 @pytest.mark.slow
 def test_a_budget_changes_the_spread_of_the_estimate_and_hardly_its_mean():
     log_p = channel(32, 1.0, seed=9)
-    whole = np.mean([reading(log_p, 2, seed).mi.value for seed in range(200)])
-    part = np.mean([reading(log_p, 2, seed, 7).mi.value for seed in range(200)])
+    whole = np.mean([evaluate(log_p, 2, seed).mi.value for seed in range(200)])
+    part = np.mean([evaluate(log_p, 2, seed, 7).mi.value for seed in range(200)])
     assert abs(part - whole) < 0.03
 
 
 def test_an_estimate_near_the_logarithm_of_the_number_of_tasks_is_saturated():
     certain = np.log(np.full((8, 8), 1e-6) + np.eye(8))
-    found = reading(certain - np.log(np.exp(certain).sum(axis=1, keepdims=True)), 2, 0)
+    found = evaluate(certain - np.log(np.exp(certain).sum(axis=1, keepdims=True)), 2, 0)
     assert found.metrics()["saturated"] == 1.0 and found.ceiling == pytest.approx(math.log(8))
     assert not saturated(math.log(8) - SATURATED_NATS - 1e-9, math.log(8))
-    assert reading(channel(8, 0.2, 1), 2, 0).metrics()["saturated"] == 0.0
+    assert evaluate(channel(8, 0.2, 1), 2, 0).metrics()["saturated"] == 0.0
 
 
 @given(
@@ -86,7 +86,7 @@ def test_reasoning_that_names_its_prompt_reaches_the_ceiling_however_often_tasks
 
 def test_a_change_is_paired_by_task_and_survives_json_and_tasks_that_were_lost():
     log_p = channel(8, 1.0, seed=2)
-    first, second = reading(log_p, 4, 1), reading(log_p, 4, 2)
+    first, second = evaluate(log_p, 4, 1), evaluate(log_p, 4, 2)
     earlier = json.loads(json.dumps(first.state()))
     change = second.change_since(earlier)
     assert change["mi_change"] == pytest.approx(second.mi.value - first.mi.value)
@@ -124,7 +124,7 @@ def test_equal_prompts_are_one_column_and_left_out_together():
     assert merged.mi.value == pytest.approx(apart.mi.value)
 
 
-def test_a_reading_without_reasonings_or_with_one_prompt_is_refused():
+def test_an_evaluation_without_reasonings_or_with_one_prompt_is_refused():
     with pytest.raises(ValueError, match="0 reasonings and 3 prompts"):
         read_probe(np.zeros((0, 3)), np.ones(0), np.zeros(0, int), np.zeros(0, int), ["a", "b", "c"], np.ones(3))
     with pytest.raises(ValueError, match="1 prompts"):

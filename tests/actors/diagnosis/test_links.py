@@ -12,7 +12,7 @@ from squelch.actors.diagnosis.links import LinksEvaluation, read_links
 from squelch.actors.diagnosis.metrics import SHARES, key_of
 
 
-def readings(channel: LinkChannel, samples: int, draws: int, seed: int = 0) -> list[LinksEvaluation]:
+def evaluations(channel: LinkChannel, samples: int, draws: int, seed: int = 0) -> list[LinksEvaluation]:
     rng = np.random.default_rng(seed)
     return [draw_links(channel, samples, rng, nulls=False) for _ in range(draws)]
 
@@ -31,7 +31,7 @@ def covered(found: list[LinksEvaluation], name: str, target: float) -> float:
 @pytest.mark.slow
 def test_the_truth_lies_between_the_two_forms_and_the_other_links_are_unbiased(name: str, samples: int) -> None:
     channel = named_channel(name, 0)
-    found, truth = readings(channel, samples, 100), channel.information()
+    found, truth = evaluations(channel, samples, 100), channel.information()
     low, high = means(found, "information"), means(found, "information_upper")
     noise = 4 * (low.std() + high.std()) / math.sqrt(len(low)) + 1e-9
     assert low.mean() - noise <= truth <= high.mean() + noise
@@ -62,7 +62,7 @@ def test_the_intervals_hold(samples: int, draws: int) -> None:
     for name in ("load_bearing", "both"):
         for number in range(2):
             channel = named_channel(name, number)
-            found = readings(channel, samples, draws, seed=number)
+            found = evaluations(channel, samples, draws, seed=number)
             for form in ("information", "information_upper"):
                 held.setdefault(form, []).append(covered(found, form, means(found, form).mean()))
             held.setdefault("dependence", []).append(covered(found, "dependence", channel.dependence()))
@@ -87,27 +87,27 @@ def test_the_intervals_of_one_pair_a_prompt_hold(name: str) -> None:
 
 
 def test_what_each_channel_looks_like() -> None:
-    told = {name: draw_links(named_channel(name, 1, 16), 8, np.random.default_rng(2)) for name in CHANNELS}
-    assert {name: found.follows for name, found in told.items()} == {
+    drawn = {name: draw_links(named_channel(name, 1, 16), 8, np.random.default_rng(2)) for name in CHANNELS}
+    assert {name: found.follows for name, found in drawn.items()} == {
         "decorative": False,
         "load_bearing": True,
         "compressed": True,
         "both": True,
     }
     for name in ("decorative", "compressed"):
-        assert told[name].information.value == pytest.approx(0.0, abs=1e-12), "the same reasoning each time reads 0"
-        assert told[name].null.p_value == 1.0
-    assert told["compressed"].dependence.value > 0.1
+        assert drawn[name].information.value == pytest.approx(0.0, abs=1e-12), "the same reasoning each time reads 0"
+        assert drawn[name].null.p_value == 1.0
+    assert drawn["compressed"].dependence.value > 0.1
     for name in ("load_bearing", "both"):
-        assert told[name].null.p_value <= 0.01
+        assert drawn[name].null.p_value <= 0.01
     for name in ("load_bearing", "compressed"):
-        assert told[name].past_reasoning.value == pytest.approx(0.0, abs=1e-12)
+        assert drawn[name].past_reasoning.value == pytest.approx(0.0, abs=1e-12)
     for name in ("decorative", "both"):
-        assert told[name].past_reasoning.interval().low > 0
+        assert drawn[name].past_reasoning.interval().low > 0
 
 
 @pytest.mark.slow
-def test_answers_that_ignore_reasoning_are_seldom_told_where_the_scorer_expects_dependence() -> None:
+def test_answers_that_ignore_reasoning_seldom_have_a_significant_dependence() -> None:
     rng, channel, false, num, samples = np.random.default_rng(5), named_channel("both", 3), [], 8, 4
     task = np.repeat(np.arange(num), samples)
     blind = LinkChannel(channel.reasoning, np.broadcast_to(channel.answer.mean(axis=1, keepdims=True), (8, 12, 4)))
@@ -180,7 +180,7 @@ def test_a_part_of_the_references_changes_the_mean_little() -> None:
     assert abs(np.mean(whole) - np.mean(part)) < 0.02
 
 
-def test_a_reading_without_other_prompts_is_refused() -> None:
+def test_an_evaluation_without_other_prompts_is_refused() -> None:
     one = np.zeros((2, 2))
     with pytest.raises(ValueError, match="2 answers; each must be scored under the reasoning of another prompt"):
         read_links(one, one[:, :1], np.zeros((2, 5)), np.zeros(2, int), np.zeros(2, int), np.ones(1), 1)

@@ -50,7 +50,7 @@ def brute_force(scores: np.ndarray, lengths: np.ndarray) -> dict[str, float]:
 
 @given(st.integers(0, 10_000), st.integers(1, 7), st.integers(1, 4), st.floats(-3, 5))
 @settings(max_examples=50, deadline=None)
-def test_figures_equal_a_brute_force_reading_of_table_1(seed: int, n: int, k: int, own: float) -> None:
+def test_metrics_equal_a_brute_force_computation_of_table_1(seed: int, n: int, k: int, own: float) -> None:
     scores, lengths = matrix(seed, n, k, own)
     found = proxies(scores, lengths).as_dict()
     for key, value in brute_force(scores, lengths).items():
@@ -144,7 +144,7 @@ def test_identical_prompts_are_one_candidate_and_keep_their_weight_in_the_mixtur
     assert merged.mi_seq_est <= merged.upper_bound + 1e-12
 
 
-def test_columns_merged_beforehand_with_weights_give_the_same_figures() -> None:
+def test_columns_merged_beforehand_with_weights_give_the_same_metrics() -> None:
     scores, lengths = matrix(4, 4)
     scores[:, :, 1] = scores[:, :, 0]
     whole = proxies(scores, lengths, np.array([0, 0, 1, 2]))
@@ -172,7 +172,7 @@ def test_unusable_reasonings_are_left_out_and_counted() -> None:
     assert found.mi_est == pytest.approx(kept.mi_est)
 
 
-def test_nothing_usable_gives_no_figures_and_leaves_the_average_alone() -> None:
+def test_nothing_usable_gives_no_metrics_and_leaves_the_average_alone() -> None:
     ema = EmaState(value=0.5)
     found = proxies(np.full((3, 2, 3), np.nan), np.ones((3, 2)), ema=ema)
     assert found.mi_est is None and found.retrieval_accuracy is None and found.mi_zscore_ema is None

@@ -10,7 +10,7 @@ from squelch.actors.diagnosis.metrics import REGIMES
 from squelch.actors.diagnosis.regime import BASELINE_STEPS, RegimeGauge, RegimeInputs, one_hot, true_share
 
 HEALTHY = RegimeInputs(1.5, 0.001, 0.7, 0.125, 1.2, reasoned=0.95, follows=1.0, true_share=0.6)
-UNTOLD = replace(HEALTHY, p_value=0.2)
+NOT_SIGNIFICANT = replace(HEALTHY, p_value=0.2)
 
 
 def begun() -> RegimeGauge:
@@ -20,14 +20,14 @@ def begun() -> RegimeGauge:
 
 
 @pytest.mark.parametrize(
-    ("reading", "regime"),
+    ("inputs", "regime"),
     [
         (HEALTHY, "grounded"),
         (replace(HEALTHY, reasoned=0.49), "mute"),
-        (replace(UNTOLD, reasoned=0.49, follows=0.0), "mute"),
+        (replace(NOT_SIGNIFICANT, reasoned=0.49, follows=0.0), "mute"),
         (replace(HEALTHY, mi_seq_est=math.nan, reasoned=0.1), "mute"),
-        (UNTOLD, "template"),
-        (replace(UNTOLD, follows=math.nan), "template"),
+        (NOT_SIGNIFICANT, "template"),
+        (replace(NOT_SIGNIFICANT, follows=math.nan), "template"),
         (replace(HEALTHY, retrieval_accuracy=0.15), "template"),  # at chance
         (replace(HEALTHY, follows=0.0), "decorative"),
         (replace(HEALTHY, follows=0.0, true_share=0.1), "decorative"),
@@ -43,18 +43,18 @@ def begun() -> RegimeGauge:
         (replace(HEALTHY, reasoned=math.nan), "grounded"),
     ],
 )
-def test_each_regime_is_told_by_its_reading(reading: RegimeInputs, regime: str) -> None:
+def test_each_regime_follows_from_its_inputs(inputs: RegimeInputs, regime: str) -> None:
     gauge = begun()
-    gauge.read(reading)
-    assert gauge.read(reading) == regime
+    gauge.read(inputs)
+    assert gauge.read(inputs) == regime
 
 
-def test_a_run_that_starts_without_dependence_is_told_so_without_a_baseline() -> None:
-    assert RegimeGauge().read(UNTOLD) == "template"
+def test_a_run_that_starts_without_dependence_is_a_template_without_a_baseline() -> None:
+    assert RegimeGauge().read(NOT_SIGNIFICANT) == "template"
     assert RegimeGauge().read(replace(HEALTHY, follows=0.0)) == "decorative"
 
 
-def test_the_judges_baseline_is_of_the_first_scorings_and_outlives_a_restart() -> None:
+def test_the_judges_baseline_is_of_the_first_scorer_steps_and_outlives_a_restart() -> None:
     gauge = begun()
     for _ in range(20):
         gauge.read(replace(HEALTHY, true_share=0.35))
@@ -72,23 +72,23 @@ def test_one_low_share_of_true_statements_is_no_private_code_and_two_are() -> No
 
 
 @pytest.mark.parametrize(
-    ("reading", "untrue"),
+    ("inputs", "untrue"),
     [
         (HEALTHY, 0.0),
         (replace(HEALTHY, true_share=0.29), 1.0),
         (replace(HEALTHY, true_share=0.29, follows=math.nan), 1.0),
-        (replace(UNTOLD, true_share=0.29), 1.0),
+        (replace(NOT_SIGNIFICANT, true_share=0.29), 1.0),
         (replace(HEALTHY, true_share=math.nan), math.nan),
     ],
 )
-def test_that_reasoning_became_untrue_is_known_without_the_answers(reading: RegimeInputs, untrue: float) -> None:
+def test_that_reasoning_became_untrue_is_known_without_the_answers(inputs: RegimeInputs, untrue: float) -> None:
     gauge = begun()
-    gauge.read(reading)
-    gauge.read(reading)
+    gauge.read(inputs)
+    gauge.read(inputs)
     assert gauge.untrue == pytest.approx(untrue, nan_ok=True)
 
 
-def test_an_unknown_reading_leaves_no_trace_in_the_baseline() -> None:
+def test_unknown_inputs_leave_no_trace_in_the_baseline() -> None:
     gauge = RegimeGauge()
     gauge.read(RegimeInputs(math.nan, math.nan, math.nan, math.nan))
     assert gauge.state() == RegimeGauge().state()

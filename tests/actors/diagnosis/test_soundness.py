@@ -15,11 +15,11 @@ def scored(regime: str = UNKNOWN, untrue: float = math.nan) -> dict[str, float]:
     return {f"first_turn/{key}": value for key, value in one_hot(regime).items()} | {"judge/untrue": untrue}
 
 
-def after(*scorings: dict[str, float]) -> Soundness:
+def after(*scored_steps: dict[str, float]) -> Soundness:
     """The soundness after scorer steps at steps 10, 20, ..."""
     found = Soundness()
-    for place, metrics in enumerate(scorings, start=1):
-        found.scoring(10 * place, metrics)
+    for number, metrics in enumerate(scored_steps, start=1):
+        found.scoring(10 * number, metrics)
     return found
 
 
@@ -47,10 +47,10 @@ def test_a_question_that_was_not_asked_changes_nothing() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(REGIMES), st.sampled_from([0.0, 1.0, math.nan])), max_size=12), st.data())
-def test_a_state_is_told_when_it_begins_and_a_resume_changes_nothing(told, data) -> None:
-    cut = data.draw(st.integers(0, len(told)))
+def test_a_state_is_reported_when_it_begins_and_a_resume_changes_nothing(course, data) -> None:
+    cut = data.draw(st.integers(0, len(course)))
     whole, resumed, bad = Soundness(), Soundness(), set()
-    for step, (regime, untrue) in enumerate(told):
+    for step, (regime, untrue) in enumerate(course):
         if step == cut:
             other = Soundness()
             other.restore(json.loads(json.dumps(resumed.state())))

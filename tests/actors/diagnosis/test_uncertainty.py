@@ -64,7 +64,7 @@ def test_values_without_a_prompt_equal_those_computed_without_it(seed: int, n: i
 
 @given(st.integers(0, 10_000), st.integers(6, 9), st.floats(-1, 60))
 @settings(max_examples=40, deadline=None)
-def test_intervals_hold_their_figure_and_keep_to_its_range(seed: int, n: int, own: float) -> None:
+def test_intervals_contain_their_metric_and_keep_to_its_range(seed: int, n: int, own: float) -> None:
     report, sure = measured(scores_of(seed, n, own=own))
     values = report.as_dict() | {f"recall@{k}": value for k, value in report.recall.items()}
     assert set(sure.intervals) == set(ESTIMATED) and set(sure.nulls) == set(TESTED)
@@ -89,7 +89,7 @@ def test_a_perfect_share_is_not_certain_and_one_by_construction_is() -> None:
     assert sure.intervals["recall@8"].low == sure.intervals["recall@8"].high == 1.0
 
 
-def test_dependence_is_told_from_the_null_and_a_template_is_not() -> None:
+def test_dependence_is_significant_and_a_template_is_not() -> None:
     _, grounded = measured(scores_of(1, own=4.0))
     assert all(null.p_value <= 0.002 for null in grounded.nulls.values())
     scores = scores_of(1)
@@ -110,7 +110,7 @@ def test_of_few_prompts_the_null_is_exact(prompts: int) -> None:
 
 
 @pytest.mark.parametrize(("prompts", "samples", "copies"), [(8, 4, 0), (32, 1, 0), (10, 4, 2)])
-def test_independence_is_told_from_zero_one_time_in_twenty(prompts: int, samples: int, copies: int) -> None:
+def test_independence_is_significant_one_time_in_twenty(prompts: int, samples: int, copies: int) -> None:
     """Reasonings that vary, and favour some prompts, but no more their own than another. `research.known_truth`
     counts over thousands of trials."""
     trials = 100

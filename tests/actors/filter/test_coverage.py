@@ -53,7 +53,7 @@ def test_ages_count_the_steps_since_a_kind_was_kept_or_first_played() -> None:
     assert coverage.metrics(7)["kinds/kept/easy"] == 0 and coverage.age("easy", 7) == 2
 
 
-def test_without_kinds_there_are_no_figures() -> None:
+def test_without_kinds_there_are_no_metrics() -> None:
     window = make_window(FilterConfig())
     window.admit(of_kind(None, 4, 0, 1))
     assert not any(key.startswith("kinds/") for key in window.close(1).metrics)
@@ -201,7 +201,7 @@ def test_a_step_keeps_its_fewest_groups_unless_the_rule_keeps_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"rule": "none", "kind_floor": 0.1}, "do nothing with rule=none"),
         ({"rule": "none", "min_groups": 1}, "do nothing with rule=none"),
@@ -209,6 +209,6 @@ def test_a_step_keeps_its_fewest_groups_unless_the_rule_keeps_none() -> None:
         ({"kind_floor": 1.5}, "less than or equal to 1"),
     ],
 )
-def test_floors_that_contradict_the_filter_are_refused(changes: dict, told: str) -> None:
-    with pytest.raises(ValidationError, match=told):
+def test_floors_that_contradict_the_filter_are_refused(changes: dict, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         FilterConfig(**changes)

@@ -46,7 +46,7 @@ def average(values: list[float]) -> float:
 
 @given(GROUPS, CONFIGS)
 @settings(max_examples=100, deadline=None)
-def test_the_figures_of_a_step_are_those_of_its_decisions(rows: list[list[float]], config: FilterConfig) -> None:
+def test_the_metrics_of_a_step_are_those_of_its_decisions(rows: list[list[float]], config: FilterConfig) -> None:
     summaries, decision = decide(rows, config)
     valid, metrics = [*decision.kept, *decision.dropped], decision.metrics
     wanted = {
@@ -79,7 +79,7 @@ def test_the_bands_of_reward_variance_hold_every_valid_group_once(
 
 @given(GROUPS, st.sampled_from(sorted(RULES)))
 @settings(max_examples=50, deadline=None)
-def test_a_window_ranked_from_a_file_has_the_figures_of_the_run(rows: list[list[float]], rule: str) -> None:
+def test_a_window_ranked_from_a_file_has_the_metrics_of_the_run(rows: list[list[float]], rule: str) -> None:
     config = FilterConfig(rule=rule, rho=0.6)
     summaries, decision = decide(rows, config)
     groups = [GroupStatistics.of(found) for found in summaries]

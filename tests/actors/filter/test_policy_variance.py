@@ -103,7 +103,7 @@ def noisy_group(rng: np.random.Generator, chances: list[float], count: int, name
     return replayed((rng.random(len(p)) < p).astype(float).tolist(), returns, name)
 
 
-def test_a_group_scores_its_policy_variance_where_it_is_told_from_zero_and_else_zero() -> None:
+def test_a_group_scores_its_policy_variance_if_that_is_significant_and_else_zero() -> None:
     rng = np.random.default_rng(1)
     groups = [noisy_group(rng, [0.05] * 8 + [0.95] * 8, 8, "3-0"), noisy_group(rng, [0.5] * 16, 8, "3-1")]
     scores = measure([GroupStatistics.of(group) for group in groups], "policy_variance").scores
@@ -164,8 +164,8 @@ def test_a_trajectory_whose_replays_failed_is_left_out_of_the_score_and_too_few_
     refused = measure([GroupStatistics.of(replayed([1.0] * 7, missing))], "policy_variance")
     assert refused.refusals == ["replays of 2 trajectories of 7, needs 3"] and np.isnan(refused.scores).all()
     failed = replace(GroupStatistics.of(replayed([1.0] * 7, missing)), replay_failure="OSError: gone")
-    (told,) = measure([failed], "policy_variance").refusals
-    assert told == "replays of 2 trajectories of 7, needs 3; a replay failed: OSError: gone"
+    (refusal,) = measure([failed], "policy_variance").refusals
+    assert refusal == "replays of 2 trajectories of 7, needs 3; a replay failed: OSError: gone"
     none = GroupStatistics.of(replayed([math.nan] * 4, np.zeros((0, 3))))
     assert measure([none], "policy_variance").refusals == ["0 survivors of 4, needs 3"]
 
@@ -229,7 +229,7 @@ def test_replays_are_played_where_the_statistic_or_the_user_asks() -> None:
 # --- metrics ---
 
 
-def test_figures_are_unclipped_and_split_the_reward_variance_into_policy_and_noise() -> None:
+def test_metrics_are_unclipped_and_split_the_reward_variance_into_policy_and_noise() -> None:
     rng = np.random.default_rng(5)
     groups = [noisy_group(rng, [0.5] * 16, 4, f"3-{i}") for i in range(400)]
     found = noise_figures(groups)
@@ -247,7 +247,7 @@ def test_the_gap_shows_plans_that_reacted() -> None:
     assert noise_figures(groups)["replay_gap_mean"] == -1
 
 
-def test_figures_count_what_failed_and_are_absent_without_replays() -> None:
+def test_metrics_count_failed_replays_and_are_absent_without_replays() -> None:
     returns = np.array([[1.0, 0.0], [math.nan, math.nan], [1.0, 1.0]])
     found = noise_figures([replace(replayed([1.0, 0.0, 1.0], returns), seconds_replays=0.5)])
     assert (found["replays"], found["replays_failed"], found["replay_seconds"]) == (4, 2, 0.5)
@@ -258,7 +258,7 @@ def test_figures_count_what_failed_and_are_absent_without_replays() -> None:
     assert math.isnan(quiet["replay_gap_mean"])
 
 
-def test_a_variance_that_is_rounding_alone_is_not_told_from_nought() -> None:
+def test_a_variance_that_is_rounding_alone_is_not_significant() -> None:
     """Found by a reviewer: twelve returns of 0.1 have a sample variance of 2e-34."""
     equal = replayed([0.1] * 12, np.zeros((12, 0)))
     assert sample_variance(equal.returns[None])[0] > 0

@@ -166,7 +166,7 @@ def ends(connection: socket.socket, within_s: float) -> bool:
         return False
 
 
-def test_a_thread_that_cannot_be_started_costs_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_cannot_be_started_costs_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporter, "MOST_CLIENTS", 2)
     recorder = Recorder(RecorderConfig(port=0), REGISTRY)
     recorder.start()

@@ -37,7 +37,7 @@ def log(folder: Path, clock: int, steps: range, *loggers: str) -> None:
         sinks.exit_code = 0
 
 
-def test_a_figure_is_named_by_its_section_and_key_and_left_out_without_a_value() -> None:
+def test_a_metric_is_named_by_its_section_and_key_and_left_out_without_a_value() -> None:
     assert REGISTRY.named(metrics(2)) == {"Filter/kept_mass": 0.2, "Progress/time": 5.0}
     with pytest.raises(ValueError, match="did you mean"):
         REGISTRY.named({"kept_mas": 1.0})

@@ -106,7 +106,7 @@ class Script:
     kind_of_task: str | None = None
     turns: list[Said] = field(default_factory=list)
     executed: list[str] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
+    shown: list[str] = field(default_factory=list)
     """The message that must stand in what is fed before each turn."""
     success: bool = False
     ended: bool = False
@@ -115,7 +115,7 @@ class Script:
         self.seed = seed
         self.observation, info = self.env.reset(seed=seed, options={"noise_seed": noise})
         self.key, self.kind_of_task = info["task_key"], info.get("task_kind")
-        self.told.append(f"{self.observation}\nactions left {self.budget}")
+        self.shown.append(f"{self.observation}\nactions left {self.budget}")
 
     @property
     def budget(self) -> int:
@@ -165,7 +165,7 @@ class Script:
         self.executed += played
         self.success &= self.ended
         reward = f"reward {round(said.reward, 1) + 0.0:.1f}"
-        self.told.append(f"{reward}\n{self.observation}\nactions left {self.budget}")
+        self.shown.append(f"{reward}\n{self.observation}\nactions left {self.budget}")
 
 
 def _turn(reasoning: str, actions: list[str]) -> str:
@@ -181,8 +181,8 @@ def _sum(script: Script) -> str:
 def _halving(script: Script) -> str:
     """The next guess of a number from 1 to 20 by the hints so far."""
     low, high = 1, 20
-    for guess, told in zip(script.executed, script.told[1:], strict=True):
-        low, high = (int(guess) + 1, high) if "higher" in told else (low, int(guess) - 1)
+    for guess, shown in zip(script.executed, script.shown[1:], strict=True):
+        low, high = (int(guess) + 1, high) if "higher" in shown else (low, int(guess) - 1)
     return str((low + high) // 2)
 
 
@@ -368,7 +368,7 @@ def test_the_mask_and_the_log_probabilities_cover_exactly_what_was_sampled(game:
         assert trajectory.turns[-1].sample_end == len(trajectory.token_ids)
 
 
-def test_each_turn_is_fed_the_whole_past_and_told_the_twins_state(game: Game) -> None:
+def test_each_turn_is_fed_the_whole_past_and_shown_the_twins_state(game: Game) -> None:
     rules = make(game.config.name, "train", game.config.options).rules()
     for trajectory, script in game.pairs():
         end = 0
@@ -376,7 +376,7 @@ def test_each_turn_is_fed_the_whole_past_and_told_the_twins_state(game: Game) ->
             prompt = game.policy.fed[trajectory.index, number]
             np.testing.assert_array_equal(prompt, trajectory.token_ids[: turn.sample_start])
             fed = game.codec.text(prompt[end:])
-            assert f"user\n{script.told[number]}" in fed and fed.endswith("<think>")
+            assert f"user\n{script.shown[number]}" in fed and fed.endswith("<think>")
             assert (rules in fed) == (number == 0)
             closed_here = number > 0 and prompt[end] == game.codec.stop_ids[0]
             assert closed_here == (number > 0 and script.turns[number - 1].cut)

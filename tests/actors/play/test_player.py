@@ -402,7 +402,7 @@ class Placed(FrozenLake):
         return str(self.task_seed - self.first_seed)
 
 
-def test_an_environment_knows_the_place_of_its_task_in_a_run_of_any_first_seed(codec):
+def test_an_environment_knows_the_position_of_its_task_in_a_run_of_any_first_seed(codec):
     name = f"{__name__}:Placed"
     for train_seed in (0, 1_000_003):
         environment = EnvironmentConfig(name=name, train_seed=train_seed, format=FormatConfig(max_turns=1))

@@ -1,4 +1,4 @@
-"""A death is told in one sentence; memory is named as its cause where that can be known. The texts are Ray's."""
+"""A death is described in one sentence, which names memory as the cause if that is known. The texts are Ray's."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def test_rays_memory_monitor_is_named_with_the_memory_in_use(error: Exception, t
     )
 
 
-def test_a_killed_process_is_told_apart_from_one_that_the_kernel_killed_for_memory(tmp_path: Path) -> None:
+def test_a_killed_process_is_distinguished_from_one_that_the_kernel_killed_for_memory(tmp_path: Path) -> None:
     kills = KernelKills(kernel(tmp_path, 2))
     by_signal = cause_of_death(RayActorError("ab", KILLED), kills)
     assert by_signal == "its process 17498 on 192.0.2.2 was killed by a signal, or crashed (its own log may say more)"

@@ -120,8 +120,8 @@ def test_a_request_whose_sampling_has_not_begun_when_weights_are_refused_leaves_
         engine._serve()
         return await engine.collect("c", 1.0), len(engine._mailboxes["c"].tasks)
 
-    (told,), left = asyncio.run(refuse())
-    assert told.request_id == "a" and "damaged" in (told.error or "") and left == 0
+    (refused,), left = asyncio.run(refuse())
+    assert refused.request_id == "a" and "damaged" in (refused.error or "") and left == 0
 
 
 def test_a_client_gets_no_completion_of_a_request_that_it_gave_up_after_its_end() -> None:

@@ -100,7 +100,7 @@ def test_weights_come_from_a_file_once_their_checksum_is_right(plugin, model):
 
 
 @pytest.mark.ray
-def test_weights_come_from_the_group_in_which_the_engine_has_a_seat(plugin, model):
+def test_weights_come_from_the_group_of_which_the_engine_is_a_member(plugin, model):
     weights = new_weights(model)
     info = {"version": 4, "table": [(name, "float32", list(tensor.shape)) for name, tensor in weights]}
     with pytest.raises(RuntimeError, match="in no weight group; nothing was loaded"):

@@ -251,7 +251,7 @@ def test_a_late_update_names_worker_and_version_and_a_later_one_heals(loop, engi
     assert loop.run(support.sample(engine, [support.request("h", seed=1)]))["h"].version_min == 7
 
 
-def test_a_cancelled_update_leaves_nothing_served_and_what_it_discarded_is_told(loop, engine, policies, monkeypatch):
+def test_a_cancelled_update_leaves_nothing_served_and_reports_what_it_discarded(loop, engine, policies, monkeypatch):
     """Found by a reviewer: the weights could be loaded in part, and clients of discarded requests waited in vain."""
     entered = asyncio.Event()
 
@@ -275,8 +275,8 @@ def test_a_cancelled_update_leaves_nothing_served_and_what_it_discarded_is_told(
     with pytest.raises(RuntimeError, match=r"version 8 ended by CancelledError"):
         loop.run(engine.collect("test", 1.0))
     loop.run(engine.update_weights(support.bundle_of(policies[1], 9), support.arrays_of(policies[1])))
-    (told,) = loop.run(engine.collect("lost", 5.0))
-    assert told.request_id == "late" and told.finish_reason == "error" and "version 8" in (told.error or "")
+    (lost,) = loop.run(engine.collect("lost", 5.0))
+    assert lost.request_id == "late" and lost.finish_reason == "error" and "version 8" in (lost.error or "")
 
 
 def test_pause_wait_lets_sequences_end_under_the_weights_they_began_with(loop, policies, engine):

@@ -76,7 +76,7 @@ def probe(config: ProbeConfig, groups: dict[str, list[Trajectory]], end: Callabl
     return FixedProbe(CrossScorer(qwen2(), 4096, 1.0), config, 1, end).read(0, 0, groups)
 
 
-def test_a_reading_has_the_links_and_the_same_reasoning_figures_as_without_them() -> None:
+def test_an_evaluation_has_the_links_and_the_same_reasoning_metrics_as_without_them() -> None:
     groups = played()
     linked, alone = probe(ProbeConfig(tasks=5), groups), probe(ProbeConfig(tasks=5, links=False), groups)
     for key, value in alone.items():
@@ -100,7 +100,7 @@ def test_fewer_references_and_prompts_cost_fewer_tokens() -> None:
     assert np.isfinite(found["probe/link/past_reasoning"])
 
 
-def test_the_answers_of_fewer_tasks_are_compared_among_themselves_and_leave_the_reasonings_figures_alone() -> None:
+def test_the_answers_of_fewer_tasks_are_compared_among_themselves_and_leave_the_reasonings_metrics_alone() -> None:
     groups = played()
     whole, part = (CrossScorer(qwen2(), 4096, 1.0) for _ in range(2))
     every = FixedProbe(whole, ProbeConfig(tasks=5), 1, answer_end).read(0, 0, groups)
@@ -161,8 +161,8 @@ def test_an_answer_that_compares_with_no_other_reasoning_is_counted_and_left_out
     swapped = np.log(np.random.default_rng(1).uniform(0.1, 1, (8, 8)))
     swapped[:lost, 2:] = np.nan
     flat = np.full((8, 4), -1.0), np.full((8, len(SHARES)), -1.0)
-    reading, broken = read_scored(pairs, LinkScores(flat[0], flat[0], swapped, flat[1]), np.ones(4), 4, (0,))
-    assert reading is not None and (broken, reading.dependence.count.sum()) == (lost, 8 - lost)
+    evaluation, broken = read_scored(pairs, LinkScores(flat[0], flat[0], swapped, flat[1]), np.ones(4), 4, (0,))
+    assert evaluation is not None and (broken, evaluation.dependence.count.sum()) == (lost, 8 - lost)
     none, broken = read_scored(
         Pairs(pairs.reasonings, pairs.answers, np.zeros(8, int), source),
         LinkScores(flat[0], flat[0], np.zeros((8, 8)), flat[1]),

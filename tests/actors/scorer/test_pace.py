@@ -41,7 +41,7 @@ def test_ending_what_is_not_under_way_or_with_another_word_is_an_error() -> None
         pace.end("finished")
 
 
-def test_a_scoring_whose_groups_are_lost_counts_as_withdrawn_whether_it_has_ended_or_not() -> None:
+def test_a_scorer_step_whose_groups_are_lost_counts_as_withdrawn_whether_it_has_ended_or_not() -> None:
     pace = ScoringPace(every=1, timeout_s=10)
     pace.begin(1, now=0.0)
     assert pace.end("done") is None

@@ -18,7 +18,7 @@ from tests.actors.scorer.windows import trajectory, window
 CONFIG = ProbeConfig(tasks=8, samples=4)
 
 
-def reading(strength: float, config: ProbeConfig = CONFIG, step: int = 0) -> dict[str, float]:
+def evaluation(strength: float, config: ProbeConfig = CONFIG, step: int = 0) -> dict[str, float]:
     return FixedProbe(Oracle(strength), config, seed=1).read(step, 0, window())
 
 
@@ -30,8 +30,8 @@ def test_every_key_is_there_and_known_to_the_registry() -> None:
         assert (found["probe/step"], found["probe/version"]) == (3.0, 2.0)
 
 
-def test_reasoning_that_names_its_task_reaches_the_ceiling_and_a_template_is_not_told_from_its_null() -> None:
-    grounded, template = reading(50.0), reading(0.0)
+def test_reasoning_that_names_its_task_reaches_the_ceiling_and_a_template_is_not_significant() -> None:
+    grounded, template = evaluation(50.0), evaluation(0.0)
     assert grounded["probe/mi"] == pytest.approx(grounded["probe/ceiling"]) and grounded["probe/saturated"] == 1.0
     assert grounded["probe/mi_p_value"] <= 0.005
     assert template["probe/mi"] == pytest.approx(0.0, abs=1e-9) and template["probe/mi_p_value"] == 1.0
@@ -39,12 +39,12 @@ def test_reasoning_that_names_its_task_reaches_the_ceiling_and_a_template_is_not
 
 
 def test_a_budget_scores_fewer_pairs_and_finds_the_same() -> None:
-    part = reading(50.0, ProbeConfig(tasks=8, samples=4, max_others=2))
+    part = evaluation(50.0, ProbeConfig(tasks=8, samples=4, max_others=2))
     assert part["probe/pairs_ratio"] < 1.0
     assert part["probe/mi"] == pytest.approx(part["probe/ceiling"], abs=0.05)
 
 
-def test_the_first_reading_is_kept_across_a_restore_and_the_change_is_since_it() -> None:
+def test_the_first_evaluation_is_kept_across_a_restore_and_the_change_is_since_it() -> None:
     probe = FixedProbe(Oracle(50.0), CONFIG, seed=1)
     first = probe.read(0, 0, window())
     assert first["probe/mi_change"] == 0.0

@@ -209,7 +209,7 @@ def test_one_prompt_alone_is_no_estimate_but_a_counted_reason() -> None:
         assert metrics[f"{scope}/regime/unknown"] == 1.0
 
 
-def test_a_model_that_gives_nan_is_counted_and_named_in_no_figure() -> None:
+def test_a_model_that_gives_nan_is_counted_and_enters_no_metric() -> None:
     class Broken(Oracle):
         def matrix(self, prompts, reasonings, wanted=None, identities=None) -> np.ndarray:
             return np.full((len(reasonings), len(prompts)), np.nan)
@@ -278,7 +278,7 @@ def test_the_judge_reads_the_very_reasonings_that_are_scored() -> None:
     assert math.isnan(other["judge/right"]), "no grid world, nothing to judge"
 
 
-def test_reasoning_that_became_untrue_is_told_and_stays_so_while_it_states_nothing() -> None:
+def test_reasoning_that_became_untrue_is_reported_and_stays_so_while_it_states_nothing() -> None:
     board = "P _ _\n_ G _\n_ _ O"
 
     def scored(scorer: Scorer, step: int, said: str) -> dict[str, float]:
@@ -343,7 +343,7 @@ def test_a_budget_is_refused_where_its_estimator_does_not_apply() -> None:
         ScorerConfig(max_pairs=100, compat="ragen")
 
 
-def test_the_matrices_of_a_scoring_name_the_turn_of_every_reasoning_and_prompt() -> None:
+def test_the_matrices_of_a_scorer_step_name_the_turn_of_every_reasoning_and_prompt() -> None:
     scorer, groups = Scorer(Oracle(5.0), CONFIG, seed=1), window()
     scorer.score(1, 0, groups)
     assert set(scorer.matrices) == {"first_turn", "trajectory"}

@@ -38,7 +38,7 @@ WORK = st.builds(
 
 
 @given(work=WORK, share=st.floats(0.01, 1.0))
-def test_a_scoring_takes_at_most_its_share_of_the_passes_between_two(work: StepWork, share: float) -> None:
+def test_a_scorer_step_takes_at_most_its_share_of_the_passes_between_two(work: StepWork, share: float) -> None:
     found = chosen(work, ScorerConfig(share=share))
     used = scoring_passes(work, found, found.max_pairs) / (found.interval * work.token_passes)
     left = share - probe_passes(work, found.probe) / (found.probe.every * work.token_passes)
@@ -67,7 +67,7 @@ def test_a_language_model_on_countdown_is_scored_every_tenth_step_with_a_part_of
 
 
 @given(work=WORK, share=st.floats(0.01, 1.0))
-def test_a_reading_of_the_probe_is_cut_before_it_takes_more_than_its_share(work: StepWork, share: float) -> None:
+def test_a_probe_evaluation_is_cut_before_it_takes_more_than_its_share(work: StepWork, share: float) -> None:
     whole, found = ScorerConfig(share=share).probe, chosen(work, ScorerConfig(share=share)).probe
     used = probe_passes(work, found) / (found.every * work.token_passes)
     assert used <= PART * share or (found.max_others == 7 and not found.links), "the least reading remains"
@@ -133,7 +133,7 @@ def test_links_that_are_asked_for_or_not_wanted_stay_so_whatever_they_cost(asked
         )
 
 
-def test_without_a_probe_the_scorings_have_the_whole_share() -> None:
+def test_without_a_probe_the_scorer_steps_have_the_whole_share() -> None:
     off = ProbeConfig(every=0)
     found = chosen(SMOLLM2, ScorerConfig(probe=off))
     used = scoring_passes(SMOLLM2, found, found.max_pairs) / (found.interval * SMOLLM2.token_passes)

@@ -1,4 +1,5 @@
-"""Templates are rendered as transformers renders them, within bounds, and their own text is told from the messages'."""
+"""Templates are rendered as transformers renders them, within bounds, and their own text is separated from the
+messages'."""
 
 from __future__ import annotations
 

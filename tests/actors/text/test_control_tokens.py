@@ -104,7 +104,7 @@ def test_allowed_texts_are_matched_in_foreign_text_and_nothing_else_is() -> None
     assert foreign_pieces("plain", ("<think>",)) == [("plain", True)]
 
 
-def test_control_tokens_are_told_from_vocabulary() -> None:
+def test_control_tokens_are_distinguished_from_vocabulary() -> None:
     found = set(encoder("chatml").control.values())
     assert found == {*CHATML_TOKENS, *NOT_SPECIAL}
     tokenizer = chatml_bpe()

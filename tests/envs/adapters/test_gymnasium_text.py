@@ -68,7 +68,7 @@ def test_words_mean_the_actions_that_gymnasium_numbers() -> None:
     assert env.read_action("Fly") is None and env.read_action("0") is None
 
 
-def test_colours_are_told_in_words_and_no_control_code_is_left() -> None:
+def test_colours_are_shown_as_words_and_no_control_code_is_left() -> None:
     _, shown, _ = started(TAXI)
     assert "[blue " in shown and "[magenta " in shown and ("[yellow]" in shown or "[yellow " in shown)
     assert "\x1b" not in shown and "0m" not in shown
@@ -78,7 +78,7 @@ def test_colours_are_told_in_words_and_no_control_code_is_left() -> None:
     ("passenger", "destination", "says"),
     [(0, 1, "|[blue [yellow R]]:"), (4, 0, "|[magenta [green R]]:"), (1, 0, "|[magenta [yellow R]]:")],
 )
-def test_a_taxi_at_a_landmark_is_told_with_both_colours(passenger: int, destination: int, says: str) -> None:
+def test_a_taxi_at_a_landmark_is_shown_with_both_colours(passenger: int, destination: int, says: str) -> None:
     """Otherwise the taxi is lost where a landmark has a colour of its own, as after each pick-up."""
     env, *_ = started(TAXI)
     env._env.unwrapped.s = env._env.unwrapped.encode(0, 0, passenger, destination)

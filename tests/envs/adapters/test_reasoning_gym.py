@@ -102,8 +102,8 @@ def test_data_sets_whose_scorers_evaluate_the_answer_as_a_program_are_known() ->
 def test_a_data_set_that_pays_one_answer_to_most_questions_is_refused(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = f"datasets: the scorer of '{name}' pays the answer '{PAID_ANYHOW[name]}' in full, whatever the question is"
-    with pytest.raises(ValueError, match=told):
+    says = f"datasets: the scorer of '{name}' pays the answer '{PAID_ANYHOW[name]}' in full, whatever the question is"
+    with pytest.raises(ValueError, match=says):
         Question("train", datasets={"chain_sum": {}, name: {}})
     answer = PAID_ANYHOW[name]
     monkeypatch.setattr("squelch.envs.adapters.reasoning_gym.PAID_ANYHOW", {})
@@ -115,7 +115,7 @@ def test_a_data_set_that_pays_one_answer_to_most_questions_is_refused(
     assert paid >= 14, "else the package is mended, and the data set can be played"
 
 
-def test_the_level_follows_the_place_in_the_run_also_in_the_process_that_makes_the_questions() -> None:
+def test_the_level_follows_the_position_in_the_run_also_in_the_process_that_makes_the_questions() -> None:
     env = make("ReasoningGym", options={**LEVELS, "timeout_s": 60}, first_seed=2_000_006)
     assert [env.reset(seed=2_000_006 + k, options=NOISE)[1]["task_kind"][-1] for k in (0, 9, 10, 35)] == [*"0012"]
 

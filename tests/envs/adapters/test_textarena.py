@@ -23,9 +23,9 @@ def test_a_guess_is_answered_and_the_right_one_wins() -> None:
     assert "Guess The Number" in shown and "1000" in shown
     secret = env._game.state.game_state["game_number"]
     other = secret - 1 if secret > 1 else secret + 1
-    told, *rest = env.step(str(other))
-    assert told.startswith("The target number is") and rest == [0.0, False, False, {"success": False}]
-    assert str(other) not in told, "the player's own move is not told again"
+    shown, *rest = env.step(str(other))
+    assert shown.startswith("The target number is") and rest == [0.0, False, False, {"success": False}]
+    assert str(other) not in shown, "the player's own move is not shown again"
     assert env.step(f"I say [{secret}]")[1:] == (1.0, True, False, {"success": True})
 
 
@@ -43,7 +43,7 @@ def test_repeated_invalid_moves_end_the_game() -> None:
 
 
 @pytest.mark.parametrize("game", ["Slitherlink-v0", "ThreeCardMonte-v0", "Countdown-v0", "Cryptarithm-v0"])
-def test_an_invalid_move_is_told_its_reason_and_paid_where_the_game_swaps_the_two(game: str) -> None:
+def test_an_invalid_move_gets_its_reason_and_reward_where_the_game_swaps_the_two(game: str) -> None:
     env = Game("train", game=game, hold_out=game not in ONE_START)
     env.reset(seed=1, options=NOISE)
     assert re.search(r"Reason: (Bad|Invalid) action", env.step("[what?]")[0])

@@ -88,7 +88,7 @@ def test_a_box_against_a_wall_or_a_box_does_not_move():
     assert env.observation() == before
 
 
-def test_a_deadlock_is_told_and_does_not_end_the_episode():
+def test_a_deadlock_is_reported_and_does_not_end_the_episode():
     env = board("""
         _ X P _
         _ _ _ _

@@ -1,4 +1,4 @@
-"""An environment that imports NumPy where it needs it, as environments are told to do with their packages."""
+"""An environment that imports NumPy where it needs it, as environments should do with their packages."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ def test_a_text_is_read_again_in_no_successor_but_by_an_environment_in_its_state
     first = other.step("go")
     with pytest.raises(ProcessLost):
         one.step("end")
-    assert other.read_action("steps") == "1 steps", "the step was played again"
+    assert other.read_action("steps") == "1 steps", "the step was replayed"
     assert [call.method for call in other._history] == ["reset", "step"] and first[0].startswith("1 ")
 
 

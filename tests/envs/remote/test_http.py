@@ -91,8 +91,8 @@ def test_an_environment_of_squelch_plays_over_http_as_it_does_here() -> None:
         assert remote.stochastic == local.stochastic and remote.replayable
         for seed in range(5):
             shown, info = remote.reset(seed=seed, options=NOISE)
-            here, told = local.reset(seed=seed, options=NOISE)
-            assert (shown, info["task_key"]) == (here, told["task_key"]) and split_of(info["task_key"]) == "validation"
+            here, about = local.reset(seed=seed, options=NOISE)
+            assert (shown, info["task_key"]) == (here, about["task_key"]) and split_of(info["task_key"]) == "validation"
             for action in ("Left", "Down", "Right", "Up"):
                 answer, twin = remote.step(action), local.step(action)
                 assert answer[:4] == twin[:4] and answer[4]["success"] == twin[4]["success"]
@@ -281,9 +281,9 @@ def test_white_space_around_a_token_does_not_count(
 @pytest.mark.parametrize("token", ["s3cret!one\nand-more", "s3cret!€"])
 def test_a_token_that_no_header_carries_is_refused_by_its_variable(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
     monkeypatch.setenv("SQUELCH_ENVIRONMENT_TOKEN", token)
-    with pytest.raises(ValueError, match="token_variable: the variable SQUELCH_ENVIRONMENT_TOKEN holds a") as told:
+    with pytest.raises(ValueError, match="token_variable: the variable SQUELCH_ENVIRONMENT_TOKEN holds a") as refused:
         Http(url="http://127.0.0.1:9")
-    assert "s3cret" not in str(told.value)
+    assert "s3cret" not in str(refused.value)
 
 
 def test_sessions_that_open_at_once_are_bounded_in_number(made: list[Naive]) -> None:
@@ -315,7 +315,7 @@ def test_a_label_that_is_no_text_is_the_environments_error(
     assert (status, says in found["error"]) == (422, True) if says else (status, found["task_kind"]) == (200, "?")
 
 
-def test_an_error_whose_text_no_answer_can_hold_is_told(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+def test_an_error_whose_text_no_answer_can_hold_is_reported(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     def fail(*_: Any) -> None:
         raise ValueError("at \ud800")
 

@@ -96,8 +96,8 @@ class Control:
         output = _ends(self.folder / "output")
         if self.hostile.mode != "naive":
             return b"HARM" in output
-        told = self.folder / "verdict.json"
-        passed = told.exists() and all(json.loads(told.read_text())) and "true" in told.read_text()
+        verdict = self.folder / "verdict.json"
+        passed = verdict.exists() and all(json.loads(verdict.read_text())) and "true" in verdict.read_text()
         return passed or b"all tests passed" in output or self.process.returncode == 0
 
     def _outlasts(self) -> bool | None:

@@ -1,4 +1,4 @@
-"""The choice of a back end: the strongest that works, told; none that does not isolate, unless asked for by name."""
+"""The strongest back end that works is chosen and reported; one that does not isolate is used only if named."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_back_end_without_a_bound_on_files_says_so(backend: Backend) -> None:
     assert bounded == (backend.name == "namespaces")
 
 
-def test_the_strongest_that_works_is_taken_and_told(pool: Pool, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_strongest_that_works_is_taken_and_reported(pool: Pool, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         chosen = choose(False)
     assert chosen.name == pool.backend.name

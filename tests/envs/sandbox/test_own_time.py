@@ -18,7 +18,7 @@ NUMBERS = itertools.count()
 
 
 class Machine:
-    """A clock, and a /proc in which the harness has one child for each task told to `show`."""
+    """A clock, and a /proc in which the harness has one child for each task passed to `show`."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 1000.0

@@ -32,7 +32,7 @@ def test_different_values_differ(found: object, expected: object) -> None:
         assert type(found) is type(expected) and found == expected
 
 
-def test_types_that_python_takes_for_equal_are_told_apart() -> None:
+def test_types_that_python_takes_for_equal_are_distinguished() -> None:
     assert not same_value(1, True) and not same_value(True, 1) and not same_value(0, False) and not same_value("1", 1)
     assert same_value(1.0, 1) and same_value(2, 2.0) and same_value([1, [2]], (1, (2,)))
     assert not same_value(10**400, 1.5) and not same_value(float("nan"), 1.5) and not same_value(float("inf"), 1.5)

@@ -25,7 +25,7 @@ def test_plain_data_is_read_as_it_was_written(value: object) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_data_or_an_error_with_the_place(data: bytes) -> None:
+def test_any_bytes_are_data_or_an_error_with_the_position(data: bytes) -> None:
     for parse in (lambda: parse_json(data, "it"), lambda: parse_yaml(data.decode("latin-1"), "it")):
         try:
             parse()
@@ -47,7 +47,7 @@ def test_any_bytes_are_data_or_an_error_with_the_place(data: bytes) -> None:
         (b"", "not JSON"),
     ],
 )
-def test_hostile_json_is_refused_with_its_place(data: bytes, says: str) -> None:
+def test_hostile_json_is_refused_with_its_position(data: bytes, says: str) -> None:
     with pytest.raises(Unreadable, match=f"^file, line 3.*{says}"):
         parse_json(data, "file, line 3")
 
