@@ -29,7 +29,7 @@ import numpy as np
 from benchmarks.common import print_figures
 from research.renoising import BLOCK, renoised
 from squelch.actors.archive.reader import read_metrics
-from squelch.actors.diagnosis.alarm import BASELINE, DependenceAlarm, Scored, scoring_of
+from squelch.actors.diagnosis.alarm import BASELINE, DependenceAlarm, Scored, score_of
 from squelch.actors.diagnosis.uncertainty import wilson_interval
 from squelch.cluster.errors import UserError
 
@@ -50,7 +50,7 @@ class Series:
 def read_series(run_dir: Path) -> Series:
     """Reads a run's folder; ValueError, which names it, if it holds fewer than twice BASELINE scorings."""
     lines = read_metrics(run_dir)
-    scorings = [seen for line in lines if (seen := scoring_of(line)) is not None and math.isfinite(seen[1])]
+    scorings = [seen for line in lines if (seen := score_of(line)) is not None and math.isfinite(seen[1])]
     if len(scorings) < 2 * BASELINE:
         raise ValueError(
             f"{run_dir}: {len(scorings)} scorings with a first-turn estimate; judging needs {2 * BASELINE}. Is it the "
@@ -79,7 +79,7 @@ def alarms(scorings: Sequence[Scored]) -> list[tuple[int, int | None]]:
     """(step at which it was raised, step at which it cleared or None) of each alarm."""
     alarm, found = DependenceAlarm(), []
     for scoring in scorings:
-        if alarm.scoring(*scoring):
+        if alarm.update(*scoring):
             found.append((scoring[0], None))
         elif found and found[-1][1] is None and not alarm.raised:
             found[-1] = (found[-1][0], scoring[0])

@@ -109,7 +109,7 @@ def alarms(found: Sequence[tuple[int, Mapping[str, float]]]) -> list[Alarm]:
     """Every alarm, from the first figure whose fall is told to the recovery of the last."""
     watching, raised = ProbeAlarm(), list[Alarm]()
     for step, one in found:
-        watching.reading(step, one)
+        watching.update(step, one)
         at, standing = int(one.get(RECORDED, step)), watching.raised
         if standing and not (raised and raised[-1].end is None):
             raised.append(Alarm(at, standing))

@@ -47,7 +47,7 @@ TREND = 1.0
 
 
 Scored = tuple[int, float, float, bool, float]
-"""The arguments of `DependenceAlarm.scoring`."""
+"""The arguments of `DependenceAlarm.update`."""
 
 
 @dataclass
@@ -74,9 +74,7 @@ class DependenceAlarm:
         if math.isfinite(mean):
             self.rewards = [*self.rewards, [step, mean]][-KEPT_REWARDS:]
 
-    def scoring(
-        self, step: int, mi: float, standard_error: float, significant: bool, ceiling: float = math.inf
-    ) -> bool:
+    def update(self, step: int, mi: float, standard_error: float, significant: bool, ceiling: float = math.inf) -> bool:
         """Records one scorer step; returns True if it raises the alarm.
 
         `mi`, `standard_error`: MI-Seq-Est and its standard error over prompts, nats per sequence; `significant`:
@@ -165,13 +163,13 @@ def replay(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, str]]:
     for line in lines:
         if line.get("reward_mean") is not None:
             alarm.reward(line["step"], line["reward_mean"])
-        if (seen := scoring_of(line)) is not None and alarm.scoring(*seen):
+        if (seen := score_of(line)) is not None and alarm.update(*seen):
             raised.append((seen[0], alarm.text()))
     return raised
 
 
-def scoring_of(line: Mapping[str, Any]) -> Scored | None:
-    """The score in a line of `metrics.jsonl`, as arguments of `DependenceAlarm.scoring`; None without one.
+def score_of(line: Mapping[str, Any]) -> Scored | None:
+    """The score in a line of `metrics.jsonl`, as arguments of `DependenceAlarm.update`; None without one.
 
     Raises ValueError if the line has an estimate without its standard error.
     """

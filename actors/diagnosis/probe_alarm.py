@@ -37,46 +37,46 @@ class ProbeAlarm:
     """The alarm's state, updated with each evaluation; see the module's head."""
 
     def __init__(self) -> None:
-        self.figures = {name: DependenceAlarm(baseline=BASELINE, drift=DRIFT) for name in WATCHED}
+        self.alarms = {name: DependenceAlarm(baseline=BASELINE, drift=DRIFT) for name in WATCHED}
 
     @property
     def raised(self) -> tuple[str, ...]:
         """The metrics whose alarm is raised at present."""
-        return tuple(name for name, alarm in self.figures.items() if alarm.raised)
+        return tuple(name for name, alarm in self.alarms.items() if alarm.raised)
 
-    def reading(self, step: int, found: Mapping[str, float | None]) -> tuple[str, ...]:
+    def update(self, step: int, found: Mapping[str, float | None]) -> tuple[str, ...]:
         """Records one evaluation, by the flat keys of `metrics.jsonl`; returns the metrics whose alarm it raises."""
         new = []
-        for name, alarm in self.figures.items():
+        for name, alarm in self.alarms.items():
             value, error, p_value = _measured(name, found)
-            if alarm.scoring(step, value, error, p_value <= SIGNIFICANT):
+            if alarm.update(step, value, error, p_value <= SIGNIFICANT):
                 new.append(name)
         return tuple(new)
 
     def blind(self, found: Mapping[str, float | None]) -> tuple[str, ...]:
         """The metrics that have a level but are NaN in this evaluation, so that their alarm cannot be raised."""
-        armed = (name for name, alarm in self.figures.items() if alarm.reference is not None)
+        armed = (name for name, alarm in self.alarms.items() if alarm.reference is not None)
         return tuple(name for name in armed if not all(map(math.isfinite, _measured(name, found)[:2])))
 
     def metrics(self) -> dict[str, float]:
         """Flat keys of the metric registry: 1 for a metric whose alarm is raised at present, else 0."""
-        return {f"probe/alarm/{name}": float(alarm.raised) for name, alarm in self.figures.items()}
+        return {f"probe/alarm/{name}": float(alarm.raised) for name, alarm in self.alarms.items()}
 
     def text(self, metric: str) -> str:
         """Description of a metric's alarm."""
-        alarm = self.figures[metric]
+        alarm = self.alarms[metric]
         since = "the first probe evaluation" if alarm.since is None else f"step {alarm.since}"
         level, latest = (math.nan if value is None else value for value in (alarm.reference, alarm.latest))
         return f"{WORDS[metric]} since {since} (fixed probe, {level:.2f} -> {latest:.2f} nats)"
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint; plain JSON."""
-        return {name: alarm.state() for name, alarm in self.figures.items()}
+        return {name: alarm.state() for name, alarm in self.alarms.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restores the state from a checkpoint."""
         for name, own in state.items():
-            self.figures[name].restore(own)
+            self.alarms[name].restore(own)
 
 
 def _measured(name: str, found: Mapping[str, float | None]) -> list[float]:

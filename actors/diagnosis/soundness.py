@@ -33,7 +33,7 @@ class Soundness:
     good: dict[str, int] = field(default_factory=dict)
     """The last step at which the state was known to be absent."""
 
-    def scoring(self, step: int, metrics: Mapping[str, float]) -> list[str]:
+    def update(self, step: int, metrics: Mapping[str, float]) -> list[str]:
         """Records the flat metrics of one scorer step; returns the states that begin with it."""
         began = []
         for state, holds in _states(metrics).items():

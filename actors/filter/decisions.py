@@ -60,7 +60,7 @@ class StepDecision:
     filter: str
     """The rule and its settings as text, for the archive."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """The step's metrics by flat key (`actors.filter.metrics.step_figures`)."""
+    """The step's metrics by flat key (`actors.filter.metrics.step_metrics`)."""
 
     @property
     def closed(self) -> bool:

@@ -63,7 +63,7 @@ METRICS: Table = {
 }
 
 
-def noise_figures(summaries: Sequence[GroupSummary]) -> dict[str, float]:
+def noise_metrics(summaries: Sequence[GroupSummary]) -> dict[str, float]:
     """The metrics of one step's groups; empty if none was to be replayed.
 
     Args:

@@ -68,7 +68,7 @@ METRICS: Table = {
 }
 
 
-def trajectory_figures(summaries: Sequence[GroupSummary]) -> dict[str, float]:
+def trajectory_metrics(summaries: Sequence[GroupSummary]) -> dict[str, float]:
     """Metrics of one step's trajectories, kept or not, by flat key; means are NaN if no trajectory survived.
 
     Args:

@@ -51,7 +51,7 @@ METRICS: Table = {
 }
 
 
-def update_figures(reports: Sequence[UpdateReport]) -> dict[str, float]:
+def update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float]:
     """Flat keys of each worker's weight update: seconds of its parts, parity (nats) and version."""
     flat: dict[str, float] = {}
     for report in reports:

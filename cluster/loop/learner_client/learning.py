@@ -47,7 +47,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 from squelch.actors.messages import StepReport, WeightBundle
-from squelch.actors.rollout.metrics import update_figures
+from squelch.actors.rollout.metrics import update_metrics
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import Died, Failed, Refused
 from squelch.cluster.control.calls import PUBLISH, SAVE, TRAIN_STEP, Call, Payload
@@ -159,7 +159,7 @@ class Learning:
         reports = await self.fleet.update_workers(bundle)
         facts = {"version": bundle.version, "checksum": bundle.checksum}
         self.journal.event("rollout", "weights", started, time.time(), **facts)
-        self._published = publication_figures(bundle) | update_figures(reports)
+        self._published = publication_figures(bundle) | update_metrics(reports)
         return self._published
 
     async def _rank_died(self) -> bool:

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 
 from squelch.actors.filter.decisions import Decision, StepDecision
-from squelch.actors.filter.noise_metrics import noise_figures
-from squelch.actors.play.metrics import trajectory_figures
+from squelch.actors.filter.noise_metrics import noise_metrics
+from squelch.actors.play.metrics import trajectory_metrics
 from squelch.actors.records import GroupSummary, Ticket
 from squelch.cluster.control.autoscaling import StepTimes
 from squelch.cluster.loop.tickets.playing import PlayedGroup
@@ -38,7 +38,7 @@ class Window:
     def metrics(self, decision: StepDecision) -> dict[str, float]:
         """Flat metrics of the step's groups and of the filter's decision on them."""
         summaries = self.summaries()
-        return trajectory_figures(summaries) | noise_figures(summaries) | decision.metrics
+        return trajectory_metrics(summaries) | noise_metrics(summaries) | decision.metrics
 
     def failure(self, decision: Decision) -> str:
         """The cause why a refused group failed: the most frequent failure of its trajectories, or the filter's code."""

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from squelch.actors.diagnosis.alarm import DependenceAlarm, scoring_of
+from squelch.actors.diagnosis.alarm import DependenceAlarm, score_of
 from squelch.actors.diagnosis.probe_alarm import WORDS, ProbeAlarm
 from squelch.actors.diagnosis.regime import MUTE
 from squelch.actors.diagnosis.soundness import UNTRUE, Soundness
@@ -57,14 +57,14 @@ class Alarms(Watcher):
         alarm has no figures, or when reasoning becomes untrue, which the alarm does not see."""
         if "scorer/step" in taken:
             self._watch_soundness(int(taken["scorer/step"]), taken)
-        seen = scoring_of(taken)
-        if seen is None or not self.alarm.scoring(*seen):
+        seen = score_of(taken)
+        if seen is None or not self.alarm.update(*seen):
             return
         facts = {"since": self.alarm.since, "reward_trend": self.alarm.reward_trend}
         self._tell_fall(seen[0], "input_dependence_falling", self.alarm.text(), **facts)
 
     def _watch_soundness(self, step: int, taken: dict[str, float]) -> None:
-        began = self._soundness.scoring(step, taken)
+        began = self._soundness.update(step, taken)
         if MUTE in began:
             text = "reasoning has fallen silent: fewer than half of the first turns have any (regime mute)"
             self._tell_fall(step, "reasoning_mute", text)
@@ -78,7 +78,7 @@ class Alarms(Watcher):
         """Passes a new reading of the fixed probe to its alarm, and reports each figure once when it falls, or when it
         becomes unknown, which leaves its alarm blind."""
         step = int(reading["probe/step"])
-        for figure in self.probe_alarm.reading(step, reading):
+        for figure in self.probe_alarm.update(step, reading):
             self._tell_fall(step, "probe_falling", self.probe_alarm.text(figure), figure=figure)
         before, self._blind = self._blind, self.probe_alarm.blind(reading)
         for figure in self._blind:
@@ -98,7 +98,7 @@ class Alarms(Watcher):
     def sound_until(self) -> int | None:
         """The last step at which no alarm saw a fall and the reasoning was in no bad state; None before the first
         scoring."""
-        watching = (self.alarm, *self.probe_alarm.figures.values())
+        watching = (self.alarm, *self.probe_alarm.alarms.values())
         known = (*(alarm.since for alarm in watching), self._soundness.until)
         return min((step for step in known if step is not None), default=None)
 

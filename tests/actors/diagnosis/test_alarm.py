@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from squelch.actors.diagnosis.alarm import BASELINE, DependenceAlarm, alarm_text, replay, scoring_of, trend
+from squelch.actors.diagnosis.alarm import BASELINE, DependenceAlarm, alarm_text, replay, score_of, trend
 from squelch.cluster.metrics import REGISTRY
 
 
@@ -16,7 +16,7 @@ def run(
     """Feeds one scorer step every `every` steps; the steps at which the alarm was raised."""
     alarm, raised = DependenceAlarm(), []
     for index, value in enumerate(values):
-        if alarm.scoring(index * every, value, error, significant):
+        if alarm.update(index * every, value, error, significant):
             raised.append(index * every)
     return alarm, raised
 
@@ -79,16 +79,16 @@ def test_a_step_of_fewer_prompts_is_compared_with_its_own_ceiling() -> None:
     """Found by a reviewer: with refill the number of prompts changes, and dependence at its ceiling was a fall."""
     alarm, raised = DependenceAlarm(), []
     for step, prompts in enumerate([14] * 4 + [8] * 6):
-        raised.append(alarm.scoring(step, math.log(prompts) - 0.05, 0.03, True, math.log(prompts)))
+        raised.append(alarm.update(step, math.log(prompts) - 0.05, 0.03, True, math.log(prompts)))
     assert not any(raised) and alarm.reference == pytest.approx(math.log(14) - 0.05) and alarm.cusum == 0.0
-    low = [alarm.scoring(step, 1.5, 0.03, True, math.log(8)) for step in (11, 12)]
+    low = [alarm.update(step, 1.5, 0.03, True, math.log(8)) for step in (11, 12)]
     assert low == [False, True], "a fall below that ceiling is one all the same"
 
 
 def test_unknown_scores_change_nothing() -> None:
     alarm, _ = run([1.5] * 5)
     before = alarm.state()
-    assert not alarm.scoring(30, math.nan, 0.1, True) and not alarm.scoring(35, 1.0, math.nan, True)
+    assert not alarm.update(30, math.nan, 0.1, True) and not alarm.update(35, 1.0, math.nan, True)
     assert alarm.state() == before
 
 
@@ -98,7 +98,7 @@ def test_a_restart_goes_on_exactly() -> None:
     first = run(values[:6])[0]
     second = DependenceAlarm()
     second.restore(json.loads(json.dumps(first.state())))
-    again = [s for s, v in ((30, 0.8), (35, 0.7)) if second.scoring(s, v, 0.1, True)]
+    again = [s for s, v in ((30, 0.8), (35, 0.7)) if second.update(s, v, 0.1, True)]
     assert second.state() == whole.state() and again == raised
 
 
@@ -108,7 +108,7 @@ def test_it_says_since_when_and_what_the_reward_does(slope: float, says: str) ->
     for step in range(1, 51):
         alarm.reward(step, 0.3 + slope * step + 0.02 * rng.normal() * bool(slope))
         if step % 5 == 0:
-            alarm.scoring(step, 1.5 if step <= 25 else 0.5, 0.1, True)
+            alarm.update(step, 1.5 if step <= 25 else 0.5, 0.1, True)
     assert alarm.raised and alarm.text() == (
         f"input dependence falling since step 25, reward {says} (MI-Seq-Est 1.50 -> 0.50 nats per sequence)"
     )
@@ -138,7 +138,7 @@ def test_a_runs_lines_replay_to_the_alarms_it_raised() -> None:
     assert replay(lines[: BASELINE + 1]) == []
     bare = {"step": 3, "first_turn/mi_seq_est": 1.0}
     with pytest.raises(ValueError, match="step 3: first_turn/mi_seq_est has no"):
-        scoring_of(bare)
+        score_of(bare)
 
 
 def test_under_a_budget_of_pairs_the_alarm_arms_and_is_raised_all_the_same() -> None:

@@ -20,7 +20,7 @@ ENDS = ("", "_standard_error", "_p_value")
 def watch(pairs: list[tuple[float, float]]) -> tuple[ProbeAlarm, list[tuple[int, str]]]:
     alarm, raised = ProbeAlarm(), []
     for step, (mi, dependence) in enumerate(pairs):
-        raised += [(step, name) for name in alarm.reading(step, evaluation(mi, dependence))]
+        raised += [(step, name) for name in alarm.update(step, evaluation(mi, dependence))]
     return alarm, raised
 
 
@@ -28,7 +28,7 @@ def test_two_clearly_low_evaluations_raise_it_for_the_metric_that_fell():
     alarm, raised = watch([(2.0, 1.0)] * 4 + [(2.0, 0.2)] * 2)
     assert raised == [(5, "dependence")] and alarm.raised == ("dependence",)
     alarm, raised = watch([(2.0, 1.0)] * 4 + [(0.5, 1.0)] * 2)
-    assert raised == [(5, "mi")] and alarm.figures["mi"].since == 3
+    assert raised == [(5, "mi")] and alarm.alarms["mi"].since == 3
 
 
 def test_one_low_evaluation_and_a_loss_within_the_tolerance_do_not():
@@ -39,16 +39,16 @@ def test_one_low_evaluation_and_a_loss_within_the_tolerance_do_not():
 def test_it_is_not_armed_by_evaluations_that_are_not_significant():
     alarm = ProbeAlarm()
     for step in range(4):
-        alarm.reading(step, evaluation(2.0, 1.0, p_value=0.5))
-    assert [alarm.reading(step, evaluation(0.0, 0.0)) for step in range(4, 9)] == [()] * 5
+        alarm.update(step, evaluation(2.0, 1.0, p_value=0.5))
+    assert [alarm.update(step, evaluation(0.0, 0.0)) for step in range(4, 9)] == [()] * 5
 
 
 def test_unknown_metrics_change_nothing_and_one_metric_may_be_missing():
     alarm, _ = watch([(2.0, 1.0)] * 4)
     before = alarm.state()
-    assert alarm.reading(9, {"probe/mi": None, "probe/link/dependence": math.nan}) == () and alarm.state() == before
+    assert alarm.update(9, {"probe/mi": None, "probe/link/dependence": math.nan}) == () and alarm.state() == before
     low = {key: value for key, value in evaluation(0.1, 0.0).items() if "link" not in key}
-    assert [alarm.reading(step, low) for step in (10, 11)] == [(), ("mi",)]
+    assert [alarm.update(step, low) for step in (10, 11)] == [(), ("mi",)]
 
 
 @given(st.lists(st.tuples(st.floats(0, 3), st.floats(0, 3)), min_size=2, max_size=12), st.integers(0, 11))
@@ -57,5 +57,5 @@ def test_a_restored_alarm_goes_on_alike(pairs, at):
     first, before = watch(pairs[:at])
     second = ProbeAlarm()
     second.restore(json.loads(json.dumps(first.state())))
-    after = [(s, n) for s, pair in list(enumerate(pairs))[at:] for n in second.reading(s, evaluation(*pair))]
+    after = [(s, n) for s, pair in list(enumerate(pairs))[at:] for n in second.update(s, evaluation(*pair))]
     assert before + after == raised and second.state() == whole.state()

@@ -19,7 +19,7 @@ def after(*scored_steps: dict[str, float]) -> Soundness:
     """The soundness after scorer steps at steps 10, 20, ..."""
     found = Soundness()
     for number, metrics in enumerate(scored_steps, start=1):
-        found.scoring(10 * number, metrics)
+        found.update(10 * number, metrics)
     return found
 
 
@@ -55,8 +55,8 @@ def test_a_state_is_reported_when_it_begins_and_a_resume_changes_nothing(course,
             other = Soundness()
             other.restore(json.loads(json.dumps(resumed.state())))
             resumed = other
-        began = whole.scoring(step, scored(regime, untrue))
-        assert began == resumed.scoring(step, scored(regime, untrue)) and not bad & set(began)
+        began = whole.update(step, scored(regime, untrue))
+        assert began == resumed.update(step, scored(regime, untrue)) and not bad & set(began)
         assert whole == resumed and set(began) <= set(whole.bad)
         assert whole.until is None or whole.until < step
         bad = set(whole.bad)

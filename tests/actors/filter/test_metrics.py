@@ -16,7 +16,7 @@ from squelch.actors.filter.rules import RULES
 from squelch.actors.filter.selection import select
 from squelch.actors.filter.tickets import ticket_order
 from squelch.actors.filter.windows import make_window
-from squelch.actors.play.metrics import trajectory_figures
+from squelch.actors.play.metrics import trajectory_metrics
 from squelch.actors.records import GroupSummary
 from tests.actors.filter.summaries import summary
 
@@ -102,10 +102,10 @@ def test_the_kept_mass_does_not_depend_on_the_order_of_the_groups(variances: lis
 
 def test_trajectories_count_whether_or_not_their_group_is_refused() -> None:
     summaries = [summary([1, 0, np.nan], "3-0"), summary([1, np.nan], "3-1"), summary([np.nan], "3-2")]
-    found = trajectory_figures(summaries)
+    found = trajectory_metrics(summaries)
     assert (found["trajectories"], found["trajectories_failed"]) == (3, 3)
     assert found["success"] == pytest.approx(2 / 3)
     assert (found["tasks_mixed"], found["tasks_all_succeed"], found["tasks_all_fail"]) == (0.5, 0.5, 0)
     assert (found["tokens/sampled"], found["rollout_entropy"]) == (21, 0.5)
     assert found["failures/generation_timeout"] == 3
-    assert math.isnan(trajectory_figures([])["success"])
+    assert math.isnan(trajectory_metrics([])["success"])

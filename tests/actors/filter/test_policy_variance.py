@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from squelch.actors.config import DEFAULT_REPLAYS, FilterConfig
 from squelch.actors.filter.measure import GroupStatistics, measure
-from squelch.actors.filter.noise_metrics import noise_figures
+from squelch.actors.filter.noise_metrics import noise_metrics
 from squelch.actors.filter.policy_variance import (
     STANDARD_ERRORS,
     policy_variance,
@@ -232,7 +232,7 @@ def test_replays_are_played_where_the_statistic_or_the_user_asks() -> None:
 def test_metrics_are_unclipped_and_split_the_reward_variance_into_policy_and_noise() -> None:
     rng = np.random.default_rng(5)
     groups = [noisy_group(rng, [0.5] * 16, 4, f"3-{i}") for i in range(400)]
-    found = noise_figures(groups)
+    found = noise_metrics(groups)
     returns = np.array([group.replay_returns for group in groups])
     assert found["policy_variance_mean"] == pytest.approx(policy_variance(returns).mean())
     assert (policy_variance(returns) < 0).any(), "some are negative, and count as they are"
@@ -244,16 +244,16 @@ def test_metrics_are_unclipped_and_split_the_reward_variance_into_policy_and_noi
 
 def test_the_gap_shows_plans_that_reacted() -> None:
     groups = [replayed([1.0] * 3, np.zeros((3, 2)), f"3-{i}") for i in range(4)]
-    assert noise_figures(groups)["replay_gap_mean"] == -1
+    assert noise_metrics(groups)["replay_gap_mean"] == -1
 
 
 def test_metrics_count_failed_replays_and_are_absent_without_replays() -> None:
     returns = np.array([[1.0, 0.0], [math.nan, math.nan], [1.0, 1.0]])
-    found = noise_figures([replace(replayed([1.0, 0.0, 1.0], returns), seconds_replays=0.5)])
+    found = noise_metrics([replace(replayed([1.0, 0.0, 1.0], returns), seconds_replays=0.5)])
     assert (found["replays"], found["replays_failed"], found["replay_seconds"]) == (4, 2, 0.5)
     assert math.isnan(found["policy_variance_mean"]) and math.isnan(found["replay_gap_error"])
-    assert noise_figures([summary([1.0, 0.0])]) == {}
-    quiet = noise_figures([replayed([1.0, 0.0], np.zeros((2, 0)))])
+    assert noise_metrics([summary([1.0, 0.0])]) == {}
+    quiet = noise_metrics([replayed([1.0, 0.0], np.zeros((2, 0)))])
     assert (quiet["policy_variance_mean"], quiet["noise_variance_mean"], quiet["replays"]) == (0.5, 0.0, 0)
     assert math.isnan(quiet["replay_gap_mean"])
 
@@ -262,7 +262,7 @@ def test_a_variance_that_is_rounding_alone_is_not_significant() -> None:
     """Found by a reviewer: twelve returns of 0.1 have a sample variance of 2e-34."""
     equal = replayed([0.1] * 12, np.zeros((12, 0)))
     assert sample_variance(equal.returns[None])[0] > 0
-    assert noise_figures([equal])["policy_variance_told_groups"] == 0
+    assert noise_metrics([equal])["policy_variance_told_groups"] == 0
 
 
 def test_the_matrix_of_replays_has_rows_of_nan_for_those_that_failed() -> None:

@@ -70,7 +70,7 @@ def measured(folder: Path) -> dict[str, Any]:
     rules.baseline, rules.low_steps, rules.low_validations = [0.3], 2, 3
     seen["alarms"].alarm.rewards = [[1, 0.5]]
     for figure in ("mi", "dependence"):
-        seen["alarms"].probe_alarm.figures[figure].since = 2.0
+        seen["alarms"].probe_alarm.alarms[figure].since = 2.0
     states = {name: watcher.state() for name, watcher in seen.items()}
     states["scorer"] |= {
         "scorer": {
@@ -120,7 +120,7 @@ def test_what_is_paired_by_task_begins_anew_with_other_tasks(tmp_path, words, ot
     assert (scorer["regime"]["first_turn"], scorer["before"]) == (({}, None) if scored else ({"true": [0.5]}, [3, {}]))
     assert (scorer["followed"] is None) == (probe or "answers" in other)
     assert after["alarms"].alarm.rewards == ([] if scored else [[1, 0.5]])
-    since = {name: alarm.since for name, alarm in after["alarms"].probe_alarm.figures.items()}
+    since = {name: alarm.since for name, alarm in after["alarms"].probe_alarm.alarms.items()}
     assert since["mi"] == (None if probe else 2.0), "D begins anew without MI"
     assert since["dependence"] == (None if probe or "answers" in other else 2.0)
     waiting = [{"scorer/step": 3.0}] + [{"probe/step": 3.0}] * (not probe)
