@@ -34,7 +34,8 @@ RAY_FOLDER = _own_folder("RAY_TMPDIR", "ray-")
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")
 
-SLOW = frozenset((Path(__file__).parent / "slow.txt").read_text().split())
+ROOT = Path(__file__).parents[1]
+SLOW = frozenset((ROOT / "tests" / "slow.txt").read_text().split())
 """Tests that take more than about a quarter of a second on a quiet machine, for `make check` to leave out: most of its
 time was in 6% of its tests. `pytest -m "not ray and not slow" --durations=60` shows which others are."""
 
@@ -92,16 +93,16 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A FrozenLake policy after a very short warm-up: it knows the format and little else. All processes of one test
-    run share it."""
+def tiny_policy() -> Path:
+    """A FrozenLake policy after a very short warm-up: it knows the format and little else. It is built once for all
+    processes and runs of the tests, and anew when what it is made from has changed."""
     from squelch.learner.warmup.tiny import build_tiny
     from squelch.learner.warmup.tiny_recipe import recipe_for
 
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = ROOT / ".cache" / "tests" / "tiny"
+    folder.parent.mkdir(parents=True, exist_ok=True)
     recipe = recipe_for("FrozenLake").model_copy(update={"tokens": 60_000})
-    with (shared / "tiny.lock").open("w") as lock:
+    with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        build_tiny(shared / "tiny", EnvironmentConfig(), 0, recipe)
-    return shared / "tiny"
+        build_tiny(folder, EnvironmentConfig(), 0, recipe)
+    return folder
