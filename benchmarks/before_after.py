@@ -11,7 +11,6 @@ paired ratios (this checkout / other) of the step's wall seconds and of its part
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import paired
-from benchmarks.common import print_figures
+from benchmarks.common import parser_of, print_figures
 from squelch.cluster.config import load
 from squelch.cluster.loop.initial_policy import prepare_model
 
@@ -54,14 +53,12 @@ def measure(other: Path, model: str, blocks: int, steps: int, overrides: list[st
 
 def main() -> None:
     """Prints the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "one block of 4 steps per side")
     parser.add_argument("--other", type=Path, help="another checkout, set up; needed")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument("--model", default="", help="model folder; default: the tiny policy, built if missing")
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--quick", action="store_true", help="one block of 4 steps per side")
-    parser.add_argument("--json", action="store_true", help="one object of figures")
     options = parser.parse_args()
     if options.other is None:
         parser.error("--other DIR: name the checkout to compare with")

@@ -28,12 +28,17 @@ def restart_with(variables: Mapping[str, str], module: str, argv: Sequence[str] 
         os.execve(sys.executable, command, os.environ | variables)
 
 
-def arguments(description: str | None, quick_help: str) -> argparse.Namespace:
-    """Parses `--quick` and `--json`, which every benchmark has."""
+def parser_of(description: str | None, quick_help: str) -> argparse.ArgumentParser:
+    """A parser of `--quick` and `--json`, which every benchmark has."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=quick_help)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
-    return parser.parse_args()
+    parser.add_argument("--json", action="store_true", help="JSON instead of the table")
+    return parser
+
+
+def arguments(description: str | None, quick_help: str) -> argparse.Namespace:
+    """Parses `--quick` and `--json`, of a benchmark that has no other flag."""
+    return parser_of(description, quick_help).parse_args()
 
 
 def small_qwen2(

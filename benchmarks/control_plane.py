@@ -21,7 +21,6 @@ in a run, and Ray's own work is included. Every wait is bounded as in a real run
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import tempfile
 import time
@@ -34,7 +33,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import psutil
 
-from benchmarks.common import print_figures
+from benchmarks.common import parser_of, print_figures
 from squelch.actors.archive.writer import Archive
 from squelch.actors.filter.decisions import StepDecision
 from squelch.actors.metrics.exporter import Recorder
@@ -194,13 +193,11 @@ def transport(over_ray: bool) -> Iterator[None]:
 
 def main() -> int:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "4,000 groups in steps of 200 for 10 and 100 workers")
     parser.add_argument("--groups", type=int, default=20_000, help="groups for each number of workers")
     parser.add_argument("--prompts", type=int, default=PROMPTS, help="groups of a step")
     parser.add_argument("--workers", type=int, nargs="+", default=list(WORKERS))
     parser.add_argument("--ray", action="store_true", help="reach each party by one Ray call, as a run does")
-    parser.add_argument("--quick", action="store_true", help="4,000 groups in steps of 200 for 10 and 100 workers")
-    parser.add_argument("--json", action="store_true", help="one object of figures")
     options = parser.parse_args()
     if options.quick:
         options.workers, options.groups, options.prompts = [10, 100], 4000, 200

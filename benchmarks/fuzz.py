@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import print_figures
+from benchmarks.common import parser_of, print_figures
 from tests.fuzz.in_process_worker import MOST_GROWTH, Found, content
 from tests.fuzz.readers import TARGETS
 
@@ -117,9 +117,7 @@ def figures(found: list[Found], seed: int) -> dict[str, Any]:
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The parsed flags."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_FILES} files and {QUICK_FOLDERS} folders")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser = parser_of(__doc__, f"{QUICK_FILES} files and {QUICK_FOLDERS} folders")
     parser.add_argument("--seed", type=int, default=0, help="seed of all inputs (default: %(default)s)")
     parser.add_argument("--only", metavar="TARGET[:NUMBER]", help="one reader of files, or one input of it")
     parser.add_argument("--files", type=int, help="number of files instead of the usual one")

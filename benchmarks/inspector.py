@@ -13,7 +13,6 @@ server's resident set at the end.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import re
@@ -34,7 +33,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from playwright.sync_api import Page, sync_playwright
 
-from benchmarks.common import print_figures
+from benchmarks.common import parser_of, print_figures
 from squelch.actors.archive.group_index import STEPS_PER_BLOCK, block_of, index_rows
 from squelch.actors.archive.reader import block_key, part_key, read_index, stream_groups
 from squelch.actors.archive.rows import to_table
@@ -259,11 +258,9 @@ def _visit(page: Page, address: str, index: pa.Table) -> dict[str, float]:
 
 def main() -> int:
     """Prints the figures; returns 1 if a target was missed, else 0."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "2,000 groups instead of 100,000")
     parser.add_argument("--run", type=Path, metavar="RUN", help="take the 1,000 groups from this run")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="build the run there, and leave it")
-    parser.add_argument("--quick", action="store_true", help="2,000 groups instead of 100,000")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     args = parser.parse_args()
     chromium = shutil.which("chromium")
     if chromium is None:

@@ -9,7 +9,6 @@ steps. The first two steps are warm-up and left out.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.common import print_figures
+from benchmarks.common import parser_of, print_figures
 from squelch.actors.archive.reader import is_of_step, read_metrics
 
 WARM_UP = 2
@@ -114,12 +113,10 @@ def figures(metrics: list[dict[str, Any]], cpu: dict[str, float]) -> dict[str, A
 
 def main() -> None:
     """Prints the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "6 steps")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument("--recipe", default="frozenlake")
     parser.add_argument("--steps", type=int, default=22)
-    parser.add_argument("--quick", action="store_true", help="6 steps")
-    parser.add_argument("--json", action="store_true", help="one object of figures")
     options = parser.parse_args()
     steps = 6 if options.quick else options.steps
     with tempfile.TemporaryDirectory() as folder:

@@ -19,7 +19,6 @@ slower stage of the synchronous run never waits.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import tempfile
@@ -30,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import print_figures
+from benchmarks.common import parser_of, print_figures
 from squelch.actors.archive.reader import is_of_step, read_metrics
 from squelch.actors.archive.writer import Archive
 from squelch.actors.metrics.exporter import Recorder
@@ -156,12 +155,10 @@ def compare_real(steps: int, folder: Path, overrides: Sequence[str]) -> dict[str
 
 def main() -> int:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "10 steps with stand-ins")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of the runs")
     parser.add_argument("--real", action="store_true", help="real parties on the tiny policy, instead of stand-ins")
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--quick", action="store_true", help="10 steps with stand-ins")
-    parser.add_argument("--json", action="store_true", help="one object of figures")
     options = parser.parse_args()
     steps = 10 if options.quick else options.steps
     if steps <= WARM_UP + LAST:

@@ -153,12 +153,10 @@ def notes(found: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Prints the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser_of(__doc__, "one step of 8 new tokens of each kind, without TRL")
     parser.add_argument("--without-trl", action="store_true", help="Squelch and the floors only")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="Squelch's arithmetic")
     parser.add_argument("--ranks", type=int, default=1, help="learner ranks, which share the threads")
-    parser.add_argument("--quick", action="store_true", help="one step of 8 new tokens of each kind, without TRL")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     chosen = parser.parse_args()
     alone = chosen.quick or chosen.without_trl
     work = work_of(chosen)

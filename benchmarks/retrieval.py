@@ -11,7 +11,6 @@ brackets, or a megabyte of text.
 
 from __future__ import annotations
 
-import argparse
 import random
 import resource
 import tempfile
@@ -19,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.common import print_figures
+from benchmarks.common import parser_of, print_figures
 from benchmarks.environments.own import demonstrator_of, own_environment
 from squelch.envs.base import TextEnv
 from squelch.envs.registry import make
@@ -128,9 +127,7 @@ def measure_index(passages: int, built: int, queries: int) -> dict[str, Any]:
 
 def main() -> None:
     """Prints the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer steps, tasks and hostile actions")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser = parser_of(__doc__, "fewer steps, tasks and hostile actions")
     parser.add_argument("--passages", type=int, default=PASSAGES, help=f"passages to search (default {PASSAGES:,})")
     arguments = parser.parse_args()
     steps, hostile, tasks = (2_000, 4_000, 2_000) if arguments.quick else (10_000, 100_000, 10_000)

@@ -14,7 +14,6 @@ steps is scaled up and, a few steps after the new worker has come, down again. P
 
 from __future__ import annotations
 
-import argparse
 import signal
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import print_figures
+from benchmarks.common import parser_of, print_figures
 from squelch.actors.archive.reader import read_events, read_index, read_metrics
 
 SMALL = (
@@ -110,10 +109,8 @@ def boundaries(run_dir: Path, joined: dict[str, Any]) -> int:
 
 def main() -> None:
     """Prints the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "2 steps between the changes instead of 10")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
-    parser.add_argument("--quick", action="store_true", help="2 steps between the changes instead of 10")
-    parser.add_argument("--json", action="store_true", help="one object of figures")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the run is ended too
     with tempfile.TemporaryDirectory() as folder:

@@ -15,7 +15,6 @@ for its play the run's mean load over `seconds/probe`. `--samples` is `scorer.pr
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import print_figures
+from benchmarks.common import parser_of, print_figures
 from benchmarks.loop import run_steps
 from squelch.actors.archive.reader import is_of_step, read_metrics
 from squelch.actors.scorer.pace import OUTCOMES
@@ -118,12 +117,10 @@ def probe_share(runs: Sequence[Run]) -> float | None:
 
 def main() -> None:
     """Prints the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "one pair of 9 steps")
     parser.add_argument("--pairs", type=int, default=2, help="runs with and runs without (default: 2)")
     parser.add_argument("--steps", type=int, default=29, help="steps per run, 4 + 5 k (default: 29)")
     parser.add_argument("--samples", type=int, help="the probe's samples of a task (default: the recipe's)")
-    parser.add_argument("--quick", action="store_true", help="one pair of 9 steps")
-    parser.add_argument("--json", action="store_true", help="one object of figures")
     options = parser.parse_args()
     pairs, steps = (1, WARM_UP + EVERY) if options.quick else (options.pairs, options.steps)
     if pairs < 1 or steps < WARM_UP + EVERY:

@@ -10,7 +10,6 @@ more imitation alone.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from pathlib import Path
@@ -22,6 +21,7 @@ from transformers import PreTrainedModel, Qwen2ForCausalLM
 from transformers.utils import logging
 
 from benchmarks import tiny_play
+from benchmarks.common import parser_of
 from benchmarks.tiny_play import Played
 from squelch.actors.diagnosis.proxies import proxies_of_samples
 from squelch.actors.play.codec import ChatCodec
@@ -151,16 +151,12 @@ def measure(directory: Path, config: RunConfig, num_tasks: int, num_prompts: int
 
 def main() -> None:
     """Prints the figures of each environment's policy."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "64 tasks and 8 groups instead of 512 and 32, T = 0.5 only")
     parser.add_argument("--env", choices=environment_names(), help="this environment only; default all")
     parser.add_argument(
         "--options", type=json.loads, default={}, help="task options that replace the recipe's; needs --env"
     )
     parser.add_argument("--policy", type=Path, help="folder of a policy that was built before; needs --env")
-    parser.add_argument(
-        "--quick", action="store_true", help="64 tasks and 8 groups instead of 512 and 32, T = 0.5 only"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object per line instead of a table")
     arguments = parser.parse_args()
     if (arguments.policy or arguments.options) and not arguments.env:
         parser.error("--policy and --options need --env: which environment are they for?")

@@ -17,7 +17,6 @@ are synthetic, and the output says so.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import print_figures
+from benchmarks.common import parser_of, print_figures
 from research.renoising import BLOCK, renoised
 from squelch.actors.archive.reader import read_metrics
 from squelch.actors.diagnosis.alarm import BASELINE, DependenceAlarm, Scored, score_of
@@ -189,13 +188,11 @@ def notes(figures: Mapping[str, Any], synthetic: bool) -> list[str]:
 
 def main() -> None:
     """Prints one line for each collapsed run, and the rate of false alarms."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "200 series instead of 1,000")
     parser.add_argument("--healthy", type=Path, nargs="*", default=[], metavar="RUN", help="folders of healthy runs")
     parser.add_argument(
         "--collapsed", type=Path, nargs="*", default=[], metavar="RUN", help="folders of collapsed runs"
     )
-    parser.add_argument("--quick", action="store_true", help="200 series instead of 1,000")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     args = parser.parse_args()
     synthetic = not (args.healthy or args.collapsed)
     if synthetic:

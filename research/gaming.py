@@ -30,7 +30,6 @@ fall is hardly a rise. So `gamed` first lifts every value below the mean of the 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,11 +37,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import print_figures
-from research import kept_share, made_to_collapse
+from benchmarks.common import parser_of, print_figures
 from research.claims.study import RESULTS as CLAIMS
 from research.kept import Kept, condense, of_content, read_all
 from research.renoising import renoised
+from research.tables import FOLDER
 from squelch.actors.diagnosis.uncertainty import wilson_interval
 from squelch.cluster.control.gaming import VALIDATIONS, Gaming
 from squelch.cluster.errors import UserError
@@ -59,7 +58,7 @@ SERIES, QUICK_SERIES = 1000, 100
 
 def files() -> tuple[Path, ...]:
     """The tables whose runs are read."""
-    return CLAIMS, made_to_collapse.RESULTS, kept_share.RESULTS
+    return CLAIMS, FOLDER / "made_to_collapse.parquet", FOLDER / "kept_share.parquet"
 
 
 @dataclass(frozen=True)
@@ -172,10 +171,8 @@ def _course(folder: Path) -> Course:
 
 def main() -> None:
     """Prints the rates."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, f"{QUICK_SERIES} series instead of {SERIES}")
     parser.add_argument("--healthy", type=Path, nargs="*", default=[], metavar="RUN", help="folders of healthy runs")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_SERIES} series instead of {SERIES}")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     args = parser.parse_args()
     try:
         courses = [_course(folder) for folder in args.healthy] or committed()

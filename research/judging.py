@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import print_figures
+from benchmarks.common import parser_of, print_figures
 from squelch.cluster.errors import UserError
 
 PAGES = Path(__file__).parents[1] / "docs" / "research"
@@ -38,9 +37,7 @@ def judge(
     """Prints a study's report; returns the exit code. `words`: the study's description; `report`: makes the report,
     which may be cheaper with `--quick`; `writes`: the page in docs/research that `--write` writes. Ends with exit code
     2 if a flag or the table is wrong."""
-    parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help=quick)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser = parser_of(words, quick)
     if writes:
         parser.add_argument("--write", action="store_true", help=f"write docs/research/{writes}")
     chosen = parser.parse_args(argv)

@@ -344,5 +344,5 @@ def not_worse(low: float | None, high: float | None, tolerance: float) -> str:
     """The verdict on "not worse by more than the tolerance", from the interval of a difference. No interval tells
     nothing."""
     if low is None or high is None:
-        return "cannot be told"
-    return "holds" if low > -tolerance else "fails" if high < -tolerance else "cannot be told"
+        return "not significant"
+    return "holds" if low > -tolerance else "fails" if high < -tolerance else "not significant"

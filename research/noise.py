@@ -13,7 +13,7 @@ Everything here was fixed before the first cell ran; do not change it once a cel
     success        on the fixed validation tasks, under the same noise, after step 60
     figure         success of an arm minus that of `none`, paired by seed: mean and 95% t-interval
     criterion      for policy_variance at p = 0.8 and at p = 1: the interval's lower end is above -0.03. It holds if so,
-                   it fails if the upper end is below -0.03, and otherwise it cannot be told from five seeds. The same
+                   it fails if the upper end is below -0.03, and otherwise five seeds leave it not significant. The same
                    is reported of plain and shared, for which nothing is claimed
 
 32 replays, because on the lakes of docs/research/policy-variance.md 4 tell almost no group from noise at p = 0.5. The

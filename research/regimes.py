@@ -24,9 +24,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from benchmarks.common import arguments, print_figures
-from research import made_to_collapse
 from research.claims.study import RESULTS as CLAIMS
 from research.kept import Kept, read_all
+from research.tables import FOLDER
 from squelch.actors.diagnosis.metrics import REGIMES
 from squelch.actors.diagnosis.regime import RegimeGauge, RegimeInputs, true_share
 
@@ -98,7 +98,9 @@ def _followed(follows: dict[int, float], step: int, oldest: int) -> float:
 
 def committed() -> list[Course]:
     """The courses of the committed runs of PARTS that keep the share of turns with reasoning, by part and name."""
-    runs = [run for file in (made_to_collapse.RESULTS, CLAIMS) for run in read_all(file) if run.part in PARTS]
+    runs = [
+        run for file in (FOLDER / "made_to_collapse.parquet", CLAIMS) for run in read_all(file) if run.part in PARTS
+    ]
     found = [course_of(run) for run in runs if run.series("first_turn/reasoned")]
     return sorted(found, key=lambda one: (PARTS.index(one.run.part), one.run.name))
 

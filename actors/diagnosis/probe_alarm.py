@@ -7,7 +7,7 @@ scorer steps needs. A metric may lose the share `DRIFT` of its best level, becau
 becomes more certain of its answers. The alarm is raised while one of the two is. One low evaluation never raises it;
 two clearly low evaluations do.
 
-The parameters were fixed before any run was judged by them; `research.made_to_collapse` judges them.
+The parameters were fixed before any run was judged by them; docs/research/alarms.md judges them.
 
 Invariants: evaluations must come in order of their steps; a metric of NaN changes nothing, and `blind` names it.
 Pure; plain JSON state.

@@ -12,8 +12,8 @@ On a CPU with one thread and float32, in CPU seconds, because other processes di
   engine must reach 80% (benchmarks/cross_scoring/answers.py);
 - cost at N prompts with 8 reasonings each: tokens forwarded (exact) and seconds, both fitted by a N + b N^2.
 
-`research.pair_budget` compares what a quarter of the pairs estimates with what all pairs do. `benchmarks.gpu` measures
-the scorer on a GPU.
+docs/research/reasoning-metrics.md compares what a quarter of the pairs estimates with what all pairs do.
+`benchmarks.gpu` measures the scorer on a GPU.
 """
 
 from __future__ import annotations

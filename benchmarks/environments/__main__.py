@@ -9,7 +9,6 @@ played episode of each environment into docs/reference/episodes.md.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import time
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import parser_of
 from benchmarks.environments.episodes import write_episodes
 from benchmarks.environments.own import demonstrator_of, own_environment
 from squelch.envs.base import TextEnv
@@ -190,10 +190,8 @@ def targets(name: str) -> dict[str, str]:
 
 def main() -> None:
     """Prints the figures, or writes the episodes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "500 tasks of each split instead of 10,000")
     parser.add_argument("--env", choices=environment_names(), help="this environment only; default all")
-    parser.add_argument("--quick", action="store_true", help="500 tasks of each split instead of 10,000")
-    parser.add_argument("--json", action="store_true", help="one JSON object per line instead of a table")
     parser.add_argument("--write", action="store_true", help="only write the episodes into docs/reference/episodes.md")
     arguments = parser.parse_args()
     if arguments.write:

@@ -4,7 +4,6 @@ python -m benchmarks.faults --out FOLDER [--boots 10] [--faults 10] [--seed 0] [
 python -m benchmarks.faults [--report FOLDER [--keep]] [--json]
 python -m benchmarks.faults --quick [--json]
 python -m benchmarks.faults --soak FOLDER [--seeds 0,1,2]
-python -m benchmarks.faults --delays FILE [--seconds 120] [--model FOLDER]
 
 A boot is two hosts in network namespaces of this machine (root, iproute2) and a run on them. The faults are drawn from
 the seed before the first boot (`tests.e2e.faults.plan`), ten a cell; FOLDER/cell-SEED-NN.json gets the result of
@@ -13,8 +12,7 @@ interrupted, with the faults that no boot has injected; `--once` stops after one
 were committed (benchmarks/faults/results.parquet) are reported, `--quick` alike, or those in the FOLDER of `--report`,
 which `--keep` adds to the committed ones.
 
-`--soak` trains the demo on each seed twice, once with a fault every fifth step. `--delays` records how late parties
-answer on a machine under load.
+`--soak` trains the demo on each seed twice, once with a fault every fifth step.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import print_figures
+from benchmarks.common import parser_of, print_figures
 from benchmarks.faults.report import COLUMNS, figures, keep, read_boots, rows
 from tests.e2e.faults.plan import cells
 
@@ -41,11 +39,6 @@ def main() -> int:
         from benchmarks.faults.soak import soak
 
         return soak(chosen.soak, [int(seed) for seed in chosen.seeds.split(",")])
-    if chosen.delays is not None:
-        from benchmarks.faults.delays import record
-
-        record(chosen.delays, chosen.model, chosen.seconds)
-        return 0
     found = read_boots(chosen.out or chosen.report)
     if chosen.keep:
         keep(found, COMMITTED)
@@ -54,7 +47,7 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "reports on the committed cells; nothing is run")
     parser.add_argument("--out", type=Path, help="runs the study; folder of its cells")
     parser.add_argument("--boots", type=int, default=10, help="number of cells")
     parser.add_argument("--faults", type=int, default=10, help="faults a cell")
@@ -64,12 +57,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="tiny", help="folder of the policy; by default the demo's is warmed up")
     parser.add_argument("--report", type=Path, default=COMMITTED, metavar="FOLDER", help="folder of cells")
     parser.add_argument("--keep", action="store_true", help="add the reported cells to the committed ones")
-    parser.add_argument("--quick", action="store_true", help="reports on the committed cells; nothing is run")
     parser.add_argument("--soak", type=Path, help="runs the soak in this folder")
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--delays", type=Path, help="records delays under load in this file")
-    parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     return parser.parse_args()
 
 

@@ -16,7 +16,6 @@ at random. The parts
 | memory | peak of a learner rank against its estimate, for each setting that changes it |
 | publication | seconds of a publication, beside a plain copy of as many bytes |
 | learner, compiled | the step of Qwen2.5-0.5B with `learner.compile` |
-| run | two steps of the demo with the learner and a vLLM engine on the same GPU |
 
 A part whose packages are not installed is skipped, and the object names them. A part that fails or takes too long is
 recorded with the last line of its trace and the figures that it had, and the others go on. Figures are printed on

@@ -27,7 +27,6 @@ PARTS = {
     "memory": Part("benchmarks.gpu.peaks:measure", 120),
     "publication": Part("benchmarks.gpu.publication:measure", 90),
     "learner, compiled": Part("benchmarks.gpu.step:compiled", 150, slow_on_cpu=True),
-    "run": Part("benchmarks.gpu.run:measure", 240, ("ray", "vllm", "pyarrow", "pydantic", "gymnasium"), True),
 }
 
 

@@ -15,8 +15,6 @@ comparison alternate.
   prompt's tokens (`by_less_sharing`), and a fed token takes more time (`by_time_a_token_fed`), because an optimizer
   step has a fixed cost. `empty` is the share of the step's time that the same number of optimizer steps on almost no
   tokens takes, `empty_optimizer` the share of their optimizer, in wall seconds;
-- memory: the peak of a step by token budget, batch and vocabulary, each in its own process, and the matrices that the
-  comparison of vocabularies leaves out;
 - seconds by part for both anchors and with KL on, and seconds of a publication and a checkpoint;
 - the effect of a constant loss scale that remains after AdamW and clipping (the length of the parameters' movement over
   the steps, relative to that at scale 1).
@@ -40,7 +38,6 @@ import torch
 from transformers.utils import logging as hf_logging
 
 from benchmarks import common
-from benchmarks.learner import memory_worker as learner_memory_worker
 from benchmarks.learner import random_work
 from benchmarks.learner import work as learner_work
 from squelch.actors.messages import StepReport
@@ -74,21 +71,6 @@ LAYOUTS: dict[str, tuple[int, int] | None] = {
 QUICK_LAYOUTS = ("frozenlake", "150 + 30")
 KEPT = (1.0, 0.75, 0.5, 0.25)
 KEPT_GROUPS = (8, 32)
-MEMORY = {
-    "budget 2048, 256 trajectories": {"budget": 2048, "groups": 16, "vocabulary": 10_000},
-    "budget 2048, 512 trajectories": {"budget": 2048, "groups": 32, "vocabulary": 10_000},
-    "budget 4096, 256 trajectories": {"budget": 4096, "groups": 16, "vocabulary": 10_000},
-    "budget 4096, vocabulary 151,936": {"budget": 4096, "groups": 16, "vocabulary": 151_936},
-}
-MATRICES = (
-    *(f"{name} as copied to go back to" for name in ("the output matrix", "Adam's first moment of it", "its second")),
-    "the output matrix as FSDP gathers it from its shard",
-    "its gradient, whole, as the backward pass makes it",
-    "its gradient as this rank's shard, reduced from the whole one",
-)
-"""Matrices of shape (vocabulary, width) that the comparison of vocabularies leaves out: it compares a step's memory
-without the output matrix and its gradient. No figure includes the master copy and Adam's moments, which exist before
-the step."""
 
 
 def make_trajectory(rng: np.random.Generator, index: int, prompt: np.ndarray) -> Trajectory:
@@ -237,25 +219,6 @@ def measure_empty(trainer: Trainer, steps: int) -> dict[str, float]:
     return {"step": min(seconds[1:]), "optimizer": min(optimizer[1:])}
 
 
-def measure_memory() -> dict[str, Any]:
-    """Peak MiB of a step by case, and the ratio of the large vocabulary's peak to the small vocabulary's: without all
-    of `MATRICES`, without all but the last, and with all."""
-    found = {name: learner_memory_worker.measure(**case, prompt=40, answer=60) for name, case in MEMORY.items()}
-    small, large = list(found.values())[-2:]
-    over = [
-        (large["peak_mib"] - aside * large["matrix_mib"]) / (small["peak_mib"] - aside * small["matrix_mib"])
-        for aside in (len(MATRICES), len(MATRICES) - 1, 0)
-    ]
-    return {
-        "peak_mib": {name: case["peak_mib"] for name, case in found.items()},
-        "matrix_mib": {name: case["matrix_mib"] for name, case in found.items()},
-        "vocabulary_ratio": over[0],
-        "vocabulary_ratio_with_gradient_shard": over[1],
-        "vocabulary_ratio_with_matrices": over[2],
-        "left_out": list(MATRICES),
-    }
-
-
 def measure_files(trainer: Trainer, folder: Path) -> dict[str, float]:
     """Seconds of a publication (its chunks stay in this process), of a checkpoint, and of loading that."""
     marks = [time.perf_counter()]
@@ -304,7 +267,6 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "kept": {
             str(num * GROUP_SIZE): measure_kept(folder / f"kept{num}", num, steps, threads) for num in kept_groups
         },
-        "memory": None if arguments.quick else measure_memory(),
         "trajectories": sum(len(members) for _, members in groups),
         "tokens": sum(len(t.token_ids) for _, members in groups for t in members),
         "sampled_tokens": sum(int(t.loss_mask.sum()) for _, members in groups for t in members),
@@ -335,17 +297,6 @@ def as_text(found: Mapping[str, Any]) -> str:
         for kept, figures in shares.items():
             parts = ", ".join(f"{part} {value:.3g}" for part, value in figures.items())
             lines.append(f"kept {kept} of {size} trajectories: {parts}")
-    if found["memory"]:
-        peaks = found["memory"]["peak_mib"]
-        lines.append("peak MiB of a step: " + "; ".join(f"{name}: {peak:.0f}" for name, peak in peaks.items()))
-        memory = found["memory"]
-        lines.append(
-            f"large vocabulary over small: {memory['vocabulary_ratio']:.2f} with output matrix and gradient aside "
-            f"(wanted at most 1.3), that is, without a (vocabulary, width) matrix of float32 for each of: "
-            f"{'; '.join(memory['left_out'])}; {memory['vocabulary_ratio_with_gradient_shard']:.2f} with the last of "
-            f"them counted, {memory['vocabulary_ratio_with_matrices']:.2f} with all (master copy and Adam's moments "
-            "were there before the step)"
-        )
     for name, figures in found["seconds"].items():
         lines.append(f"{name}: " + ", ".join(f"{part} {value:.3g}" for part, value in figures.items()))
     lines.append("files: " + ", ".join(f"{part} {value:.3g} s" for part, value in found["files_seconds"].items()))

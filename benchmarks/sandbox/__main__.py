@@ -11,7 +11,6 @@ CPU time of a program (this checkout / other) with 95% t-intervals over the pair
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import paired
-from benchmarks.common import print_figures
+from benchmarks.common import parser_of, print_figures
 from benchmarks.sandbox import block_worker, lateness
 from squelch.envs.sandbox import Pool
 from squelch.envs.sandbox.backends import STRONGEST_FIRST, Backend, choose, probe_all
@@ -86,11 +85,9 @@ def show_ratios(found: dict[str, Any], as_json: bool) -> None:
 
 def main() -> None:
     """Prints the figures of each back end that works, or the ratios to another checkout."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "40 programs instead of 300, and two blocks")
     parser.add_argument("--other", type=Path, help="another checkout to compare with")
     parser.add_argument("--blocks", type=int, default=8, help="blocks a side, with --other")
-    parser.add_argument("--quick", action="store_true", help="40 programs instead of 300, and two blocks")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     options = parser.parse_args()
     if options.other is None:
         show([measure(backend, options.quick) for backend in back_ends()], options.json)

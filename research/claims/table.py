@@ -344,8 +344,8 @@ NOT_COVERED = {
     "Table 3": "the environments' properties, held by the tests of each environment",
     "Figure 3b, substantial task gradients where reward variance is near 0": "the paper does not say how large is "
     "substantial; the row of section 3.1 compares the task's gradient with the regularisers' in the lowest bucket",
-    "Table 4, model scale and type": "models of 0.5 to 7 billion parameters; `research.real_model` trains a "
-    "model of 135 million",
+    "Table 4, model scale and type": "models of 0.5 to 7 billion parameters; [one of 135 million](real-model-study.md) "
+    "was trained",
     "Table 4, modality": "needs a vision-language model",
     "Table 4, MetaMathQA": "as Figure 6's",
     "Section 5.1, too much entropy collapses performance": "the arms with an entropy bonus of 0.03 and 0.1 are read "

@@ -2,7 +2,7 @@
 
 A claim says that a statistic lies in a region. It **holds** if the whole 95% interval lies in the region. It **fails**
 if the whole interval lies outside, or nearer to the wrong side of a bound than the smallest effect that would matter
-(the `tolerance`, 0 unless the claim has one). Otherwise it **cannot be told**, and likewise if there are fewer runs
+(the `tolerance`, 0 unless the claim has one). Otherwise it is **not significant**, and likewise if there are fewer runs
 than the claim asks for. A claim of which no seed has all the runs that it needs is **not run**.
 """
 
@@ -15,7 +15,7 @@ from typing import Literal
 
 from research.claims.statistics import Estimate, Pool
 
-Verdict = Literal["holds", "fails", "cannot be told", "not run"]
+Verdict = Literal["holds", "fails", "not significant", "not run"]
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,11 @@ def verdict(found: Estimate, claim: Claim) -> Verdict:
     if not found.runs and not found.note:  # a note says why runs that are there do not count
         return "not run"
     if found.runs < claim.least or low is None or high is None:
-        return "cannot be told"
+        return "not significant"
     if region.low < low and high < region.high:
         return "holds"
     if high < region.low + region.tolerance or low > region.high - region.tolerance:
         return "fails"
     if low == high and low in (region.low, region.high):  # a point on the bound, of runs without any spread
         return "fails"
-    return "cannot be told"
+    return "not significant"

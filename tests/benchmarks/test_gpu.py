@@ -173,9 +173,8 @@ import importlib, sys
 from benchmarks.gpu import part_worker
 from benchmarks.gpu.parts import PARTS, installed
 assert not {name for name in ("psutil", "pyarrow") if installed(name)}
-for name, part in PARTS.items():
-    if name != "run":
-        importlib.import_module(part.function.partition(":")[0])
+for part in PARTS.values():
+    importlib.import_module(part.function.partition(":")[0])
 sys.argv = ["part_worker", "learner, SmolLM2-135M", "cpu", "60", "--quick"]
 part_worker.main()
 """

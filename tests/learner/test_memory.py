@@ -3,7 +3,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from benchmarks.learner import memory_worker as learner_memory_worker
 from squelch.cluster.config import load
 from squelch.learner import memory
 from squelch.learner.config import LearnerConfig
@@ -15,6 +14,7 @@ from squelch.learner.kernels.linear import use_fast_products
 from squelch.learner.kernels.packing import pack
 from squelch.learner.policy.model import decoder_layers, hidden_states
 from squelch.learner.shapes import LLAMA_SHAPES, QWEN2_SHAPES, published
+from tests.learner import memory_worker as learner_memory_worker
 
 pytestmark = pytest.mark.slow
 

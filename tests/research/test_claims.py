@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from research import kept_share, made_to_collapse, noise
 from research.claims import statistics as of
 from research.claims.page import PAGE, markdown
 from research.claims.statistics import Estimate, Pool
@@ -25,6 +24,7 @@ from research.claims.table import (
 )
 from research.claims.verdict import Claim, Region, above, below, verdict, within
 from research.kept import Kept, alike, changes_learning, read_all
+from research.tables import FOLDER
 from squelch.actors.diagnosis.grounding import spearman
 
 SUCCESS = "validation/success"
@@ -69,14 +69,14 @@ def made_up(run: Kept, place: int) -> Kept:
 def test_a_claim_holds_or_fails_by_its_whole_interval_and_is_open_otherwise():
     up = claim(above(0, tolerance=0.03))
     assert verdict(Estimate(0.1, 0.01, 0.2, 3), up) == "holds"
-    assert verdict(Estimate(0.1, -0.01, 0.2, 3), up) == "cannot be told"
+    assert verdict(Estimate(0.1, -0.01, 0.2, 3), up) == "not significant"
     assert verdict(Estimate(0.01, -0.01, 0.029, 3), up) == "fails", "no effect that would matter"
-    assert verdict(Estimate(0.1, 0.01, 0.2, 2), up) == "cannot be told"
+    assert verdict(Estimate(0.1, 0.01, 0.2, 2), up) == "not significant"
     assert verdict(Estimate(0.0, 0.0, 0.0, 3), claim(above(0))) == "fails", "a point on the bound lies outside"
     assert verdict(Estimate(0.0, 0.0, 0.0, 3), claim(below(0))) == "fails"
-    assert verdict(Estimate(0.1, None, None, 3), up) == "cannot be told"
+    assert verdict(Estimate(0.1, None, None, 3), up) == "not significant"
     assert verdict(Estimate(None, None, None, 0), up) == "not run"
-    assert verdict(Estimate(None, None, None, 0, note="left out: 3"), up) == "cannot be told"
+    assert verdict(Estimate(None, None, None, 0, note="left out: 3"), up) == "not significant"
     assert verdict(Estimate(-0.1, -0.2, -0.01, 3), claim(below(0))) == "holds"
     assert verdict(Estimate(0.1, 0.01, 0.2, 3), claim(below(0))) == "fails"
     assert verdict(Estimate(0.0, -0.1, 0.1, 3), claim(within(0.2))) == "holds"
@@ -167,7 +167,7 @@ def test_an_order_of_few_arms_is_told_only_where_chance_would_hardly_make_it():
     claimed = claim(above(0))
     assert verdict(estimate(*[(0.1, 0.2, 0.3)] * 3), claimed) == "holds", "1 of 216 outcomes"
     half = estimate(*[(0.1, 0.3, 0.2)] * 3)
-    assert half.mean == pytest.approx(0.5) and verdict(half, claimed) == "cannot be told", "43 of 216 outcomes"
+    assert half.mean == pytest.approx(0.5) and verdict(half, claimed) == "not significant", "43 of 216 outcomes"
     assert estimate((0.1, 0.1, 0.1), (0.1, 0.2, 0.3), (0.1, 0.2, 0.3)).mean == pytest.approx(2 / 3), "no order counts"
     outcomes = list(itertools.product(itertools.permutations((0.1, 0.2, 0.3)), repeat=3))
     told = [verdict(estimate(*outcome), claimed) for outcome in outcomes]
@@ -258,9 +258,9 @@ def test_no_row_covers_what_is_listed_as_not_covered():
         assert any(name.startswith(source) for name in NOT_COVERED), source
 
 
-@pytest.mark.parametrize("file", [RESULTS, noise.RESULTS, made_to_collapse.RESULTS, kept_share.RESULTS])
-def test_no_committed_run_was_made_with_an_override_that_changes_what_is_learned(file):
-    runs = read_all(file)
+@pytest.mark.parametrize("name", ["claims", "noise", "made_to_collapse", "kept_share"])
+def test_no_committed_run_was_made_with_an_override_that_changes_what_is_learned(name):
+    runs = read_all(FOLDER / f"{name}.parquet")
     assert runs and not [run.name for run in runs if any(map(changes_learning, run.overrides))]
 
 
@@ -268,7 +268,7 @@ def test_quick_judges_every_claim_without_a_run(capsys):
     assert main(["--quick", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found["claims"]) == len(every_claim())
-    assert {row["verdict"] for row in found["claims"]} <= {"holds", "fails", "cannot be told", "not run"}
+    assert {row["verdict"] for row in found["claims"]} <= {"holds", "fails", "not significant", "not run"}
 
 
 def test_runs_of_one_seed_are_no_independent_evidence_for_a_correlation():
@@ -351,5 +351,5 @@ def test_runs_that_lack_the_figure_tell_nothing_and_are_not_called_open():
         pool.across("sokoban", ("none", "top_p"), missing, of.at_end(SUCCESS), 60),
         of.shift("no/such", "nor/this", pool, "sokoban", "top_p", "none", 60),
     ):
-        assert found.note == "none of 3 runs has the figure" and verdict(found, claim(above(0))) == "cannot be told"
+        assert found.note == "none of 3 runs has the figure" and verdict(found, claim(above(0))) == "not significant"
     assert verdict(pool.mean("sokoban", "other", missing, 60), claim(above(0))) == "not run"

@@ -6,6 +6,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
+from squelch.actors.diagnosis import alarm as cusum
+from squelch.actors.diagnosis import probe_alarm
 from squelch.actors.diagnosis.probe_alarm import ProbeAlarm
 
 
@@ -59,3 +61,10 @@ def test_a_restored_alarm_goes_on_alike(pairs, at):
     second.restore(json.loads(json.dumps(first.state())))
     after = [(s, n) for s, pair in list(enumerate(pairs))[at:] for n in second.update(s, evaluation(*pair))]
     assert before + after == raised and second.state() == whole.state()
+
+
+def test_the_parameters_are_those_that_were_fixed_before_the_runs_by_which_the_alarm_was_judged():
+    """docs/research/alarms.md has the rates. An alarm with others must be judged on runs that it has not seen."""
+    assert tuple(probe_alarm.WATCHED) == ("mi", "dependence")
+    assert (probe_alarm.BASELINE, probe_alarm.DRIFT, probe_alarm.SIGNIFICANT) == (2, 0.25, 0.05)
+    assert (cusum.FLOOR, cusum.ALLOWANCE, cusum.MOST, cusum.THRESHOLD) == (0.05, 0.5, 3.0, 4.0)

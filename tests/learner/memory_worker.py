@@ -1,6 +1,6 @@
-"""Measures the peak memory of one learner step in its own process, for `benchmarks.learner`.
+"""Measures the peak memory of one learner step in its own process, for `tests/learner/test_memory.py`.
 
-    python -m benchmarks.learner.memory_worker '{"budget": 2048, "groups": 4, ...}'
+    python -m tests.learner.memory_worker '{"budget": 2048, "groups": 4, ...}'
 
 Prints one JSON object. `peak_mib`: the step's peak above the memory before it, which includes weights and optimizer
 state; `whole_mib`: the peak above the memory before the learner was created; `estimate_mib`: the estimate of
@@ -29,7 +29,7 @@ def measure(**case: Any) -> dict[str, float]:
     Args:
         case: `budget`, number of `groups` of 16, `prompt`, `answer`, `vocabulary`, and `learner`, its other settings.
     """
-    command = [sys.executable, "-m", "benchmarks.learner.memory_worker", json.dumps(case)]
+    command = [sys.executable, "-m", "tests.learner.memory_worker", json.dumps(case)]
     environment = {**os.environ, **GIVE_BACK, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     if done.returncode:
