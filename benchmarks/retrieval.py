@@ -24,7 +24,6 @@ from squelch.envs.base import TextEnv
 from squelch.envs.registry import make
 from squelch.envs.retrieval import open_index
 from squelch.envs.search_qa.world import World
-from squelch.envs.splits import SPLITS
 from squelch.envs.wording import DEFAULT_QUALITY
 from tests.envs.hostile_searches import hostile_searches
 
@@ -65,22 +64,12 @@ def slowest_action(env: TextEnv, count: int) -> tuple[float, str]:
     return slowest, what
 
 
-def distinct(env: TextEnv, count: int) -> set[str]:
-    """The digests of the distinct tasks among `count` tasks."""
-    keys = set()
-    for seed in range(FRESH_SEED, FRESH_SEED + count):
-        env.reset(seed=seed, options={"noise_seed": 0})
-        keys.add(env.task_key())
-    return keys
-
-
-def measure_environment(name: str, options: dict[str, Any], steps: int, hostile: int, tasks: int) -> dict[str, Any]:
+def measure_environment(name: str, options: dict[str, Any], steps: int, hostile: int) -> dict[str, Any]:
     """All figures of one environment."""
     env, rng = own_environment(name, "train", options), random.Random(0)
     demonstrator = demonstrator_of(env)
     rate, success = play(env, lambda: demonstrator.demonstrate(rng, DEFAULT_QUALITY)[1][0], steps)
     solver_rate, solver_success = play(env, lambda: (env.solution() or ["search[?]"])[0], steps)
-    train, validation = (distinct(own_environment(name, split, options), tasks) for split in SPLITS)
     slowest, what = slowest_action(env, hostile)
     return {
         "environment": name,
@@ -88,10 +77,6 @@ def measure_environment(name: str, options: dict[str, Any], steps: int, hostile:
         "success_demonstrator": success,
         "steps_per_cpu_second_solver": solver_rate,
         "success_solver": solver_success,
-        "tasks_drawn_of_each_split": tasks,
-        "train_tasks_distinct": len(train),
-        "validation_tasks_distinct": len(validation),
-        "tasks_in_both_splits": len(train & validation),
         "hostile_actions": hostile,
         "slowest_hostile_action_s": slowest,
         "slowest_hostile_action": what,
@@ -127,13 +112,13 @@ def measure_index(passages: int, built: int, queries: int) -> dict[str, Any]:
 
 def main() -> None:
     """Prints the figures."""
-    parser = parser_of(__doc__, "fewer steps, tasks and hostile actions")
+    parser = parser_of(__doc__, "fewer steps and hostile actions")
     parser.add_argument("--passages", type=int, default=PASSAGES, help=f"passages to search (default {PASSAGES:,})")
     arguments = parser.parse_args()
-    steps, hostile, tasks = (2_000, 4_000, 2_000) if arguments.quick else (10_000, 100_000, 10_000)
+    steps, hostile = (2_000, 4_000) if arguments.quick else (10_000, 100_000)
     index = measure_index(arguments.passages, 5_000 if arguments.quick else 50_000, steps // 2)
     played = {"SearchQA": {"num_passages": arguments.passages}, "WebShop": {"num_products": PRODUCTS}}
-    environments = [measure_environment(name, options, steps, hostile, tasks) for name, options in played.items()]
+    environments = [measure_environment(name, options, steps, hostile) for name, options in played.items()]
     rows = [[key, *(one[key] for one in environments)] for key in environments[0] if key != "environment"]
     notes = [f"index: {key} {value if isinstance(value, int) else f'{value:,.4g}'}" for key, value in index.items()]
     notes.append(f"target: {TARGET} steps/s on one core, resets included")

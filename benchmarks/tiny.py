@@ -3,9 +3,7 @@
 python -m benchmarks.tiny [--env NAME] [--options JSON] [--policy DIR] [--quick] [--json]
 
 Options and token limits are those of the shipped recipe with the environment's name. The policy is built again, so that
-the seconds are those of a first run, unless `--policy` names the folder of a policy. For comparison the benchmark also
-measures the same policy after a warm-up that continues for as long as a demo of reinforcement learning: the effect of
-more imitation alone.
+the seconds are those of a first run, unless `--policy` names the folder of a policy.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, Qwen2ForCausalLM
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from benchmarks import tiny_play
@@ -28,24 +26,15 @@ from squelch.actors.play.codec import ChatCodec
 from squelch.actors.scorer.cross_scoring import CrossScorer
 from squelch.actors.shared_prefix import distinct
 from squelch.cluster.config import RunConfig, load
-from squelch.envs.config import EnvironmentConfig
 from squelch.envs.grid_worlds.base import GridEnv
 from squelch.envs.registry import environment_class, environment_names
-from squelch.learner.warmup import tiny, training
-from squelch.learner.warmup.demonstrations import encode, transcripts
-from squelch.learner.warmup.tiny_recipe import recipe_for
+from squelch.learner.warmup import tiny
 
 NUM_PROMPTS = 32
 """Number of prompts in the retrieval of the first turn's reasoning."""
 GROUP_SIZE = 16
 QUICK_TASKS = 64
 REASONINGS_PER_PROMPT = 4
-NUM_STEPS = 20
-EPISODES_PER_STEP = 128
-"""Episodes per step of the continued warm-up: as many as a training step plays (8 tasks x 16)."""
-UPDATES_PER_STEP = 4
-CONTINUED_SEED = 1_000_000
-"""Distance from the first seed of the warm-up's demonstrations to that of the continued warm-up's."""
 TARGETS = {
     "success_t05": "0.30 to 0.42",
     "groups_with_variance": ">= 0.4",
@@ -94,34 +83,6 @@ def dependence(model: PreTrainedModel, groups: list[Played]) -> dict[str, float]
     return figures | {"retrieval_over_chance": figures["retrieval_accuracy"] / figures["retrieval_chance"]}
 
 
-def continued(directory: Path, environment: EnvironmentConfig) -> PreTrainedModel:
-    """The policy after `NUM_STEPS` more steps of imitation on new demonstrations, at its last learning rate."""
-    model, codec = tiny_play.load(directory)
-    assert isinstance(model, Qwen2ForCausalLM), "the tiny policy is a Qwen2"
-    recipe = recipe_for(environment.name)
-    source = transcripts(environment, recipe.quality, tiny.DEMONSTRATION_SEED + CONTINUED_SEED)
-    optimizer = training.Optimizer(model, recipe)
-    model.train()
-    for _ in range(NUM_STEPS):
-        episodes = [encode(codec, next(source)) for _ in range(EPISODES_PER_STEP)]
-        prefix = training.shared_prefix(episodes)
-        for part in range(UPDATES_PER_STEP):
-            training.batch_loss(model, episodes[part::UPDATES_PER_STEP], codec.pad_id, prefix).backward()
-            optimizer.step(recipe.final_learning_rate)
-    return model.eval()
-
-
-def success_beyond(
-    directory: Path, model: PreTrainedModel, codec: ChatCodec, config: RunConfig, num_tasks: int
-) -> dict[str, float]:
-    """Success at temperature 1, and after more imitation; the slowest figures of this benchmark."""
-    further = continued(directory, config.environment)
-    return {
-        "success_t1": success(model, codec, config, num_tasks, 1.0),
-        "success_t05_warm_up_continued": success(further, codec, config, num_tasks, 0.5),
-    }
-
-
 def measure(directory: Path, config: RunConfig, num_tasks: int, num_prompts: int) -> dict[str, Any]:
     """All figures of one environment's policy, which is built in `directory` unless that holds it."""
     environment, tokens = config.environment, config.sampling.max_tokens_per_turn
@@ -143,7 +104,7 @@ def measure(directory: Path, config: RunConfig, num_tasks: int, num_prompts: int
         "loss": report.loss,
         "num_tasks": num_tasks,
         "success_t05": success(model, codec, config, num_tasks, 0.5),
-        **(success_beyond(directory, model, codec, config, num_tasks) if num_tasks > QUICK_TASKS else {}),
+        **({"success_t1": success(model, codec, config, num_tasks, 1.0)} if num_tasks > QUICK_TASKS else {}),
         **signal(groups),
         **dependence(model, groups),
     }

@@ -8,16 +8,13 @@ comparison alternate.
 - rates: float32 matrix products by MKL, and by oneDNN, which the learner uses;
 - layouts: a packed step against the same step padded to the longest row with causal SDPA and a mask, through
   transformers' own modules as in TRL and the paper's authors' code. `floor` is the ratio of the counted operations of
-  both. Inputs are the demos' tokens and single-turn groups of 16. `alike` is padded too, but uses the learner's matrix
-  products and blocks, so that only the layout differs;
+  both. Inputs are the demos' tokens and single-turn groups of 16;
 - kept: step time against the share of tokens kept, for the demo's step of 128 trajectories and for one of 512, and its
   deviation from proportionality. The deviation has two parts: fewer groups have fewer rows that share the system
   prompt's tokens (`by_less_sharing`), and a fed token takes more time (`by_time_a_token_fed`), because an optimizer
   step has a fixed cost. `empty` is the share of the step's time that the same number of optimizer steps on almost no
   tokens takes, `empty_optimizer` the share of their optimizer, in wall seconds;
-- seconds by part for both anchors and with KL on, and seconds of a publication and a checkpoint;
-- the effect of a constant loss scale that remains after AdamW and clipping (the length of the parameters' movement over
-  the steps, relative to that at scale 1).
+- seconds by part for both anchors and with KL on, and seconds of a publication and a checkpoint.
 
 The model is random unless `--model` names a folder; the arithmetic does not depend on its weights.
 """
@@ -46,7 +43,6 @@ from squelch.learner import process_group
 from squelch.learner.batching import collate, to_rows
 from squelch.learner.config import LearnerConfig
 from squelch.learner.kernels.linear import product
-from squelch.learner.policy.model import local
 from squelch.learner.process_environment import ENVIRONMENT
 from squelch.learner.tensors import inputs_of
 from squelch.learner.trainer import Trainer
@@ -62,7 +58,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "anchor=recomputed": {"objective": {"anchor": "recomputed"}},
     "anchor=rollout, KL k3": {"objective": {"kl": {"coefficient": 0.001}}},
 }
-SCALES = (1.0, 0.9, 0.5, 0.1)
 LAYOUTS: dict[str, tuple[int, int] | None] = {
     "frozenlake": None,
     "sokoban": None,
@@ -133,8 +128,8 @@ def measure_rates() -> dict[str, float]:
 
 
 def measure_layout(name: str, folder: Path, steps: int, threads: int) -> dict[str, float]:
-    """CPU seconds of a step packed, padded, and padded through the learner's own modules (best of the steps after the
-    first), the ratios to packed, and the ratios as shares of the floor."""
+    """CPU seconds of a step packed and padded (best of the steps after the first), their ratio, and its share of the
+    floor."""
     shape = LAYOUTS[name]
     if shape is None:
         groups, minibatches = learner_work.demonstrated(name, 8, GROUP_SIZE, folder), 4
@@ -145,7 +140,6 @@ def measure_layout(name: str, folder: Path, steps: int, threads: int) -> dict[st
     sides = {
         "packed": Trainer(folder, LearnerConfig(**settings)),
         "padded": learner_work.PaddedTrainer(folder, plain),
-        "alike": learner_work.PaddedTrainerAlike(folder, plain),
     }
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     for step in range(steps + 1):
@@ -154,9 +148,9 @@ def measure_layout(name: str, folder: Path, steps: int, threads: int) -> dict[st
     found = {side: min(values[1:]) for side, values in seconds.items()}
     counted = {side: random_work.operations(t, groups, 0, side != "packed") for side, t in sides.items()}
     floor = counted["padded"] / counted["packed"]
-    ratios = {"ratio": found["padded"] / found["packed"], "ratio_alike": found["alike"] / found["packed"]}
-    reached = {"reached": ratios["ratio"] / floor, "reached_alike": ratios["ratio_alike"] / floor}
-    return {**found, "floor": floor, **ratios, **reached, "packed_gflops": counted["packed"] / found["packed"] / 1e9}
+    ratio = found["padded"] / found["packed"]
+    gflops = counted["packed"] / found["packed"] / 1e9
+    return {**found, "floor": floor, "ratio": ratio, "reached": ratio / floor, "packed_gflops": gflops}
 
 
 def measure_kept(folder: Path, num_groups: int, steps: int, threads: int) -> dict[str, dict[str, float]]:
@@ -232,23 +226,6 @@ def measure_files(trainer: Trainer, folder: Path) -> dict[str, float]:
     return dict(zip(("publish", "save", "load"), np.diff(marks).tolist(), strict=True))
 
 
-def vector(trainer: Trainer) -> torch.Tensor:
-    """All parameters as one float64 vector."""
-    return torch.cat([local(p).detach().flatten().clone() for p in trainer.policy.parameters()]).double()
-
-
-def measure_scales(model: Path, groups: list, steps: int, max_grad_norm: float) -> dict[str, float]:
-    """Movement of the parameters over the steps at each loss scale, relative to scale 1."""
-    moved = {}
-    for scale in SCALES:
-        trainer = Trainer(model, LearnerConfig.model_validate({"optimizer": {"max_grad_norm": max_grad_norm}}))
-        start = vector(trainer)
-        for step in range(steps):
-            trainer.train_step(step, groups, scale)
-        moved[scale] = float((vector(trainer) - start).norm())
-    return {str(scale): moved[scale] / moved[1.0] for scale in SCALES}
-
-
 def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """All measurements, as plain data."""
     model = Path(arguments.model) if arguments.model else folder / "model"
@@ -257,7 +234,6 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     steps = 1 if arguments.quick else 5
     trainer = Trainer(model, LearnerConfig(num_threads=arguments.threads))
     groups = make_groups(trainer, arguments.trajectories)
-    few = groups[:1] if arguments.quick else groups[:2]
     names = QUICK_LAYOUTS if arguments.quick else tuple(LAYOUTS)
     kept_groups = KEPT_GROUPS[:1] if arguments.quick else KEPT_GROUPS
     threads = arguments.threads
@@ -276,10 +252,6 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
             for name, settings in VARIANTS.items()
         },
         "files_seconds": measure_files(trainer, folder),
-        "movement_by_loss_scale": {
-            "clipped at 1": measure_scales(model, few, steps, 1.0),
-            "not clipped": measure_scales(model, few, steps, 1e9),
-        },
         "max_resident_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
 
@@ -300,8 +272,6 @@ def as_text(found: Mapping[str, Any]) -> str:
     for name, figures in found["seconds"].items():
         lines.append(f"{name}: " + ", ".join(f"{part} {value:.3g}" for part, value in figures.items()))
     lines.append("files: " + ", ".join(f"{part} {value:.3g} s" for part, value in found["files_seconds"].items()))
-    for name, figures in found["movement_by_loss_scale"].items():
-        lines.append(f"movement, {name}: " + ", ".join(f"scale {s} {value:.3f}" for s, value in figures.items()))
     return "\n".join(lines)
 
 

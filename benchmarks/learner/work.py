@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 from benchmarks import common
 from benchmarks.learner.random_work import Groups, random_groups, trajectory
@@ -22,10 +22,8 @@ from squelch.envs.episode import Episode
 from squelch.envs.format import well_formed
 from squelch.envs.registry import make
 from squelch.learner.config import LoraSettings
-from squelch.learner.kernels.gated import use_gated_blocks
 from squelch.learner.kernels.head import log_probabilities
 from squelch.learner.kernels.layout import Layout
-from squelch.learner.kernels.linear import use_fast_products
 from squelch.learner.policy.model import Policy, shard
 from squelch.learner.trainer import Trainer
 from squelch.learner.warmup.demonstrations import Transcript, encode
@@ -102,16 +100,4 @@ class PaddedTrainer(Trainer):
         model = AutoModelForCausalLM.from_pretrained(
             self.model_dir, dtype=torch.float32, attn_implementation="sdpa"
         ).eval()
-        self._equip(model)
         return shard(PaddedPolicy(model), self.mesh, self.config)
-
-    def _equip(self, model: PreTrainedModel) -> None:
-        """Keeps transformers' own modules."""
-
-
-class PaddedTrainerAlike(PaddedTrainer):
-    """As `PaddedTrainer`, but with the learner's matrix products and blocks, so that only the layout differs."""
-
-    def _equip(self, model: PreTrainedModel) -> None:
-        use_fast_products(model)
-        use_gated_blocks(model)

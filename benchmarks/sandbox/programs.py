@@ -1,21 +1,13 @@
-"""Trivial programs in the sandbox that `import envs.sandbox` finds: how many a second, and what one costs.
-
-    python -P block_worker.py COUNT
-
-It prints one JSON object. It uses only what every version of `envs.sandbox` has, so that it can be run against another
-checkout (PYTHONPATH).
-"""
+"""Trivial programs in the sandbox: how many a second, and what one costs."""
 
 from __future__ import annotations
 
-import json
 import resource
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 from squelch.envs.sandbox import Limits, Pool, Question
-from squelch.envs.sandbox.backends import Backend, choose
+from squelch.envs.sandbox.backends import Backend
 
 PATIENT = Limits(wall_s=30, total_s=60)
 CALLERS = (1, 2, 3)
@@ -63,8 +55,3 @@ def measure(backend: Backend, count: int) -> dict[str, float]:
     figures["tests_per_second"] = TESTS * programs_per_second(pool, max(4, count // 10), 2, tests=TESTS)
     pool.close()
     return figures
-
-
-if __name__ == "__main__":
-    found = choose(allow_unsafe=False)
-    print(json.dumps({"backend": found.name, **measure(found, int(sys.argv[1]))}))
