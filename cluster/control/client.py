@@ -76,10 +76,14 @@ class Client:
         bound = asyncio.timeout(None if bound_s is None else bound_s + GRACE_S * row.guarded)
         try:
             async with bound:
-                value = await _answer(self.transport, first)
-        except TimeoutError:
+                value = await first
+        except asyncio.CancelledError:
+            self.transport.cancel(first)
+            raise
+        except Exception as error:
             if not bound.expired():
-                raise
+                raise_failure(self.transport, error)
+            self.transport.cancel(first)
             raise TimeoutError(f"no answer within {bound_s:g} s") from None
         whole: Any = (value, *map(self.transport.result, further)) if further else value
         return whole
@@ -101,24 +105,20 @@ class Client:
         self.release()
 
 
-async def _answer(transport: Transport, call: Any) -> Any:
-    """The value of a call; cancelling this cancels the call in its actor too."""
-    try:
-        return await answer(transport, call)
-    except asyncio.CancelledError:
-        transport.cancel(call)
-        raise
-
-
 async def answer(transport: Transport, call: Any) -> Any:
     """The value of a call, or its error as one of `cluster.control.actor_errors`."""
     try:
         return await call
     except Exception as error:
-        failure = transport.failure(error)
-        if failure is None:
-            raise
-        raise failure from error
+        raise_failure(transport, error)
+
+
+def raise_failure(transport: Transport, error: Exception) -> NoReturn:
+    """Raises a call's error as one of `cluster.control.actor_errors`, or as it is if it is not the actor's."""
+    failure = transport.failure(error)
+    if failure is None:
+        raise error
+    raise failure from error
 
 
 def life(transport: Transport, handle: Handle) -> asyncio.Future[None]:
