@@ -203,7 +203,7 @@ def check_model_folder(folder: Path) -> PreTrainedConfig:
 
 
 def _matched(config: PreTrainedConfig, headers: dict[str, TensorHeader]) -> dict[str, Any]:
-    """What transformers reports when it loads tensors of these headers, without data, into a model without storage."""
+    """Report of transformers on loading tensors of these headers, without data, into a model without storage."""
     import torch
     from transformers import AutoModelForCausalLM
 

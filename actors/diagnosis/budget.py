@@ -49,10 +49,10 @@ MIN_OTHERS = 2
 
 @dataclass(frozen=True)
 class BudgetMetrics:
-    """Proxies in nats per token, MI-Seq-Est and `upper_bound` (as in `Proxies`) in nats per sequence. `intervals`: by
-    the same names, empty below 6 prompts; `share`: of the pairs that were scored, (0, 1]; `num_candidates`: prompts
-    that each reasoning was scored under, including its own; `retrieval_accuracy`: among those prompts, with ties broken
-    at random."""
+    """Proxies in nats per token, MI-Seq-Est and `upper_bound` (as in `Proxies`) in nats per sequence. `intervals`: 95%
+    intervals by the same names, empty below 6 prompts; `share`: share of the pairs that were scored, (0, 1];
+    `num_candidates`: prompts that each reasoning was scored under, including its own; `retrieval_accuracy`: among those
+    prompts, with ties broken at random."""
 
     mi_est: float
     mi_seq_est: float
@@ -65,7 +65,7 @@ class BudgetMetrics:
     retrieval_chance: float
     retrieval_accuracy: float
     nulls: dict[str, Null]
-    """Of retrieval accuracy and the MI estimates; empty below MIN_PROMPTS prompts."""
+    """Nulls of retrieval accuracy and of the MI estimates; empty below MIN_PROMPTS prompts."""
 
     def metrics(self, ema: EmaState | None, epsilon: float) -> dict[str, float]:
         """Flat keys of the metric registry, without the scope and without recall, which needs all pairs. `ema` is
@@ -162,8 +162,8 @@ def estimate(
 
     `log_likelihood`: (num_samples, num_columns) nats per sequence, NaN if not scored; `lengths`: (num_samples,) tokens,
     all above 0; `source`: (num_samples,) column of each sample's own prompt; columns are distinct prompts and
-    `column_weights` their masses; `seed`: of the nulls' deals. Raises ValueError if a reasoning was not scored under
-    its own prompt, or under no other.
+    `column_weights` their masses; `seed`: of the nulls' permutations. Raises ValueError if a reasoning was not scored
+    under its own prompt, or under no other.
     """
     matrix, tokens = np.asarray(log_likelihood, np.float64), np.asarray(lengths, np.float64)
     scored = np.isfinite(matrix)
@@ -204,18 +204,19 @@ def _nulls(
 def candidate_nulls(
     log_likelihood: np.ndarray, lengths: np.ndarray, source: np.ndarray, log_mean: np.ndarray, seed: Sequence[int]
 ) -> dict[str, Null]:
-    """Nulls of `retrieval_accuracy`, `mi_est` and `mi_seq_est` where a part of the pairs is scored, or all of them.
+    """Nulls of `retrieval_accuracy`, `mi_est` and `mi_seq_est` if a part of the pairs is scored, or all of them.
 
-    In each of RESAMPLES deals every reasoning gets a random one of the prompts that it was scored under as its own. If
-    Z does not depend on X, its own prompt is as likely any of them. A prompt that all reasonings like is its own prompt
-    as often as any other in the design, but not in a deal: that makes the null wider and the p-value larger.
+    In each of RESAMPLES random assignments, one of the prompts under which a reasoning was scored, drawn at random,
+    counts as its own. If Z does not depend on X, each of them is equally likely to be its own. A prompt under which all
+    reasonings are likely is the own prompt as often as any other in the design, but not in a random assignment: this
+    widens the null and raises the p-value.
 
     Args:
         log_likelihood: (n, num_columns) nats per sequence, NaN for pairs that were not scored.
         lengths: (n,) tokens.
         source: (n,) column of each reasoning's own prompt.
-        log_mean: (n,) log of each reasoning's mixture, nats; it is the same in every deal.
-        seed: of the deals.
+        log_mean: (n,) log of each reasoning's mixture, nats; it is the same in every assignment.
+        seed: of the assignments.
     """
     rows, scored = np.arange(len(source)), ~np.isnan(log_likelihood)
     candidates = np.where(scored, log_likelihood, -np.inf)

@@ -138,8 +138,8 @@ def read_links(
         task: (n,) index of each pair's task, below `num_tasks`.
         source: (n,) column of each pair's prompt.
         weights: (num_columns,) number of tasks with that prompt.
-        seed: of the nulls' deals.
-        nulls: whether nulls are dealt, which takes most of the time.
+        seed: of the nulls' permutations.
+        nulls: whether to compute nulls, which takes most of the time.
 
     Raises ValueError if an answer was scored under no reasoning of another prompt.
     """
@@ -255,8 +255,8 @@ def _centred(values: np.ndarray, task: np.ndarray, num_tasks: int) -> np.ndarray
 
 
 def _null(gain: np.ndarray, block: np.ndarray, task: np.ndarray, num_tasks: int, seed: Sequence[int]) -> Null | None:
-    """The null of I(A;Z|X): each prompt's reasonings are dealt to its answers. `gain`: (n, n) log-likelihood less the
-    log mixture; `block`: (n,) prompt. None if there are fewer than MIN_DEALS deals or MIN_TASKS tasks."""
+    """The null of I(A;Z|X): each prompt's reasonings are permuted over its answers. `gain`: (n, n) log-likelihood less
+    the log mixture; `block`: (n,) prompt. None if there are fewer than MIN_DEALS permutations or MIN_TASKS tasks."""
     blocks = [np.flatnonzero(block == one) for one in np.unique(block)]
     deals = math.prod(math.factorial(min(len(rows), 10)) for rows in blocks)
     if deals < MIN_DEALS or len(np.unique(task)) < MIN_TASKS:

@@ -7,8 +7,8 @@ reasoning: L[i, k, j] = log q(Z_ik | X_j). Invariants:
   are one candidate, so that a hit on any of them is correct.
 - A sample is either used for every metric or excluded from all of them; excluded samples are counted by reason.
 - H(Z) = MI-Est + H(Z|X), per token, over the samples used.
-- A reasoning's own prompt is a term of its mixture, so no reasoning tells more than -log of its own prompt's share.
-  The bounds are means of that: the entropy of the drawn prompts, whatever their multiplicities.
+- A reasoning's own prompt is a term of its mixture, so no reasoning has more information than -log of its own prompt's
+  share. The bounds are means of that: the entropy of the drawn prompts, whatever their multiplicities.
 
 `compat: paper` divides by |Z| after the mixture (Eq. 1); `ragen` mixes per-token means, as the authors' code does.
 Sequence estimates and retrieval are the same under both.
@@ -83,7 +83,7 @@ class Proxies:
     retrieval_chance: float
     """1 / number of distinct prompts."""
     recall: dict[int, float | None]
-    """By k, [0, 1]; a tie counts its expected value."""
+    """Recall at k by k, [0, 1]; a tie counts its expected value."""
     recall_chance: dict[int, float]
     mi_est: float | None = None
     mi_seq_est: float | None = None

@@ -53,7 +53,7 @@ class RegimeInputs:
     mi_seq_est: float
     """Nats per sequence."""
     p_value: float
-    """Of MI-Seq-Est under permuted prompts."""
+    """p-value of MI-Seq-Est under permuted prompts."""
     retrieval_accuracy: float
     retrieval_chance: float
     low: float = math.nan

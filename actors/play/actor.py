@@ -55,8 +55,8 @@ class _HandlePort:
         await self.handle.abort.remote(client, request_ids)
 
 
-def index_place(index: Folder) -> Path:
-    """Where an index of the driver belongs on this host: its cache folder, or where the option `cache` put it."""
+def index_path(index: Folder) -> Path:
+    """The path of the driver's index on this host: in its cache folder, or as the option `cache` set it."""
     path = Path(index.path)
     return cache_folder() / path.name if index.in_cache else path
 
@@ -77,7 +77,7 @@ class EnvironmentActor:
     ) -> None:
         """`indices`: the driver's search indices, which become available on this host under the same names."""
         for index in indices:
-            copy_at(index, index_place(index))
+            copy_at(index, index_path(index))
         self._environment = environment
         self._workers: dict[str, ActorHandle] = {}
         client = GenerationClient(name, self._port)

@@ -225,7 +225,8 @@ class ChatCodec:
         return first
 
     def _after(self, parts: Sequence[Part], messages: Sequence[Message]) -> list[Part]:
-        """What the template writes after the reply, which is the last message but one; 0 stands for the last."""
+        """The text that the template writes after the reply, which is the last message but one; 0 stands for the
+        last."""
         reply, last = len(messages) - 2, len(messages) - 1
         after = list(parts[parts.index(reply) + 1 :]) if reply in parts else []
         foreseen = not any(isinstance(part, int) and part != last for part in after)
@@ -336,7 +337,7 @@ def _as_array(ids: list[int]) -> np.ndarray:
 
 
 def _remedy(source: str) -> str:
-    """What to set in place of the template `source`."""
+    """Advice on a setting that replaces the template `source`."""
     name = fitting(source)
     fits = f"={name}, which Squelch ships and which fits this model" if name else f" (shipped are {', '.join(SHIPPED)})"
     return f"set model.chat_template{fits}"

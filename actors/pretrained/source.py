@@ -1,4 +1,4 @@
-"""What `model.path` names, and the one way from there to a local Hugging Face folder. `tiny` is not handled here.
+"""Turns `model.path` into a local Hugging Face folder. `tiny` is not handled here.
 
 | `model.path` | becomes |
 |---|---|

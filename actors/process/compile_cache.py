@@ -1,7 +1,7 @@
-"""Where torch keeps code that it has compiled. Imports the standard library only, and platformdirs when no
+"""The folder in which torch caches compiled code. Imports the standard library only, and platformdirs when no
 folder is set.
 
-torch reads this cache with pickle, so that whoever can write to it can run code. Its own choice is a folder of a
+torch reads this cache with pickle, so that whoever can write to it can run code. Its default is a folder of a
 well-known name in the shared temporary folder, which any user of the host can create first.
 """
 

@@ -18,8 +18,8 @@ FILES = {
     "memory.max": ("memory.current", "inactive_file"),
     "memory.limit_in_bytes": ("memory.usage_in_bytes", "total_inactive_file"),
 }
-"""By the file of a group's limit, in versions 2 and 1: the file of what is used, and the entry of `memory.stat` of the
-pages that can be given back."""
+"""Names of the limit's file in cgroup versions 2 and 1; for each the file of the memory in use, and the entry of
+`memory.stat` that counts reclaimable pages."""
 
 
 def free_memory() -> int:

@@ -17,8 +17,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def watch_parent() -> None:
-    """In a process of an engine: ends it within about a second after the worker ends, even if the worker was killed. On
-    Linux the kernel ends it with the thread that started it, so that a stopped process, which cannot look, ends too."""
+    """Makes this engine process end within about a second after its worker ends, even if the worker was killed. On
+    Linux the kernel ends it together with the thread that started it, so that a stopped process ends too."""
     parent = os.environ.get(PARENT_VARIABLE, "")
     if parent and int(parent) != os.getpid():
         if sys.platform == "linux":

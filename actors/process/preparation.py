@@ -1,5 +1,5 @@
-"""What each process of a run does first: it keeps other users out of the files that it will make, and modules of the
-current folder out of its children; an actor's process also redirects its output."""
+"""Preparation of each process of a run: other users cannot access the files that it creates, and its children do not
+import modules of the current folder; an actor's process also redirects its output."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@ hung.
 
 Linux counts, for each thread, the time for which it was runnable and waited on a run queue
 (`/proc/PID/task/TID/schedstat`, second field, nanoseconds). A thread that sleeps, waits for a lock or a message, or is
-stopped, waits on no run queue, and a process that is hung so does not add to this time. Where the kernel does not tell,
-it is 0.
+stopped, waits on no run queue, and a process that is hung so does not add to this time. If the kernel does not report
+it, it is 0.
 """
 
 from __future__ import annotations

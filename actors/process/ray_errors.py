@@ -15,7 +15,7 @@ _LOST_NODE = re.compile(r"the actor's node was terminated [a-z]+: (.*)")
 _PEER = re.compile(r"ipv4:([\d.]+):\d+")
 """Whom a call of Ray's could not reach."""
 UNREACHED = "was lost or cannot be reached"
-"""What is said of a lost host, whether Ray's health check notices first or a call to one of its processes."""
+"""Text about a lost host, whether Ray's health check or a call to one of its processes notices it first."""
 _ENDED_ALONE = "Worker exit type: SYSTEM_ERROR"
 """Ray's words for a process that ended without telling Ray: by a signal, or because it crashed."""
 
@@ -41,12 +41,13 @@ class KernelKills:
 
 
 HOST = KernelKills()
-"""Of this process's host."""
+"""The kernel's count on this process's host."""
 
 
 def cause_of_death(error: BaseException, kills: KernelKills = HOST) -> str:
     """The cause of an actor's death in one sentence, instead of Ray's page. Memory is named if Ray's monitor ended the
-    process. If the process was killed by a signal, Ray cannot tell by whom: the kernel's count of this host can."""
+    process. If the process was killed by a signal, Ray does not know by whom: the kernel's count on this host shows
+    it."""
     text = str(error)
     place = _place(text)
     if isinstance(error, OutOfMemoryError) or "running low on memory" in text:

@@ -1,4 +1,4 @@
-"""Spans: intervals in which an actor worked, so that a run can tell work from waiting. Pure."""
+"""Spans: intervals in which an actor worked, so that a run can separate work from waiting. Pure."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ class VllmEngine:
         return llm
 
     def _reporters(self) -> list[Any] | None:
-        """What reports vLLM's own metrics, labelled with this worker's name, to the Ray of this process."""
+        """The logger that reports vLLM's own metrics, labelled with this worker's name, to the Ray of this process."""
         if not self._config.engine_metrics:
             return None
         from ray.util import metrics
@@ -396,5 +396,5 @@ def _mark_steps(llm: AsyncLLM, marks: Marks) -> None:
 
 
 def _flat(log_probs: Any) -> list[float]:
-    """Of vLLM's flat form, which `flat_logprobs` asks for and its annotations leave open."""
+    """Log-probabilities in vLLM's flat form, which `flat_logprobs` requests; vLLM's annotations do not declare it."""
     return log_probs.logprobs

@@ -1,4 +1,4 @@
-"""What is scored to link reasonings and answers: continuations of each prompt, and where their likelihoods belong.
+"""Scores the links of reasonings and answers: the continuations of each prompt, and the use of their likelihoods.
 
 The pairs are n reasonings Z_s with their answers A_s, each sampled under its prompt X_s. Under each prompt X_j the
 engine scores rows that begin with one reasoning (`actors.scorer.token_trees`):
@@ -157,7 +157,8 @@ def read_scored(
 ) -> tuple[LinksEvaluation | None, int]:
     """The links of the answers whose likelihoods are all finite and of which one at least is under a reasoning of
     another prompt, None if no answer is left; and the number of the other answers, 0 if none can be compared because
-    all are of one prompt. `weights`: (num_prompts,) number of tasks with each prompt; `seed`: of the nulls' deals."""
+    all are of one prompt. `weights`: (num_prompts,) number of tasks with each prompt; `seed`: of the nulls'
+    permutations."""
     kept = pairs.answered & scores.finite(pairs)
     broken = int((pairs.answered & ~kept).sum())
     others = ~np.isnan(scores.swapped) & (pairs.source[:, None] != pairs.source)

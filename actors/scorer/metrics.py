@@ -101,7 +101,7 @@ ANSWERS = (
         "squelch_answer_link_nats",
         "gauge",
         "Fixed probe, nats per answer: I(A;Z|X) and its upper form, D (does the answer follow from the reasoning), and "
-        "what the prompt tells past the reasoning",
+        "the information of the prompt beyond the reasoning",
         "probe/link/{link}",
         ("link",),
         product(LINKS),
@@ -128,7 +128,7 @@ ANSWERS = (
     MetricSpec(
         "squelch_answer_link_p_value",
         "gauge",
-        "p-value of squelch_answer_link_nats against reasonings dealt at random, 0.001 to 1",
+        "p-value of squelch_answer_link_nats against randomly permuted reasonings, 0.001 to 1",
         "probe/link/{link}_p_value",
         ("link",),
         product(LINKS_TESTED),

@@ -132,8 +132,9 @@ def _begins_one(text: str, names: list[str]) -> bool:
 
 
 def _cuts(start: int, end: int, foreign: list[Span], again: bool) -> Iterable[int]:
-    """Where a control token found at [start, end) is cut, so that it is not found again; nowhere if it overlaps no
-    foreign range. It is cut at the border if it crosses one. `again`: cuts uncovered it, so every character is cut."""
+    """Positions at which to cut a control token found at [start, end), so that it is not found again; empty if it
+    overlaps no foreign range. A token that crosses a border is cut there. `again`: cuts uncovered it, so every
+    character is cut."""
     overlap = _within(foreign, start, end)
     if not overlap:
         return ()

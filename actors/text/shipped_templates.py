@@ -21,7 +21,7 @@ from squelch.envs.untrusted.files import decoding, is_file, is_folder, read_byte
 FOLDER = Path(__file__).parent / "templates"
 SHIPPED = tuple(sorted(path.stem for path in FOLDER.glob("*.jinja")))
 SIGNS = {"chatml": "<|im_start|>", "deepseek": "<｜Assistant｜>"}
-"""What a model's own template writes, by the shipped one that fits the model."""
+"""Text in a model's own template by which the shipped template that fits the model is found."""
 TEMPLATE_FILE = "chat_template.jinja"
 _OTHERS = ("additional_chat_templates", "chat_template.json", "tokenizer_config.json")
 """Files of a folder in which it can hold templates besides `TEMPLATE_FILE`. The last is linked, because a

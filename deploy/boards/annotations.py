@@ -5,7 +5,7 @@ from __future__ import annotations
 from squelch.deploy.boards.panel import Annotation, series
 
 WINDOW = "$__rate_interval"
-"""In which an event is looked for: a few scrapes, so that a mark is little longer than its event."""
+"""Range in which an event is searched: a few scrapes, so that a mark is little longer than its event."""
 
 
 def _ran(part: str) -> str:

@@ -2,7 +2,7 @@
 
 Grafana 12 and 13 load this schema; the builders place the panels. They validate nothing, so the tests hold the result
 against Grafana's JSON schema. Every board has the variables of `_variables`; a panel links to the page that explains
-its row, below the constant `docs`, which names the place where the docs are served.
+its row, below the constant `docs`, which names the address at which the docs are served.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from squelch.deploy.boards.panel import Annotation, Board, Kind, Panel, Query
 TAG = "squelch"
 DATASOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
 DOCS = "/public/squelch-docs"
-"""Where `deploy/compose/compose.yaml` mounts the docs in Grafana."""
+"""Path at which `deploy/compose/compose.yaml` mounts the docs in Grafana."""
 WIDTH, HEIGHT = 8, 8
 STAT_WIDTH, STAT_HEIGHT = 4, 4
-"""Of a panel, in Grafana's grid of 24 columns."""
+"""Size of a panel, in Grafana's grid of 24 columns."""
 STATE_COLORS = ("orange", "yellow", "green", "purple", "blue", "red", "gray")
-"""Of the states of a state timeline, in their order."""
+"""Colours of the states of a state timeline, in their order."""
 
 Builder = timeseries.Panel | statistic.Panel | heatmap.Panel | statetimeline.Panel | xychart.Panel
 

@@ -114,8 +114,8 @@ def panel_query(name: str, legend: str, empty_when: str = "", **labels: str) -> 
 
 
 def one_of(name: str, label: str, values: Sequence[str]) -> str:
-    """Of a metric with one series for each of `values`, of which one is 1: i + 1 if that is the series of `values[i]`;
-    0 if none is 1."""
+    """The query of a metric that has one series for each of `values`, of which one is 1: i + 1 if that is the series of
+    `values[i]`; 0 if none is 1."""
     return f" + ignoring ({label}) ".join(
         f"{i} * {series(name, **{label: value})}" for i, value in enumerate(values, 1)
     )

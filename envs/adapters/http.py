@@ -108,7 +108,7 @@ class _Server:
         self._headers = _authorization(options)
         self._abandoned = _abandoned.setdefault(options, [])
         self.tried: dict[tuple[str, int], int] = {}
-        """By split and seed of a task: how many of the seeds that are drawn from it belong to the other split."""
+        """Number of seeds drawn from a task that belong to the other split, by the task's split and seed."""
         self.described = self.call("describe", {}, _Described)
         if self.described.contract != CONTRACT:
             raise RemoteError(
@@ -187,27 +187,27 @@ class Http(Environment):
         return {"version": self._version}
 
     def longest_call(self) -> tuple[float, str]:
-        """That of a request with all its attempts."""
+        """The longest time of a request with all its attempts."""
         options = self.options
         return longest_wait_s(options.timeout_s, options.retries), "(retries + 3) x timeout_s, and the back-off"
 
     @property
     def stochastic(self) -> bool:
-        """What the server says."""
+        """As the server declares."""
         return self._described.stochastic
 
     @property
     def replayable(self) -> bool:
-        """What the server says; true for a server that does not say."""
+        """As the server declares; true if it does not."""
         return self._described.replayable
 
     @property
     def shared_noise(self) -> bool:
-        """What the server says; false for a server that does not say."""
+        """As the server declares; false if it does not."""
         return self._described.shared_noise
 
     def notes(self) -> list[str]:
-        """What the server says that it serves. Raises ValueError if it does not answer as it should."""
+        """The environment that the server declares. Raises ValueError if its answer breaks the contract."""
         try:
             about = self._described
         except RemoteError as error:
@@ -275,7 +275,7 @@ class Http(Environment):
 
 
 _abandoned: dict[HttpOptions, list[str]] = {}
-"""By server, the sessions that no environment uses any more."""
+"""The sessions that no environment uses any more, by server."""
 
 
 @lru_cache(maxsize=64)

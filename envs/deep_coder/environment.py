@@ -112,7 +112,7 @@ class DeepCoder(TextEnv, Demonstrator):
         ]
 
     def longest_call(self) -> tuple[float, str]:
-        """That of a program's tests on a machine without a free core."""
+        """The longest time of a program's tests on a machine without a free core."""
         settings = f"{STRETCH} x sandbox.limits.total_s, where programs wait for a core"
         return STRETCH * self.options.sandbox.limits.total_s, settings
 

@@ -76,7 +76,7 @@ class CallError(RuntimeError):
 
 @dataclass(frozen=True)
 class Target:
-    """What a process holds: environments that the class `package.module:Class` makes."""
+    """Target of a process: the class `package.module:Class` that makes its environments."""
 
     path: str
     timeout_s: float
@@ -279,7 +279,7 @@ class Session:
         return turns, actions
 
     def notes(self) -> list[str]:
-        """What the environment tells the user when a run starts. The call changes nothing, as `read_action`."""
+        """The environment's messages to the user at the start of a run. The call changes no state, as `read_action`."""
         return self._answer("notes")
 
     def reset(self, seed: int, noise_seed: int) -> list[Any]:
@@ -325,5 +325,5 @@ _NUMBERS = itertools.count()
 
 @lru_cache(maxsize=64)
 def shared_process(target: Target) -> EnvironmentProcess:
-    """The one process of a target in this process."""
+    """The process of a target, shared within this process."""
     return EnvironmentProcess(target)

@@ -38,7 +38,8 @@ FORGED = "import os\nos.write(1, b'all tests passed')\nos._exit(0)"
 
 @dataclass(frozen=True)
 class Proof:
-    """What the programs did. `broken`: in words, what none of them may do."""
+    """Results of the test programs. `tried`: their number; `broken`: descriptions of the forbidden actions that
+    succeeded."""
 
     tried: int
     broken: tuple[str, ...]

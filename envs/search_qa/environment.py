@@ -102,7 +102,7 @@ class SearchQA(TextEnv, Demonstrator):
         return read_bracketed(text, ("search", "answer"))
 
     def longest_call(self) -> tuple[float, str]:
-        """That of a search with all its attempts; none without a retriever elsewhere."""
+        """The longest time of a search with all its attempts; 0 without a remote retriever."""
         options = self.options
         if options.retriever_url is None:
             return super().longest_call()

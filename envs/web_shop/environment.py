@@ -64,9 +64,9 @@ class WebShopOptions(Settings):
     products: str | None = None
     """The published products instead of made-up ones: items_shuffle.json or items_shuffle_1000.json."""
     attributes: str | None = None
-    """With `products`: items_ins_v2.json or items_ins_v2_1000.json."""
+    """The attributes of `products`: items_ins_v2.json or items_ins_v2_1000.json."""
     instructions: str | None = None
-    """With `products`: items_human_ins.json, for goals that people wrote; else the synthetic ones of `attributes`."""
+    """Goals that people wrote for `products`: items_human_ins.json. Unset: the synthetic goals of `attributes`."""
     max_results: int = Field(50, ge=1, le=1000)
     """Products that a search finds (50 in the published shop)."""
     per_page: int = Field(4, ge=1, le=50)
