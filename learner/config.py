@@ -8,7 +8,8 @@ from pydantic import Field, model_validator
 from squelch.actors.labels import LabelSelector, require_gpu_share
 from squelch.envs.settings import Settings
 from squelch.learner.objective.algorithms import ALGORITHMS, with_algorithm
-from squelch.learner.objective.components import ADVANTAGES, AGGREGATIONS, KL_ESTIMATORS, RATIOS
+from squelch.learner.objective.components import ADVANTAGES, AGGREGATIONS, RATIOS
+from squelch.learner.objective.kl_estimators import KL_ESTIMATORS
 
 
 class KLConfig(Settings):

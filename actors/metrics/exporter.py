@@ -5,9 +5,9 @@ Invariants:
 - A scrape delays a writer only for the time it takes to copy the values: one lock guards copies and updates.
 - No actor waits for the exporter, and the exporter waits for none; `close` raises if the exporter's thread does not end
   within `CLOSE_TIMEOUT_S`.
-- The exporter listens on loopback unless `recorder.host` is set. Beyond loopback it does not start without a token,
-  which the variable SQUELCH_METRICS_TOKEN holds, and answers 401 to every request that lacks
-  `Authorization: Bearer TOKEN`.
+- The exporter listens at port 9464 unless `recorder.port` is set, and on loopback unless `recorder.host` is set. Beyond
+  loopback it does not start without a token, which the variable SQUELCH_METRICS_TOKEN holds, and answers 401 to every
+  request that lacks `Authorization: Bearer TOKEN`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.ray_actors import RayActors
 from squelch.cluster.fleet.supervision import Supervisor, Watchdog
 from squelch.cluster.loop.initial_policy import prepare_model
-from squelch.cluster.loop.persistence.state import checkpoints, read_state
+from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
+from squelch.cluster.loop.persistence.state import read_state
 from squelch.cluster.loop.tickets.playing import Play, causes, failed_text, failures
 from squelch.cluster.loop.watchers.validation import fixed_tickets
 from squelch.cluster.runs.folder import RunFolder

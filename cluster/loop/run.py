@@ -52,7 +52,8 @@ from squelch.cluster.fleet.ray_actors import RayActors
 from squelch.cluster.idle_settings import idle_settings
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.initial_policy import prepare_model
-from squelch.cluster.loop.persistence.state import LoopState, check_folder, checkpoints, read_state
+from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
+from squelch.cluster.loop.persistence.state import LoopState, check_folder, read_state
 from squelch.cluster.loop.persistence.uploading import Uploads, open_uploads, watched
 from squelch.cluster.loop.pulse import Pulse, beating, limits
 from squelch.cluster.loop.wiring import make_coordinator

@@ -52,7 +52,7 @@ from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.fleet import Fleet, UpdateFailed
 from squelch.cluster.fleet.supervision import Supervisor, Watchdog
 from squelch.cluster.fleet.waiting import within
-from squelch.cluster.loop.persistence.state import checkpoint_dir, checkpoints
+from squelch.cluster.loop.persistence.checkpoint_folders import checkpoint_dir, checkpoints
 from squelch.cluster.loop.tickets.playing import Play, failed_text, failures
 from squelch.learner.checkpoint.manifest import read_loop
 from squelch.learner.config import CriticConfig, ObjectiveConfig

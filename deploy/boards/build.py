@@ -21,6 +21,7 @@ from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat, QueryEditorMode
 from grafana_foundation_sdk.models.xychart import SeriesMapping, XYSeriesConfig, XYShowMode
 
+from squelch.deploy.boards import colors
 from squelch.deploy.boards.annotations import ANNOTATIONS
 from squelch.deploy.boards.panel import Annotation, Board, Kind, Panel, Query
 
@@ -30,9 +31,7 @@ DOCS = "/public/squelch-docs"
 """Path at which `deploy/compose/compose.yaml` mounts the docs in Grafana."""
 WIDTH, HEIGHT = 8, 8
 STAT_WIDTH, STAT_HEIGHT = 4, 4
-"""Size of a panel, in Grafana's grid of 24 columns."""
-STATE_COLORS = ("orange", "yellow", "green", "purple", "blue", "red", "gray")
-"""Colours of the states of a state timeline, in their order."""
+"""Of a panel, in Grafana's grid of 24 columns."""
 
 Builder = timeseries.Panel | statistic.Panel | heatmap.Panel | statetimeline.Panel | xychart.Panel
 
@@ -167,14 +166,14 @@ def _stat(panel: Panel) -> statistic.Panel:
 
 
 def _heat_map(panel: Panel) -> heatmap.Panel:
-    color = heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Blues").steps(32)
+    color = heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme(colors.HEAT_MAP).steps(32)
     return heatmap.Panel().calculate(False).color(color).cell_gap(1).show_legend()
 
 
 def _state_timeline(panel: Panel) -> statetimeline.Panel:
     """Each series is a line of the timeline."""
-    shown = {"0": dashboard.ValueMappingResult(text=" ", color="transparent", index=0)}
-    for index, (state, color) in enumerate(zip(panel.states or (" ",), STATE_COLORS, strict=False), 1):
+    shown = {"0": dashboard.ValueMappingResult(text=" ", color=colors.NO_STATE, index=0)}
+    for index, (state, color) in enumerate(zip(panel.states or (" ",), colors.STATES, strict=False), 1):
         shown[str(index)] = dashboard.ValueMappingResult(text=state, color=color, index=index)
     built = statetimeline.Panel().mappings([dashboard.ValueMap(shown)]).show_value(common.VisibilityMode.NEVER)
     return built.legend(options.VizLegendOptions().show_legend(bool(panel.states))).row_height(0.8)

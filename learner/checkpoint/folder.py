@@ -3,7 +3,8 @@
 A checkpoint may come from somebody else. Nothing in it can run code when it is read: tensors are safetensors, the rest
 is JSON, and no unpickler is involved.
 
-    PATH/                   written under the name .NAME.partial, renamed once complete
+    PATH/                   a run's is checkpoints/step-N (`cluster.loop.persistence.checkpoint_folders`); written under
+                            the name .NAME.partial, renamed once complete
       model.json            rank 0    format, names and shapes of all parameters, other properties that distinguish
                                       models, the algorithm, optimizer steps (`manifest`)
       loop.json             rank 0    the caller's data; the coordinator may replace it later

@@ -136,25 +136,3 @@ AGGREGATIONS: dict[str, Callable[[Tensor, StepSize], Tensor]] = {
 }
 """Each rule maps `lengths` (num_rows,) int64, the sampled tokens of each sequence, to the weight of each of its tokens,
 (num_rows,) float64."""
-
-
-# --- estimators of KL(policy || reference) at tokens that the policy sampled ---
-
-
-def k1(d: Tensor) -> Tensor:
-    """-d: unbiased, and negative at some tokens."""
-    return -d
-
-
-def k2(d: Tensor) -> Tensor:
-    """d^2 / 2: biased, never negative."""
-    return d.square() / 2
-
-
-def k3(d: Tensor) -> Tensor:
-    """exp(d) - 1 - d: unbiased and never negative."""
-    return d.exp() - 1 - d
-
-
-KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
-"""Each estimator maps d = log reference - log policy to nats (Schulman, "Approximating KL divergence")."""

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from squelch.learner.config import KLConfig, ObjectiveConfig
-from squelch.learner.objective.components import AGGREGATIONS, KL_ESTIMATORS, RATIOS, StepSize
+from squelch.learner.objective.components import AGGREGATIONS, RATIOS, StepSize
+from squelch.learner.objective.kl_estimators import KL_ESTIMATORS
 
 SUM_NAMES = (
     "loss",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from squelch.actors.archive.reader import read_events
-from squelch.cluster.loop.persistence.state import checkpoints
+from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
 from tests.e2e.faults.cell import run_boot
 from tests.e2e.faults.plan import ACTORS, twelve
 from tests.e2e.hosts import need_namespaces

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from squelch.actors.archive.reader import read_events
-from squelch.cluster.loop.persistence.state import checkpoints
+from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
 from tests.e2e.hosts import ADDRESS, DRIVER, Hosts, hosts
 from tests.e2e.replay import assert_replays
 from tests.e2e.support import REPOSITORY, Run, small_run, steps, summary, wait_gone

@@ -14,7 +14,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from squelch.actors.archive.reader import read_events, read_groups, read_metrics
-from squelch.cluster.loop.persistence.state import checkpoints
+from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
 from squelch.learner.checkpoint.manifest import read_loop
 from tests.e2e.support import STEPS, Finished, Run, children, compared_run, summary, wait_gone
 

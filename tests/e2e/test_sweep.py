@@ -14,7 +14,7 @@ import pytest
 
 from squelch.actors.archive.reader import read_groups
 from squelch.cluster.config import load
-from squelch.cluster.loop.persistence.state import checkpoints
+from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
 from tests.e2e.replay import assert_replays
 from tests.e2e.support import Run, children, small_run, steps, summary, wait_gone
 

@@ -15,7 +15,8 @@ from squelch.cluster.control.calls import LOAD
 from squelch.cluster.control.ledger import Ledger
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.loop.coordinator import Coordinator
-from squelch.cluster.loop.persistence.state import LoopState, checkpoints, read_state
+from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
+from squelch.cluster.loop.persistence.state import LoopState, read_state
 from squelch.cluster.loop.tickets.open_steps import OpenSteps
 from squelch.cluster.loop.watchers.scoring import Scoring
 from squelch.cluster.loop.wiring import make_coordinator

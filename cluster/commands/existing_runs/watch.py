@@ -1,4 +1,6 @@
-"""`squelch watch`: shows a run live in the terminal. It only reads the run's folder or store (`cluster.runs`).
+"""`squelch watch`: shows a run live in the terminal: state and step, success, what was kept, reasoning metrics, seconds
+by part, members and the last event, as `cluster.runs.status_text` words them; outside a terminal a line for each step.
+It only reads the run's folder or store (`cluster.runs`).
 
 Invariants:
 

@@ -45,8 +45,8 @@ from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.supervision import Watchdog
 from squelch.cluster.fleet.waiting import bounded
 from squelch.cluster.loop.persistence.archiving import Archiving
+from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
 from squelch.cluster.loop.persistence.journal import Journal
-from squelch.cluster.loop.persistence.state import checkpoints
 
 log = logging.getLogger(__name__)
 LOST = (Died, Failed, TimeoutError)

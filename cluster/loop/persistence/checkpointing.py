@@ -14,8 +14,9 @@ from typing import Any
 from squelch.cluster.config import RunConfig
 from squelch.cluster.loop.learner_client.learning import Learning
 from squelch.cluster.loop.persistence.archiving import Archiving
+from squelch.cluster.loop.persistence.checkpoint_folders import checkpoint_dir, checkpoints, prune
 from squelch.cluster.loop.persistence.journal import Journal
-from squelch.cluster.loop.persistence.state import LoopState, amend, checkpoint_dir, checkpoints, prune
+from squelch.cluster.loop.persistence.state import LoopState, amend
 from squelch.cluster.loop.stopwatch import Stopwatch
 from squelch.cluster.loop.watchers.alarms import Alarms
 from squelch.cluster.loop.watchers.validation import Validation

@@ -10,20 +10,18 @@ configuration's."""
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from squelch.actors.process.disk import partial_path, write_whole
+from squelch.actors.process.disk import write_whole
 from squelch.actors.records import Ticket
 from squelch.cluster.config import RunConfig
 from squelch.cluster.errors import UserError
-from squelch.cluster.runs.folder import LOOP_FILE, RunFolder
+from squelch.cluster.runs.folder import LOOP_FILE
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.untrusted.files import brief, reason
 from squelch.learner.checkpoint.manifest import EXPORT, read_loop
@@ -113,17 +111,6 @@ def pack_ticket(ticket: Ticket) -> dict[str, Any]:
     return asdict(ticket)
 
 
-def checkpoint_dir(run_dir: Path, step: int) -> Path:
-    """The folder of the checkpoint of a step."""
-    return run_dir / "checkpoints" / f"step-{step}"
-
-
-def checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
-    """(step, folder) of a run's complete checkpoints, oldest first. A partly written checkpoint has no final name and
-    is left out."""
-    return [(step, run_dir / key) for step, key in RunFolder(run_dir).checkpoints().items()]
-
-
 def read_state(checkpoint: Path) -> LoopState:
     """The loop state of a checkpoint.
 
@@ -181,21 +168,3 @@ def check_folder(run_dir: Path) -> None:
         raise UserError(
             f"cannot write to {run_dir} ({error.strerror} in {there}): give a writable folder with runs_dir=FOLDER"
         ) from error
-
-
-def newest_until(saved: Sequence[tuple[int, Path]], step: int | None) -> int | None:
-    """Step of the newest of the `saved` checkpoints that is not after `step`; None if there is none."""
-    return max((at for at, _ in saved if step is not None and at <= step), default=None)
-
-
-def prune(run_dir: Path, keep: int, best_step: int, sound: int | None = None) -> None:
-    """Deletes all checkpoints except the `keep` newest, the best and the newest that is not after the step `sound`, and
-    partly written ones of a killed process. A checkpoint loses its name first, so that no reader takes a half deleted
-    one for complete."""
-    saved = checkpoints(run_dir)
-    spared = {best_step, newest_until(saved, sound)}
-    for step, folder in saved[:-keep]:
-        if step not in spared:
-            folder.rename(partial_path(folder))
-    for half in (run_dir / "checkpoints").glob(".*step-*.partial"):  # with two points: partial while it is gathered
-        shutil.rmtree(half)

@@ -18,8 +18,8 @@ from squelch.actors.diagnosis.alarm import DependenceAlarm, score_of
 from squelch.actors.diagnosis.probe_alarm import WORDS, ProbeAlarm
 from squelch.actors.diagnosis.regime import MUTE
 from squelch.actors.diagnosis.soundness import UNTRUE, Soundness
+from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints, newest_until
 from squelch.cluster.loop.persistence.journal import Journal
-from squelch.cluster.loop.persistence.state import checkpoints, newest_until
 from squelch.cluster.loop.watchers.watcher import Step, Watcher
 
 log = logging.getLogger(__name__)

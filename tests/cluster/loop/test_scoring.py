@@ -23,8 +23,8 @@ from squelch.cluster.control.calls import Call
 from squelch.cluster.errors import UserError
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.persistence.archiving import Archiving
+from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
 from squelch.cluster.loop.persistence.journal import Journal
-from squelch.cluster.loop.persistence.state import checkpoints
 from squelch.cluster.loop.run import _check_scorer
 from squelch.cluster.loop.stopping import Stopping
 from squelch.cluster.loop.watchers.alarms import Alarms

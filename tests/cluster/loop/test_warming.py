@@ -18,7 +18,7 @@ from squelch.actors.records import Group, Task, Ticket, Trajectory, Turn
 from squelch.cluster.control.actor_errors import Died
 from squelch.cluster.errors import UserError
 from squelch.cluster.loop import warming
-from squelch.cluster.loop.persistence.state import checkpoints
+from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
 from squelch.cluster.loop.tickets.playing import Play, PlayedGroup
 from squelch.cluster.loop.warming import REPORT, Progress, Stopped, Truth, Warming, learner_settings, truth_of
 from squelch.learner.batching import Row

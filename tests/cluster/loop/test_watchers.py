@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from squelch.cluster.loop.coordinator import Coordinator
-from squelch.cluster.loop.persistence.state import checkpoints, read_state
+from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
+from squelch.cluster.loop.persistence.state import read_state
 from squelch.cluster.loop.watchers.watcher import Step, Watcher
 from squelch.cluster.runs.ending import EndCause, Ending
 from tests.fakes.actors import FakeArchive, Fault, World

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from squelch.actors.archive.reader import read_groups
 from squelch.cluster.control.ledger import DROPPED, FAILED, TRAINED, Ledger
-from squelch.cluster.loop.persistence.state import checkpoints, read_state
+from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
+from squelch.cluster.loop.persistence.state import read_state
 
 Rows = Counter[tuple[int, str]]
 """Number of rows of a ticket by (step of the part, decision)."""

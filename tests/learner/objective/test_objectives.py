@@ -12,11 +12,11 @@ from squelch.learner.objective.algorithms import nested
 from squelch.learner.objective.components import (
     ADVANTAGES,
     AGGREGATIONS,
-    KL_ESTIMATORS,
     RATIOS,
     StepSize,
     clipped_surrogate,
 )
+from squelch.learner.objective.kl_estimators import KL_ESTIMATORS
 from squelch.learner.objective.objectives import (
     SUM_NAMES,
     TokenBatch,

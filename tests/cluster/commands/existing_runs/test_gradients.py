@@ -24,7 +24,8 @@ from squelch.cluster.commands.existing_runs.gradients import (
 )
 from squelch.cluster.config import dump, load
 from squelch.cluster.errors import UserError
-from squelch.cluster.loop.persistence.state import LoopState, checkpoint_dir
+from squelch.cluster.loop.persistence.checkpoint_folders import checkpoint_dir
+from squelch.cluster.loop.persistence.state import LoopState
 from squelch.learner.decomposition.statistics import Decomposition, GroupFigures, summarise_bucket
 from tests.learner.checkpoint.hostile import write_older
 

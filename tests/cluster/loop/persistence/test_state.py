@@ -10,15 +10,8 @@ from squelch.actors.process.disk import partial_path
 from squelch.actors.records import Task, Ticket
 from squelch.cluster.config import RunConfig, load
 from squelch.cluster.errors import UserError
-from squelch.cluster.loop.persistence.state import (
-    LoopState,
-    amend,
-    checkpoint_dir,
-    checkpoints,
-    pack_ticket,
-    prune,
-    read_state,
-)
+from squelch.cluster.loop.persistence.checkpoint_folders import checkpoint_dir, checkpoints, prune
+from squelch.cluster.loop.persistence.state import LoopState, amend, pack_ticket, read_state
 from squelch.cluster.loop.stopping import Stopping
 from squelch.cluster.loop.watchers.alarms import Alarms
 from squelch.cluster.loop.watchers.early_stopping import EarlyStopping

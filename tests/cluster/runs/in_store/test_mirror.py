@@ -18,7 +18,7 @@ from squelch.actors.archive.store import LocalStore, Store
 from squelch.cluster.commands.arguments import place_of
 from squelch.cluster.commands.existing_runs.status import status
 from squelch.cluster.errors import UserError
-from squelch.cluster.loop.persistence.state import checkpoints, prune
+from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints, prune
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.in_store import manifest as manifests
 from squelch.cluster.runs.in_store import mirror as mirroring
