@@ -31,7 +31,7 @@ DOCS = "/public/squelch-docs"
 """Path at which `deploy/compose/compose.yaml` mounts the docs in Grafana."""
 WIDTH, HEIGHT = 8, 8
 STAT_WIDTH, STAT_HEIGHT = 4, 4
-"""Of a panel, in Grafana's grid of 24 columns."""
+"""Size of a panel, in Grafana's grid of 24 columns."""
 
 Builder = timeseries.Panel | statistic.Panel | heatmap.Panel | statetimeline.Panel | xychart.Panel
 
