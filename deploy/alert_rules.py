@@ -221,7 +221,7 @@ RULES = (
         f"{series('squelch_actor_up')} == 0",
         "1m",
         "critical",
-        "{{ $labels.party }} does not answer its health check",
+        "{{ $labels.actor }} does not answer its health check",
         "The actor is replaced if restarts are left; see squelch_actor_restarts_total and the actor's log.",
     ),
     AlertRule(
@@ -247,7 +247,7 @@ RULES = (
         f"increase({series('squelch_actor_restarts_total')}[1h]) > 1.5",
         "0m",
         "warning",
-        "{{ $labels.party }} was restarted more than once within an hour",
+        "{{ $labels.actor }} was restarted more than once within an hour",
         "After cluster.max_restarts within cluster.restart_window_s the run ends. The causes are in events.jsonl "
         "(restart) and in the actor's log.",
     ),
