@@ -55,3 +55,13 @@ def test_every_test_that_is_listed_as_slow_exists() -> None:
         line for line in listed if not re.search(rf"^ *(async )?def {line[-1]}\(", (ROOT / line[0]).read_text(), re.M)
     ]
     assert not missing and listed == sorted(listed)
+
+
+def test_no_module_is_named_by_its_rooms_bare_name_in_a_string() -> None:
+    """The linter bans the imports; a string that names a package for its files or its import it does not see."""
+    named = re.compile(
+        r"""\b(files|import_module|find_spec|PackageLoader)\(f?["'](actors|cluster|deploy|envs|learner)\b"""
+    )
+    names = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
+    files = [ROOT / name for name in names.stdout.split()]
+    assert not [(file, line) for file in files for line in file.read_text().splitlines() if named.search(line)]

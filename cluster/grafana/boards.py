@@ -128,12 +128,12 @@ class Expression:
 
 def text(name: str) -> str:
     """The text of a dashboard's file."""
-    return (files("deploy") / "grafana" / f"{name}.json").read_text(encoding="utf-8")
+    return (files("squelch.deploy") / "grafana" / f"{name}.json").read_text(encoding="utf-8")
 
 
 def rules() -> str:
     """The text of the alert rules' file."""
-    return (files("deploy") / "alerts.yml").read_text(encoding="utf-8")
+    return (files("squelch.deploy") / "alerts.yml").read_text(encoding="utf-8")
 
 
 def trees() -> dict[str, Tree]:
