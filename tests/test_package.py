@@ -93,6 +93,8 @@ def test_installed_commands_run_outside_the_checkout(installed: Path, tmp_path: 
     assert listed.stdout.split() == sorted(path.stem for path in (ROOT / "cluster" / "recipes").glob("[!_]*.yaml"))
     kept = outside(installed, tmp_path, "filter", "rewards.npz")
     assert kept.returncode == 0 and "1 of 2" in kept.stdout, kept.stderr
+    written = outside(installed, tmp_path, "dashboards", "export", "boards")
+    assert written.returncode == 0 and list((tmp_path / "boards").rglob("reasoning.json")), written.stderr
     proxies = outside(installed, tmp_path, "mi", "m.npz")
     assert proxies.returncode == 0 and "retrieval accuracy" in proxies.stdout, proxies.stderr
     health = outside(installed, tmp_path, "doctor")
