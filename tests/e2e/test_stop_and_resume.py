@@ -39,7 +39,9 @@ def figures(run_dir: Path) -> tuple[list[dict[str, Any]], dict[Any, dict[str, An
         line["ledger/open"] = line.pop("ledger/in_flight") + line.pop("ledger/buffered")
     plain = [{k: v for k, v in line.items() if not SCORED.match(k)} for line in lines if "total_steps" in line]
     scored = [{k: v for k, v in line.items() if SCORED.match(k)} for line in lines]
-    by_step = {}
+    # So is the record that counts a scorer step as done: only their number is compared.
+    done = sum(line.pop("scorer/done", None) or 0 for line in scored)
+    by_step: dict[Any, dict[str, Any]] = {("scorer", "done"): {"count": done}}
     for kind in ("scorer", "probe"):
         for line in (line for line in scored if f"{kind}/step" in line):
             of_kind = {k: v for k, v in line.items() if k.startswith("probe/") == (kind == "probe")}
