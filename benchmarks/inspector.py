@@ -42,7 +42,7 @@ from squelch.actors.archive.scores import ScoreMatrix, TurnPlace, encoded, score
 from squelch.actors.archive.writer import ROWS_PER_ROW_GROUP
 from squelch.actors.records import Group, Task, Ticket, Trajectory, Turn
 from squelch.cluster.config import dump, load
-from squelch.cluster.inspector.figures import KEYS
+from squelch.cluster.inspector.run_metrics import KEYS
 
 STEP_GROUPS, GROUP_SIZE = 8, 16
 REAL_GROUPS, ALL_GROUPS = 1_000, 100_000

@@ -57,7 +57,7 @@ examples:
   squelch report runs/frozenlake               the paper's figures of a run; of a sweep: runs/SWEEP
   squelch sweep frozenlake --seeds 0,1,2 --grid filter.rule=none,top_p,top_k
   squelch dashboards push --prometheus http://127.0.0.1:9090
-  squelch plan qwen2.5-3b --device-gib 80      memory of each party, rollout workers that the learner needs
+  squelch plan qwen2.5-3b --device-gib 80      memory of each actor, rollout workers that the learner needs
   squelch submit frozenlake runs_dir=/shared/runs --address http://127.0.0.1:8265
 
 Any setting of a recipe can be overridden as key.sub=value; `squelch config RECIPE` prints all of them.

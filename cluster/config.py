@@ -89,15 +89,15 @@ class LoopConfig(Settings):
     max_staleness: int = Field(0, ge=0)
     """S, in versions: step s is issued once s - 1 - S steps are completed. 0 is synchronous and on-policy."""
     group_timeout_s: float = Field(600.0, gt=0)
-    """Seconds within which an actor must return a group; then the failure names the actor, and the ticket is played
-    again or fails (`max_attempts`)."""
+    """Seconds within which an actor must return a group; then the failure names the actor, and the ticket is retried
+    or fails (`max_attempts`)."""
     max_attempts: int = Field(3, ge=1)
     """Number of times that a ticket is played if its actor dies or is late; then it fails with the cause."""
     checkpoint_every: int = Field(20, ge=1)
     """Steps between two checkpoints; the last step always writes a checkpoint."""
     keep_checkpoints: int = Field(2, ge=1)
-    """Number of newest checkpoints that are kept, besides the best and the newest from before a fall or a bad state of
-    the reasoning."""
+    """Number of newest checkpoints that are kept, besides the best and the newest from before an alarm or a bad state
+    of the reasoning."""
 
 
 class ValidationConfig(Settings):
@@ -157,7 +157,7 @@ class ClusterConfig(Settings):
     restart_window_s: float = Field(3600.0, gt=0)
     """Seconds after which a restart no longer counts against `max_restarts`."""
     restart_backoff_s: float = Field(1.0, ge=0)
-    """Seconds that a party's second restart within `restart_window_s` waits; each further one waits twice as long as
+    """Seconds that an actor's second restart within `restart_window_s` waits; each further one waits twice as long as
     the one before it, at most a minute."""
 
 
@@ -165,7 +165,7 @@ class UploadConfig(Settings):
     """How the files of a run are copied to `store` while it runs (docs/guide/cluster.md)."""
 
     every_s: float = Field(30.0, gt=0)
-    """Seconds between two uploads of whatever is new: closed archive parts, figures, events, checkpoints."""
+    """Seconds between two uploads of whatever is new: closed archive parts, metrics, events, checkpoints."""
     give_up_after_s: float = Field(900.0, gt=0)
     """Seconds for which the store may refuse, or not answer; then the run ends after the step in training. Every file
     is on the driver's disk."""
@@ -266,7 +266,7 @@ class RunConfig(Settings):
 
     @field_validator("store")
     @classmethod
-    def _store_is_a_place(cls, store: str) -> str:
+    def _store_is_valid(cls, store: str) -> str:
         return check_store(store)
 
     @model_validator(mode="after")

@@ -1,8 +1,8 @@
-"""Makes the run's environment and starts its first training task, in the driver and before any actor starts: what it
-shows is measured, and an environment that cannot play is refused at once.
+"""Makes the run's environment and starts its first training task, in the driver and before any actor starts. The length
+of its first prompt is measured, and an environment that cannot play is refused at once.
 
-An environment may be anybody's code, which raises what it likes, or hangs. So both calls run in a daemon thread of
-their own, for at most `cluster.start_timeout_s`, and whatever goes wrong becomes a ValueError that says what to do.
+An environment may be anybody's code, which may raise any error or hang. So both calls run in a daemon thread of their
+own, for at most `cluster.start_timeout_s`, and every error becomes a ValueError that says what to do.
 
     waits for                    unblocked by    on time-out
     the environment's own code   its thread      ValueError; the thread is abandoned and does not keep the process alive

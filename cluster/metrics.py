@@ -1,6 +1,6 @@
 """The metrics of a run: the tables of all components, and that of the training loop, the ledger and the fleet.
 
-To add a metric, add it to the table of the component that knows the figure (here, or in the component's `metrics`
+To add a metric, add it to the table of the component that measures it (here, or in the component's `metrics`
 module), and a panel to `deploy.boards`. Importing this module loads none of Ray, torch, vLLM and numpy.
 """
 
@@ -45,7 +45,7 @@ WAITED_FOR = {
     "publish": "rollout",
     "archive": "archive",
 }
-"""The party, or disk, for which the coordinator waits in each part of a step."""
+"""The actor, or disk, for which the coordinator waits in each part of a step."""
 LEDGER_STATES = (
     "issued",
     "in_flight",
@@ -179,7 +179,7 @@ METRICS: Table = {
         MetricSpec(
             "squelch_wait_seconds_total",
             "counter",
-            "Seconds that one party waited for another",
+            "Seconds that one actor waited for another",
             "wait/{waiter}/{waited_for}",
             ("waiter", "waited_for"),
             tuple(("coordinator", actor) for actor in (*WAITED_FOR.values(), "scorer")),
@@ -248,7 +248,7 @@ METRICS: Table = {
         MetricSpec(
             "squelch_without_progress_seconds",
             "gauge",
-            "Seconds with a processor since a party with work to do last showed progress; cluster.hung_after_s ends it",
+            "Seconds with a processor since a busy actor last showed progress; cluster.hung_after_s ends it",
             labels=("actor",),
             open=True,
             unit="seconds",
@@ -264,8 +264,8 @@ METRICS: Table = {
         MetricSpec(
             "squelch_scalings_total",
             "counter",
-            "Changes of those numbers, by who made them: a command, rollout.count=auto, the loss of a node told in "
-            "advance, or because a member could not be had",
+            "Changes of those numbers, by who made them: a command, rollout.count=auto, the announced loss of a node, "
+            "or a member that could not be started",
             "scalings/{kind}/{direction}/{by}",
             ("kind", "direction", "by"),
             product(MEMBER_KINDS, ("up", "down"), ("command", "auto", "preemption", "failure")),
@@ -284,7 +284,7 @@ METRICS: Table = {
         MetricSpec(
             "squelch_recovered_steps_total",
             "counter",
-            "Training steps that were trained on again because learner ranks were lost",
+            "Training steps that were replayed because learner ranks were lost",
             "recovery/steps",
         ),
         gauge("squelch_store_lag_seconds", "", "Age of the newest state that is whole in the store", unit="seconds"),

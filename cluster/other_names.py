@@ -1,4 +1,4 @@
-"""What TRL, verl and prime-rl call the settings of a run, from which docs/guide/coming-from.md is generated.
+"""The names of a run's settings in TRL, verl and prime-rl, from which docs/guide/coming-from.md is generated.
 
     python -m squelch.cluster.other_names    writes the page
 

@@ -1,6 +1,6 @@
-"""Calls that may never return, as those of a mounted disk that hangs: each has a daemon thread of its own.
+"""Calls that may never return, such as those to a mounted disk that hangs: each runs in its own daemon thread.
 
-A thread pool would lose a thread to each of them, and Python waits for a pool's threads when it ends.
+A thread pool would lose a thread to each of them, and Python waits for a pool's threads when it exits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class OwnThread(Executor):
-    """Makes each call in a daemon thread of its own: one that never returns keeps the process from no end."""
+    """Runs each call in its own daemon thread, so a call that never returns does not block process exit."""
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         future: Future[T] = Future()

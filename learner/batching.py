@@ -241,17 +241,17 @@ def balanced(lengths: np.ndarray, added: np.ndarray, budget: int, world_size: in
 
 
 def deal(runs: Sequence[np.ndarray], sizes: Sequence[int], world_size: int) -> tuple[tuple[np.ndarray, ...], ...]:
-    """Assign micro-batches to ranks: each, the largest first, goes to the least loaded rank that has a place left.
-    Empty micro-batches fill the places that remain."""
-    places = -(-len(runs) // world_size)
+    """Assign micro-batches to ranks: each, the largest first, goes to the least loaded rank that has a slot left.
+    Empty micro-batches fill the remaining slots."""
+    slots = -(-len(runs) // world_size)
     hands: list[list[np.ndarray]] = [[] for _ in range(world_size)]
     load = [0] * world_size
     for k in sorted(range(len(runs)), key=lambda k: -sizes[k]):
-        rank = min((r for r in range(world_size) if len(hands[r]) < places), key=lambda r: (load[r], r))
+        rank = min((r for r in range(world_size) if len(hands[r]) < slots), key=lambda r: (load[r], r))
         hands[rank].append(runs[k])
         load[rank] += sizes[k]
     empty = np.zeros(0, dtype=np.int64)
-    return tuple(tuple(hand + [empty] * (places - len(hand))) for hand in hands)
+    return tuple(tuple(hand + [empty] * (slots - len(hand))) for hand in hands)
 
 
 def collate(rows: Sequence[Row], share: bool = True) -> MicroBatch:

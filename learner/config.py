@@ -201,7 +201,7 @@ class LearnerConfig(Settings):
     """Ray CPUs that each rank reserves."""
     num_gpus: float = Field(0.0, ge=0)
     """Ray GPUs that each rank reserves; with 0, ranks run on CPU and communicate by gloo. A fraction shares a GPU with
-    other parties; several ranks need a GPU each."""
+    other actors; several ranks need a GPU each."""
     placement: Literal["pack", "spread"] = "pack"
     """`pack`: ranks on as few nodes as possible. `spread`: on as many as possible, for nodes whose memory holds one
     rank only; collectives then cross the network."""

@@ -1,7 +1,7 @@
 """Estimates the memory that a learner rank needs, from shapes before any weight is read, and compares it with the
 memory available to the rank.
 
-Every figure is bytes of one rank at the peak of a step. The estimate counts FSDP's shards (float32 master weights,
+Every number is in bytes of one rank at the peak of a step. The estimate counts FSDP's shards (float32 master weights,
 gradients, two Adam moments), on CPU the copies from which a refused step is undone, the parameters that FSDP gathers,
 the activations of one micro-batch of `learner.token_budget` tokens, the head's tiles, and the gradients that
 `learner.decomposition` holds if the run measures them. It does not count allocator overhead or the runtime's own

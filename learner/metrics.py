@@ -93,7 +93,7 @@ METRICS: Table = {
 }
 
 
-def publication_figures(bundle: WeightBundle) -> dict[str, float]:
+def publication_metrics(bundle: WeightBundle) -> dict[str, float]:
     """Size of a published version, and the seconds that its publication took in the learner."""
     return {
         "weights/bytes": float(bundle.num_bytes),

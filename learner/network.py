@@ -18,8 +18,8 @@ MAX_CONNECTIONS = 128
 
 
 @dataclass(frozen=True)
-class Home:
-    """The node of a rank."""
+class RankProcess:
+    """The node and the process of a rank."""
 
     node: str
     """Ray's id of the node."""
@@ -29,20 +29,20 @@ class Home:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a rank listens."""
+class Endpoint:
+    """The addresses on which a rank listens."""
 
     address: str
-    """Of the rank's node, or loopback if all ranks share a node."""
+    """Address of the rank's node, or loopback if all ranks share a node."""
     store_port: int
     """For the members of the process group; rank 0's is used."""
-    door_port: int
+    check_port: int
     """For the other ranks' attempts to reach this one."""
 
 
-def unreachable(own_rank: int, places: Sequence[Place]) -> dict[int, str]:
+def unreachable(own_rank: int, endpoints: Sequence[Endpoint]) -> dict[int, str]:
     """Tries to connect to every other rank; returns the reason of each failure by rank."""
-    others = {rank: place for rank, place in enumerate(places) if rank != own_rank}
+    others = {rank: endpoint for rank, endpoint in enumerate(endpoints) if rank != own_rank}
     if not others:
         return {}
     with ThreadPoolExecutor(min(MAX_CONNECTIONS, len(others))) as pool:
@@ -50,10 +50,10 @@ def unreachable(own_rank: int, places: Sequence[Place]) -> dict[int, str]:
     return {rank: reason for rank, reason in reasons.items() if reason}
 
 
-def _try(place: Place) -> str | None:
-    """The reason why the place cannot be reached; None if it can."""
+def _try(endpoint: Endpoint) -> str | None:
+    """The reason why the endpoint cannot be reached; None if it can."""
     try:
-        socket.create_connection((place.address, place.door_port), timeout=CONNECT_TIMEOUT_S).close()
+        socket.create_connection((endpoint.address, endpoint.check_port), timeout=CONNECT_TIMEOUT_S).close()
     except TimeoutError:
         return f"no answer within {CONNECT_TIMEOUT_S:g} s"
     except OSError as error:
@@ -61,15 +61,15 @@ def _try(place: Place) -> str | None:
     return None
 
 
-def failures_in_words(places: Sequence[Place], failures: Mapping[int, Mapping[int, str]]) -> str | None:
+def failures_in_words(endpoints: Sequence[Endpoint], failures: Mapping[int, Mapping[int, str]]) -> str | None:
     """One sentence about ranks that do not reach one another, with both addresses of each pair; None if all do.
 
     Args:
         failures: reason by the rank that was tried, by the rank that tried.
     """
     pairs = [
-        f"learner rank {to} on {places[to].address} cannot be reached from rank {source} on {places[source].address} "
-        f"({reason})"
+        f"learner rank {to} on {endpoints[to].address} cannot be reached from rank {source} on "
+        f"{endpoints[source].address} ({reason})"
         for source, reasons in sorted(failures.items())
         for to, reason in sorted(reasons.items())
     ]

@@ -44,7 +44,7 @@ from squelch.learner.batching import Groups, Row
 from squelch.learner.config import LearnerConfig
 from squelch.learner.decomposition.decompose import decompose
 from squelch.learner.decomposition.statistics import Decomposition
-from squelch.learner.network import LOOPBACK, Home, Place, unreachable
+from squelch.learner.network import LOOPBACK, Endpoint, RankProcess, unreachable
 from squelch.learner.staging import Staging
 from squelch.learner.trainer import Trainer
 
@@ -72,36 +72,36 @@ class LearnerRank:
 
     # -- the process group -------------------------------------------------------------------------------------------
 
-    def home(self) -> Home:
-        """The node that this rank runs on."""
-        return Home(*own_node(), os.getpid())
+    def identify(self) -> RankProcess:
+        """The node and the process of this rank."""
+        return RankProcess(*own_node(), os.getpid())
 
-    def place(self, one_node: bool) -> Place:
+    def open_endpoint(self, one_node: bool) -> Endpoint:
         """Listens, until `start`, for the other ranks: on loopback if all ranks share a node."""
         address = LOOPBACK if one_node else own_node()[1]
-        self._sockets = store, door = listen(address), listen(address)
-        return Place(address, store.getsockname()[1], door.getsockname()[1])
+        self._sockets = store, check = listen(address), listen(address)
+        return Endpoint(address, store.getsockname()[1], check.getsockname()[1])
 
-    def unreachable(self, places: Sequence[Place]) -> dict[int, str]:
+    def unreachable(self, endpoints: Sequence[Endpoint]) -> dict[int, str]:
         """The ranks that this rank cannot connect to, with the reason."""
-        return unreachable(self.rank, places)
+        return unreachable(self.rank, endpoints)
 
-    def start(self, places: Sequence[Place]) -> None:
-        """Joins the process group and loads the model. `places`: of all ranks; rank 0's store is used."""
+    def start(self, endpoints: Sequence[Endpoint]) -> None:
+        """Joins the process group and loads the model. `endpoints`: of all ranks; rank 0's store is used."""
         config, rank = self.config, self.rank
         model_dir = local(self.model_dir)  # before the group exists, whose collectives would wait for a copy
-        (store, door), self._sockets = self._sockets, ()
-        door.close()
+        (store, check), self._sockets = self._sockets, ()
+        check.close()
         if config.num_gpus > 0:  # also where the ranks share this node: a weight group has members on others
             bind_nccl(own_node()[1])
         torch.set_num_threads(config.num_threads)
         hf_logging.disable_progress_bar()
-        if rank > 0 or len(places) == 1:
+        if rank > 0 or len(endpoints) == 1:
             store.close()
-        first, device = places[0], "cuda" if config.num_gpus > 0 else "cpu"
-        world = (rank, len(places), first.address, first.store_port, config.step_timeout_s, device)
-        process_group.start(*world, places[rank].address, store)
-        self.trainer = Trainer(model_dir, config, rank, len(places), self.seed, self.temperature)
+        first, device = endpoints[0], "cuda" if config.num_gpus > 0 else "cpu"
+        world = (rank, len(endpoints), first.address, first.store_port, config.step_timeout_s, device)
+        process_group.start(*world, endpoints[rank].address, store)
+        self.trainer = Trainer(model_dir, config, rank, len(endpoints), self.seed, self.temperature)
         self.marks = self.trainer.marks
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""What the learner refuses: a training step, or a setting that turns out not to work while the run goes on."""
+"""Refusals of the learner: a training step, or a setting that proves unusable during the run."""
 
 
 class StepRefused(ValueError):

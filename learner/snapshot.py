@@ -1,9 +1,9 @@
 """Snapshot of a rank's trained shards and their optimizer's state, from which a refused training step is undone.
 
 Snapshots are always kept in host memory: on a GPU they would take as much memory again as the master weights and both
-Adam moments together (12 bytes per parameter). Of a GPU's tensors the copies are made in locked pages that stay for the
-next snapshot: into new pages a publication copied no more than 1.1 to 1.6 GiB a second (docs/research/results.md).
-Restored values are bit-identical.
+Adam moments together (12 bytes per parameter). GPU tensors are copied into pinned pages that the next snapshot reuses:
+into new pages a publication copied only 1.1 to 1.6 GiB a second (docs/research/results.md). Restored values are
+bit-identical.
 """
 
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from torch.optim import Optimizer
 
 
 class Pages:
-    """Locked host memory for the snapshots of one trainer; a later snapshot overwrites an earlier one's."""
+    """Pinned host memory for the snapshots of one trainer; a later snapshot overwrites an earlier one's."""
 
     def __init__(self) -> None:
         self._of: dict[tuple[Tensor, str], Tensor] = {}
 
     def copy(self, value: Any, owner: Tensor, name: str) -> Any:
-        """A copy in host memory of what belongs to the parameter `owner` under this name; of a host's tensor in new
-        memory, which is freed with it."""
+        """A copy, in host memory, of the state `name` of the parameter `owner`. A tensor that is in host memory already
+        is copied to new memory, which is freed with the copy."""
         if not isinstance(value, Tensor):
             return value
         source = _local(value).detach()

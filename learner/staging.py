@@ -45,7 +45,7 @@ class Ranks(Protocol):
     def ask(self, rank: int, method: str, timeout_s: float, *arguments: Any) -> Any:
         """Calls a method of one rank."""
 
-    def tell(self, method: str, *arguments: Any) -> None:
+    def notify(self, method: str, *arguments: Any) -> None:
         """Calls a method of every rank; waits briefly, and passes over ranks that do not answer."""
 
 
@@ -71,7 +71,8 @@ class Staging:
         return str(self.path)
 
     def entries(self) -> tuple[Entry, ...]:
-        """What the ranks of this node have written, sealed or not; names are relative to the folder that they write."""
+        """The files that the ranks of this node have written, sealed or not; names are relative to the folder that they
+        write."""
         return tuple(entry for root in self._roots() for entry in listing(root))
 
     def read(self, name: str, number: int) -> bytes:
@@ -151,7 +152,7 @@ def _write_apart(
     finally:
         for folder in (aside, partial_path(aside)):
             shutil.rmtree(folder, ignore_errors=True)
-        ranks.tell("unstage", token)
+        ranks.notify("unstage", token)
 
 
 def _token(folder: Path) -> str:

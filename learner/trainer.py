@@ -33,7 +33,7 @@ from squelch.learner.checkpoint.export import export
 from squelch.learner.config import LearnerConfig, LoraSettings, ObjectiveConfig, OptimizerConfig
 from squelch.learner.metrics import PARTS
 from squelch.learner.objective import credit
-from squelch.learner.objective.objectives import MISMATCH_NAMES, SUM_NAMES, mismatch_figures, mismatch_sums, policy_loss
+from squelch.learner.objective.objectives import MISMATCH_NAMES, SUM_NAMES, mismatch_metrics, mismatch_sums, policy_loss
 from squelch.learner.policy.critic import ValueLearner
 from squelch.learner.policy.model import Policy, equip, load_model, local, reshard, shard
 from squelch.learner.refusal import StepRefused
@@ -172,7 +172,7 @@ class Trainer:
             plan = self.plan(rows, self.config.minibatches, step)
         if not plan:
             return 0, {}
-        batches, figures = self._prepare(rows, plan, clock, self.config.objective)
+        batches, metrics = self._prepare(rows, plan, clock, self.config.objective)
         if (silent := self._silent(batches)) is not None:
             return 0, silent
         totals = Totals.zeros(self.device)
@@ -180,7 +180,7 @@ class Trainer:
             sorted({rows[i].group_id for hand in part.micro_batches for m in hand for i in m}) for part in plan
         ]
         self._optimize(batches, groups_of, loss_scale, totals, clock)
-        return len(plan), self._metrics(rows, totals, len(plan)) | figures
+        return len(plan), self._metrics(rows, totals, len(plan)) | metrics
 
     def _report(
         self, step: int, rows: Sequence[Row], taken: int, metrics: dict[str, float], clock: Clock, reason: str | None
@@ -197,7 +197,8 @@ class Trainer:
         )
 
     def plan(self, rows: Sequence[Row], minibatches: int, step: int) -> list[OptimizerStep]:
-        """Rows to optimizer steps and their micro-batches on every rank; `step` determines the order."""
+        """Splits the rows into optimizer steps, and these into micro-batches on every rank; `step` determines the
+        order."""
         config = self.config
         share = config.share_openings
         return batching.plan(rows, minibatches, config.token_budget, self.world_size, self.seed, step, share)
@@ -212,7 +213,7 @@ class Trainer:
         steps = [[self._batch(rows, part, k, clock, objective) for k in places[i]] for i, part in enumerate(plan)]
         with clock.part("prepare"):
             found = credit.assign(rows, steps, objective, self.device)
-        return found.steps, found.figures
+        return found.steps, found.metrics
 
     def _silent(self, steps: Sequence[Sequence[Batch]]) -> dict[str, float] | None:
         """Metrics of a step without any gradient on any rank, which is skipped; None for all other steps.
@@ -251,7 +252,7 @@ class Trainer:
             if self.critic is not None and own.needs_critic:
                 batch = self._valued(self.critic, batch, micro)
                 needed = True
-        if needed or wanted is not None:  # a batch that was only laid out is no progress: marks must be of like size
+        if needed or wanted is not None:  # only a forward pass counts as progress: marks must be of similar size
             self.marks.add()
         return batch
 
@@ -398,7 +399,7 @@ class Trainer:
             "grad_norm": sum(totals.grad_norms) / num_steps,
             "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
             "advantage_std": math.sqrt(max(means["advantage_squared"] - means["advantage"] ** 2, 0.0)),
-            **mismatch_figures(mismatch),
+            **mismatch_metrics(mismatch),
             **self._critic_metrics(totals, num_steps),
         }
 

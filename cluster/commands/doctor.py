@@ -183,7 +183,7 @@ def _sandbox() -> Iterator[Finding]:
         return
     pool = Pool(choice.backend, warm=2)
     try:
-        lacks = f"; not to be had here: {'; '.join(pool.missing)}" if pool.missing else ""
+        lacks = f"; not available here: {'; '.join(pool.missing)}" if pool.missing else ""
         yield Finding("sandbox", f"{choice.backend.name}, programs run as {choice.backend.command.identity}")
         yield Finding("sandbox limits", f"{Limits().words()}{lacks}")
         yield _image(choice.backend.image)

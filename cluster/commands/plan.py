@@ -1,4 +1,4 @@
-"""`squelch plan`: the memory that each party of a recipe needs, and how many rollout workers its learner needs.
+"""`squelch plan`: the memory that each actor of a recipe needs, and how many rollout workers its learner needs.
 
 Memory is always estimated, from the shapes of the model (`learner.memory`, `actors.rollout.memory`,
 `actors.scorer.memory`); no weights are read. The time of a step is a model (`cluster.runs.timing.step_time`) with
@@ -31,16 +31,17 @@ if TYPE_CHECKING:
 GIB, MIB = 2**30, 2**20
 DEVICES_GIB = (24.0, 48.0, 80.0, 141.0)
 ON_GPUS = ("learner.num_gpus=1", "rollout.num_gpus=1", "scorer.num_gpus=1")
-"""What `--device-gib` takes as set if nothing of a recipe runs on a GPU."""
+"""The settings that `--device-gib` assumes if no actor of a recipe runs on a GPU."""
 TINY_GIB = 4
-"""A party of the tiny policy needs less, libraries and the rollout worker's cache included."""
+"""An actor of the tiny policy needs less, libraries and the rollout worker's cache included."""
 RANK_RUNTIME_GIB = 1.0
 """Libraries, contexts and the allocator's overhead of a learner rank: an allowance, not counted in its estimate."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """What one member of a role needs on one device. `device_gib`: its device, or its share of one; None on CPU."""
+    """The memory that one member of a role needs on one device. `device_gib`: its device, or its share of one; None on
+    CPU."""
 
     role: str
     count: int
@@ -77,7 +78,7 @@ class Timing:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.description = (
-        "Prints the memory that each party of a recipe needs, how long a step takes with 1, 2, 4, ... rollout workers, "
+        "Prints the memory that each actor of a recipe needs, how long a step takes with 1, 2, 4, ... rollout workers, "
         "how many of them the learner needs, and what to set. Memory is estimated from the model's shapes. Step times "
         "come from runs of the recipe (--run), or are counted for a usual GPU with the given memory."
     )
@@ -140,7 +141,7 @@ def _plain(config: RunConfig, needs: list[Need], timing: Timing | None, store: s
 
 
 def needs_of(config: RunConfig, devices: Sequence[float]) -> list[Need]:
-    """What the parties of a recipe need; empty for the tiny policy."""
+    """The memory that each actor of a recipe needs; empty for the tiny policy."""
     shape = _shape(config)
     return [] if shape is None else list(_needs(config, shape, _size(shape), devices))
 
@@ -250,7 +251,7 @@ def _scorer(config: RunConfig, size: ModelSize, device: float | None) -> Need:
 
 
 def _store_advice(config: RunConfig, size: ModelSize) -> str | None:
-    """What to set if the object store of a cluster on this machine does not hold the published weights."""
+    """The setting to change if the object store of a cluster on this machine is too small for the published weights."""
     from squelch.actors.model_size import BYTES
     from squelch.cluster.fleet.object_store import VERSIONS, needed_mib
 
@@ -265,7 +266,7 @@ def _store_advice(config: RunConfig, size: ModelSize) -> str | None:
 
 def _memory_lines(config: RunConfig, needs: list[Need], store: str | None) -> list[str]:
     if not needs:
-        return [f"memory: the tiny policy has about a million parameters; each party needs less than {TINY_GIB} GiB"]
+        return [f"memory: the tiny policy has about a million parameters; each actor needs less than {TINY_GIB} GiB"]
     lines = [f"memory of {Path(config.model.path).name}, GiB, estimated from its shapes"]
     for need in needs:
         device = "host memory" if need.device_gib is None else f"{need.device_gib:g} GiB"
@@ -279,7 +280,7 @@ def _memory_lines(config: RunConfig, needs: list[Need], store: str | None) -> li
 
 
 def _shared(config: RunConfig) -> str:
-    """The shares of parties that share a GPU; empty if each has its own."""
+    """The shares of actors that share a GPU; empty if each has its own."""
     from squelch.cluster.fleet.demand import needs
 
     asked = {need.key: need for need in needs(config) if need.total("GPU") > 0}
@@ -346,8 +347,9 @@ def _counted(config: RunConfig, size: ModelSize, device: float | None) -> tuple[
     kind = device_of(device or 80.0)
     origin = (
         f"estimated: counted operations at {PRODUCTS:.0%} of the products and {READING:.0%} of the bandwidth of one "
-        f"{kind.name} a party, every turn at its limit, every group kept, no time in environments and replays; a model "
-        "below a billion parameters takes longer (docs/guide/cluster.md). Give --run for times of your own machines"
+        f"{kind.name} for each actor, every turn at its limit, every group kept, no time in environments and replays; "
+        "a model below a billion parameters takes longer (docs/guide/cluster.md). Give --run for times of your own "
+        "machines"
     )
     return counted(size, config, kind), origin
 

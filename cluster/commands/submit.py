@@ -45,11 +45,11 @@ def run(options: argparse.Namespace) -> int:
 
     config = load(options.recipe, options.overrides)
     from squelch.cluster.fleet.job_files import chosen
-    from squelch.cluster.fleet.jobs import Job, settled, submit
+    from squelch.cluster.fleet.jobs import Job, submit, with_lasting_caches
 
     job = Job(
         recipe=options.recipe,
-        overrides=settled(config, options.overrides),
+        overrides=with_lasting_caches(config, options.overrides),
         code=chosen(options.working_dir, options.wheel, options.installed),
         resume=options.resume,
         installer="pip" if options.pip else "uv",

@@ -11,8 +11,8 @@ from squelch.cluster.errors import UserError
 from squelch.cluster.terminal import say
 
 NATURAL = ("environment.prompt=natural", "sampling.max_tokens_per_turn=160", "rollout.max_model_len=2048")
-"""Where no recipe says it: the words for a language model, and room for the demonstrations of each of the seven
-environments in them. In SmolLM2's tokens the longest turn is DeepCoder's (129), the longest episode WebShop's (1,195).
+"""Settings if no recipe is given: prompts for a language model, and room for the demonstrations of each of the seven
+environments. In SmolLM2's tokens the longest turn is DeepCoder's (129), the longest episode WebShop's (1,195).
 """
 
 
@@ -60,10 +60,10 @@ def run(options: argparse.Namespace) -> int:
             "environment: give --env NAME too, or leave them out"
         )
     with quiet() as output:
-        told = output.aloud(say)
-        folder = find_model(config, told)
-        check_model(folder, config, told)
-        warmed_up(config, warmup, folder, options.out, plays, told)
+        aloud = output.aloud(say)
+        folder = find_model(config, aloud)
+        check_model(folder, config, aloud)
+        warmed_up(config, warmup, folder, options.out, plays, aloud)
     say(f"done: {options.out}; train it with model.path={options.out}")
     return 0
 

@@ -13,9 +13,9 @@ version(c) by then and never load an older one, so a version >= version(c) sampl
 trained when the clock is s - 1. The version grows by at most one per tick of the clock, so
 version(s - 1) - version(c) <= s - 1 - c <= S. With S = 0 the two versions are equal: training is on-policy.
 
-There is one other way for the version to grow: lost weights that could not be made again to the bit are published under
-a higher version (`renumber`). Every step that was issued and not trained is then played again from its beginning, after
-that version has reached every rollout worker, so that the proof holds with c the clock at that moment."""
+The version grows in one other case: rebuilt weights that diverged from the lost ones are published under a higher
+version (`renumber`). Every step that was issued and not trained is then retried from its beginning, after that version
+has reached every rollout worker, so the proof holds with c the clock at that moment."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Admission:
     def renumber(self, version: int) -> None:
         """Takes over the version under which a recovered learner's weights have reached every rollout worker."""
         if version < self.version:
-            raise RuntimeError(f"weights made again were published as version {version}, below {self.version}")
+            raise RuntimeError(f"rebuilt weights were published as version {version}, below {self.version}")
         self.version = version
 
     def check_staleness(self, version_min: int) -> int:

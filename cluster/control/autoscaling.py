@@ -15,9 +15,8 @@ out. Play is taken to need n * played_s worker seconds, so that m workers take n
     back    the last growth saved less than USEFUL of what it should have saved (as where turns, not workers, limit a
             step, or where workers share the same CPUs): the former number
 
-It is slow (`STEPS` steps a decision) and does not swing: GROW_ABOVE is twice SHRINK_BELOW, and a number that was left
-because it was too small, or turned out useless, is not chosen again for `PATIENCE` steps; each time that repeats, for
-twice as many.
+It is slow (`STEPS` steps a decision) and does not oscillate: GROW_ABOVE is twice SHRINK_BELOW, and a number that was
+too small, or turned out useless, is not chosen again for `PATIENCE` steps, each further time for twice as many.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ class Autoscaling:
         self._hold(count)
 
     def _back(self, now: StepLoad) -> Decision | None:
-        """The former number if the last growth was of no use."""
+        """The former number if the last growth was useless."""
         before, self._grown = self._grown, None
         if before is None or now.workers <= before.workers:
             return None

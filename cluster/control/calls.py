@@ -13,8 +13,8 @@ names the class that an actor holds, which only the actor's own process imports.
     bound       seconds that the call may take, from the configuration and the arguments
     guarded     whether the actor bounds the call itself, by the same time: it then says what is late, so that the
                 client waits `GRACE_S` longer
-    signs       what shows that a call to the learner is not hung (`Signs`). Every other actor is asked all the time,
-                by `cluster.fleet.supervision`
+    signs       the signs that a call to the learner is not hung (`Signs`); `cluster.fleet.supervision` polls every
+                other actor
     all_ranks   whether every rank of the learner gets the call, in the same order as all other calls; else rank 0
     reduce      how the ranks' results become one
     returns     2: the first result is awaited, the second stays where it is, and the caller gets the reference
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
     from squelch.cluster.config import RunConfig
     from squelch.learner.batching import Row
     from squelch.learner.decomposition.statistics import Decomposition
-    from squelch.learner.network import Home, Place
+    from squelch.learner.network import Endpoint, RankProcess
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Payload = Any
 """Reference to a group's rows; `Payloads.fetch` of `cluster.control.protocols` resolves it."""
 GRACE_S = 5.0
-"""Seconds that the coordinator waits beyond a bound for what explains it: the answer of an actor that bounds the call
-itself, and the failures of other ranks after the first, one of which may be a death."""
+"""Seconds that the coordinator waits beyond a bound for an explanation: the answer of an actor that bounds the call
+itself, or the failures of other ranks after the first, one of which may be a death."""
 REACH_S = 20.0
 """Seconds within which every rank must have tried to connect to every other; a cut-off rank is named after them."""
 STOP_S = 30.0
@@ -59,7 +59,7 @@ FILTER_S = 60.0
 
 
 class Signs(Enum):
-    """What shows that a call to all ranks is not hung (`cluster.control.progress`)."""
+    """The signs that a call to all ranks is not hung (`cluster.control.progress`)."""
 
     MARKS = "marks"
     """Micro-batches; answers until the first micro-batch of the group's life, and with `learner.compile`, because a
@@ -74,7 +74,7 @@ class Signs(Enum):
 
 
 class Folder(Enum):
-    """What the ranks do with a folder of the driver's disk."""
+    """Whether the ranks write or read a folder of the driver's disk."""
 
     WRITTEN = "written"
     READ = "read"
@@ -180,15 +180,17 @@ def _step_for_each_group(config: RunConfig, payloads: Sequence[Payload], ids: Se
     return config.learner.step_timeout_s * max(1, len(ids))
 
 
-HOME: Call[[], list[Home]] = LEARNER_RANK.row("home", _START, all_ranks=True, reduce=every)
-"""The node that each rank runs on."""
-PLACE: Call[[bool], list[Place]] = LEARNER_RANK.row("place", seconds(REACH_S), all_ranks=True, reduce=every)
+IDENTIFY: Call[[], list[RankProcess]] = LEARNER_RANK.row("identify", _START, all_ranks=True, reduce=every)
+"""The node and the process of each rank."""
+OPEN_ENDPOINT: Call[[bool], list[Endpoint]] = LEARNER_RANK.row(
+    "open_endpoint", seconds(REACH_S), all_ranks=True, reduce=every
+)
 """Each rank listens, until `start`, for the others; whether all share a node."""
-UNREACHABLE: Call[[Sequence[Place]], list[dict[int, str]]] = LEARNER_RANK.row(
+UNREACHABLE: Call[[Sequence[Endpoint]], list[dict[int, str]]] = LEARNER_RANK.row(
     "unreachable", seconds(REACH_S), all_ranks=True, reduce=every
 )
 """For each rank, why it cannot connect to others, by their rank."""
-START: Call[[Sequence[Place]], None] = _collective("start", Signs.NONE, _START)
+START: Call[[Sequence[Endpoint]], None] = _collective("start", Signs.NONE, _START)
 """Joins the process group and loads the model."""
 TRAIN_STEP: Call[[int, Sequence[Payload], Sequence[str], float], StepReport] = _collective(
     "train_step", Signs.MARKS, reduce=slowest, payloads=1
@@ -280,13 +282,13 @@ SCORE: Call[[int, WeightBundle, Sequence[Payload], bool], tuple[dict[str, float]
 )
 """The flat metrics of a step's groups, the scorer's state after them as in `state`, and the score matrices
 (`actors.archive.scores`), under these weights of the policy. The last argument: whether the step was scored before,
-with groups that are lost, so that what that left in the state is forgotten. Nothing waits for a scoring; supervision
+with groups that are lost, so that its effect on the state is forgotten. Nothing waits for a scorer step; supervision
 ends a hung scorer."""
 PROBE: Call[[int, WeightBundle, Sequence[Payload]], tuple[dict[str, float], dict[str, Any]]] = SCORER.row(
     "probe", lambda config, *_: 2 * config.scorer.timeout_s
 )
-"""The flat figures of an evaluation of the fixed probe after a step, on the groups of its tasks, and the scorer's state
-after it as in `state`. A scoring may be under way before it."""
+"""The flat metrics of an evaluation of the fixed probe after a step, on the groups of its tasks, and the scorer's state
+after it as in `state`. A scorer step may be under way before it."""
 SCORER_RESTORE: Call[[dict[str, Any]], None] = SCORER.row("restore", setting("cluster.start_timeout_s"))
 """Replaces the state by that of an earlier scorer."""
 

@@ -34,10 +34,10 @@ Handle = Any
 
 
 class Transport(Protocol):
-    """What the handles of actors stand for: Ray, or the actors of this process."""
+    """The transport behind the actors' handles: Ray, or actors in this process."""
 
     def failure(self, error: BaseException) -> ActorError | None:
-        """What a call's error says of the actor; None if the error is not the actor's."""
+        """The error of the actor that a call's error stands for; None if the error is not the actor's."""
 
     def result(self, reference: Any) -> Any:
         """The reference to a further result of a call that has ended."""

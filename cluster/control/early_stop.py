@@ -31,7 +31,7 @@ class EarlyStop:
     """The last step's spread divided by the mean over the first 10 steps."""
 
     def spread(self, decision: StepDecision, summaries: Sequence[GroupSummary]) -> float:
-        """The figure of a step for rule (i): the mean reward variance that the filter reports; with `ragen`, the mean
+        """The metric of a step for rule (i): the mean reward variance that the filter reports; with `ragen`, the mean
         standard deviation of rewards with format penalties. Groups that the filter refused do not count; NaN if it
         refused every group.
 

@@ -10,14 +10,14 @@ damped, stays flat. The warning compares the last three validations a, b, c with
               of the paired 95% intervals over the fixed tasks are at most 0, and the gain from a to c is below `GAIN`
 
 The kept variance of a step is the sum of the kept groups' reward variances divided by the number of its groups. It
-follows the filter's settings too, so only steps of one setting are compared: where `filter.rho` moves, the trend begins
-anew. A step whose groups were passed through unfiltered is left out; a run whose filter does not prefer reward variance
-has no such warning. The warning is raised at a validation where both hold and cleared at the first where they do not;
-in between nothing changes.
+follows the filter's settings too, so only steps of one setting are compared: where `filter.rho` changes, the trend
+starts over. A step whose groups were passed through unfiltered is left out; a run whose filter does not prefer reward
+variance has no such warning. The warning is raised at a validation where both hold and cleared at the first where they
+do not; in between nothing changes.
 
 The constants were fixed before any run was judged by them; `python -m research.gaming` judges them. Rising variance
 at flat success is a sign and no proof: tasks that come within reach raise the variance too, before they are solved.
-`docs/guide/runbook.md` says how to tell.
+`docs/guide/runbook.md` says how to distinguish the two.
 
 Invariants: steps and validations come in order. Without three validations the warning is not raised. Plain JSON state.
 """
@@ -86,13 +86,13 @@ def is_flat(gain: float, lows: Sequence[float]) -> bool:
     return gain < GAIN and all(low <= 0 for low in lows)
 
 
-def kept_variance(figures: Mapping[str, float]) -> float:
-    """The kept variance of a step, from the filter's flat figures; 0 in a window without variance."""
-    mean, mass = figures["reward_variance_mean"], figures["kept_mass"]
-    valid = figures["num_groups"] - figures["refused_groups"]
-    if not figures["num_groups"] or math.isnan(mean):
+def kept_variance(metrics: Mapping[str, float]) -> float:
+    """The kept variance of a step, from the filter's flat metrics; 0 in a window without variance."""
+    mean, mass = metrics["reward_variance_mean"], metrics["kept_mass"]
+    valid = metrics["num_groups"] - metrics["refused_groups"]
+    if not metrics["num_groups"] or math.isnan(mean):
         return math.nan
-    return 0.0 if math.isnan(mass) else mass * mean * valid / figures["num_groups"]
+    return 0.0 if math.isnan(mass) else mass * mean * valid / metrics["num_groups"]
 
 
 def prefers_variance(config: FilterConfig) -> bool:
@@ -140,7 +140,7 @@ class Gaming:
         """Compares the last three validations, if there are so many."""
         if len(self.validations) < VALIDATIONS:
             return
-        a, b, c = (np.array(told, dtype=bool) for _, told in self.validations)
+        a, b, c = (np.array(solved, dtype=bool) for _, solved in self.validations)
         until = sum(at <= self.validations[-1][0] for at in self.steps)
         self.trend, self.gain = trend_of(self.steps[:until], self.variances[:until]), gain_interval(a, c)
         lows = [gain_interval(*pair)[1] for pair in ((a, b), (b, c), (a, c))]

@@ -6,11 +6,11 @@ After every event
 
 where each term is counted separately and none is computed as the remainder. A ticket moves only along `TRANSITIONS`;
 any other move raises RuntimeError. There are two ways back, for the tickets of a step that was not trained on when its
-groups, or the weights that sampled them, were lost: `play_again`, and for those of its refill rounds, which begin anew,
+groups, or the weights that sampled them, were lost: `retry`, and for those of its refill rounds, which start over,
 `withdraw`. At the end of a run the first four terms on the right are 0.
 
-Once a step is complete its tickets are settled: they are counted, but no longer known by their ids, so that neither the
-ledger nor a checkpoint grows with the run. Admission issues no step twice, so a settled id does not come back.
+Once a step is complete its tickets are committed: they are counted, but no longer known by their ids, so that neither
+the ledger nor a checkpoint grows with the run. Admission issues no step twice, so a committed id does not come back.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ TRANSITIONS = {
     KEPT_WAITING: {TRAINING, CANCELLED},
     TRAINING: {TRAINED, FAILED, CANCELLED},  # the learner made or refused the step
 }
-REPLAYED = {IN_FLIGHT, BUFFERED, KEPT_WAITING, TRAINING, DROPPED, FAILED}
-"""States of a step that is played again from its beginning (`Ledger.play_again`)."""
+RETRIED = {IN_FLIGHT, BUFFERED, KEPT_WAITING, TRAINING, DROPPED, FAILED}
+"""States of a step that is retried from its beginning (`Ledger.retry`)."""
 
 
 class Ledger:
@@ -66,24 +66,24 @@ class Ledger:
             raise RuntimeError(f"ticket {ticket_id} becomes {state} without a reason")
         self._change(ticket_id, state, reason)
 
-    def play_again(self, ticket_id: str) -> None:
+    def retry(self, ticket_id: str) -> None:
         """Puts a ticket back in flight, because its group or the weights that sampled it are lost. RuntimeError if it
         was trained on or cancelled."""
         state, _ = self._state.get(ticket_id, ("not issued", ""))
-        if state not in REPLAYED:
-            raise RuntimeError(f"ticket {ticket_id} is {state} and cannot be played again")
+        if state not in RETRIED:
+            raise RuntimeError(f"ticket {ticket_id} is {state} and cannot be retried")
         self._change(ticket_id, IN_FLIGHT, "")
 
     def withdraw(self, ticket_id: str) -> None:
         """Takes a ticket back as if it had never been issued, so that its id may be issued again. RuntimeError if it
         was trained on or cancelled."""
-        self.play_again(ticket_id)
+        self.retry(ticket_id)
         self._counts[self._state.pop(ticket_id)] -= 1
         del self._since[ticket_id]
         self.issued -= 1
         self.check()
 
-    def settle(self, ticket_ids: Iterable[str]) -> None:
+    def commit(self, ticket_ids: Iterable[str]) -> None:
         """Forgets the ids of tickets of a complete step; their counts stay. RuntimeError if one of them is open."""
         for ticket_id in ticket_ids:
             state, _ = self._state[ticket_id]
@@ -105,7 +105,7 @@ class Ledger:
             self._since.pop(ticket_id, None)
 
     def in_state(self, *states: str) -> list[str]:
-        """Ids of the unsettled tickets in any of the states, in order of issue."""
+        """Ids of the uncommitted tickets in any of the states, in order of issue."""
         return [ticket_id for ticket_id, (state, _) in self._state.items() if state in states]
 
     def oldest(self) -> dict[str, float | None]:
@@ -149,7 +149,7 @@ class Ledger:
 
     def state(self) -> dict[str, Any]:
         """The numbers of ended tickets by state and reason as JSON-able data. Open tickets are left out: a resumed run
-        plays them again."""
+        retries them."""
         return {"ended": [[s, r, n] for (s, r), n in sorted(self._counts.items()) if s in ENDED and n]}
 
     @classmethod

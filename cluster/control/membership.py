@@ -12,7 +12,7 @@ A name belongs to one member at a time: a successor may take the name only of a 
 change sets `changed`, so that callers wait for a change instead of polling.
 
 `at_work` registers a call with the members that serve it, so that a draining member knows when its work is done, and so
-that a member can be removed at once: `Member.cut_off` ends its calls with `CutOff`, which is no failure of the work.
+that a member can be removed at once: `Member.cut_off` ends its calls with `CutOff`, which does not count as a failure.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class CutOff(Exception):
-    """A member that served the call was removed at once; the work is to be done again and is not counted as tried."""
+    """A member that served the call was removed at once; the work must be retried, and this attempt does not count."""
 
 
 class MemberState(StrEnum):

@@ -1,13 +1,13 @@
-"""Decides whether a party still makes progress: whether it is merely slow, or hung. Pure.
+"""Decides whether an actor still makes progress: whether it is merely slow, or hung. Pure.
 
-A party is hung if it shows no sign of progress for `hung_after_s`, or for `FACTOR` times the median interval between
+An actor is hung if it shows no sign of progress for `hung_after_s`, or for `FACTOR` times the median interval between
 two of its marks, whichever is longer; time for which it waited for a processor of a loaded machine does not count
 (`actors.process.processor_wait`). It may be one process, or several that work together, such as the learner's
 ranks. A sign is
 
     a new mark of any process    always (`actors.process.progress_marks` lists what marks are)
     an answer of every process   if one of them is idle, if the call has no marks, or before the first mark of the
-                                 party's life, which may compile or load kernels. An answer proves that the processes
+                                 actor's life, which may compile or load kernels. An answer proves that the processes
                                  run
 
 Ranks that wait for one another in a collective answer but make no marks; a frozen process, or one behind a cut link,
@@ -34,7 +34,7 @@ def poll_s(hung_after_s: float) -> float:
 
 @dataclass(frozen=True)
 class Patience:
-    """The limit of one kind of party. `mark`: what it should finish, in words; `setting`: the setting of
+    """The limit of one kind of actor. `mark`: what it should finish, in words; `setting`: the setting of
     `hung_after_s`; `start_s`: seconds until the first answer if the process may just have been created, else None."""
 
     hung_after_s: float
@@ -44,7 +44,7 @@ class Patience:
 
 
 class ProgressWatch:
-    """The signs of one party from `now` on. `names`: its processes, for messages. `answers_count`: whether an answer of
+    """The signs of one actor from `now` on. `names`: its processes, for messages. `answers_count`: whether an answer of
     every process is a sign in any case. All times are seconds of one clock."""
 
     def __init__(self, names: Sequence[str], patience: Patience, now: float, answers_count: bool = False) -> None:
@@ -55,7 +55,7 @@ class ProgressWatch:
 
     @property
     def limit_s(self) -> float:
-        """Seconds without a sign after which the party counts as hung."""
+        """Seconds without a sign after which the actor counts as hung."""
         if self.patience.start_s is not None and not self._known:
             return self.patience.start_s
         slowest = max((progress.median_s for progress in self._known.values()), default=0.0)
@@ -81,11 +81,11 @@ class ProgressWatch:
         return max(0.0, now - self._since - self._waited_s)
 
     def hung(self, now: float) -> str | None:
-        """The message that names the processes that hold the party up; None while it makes progress."""
+        """The message that names the processes that hold the actor up; None while it makes progress."""
         return self.words(now) if self.silence_s(now) >= self.limit_s else None
 
     def words(self, now: float) -> str:
-        """Who has not made progress for how long, and the setting of the limit."""
+        """The processes without progress, for how long, and the setting of the limit."""
         late = self._silent or self._slowest()
         what = f"finished no {self.patience.mark}" if not self._silent else "did not answer"
         names = ", ".join(self.names[index] for index in late)

@@ -1,4 +1,4 @@
-"""What the loop needs beside remote actors, as protocols: the factory of the actors' clients, the store of the groups'
+"""The protocols of the loop besides remote actors: the factory of the actors' clients, the store of the groups'
 rows, the archive and the exporter. Pure.
 
 `cluster.fleet.ray_actors` implements the factory and the store on Ray; the tests run the same loop with in-process
@@ -31,12 +31,12 @@ class Payloads(Protocol):
 
 
 class Actors(Protocol):
-    """Creates parties. The methods return at once; a party's `ready`, `health` or `start` returns once it is up.
-    `ActorError` if a player or worker cannot be created, which may go better the next time."""
+    """Creates the actors of a run. The methods return at once; an actor's `ready`, `health` or `start` returns once it
+    is up. `ActorError` if a player or worker cannot be created, which may go better the next time."""
 
     @property
     def payloads(self) -> Payloads:
-        """The store that these parties share."""
+        """The store that these actors share."""
 
     def player(self, name: str) -> Client:
         """An environment actor."""
@@ -57,26 +57,26 @@ class Actors(Protocol):
         """The control endpoint under the name by which `squelch scale` finds the run."""
 
     async def lacking(self, counts: Mapping[Kind, int]) -> str | None:
-        """What the cluster lacks for these numbers of members, in one sentence; None if it has that or if an
-        autoscaler can add it, which is then asked."""
+        """The resources that the cluster lacks for these numbers of members, in one sentence; None if it has them or if
+        an autoscaler can add it, which is then asked."""
 
-    async def settled(self) -> None:
-        """Ends what an autoscaler was asked for, if it was: all wanted members have come, or the run ends."""
+    async def end_node_request(self) -> None:
+        """Ends the request to an autoscaler, if there is one: all wanted members have come, or the run ends."""
 
     async def leaving(self) -> Mapping[str, float]:
         """Rollout workers and environment actors whose nodes will be taken away, and `learner` if a rank's will: the
-        seconds until then by name, infinite if they are not told."""
+        seconds until then by name, infinite if they are unknown."""
 
     async def room_for_ranks(self) -> int:
         """Number of learner ranks, at most `learner.ranks`, for which the nodes that stay have room now; the ranks that
         are up on such a node count as room."""
 
     def room(self) -> str:
-        """What is free in the cluster and which parties have no node yet, for the message about a late start."""
+        """The free resources of the cluster and the actors without a node, for the message about a late start."""
 
 
 class Archive(Protocol):
-    """A run's groups, figures and spans in its folder; implemented in `actors.archive`."""
+    """A run's groups, metrics and spans in its folder; implemented in `actors.archive`."""
 
     def write_groups(
         self, step: int, tables: Sequence[pa.Table], decisions: Mapping[str, Any], filter_text: str = ""
@@ -90,17 +90,17 @@ class Archive(Protocol):
         """The rows of these groups of a written step, in this order; ArchiveError if one cannot be read."""
 
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
-        """Appends a step's figures to `metrics.jsonl`."""
+        """Appends a step's metrics to `metrics.jsonl`."""
 
     def event(self, actor: str, name: str, start: float, end: float, **facts: Any) -> None:
         """Appends a span from `start` to `end` (unix seconds) to `events.jsonl`."""
 
 
 class MetricsSink(Protocol):
-    """Takes the figures of a step, and single values in between, for `/metrics`."""
+    """Takes the metrics of a step, and single values in between, for `/metrics`."""
 
     def set(self, name: str, value: float | None, **labels: str) -> None:
         """Sets a gauge."""
 
     def step(self, step: int, flat: Mapping[str, Any]) -> None:
-        """Exports the flat figures of a step."""
+        """Exports the flat metrics of a step."""

@@ -6,7 +6,7 @@
 | a sign of each rank (`Signs`), every `poll_s` | the ranks | TimeoutError naming those that give none |
 | other ranks, after one has failed | their failures | the first failure is named, `GRACE_S` |
 
-All ranks get the collectives in the same order. After any error but `Refused` the ranks are of no more use: a rank's
+All ranks get the collectives in the same order. After any error but `Refused` the ranks must be restarted: a rank's
 shards are lost, or the ranks wait for one another. The error names the rank that died, failed or is late, with its
 address where that is another host's: a rank may fail because another one died, whose death is reported later, so that
 the client waits for the failures of the others before it names one. A collective that is given up goes on, because
@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar
 from squelch.cluster.control.actor_errors import ActorError, Died, Failed, Refused
 from squelch.cluster.control.calls import (
     GRACE_S,
-    HOME,
-    PLACE,
+    IDENTIFY,
+    OPEN_ENDPOINT,
     START,
     STOP_RANKS,
     UNREACHABLE,
@@ -45,7 +45,7 @@ from squelch.learner.network import failures_in_words
 if TYPE_CHECKING:
     from squelch.actors.process.progress_marks import Progress
     from squelch.cluster.config import RunConfig
-    from squelch.learner.network import Home
+    from squelch.learner.network import RankProcess
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -67,7 +67,8 @@ class Watch(Protocol):
 
 
 class LearnerClient:
-    """All learner ranks. `homes`: the ranks' nodes, once they are up; `watch`: takes their silence in a call."""
+    """All learner ranks. `processes`: the node and process of each rank, once they are up; `watch`: takes their silence
+    in a call."""
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class LearnerClient:
         release: Callable[[], None] = nothing,
     ) -> None:
         self.handles, self.transport, self.config, self.release = handles, transport, config, release
-        self.homes: list[Home] = []
+        self.processes: list[RankProcess] = []
         self.watch: Watch | None = None
         self._lives: list[asyncio.Future[None]] = []
         self._broken = self._ended = False
@@ -90,7 +91,7 @@ class LearnerClient:
     @property
     def nodes(self) -> list[str]:
         """Ids of the ranks' nodes; empty before they are up and after their end."""
-        return [] if self._ended else [home.node for home in self.homes]
+        return [] if self._ended else [process.node for process in self.processes]
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
@@ -107,12 +108,12 @@ class LearnerClient:
     async def start(self) -> None:
         """Forms the process group and loads the model on every rank. `Failed` if ranks cannot connect to one another;
         it names them with their addresses."""
-        self.homes = await self.call(HOME)
-        places = await self.call(PLACE, len({home.node for home in self.homes}) == 1)
-        unreached = await self.call(UNREACHABLE, places)
-        if words := failures_in_words(places, dict(enumerate(unreached))):
+        self.processes = await self.call(IDENTIFY)
+        endpoints = await self.call(OPEN_ENDPOINT, len({process.node for process in self.processes}) == 1)
+        unreached = await self.call(UNREACHABLE, endpoints)
+        if words := failures_in_words(endpoints, dict(enumerate(unreached))):
             raise Failed(words, ConnectionError(words))
-        await self.call(START, places)
+        await self.call(START, endpoints)
 
     async def progress(self, timeout_s: float) -> list[Progress | None]:
         """The progress of each rank, also while another call is under way; None for a rank that does not answer within
@@ -169,7 +170,7 @@ class LearnerClient:
             _drop(answers.values())
 
     async def _finished(self, row: Call[..., Any], answers: Mapping[int, asyncio.Future[Any]], bound_s: float) -> None:
-        """Returns once every rank has answered; raises the error to tell of the first failure."""
+        """Returns once every rank has answered; raises the error that reports the first failure."""
         deadline = _now() + bound_s + GRACE_S * row.guarded
         watch = self._signs_of(row)
         waiting = set(answers.values())
@@ -209,15 +210,15 @@ class LearnerClient:
 
     def _site(self, rank: int) -> str:
         """The address of a rank, and of its caller, for a message; empty if they share a node."""
-        node, address = self.transport.own_node() if self.homes else ("", "")
-        if not self.homes or self.homes[rank].node == node:
+        node, address = self.transport.own_node() if self.processes else ("", "")
+        if not self.processes or self.processes[rank].node == node:
             return ""
-        return f" (on {self.homes[rank].address}, called from {address})"
+        return f" (on {self.processes[rank].address}, called from {address})"
 
     # -- signs that a call is not hung -------------------------------------------------------------------------------
 
     def _signs_of(self, row: Call[..., Any]) -> ProgressWatch | None:
-        """What watches a call; None if only its bound counts."""
+        """The watch of a call's progress; None if only its bound counts."""
         if row.signs not in (Signs.MARKS, Signs.ANSWERS):
             return None
         return self._progress_watch(row.signs is Signs.ANSWERS or self.config.learner.compile)
@@ -261,7 +262,7 @@ class LearnerClient:
 
     def _far(self) -> bool:
         """Whether a rank runs on another node than the caller."""
-        return any(home.node != self.transport.own_node()[0] for home in self.homes)
+        return any(process.node != self.transport.own_node()[0] for process in self.processes)
 
     async def _with_far_folder(self, row: Call[..., Any], arguments: Sequence[Any]) -> Any:
         """As `call`, where a rank may not see the folder, the first argument."""
@@ -270,7 +271,7 @@ class LearnerClient:
         ranks, bound_s = _Blocking(self, asyncio.get_running_loop()), row.bound(self.config)
         try:
             if row.folder is Folder.WRITTEN:
-                write = (ranks, [home.node for home in self.homes], path, row.method, bound_s, *others)
+                write = (ranks, [process.node for process in self.processes], path, row.method, bound_s, *others)
                 return await asyncio.to_thread(staging.write, *write)
             folder = await asyncio.to_thread(self.transport.offer, path) if path.is_dir() else path
         except ValueError as error:  # a disk that refuses
@@ -278,7 +279,7 @@ class LearnerClient:
         try:
             return row.reduce(await self.each(row.method, bound_s, [(folder, *others)] * self.ranks))
         finally:
-            await self.tell("forget", folder)
+            await self.notify("forget", folder)
 
     async def each(self, method: str, timeout_s: float, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Calls a method of every rank, each with its own arguments; the results by rank."""
@@ -290,12 +291,12 @@ class LearnerClient:
         call = getattr(self.handles[rank], method).remote(*arguments)
         return (await self._results(_adhoc(method, timeout_s), {rank: call}, ()))[0]
 
-    async def tell(self, method: str, *arguments: Any) -> None:
+    async def notify(self, method: str, *arguments: Any) -> None:
         """Calls a method of every rank; waits at most `GRACE_S`, and passes over ranks that do not answer."""
         calls = [getattr(handle, method).remote(*arguments) for handle in self.handles]
-        told = [asyncio.ensure_future(answer(self.transport, call)) for call in calls]
-        await asyncio.wait(told, timeout=GRACE_S)
-        _drop(told)
+        answers = [asyncio.ensure_future(answer(self.transport, call)) for call in calls]
+        await asyncio.wait(answers, timeout=GRACE_S)
+        _drop(answers)
 
 
 class _Blocking:
@@ -312,9 +313,9 @@ class _Blocking:
         """As `LearnerClient.ask`."""
         return self._wait(self.client.ask(rank, method, timeout_s, *arguments))
 
-    def tell(self, method: str, *arguments: Any) -> None:
-        """As `LearnerClient.tell`."""
-        self._wait(self.client.tell(method, *arguments))
+    def notify(self, method: str, *arguments: Any) -> None:
+        """As `LearnerClient.notify`."""
+        self._wait(self.client.notify(method, *arguments))
 
     def _wait(self, call: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(call, self.loop).result()

@@ -1,15 +1,15 @@
 """Resizing: which members of one kind start and which leave, so that there are as many as wanted. Pure.
 
-    what has happened              what is to be done
+    event                          action
     more are wanted                members start, under the lowest names that are free
-    fewer are wanted               those leave whose leaving costs least: a member that still starts is cut off, any
-                                   other drains
+    fewer are wanted               the members that are cheapest to lose leave: a member that still starts is cut off,
+                                   any other drains
     fewer are wanted at once       they are cut off, and with them those that drain already
     a node will be taken away      its members get successors; they drain once another healthy member can do their work,
                                    at the latest `RESERVE_S` before the node's end
 
-`cluster.fleet.pool` takes these actions, and asks again whenever a member has come or the wanted number has changed.
-Nothing here waits, and no member's state is changed here.
+`cluster.fleet.pool` executes these actions, and asks again whenever a member has joined or the wanted number has
+changed. Nothing here waits, and no member's state is changed here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CUT_S = 2.0
 
 @dataclass(frozen=True)
 class Actions(Generic[P]):
-    """What is to be done."""
+    """The changes that a pool must make."""
 
     cut: Sequence[Member[P]] = ()
     """Members that are cut off: they leave now, and their calls end."""
@@ -72,7 +72,7 @@ class Resizing(Generic[P]):
 
     def notice(self, present: Sequence[Member[P]], seconds_left: Mapping[str, float], now: float) -> list[Member[P]]:
         """Takes the names of the members whose node will be taken away, each with the seconds until then; returns the
-        members of which that was not known."""
+        members for which that is new."""
         news = [member for member in self._staying(present) if member.name in seconds_left]
         self._ends |= {member: now + seconds_left[member.name] for member in news}
         return news

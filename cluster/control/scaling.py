@@ -1,4 +1,4 @@
-"""Scaling: how many rollout workers and environment actors a run wants while it goes on, and which of them leave. Pure.
+"""Scaling: how many rollout workers and environment actors a live run wants, and which of them leave. Pure.
 
 The wanted number is set by `squelch scale`, by `rollout.count: auto` (`cluster.control.autoscaling`), or stays as the
 run was started. It is always within the bounds below. Deaths do not change it: a dead member is replaced. A member that
@@ -24,11 +24,11 @@ from squelch.cluster.control.membership import Member, MemberState
 
 P = TypeVar("P")
 LEAVING_ORDER = (MemberState.STARTING, MemberState.STALE, MemberState.SUSPECT, MemberState.HEALTHY)
-"""Which members leave first: those whose leaving costs least."""
+"""The order in which members leave: the cheapest to lose first."""
 
 
 class Kind(StrEnum):
-    """What can be scaled; the value labels it in metrics and events."""
+    """The kinds of actors that can be scaled; the value is their label in metrics and events."""
 
     ROLLOUT = "rollout"
     ENVIRONMENT = "environment"
@@ -39,7 +39,7 @@ PREFIXES = {Kind.ROLLOUT: "rollout", Kind.ENVIRONMENT: "env"}
 
 
 class By(StrEnum):
-    """Who changes a number."""
+    """The cause of a change of a number."""
 
     COMMAND = "command"
     AUTO = "auto"
@@ -60,7 +60,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the run says to a request."""
+    """The run's answer to a request."""
 
     accepted: bool
     text: str

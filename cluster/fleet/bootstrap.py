@@ -52,7 +52,7 @@ def connect(config: RunConfig, say: Callable[[str], None], learning: bool = True
     """Joins the cluster at `cluster.address`, or starts a cluster on this machine.
 
     Args:
-        learning: without it the cluster needs room only for the actors that play.
+        learning: if false, the cluster needs room only for the actors that play.
         weights: bytes of a published version, which the object store must hold.
 
     Raises:
@@ -96,7 +96,7 @@ def probe(address: str) -> None:
 
 
 def _require_grpc(connection: socket.socket) -> None:
-    """Raises OSError unless the other side speaks gRPC, as Ray's head does on the port that nodes join: it answers the
+    """Raises OSError unless the peer speaks gRPC, as Ray's head does on the port that nodes join: it answers the
     opening of HTTP/2 with a frame of its settings."""
     connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _SETTINGS_FRAME)
     if connection.recv(9)[3:4] != _SETTINGS_FRAME[3:4]:
@@ -160,16 +160,16 @@ def weight_bytes(model_dir: Path, config: RunConfig) -> int:
 
 def choose_scoring(config: RunConfig, model_dir: Path, resume: bool, say: Callable[[str], None]) -> RunConfig:
     """The configuration with the scorer's interval and pairs: those with which a resumed run was started, or those that
-    `scorer.share` allows. The tiny policy's steps are spent outside of the model, so that its passes say nothing: it is
-    scored every `OFTEN` steps."""
+    `scorer.share` allows. Most of a step of the tiny policy is spent outside of the model, so counting its passes
+    is useless: it is scored every `OFTEN` steps."""
     scorer, saved = config.scorer, config.run_dir / "config.yaml"
     prompts = min(config.loop.prompts, scorer.max_prompts)
     if scorer.enabled and prompts < MIN_INTERVAL:
         others = "that on the fixed probe watches" if scorer.probe.every else "none watches, as the fixed probe is off"
-        say(f"{prompts} prompts a scoring: the alarm on scorings needs {MIN_INTERVAL}; {others}")
+        say(f"{prompts} prompts a scorer step: its alarm needs {MIN_INTERVAL}; {others}")
     tasks = scorer.probe.num_tasks(config.validation.tasks)
     if scorer.enabled and scorer.probe.every and tasks < MIN_TASKS:
-        say(f"{tasks} tasks of the fixed probe: below {MIN_TASKS} nothing is told from its null; its alarm is silent")
+        say(f"{tasks} tasks of the fixed probe: below {MIN_TASKS} no metric can be significant; its alarm is silent")
     if not scorer.enabled or scorer.every is not None:
         return config
     if resume and saved.exists() and (before := _scorer_of(saved)).every is not None:

@@ -1,9 +1,9 @@
-"""The control endpoint: a named Ray actor through which `squelch scale` reaches a run, and the command's side of it.
+"""The control endpoint: a named Ray actor through which `squelch scale` reaches a run, and the command's client of it.
 
-The driver cannot be called from outside; the endpoint can, by everyone who has the cluster's token. It only passes on:
-a request waits there until the run takes it, and its caller until the run answers. The endpoint's namespace identifies
-the run, `squelch/NAME/DIGEST/JOB`: its name, a digest of the path of its folder, and Ray's job, which is the newest if
-the job before it was killed a moment ago.
+The driver cannot be called from outside; the endpoint can, by everyone with the cluster's token. It only passes
+requests on: a request waits there until the run takes it, and its caller until the run answers. The endpoint's
+namespace identifies the run, `squelch/NAME/DIGEST/JOB`: its name, a digest of the path of its folder, and Ray's job,
+which is the newest if the job before it was killed a moment ago.
 
     waits for                 unblocked by               on time-out
     `ask`: the answer         `cluster.loop.scaling`     ANSWER_S; UserError naming the run
@@ -57,7 +57,7 @@ class ControlEndpoint:
         self._number = 0
 
     async def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Puts a request to the run; its answer. TimeoutError after ANSWER_S."""
+        """Passes a request to the run; returns its answer. TimeoutError after ANSWER_S."""
         self._number += 1
         number, answer = self._number, asyncio.get_running_loop().create_future()
         self._waiting[number], self._answers[number] = dict(request), answer
@@ -86,18 +86,18 @@ class ControlEndpoint:
             asked.set_result(dict(answer))
 
 
-# -- the command's side ------------------------------------------------------------------------------------------------
+# -- the command's client ----------------------------------------------------------------------------------------------
 
 
 def ask(run: str, requests: Sequence[Request], address: str, say: Callable[[str], None]) -> None:
-    """Puts requests to a run, one after the other, and prints what the run says to each.
+    """Sends requests to a run, one after the other, and prints its answers.
 
     Args:
         run: the run's folder, or its name.
         address: the Ray cluster that the run joined; empty: found by the folder, else RAY_ADDRESS.
 
     Raises:
-        UserError: no such run is up, it cannot be reached, or it refuses a request; later requests are not put.
+        UserError: no such run is up, it cannot be reached, or it refuses a request; later requests are not sent.
     """
     found = None if address else local_ray.running(run)
     where = found or address or os.environ.get("RAY_ADDRESS", "")

@@ -1,12 +1,12 @@
-"""Brings a published version to the rollout workers: by broadcast where both ends have GPUs, else through the object
-store.
+"""Delivers a published version to the rollout workers: by broadcast if learner and workers have GPUs, else through the
+object store.
 
 A broadcast needs a weight group (`actors.weight_group`): learner rank 0 and the engines of all workers that the version
-goes to. A group never changes. When a worker has come or gone since the last version, or the learner was replaced, a
+goes to. A group never changes. If a worker has joined or left since the last version, or the learner was replaced, a
 new group is formed at this weight boundary, before the broadcast.
 
     waits for                              unblocked by            on failure or time-out
-    forming: rank 0 and all its workers    one another             everybody reads the object store
+    forming: rank 0 and all its workers    one another             all workers read the object store
     broadcast: the same                    one another             the workers that failed read the object store
     object store: every worker             its parity probe        the late worker is replaced by the fleet
 
@@ -14,10 +14,10 @@ Invariants:
 
 - A failed group costs time and never a version, because every published version is in the object store. The next
   version forms a new group.
-- Every worker proves its weights by the parity probe, whichever way they came.
+- Every worker checks its weights with the parity probe, however they were delivered.
 - A rank that is lost in a broadcast raises `SenderLost`: the version may be lost with it.
 
-This module does not import Ray: it speaks to parties (`cluster.control.client`).
+This module does not import Ray: it calls actors through their clients (`cluster.control.client`).
 """
 
 from __future__ import annotations

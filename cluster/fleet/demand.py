@@ -1,6 +1,6 @@
-"""What a run asks of a Ray cluster, and the proof that a cluster can never give it. Pure.
+"""The resources that a run requests of a Ray cluster, and the proof that a cluster can never provide them. Pure.
 
-`needs` lists the requests of all parties. `shortfall` compares them with the nodes and says what is missing, with the
+`needs` lists the requests of all actors. `shortfall` compares them with the nodes and says what is missing, with the
 sum that shows it; it is silent unless the shortfall is certain. It is certain if a single request exceeds every node
 that its label selector admits, or if the requests together exceed all nodes that they may use. Whether requests can be
 packed onto the nodes otherwise is left to Ray.
@@ -22,7 +22,7 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class Need:
-    """Equal requests of one kind of party."""
+    """Equal requests of one kind of actor."""
 
     actor: str
     """In the plural, as the message shows it."""
@@ -48,7 +48,7 @@ class Node:
 
 
 def needs(config: RunConfig, learning: bool = True, counts: Mapping[Kind, int] | None = None) -> list[Need]:
-    """The requests of a run; without `learning` only those of the parties that play. `counts`: numbers of these other
+    """The requests of a run; without `learning` only those of the actors that play. `counts`: numbers of these other
     than those with which the run starts."""
     rollout, player, scorer, learner = config.rollout, config.environment_actor, config.scorer, config.learner
     workers, players = {**start_counts(config), **(counts or {})}.values()
@@ -75,7 +75,8 @@ def needed(config: RunConfig, kind: str, learning: bool = True) -> float:
 
 
 def shortfall(wanted: Sequence[Need], nodes: Sequence[Node]) -> str | None:
-    """What the nodes can never give, in one sentence with the sum and the settings to change; None if nothing."""
+    """The requests that the nodes can never fulfil, in one sentence with the sum and the settings to change; None if
+    there are none."""
     return _too_large(wanted, nodes) or _too_many(wanted, nodes)
 
 
@@ -125,7 +126,7 @@ def _exceeds(kind: str, group: Sequence[Need], nodes: Sequence[Node], selector: 
 def _advice(kind: str) -> str:
     if kind == "GPU":
         return (
-            "use a larger cluster, let parties share a GPU (fractions of learner.num_gpus, rollout.num_gpus and "
+            "use a larger cluster, let actors share a GPU (fractions of learner.num_gpus, rollout.num_gpus and "
             "scorer.num_gpus: docs/guide/real-models.md, On one GPU), or set scorer.enabled=false"
         )
     return (

@@ -8,10 +8,10 @@
 
 The fleet replaces environment actors, rollout workers, the filter service and the scorer after their death, and the
 learner with all of its ranks, each as often as the budget allows, with its back-off (`cluster.control.restarts`).
-Rollout workers and environment actors come, go and are replaced in a pool each (`cluster.fleet.pool`), beside the run;
+A pool each (`cluster.fleet.pool`) starts, replaces and removes rollout workers and environment actors, beside the run;
 `cluster.fleet.joining` makes a new one healthy. `cluster.fleet.supervision` notices the deaths and ends hung actors.
-Only healthy members get work (`cluster.control.membership`). The weights of a new learner are made again by
-`cluster.loop.learner_client.recovery`. This module does not import Ray: `Actors` creates the actors.
+Only healthy members get work (`cluster.control.membership`). `cluster.loop.learner_client.recovery` rebuilds the
+weights of a new learner. This module does not import Ray: `Actors` creates the actors.
 """
 
 from __future__ import annotations
@@ -217,8 +217,8 @@ class Fleet:
     # -- services --------------------------------------------------------------------------------------------------
 
     def mark_dead(self, name: str, actor: Client, cause: str) -> None:
-        """Ends a filter service or scorer that is lost or hung. Its replacement is told this cause; a filter service is
-        replaced by whoever calls it next."""
+        """Ends a filter service or scorer that is lost or hung. The event of its replacement has this cause; the next
+        call to a filter service replaces it."""
         self.dead[actor] = cause
         self.on_event(name, "lost", time.time(), time.time(), cause=cause)
         log.warning("%s is ended: %s", name, cause)
@@ -230,8 +230,8 @@ class Fleet:
         self.filter = self.actors.filter()
 
     async def replace_scorer(self, cause: str) -> None:
-        """Replaces the scorer; nothing waits for the new scorer. If no restart is left, the run continues without
-        scoring and logs that."""
+        """Replaces the scorer; nothing waits for the new scorer. If no restart is left, the run continues without a
+        scorer and logs that."""
         lost, self.scorer = self.scorer, None
         cause = self._cause(lost, cause)
         if not self.restarts.left("scorer"):
@@ -268,8 +268,8 @@ class Fleet:
             pool.notice(seconds_left)
 
     def take_scalings(self) -> dict[str, float]:
-        """Flat metrics: the wanted numbers, and their changes since the last call. Raises an error of ours in a
-        change."""
+        """Flat metrics: the wanted numbers, and their changes since the last call. Raises the error of a change
+        that failed because of a bug."""
         return {name: value for pool in self.pools.values() for name, value in pool.take_metrics().items()}
 
     def take_restarts(self) -> dict[str, int]:
@@ -288,7 +288,7 @@ class Fleet:
 
 
 def _left(member: Member[Client]) -> bool:
-    """Whether a worker was told to leave while it loaded weights."""
+    """Whether a worker left or is draining: it may have been asked to while it loaded weights."""
     return member.state in FINAL or member.state is State.DRAINING
 
 

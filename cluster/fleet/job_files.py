@@ -31,7 +31,7 @@ from squelch.envs.untrusted.files import reason, size_text
 
 log = logging.getLogger(__name__)
 EXCLUDES = ["/.git", "/.venv", "/.bench-venv", "/.cache", "/runs", "**/__pycache__", "/.hypothesis", "/.pytest_cache"]
-"""What does not travel, as in a .gitignore: a leading slash means the folder's own entry, not one of that name below
+"""Files that are not sent, as in a .gitignore: a leading slash means the folder's own entry, not one of that name below
 it."""
 MAX_BYTES = DASHBOARD_CLIENT_MAX_SIZE - (1 << 20)
 """Bytes of the files together. The job server takes 100 MiB a request; a zip file of what does not shrink is larger
@@ -43,7 +43,7 @@ EPOCH = (2020, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Code:
-    """What travels: a folder, or a wheel, or neither."""
+    """The code that is sent: a folder, or a wheel, or neither."""
 
     folder: Path | None = None
     wheel: Path | None = None

@@ -60,7 +60,7 @@ environment on PATH."""
 
 @dataclass(frozen=True)
 class Job:
-    """What is submitted. `packages`: for `pip` or `uv`, as lines of a requirements file; `forwarded`: names of
+    """The job to submit. `packages`: for `pip` or `uv`, as lines of a requirements file; `forwarded`: names of
     environment variables."""
 
     recipe: str
@@ -116,7 +116,7 @@ def require_lasting(config: RunConfig) -> None:
         )
 
 
-def settled(config: RunConfig, overrides: list[str]) -> list[str]:
+def with_lasting_caches(config: RunConfig, overrides: list[str]) -> list[str]:
     """The overrides, with the caches of models under `runs_dir`, because a job's own folder is removed with it.
 
     Raises:

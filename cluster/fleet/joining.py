@@ -3,13 +3,14 @@
     who joins            waits for                                         unblocked by          on time-out
     environment actor    knows every rollout worker, late ones included    its own answers       another is tried
     rollout worker       every environment actor knows it                  their answers         another is tried
-    rollout worker       it has the current weights and has proved them    its parity probe      another is tried
-    the same, while a    the weights are there again                       `Published.there`     no bound: the recovery
+    rollout worker       it has the current weights, and they passed       its parity probe      another is tried
+                         the checks
+    the same, while a    the recovered weights                             `Published.there`     no bound: the recovery
     learner is lost                                                                              has its own
 
-A worker loads the current version beside the run. If a newer version is published meanwhile, the next update brings it
-the one after that, together with all others, so that no update ever waits for a worker that joins; it loads at once if
-nobody else is healthy.
+A worker loads the current version in the background. If a newer version is published meanwhile, it loads the one after
+that in the next regular update, together with all other workers, so no update waits for a worker that joins. If no
+other worker is healthy, it loads the newer version at once.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Published:
         self.bundle: WeightBundle | None = None
         """The version; None before the first."""
         self.there = asyncio.Event()
-        """Set while there is a learner that has this version: the weights end with the learner that published them."""
+        """Set while the learner that published this version lives: the stored weights are lost with it."""
         self.there.set()
 
 
@@ -48,7 +49,7 @@ class Joining:
         self._workers, self._players, self._published = workers, players, published
         self._introducing = asyncio.Lock()
         self.apart: set[Member[Client]] = set()
-        """Workers that are being introduced, or load weights beside the run; an update leaves them alone."""
+        """Workers that are being introduced, or load weights in the background; an update skips them."""
         self.held: dict[str, float] = {}
         """Seconds for which the update that made a worker healthy waited for it alone, by name."""
 
@@ -67,10 +68,10 @@ class Joining:
         for it. RuntimeError or TimeoutError if it does not answer or refuses the weights."""
         with self._apart(member):
             self._workers.move(member, State.STALE)
-            async with self._introducing:  # environment actors must hear of the newest workers last
+            async with self._introducing:  # the newest list of workers must reach environment actors last
                 await self.introduce(self._players.members(State.HEALTHY), self._workers.present())
             await self._load(member)
-        while member.state is State.STALE:  # a newer version came meanwhile; the next update brings the one after it
+        while member.state is State.STALE:  # a newer version came meanwhile; the next update loads the one after it
             if self._workers.members(State.HEALTHY, State.SUSPECT):
                 await self._workers.change()
             else:
@@ -95,7 +96,7 @@ class Joining:
             self.apart.discard(member)
 
     async def _load(self, member: Member[Client]) -> None:
-        """Loads the current version beside the run. The worker is healthy if that is still the current one then. A
+        """Loads the current version in the background. The worker is healthy if no newer version came meanwhile. A
         version that is lost with its learner is loaded once the learner is back."""
         published = self._published
         while True:
@@ -108,6 +109,6 @@ class Joining:
                 break
             except (RuntimeError, TimeoutError):
                 if published.there.is_set() and bundle is published.bundle:
-                    raise  # else the learner was made again meanwhile, and its weights have another owner
+                    raise  # else the learner was replaced meanwhile, and its weights have a new owner
         if bundle is published.bundle and member.state is State.STALE:
             self._workers.move(member, State.HEALTHY)

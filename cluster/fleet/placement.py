@@ -9,12 +9,12 @@
     exporter            in the driver's process
 
 `label_selector` of an actor restricts its nodes. A bundle of its own keeps all GPUs of a tensor-parallel worker on one
-node, and tells at once where a worker will run, before its process exists.
+node, and shows where a worker will run before its process exists.
 
 | waits for | unblocked by | on time-out |
 |---|---|---|
 | `make_room`: nodes that an autoscaler can add | the autoscaler | UserError with the sum, `cluster.start_timeout_s` |
-| `player`: the bundles of new rollout workers | Ray | the actor is placed anywhere, `SETTLE_S` |
+| `player`: the bundles of new rollout workers | Ray | the actor is placed anywhere, `BUNDLES_S` |
 
 A request that exceeds what the cluster has is refused before any actor is created (`cluster.fleet.demand`). One that
 merely finds the resources taken by others waits like any actor, for `cluster.start_timeout_s`; `room` says what is
@@ -43,7 +43,7 @@ from squelch.cluster.control.scaling import Kind
 from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.demand import KINDS, Need, Node, needs, shortfall
 
-SETTLE_S = 1.0
+BUNDLES_S = 1.0
 """Seconds in which Ray reserves a bundle for which there is room."""
 POLL_S = 1.0
 STRATEGIES = {"pack": "PACK", "spread": "SPREAD"}
@@ -127,7 +127,7 @@ class Reservation:
 
     actor: str
     options: list[Options]
-    """Of each of its actors."""
+    """Ray's options of each of its actors."""
     group: PlacementGroup | None = None
     """Its bundles; None if it needs none."""
 
@@ -181,7 +181,7 @@ class Placement:
         return reserved
 
     def player(self) -> Options:
-        """Options of an environment actor. Waits up to `SETTLE_S` for the bundles of rollout workers."""
+        """Options of an environment actor. Waits up to `BUNDLES_S` for the bundles of rollout workers."""
         if selector := self.config.environment_actor.label_selector:
             return _labelled(selector)
         nodes = self._worker_nodes()
@@ -198,8 +198,8 @@ class Placement:
         return {"resources": {_node_resource(own_node()[0]): TRACE}}
 
     def lacking(self, counts: Mapping[Kind, int]) -> str | None:
-        """What the cluster can never give to the run with these numbers of members; None if nothing, or if an
-        autoscaler has been asked for it."""
+        """The resources that the cluster can never provide for these numbers of members; None if there are none, or if
+        an autoscaler was asked for them."""
         wanted = needs(self.config, counts=counts)
         missing = shortfall(wanted, alive_nodes())
         if missing and may_grow(self.config):
@@ -208,14 +208,14 @@ class Placement:
             return None
         return missing
 
-    def settled(self) -> None:
-        """Ends what the autoscaler was asked for; the nodes stay as long as members are on them."""
+    def end_node_request(self) -> None:
+        """Ends the request to the autoscaler; the nodes stay as long as members are on them."""
         if self._asked:
             request_resources(bundles=[])
             self._asked = False
 
     def room(self) -> str:
-        """What is free in the cluster, and which actors have no node yet; for the message about a late start."""
+        """The free resources of the cluster, and the actors without a node; for the message about a late start."""
         free, total = ray.available_resources(), ray.cluster_resources()
         shown = [f"{free.get(kind, 0):g} of {total[kind]:g} {kind}" for kind in KINDS if total.get(kind)]
         waiting = [reserved.actor for reserved in self._reserved if reserved.group is not None and not reserved.nodes]
@@ -236,7 +236,7 @@ class Placement:
 
     def _worker_nodes(self) -> list[str]:
         """Ids of the nodes on which rollout workers have their bundles."""
-        deadline = time.monotonic() + SETTLE_S
+        deadline = time.monotonic() + BUNDLES_S
         for reserved in self._workers:
             reserved.await_bundles(max(0.0, deadline - time.monotonic()))
         return sorted({node for reserved in self._workers for node in reserved.nodes})

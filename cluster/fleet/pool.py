@@ -1,5 +1,5 @@
 """A pool: the members of one kind, rollout workers or environment actors. They start, are replaced when they die, and
-leave, while the run goes on.
+leave, while the run continues.
 
     a member          what happens                                        waits for, at most
     starts            its process is created in a thread; it becomes      `ready_s` to be ready; then the bounds of
@@ -13,10 +13,10 @@ leave, while the run goes on.
     is cut off        its calls end with `CutOff`, so that their          nothing
                       tickets are retried, uncounted
 
-Each of these is a task beside the run: neither the coordinator nor the learner waits for one. Whoever needs a member
-waits in `need`, which every change of the pool unblocks, and which fails once nobody is left and nobody is starting.
-`cluster.control.resizing` decides who starts and who leaves. Events of each change are in `events.jsonl`; `held_s` says
-for how many seconds the coordinator did nothing else.
+Each of these is a task beside the run: neither the coordinator nor the learner waits for one. A caller that needs a
+member waits in `need`; every change of the pool wakes it, and it fails once no member is left and none is starting.
+`cluster.control.resizing` decides which members start and leave. Events of each change are in `events.jsonl`; `held_s`
+says for how many seconds the coordinator did nothing else.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ class Pool(Generic[P]):
         """Names of the members whose processes are being created, or wait for that."""
         self._changes: Counter[str] = Counter()
         self._failure: str | None = None
-        """Why the last member that did not come up did not."""
+        """Why the last member that failed to start did."""
         self._fault: BaseException | None = None
         """An error that no change of the members explains: a bug."""
         self._tasks: set[asyncio.Task[None]] = set()
 
-    # -- what there is and what is wanted -----------------------------------------------------------------------------
+    # -- present and wanted members -----------------------------------------------------------------------------------
 
     @property
     def wanted(self) -> int:
@@ -114,7 +114,8 @@ class Pool(Generic[P]):
             raise self._fault
 
     def take_metrics(self) -> dict[str, float]:
-        """Flat metrics: the wanted number, and its changes since the last call. Raises an error of ours in a change."""
+        """Flat metrics: the wanted number, and its changes since the last call. Raises the error of a change that
+        failed because of a bug."""
         self._raise_fault()
         flat = {f"wanted/{self._resizing.kind}": float(self.wanted)}
         flat |= {f"scalings/{change}": float(count) for change, count in self._changes.items()}
@@ -128,7 +129,7 @@ class Pool(Generic[P]):
         kind, before, after = request.kind, self.wanted, request.count
         self._resizing.wanted = after
         facts = {"kind": kind.value, "before": before, "after": after, "by": request.by.value}
-        self._tell("fleet", "scale", time.time(), **facts, at_once=request.at_once, reason=request.reason)
+        self._record("fleet", "scale", time.time(), **facts, at_once=request.at_once, reason=request.reason)
         if after != before:
             self._changes[f"{kind}/{'up' if after > before else 'down'}/{request.by}"] += 1
         self.converge(request.at_once)
@@ -143,17 +144,17 @@ class Pool(Generic[P]):
         for member in news:
             left = seconds_left[member.name]
             self._changes[f"{self._resizing.kind}/down/{By.PREEMPTION}"] += 1
-            self._tell(member.name, "preempted", time.time(), seconds_left=left if left < math.inf else None)
+            self._record(member.name, "preempted", time.time(), seconds_left=left if left < math.inf else None)
         if news:
             self.converge()
         self._take(self._resizing.release(self.members.present(), _now()))
 
     def _give_up(self, cause: str) -> None:
-        """Lowers the wanted number to the members that there are, because one more could not be had."""
+        """Lowers the wanted number to the present members, because no further one could be started."""
         count, kind = self._expected(), self._resizing.kind
         if 0 < count < self.wanted:
             log.warning("%s: %d instead of %d: %s", WORDS[kind], count, self.wanted, cause)
-            self.scale(Request(kind, count, by=By.FAILURE, reason=f"no more could be had: {cause}"))
+            self.scale(Request(kind, count, by=By.FAILURE, reason=f"no further one started: {cause}"))
 
     def _take(self, actions: Actions[P]) -> None:
         for member in actions.cut:
@@ -180,7 +181,7 @@ class Pool(Generic[P]):
             self.creating.add(name)
 
     async def _attempt(self, name: str, wait_s: float) -> str | None:
-        """Starts one member after `wait_s`. The cause if it did not come up; None if it did, or was told to leave."""
+        """Starts one member after `wait_s`. The cause if it did not come up; None if it did, or was asked to leave."""
         began = time.time()
         await asyncio.sleep(wait_s)
         created = time.time()
@@ -199,12 +200,12 @@ class Pool(Generic[P]):
             self._end(member, State.DEAD)
             return self._failed(name, str(error))
         if member.state is State.HEALTHY:
-            self._tell(name, "joined", began, held_s=held_s, start_s=start_s)
+            self._record(name, "joined", began, held_s=held_s, start_s=start_s)
         return None
 
     async def _created(self, name: str) -> Member[P]:
-        """A member whose process is created, in a thread of its own: creations are many at a time, wait for each other,
-        and must not keep the threads in which the learner is asked."""
+        """Creates the process of a member, in a thread of its own: many may be created at a time, they wait for each
+        other, and they must not occupy the thread pool through which the learner is asked."""
         try:
             actor = await asyncio.get_running_loop().run_in_executor(OwnThread(), self._create, name)
         finally:
@@ -212,7 +213,7 @@ class Pool(Generic[P]):
         return self.members.join(name, actor)
 
     def _failed(self, name: str, cause: str) -> str:
-        self._tell(name, "join_failed", time.time(), cause=cause)
+        self._record(name, "join_failed", time.time(), cause=cause)
         log.error("%s did not come up: %s", name, cause)
         self._failure = cause
         return cause
@@ -220,7 +221,7 @@ class Pool(Generic[P]):
     # -- members that go -----------------------------------------------------------------------------------------------
 
     def on_death(self, member: Member[P], cause: str) -> None:
-        """Ends a member that is dead or of no more use, and starts a successor unless enough are there without it. A
+        """Ends a member that is dead or unusable, and starts a successor unless there are enough without it. A
         second call does nothing. RuntimeError if no restart is left."""
         if member.state in FINAL:
             return
@@ -237,7 +238,7 @@ class Pool(Generic[P]):
         began, started = time.perf_counter(), time.time()
         calls = member.cut_off()
         self._end(member, State.RETIRED)
-        self._tell(member.name, "left", started, how="cut off", calls=calls, held_s=time.perf_counter() - began)
+        self._record(member.name, "left", started, how="cut off", calls=calls, held_s=time.perf_counter() - began)
 
     async def _drain(self, member: Member[P], within_s: float) -> None:
         """Lets a draining member finish its calls, each of which has a bound of its own, within `within_s`."""
@@ -253,7 +254,7 @@ class Pool(Generic[P]):
         if member.state not in FINAL:
             began = time.perf_counter()
             self._end(member, State.RETIRED)
-            self._tell(member.name, "left", started, how="drained", calls=0, held_s=time.perf_counter() - began)
+            self._record(member.name, "left", started, how="drained", calls=0, held_s=time.perf_counter() - began)
 
     async def _stopped(self, name: str, stop: Awaitable[object]) -> None:
         try:
@@ -286,7 +287,7 @@ class Pool(Generic[P]):
             self._fault = fault
         self.members.changed.set()
 
-    def _tell(self, actor: str, name: str, started: float, **facts: Any) -> None:
+    def _record(self, actor: str, name: str, started: float, **facts: Any) -> None:
         self._on_event(actor, name, started, time.time(), **facts)
 
 

@@ -22,8 +22,8 @@ def vectors() -> str:
 
 def emulates_16_bits(instructions: str) -> bool:
     """Whether products of 16-bit numbers are slower than those of float32 by a large factor
-    (docs/guide/real-models.md). AVX-512 alone has none; where the kernel does not tell what the processor has, it is
-    taken to have them."""
+    (docs/guide/real-models.md). AVX-512 alone has none; if the kernel does not list the processor's instructions, it is
+    assumed to have them."""
     if instructions != "AVX512":
         return True
     has = flags()
@@ -31,7 +31,7 @@ def emulates_16_bits(instructions: str) -> bool:
 
 
 def flags() -> frozenset[str]:
-    """What the processor has, by the kernel's names; empty where it does not tell."""
+    """The processor's instructions, by the kernel's names; empty if it does not list them."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -41,7 +41,7 @@ def flags() -> frozenset[str]:
 
 def emulated(config: RunConfig) -> str:
     """A sentence on the 16-bit types that a run would compute with on a processor that emulates them; empty if there
-    are none. Parties on other hosts are taken to have processors like this one."""
+    are none. Actors on other hosts are taken to have processors like this one."""
     actors = {"learner": config.learner, "rollout": config.rollout, "scorer": config.scorer}
     slow = [
         f"{name}.dtype={actor.dtype}"

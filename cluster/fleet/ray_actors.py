@@ -50,7 +50,7 @@ LOADED = ("*", "sharded/**/*")
 
 
 class RayActors:
-    """Creates every party of a run as Ray actors with the resources of its configuration. Each actor's output goes to
+    """Creates every actor of a run as Ray actors with the resources of its configuration. Each actor's output goes to
     its own file in the folder `logs`."""
 
     def __init__(self, config: RunConfig, model_dir: Path, logs: Path) -> None:
@@ -75,11 +75,11 @@ class RayActors:
         return self._offer(self.model_dir, MODEL_FILES)
 
     def room(self) -> str:
-        """What is free in the cluster, for the message about a late party."""
+        """The free resources of the cluster, for the message about a late actor."""
         return self.placement.room()
 
     def _process(self, name: str, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Ray's runtime environment for the process of the party `name`."""
+        """Ray's runtime environment for the process of the actor `name`."""
         return {"env_vars": {**(variables or {}), **log_variable(self.logs, name)}}
 
     def player(self, name: str) -> Client:
@@ -171,15 +171,15 @@ class RayActors:
         return Client(handle, self.transport, self.config, release)
 
     async def lacking(self, counts: Mapping[Kind, int]) -> str | None:
-        """As the protocol says."""
+        """See `Actors`."""
         return await _asked(self.placement.lacking, counts)
 
-    async def settled(self) -> None:
-        """As the protocol says."""
-        await _asked(self.placement.settled)
+    async def end_node_request(self) -> None:
+        """See `Actors`."""
+        await _asked(self.placement.end_node_request)
 
     async def leaving(self) -> Mapping[str, float]:
-        """As the protocol says."""
+        """See `Actors`."""
         return await _asked(_leaving, dict(self._members), self._rank_nodes())
 
     def _rank_nodes(self) -> list[str]:
@@ -187,7 +187,7 @@ class RayActors:
         return self._learner.nodes if self._learner is not None else []
 
     async def room_for_ranks(self) -> int:
-        """As the protocol says. A rank needs its resources on one node, and the labels that its selector asks for."""
+        """See `Actors`. A rank needs its resources on one node, and the labels that its selector asks for."""
         learner = self.config.learner
         free = await _asked(_free, learner.label_selector)
         needs = {kind: need for kind, need in (("CPU", learner.num_cpus), ("GPU", learner.num_gpus)) if need > 0}
@@ -269,7 +269,7 @@ class RayTransport:
 
 @contextmanager
 def _given_back_on_error(place: Reservation) -> Iterator[None]:
-    """Gives the place of a party back that could not be created: nobody else knows of it."""
+    """Releases the resources reserved for an actor that could not be created: nobody else knows of them."""
     try:
         yield
     except BaseException:

@@ -1,5 +1,5 @@
-"""What Squelch needs of Ray that has no public name: the one module that imports `ray._private`. A newer Ray that moves
-one of these breaks here, and `tests/cluster/fleet/test_ray_internals.py` says which."""
+"""The parts of Ray without a public name that Squelch needs: the one module that imports `ray._private`. A newer Ray
+that moves one of these breaks here, and `tests/cluster/fleet/test_ray_internals.py` says which."""
 
 from ray._private import ray_constants, services
 from ray._private.authentication.authentication_token_setup import enable_token_auth_by_default

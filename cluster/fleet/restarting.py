@@ -1,4 +1,5 @@
-"""The restarts of a run's actors: allowed by the budget, counted for `/metrics`, and told in the events and the log."""
+"""The restarts of a run's actors: allowed by the budget, counted for `/metrics`, and reported in the events and the
+log."""
 
 from __future__ import annotations
 

@@ -2,11 +2,11 @@
 
 One task for each actor waits for its death and asks for its progress every `poll_s`, or less often in a large fleet:
 
-    what is seen                          what is done
+    event                                 action
     the process is gone                   a player, worker or scorer is replaced at once; a filter service at its next
                                           call, which fails with this cause
     no sign of progress for its limit     the actor is ended, and then as above (`cluster.control.progress`)
-    half of that                          the watchdog names the actor: a warning, an event, and all the while a gauge
+    no sign for half of its limit         the watchdog names the actor in a warning and an event; a gauge shows it
     it cannot work any more (`Failed`)    as a death; a rollout worker says so when its engine has died
 
 Nothing waits for the supervisor. The learner is not among its actors: its calls are watched by its client
@@ -46,7 +46,7 @@ Show = Callable[..., None]
 
 
 class Watchdog:
-    """Names the actors that hold progress. `show` sets a gauge of the exporter."""
+    """Names the actors that hold up the run. `show` sets a gauge of the exporter."""
 
     def __init__(self, on_event: Callable[..., None], show: Show) -> None:
         self.on_event, self.show = on_event, show
@@ -72,7 +72,7 @@ class Watchdog:
 
 class Supervisor:
     """Supervises the environment actors, the rollout workers, the filter service and the scorer of a fleet.
-    `replace_scorer`: puts a successor in the place of a scorer that was ended with this cause; None without scorer."""
+    `replace_scorer`: replaces a scorer that was ended with this cause; None without a scorer."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""Bounded waits for named parties; the error of a time-out names the late parties.
+"""Bounded waits for named actors; the error of a time-out names the late actors.
 
-The loop awaits every party through one of these functions. A wait that ends early cancels the calls under way.
+The loop awaits every actor through one of these functions. A wait that ends early cancels the calls under way.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ async def outcomes(calls: Mapping[str, Awaitable[Any]]) -> dict[str, Any]:
 
 
 async def within(calls: Mapping[str, Awaitable[Any]], timeout_s: float | None, what: str) -> dict[str, Any]:
-    """Results of named calls. The first failure raises RuntimeError with its party's name at once; after `timeout_s` a
-    TimeoutError names the late parties; None: each call has a bound of its own."""
+    """Results of named calls. The first failure raises RuntimeError with its actor's name at once; after `timeout_s` a
+    TimeoutError names the late actors; None: each call has a bound of its own."""
     tasks = {name: asyncio.ensure_future(_named(call, name, what)) for name, call in calls.items()}
     if not tasks:
         return {}

@@ -26,7 +26,7 @@ _PLACEHOLDER = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 
 @dataclass(frozen=True)
 class Chosen:
-    """What Grafana's variables stand for. `instance`: regular expression of the addresses of the runs that are shown;
+    """The values of Grafana's variables. `instance`: regular expression of the addresses of the runs that are shown;
     `rate_window`: what rates are taken over, as PromQL writes a duration."""
 
     instance: str = ".*"

@@ -1,4 +1,4 @@
-"""What a push may do with a dashboard of the server, and how two dashboards differ. Pure.
+"""Decides whether a push may replace a dashboard of the server, and lists how two dashboards differ. Pure.
 
 Grafana rewrites a dashboard that somebody saves in its editor (it fills in defaults), so that contents alone do not
 show who changed it. The message of the newest version does: a push leaves its own, with the digest of what it pushed.
@@ -18,7 +18,7 @@ from squelch.envs.untrusted.files import brief
 
 MESSAGE = "squelch dashboards push "
 OWN = ("id", "version")
-"""What Grafana assigns: the dashboard's number on this server, and the number of its saves."""
+"""Keys that Grafana assigns: the dashboard's number on this server, and the number of its saves."""
 NAMED_BY = ("title", "name", "refId", "id")
 """Keys by which the entries of a list are recognised, in this order."""
 MOST = 20
@@ -38,7 +38,7 @@ class Found:
 
 
 class Verdict(StrEnum):
-    """What a push finds."""
+    """The server's dashboard, as a push finds it."""
 
     MISSING = "missing"
     SAME = "same"
@@ -49,7 +49,7 @@ class Verdict(StrEnum):
 
 
 def verdict(ours: Tree, found: Found | None) -> Verdict:
-    """What the server's dashboard is, compared with ours."""
+    """The verdict on the server's dashboard, compared with ours."""
     if found is None:
         return Verdict.MISSING
     if found.message == message(ours) or _canonical(found.board) == _canonical(ours):

@@ -20,7 +20,7 @@ MAX_SCHEMA = 16 * 2**20
 
 @dataclass(frozen=True)
 class Answers:
-    """What Prometheus says of a dashboard's expressions: those with a value now, without one, and refused with the
+    """Prometheus's answers to a dashboard's expressions: those with a value now, without one, and refused with the
     reason."""
 
     filled: Sequence[Expression]

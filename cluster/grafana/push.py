@@ -1,7 +1,7 @@
 """A push: the data source, the folder and the dashboards, each of them only if it has to change.
 
-A push that is repeated changes nothing. What somebody changed on the server is kept unless `overwrite`, with the
-differences listed; so is the folder into which somebody moved a dashboard.
+A repeated push changes nothing. Changes made by hand on the server are kept unless `overwrite` is set, and the push
+lists the differences; a dashboard that was moved to another folder stays there.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from squelch.cluster.grafana.server import Conflict, Server
 FOLDER, FOLDER_TITLE = "squelch", "Squelch"
 SOURCE, SOURCE_NAME = "squelch-prometheus", "Squelch"
 SCRAPE_INTERVAL = "5s"
-"""That of deploy/prometheus.yml; Grafana derives the window of rates from it."""
+"""The scrape interval of deploy/prometheus.yml, from which Grafana derives the window of rates."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one object. `kept`: it differs from ours and was left as it is; `lines`: the differences."""
+    """The outcome for one object. `kept`: it differs from ours and was left as it is; `lines`: the differences."""
 
     what: str
     action: str
@@ -111,8 +111,8 @@ class Push:
         state = verdict(ours, found)
         if state is Verdict.SAME:
             return Outcome(what, "unchanged")
-        told = found is not None and (self.dry_run or state is not Verdict.OLDER)
-        lines = differences(found.board, ours) if told else []
+        compared = found is not None and (self.dry_run or state is not Verdict.OLDER)
+        lines = differences(found.board, ours) if compared else []
         if state is Verdict.PROVISIONED:
             return Outcome(what, "kept: it comes from a provisioned file; change that file", True, lines)
         if state is Verdict.CHANGED and not self.overwrite:
@@ -127,7 +127,7 @@ class Push:
             return Outcome(what, f"kept: somebody changed it during this push ({error}); push again", True)
 
     def _do(self, what: str, action: str, change: Any, lines: Sequence[str] = ()) -> Outcome:
-        """Makes the change, or says what it would be."""
+        """Makes the change, or reports it in a dry run."""
         if self.dry_run:
             return Outcome(what, f"would be {action}", False, lines)
         change()

@@ -1,11 +1,11 @@
 """A Prometheus of our own over one run: it holds what the run recorded, and scrapes the run while it lives.
 
-What only a live process exports, such as its memory, is not recorded; panels of it have values from when the scraping
-begins. Prometheus and promtool must be installed (Debian's package `prometheus` has both).
+Metrics that only a live process exports, such as its memory, are not recorded; their panels have values from the start
+of the scraping. Prometheus and promtool must be installed (Debian's package `prometheus` has both).
 
-    party       waits for                  on time-out
+    actor       waits for                  on time-out
     this        the run's metrics          it is not scraped if it does not answer within `ANSWER_TIMEOUT_S`, or asks
-                                           for a token that this has not, which is said
+                                           for a token that is missing here; reported
     this        promtool, to store         it is ended after `STORE_TIMEOUT_S`
     this        Prometheus, to be ready    it is ended after `READY_TIMEOUT_S`; the error shows its last lines
     this        Prometheus, to end         it is killed after `STOP_TIMEOUT_S`
@@ -50,7 +50,7 @@ MOST_SAMPLES = 2_000
 NAMES = {"run": "name", "environment": "environment.name", "filter": "filter.rule"}
 """Labels of `squelch_run_info`, and the settings that they show."""
 JOB, ADDRESS = "squelch", "127.0.0.1:9464"
-"""What a scrape adds to every series: the job and the address, here of runs that are not scraped."""
+"""The labels that a scrape adds to every series: the job and the address, here of runs that are not scraped."""
 TOKEN_FILE = "token"
 
 
@@ -103,7 +103,7 @@ def prometheus_over(
     Args:
         lines: of the run's metrics.jsonl; settings: the run's, by dotted key; name: the run's.
         live: whether the run is scraped too, if it answers where its settings say that it exports.
-        say: told why a run cannot be scraped that asks for a token.
+        say: called with the reason if a run cannot be scraped because it asks for a token.
     Raises:
         UserError: Prometheus is not installed, or does not start.
     """
@@ -132,7 +132,7 @@ def _address(settings: Mapping[str, Any]) -> str | None:
 
 @dataclass(frozen=True)
 class Target:
-    """Where a run exports its metrics, and the token that it asks for; empty if it asks for none."""
+    """The address at which a run exports its metrics, and the token that it asks for; empty if it asks for none."""
 
     address: str
     token: str = ""

@@ -106,7 +106,8 @@ class Server:
                 _block(self._api.datasource.update_datasource_by_uid(uid, dict(source)))
 
     def _known(self, call: Callable[[], Any], none_if: int = 404) -> Any:
-        """What a call returns; None if Grafana refuses with this status, by default because it knows no such object."""
+        """The result of a call; None if Grafana refuses with this status, by default because it knows no such
+        object."""
         from grafana_client.client import GrafanaClientError
 
         try:
@@ -222,8 +223,8 @@ def _refusal(status: int) -> str:
 def _complaint(error: Any) -> str:
     """The server's own words on one line; a web page is not repeated."""
     response = error.response
-    told = response.get("message", "") if isinstance(response, dict) else str(response)
-    return shortened(" ".join(str(told).split()), MAX_COMPLAINT) if "<html" not in told.lower() else "a web page"
+    answer = response.get("message", "") if isinstance(response, dict) else str(response)
+    return shortened(" ".join(str(answer).split()), MAX_COMPLAINT) if "<html" not in answer.lower() else "a web page"
 
 
 def _words(error: Exception) -> str:

@@ -1,14 +1,14 @@
 """The web page of `squelch inspect`: reads a run's folder and shows its groups, score matrices and spans.
 
 ```
-browser ──GET──▶ guard (host, token, headers) ──▶ pages ──▶ groups | trajectories | matrices | timeline | figures
+browser ──GET──▶ guard (host, token, headers) ──▶ pages ──▶ groups | trajectories | matrices | timeline | run_metrics
                                                     │               └── run folder (cluster.runs), read only
                                                     └────▶ boards ── Prometheus, if one is given
 ```
 
 Nothing writes to the run, and nothing waits for the inspector. A request reads what it shows: the page of groups comes
 from the index, which is held in memory (`groups`); a group's tokens are read from its row groups when it is opened
-(`trajectories`); figures and spans are followed line by line (`cluster.runs.following`). The browser asks once in two
+(`trajectories`); metrics and spans are followed line by line (`cluster.runs.following`). The browser asks once in two
 seconds whether the run has changed; a run that is over is not asked about. The dashboards' panels are drawn one by one,
 each when a reader sees it (`boards`).
 

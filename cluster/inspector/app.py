@@ -39,10 +39,10 @@ _FORMATS = (
 def application(
     folder: RunFolder, access: Access, now: Callable[[], float] = time.time, prometheus: Prometheus | None = None
 ) -> ASGIApp:
-    """The guarded application that shows a run. UserError if the run's index or figures cannot be read."""
+    """The guarded application that shows a run. UserError if the run's index or metrics cannot be read."""
     pages = Pages(folder, templates(), now, prometheus)
     pages.groups.refresh()  # here rather than with the first page, which would wait for it in a large run
-    pages.figures.refresh()
+    pages.run_metrics.refresh()
     app = Starlette(
         routes=[
             Route("/", pages.group_list),
@@ -61,7 +61,7 @@ def application(
             Route("/boards", pages.dashboard),
             Route("/boards/panel", pages.panel),
             Route("/boards/colours.css", pages.colours),
-            Route("/pulse", pages.pulse),
+            Route("/status-line", pages.status_line),
             Mount("/static", Static(directory=HERE / "static"), name="static"),
         ],
         exception_handlers={UserError: pages.refused, Unreadable: pages.refused, 404: _not_found(pages)},

@@ -40,8 +40,8 @@ FIRST = "reasoning"
 
 @dataclass(frozen=True)
 class Recorded:
-    """What of a run is known: the times of its first and newest record, unix seconds, and whether it goes on. Before
-    its first record both times are now."""
+    """The recorded part of a run: the times of its first and newest record, unix seconds, and whether it is live.
+    Before its first record both times are now."""
 
     first: float
     newest: float
@@ -106,8 +106,8 @@ class Boards:
         return one_panel(board, panel, replace(answered, series={**shared.series, **answered.series}))
 
     def _shared(self, prometheus: Prometheus, board: Board, span: Span) -> Answered:
-        """What all panels of a stretch of time share: Grafana's variables for this run, and the marks, which each board
-        has alike. UserError if Prometheus saw no such run."""
+        """The context that all panels of a stretch of time share: Grafana's variables for this run, and the marks,
+        which each board has alike. UserError if Prometheus saw no such run."""
         if self._marks is None or self._marks.span != span:
             chosen = prometheus.chosen(self._instance(prometheus, span), span)
             self._marks = ask(prometheus, [chosen.fill(mark.expr) for mark in board.marks], span, chosen)

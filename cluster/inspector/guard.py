@@ -1,4 +1,4 @@
-"""Who may read the pages, and what a browser may do with them.
+"""Decides who may read the pages, and what a browser may do with them.
 
 - Only GET and HEAD are answered: nothing can be changed through the inspector.
 - The `Host` header must be one of the names under which the server was started. A page of another site that has its own
@@ -8,7 +8,7 @@
   Tokens are compared in constant time.
 - The content security policy allows scripts, styles and data from this server alone, and nothing inline.
 
-Pure ASGI: it needs nothing of the application behind it.
+Pure ASGI: it works with any application behind it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ COOKIE_SECONDS = 12 * 3600
 
 @dataclass(frozen=True)
 class Access:
-    """Who may read. `names`: names or addresses under which browsers reach the server; `token`: None on loopback."""
+    """The permission to read. `names`: names or addresses under which browsers reach the server; `token`: None on
+    loopback."""
 
     names: frozenset[str]
     port: int

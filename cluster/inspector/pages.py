@@ -20,8 +20,8 @@ from squelch.cluster.errors import UserError
 from squelch.cluster.grafana.prometheus import Prometheus
 from squelch.cluster.inspector import matrices
 from squelch.cluster.inspector.boards import FIRST, REFRESH_S, WINDOWS, Boards, Recorded
-from squelch.cluster.inspector.figures import CHARTS, Figures
 from squelch.cluster.inspector.groups import GroupIndex, Query
+from squelch.cluster.inspector.run_metrics import CHARTS, RunMetrics
 from squelch.cluster.inspector.search import search
 from squelch.cluster.inspector.template_filters import FILTERS, strip_of
 from squelch.cluster.inspector.texts import SHARES, Pieces
@@ -50,7 +50,7 @@ class Pages:
         self.folder, self.templates, self.now = folder, templates, now
         self.boards = Boards(folder.name, prometheus, now)
         self.groups = GroupIndex(folder.store)
-        self.figures = Figures(folder)
+        self.run_metrics = RunMetrics(folder)
         self.timeline = Timeline(folder.store)
         self._pieces: Pieces | None = None
 
@@ -191,7 +191,7 @@ class Pages:
     def lanes(self, request: Request) -> Response:
         """The lane view; its spans are fetched by the page."""
         self.timeline.refresh()
-        self.figures.refresh()
+        self.run_metrics.refresh()
         return self._page(request, "timeline.html", extent=self.timeline.extent, first=self._first_window(request))
 
     def _first_window(self, request: Request) -> tuple[float, float] | None:
@@ -199,7 +199,7 @@ class Pages:
         extent = self.timeline.extent
         if extent is None:
             return None
-        origin, times = extent[0], dict(self.figures.times())
+        origin, times = extent[0], dict(self.run_metrics.times())
         if "step" in request.query_params:
             step = self._number(request, "step", 2**31)
             if step not in times:
@@ -227,14 +227,14 @@ class Pages:
     def spans(self, request: Request) -> Response:
         """The lanes, bubbles and steps of an interval, seconds since the run's first span."""
         self.timeline.refresh()
-        self.figures.refresh()
+        self.run_metrics.refresh()
         extent = self.timeline.extent
         start, end = self._seconds(request, "from"), self._seconds(request, "to")
         if extent is None or start is None or end is None or end <= start:
             raise UserError("`from` and `to` must be seconds since the run's first span, `from` the smaller one")
         origin = extent[0]
         window = self.timeline.window(origin + start, origin + end)
-        steps = [[step, when - origin] for step, when in self.figures.times() if start <= when - origin <= end]
+        steps = [[step, when - origin] for step, when in self.run_metrics.times() if start <= when - origin <= end]
         return JSONResponse(
             {
                 "lanes": [
@@ -271,9 +271,9 @@ class Pages:
 
     def numbers(self, _: Request) -> Response:
         """The curves of every chart: the steps, then one column a key."""
-        self.figures.refresh()
+        self.run_metrics.refresh()
         keys = ["step", *dict.fromkeys(curve.key for chart in CHARTS for curve in chart.curves)]
-        return JSONResponse(dict(zip(keys, self.figures.columns(keys), strict=True)))
+        return JSONResponse(dict(zip(keys, self.run_metrics.columns(keys), strict=True)))
 
     # --- dashboards ---
 
@@ -299,9 +299,9 @@ class Pages:
         return Response(svg, media_type="image/svg+xml")
 
     def _recorded(self) -> Recorded:
-        self.figures.refresh()
-        times, now = [when for _, when in self.figures.times()] or [self.now()], self.now()
-        return Recorded(times[0], times[-1], self.figures.status(now).state in ("starting", "running"))
+        self.run_metrics.refresh()
+        times, now = [when for _, when in self.run_metrics.times()] or [self.now()], self.now()
+        return Recorded(times[0], times[-1], self.run_metrics.status(now).state in ("starting", "running"))
 
     @staticmethod
     def colours(_: Request) -> Response:
@@ -311,11 +311,11 @@ class Pages:
 
     # --- all pages ---
 
-    def pulse(self, request: Request) -> Response:
+    def status_line(self, request: Request) -> Response:
         """The line at the top of the page if the run has changed since `seen`; else 204."""
         if request.query_params.get("seen") == self._stamp():
             return Response(status_code=204)
-        response = self._page(request, "pulse.html")
+        response = self._page(request, "status_line.html")
         response.headers["HX-Trigger"] = "run-changed"
         return response
 
@@ -326,8 +326,8 @@ class Pages:
         return f"{found.modified_ns if found else 0}-{self.groups.version}"
 
     def _page(self, request: Request, template: str, status: int = 200, **facts: Any) -> Response:
-        self.figures.refresh()
-        common = {"run": self.figures.status(self.now()), "stamp": self._stamp(), "path": request.url.path}
+        self.run_metrics.refresh()
+        common = {"run": self.run_metrics.status(self.now()), "stamp": self._stamp(), "path": request.url.path}
         return self.templates.TemplateResponse(request, template, common | facts, status_code=status)
 
     def refused(self, request: Request, error: Exception) -> Response:

@@ -84,7 +84,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def access_of(host: str, port: int, token: str | None, names: Sequence[str]) -> Access:
-    """Who may read from a server on this address."""
+    """The permission to read from a server on this address."""
     if is_loopback(host):
         return Access(LOOPBACK_NAMES | {host.lower(), *(name.lower() for name in names)}, port, token)
     own = {host.lower(), socket.gethostname().lower(), *(name.lower() for name in names)}

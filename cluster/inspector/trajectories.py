@@ -76,7 +76,8 @@ class GroupView:
 
 
 def _grid(environment: str) -> GridJudge | None:
-    """How a grid world of Squelch reads its boards; None for others, whose names in an archive are never imported."""
+    """The reader of boards of a grid world of Squelch; None for other environments, which are never imported by
+    name."""
     judge = judge_of(environment) if environment in ENVIRONMENTS else None
     return judge if isinstance(judge, GridJudge) else None
 

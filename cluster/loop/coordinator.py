@@ -1,16 +1,16 @@
 """The training loop: a step's groups are played and selected, the learner trains on them, the weights are published.
 
-What rides on a step, such as the validation, are watchers (`cluster.loop.watchers.watcher`). The parts of one step, in
-their order, and the actors for which the coordinator waits (modules are named from `cluster.loop`):
+Everything that rides on a step, such as the validation, is a watcher (`cluster.loop.watchers.watcher`). The parts of
+one step, in their order, and what the coordinator waits for in each (modules are named from `cluster.loop`):
 
     part          the coordinator waits for   unblocked by                on time-out
-    groups        every ticket of the step    environment actors          played again, or fails (tickets.playing)
+    groups        every ticket of the step    environment actors          retried, or fails (tickets.playing)
     filter        the decisions               filter service              it is ended and replaced (filtering)
-    rows          rows of the step            object store                the step is played again; then the run ends
+    rows          rows of the step            object store                the step is retried; then the run ends
     before_train  each watcher                see its module              see there
     train         every learner rank          learner                     recovery, see learner_client.learning
     publish       every rollout worker        the worker's parity probe   the late worker is replaced
-    archive       the previous step's part    disk                        said; then the run ends and names the folder
+    archive       the previous step's part    disk                        reported; then the run ends, naming the folder
     issue         -                           -                           -
     after_train   each watcher                see its module              see there
     record        spans of players, workers   the same actors             the late actor's spans are missing
@@ -21,12 +21,12 @@ everything else is cancelled. With `max_staleness` > 0 later steps are played wh
 (`tickets.open_steps`).
 
 Lost learner ranks are recovered inside the calls to the learner. If the recovered weights differ from the lost ones, or
-rows are lost too, such a call raises `PlayAgain`, which `_again` alone handles: the new weights are published, the
-filter returns to its state after the last step that was trained on, the tickets of every later step are played again,
-and the call is repeated. Four calls are made so: a step up to its training, the publication, the checkpoint, and the
-learner's move. A step that was trained on is no open step any more (`OpenSteps.trained`), so the last three go on with
-the weights that were made again, and play only later steps again. A step whose rows are lost before the learner trains
-on it raises `PlayAgain` too; the rows that it trains on are with the driver.
+rows are lost too, such a call raises `RetrySteps`, which `_retrying` alone handles: the new weights are published, the
+filter returns to its state after the last step that was trained on, the tickets of every later step are retried, and
+the call is repeated. Four calls are made this way: a step up to its training, the publication, the checkpoint, and the
+move of the learner. A step that was trained on is no longer open (`OpenSteps.trained`), so the last three calls
+continue with the rebuilt weights and retry only later steps. A step whose rows are lost before the learner trains on it
+raises `RetrySteps` too; the driver holds the rows that the learner trains on.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from squelch.cluster.config import RunConfig
 from squelch.cluster.control.ledger import DROPPED, FAILED, TRAINED, TRAINING
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.supervision import Supervisor
-from squelch.cluster.loop.learner_client.learning import Learning, PlayAgain, learner_figures
+from squelch.cluster.loop.learner_client.learning import Learning, RetrySteps, learner_metrics
 from squelch.cluster.loop.persistence.archiving import Archiving
 from squelch.cluster.loop.persistence.checkpointing import Checkpointing
-from squelch.cluster.loop.persistence.journal import Journal
+from squelch.cluster.loop.persistence.run_log import RunLog
 from squelch.cluster.loop.persistence.state import ANEW, LoopState
 from squelch.cluster.loop.scaling import Scaling
 from squelch.cluster.loop.stopping import Stopped, Stopping
@@ -64,7 +64,8 @@ T = TypeVar("T")
 
 @dataclass
 class Selected:
-    """A step that is decided on. `tables`: the rows of its groups; `began`: unix seconds; `stopwatch`: its laps."""
+    """A step on which the filter has decided. `tables`: the rows of its groups; `began`: unix seconds; `stopwatch`: its
+    laps."""
 
     step: Step
     tables: list[pa.Table]
@@ -79,7 +80,7 @@ class Coordinator:
     config: RunConfig
     fleet: Fleet
     state: LoopState
-    journal: Journal
+    run_log: RunLog
     steps: OpenSteps
     learning: Learning
     archiving: Archiving
@@ -95,7 +96,7 @@ class Coordinator:
         return self.stopping.ending
 
     def stop(self, ending: Ending) -> None:
-        """Asks the loop to end after the step in training; of several reasons the first is kept."""
+        """Asks the loop to end after the step in training. The first of several reasons is kept."""
         self.stopping.ask(ending)
 
     async def run(self) -> None:
@@ -117,37 +118,37 @@ class Coordinator:
     # -- one step ------------------------------------------------------------------------------------------------
 
     async def _step(self, number: int) -> None:
-        """Selects, trains, publishes and archives; the watchers look on. A checkpoint follows the step's record."""
-        selected, report = await self._again(lambda: self._select_and_train(number))
+        """Selects, trains, publishes and archives, and calls the watchers. A checkpoint follows the step's record."""
+        selected, report = await self._retrying(lambda: self._select_and_train(number))
         step, stopwatch = selected.step, selected.stopwatch
         self.steps.trained(number)
         step.metrics["seconds/publish"] = 0.0
         if report is not None and report.updated:
-            step.metrics |= await self._again(self.learning.publish_trained)
+            step.metrics |= await self._retrying(self.learning.publish_trained)
             step.metrics["seconds/publish"] = stopwatch.lap()
         self.steps.complete(step.window, self.learning.version)
         stopwatch.lap()
         await self.archiving.begin(step.decision, selected.tables)
         step.metrics["seconds/archive"] = stopwatch.lap()
         self.steps.issue()
-        step.metrics |= {"policy_version": float(self.steps.admission.version)} | learner_figures(report)
+        step.metrics |= {"policy_version": float(self.steps.admission.version)} | learner_metrics(report)
         for watcher in self.watchers:
             if (ending := await watcher.after_train(step)) is not None:
                 self._end_with(step, ending)
-        await self.journal.collect_spans(self.fleet)
+        await self.run_log.collect_spans(self.fleet)
         self._record(selected)
         await self._upkeep(step)
 
     async def _select_and_train(self, number: int) -> tuple[Selected, StepReport | None]:
-        """The step as the filter decided on it, and the learner's report. PlayAgain if its groups or their weights are
-        lost before it is trained on."""
+        """The step with the filter's decision, and the learner's report. RetrySteps if its groups, or the weights that
+        sampled them, are lost before it is trained on."""
         selected = await self._select(number)
         step, stopwatch = selected.step, selected.stopwatch
         decided = stopwatch.last
         for watcher in self.watchers:
             await watcher.before_train(step)
         stopwatch.lap()
-        self.journal.busy(decided, stopwatch.last)
+        self.run_log.busy(decided, stopwatch.last)
         report = await self._train(step)
         step.metrics["seconds/train"] = stopwatch.lap()
         return selected, report
@@ -156,9 +157,9 @@ class Coordinator:
         """Waits for the step's groups and the decision on them."""
         stopwatch = Stopwatch()
         entered = stopwatch.last
-        began = self.journal.began(entered)
+        began = self.run_log.began(entered)
         found = await self.learning.beside(self.stopping.until(self.steps.decided(number)))
-        self.steps.note(found)  # only now: a stop before leaves the step as if the filter had not decided
+        self.steps.note(found)  # only now: after a stop before this line a resumed run decides again
         stopwatch.lap()
         window, decision = found.window, found.decision
         is_last = number == self.stopping.last_step
@@ -171,8 +172,8 @@ class Coordinator:
         return Selected(step, found.tables, began, stopwatch)
 
     async def _train(self, step: Step) -> StepReport | None:
-        """Learns from the kept groups; None if the filter kept none. Ends the run in the cases that settings define
-        (`filter.on_no_signal`, `filter.no_signal_limit`, `learner.max_bad_steps`)."""
+        """Trains on the kept groups; None if the filter kept none. Ends the run if `filter.on_no_signal`,
+        `filter.no_signal_limit` or `learner.max_bad_steps` say so."""
         kept, ledger = step.kept, self.steps.ledger
         if not kept:
             self._skip(step)
@@ -190,7 +191,7 @@ class Coordinator:
 
     def _skip(self, step: Step) -> None:
         found = f"{len(step.decision.decisions)} groups{step.decision.best_reason}"
-        self.journal.say(f"step {step.number}: no signal in {found}; no update")
+        self.run_log.say(f"step {step.number}: no signal in {found}; no update")
         if step.decision.action == "abort":
             policy, limit = self.config.filter.on_no_signal, self.config.filter.no_signal_limit
             setting = "on_no_signal=abort" if policy == "abort" else f"no_signal_limit={limit}"
@@ -214,50 +215,50 @@ class Coordinator:
             flat |= {f"ledger/{state}/{reason}": float(n) for reason, n in ledger.reasons(state).items()}
         flat |= {f"restarts/{name}": float(n) for name, n in self.fleet.take_restarts().items()}
         flat |= {f"up/{name}": float(up) for name, up in self.fleet.up().items()}
-        self.journal.step(step.number, flat, selected.began)
+        self.run_log.step(step.number, flat, selected.began)
 
-    # -- what is lost, and checkpoints ---------------------------------------------------------------------------
+    # -- lost groups and weights, and checkpoints ----------------------------------------------------------------
 
-    async def _again(self, work: Callable[[], Awaitable[T]]) -> T:
-        """The result of `work`. Each time that groups or their weights are lost on the way, the tickets of the open
-        steps are played again first."""
+    async def _retrying(self, work: Callable[[], Awaitable[T]]) -> T:
+        """The result of `work`. Whenever groups, or the weights that sampled them, are lost during `work`, the tickets
+        of the open steps are retried, and `work` is called again."""
         lost = False
         while True:
             try:
                 if lost:
-                    await self._play_again()
+                    await self._retry()
                 lost = False
                 return await work()
-            except PlayAgain:
+            except RetrySteps:
                 lost = True
 
-    async def _play_again(self) -> None:
-        """Publishes weights that were made again, if they differ, and plays every ticket that was not trained on
-        again. PlayAgain, with nothing changed but what is cancelled, if weights are lost meanwhile."""
+    async def _retry(self) -> None:
+        """Publishes rebuilt weights that diverged, and retries every ticket that was not trained on. RetrySteps if
+        weights are lost meanwhile; then plays are cancelled, and nothing else has changed."""
         await self.steps.cancel()
-        await self.learning.publish_remade()
+        await self.learning.publish_diverged()
         lost = await self.steps.reset(self.learning.version)
         for watcher in self.watchers:
             watcher.rewind(lost)
-        if count := self.steps.play_again():
-            self.journal.say(f"{count} groups are played again, from version {self.learning.version}")
+        if count := self.steps.retry():
+            self.run_log.say(f"{count} groups are retried, from version {self.learning.version}")
 
     async def _upkeep(self, step: Step) -> None:
-        """Writes a checkpoint if one is due, and moves the learner away from nodes that will be taken away. It follows
-        the step's record, so that a resumed run has the records of all its steps; its seconds are reported with the
-        next step."""
+        """Writes a checkpoint if one is due, and moves the learner away from nodes that will be taken away. This
+        happens after the step's record, so that a resumed run has the records of all its steps; the next step reports
+        the seconds."""
         leaves = self.scaling.learner_leaves() and not step.is_last and not self.stopping.asked
         moves = leaves and await self.learning.has_other_room()
         if self.checkpointing.due(step.number) or moves or (leaves and not self.checkpointing.is_before_a_move):
             stopwatch = Stopwatch()
             await self._checkpoint(step.number, self.steps.open_tickets())
-            self.journal.carry({"seconds/checkpoint": stopwatch.lap()})
+            self.run_log.carry({"seconds/checkpoint": stopwatch.lap()})
         self.checkpointing.is_before_a_move = leaves and not moves
         if moves:
-            await self._again(self._move_learner)
+            await self._retrying(self._move_learner)
 
     async def _move_learner(self) -> None:
-        """Makes the learner's ranks again on nodes that stay, unless that was done already."""
+        """Restarts the learner's ranks on nodes that stay, unless that has already happened."""
         if self.scaling.learner_leaves():
             await self.learning.move()
 
@@ -271,20 +272,20 @@ class Coordinator:
             vars(state).update(self._late_state())
             await self.checkpointing.save(step, state)
 
-        await self._again(save)
+        await self._retrying(save)
 
     def _late_state(self) -> dict[str, Any]:
-        """The part of the loop's state that goes on changing after the last step."""
+        """The part of the loop's state that may still change after the last step."""
         states = {watcher.name: watcher.state() for watcher in self.watchers}
         known = {name: state for name, state in states.items() if state is not None}
-        return {"watchers": known, "carried": dict(self.journal.carried)}
+        return {"watchers": known, "carried": dict(self.run_log.carried)}
 
     # -- beginning and end ---------------------------------------------------------------------------------------
 
     def _restore(self) -> None:
         anew = self.state.with_tasks(self.config)
         for measured in anew:
-            self.journal.say(ANEW[measured])
+            self.run_log.say(ANEW[measured])
         for watcher in self.watchers:
             if (state := self.state.watchers.get(watcher.name)) is not None:
                 watcher.restore(state, anew)
@@ -305,12 +306,12 @@ class Coordinator:
         clock = self.steps.admission.clock
         if clock > 0 and self.checkpointing.newest() != clock:
             await self._checkpoint(clock, open_tickets)
-        elif clock > 0:  # a scoring may have ended after the checkpoint was written
+        elif clock > 0:  # a scorer step may have ended after the checkpoint was written
             self.checkpointing.amend(clock, self._late_state())
         self.steps.ledger.cancel_open()
 
     def outcome(self) -> Outcome:
-        """The loop's figures for the summary of the run."""
+        """The loop's metrics for the summary of the run."""
         state, validation = self.state, self.checkpointing.validation
         return Outcome(
             ending=self.ending,
@@ -319,8 +320,8 @@ class Coordinator:
             policy_version=self.steps.admission.version,
             training_seconds=state.seconds,
             totals=state.totals,
-            last=self.journal.last,
-            carried=self.journal.carried,
+            last=self.run_log.last,
+            carried=self.run_log.carried,
             first_validation=validation.first,
             best=(validation.best_success, validation.best_step),
             ledger=self.steps.ledger,

@@ -40,16 +40,16 @@ def evaluate(
     fetch: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Plays `tasks` validation tasks at `temperature` with a checkpoint's weights; prints success and its interval.
-    `fetch`: brings a folder of the run to `run_dir`, given its key, if the files of checkpoints are elsewhere."""
+    `fetch`: copies a folder of the run, given its key, to `run_dir` if checkpoints are stored elsewhere."""
     config = RunFolder(run_dir).config(
         [f"validation.tasks={tasks}", f"validation.temperature={temperature}", "scorer.probe.tasks=null"]
     )
     with quiet() as output:
-        told = _silent if as_json else output.aloud(say)
-        model_dir, step = _weights(config, run_dir, checkpoint, told, fetch)
+        aloud = _silent if as_json else output.aloud(say)
+        model_dir, step = _weights(config, run_dir, checkpoint, aloud, fetch)
         output.keep(run_dir, "eval")
         try:
-            connect(config, told, learning=False)
+            connect(config, aloud, learning=False)
             solved, failed = asyncio.run(_play(config, model_dir, log_folder(run_dir)))
         finally:
             disconnect()
@@ -73,8 +73,8 @@ def evaluate(
         say_json(result)
         return 0
     say(text)
-    if told := failed_text(failed, len(solved)):
-        say(f"WARNING: {told}")
+    if text := failed_text(failed, len(solved)):
+        say(f"WARNING: {text}")
     return 0
 
 
@@ -128,4 +128,4 @@ async def _play(config: RunConfig, model_dir: Path, logs: Path) -> tuple[np.ndar
 
 
 def _no_event(*_: Any, **__: Any) -> None:
-    """Drops the span or figure: an evaluation records none."""
+    """Drops the span or metric: an evaluation records none."""

@@ -1,4 +1,4 @@
-"""The coordinator's side of the filter service: sends it groups, requests decisions, and replaces it after its death.
+"""The coordinator's client of the filter service: sends it groups, requests decisions, and replaces it after its death.
 
 Invariants: a service receives each group once in its life. Before any other call, a new service receives the state
 after the last close and the groups that arrived after it, so that it decides as its predecessor would have. (Sliding
@@ -65,7 +65,7 @@ class Filtering:
 
     async def rewind(self, state: dict[str, Any], closed: int) -> None:
         """Returns the service to `state`, after the close of step `closed`, because the steps after it are played
-        again. `played` must return no group of theirs meanwhile."""
+        again. `played` must not return their groups meanwhile."""
         self.state = self._latest = state
         self._closed, self._within = closed, frozenset()
         self._arrived.clear()

@@ -6,7 +6,7 @@
 | waits | for | unblocked by | on time-out |
 |---|---|---|---|
 | a start | a download, conversion or build | `actors.pretrained`, `learner.warmup.tiny` | see there |
-| a start | the warm-up, in a Ray session of its own | the parties | see `cluster.loop.warming` |
+| a start | the warm-up, in a Ray session of its own | its actors | see `cluster.loop.warming` |
 | a start | another process that warms the same model up | its end | UserError that names the process |
 
 Invariant: the digest covers everything that determines the warmed-up weights, so that a folder is reused exactly as
@@ -90,7 +90,7 @@ def warmed_up(config: RunConfig, warmup: WarmupConfig, folder: Path, out: Path, 
     """Warms up the model in `folder` for `config` and writes it to `out`, unless it is there.
 
     Raises:
-        UserError: the demonstrations or the settings cannot be used, or a party failed.
+        UserError: the demonstrations or the settings cannot be used, or an actor failed.
     """
     work = out.with_name(f"{out.name}.warmup")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ def _warm_up(
     steps = corpus.num_steps(warmup)
     same = f" ({corpus.num_left_out} equal held-out ones and are left out)" if corpus.num_left_out else ""
     say(f"{len(corpus.trained)} demonstrations{same}, {corpus.num_tokens} tokens, {steps} optimizer steps")
-    place = {"runs_dir": str(work.parent), "name": work.name}  # not the run's: it has not begun
+    place = {"runs_dir": str(work.parent), "name": work.name}  # not the run's folder, because the run has not begun
     settings = learner_settings(config, warmup, steps).model_copy(update=place)
     digest = f"{warmup_digest(config, warmup, folder)} {corpus.digest()}"
     try:
@@ -146,7 +146,7 @@ async def _stoppable(warming: Warming, out: Path) -> Progress:
 
 
 def summary(progress: Progress) -> list[str]:
-    """What the warm-up did, line by line."""
+    """The result of the warm-up, line by line."""
     before, after = progress.checks[0], progress.checks[-1]
     learned = f"{progress.step} steps, {progress.tokens} demonstrated tokens, {progress.seconds:.0f} s of training"
     return [f"warmed up: {learned}", f"before  {before.words()}", f"after   {after.words()}"]
@@ -201,15 +201,15 @@ def warmup_digest(config: RunConfig, warmup: WarmupConfig, folder: Path) -> str:
 
 
 def _play(config: RunConfig) -> list[object]:
-    """What the play of the checks depends on, at which a warm-up may stop."""
+    """The settings that the play of the checks depends on, after which a warm-up may stop."""
     sampling, rollout = config.sampling, config.rollout
     limits = sampling.max_tokens_per_turn, rollout.max_model_len
     return [sampling.temperature, *limits, rollout.dtype, rollout.fp32_head]
 
 
 def _content(folder: Path) -> list[list[object]]:
-    """What a converted model was made from, if nothing in it has changed since; else name, size and time of change of
-    the model's files, because hashing a large model takes minutes."""
+    """The digest of a converted model's source if nothing in the folder has changed since; else name, size and time of
+    change of the model's files, because hashing a large model takes minutes."""
     if (folder / STAMP).is_file():
         made_from = parse_object(read_bytes(folder / STAMP, MIB), str(folder / STAMP)).get("sha256")
         if isinstance(made_from, str) and intact(folder, made_from):

@@ -8,15 +8,15 @@
     rollout worker     tokens, log-probs     requests; weights     environment actor,   `collect` returns empty; an
                                              at a boundary         coordinator          late worker is replaced
     filter service     decisions, kept mass  summaries             coordinator          it is replaced
-    learner ranks      weights v+1           kept groups; the      coordinator; gloo    a new group makes the
-                                             other ranks           or NCCL              weights again
+    learner ranks      weights v+1           kept groups; the      coordinator; gloo    new ranks rebuild the
+                                             other ranks           or NCCL              weights
     scorer             MI proxies            groups and weights    coordinator          it is reported as late;
                                                                                         training continues
     archive            Parquet parts         disk                  disk                 the run ends after a bound;
                                                                                         awaited one step later
     uploads            the copy in `store`   closed files, store   coordinator, store   the run ends after a bound;
                                                                                         never awaited before the end
-    control endpoint   requests of `squelch  the coordinator       `squelch scale`      the caller is told
+    control endpoint   requests of `squelch  the coordinator       `squelch scale`      its caller gets an error
                        scale`
 
 docs/architecture.md has a diagram of the actors and of the data between them.
@@ -51,11 +51,11 @@ from squelch.cluster.fleet.fleet import Fleet, actor_names
 from squelch.cluster.fleet.ray_actors import RayActors
 from squelch.cluster.idle_settings import idle_settings
 from squelch.cluster.loop.coordinator import Coordinator
+from squelch.cluster.loop.heartbeat import Heartbeat, beating, limits
 from squelch.cluster.loop.initial_policy import prepare_model
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
 from squelch.cluster.loop.persistence.state import LoopState, check_folder, read_state
 from squelch.cluster.loop.persistence.uploading import Uploads, open_uploads, watched
-from squelch.cluster.loop.pulse import Pulse, beating, limits
 from squelch.cluster.loop.wiring import make_coordinator
 from squelch.cluster.metrics import REGISTRY
 from squelch.cluster.package import installed_version, needs_extra
@@ -133,7 +133,7 @@ def _run(config: RunConfig, resume: bool, driver: Driver, uploads: Uploads | Non
             connect(config, say, weights=weight_bytes(model_dir, config))
             driver.hold(say)
             if not resume:
-                find_run(config, resume)  # another may have begun it meanwhile
+                find_run(config, resume)  # another process may have begun it meanwhile
             create_run(config, say)
             output.keep(config.run_dir)
             for note in notes:
@@ -160,8 +160,8 @@ def _run(config: RunConfig, resume: bool, driver: Driver, uploads: Uploads | Non
 
 
 def _is_a_setting(error: Exception) -> bool:
-    """Whether a setting is at fault, so that the user can correct it. Any other ValueError of a run that trains is a
-    bug, in the driver as in an actor (`Refused`)."""
+    """Whether a setting is at fault, so that the user can correct it. Any other ValueError after the start is a bug, in
+    the driver or in an actor (`Refused`)."""
     return isinstance(error.cause if isinstance(error, Refused) else error, SettingRefused)
 
 
@@ -182,9 +182,9 @@ def _check_scorer(config: RunConfig, model_dir: str | Path) -> None:
 
 
 def _with_environment(config: RunConfig) -> tuple[RunConfig, list[str]]:
-    """The configuration with what the environment fixes for the whole run, and what the environment, and the filter's
-    settings that it does not serve, tell the user. UserError if it cannot play, or cannot be replayed although it has
-    to be."""
+    """The configuration with the options that the environment fixes for the whole run, and notes for the user: those of
+    the environment, and filter settings that it does not support. UserError if the environment cannot play, or cannot
+    be replayed although the settings require it."""
     chosen, selecting = config.environment, config.filter
     try:
         first = first_task(chosen, config.cluster.start_timeout_s)
@@ -253,8 +253,8 @@ async def _train(
         _stop_on_signals(coordinator, stop_signal)
         say(f"ready after {time.time() - started:.1f} s")
         watching = watched(uploads, archive, recorder, coordinator.stop)
-        pulse = Pulse(fleet, coordinator.steps.ledger, config.run_dir, recorder)
-        async with beating(pulse), watching:
+        heartbeat = Heartbeat(fleet, coordinator.steps.ledger, config.run_dir, recorder)
+        async with beating(heartbeat), watching:
             await coordinator.scaling.beside(coordinator.run())
     finally:
         await fleet.stop()
@@ -287,10 +287,10 @@ def find_run(config: RunConfig, resume: bool) -> tuple[LoopState, Path | None]:
             f"(or remove {run_dir})."
         )
     if resume and not (run_dir / "config.yaml").exists():
-        places = f"{run_dir} holds no run (no config.yaml)" + (
+        missing = f"{run_dir} holds no run (no config.yaml)" + (
             f", and neither does {config.store}" if config.store else ""
         )
-        raise UserError(f"--resume: {places}; start it without --resume first")
+        raise UserError(f"--resume: {missing}; start it without --resume first")
     saved = checkpoints(run_dir) if resume else []
     if not saved:
         return LoopState(), None
@@ -307,7 +307,7 @@ def _has_begun(run_dir: Path) -> bool:
 
 
 def create_run(config: RunConfig, say: Callable[[str], None]) -> None:
-    """Writes the resolved configuration; prints what to know of its settings, and for a resumed run what changed."""
+    """Writes the resolved configuration; prints notes on its settings, and which settings a resumed run has changed."""
     resolved = config.run_dir / "config.yaml"
     if resolved.exists() and _has_begun(config.run_dir):  # else a sweep wrote what it is to start with
         for change in changes(settings_of(resolved), config):

@@ -1,4 +1,4 @@
-"""The run's side of scaling: takes requests, decides for `rollout.count: auto`, and notices nodes that are taken away.
+"""Scaling within a run: takes requests, decides for `rollout.count: auto`, and notices nodes that are taken away.
 Learner ranks on such nodes move with a checkpoint, between two steps (`cluster.loop.coordinator`).
 
     task        waits for                      unblocked by              on time-out or death
@@ -6,10 +6,10 @@ Learner ranks on such nodes move with a checkpoint, between two steps (`cluster.
     notices     the next look at the nodes     NOTICE_S                  a warning; it looks again
     decisions   the record of a step           coordinator               -
 
-The tasks run beside the coordinator, which waits for none of them; `cluster.fleet.pool` carries out what is
-decided. An error that no actor's death or lateness explains is a bug: it ends the run at once with its cause. A
-request is checked against its bounds and against what the cluster has, and answered; the fleet then changes by itself.
-A request for a number that `rollout.count: auto` decides on holds until the next decision.
+The tasks run beside the coordinator, which waits for none of them; `cluster.fleet.pool` carries out what is decided. An
+error that no actor's death or lateness explains is a bug: it ends the run at once with its cause. A request is checked
+against its bounds and against what the cluster has, and answered; the fleet then changes in the background. A request
+for a number that `rollout.count: auto` decides on holds until the next decision.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class Scaling(Watcher):
         self._last: float | None = None
         self._deciding: asyncio.Task[None] | None = None
         self._noticed: LearnerClient | None = None
-        """The learner that was told that nodes of its ranks will be taken away."""
+        """The learner that was last reported to lose a node."""
         self._one_at_a_time = asyncio.Lock()
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
     async def request(self, request: Request) -> Answer:
-        """Checks a request, has the fleet changed if it can be granted, and answers it."""
+        """Checks a request, changes the fleet if the request can be granted, and answers it."""
         async with self._one_at_a_time:
             kind = request.kind
             if why := refusal(self.config, kind, request.count) or await self._lacking(request):
@@ -78,7 +78,7 @@ class Scaling(Watcher):
             return Answer(True, f"{text}{_outlook(before, request)}")
 
     async def _lacking(self, request: Request) -> str | None:
-        """What the cluster lacks for a request that asks for more members; None if nothing."""
+        """The resources that the cluster lacks for a request for more members; None if it has them."""
         counts = {**self.fleet.wanted(), request.kind: request.count}
         if request.count <= self.fleet.pools[request.kind].wanted:
             return None
@@ -102,7 +102,7 @@ class Scaling(Watcher):
                 task.cancel()
             await asyncio.gather(run, *own, return_exceptions=True)
             endpoint.kill()
-            await self._settle()
+            await self._end_node_request()
 
     async def _requests(self, endpoint: Client) -> None:
         while True:
@@ -124,7 +124,7 @@ class Scaling(Watcher):
         return await self.request(request)
 
     async def _answer(self, endpoint: Client, number: int, answer: Answer) -> None:
-        """Hands an answer to the endpoint. If it does not arrive, its caller alone is not told."""
+        """Hands an answer to the endpoint. If that fails, only its caller misses it."""
         try:
             await endpoint.call(ANSWER, number, packed(answer))
         except (ActorError, TimeoutError) as error:
@@ -143,13 +143,13 @@ class Scaling(Watcher):
             except (ActorError, TimeoutError) as error:
                 log.warning("the cluster did not say which nodes will be taken away: %s", error)
             if self.fleet.complete():
-                await self._settle()
+                await self._end_node_request()
 
-    async def _settle(self) -> None:
-        """Ends what an autoscaler was asked for. It would hold the nodes for ever: also for members that were given up
-        or are no longer wanted, and after the run."""
+    async def _end_node_request(self) -> None:
+        """Ends the request to the autoscaler, which would otherwise hold the nodes for ever, even for members that were
+        given up or are no longer wanted, and after the run."""
         try:
-            await bounded(self.fleet.actors.settled(), LACK_S)
+            await bounded(self.fleet.actors.end_node_request(), LACK_S)
         except (ActorError, TimeoutError) as error:
             log.warning("the autoscaler may keep the nodes that this run asked for: %s", error)
 
@@ -166,7 +166,7 @@ class Scaling(Watcher):
     # -- decisions -----------------------------------------------------------------------------------------------------
 
     async def begin(self, clock: int) -> None:
-        """Decides on as many rollout workers as the process before had."""
+        """Asks for as many rollout workers as the process before had."""
         if self._resumed > self.fleet.worker_pool.wanted:
             self._deciding = asyncio.create_task(self._decided(self._resumed, "as at the checkpoint"))
 
@@ -201,7 +201,7 @@ class Scaling(Watcher):
         answer = await self.request(Request(Kind.ROLLOUT, count, by=By.AUTO, reason=reason))
         if not answer.accepted and self.auto is not None:
             self.auto.refused(count)
-            log.warning("%d rollout workers were wanted (%s) and cannot be had: %s", count, reason, answer.text)
+            log.warning("%d rollout workers were wanted (%s) and are not available: %s", count, reason, answer.text)
 
 
 async def _ended(run: asyncio.Future[T], tasks: set[asyncio.Task[None]]) -> None:
@@ -219,7 +219,7 @@ def _outlook(before: int, request: Request) -> str:
         more = "gets groups once it has the current weights" if request.kind is Kind.ROLLOUT else "gets groups once up"
         return f"; each new one {more}"
     if request.count < before:
-        how = "their groups are played again by the others" if request.at_once else "each leaves when its groups end"
+        how = "the others retry their groups" if request.at_once else "each leaves when its groups end"
         return f"; {how}"
     return "; nothing changes"
 

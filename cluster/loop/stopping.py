@@ -16,7 +16,7 @@ class Stopped(Exception):
 
 
 class Stopping:
-    """The end of a run of `steps` steps. `ending`: why it ends before its last step; None as long as nothing does."""
+    """Decides when a run of `steps` steps ends. `ending`: why it ends before its last step; None if it does not."""
 
     def __init__(self, steps: int) -> None:
         self.last_step = steps
@@ -24,12 +24,12 @@ class Stopping:
         self._asked = asyncio.Event()
 
     def ask(self, ending: Ending) -> None:
-        """Asks the loop to end after the step in training; of several reasons the first is kept."""
+        """Asks the loop to end after the step in training. The first of several reasons is kept."""
         self.ending = self.ending or ending
         self._asked.set()
 
     def end_with(self, step: int, ending: Ending) -> None:
-        """Makes this step, which is under way, the last."""
+        """Makes the current step the last."""
         self.last_step = step
         self.ask(ending)
 
@@ -40,7 +40,7 @@ class Stopping:
 
     @property
     def is_from_outside(self) -> bool:
-        """Whether the run ends for a reason from outside, and soon, instead of by one of its own rules."""
+        """Whether a signal or the store ends the run, so that it should end soon; not one of the run's own rules."""
         return self.ending is not None and self.ending.cause in (EndCause.SIGNAL, EndCause.STORE)
 
     async def until(self, work: Awaitable[T]) -> T:

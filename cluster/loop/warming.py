@@ -1,11 +1,11 @@
 """A supervised warm-up of a model: the learner's ranks learn from demonstrations, rollout workers and environment
-actors measure what came of it.
+actors measure the result.
 
-    party                what the warm-up waits for              when it dies, or is late
+    actor                what the warm-up waits for              when it dies, or is late
     learner ranks        each optimizer step; start, save        the warm-up ends and names it; repeated, it continues
                                                                  from its last checkpoint
-    rollout workers      a check's weights, then its play        replaced; the tasks are played again
-    environment actors   a check's play                          replaced; the tasks are played again
+    rollout workers      a check's weights, then its play        replaced; the tasks are retried
+    environment actors   a check's play                          replaced; the tasks are retried
     disk                 checkpoints, the finished model         the warm-up ends and names the path
     (a signal)           -                                       the step under way is finished and saved
 
@@ -14,7 +14,7 @@ weights to the rollout workers as a training step does, with its checksum and pa
 tasks with several samples each. Without an environment to play there are neither workers nor actors, and a check is the
 held-out loss alone.
 
-    OUT.warmup/               while it goes on; removed at the end
+    OUT.warmup/               during the warm-up; removed at the end
       checkpoints/step-N/     the newest checkpoint; its loop.json holds `Progress`
       log/
     OUT/                      once finished: a Hugging Face folder
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from squelch.envs.contract import Judge
 
 FAILED_SHARE = 0.25
-"""Share of a check's trajectories that may fail: beyond it the check says more of the party that is slow or down."""
+"""Share of a check's trajectories that may fail: beyond it the check measures a slow or dead actor, not the weights."""
 CHECK_SEED = 1_000_000_000
 """The first task of a check, whatever the run's seeds, so that runs with other seeds share a warm-up that stops at a
 wanted format validity."""
@@ -89,7 +89,7 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Check:
-    """What a check found after `step` optimizer steps. What needs play is None where nothing was played."""
+    """The result of a check after `step` optimizer steps. Values that need play are None if nothing was played."""
 
     step: int
     held_out_loss: float
@@ -120,7 +120,7 @@ class Progress:
     """The warm-up so far, as JSON-able data."""
 
     digest: str
-    """Of everything that determines the warm-up's result."""
+    """Digest of everything that determines the warm-up's result."""
     step: int = 0
     tokens: int = 0
     """Demonstrated tokens that were learned from."""
@@ -131,7 +131,7 @@ class Progress:
 
 
 def learner_settings(config: RunConfig, warmup: WarmupConfig, steps: int) -> RunConfig:
-    """The run's settings for the warm-up's parties: the learner without reference policy or critic, with the warm-up's
+    """The run's settings for the warm-up's actors: the learner without reference policy or critic, with the warm-up's
     learning rate, and no scorer."""
     optimizer = config.learner.optimizer.model_copy(
         update={
@@ -288,7 +288,7 @@ class Warming:
                 "more than a quarter, so that it says nothing of the weights"
             )
         true = self.truth(await self.play.rows(groups)) if self.truth is not None else None
-        return *_figures(summaries), true
+        return *_metrics(summaries), true
 
     async def _publish(self) -> None:
         """Loads the present weights into every rollout worker; one that is late, or fails the checks, is replaced."""
@@ -319,7 +319,7 @@ class Warming:
             shutil.rmtree(aside, ignore_errors=True)
 
 
-def _figures(summaries: list[GroupSummary]) -> tuple[float, float, float]:
+def _metrics(summaries: list[GroupSummary]) -> tuple[float, float, float]:
     trajectories = sum(one.group_size for one in summaries)
     turns = sum(one.num_turns for one in summaries)
     success = sum(int(one.successes.sum()) for one in summaries) / trajectories

@@ -1,4 +1,4 @@
-"""Makes the coordinator of a run and everything that it calls. A new watcher is one more line in `watchers`."""
+"""Creates the coordinator of a run and everything that it calls. A new watcher is one more line in `watchers`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.learner_client.learning import Learning
 from squelch.cluster.loop.persistence.archiving import Archiving
 from squelch.cluster.loop.persistence.checkpointing import Checkpointing
-from squelch.cluster.loop.persistence.journal import Journal
+from squelch.cluster.loop.persistence.run_log import RunLog
 from squelch.cluster.loop.persistence.state import LoopState
 from squelch.cluster.loop.scaling import Scaling
 from squelch.cluster.loop.stopping import Stopping
@@ -36,26 +36,26 @@ def make_coordinator(
     state: LoopState,
     say: Callable[[str], None],
 ) -> Coordinator:
-    """The coordinator over a started fleet, which goes on from `state`."""
-    journal = Journal(archive, recorder, config.loop.steps, state.totals, say)
-    journal.carry(state.carried)
-    watchdog, stopping = Watchdog(journal.event, recorder.set), Stopping(config.loop.steps)
+    """The coordinator over a started fleet; it continues from `state`."""
+    run_log = RunLog(archive, recorder, config.loop.steps, state.totals, say)
+    run_log.carry(state.carried)
+    watchdog, stopping = Watchdog(run_log.event, recorder.set), Stopping(config.loop.steps)
     archiving = Archiving(archive, fleet.actors.payloads, config.run_dir, say)
-    learning = Learning(config, fleet, journal, archiving, state, watchdog, say)
+    learning = Learning(config, fleet, run_log, archiving, state, watchdog, say)
     play = Play(config, fleet)
     steps = OpenSteps(config, fleet, play, state, say)
-    alarms, scaling = Alarms(config.run_dir, journal), Scaling(config, fleet, say)
-    scoring = Scoring(config, fleet, journal, alarms, stopping, steps.cancel)
-    early_stopping, gaming = EarlyStopping(config), GamingWarning(config, journal)
-    validation = Validation(config, play, journal, (early_stopping.validated, gaming.validated))
+    alarms, scaling = Alarms(config.run_dir, run_log), Scaling(config, fleet, say)
+    scoring = Scoring(config, fleet, run_log, alarms, stopping, steps.cancel)
+    early_stopping, gaming = EarlyStopping(config), GamingWarning(config, run_log)
+    validation = Validation(config, play, run_log, (early_stopping.validated, gaming.validated))
     watchers: list[Watcher] = [
         early_stopping,
         gaming,
         validation,  # after those that may make the step the last
         scoring,
-        Probing(config, play, scoring, journal),
-        LastScoring(scoring),  # waits for what the probe has handed over too
-        alarms,  # sees what the scorer's metrics of the step are
+        Probing(config, play, scoring, run_log),
+        LastScoring(scoring),  # waits for the probe's evaluation too
+        alarms,  # reads the scorer's metrics of the step
         Decomposing(config, learning, play),
         scaling,
     ]
@@ -63,13 +63,13 @@ def make_coordinator(
         config=config,
         fleet=fleet,
         state=state,
-        journal=journal,
+        run_log=run_log,
         steps=steps,
         learning=learning,
         archiving=archiving,
-        checkpointing=Checkpointing(config, learning, archiving, journal, validation, alarms),
+        checkpointing=Checkpointing(config, learning, archiving, run_log, validation, alarms),
         watchers=watchers,
         scaling=scaling,
-        supervisor=Supervisor(fleet, watchdog, scoring.succeed),
+        supervisor=Supervisor(fleet, watchdog, scoring.replace_dead),
         stopping=stopping,
     )

@@ -43,7 +43,7 @@ Answers = Mapping[str, "Sequence[Series]"]
 
 @dataclass(frozen=True)
 class Answered:
-    """What a Prometheus says of a dashboard, or of some of its panels. `chosen`: Grafana's variables as they were
+    """A Prometheus's answers for a dashboard, or of some of its panels. `chosen`: Grafana's variables as they were
     asked; `span`: the time that is shown."""
 
     series: Answers

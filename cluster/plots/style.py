@@ -27,7 +27,7 @@ BLUE, VERMILLION, GREEN, PURPLE, OCHRE = "#0072b2", "#d55e00", "#008f68", "#a848
 PALETTE = (BLUE, VERMILLION, GREEN, PURPLE, OCHRE)
 """Colours of lines, in order. A panel has at most as many lines, besides a grey one to compare with."""
 RED = "#b3261e"
-"""Colour of what is wrong, always with a name beside it."""
+"""Colour of a wrong value, always with a name beside it."""
 BASELINE = "#6e7781"
 """Colour of what the others are compared with."""
 DARK: Mapping[str, str] = {
@@ -93,7 +93,7 @@ _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 
 
 def render(name: str, title: str, description: str, draw: Callable[[], Figure]) -> str:
-    """What `draw` returns, as the text of an `<svg>` element for a page.
+    """The result of `draw`, as the text of an `<svg>` element for a page.
 
     Args:
         name: prefix of all ids in the figure; unique on a page.
@@ -147,9 +147,9 @@ def _tidy(text: str, name: str, title: str, description: str) -> str:
     root.attrib.update({"width": f"{float(wide):.0f}pt", "height": f"{float(high):.0f}pt"})
     root.attrib.update({"stroke-linejoin": "round", "font-family": FONTS})
     for place, (tag, words) in enumerate((("title", title), ("desc", description))):
-        told = ElementTree.Element(f"{{{SVG}}}{tag}", {"id": f"{name}-{tag}"})
-        told.text = words
-        root.insert(place, told)
+        element = ElementTree.Element(f"{{{SVG}}}{tag}", {"id": f"{name}-{tag}"})
+        element.text = words
+        root.insert(place, element)
     return re.sub(r">\s+<", "><", ElementTree.tostring(root, encoding="unicode"))
 
 

@@ -24,7 +24,7 @@ SHARES = (SUCCESS, RETRIEVAL, "kept_fraction")
 
 
 def dynamics(study: Study) -> list[Row]:
-    """Figure 5: success, retrieval accuracy with its chance, and H(Z|X). Empty without a scoring."""
+    """Figure 5: success, retrieval accuracy with its chance, and H(Z|X). Empty without a scorer step."""
     rows = curves(study, (*DYNAMICS, CHANCE))
     return rows if any(row["figure"] == RETRIEVAL for row in rows) else []
 

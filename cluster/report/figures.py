@@ -117,7 +117,7 @@ FIGURES = (
         12,
         "format",
         "Format validity against mutual information",
-        "Each point is a scoring. Points of high validity at low MI-Est show that well-formed reasoning can be a "
+        "Each point is a scorer step. Points of high validity at low MI-Est show that well-formed reasoning can be a "
         "template.",
         "a scored run (scorer.enabled)",
         mechanism.form,

@@ -124,7 +124,8 @@ def _beside(panel: Axes, row: int, text: str) -> None:
 
 
 def form(study: Study) -> list[Row]:
-    """Figure 12: format validity with MI-Est and H(Z|X), one point for each scoring (neighbouring ones averaged)."""
+    """Figure 12: format validity with MI-Est and H(Z|X), one point for each scorer step (neighbouring ones
+    averaged)."""
     rows = []
     for arm in study.arms:
         for run in arm.runs:

@@ -183,7 +183,7 @@ def noise(study: Study) -> list[Row]:
 
 
 def _peers_label(arm: Arm, study: Study) -> str:
-    """What distinguishes the arm's family from the others: its label without the noise."""
+    """The label of the arm's family: that of the arm without the noise."""
     return label_of(
         _without_noise(arm.settings), [_without_noise(a.settings) for a in study.environments[arm.environment]]
     )

@@ -212,7 +212,7 @@ def _labels(groups: Sequence[tuple[str, Sequence[Run]]]) -> list[str]:
 
 
 def label_of(own: Mapping[str, Any], peers: Sequence[Mapping[str, Any]]) -> str:
-    """What is different about these settings among the peers (which include them), e.g. `top_p 0.9, entropy 0.1`."""
+    """The differences of these settings from the peers' (which include them), e.g. `top_p 0.9, entropy 0.1`."""
     keys = [key for key in own if len({json.dumps(peer.get(key), default=str) for peer in peers}) > 1]
     words = []
     if any(key.startswith("filter.") for key in keys) or not keys:

@@ -47,14 +47,14 @@ def is_driven(folder: Path) -> bool | None:
 
 
 class Driver:
-    """This process as the driver of a run folder. `hold` may be called again; `close` gives the folder free."""
+    """This process as the driver of a run folder. `hold` may be called again; `close` releases the folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._descriptor: int | None = None
 
     def hold(self, say: Callable[[str], None]) -> None:
-        """Makes the folder this process's. Where the file system has no locks, says so and goes on.
+        """Takes the lock of the folder. If the file system has no locks, reports that and continues.
 
         Raises:
             UserError: another process drives the run.

@@ -3,7 +3,7 @@
 A folder is a local path, or a store that holds the same files (`actors.archive.store`). Nothing here writes, waits, or
 imports Ray, torch or gymnasium; Arrow is imported only to read groups. A damaged file, or a file of a newer schema,
 raises a `UserError` that names the file and the remedy. The files may be hostile: they are bounded as `envs.untrusted`
-says, and have the shape that `cluster.runs.shapes` says.
+says, and `cluster.runs.shapes` defines their shape.
 
     file                               read by           present
     config.yaml                        config            from the start
@@ -11,7 +11,7 @@ says, and have the shape that `cluster.runs.shapes` says.
     events.jsonl                       events            from the start
     groups/step-NNNNNN.parquet         groups, steps     one step late
     groups/index-NNNNNN.parquet        index             with the step's part
-    scores/step-NNNNNN.parquet         scores, scored    after each scoring
+    scores/step-NNNNNN.parquet         scores, scored    after each scorer step
     tokenizer.json                     tokenizer         from the start
     gradients/step-NNNNNN.json         decompositions    if `gradients.every` is set
     checkpoints/step-N/                checkpoints       once the checkpoint is complete
@@ -80,8 +80,8 @@ class RunFolder:
         return flat(self._resolved())
 
     def _resolved(self) -> dict[str, Any]:
-        """What `config.yaml` holds. UserError if it does not exist, or holds nothing: a run writes every setting, so an
-        empty file would pass for a run with the defaults."""
+        """The content of `config.yaml`. UserError if it does not exist, or holds nothing: a run writes every setting,
+        so an empty file would pass for a run with the defaults."""
         from squelch.cluster.config import read_settings
 
         where = self.store.where(reader.CONFIG)
@@ -95,7 +95,7 @@ class RunFolder:
         return found
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The figures of each step, in order (docs/reference/metrics.md). Step 0 holds the figures from before
+        """The metrics of each step, in order (docs/reference/metrics.md). Step 0 holds the metrics from before
         training."""
         from squelch.cluster.runs.shapes import check_metrics
 

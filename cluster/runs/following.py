@@ -24,7 +24,7 @@ class LineFollower:
         self._last = b""
         """The line that ends there."""
         self._lines: int | None = 0
-        """Number of lines up to there; None if reading began in the middle."""
+        """Number of lines up to there; None if the follower began in the middle."""
 
     def news(self) -> tuple[bool, Iterator[dict[str, Any]]]:
         """(whether the lines of earlier calls are void, the new lines). Raises ArchiveError for a damaged line, at this

@@ -11,8 +11,8 @@ from squelch.actors.diagnosis.uncertainty import Z95, wilson_interval
 
 def gain_interval(before: np.ndarray, after: np.ndarray) -> tuple[float, float, float]:
     """(mean, low, high): the paired gain in success on the same tasks, with its 95% normal interval. Where all tasks
-    have the same gain, as where none was solved before or after, their spread says nothing: Wilson's bound of the share
-    of other tasks is the half width then.
+    have the same gain, as where none was solved before or after, their spread carries no information: Wilson's bound of
+    the share of other tasks is the half width then.
 
     Args:
         before, after: (num_tasks,) bool, success of the same tasks in the same order.

@@ -37,7 +37,7 @@ def log_folder(run_dir: Path) -> Path:
 
 
 class Output:
-    """The output of this process that nobody meant for the terminal: it goes to a temporary file until the run's folder
+    """The output of this process that is not meant for the terminal. It goes to a temporary file until the run's folder
     exists, and then to a log file there."""
 
     def __init__(self, held: BinaryIO) -> None:
@@ -143,8 +143,8 @@ def one_paragraph(text: str) -> str:
     lines = text.splitlines()
     frames = [i for i, line in enumerate(lines) if FRAME.match(line)]
     if frames:
-        told = [line for line in lines[frames[-1] + 1 :] if not line.startswith(" ")]
-        lines = [REMOTE.sub("", lines[0]), *told]
+        message = [line for line in lines[frames[-1] + 1 :] if not line.startswith(" ")]
+        lines = [REMOTE.sub("", lines[0]), *message]
     return " ".join(" ".join(lines).split())
 
 
@@ -153,8 +153,8 @@ def write_trace(run_dir: Path, error: BaseException, cause: BaseException | None
 
     Returns one paragraph for the user: the text of `cause` (by default of the error) and the path of the trace.
     """
-    told = cause or error
-    text = one_paragraph(str(told)) or type(told).__name__
+    shown = cause or error
+    text = one_paragraph(str(shown)) or type(shown).__name__
     path = run_dir / "log" / FAILURE
     try:
         log_folder(run_dir)

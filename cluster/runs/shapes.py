@@ -1,4 +1,4 @@
-"""The shape of a run's files: what a reader of figures may rely on, whoever wrote the file.
+"""The shape of a run's files: what a reader of metrics may rely on, whoever wrote the file.
 
 A file that has another shape is refused by name. Keys that no reader uses are not checked.
 """
@@ -14,10 +14,10 @@ from squelch.cluster.runs.ending import EndCause
 from squelch.envs.untrusted.files import Unreadable, brief, shortened
 
 LARGEST = 1e300
-"""No figure is larger, so that differences of two figures are finite."""
+"""No metric is larger, so that differences of two metrics are finite."""
 LARGEST_STEP = 2**31
-Figure = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
-Figures = dict[str, Figure | None]
+Metric = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+Metrics = dict[str, Metric | None]
 
 
 class _Shape(BaseModel):
@@ -25,10 +25,10 @@ class _Shape(BaseModel):
 
 
 class _Success(_Shape):
-    before: Figures = {}
-    after: Figures = {}
-    gain: Figures = {}
-    best: Figure | None = None
+    before: Metrics = {}
+    after: Metrics = {}
+    gain: Metrics = {}
+    best: Metric | None = None
 
 
 class _Ledger(_Shape):
@@ -42,10 +42,10 @@ class _Summary(_Shape):
     stopped: str | None = None
     end_cause: EndCause | None = None
     steps: int = Field(0, ge=0, le=LARGEST_STEP)
-    kept_mass_mean: Figure | None = None
-    seconds_per_step_median: Figure | None = None
+    kept_mass_mean: Metric | None = None
+    seconds_per_step_median: Metric | None = None
     success: _Success = _Success()
-    reasoning: Figures = {}
+    reasoning: Metrics = {}
     ledger: _Ledger = _Ledger()
 
 
@@ -60,13 +60,13 @@ def checked_summary(found: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def check_metrics(lines: Sequence[Mapping[str, Any]], where: str, first: int = 1) -> None:
-    """Raises Unreadable, naming file, record and key, unless every record has a step, a time, and figures that are
+    """Raises Unreadable, naming file, record and key, unless every record has a step, a time, and metrics that are
     numbers or null. `first`: the number of the first record."""
     for number, line in enumerate(lines, start=first):
         here = f"{where}, record {number}"
         if not isinstance(line.get("step"), int) or not 0 <= line["step"] <= LARGEST_STEP:
             raise Unreadable(f"{here}: `step` is {brief(line.get('step'))}; it must be a whole number from 0 on")
-        wrong = next((key for key, value in line.items() if not (value is None or _is_figure(value))), None)
+        wrong = next((key for key, value in line.items() if not (value is None or _is_number(value))), None)
         if wrong is not None or line.get("time") is None:
             key = "time" if wrong is None else wrong
             raise Unreadable(f"{here}: `{shortened(key, 80)}` is {brief(line.get(key))}; it must be a finite number")
@@ -78,10 +78,10 @@ def checked_event(event: dict[str, Any], where: str) -> dict[str, Any]:
         if not isinstance(event.get(key), str):
             raise Unreadable(f"{where}: `{key}` of a span is {brief(event.get(key))}; it must be text")
     for key in ("start", "end"):
-        if not _is_figure(event.get(key)):
+        if not _is_number(event.get(key)):
             raise Unreadable(f"{where}: `{key}` of a span is {brief(event.get(key))}; it must be a finite number")
     return event
 
 
-def _is_figure(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and -LARGEST <= value <= LARGEST

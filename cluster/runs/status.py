@@ -67,12 +67,12 @@ class RunStatus:
     regime: str | None
     """Regime of the first turn at the step scored last."""
     probe: dict[str, float | None]
-    """Figures of the fixed probe's last reading (`last_probe`); empty before the first."""
+    """Metrics of the fixed probe's last evaluation (`last_probe`); empty before the first."""
     judge: dict[str, float | None]
-    """The judge's figures of the last scoring, by flat key without `judge/`; empty without a judge, and where there was
-    nothing to judge."""
+    """The judge's metrics of the last scorer step, by flat key without `judge/`; empty without a judge, and where there
+    was nothing to judge."""
     kinds: dict[str, float]
-    """Figures of the coverage of kinds at the last step, by flat key without `kinds/`; empty without kinds."""
+    """Metrics of the coverage of kinds at the last step, by flat key without `kinds/`; empty without kinds."""
     staleness_max: float | None
     no_signal_streak: float | None
     members: dict[str, tuple[int, int | None]] = field(default_factory=dict)
@@ -92,13 +92,13 @@ def status_of(folder: RunFolder, lines: Sequence[Line], now: float) -> RunStatus
     """The status of a run at `now` (unix seconds), of which the lines of `metrics.jsonl` have been read."""
     driven = folder.driven()  # before the summary, which a process writes before it gives up the lock
     summary = folder.current_summary()
-    steps = [line for line in lines if line["step"] > 0 and not is_scoring_alone(line)]
+    steps = [line for line in lines if line["step"] > 0 and not is_scorer_step_alone(line)]
     last: Line = steps[-1] if steps else {"step": 0}
     total = int(next((line["total_steps"] for line in reversed(lines) if line.get("total_steps")), 0))
     pace = seconds_per_step([line["time"] for line in steps]) or last.get("seconds/step")
     validated = [line for line in lines if line.get("validation/success") is not None]
     checked: Line = validated[-1] if validated else {}
-    scored = last_scoring(lines)
+    scored = last_scorer_step(lines)
     state = _state(lines, summary, driven)
     return RunStatus(
         run=folder.name,
@@ -140,8 +140,9 @@ def status_of(folder: RunFolder, lines: Sequence[Line], now: float) -> RunStatus
     )
 
 
-def is_scoring_alone(line: Line) -> bool:
-    """Whether the line holds an earlier scoring alone; it has the number of the last step, whose record follows it."""
+def is_scorer_step_alone(line: Line) -> bool:
+    """Whether the line holds an earlier scorer step alone; it has the number of the last step, whose record follows
+    it."""
     return line["step"] > 0 and line.get("scorer/step") is not None and not is_of_step(line)
 
 
@@ -151,19 +152,19 @@ def _left(pace: float, steps: int) -> float:
 
 
 def dependence(line: Line) -> str | None:
-    """The alarm in words if the step's figures say that it is raised; else None."""
+    """The alarm in words if the step's metrics say that it is raised; else None."""
     if line.get("alarm/raised") != 1:
         return None
     return alarm_text(line.get("alarm/since"), max(-1.0, min(1.0, line.get("alarm/reward_trend") or 0.0)))
 
 
 def gaming(line: Line) -> str | None:
-    """The warning for a gamed criterion in words if the step's figures say that it is raised; else None."""
+    """The warning for a gamed criterion in words if the step's metrics say that it is raised; else None."""
     if line.get("gaming/raised") != 1:
         return None
     rise, gain = line.get("gaming/variance_rise"), line.get("gaming/success_gain")
-    told = "" if rise is None or gain is None else f" (variance +{rise:.0%}, success {gain:+.3f})"
-    return f"kept variance rises, validation success does not{told}"
+    sizes = "" if rise is None or gain is None else f" (variance +{rise:.0%}, success {gain:+.3f})"
+    return f"kept variance rises, validation success does not{sizes}"
 
 
 PROBED = (
@@ -171,11 +172,11 @@ PROBED = (
     *("mi_change_high", "link/dependence", "link/dependence_low", "link/dependence_high", "link/information"),
     *("link/information_upper", "link/past_reasoning", "link/follows"),
 )
-"""Figures of `last_probe`."""
+"""Metrics of `last_probe`."""
 
 
 def last_probe(lines: Sequence[Line]) -> dict[str, float | None]:
-    """The figures of the last reading of the fixed probe, None for unknown ones, and for all but the step if nothing
+    """The metrics of the last evaluation of the fixed probe, None for unknown ones, and for all but the step if nothing
     could be scored in it; empty if none was recorded."""
     read = [line for line in lines if line.get("probe/step") is not None]
     return {name.replace("/", "_"): read[-1].get(f"probe/{name}") for name in PROBED} if read else {}
@@ -187,7 +188,7 @@ def _judge(scored: Line) -> dict[str, float | None]:
 
 
 def _kinds(line: Line) -> dict[str, float]:
-    """The known figures of the coverage of kinds."""
+    """The known metrics of the coverage of kinds."""
     return {
         key.removeprefix("kinds/"): float(value)
         for key, value in line.items()
@@ -216,7 +217,7 @@ def _state(lines: Sequence[Line], summary: Line | None, driven: bool | None) -> 
 
 
 def _members(line: Line) -> dict[str, tuple[int, int | None]]:
-    """Members that are up and the wanted number, by kind, of the kinds that the step's figures name."""
+    """Members that are up and the wanted number, by kind, of the kinds that the step's metrics name."""
     found = {}
     for words, kind, prefix in (
         ("rollout workers", "rollout", "rollout"),
@@ -235,8 +236,9 @@ def _tickets(line: Line) -> dict[str, int]:
     return {state: int(count) for state, count in known.items() if count is not None}
 
 
-def last_scoring(lines: Sequence[Line]) -> Line:
-    """The newest line with a scoring; unknown figures are None there, whatever earlier ones were. Empty without one."""
+def last_scorer_step(lines: Sequence[Line]) -> Line:
+    """The newest line with a scorer step; unknown metrics are None there, whatever earlier ones were. Empty without
+    one."""
     return next((line for line in reversed(lines) if line.get("scorer/step") is not None), {})
 
 

@@ -17,7 +17,7 @@ UNTIMED_LATE_S = 60.0
 
 
 @dataclass(frozen=True)
-class Figure:
+class StatusRow:
     """One line of the view: a name, its value as text, and its history (oldest first) within [low, high]."""
 
     name: str
@@ -47,33 +47,37 @@ def _nats(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f} nats per token"
 
 
-def figures(status: RunStatus, lines: Sequence[Line]) -> list[Figure]:
+def status_rows(status: RunStatus, lines: Sequence[Line]) -> list[StatusRow]:
     """The lines of the view, in order."""
 
     def history(key: str) -> tuple[float, ...]:
         return tuple(line[key] for line in lines if line.get(key) is not None)
 
     return [
-        Figure("validation success", _validation(status), history("validation/success"), 0, 1),
-        Figure("training success", _number(status.success), history("success"), 0, 1),
-        Figure("kept mass", _kept(status), history("kept_mass"), 0, 1),
-        *([Figure("kinds kept", kind_words(status.kinds), history("kinds/effective"), 0)] if status.kinds else []),
-        Figure("reward variance", _number(status.reward_variance_mean, ".4f"), history("reward_variance_mean"), 0),
-        Figure("retrieval accuracy", _retrieval(status), history("first_turn/retrieval_accuracy"), 0, 1),
-        Figure("MI estimate", _nats(status.mi_est), history("first_turn/mi_est"), 0),
-        Figure("H(Z|X)", _nats(status.conditional_entropy), history("first_turn/conditional_entropy"), 0),
-        Figure("regime", (status.regime or "-").replace("_", " ")),
-        Figure("fixed probe", probe_words(status.probe), history("probe/mi"), 0),
-        Figure("answer on reasoning", link_words(status.probe), history("probe/link/dependence"), 0),
-        *([Figure("true statements", true_words(status.judge), history("judge/right"), 0, 1)] if status.judge else []),
-        *([Figure("ALARM", status.dependence)] if status.dependence else []),
-        *([Figure("WARNING", status.gaming)] if status.gaming else []),
-        Figure("format valid", _number(status.format_validity), history("format_validity"), 0, 1),
-        Figure("throughput", _throughput(status), history("tokens/per_second"), 0),
-        Figure("members", _members(status)),
-        Figure("seconds by part", "  ".join(f"{part} {value:.2f}" for part, value in status.seconds.items()) or "-"),
-        Figure("tickets", "  ".join(f"{state} {count}" for state, count in status.ledger.items() if count) or "-"),
-        Figure("last finished", status.last_event or "-"),
+        StatusRow("validation success", _validation(status), history("validation/success"), 0, 1),
+        StatusRow("training success", _number(status.success), history("success"), 0, 1),
+        StatusRow("kept mass", _kept(status), history("kept_mass"), 0, 1),
+        *([StatusRow("kinds kept", kind_words(status.kinds), history("kinds/effective"), 0)] if status.kinds else []),
+        StatusRow("reward variance", _number(status.reward_variance_mean, ".4f"), history("reward_variance_mean"), 0),
+        StatusRow("retrieval accuracy", _retrieval(status), history("first_turn/retrieval_accuracy"), 0, 1),
+        StatusRow("MI estimate", _nats(status.mi_est), history("first_turn/mi_est"), 0),
+        StatusRow("H(Z|X)", _nats(status.conditional_entropy), history("first_turn/conditional_entropy"), 0),
+        StatusRow("regime", (status.regime or "-").replace("_", " ")),
+        StatusRow("fixed probe", probe_words(status.probe), history("probe/mi"), 0),
+        StatusRow("answer on reasoning", link_words(status.probe), history("probe/link/dependence"), 0),
+        *(
+            [StatusRow("true statements", true_words(status.judge), history("judge/right"), 0, 1)]
+            if status.judge
+            else []
+        ),
+        *([StatusRow("ALARM", status.dependence)] if status.dependence else []),
+        *([StatusRow("WARNING", status.gaming)] if status.gaming else []),
+        StatusRow("format valid", _number(status.format_validity), history("format_validity"), 0, 1),
+        StatusRow("throughput", _throughput(status), history("tokens/per_second"), 0),
+        StatusRow("members", _members(status)),
+        StatusRow("seconds by part", "  ".join(f"{part} {value:.2f}" for part, value in status.seconds.items()) or "-"),
+        StatusRow("tickets", "  ".join(f"{state} {count}" for state, count in status.ledger.items() if count) or "-"),
+        StatusRow("last finished", status.last_event or "-"),
     ]
 
 
@@ -104,8 +108,8 @@ def kind_words(kinds: Mapping[str, float]) -> str:
     starved = {key.removeprefix("kept/") for key, share in kinds.items() if key.startswith("kept/") and share == 0}
     ages = {kind: kinds[f"age/{kind}"] for kind in sorted(starved) if f"age/{kind}" in kinds}
     longest = max(ages, key=lambda kind: ages[kind], default=None)
-    told = f"  STARVED: {kinds['starved']:.0f}, success {_number(kinds.get('starved_success'), '.2f')}"
-    return text + told + ("" if longest is None else f"; {longest} for {ages[longest]:.0f} steps")
+    warning = f"  STARVED: {kinds['starved']:.0f}, success {_number(kinds.get('starved_success'), '.2f')}"
+    return text + warning + ("" if longest is None else f"; {longest} for {ages[longest]:.0f} steps")
 
 
 def _retrieval(status: RunStatus) -> str:
@@ -116,7 +120,7 @@ def _retrieval(status: RunStatus) -> str:
 
 
 def probe_words(probe: Mapping[str, float | None]) -> str:
-    """MI of the fixed probe's last reading (`cluster.runs.status.last_probe`) in words."""
+    """MI of the fixed probe's last evaluation (`cluster.runs.status.last_probe`) in words."""
     if not probe:
         return "-"
     if probe["mi"] is None:
@@ -135,14 +139,14 @@ def clipped(high: float | None, ceiling: float | None) -> float | None:
 
 
 def true_words(judge: Mapping[str, float | None]) -> str:
-    """The judge's figures in words: how many of the first reasonings that state anything state nothing false."""
+    """The judge's metrics in words: how many of the first reasonings that state anything state nothing false."""
     names, right = judge["names"] or 0.0, judge["right"] or 0.0
     text = f"{right / names:.3f} of the {names:.3f} that state anything" if names else "no reasoning states anything"
     return f"{text}  UNTRUE" if judge.get("untrue") == 1 else text
 
 
 def link_words(probe: Mapping[str, float | None]) -> str:
-    """D of the fixed probe's last reading in words: whether the answer follows from the reasoning."""
+    """D of the fixed probe's last evaluation in words: whether the answer follows from the reasoning."""
     if probe.get("link_dependence") is None:
         return "-"
     low, high = _number(probe["link_dependence_low"], ".2f"), _number(probe["link_dependence_high"], ".2f")
@@ -152,7 +156,7 @@ def link_words(probe: Mapping[str, float | None]) -> str:
 
 
 def _members(status: RunStatus) -> str:
-    """Those that are up; where another number is wanted, also that."""
+    """The number of members that are up, and the wanted number if it differs."""
     shown = [
         f"{words} {up}" + (f" ({wanted} wanted)" if wanted not in (None, up) else "")
         for words, (up, wanted) in status.members.items()
@@ -173,8 +177,8 @@ def is_late(status: RunStatus) -> bool:
 
 
 def headline(status: RunStatus) -> str:
-    """The view's title, e.g. `frozenlake: running, step 12/60, 3 min 20 s left`. It tells the age of the last step of a
-    run that is late or ended without a summary."""
+    """The view's title, e.g. `frozenlake: running, step 12/60, 3 min 20 s left`. If a run is late or ended without a
+    summary, it contains the age of the last step."""
     parts = [status.state if not status.stopped else f"{status.state} ({status.stopped})"]
     parts.append(f"step {status.step}/{status.total_steps or '?'}")
     if status.seconds_left:
@@ -185,7 +189,7 @@ def headline(status: RunStatus) -> str:
 
 
 def step_text(line: Line) -> str:
-    """One step as one line of text, with the figures that the step has."""
+    """One step as one line of text, with the metrics that the step has."""
     shown = {
         "success": "success",
         "validation": "validation/success",

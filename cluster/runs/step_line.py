@@ -6,7 +6,7 @@ import math
 
 
 def step_line(step: int, steps: int, flat: dict[str, float]) -> str:
-    """One line of text for a training step, from its flat figures."""
+    """One line of text for a training step, from its flat metrics."""
     parts = [
         f"step {step:4d}/{steps}",
         f"success {flat['success']:.3f}",

@@ -19,7 +19,7 @@ from squelch.actors.scorer.pace import OUTCOMES
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.ledger import Ledger
 from squelch.cluster.runs.ending import Ending
-from squelch.cluster.runs.status import last_probe, last_scoring
+from squelch.cluster.runs.status import last_probe, last_scorer_step
 from squelch.cluster.runs.status_text import link_words, probe_words
 
 PARTS = ("rollout", "filter", "train", "publish", "score", "validation", "probe", "archive", "checkpoint", "step")
@@ -27,7 +27,7 @@ PARTS = ("rollout", "filter", "train", "publish", "score", "validation", "probe"
 
 @dataclass(frozen=True)
 class Outcome:
-    """The loop's figures at the end of a run; the rest of the summary is read from the run's folder."""
+    """The loop's metrics at the end of a run; the rest of the summary is read from the run's folder."""
 
     ending: Ending | None
     """The reason why the run ended before its last step; None if it reached that step."""
@@ -40,9 +40,9 @@ class Outcome:
     totals: Mapping[str, float]
     """Sums over the run, by flat key."""
     last: Mapping[str, float]
-    """The newest value of every figure, by flat key."""
+    """The newest value of every metric, by flat key."""
     carried: Mapping[str, float]
-    """Figures of work after the last step's record, e.g. of the last checkpoint."""
+    """Metrics of work after the last step's record, e.g. of the last checkpoint."""
     first_validation: Mapping[str, Any] | None
     """The step of the first validation, and the success of each task in it."""
     best: tuple[float, int]
@@ -79,7 +79,7 @@ def summarise_run(config: RunConfig, outcome: Outcome, wall_seconds: float) -> d
         "success": _success(outcome, metrics),
         "reasoning": _reasoning(metrics),
         "probe": last_probe(metrics),
-        "scorer": _scorings(metrics),
+        "scorer": _scorer_steps(metrics),
         "ledger": _ledger(config.run_dir, outcome.ledger),
     }
 
@@ -146,8 +146,8 @@ def _known(bound: float | None) -> float | None:
     return bound if bound is not None and math.isfinite(bound) else None
 
 
-def _scorings(metrics: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Number of scorings of the whole run by outcome, of those outcomes that happened."""
+def _scorer_steps(metrics: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Number of scorer steps of the whole run by outcome, of those outcomes that happened."""
     counts = {name: sum(int(line.get(f"scorer/{name}") or 0) for line in metrics) for name in OUTCOMES}
     return {name: count for name, count in counts.items() if count}
 
@@ -160,8 +160,8 @@ def _probe_lines(probe: dict[str, float | None]) -> list[str]:
 
 
 def _reasoning(metrics: list[dict[str, Any]]) -> dict[str, float]:
-    """The first-turn figures of the last scored step; empty if no step was scored, or if they were unknown there."""
-    last = last_scoring(metrics)
+    """The first-turn metrics of the last scored step; empty if no step was scored, or if they were unknown there."""
+    last = last_scorer_step(metrics)
     names = ("retrieval_accuracy", "retrieval_chance", "mi_est", "conditional_entropy", "marginal_entropy")
     known = last.get("first_turn/retrieval_accuracy") is not None
     return {name: last[f"first_turn/{name}"] for name in names} if known else {}

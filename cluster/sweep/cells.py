@@ -1,8 +1,8 @@
 """Runs the cells of a sweep, one after another or in parallel; each cell can be resumed. Also writes the report.
 
-    party        waits for                 unblocked by              on time-out
+    actor        waits for                 unblocked by              on time-out
     sweep        its cells, at most        a cell's process ends     a run bounds its own waits and names the late
-                 `--parallel` at a time                              party; the sweep sets no limit on a run's length
+                 `--parallel` at a time                              actor; the sweep sets no limit on a run's length
     stopped      the cells under way       the step in training      after STOP_TIMEOUT_S a cell is killed and named
     sweep                                  ends in each
 
@@ -41,7 +41,7 @@ from squelch.cluster.package import variables
 from squelch.cluster.runs.ending import ending_of
 from squelch.cluster.runs.folder import SUMMARY, RunFolder
 from squelch.cluster.sweep.plan import Cell, Plan, check_folders, is_finished, started
-from squelch.cluster.sweep.table import INTERVAL, Figures, arm_figures, cell_figures, table_lines
+from squelch.cluster.sweep.table import INTERVAL, Metrics, arm_metrics, cell_metrics, table_lines
 from squelch.cluster.terminal import remark, say, say_json
 from squelch.envs.untrusted.files import require_output
 
@@ -51,7 +51,7 @@ POLL_S = 0.5
 ATTEMPTS = 2
 LOG = "train.log"
 REPORTS = ("report:", "no report:")
-"""Beginnings of the line about a run's report, which says nothing about the run's end."""
+"""Beginnings of the line about a run's report, which is no statement about the run's end."""
 LAST_BYTES = 2**16
 """Bytes at the end of a cell's log in which its last words are looked for."""
 Status = Literal["pending", "running", "finished", "failed", "interrupted", "elsewhere"]
@@ -101,8 +101,8 @@ class Sweep:
         self.plan, self.runner, self.parallel, self.say = plan, runner, parallel, say
         self.stopped_by = 0
         self.outcomes = {c.name: _finished(c.folder) or Outcome("pending") for c in plan.cells}
-        self._figures: dict[str, Figures] = {}
-        """Of the finished cells, by name, as far as they were read; they do not change any more."""
+        self._metrics: dict[str, Metrics] = {}
+        """Metrics of the finished cells by name, as far as they were read; they no longer change."""
 
     @property
     def open_cells(self) -> list[Cell]:
@@ -178,28 +178,28 @@ class Sweep:
 
     def report(self) -> dict[str, Any]:
         """The content of `sweep.json`."""
-        plan, figures = self.plan, self._figures
+        plan, metrics = self.plan, self._metrics
         for cell in plan.cells:
-            if cell.name not in figures and self.outcomes[cell.name].status == "finished":
-                figures[cell.name] = cell_figures(cell.folder)
+            if cell.name not in metrics and self.outcomes[cell.name].status == "finished":
+                metrics[cell.name] = cell_metrics(cell.folder)
         return {
             "sweep": plan.name,
             "recipe": plan.recipe,
             "overrides": plan.overrides,
             "finished": self.finished,
             "interval": INTERVAL,
-            "arms": arm_figures(plan, figures),
-            "cells": [self._cell_report(cell, figures) for cell in plan.cells],
+            "arms": arm_metrics(plan, metrics),
+            "cells": [self._cell_report(cell, metrics) for cell in plan.cells],
         }
 
-    def _cell_report(self, cell: Cell, figures: dict[str, Figures]) -> dict[str, Any]:
+    def _cell_report(self, cell: Cell, metrics: dict[str, Metrics]) -> dict[str, Any]:
         return {
             "cell": cell.name,
             "arm": cell.arm.label,
             "seed": cell.seed,
             "folder": str(cell.folder),
             **asdict(self.outcomes[cell.name]),
-            "figures": figures.get(cell.name, {}),
+            "figures": metrics.get(cell.name, {}),
         }
 
 
@@ -285,8 +285,8 @@ def last_words(output: str) -> str:
     """The line of a run's output that says why it ended; else the last line."""
     stripped = [line.strip() for line in output.splitlines()]
     lines = [line for line in stripped if line and not line.startswith(REPORTS)]
-    told = [line for line in lines if line.startswith(("squelch:", "failed:", "ended after step"))]
-    return (told or lines or [""])[-1]
+    reported = [line for line in lines if line.startswith(("squelch:", "failed:", "ended after step"))]
+    return (reported or lines or [""])[-1]
 
 
 def prepare(configs: Sequence[RunConfig], parallel: int, say: Callable[[str], None]) -> None:
@@ -347,11 +347,11 @@ def _check_cluster(configs: Sequence[RunConfig], parallel: int, say: Callable[[s
 
 def execute(plan: Plan, parallel: int, as_json: bool = False) -> int:
     """Checks, runs and reports a plan; returns the exit code."""
-    tell = remark if as_json else say
+    output = remark if as_json else say
     check_folders(plan)
     check_folder(plan.folder)
-    sweep = Sweep(plan, ProcessRunner(), parallel, tell)
-    prepare([cell.config for cell in sweep.open_cells], parallel, tell)
+    sweep = Sweep(plan, ProcessRunner(), parallel, output)
+    prepare([cell.config for cell in sweep.open_cells], parallel, output)
     try:
         asyncio.run(_stoppable(sweep))
         report = sweep.report()
@@ -366,7 +366,7 @@ def execute(plan: Plan, parallel: int, as_json: bool = False) -> int:
         for line in table_lines(report["arms"]):
             say(line)
         say(f"the paper's figures of these runs: squelch report {plan.folder}")
-    return _close(sweep, tell)
+    return _close(sweep, output)
 
 
 async def _stoppable(sweep: Sweep) -> None:

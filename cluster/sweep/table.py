@@ -1,6 +1,6 @@
-"""The table of a sweep: figures of each cell, means over seeds with 95% t-intervals, paired differences. Pure.
+"""The table of a sweep: metrics of each cell, means over seeds with 95% t-intervals, paired differences. Pure.
 
-An interval is over seeds: it covers the mean over other seeds (tasks, sampling) if figures of seeds are normally
+An interval is over seeds: it covers the mean over other seeds (tasks, sampling) if metrics of seeds are normally
 distributed. One seed gives no interval, and two seeds a wide one (t = 12.7). A paired difference is computed within
 each seed, so that the effect of the seed's tasks cancels. Only finished cells count.
 """
@@ -15,11 +15,11 @@ from typing import Any
 
 from squelch.actors.diagnosis.uncertainty import t_quantile
 from squelch.cluster.runs.folder import RunFolder
-from squelch.cluster.runs.status import last_scoring
+from squelch.cluster.runs.status import last_scorer_step
 from squelch.cluster.sweep.plan import Arm, Plan
 from squelch.cluster.terminal import aligned
 
-Figures = dict[str, float | None]
+Metrics = dict[str, float | None]
 INTERVAL = "95% t-interval over seeds"
 COLUMNS = {
     "success": "success",
@@ -30,12 +30,13 @@ COLUMNS = {
     "judge_right": "judge",
     "alarm": "alarm",
 }
-"""Figure of a cell -> its column. `alarm` is 1 if the run ever raised the alarm; its mean is then a share of runs."""
+"""Metric of a cell -> its column. `alarm` is 1 if the run ever raised the alarm; its mean is then a share of runs."""
 NAMES = (*COLUMNS, "success_before", "success_best", "kept_mass", "seconds_per_step", "steps")
 
 
-def cell_figures(run_dir: Path) -> Figures:
-    """The figures of a finished run at its last validation and its last scoring; None for a figure that is missing."""
+def cell_metrics(run_dir: Path) -> Metrics:
+    """The metrics of a finished run at its last validation and its last scorer step; None for a metric that is
+    missing."""
     summary, lines = RunFolder(run_dir).summary(), RunFolder(run_dir).metrics()
     if summary is None:
         return {}
@@ -47,7 +48,7 @@ def cell_figures(run_dir: Path) -> Figures:
         "mi_est": reasoning.get("mi_est"),
         "conditional_entropy": reasoning.get("conditional_entropy"),
         "retrieval_accuracy": reasoning.get("retrieval_accuracy"),
-        "judge_right": last_scoring(lines).get("judge/right"),
+        "judge_right": last_scorer_step(lines).get("judge/right"),
         "alarm": float(any(alarms)) if alarms else None,
         "success_before": success.get("before", {}).get("success"),
         "success_best": success.get("best"),
@@ -70,16 +71,16 @@ def t_interval(values: Sequence[float]) -> dict[str, float | int | None]:
     return {"mean": mean, "low": mean - half, "high": mean + half, "n": count}
 
 
-def arm_figures(plan: Plan, cells: Mapping[str, Figures]) -> list[dict[str, Any]]:
+def arm_metrics(plan: Plan, cells: Mapping[str, Metrics]) -> list[dict[str, Any]]:
     """One entry per arm: means with intervals over its finished cells, and paired differences from the first arm.
 
     Args:
-        cells: the figures of the finished cells, by name.
+        cells: the metrics of the finished cells, by name.
     """
     by_arm = [_by_seed(plan, arm, cells) for arm in plan.arms]
     entries = []
     for arm, own in zip(plan.arms, by_arm, strict=True):
-        figures = {name: t_interval(_known(own.values(), name)) for name in NAMES}
+        metrics = {name: t_interval(_known(own.values(), name)) for name in NAMES}
         less = {} if arm is plan.arms[0] else {name: t_interval(_paired(by_arm[0], own, name)) for name in COLUMNS}
         asked = sum(cell.arm is arm for cell in plan.cells)
         entries.append(
@@ -88,14 +89,14 @@ def arm_figures(plan: Plan, cells: Mapping[str, Figures]) -> list[dict[str, Any]
                 "settings": dict(arm.settings),
                 "cells": asked,
                 "finished": len(own),
-                "figures": figures,
+                "figures": metrics,
                 "minus_first_arm": less,
             }
         )
     return entries
 
 
-def _by_seed(plan: Plan, arm: Arm, cells: Mapping[str, Figures]) -> dict[int, Figures]:
+def _by_seed(plan: Plan, arm: Arm, cells: Mapping[str, Metrics]) -> dict[int, Metrics]:
     return {cell.seed: cells[cell.name] for cell in plan.cells if cell.arm is arm and cell.name in cells}
 
 
@@ -103,7 +104,7 @@ def _known(rows: Any, name: str) -> list[float]:
     return [row[name] for row in rows if row.get(name) is not None]
 
 
-def _paired(first: Mapping[int, Figures], other: Mapping[int, Figures], name: str) -> list[float]:
+def _paired(first: Mapping[int, Metrics], other: Mapping[int, Metrics], name: str) -> list[float]:
     pairs = [(first[seed].get(name), row.get(name)) for seed, row in other.items() if seed in first]
     return [b - a for a, b in pairs if a is not None and b is not None]
 
@@ -119,17 +120,17 @@ def table_lines(arms: Sequence[Mapping[str, Any]]) -> list[str]:
         rows.append([arm["arm"], f"{arm['finished']}/{arm['cells']}", *cells, *less])
     notes = [
         f"mean [{INTERVAL}]; no interval from one seed. success, gain: last validation; MI-Est, H(Z|X) (nats per "
-        "token), retrieval: first turn, last scoring; judge: share of reasonings that name true coordinates; alarm: "
-        "share of runs that raised it"
+        "token), retrieval: first turn, last scorer step; judge: share of reasonings that name true coordinates; "
+        "alarm: share of runs that raised it"
     ]
     if paired:
         notes.append(f"success - first arm: seed by seed, same tasks, against {arms[0]['arm']}")
     return [*aligned(rows), *notes]
 
 
-def text(figure: Mapping[str, Any], sign: str = "") -> str:
-    """A figure as text, e.g. `0.676 [0.610, 0.742]`; `-` if there is none."""
-    if figure["mean"] is None:
+def text(metric: Mapping[str, Any], sign: str = "") -> str:
+    """A metric as text, e.g. `0.676 [0.610, 0.742]`; `-` if there is none."""
+    if metric["mean"] is None:
         return "-"
-    mean = f"{figure['mean']:{sign}.3f}"
-    return mean if figure["low"] is None else f"{mean} [{figure['low']:{sign}.3f}, {figure['high']:{sign}.3f}]"
+    mean = f"{metric['mean']:{sign}.3f}"
+    return mean if metric["low"] is None else f"{mean} [{metric['low']:{sign}.3f}, {metric['high']:{sign}.3f}]"

@@ -1,4 +1,4 @@
-"""Generates docs/reference/memory.md: what every recipe's parties need on devices of several sizes, and what to set.
+"""Generates docs/reference/memory.md: what every recipe's actors need on devices of several sizes, and what to set.
 
     python -m docs.writers.memory
 
@@ -32,9 +32,9 @@ same for a device of another size and for changed settings, and says of which pa
 GPUS = """\
 ## Recipes on GPUs
 
-The column GiB is what the party needs with the recipe's settings: a learner rank at the peak of a step, a rollout
+The column GiB is what the actor needs with the recipe's settings: a learner rank at the peak of a step, a rollout
 worker with all sequences that the recipe gives it at once, the scorer at its largest batch. A column of a device says
-whether the party fits, or which settings make it fit. A rollout worker with a smaller `rollout.max_num_seqs` decodes
+whether the actor fits, or which settings make it fit. A rollout worker with a smaller `rollout.max_num_seqs` decodes
 fewer sequences at once, which is slower. Each party has cards of its own here; which settings let all share one:
 [real-models.md](../guide/real-models.md#on-one-gpu).
 

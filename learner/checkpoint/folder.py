@@ -23,7 +23,7 @@ Invariants:
   with the final name is always complete. A failed write leaves no files and does not change an earlier checkpoint.
 - Saving does not change the trainer's state. A loaded state continues bit by bit as the saved one would have.
 - All ranks load or none does: every rank reads and checks all that it will take over before one parameter changes, and
-  the ranks tell each other whether they can. A checkpoint of another model, algorithm or format is refused, as is one
+  the ranks agree on whether they can. A checkpoint of another model, algorithm or format is refused, as is one
   whose tensors are missing, surplus, of another shape or type, or not finite. Models differ if their parameters differ,
   or if a different configuration, tokenizer or adapter gives the same parameters another meaning.
 - To load, a rank holds its shards twice, the second time in host memory. The export is streamed (`export`).

@@ -77,7 +77,7 @@ class Piece:
         mesh = tensor.device_mesh
         if tuple(tensor.placements) != (Shard(0),):
             raise RuntimeError(
-                f"a tensor is placed as {tensor.placements}; only shards of the first dimension are saved"
+                f"a tensor has the placements {tensor.placements}; only tensors sharded on dimension 0 can be saved"
             )
         num_rows, start = Shard.local_shard_size_and_offset(shape[0], mesh.size(), mesh.get_local_rank())
         return cls(tensor.dtype, shape, int(start), int(num_rows))

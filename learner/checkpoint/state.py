@@ -40,7 +40,7 @@ class Trained:
     optimizer: Optimizer
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """What AdamW keeps of each parameter that it has updated, by the parameter's name.
+        """AdamW's state of each parameter that it has updated, by the parameter's name.
 
         Raises RuntimeError for an optimizer that keeps anything but step count and moments.
         """

@@ -1,4 +1,4 @@
-"""What one rank cannot do, no rank does: the ranks tell each other, and all of them raise the error.
+"""If one rank fails, all ranks fail: the ranks exchange their errors, and all of them raise.
 
 All functions are collectives, and each waits for the others at most the process group's time-out. Ranks exchange text
 in tensors of bytes; none of it is pickled.
@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 WRITE_ERRORS = (OSError, SafetensorError)
 REASON_BYTES = 2048
-"""Bytes of UTF-8 in which a rank tells the others why it cannot go on."""
+"""Most bytes of UTF-8 of the reason that a rank sends to the others."""
 Prepared = TypeVar("Prepared")
 
 
@@ -51,7 +51,7 @@ def if_every_rank_can(prepare: Callable[[], Prepared]) -> Prepared:
 
 
 def _reasons(own: str) -> dict[int, str]:
-    """Each rank's reason why it cannot go on, by rank; ranks that can are left out. A collective."""
+    """The reason of each rank that cannot continue, by rank. A collective."""
     texts = [own]
     if dist.get_world_size() > 1:
         data = own.encode(errors="replace")[:REASON_BYTES].ljust(REASON_BYTES, b"\0")

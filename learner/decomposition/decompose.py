@@ -1,7 +1,7 @@
 """The gradient decomposition on the learner: task, KL and entropy gradients of each prompt (paper, section 3.1).
 
 Each group is processed separately and normalised as the objective would normalise a step of that group alone.
-`learner.decomposition.statistics` computes the figures; docs/guide/gradients.md explains how to read them.
+`learner.decomposition.statistics` computes the metrics; docs/guide/gradients.md explains how to read them.
 
 Invariants:
 
@@ -29,12 +29,12 @@ from squelch.learner.config import KLConfig, ObjectiveConfig
 from squelch.learner.decomposition.statistics import (
     BUCKETS,
     Decomposition,
-    GroupFigures,
+    GroupMetrics,
     bucket_indices,
     gradient_bound,
     half_weights,
-    split_figures,
     split_halves,
+    split_metrics,
     summarise_bucket,
 )
 from squelch.learner.objective.advantages import RELATIVE_ZERO
@@ -57,9 +57,9 @@ def decompose(trainer: Trainer, groups: Groups, num_buckets: int = BUCKETS) -> D
     variances = [_variance(members) for _, members in alive]
     found, buckets = [], []
     for number, indices in enumerate(bucket_indices(variances, [gid for gid, _ in alive], num_buckets), start=1):
-        figures, norms = _bucket(trainer, [alive[i] for i in indices])
-        found += figures
-        buckets.append(summarise_bucket(number, figures, norms))
+        metrics, norms = _bucket(trainer, [alive[i] for i in indices])
+        found += metrics
+        buckets.append(summarise_bucket(number, metrics, norms))
     return Decomposition(tuple(found), tuple(buckets))
 
 
@@ -139,35 +139,35 @@ def norm(gradient: Shards) -> float:
 
 def _bucket(
     trainer: Trainer, groups: Sequence[tuple[str, list[Trajectory]]]
-) -> tuple[list[GroupFigures], dict[str, float]]:
-    """Figures of the bucket's groups, and the norms of its mean gradients."""
+) -> tuple[list[GroupMetrics], dict[str, float]]:
+    """Metrics of the bucket's groups, and the norms of its mean gradients."""
     sums: dict[str, Shards | None] = dict.fromkeys(("task", "task_std", "kl", "entropy"))
-    figures = [_add_group(trainer, group_id, members, sums, 1.0 / len(groups)) for group_id, members in groups]
+    metrics = [_add_group(trainer, group_id, members, sums, 1.0 / len(groups)) for group_id, members in groups]
     norms = {name: 0.0 if gradient is None else norm(gradient) for name, gradient in sums.items()}
-    return figures, norms | {"regulariser": _joint_norm([sums["kl"], sums["entropy"]])}
+    return metrics, norms | {"regulariser": _joint_norm([sums["kl"], sums["entropy"]])}
 
 
 def _add_group(
     trainer: Trainer, group_id: str, members: Sequence[Trajectory], sums: dict[str, Shards | None], share: float
-) -> GroupFigures:
-    """Figures of one group, whose gradients are added to the bucket's sums. The group's own gradients are freed at the
+) -> GroupMetrics:
+    """Metrics of one group, whose gradients are added to the bucket's sums. The group's own gradients are freed at the
     end, before those of the next group are computed."""
     parts = group_parts(trainer, group_id, members)
-    figures = _figures(trainer, group_id, members, parts)
+    metrics = _metrics(trainer, group_id, members, parts)
     sums["task"] = _add(sums["task"], parts.task, share)
     sums["task_std"] = _add(sums["task_std"], parts.task, share * parts.scale)
     for name, gradient in parts.regularisers.items():
         sums[name] = _add(sums[name], gradient, share)
-    return figures
+    return metrics
 
 
-def _figures(trainer: Trainer, group_id: str, members: Sequence[Trajectory], parts: Parts) -> GroupFigures:
+def _metrics(trainer: Trainer, group_id: str, members: Sequence[Trajectory], parts: Parts) -> GroupMetrics:
     own = trainer.config.objective
     task = norm(parts.task)
     trained = parts.scale if ADVANTAGES[own.advantage].divides_by_std else 1.0
     regularisers = list(parts.regularisers.values())
     scaled = [trained * t for t in parts.task]
-    return GroupFigures(
+    return GroupMetrics(
         group_id=group_id,
         num_trajectories=len(members),
         reward_variance=_variance(members),
@@ -186,7 +186,7 @@ def _split(halves: tuple[Shards, Shards] | None) -> dict[str, float]:
     if halves is None:
         return {"signal_square": float("nan"), "noise_square": float("nan")}
     first, second = halves
-    signal, noise = split_figures(inner(first, first), inner(first, second), inner(second, second))
+    signal, noise = split_metrics(inner(first, first), inner(first, second), inner(second, second))
     return {"signal_square": signal, "noise_square": noise}
 
 

@@ -1,8 +1,8 @@
-"""Figures of the gradient decomposition (paper, section 3.1, Figure 3, Table 2, appendices H, K, N). Pure numpy.
+"""Metrics of the gradient decomposition (paper, section 3.1, Figure 3, Table 2, appendices H, K, N). Pure numpy.
 
 Definitions: for a prompt x with trajectories k of return R_k, s_k is the gradient of trajectory k's aggregated
 log-probability (aggregated as the objective does), and g_task = 1/n sum_k (R_k - mean R) s_k. All norms are Euclidean
-norms over all trained parameters, of one prompt's mean over its trajectories. The scale of a bucket's figures therefore
+norms over all trained parameters, of one prompt's mean over its trajectories. The scale of a bucket's metrics therefore
 does not depend on the number of its prompts.
 
 Invariants:
@@ -32,7 +32,7 @@ MIN_SPLIT = 4
 
 
 @dataclass(frozen=True)
-class GroupFigures:
+class GroupMetrics:
     """Gradient norms of one prompt; `_std`: with advantages divided by the group's std. NaN if undefined."""
 
     group_id: str
@@ -82,7 +82,7 @@ class GroupFigures:
 
 
 @dataclass(frozen=True)
-class BucketFigures:
+class BucketMetrics:
     """Groups of similar reward variance: means over the groups, and norms of their mean gradient (prefix `mean_`)."""
 
     bucket: int
@@ -124,8 +124,8 @@ class BucketFigures:
 class Decomposition:
     """The data of Figure 3 for one policy version."""
 
-    groups: tuple[GroupFigures, ...]
-    buckets: tuple[BucketFigures, ...]
+    groups: tuple[GroupMetrics, ...]
+    buckets: tuple[BucketMetrics, ...]
 
     @property
     def trends(self) -> dict[str, float]:
@@ -146,7 +146,7 @@ class Decomposition:
         return finite(tree)
 
     def flat(self) -> dict[str, float]:
-        """Figures of a training step: `gradients/q1/task`, ... (see `learner.decomposition.metrics`)."""
+        """Metrics of a training step: `gradients/q1/task`, ... (see `learner.decomposition.metrics`)."""
         names = FLAT_NORMS + FLAT_RATIOS
         found = {f"gradients/q{b.bucket}/{name}": float(vars(b)[name]) for b in self.buckets for name in names}
         return found | {"gradients/groups": float(len(self.groups))}
@@ -189,7 +189,7 @@ def half_weights(returns: np.ndarray, half: np.ndarray) -> np.ndarray:
     return weights
 
 
-def split_figures(first_square: float, inner: float, second_square: float) -> tuple[float, float]:
+def split_metrics(first_square: float, inner: float, second_square: float) -> tuple[float, float]:
     """(signal^2, noise^2) of a group from its halves' |a|^2, <a, b>, |b|^2.
 
     E<a, b> = |g|^2, and |a - b|^2 / 4 is an unbiased estimate of E|(a + b) / 2 - g|^2. Their sum is |(a + b) / 2|^2.
@@ -207,15 +207,15 @@ def share(regulariser: float, task: float) -> float:
     return regulariser / (task + regulariser) if task + regulariser > 0 else math.nan
 
 
-def summarise_bucket(bucket: int, groups: Sequence[GroupFigures], mean_norms: dict[str, float]) -> BucketFigures:
-    """Figures of one bucket. `mean_norms`: norm of the mean gradient by part (task, task_std, kl, ...)."""
+def summarise_bucket(bucket: int, groups: Sequence[GroupMetrics], mean_norms: dict[str, float]) -> BucketMetrics:
+    """Metrics of one bucket. `mean_norms`: norm of the mean gradient by part (task, task_std, kl, ...)."""
     variances = _column(groups, "reward_variance")
     signal, noise = _column(groups, "signal_square"), _column(groups, "noise_square")
     regulariser = float(_column(groups, "regulariser").mean())
     root_signal, root_noise = math.sqrt(max(_mean(signal), 0.0)), math.sqrt(max(_mean(noise), 0.0))
     known = ~np.isnan(signal)
     split, bounds = bool(known.any()), np.square(_column(groups, "bound"))[known]
-    return BucketFigures(
+    return BucketMetrics(
         bucket=bucket,
         num_groups=len(groups),
         variance_low=float(variances.min()),
@@ -255,7 +255,7 @@ def _ranks(values: np.ndarray) -> np.ndarray:
     return (ends - (counts - 1) / 2)[inverse]
 
 
-def _column(groups: Sequence[GroupFigures], name: str) -> np.ndarray:
+def _column(groups: Sequence[GroupMetrics], name: str) -> np.ndarray:
     return np.array([getattr(g, name) for g in groups], dtype=np.float64)
 
 

@@ -40,8 +40,8 @@ LEAST_HEAD = 16
 """FlexAttention's kernel takes no smaller heads. Smaller ones are padded with zeros, which change no score."""
 
 OPTIONS = {"BACKEND": "TRITON"}
-"""Of FlexAttention: its main kernel for every layout. For fewer than 128 tokens it would take another one, which has no
-form where tokens times query heads per head of keys exceed 128: the first step ended with an error."""
+"""Options of FlexAttention: its main kernel for every layout. For fewer than 128 tokens it would take another one,
+which has no form where tokens times query heads per head of keys exceed 128: the first step ended with an error."""
 
 UNSUPPORTED = ("softcap", "s_aux", "sinks", "position_bias")
 

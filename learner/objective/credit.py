@@ -29,10 +29,10 @@ Steps = list[list[Batch]]
 
 @dataclass(frozen=True)
 class Credit:
-    """`steps`: micro-batches with their advantages (and returns); `figures`: metrics over all ranks."""
+    """`steps`: micro-batches with their advantages (and returns); `metrics`: metrics over all ranks."""
 
     steps: Steps
-    figures: dict[str, float]
+    metrics: dict[str, float]
 
 
 def assign(rows: Sequence[Row], steps: Steps, config: ObjectiveConfig, device: torch.device) -> Credit:
@@ -50,11 +50,11 @@ def assign(rows: Sequence[Row], steps: Steps, config: ObjectiveConfig, device: t
     costs = [_kl_costs(batch, config) if kl_in_reward else np.zeros(len(batch.tokens.rollout)) for batch in batches]
     _refuse_non_finite(rows, batches, costs, device)
     if config.needs_critic:
-        filled, figures = _critics(batches, costs, config, device)
+        filled, metrics = _critics(batches, costs, config, device)
     else:
-        filled, figures = _groups(rows, batches, costs, config, device), {}
+        filled, metrics = _groups(rows, batches, costs, config, device), {}
     waiting = iter(filled)
-    return Credit([[next(waiting) for _ in part] for part in steps], figures)
+    return Credit([[next(waiting) for _ in part] for part in steps], metrics)
 
 
 def _refuse_non_finite(
@@ -96,12 +96,12 @@ def _critics(
     kept = _joined([_numpy(batch.tokens.weights) for batch in batches]) > 0
     advantages, returns = _joined([a for a, _ in found])[kept], _joined([r for _, r in found])[kept]
     values = _joined([_numpy(batch.values) for batch in batches])[kept]
-    figures = _value_figures(returns, values, device)
+    metrics = _value_metrics(returns, values, device)
     moments = _moments(advantages, device) if config.gae.whiten else None
     filled = [
         _with(batch, whiten(a, moments) if moments else a, r) for batch, (a, r) in zip(batches, found, strict=True)
     ]
-    return filled, figures
+    return filled, metrics
 
 
 def _gae(batch: Batch, costs: np.ndarray, config: ObjectiveConfig) -> tuple[np.ndarray, np.ndarray]:
@@ -147,7 +147,7 @@ def _with(batch: Batch, advantages: np.ndarray, returns: np.ndarray | None) -> B
     )
 
 
-def _value_figures(returns: np.ndarray, values: np.ndarray, device: torch.device) -> dict[str, float]:
+def _value_metrics(returns: np.ndarray, values: np.ndarray, device: torch.device) -> dict[str, float]:
     """Explained variance and mean value at step start, over all ranks."""
     left = returns - values
     parts = (len(returns), returns.sum(), np.square(returns).sum(), left.sum(), np.square(left).sum(), values.sum())

@@ -97,7 +97,7 @@ def sequence_mask(recomputed: Tensor, rollout: Tensor, lengths: Tensor, bound: f
 
 
 def mismatch_sums(own: Tensor, rollout: Tensor, on_policy: Tensor) -> Tensor:
-    """Sums over tokens that `mismatch_figures` needs, (len(MISMATCH_NAMES),) float64.
+    """Sums over tokens that `mismatch_metrics` needs, (len(MISMATCH_NAMES),) float64.
 
     `own`, `rollout`: log-probabilities of the learner and of the sampler, (num_sampled,). `on_policy`: whether the
     learner's present version sampled the token, (num_sampled,) bool; only then do both use the same policy weights.
@@ -110,7 +110,7 @@ def mismatch_sums(own: Tensor, rollout: Tensor, on_policy: Tensor) -> Tensor:
     return torch.stack([term.sum() for term in terms])
 
 
-def mismatch_figures(sums: Sequence[float]) -> dict[str, float]:
+def mismatch_metrics(sums: Sequence[float]) -> dict[str, float]:
     """Mismatch metrics from sums over all ranks, with d = log learner - log sampler and w = exp(d).
 
     They are mean |d|, KL(sampler || learner) by the k3 estimator, the share of tokens with w outside [0.9, 1.1], and

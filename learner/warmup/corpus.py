@@ -1,4 +1,4 @@
-"""The rows of a supervised warm-up: what is trained on, in which order, and what is held out.
+"""The rows of a supervised warm-up: training rows in their order, and held-out rows.
 
 Invariants:
 
@@ -64,7 +64,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a demonstration must fit, with the settings that say so."""
+    """The limits that a demonstration must fit, with their settings."""
 
     conversation: int
     """Most tokens of a conversation."""

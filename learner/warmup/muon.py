@@ -13,7 +13,8 @@ from collections.abc import Iterable
 import torch
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the odd polynomial a x + b x^3 + c x^5 that brings singular values in (0, 1] close to 1; PyTorch's values."""
+"""Coefficients of the odd polynomial a x + b x^3 + c x^5 that brings singular values in (0, 1] close to 1; PyTorch's
+values."""
 SMALLEST_NORM = 1e-7
 
 

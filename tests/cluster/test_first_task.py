@@ -93,8 +93,8 @@ def test_an_environment_that_hangs_is_given_up(monkeypatch, at: str) -> None:
 def test_a_command_names_an_environment_that_cannot_be_made(monkeypatch, capsys) -> None:
     hostile(monkeypatch, "made", raises(RuntimeError("db down")))
     assert main(["config", "frozenlake", "environment.name=hostile_lake:Hostile", "environment.options={}"]) == 2
-    told = capsys.readouterr().err
-    assert "the environment cannot be made: RuntimeError: db down" in told and "Traceback" not in told
+    reported = capsys.readouterr().err
+    assert "the environment cannot be made: RuntimeError: db down" in reported and "Traceback" not in reported
 
 
 def test_what_an_environment_fixes_at_the_start_is_in_the_runs_settings(monkeypatch, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ class Slow(FrozenLake):
         return 8.0, "patience_s"
 
 
-def test_calls_that_an_actor_would_give_up_before_their_own_limit_are_told(monkeypatch, tmp_path: Path) -> None:
+def test_calls_that_an_actor_would_give_up_before_their_own_limit_are_reported(monkeypatch, tmp_path: Path) -> None:
     hostile(monkeypatch, "", None)
     words = ["environment.name=hostile_lake:Slow", f"runs_dir={tmp_path}", "environment_actor.step_timeout_s="]
     notes = {bound: _with_environment(load("frozenlake", [*words[:2], words[2] + bound]))[1] for bound in ("8", "8.5")}
@@ -133,7 +133,7 @@ def test_the_longest_call_follows_from_the_environments_settings(name, options, 
     assert constructed(name, "train", options).longest_call()[0] == seconds
 
 
-def test_a_floor_for_kinds_that_the_environment_does_not_declare_is_told(tmp_path: Path, monkeypatch) -> None:
+def test_a_floor_for_kinds_that_the_environment_does_not_declare_is_reported(tmp_path: Path, monkeypatch) -> None:
     floor = ["filter.kind_floor=0.25", f"runs_dir={tmp_path}"]
     assert not [note for note in _with_environment(load("frozenlake", floor))[1] if "kind_floor" in note]
     monkeypatch.setattr(FrozenLake, "task_kind", lambda self: None, raising=False)

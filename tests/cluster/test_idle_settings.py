@@ -1,4 +1,4 @@
-"""Settings that another setting switches off are told, and only those."""
+"""Settings that another setting switches off are reported, and only those."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def test_no_shipped_recipe_has_a_setting_that_does_nothing(recipe: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "reported"),
     [
         (["filter.rule=none", "filter.epsilon=0.1"], ["filter.epsilon=0.1 does nothing with filter.rule=none"]),
         (
@@ -44,8 +44,10 @@ def test_no_shipped_recipe_has_a_setting_that_does_nothing(recipe: str) -> None:
         (["rollout.num_gpus=1", "rollout.kv_cache_gib=2"], []),
     ],
 )
-def test_a_setting_that_another_one_switches_off_is_told_with_that_one(overrides: list[str], told: list[str]) -> None:
-    assert idle_settings(load("frozenlake", overrides)) == told
+def test_a_setting_that_another_one_switches_off_is_reported_with_that_one(
+    overrides: list[str], reported: list[str]
+) -> None:
+    assert idle_settings(load("frozenlake", overrides)) == reported
 
 
 def test_every_case_names_settings_that_exist() -> None:

@@ -22,7 +22,7 @@ from squelch.cluster.control.membership import WORKER_MOVES, Membership
 from squelch.cluster.grafana.boards import shipped
 from squelch.cluster.grafana.prometheus import Span
 from squelch.cluster.grafana.recorded import prometheus_over
-from squelch.cluster.loop.pulse import Pulse, limits
+from squelch.cluster.loop.heartbeat import Heartbeat, limits
 from squelch.cluster.metrics import REGISTRY
 from squelch.deploy import dashboards
 from squelch.deploy.alert_rules import RULES
@@ -252,7 +252,7 @@ def beat_once(folder: Path, recorder: Recorder) -> None:
     ledger.issue("t0")
     limits(load("frozenlake"), recorder)
     fleet = SimpleNamespace(members=workers.members, up=lambda: {"learner": True})
-    Pulse(fleet, ledger, folder, recorder).beat()
+    Heartbeat(fleet, ledger, folder, recorder).beat()
 
 
 @pytest.mark.slow

@@ -137,18 +137,18 @@ def assert_scales(run_dir: Path, cluster: Cluster) -> None:
     def scale(count: int, env: dict[str, str]) -> Run:
         return Run("scale", str(run_dir), "--rollout-workers", str(count), "--address", cluster.address, env=env)
 
-    def told(name: str) -> list[dict[str, Any]]:
+    def reported(name: str) -> list[dict[str, Any]]:
         return [event for event in read_events(run_dir) if (event["actor"], event["name"]) == ("rollout-1", name)]
 
     wrong = scale(2, {**cluster.env, "RAY_AUTH_TOKEN": "not-the-token" * 3})
     more, none = scale(2, cluster.env), scale(0, cluster.env)
     assert more.finish() == 0 and "rollout workers: 1 -> 2" in more.text
     assert none.finish() == 2 and "0 rollout workers are fewer than rollout.min_count=1" in none.text
-    until(lambda: told("joined"), "the new worker", timeout_s=240)
+    until(lambda: reported("joined"), "the new worker", timeout_s=240)
     until(lambda: "rollout-1" in read_index(run_dir)["worker"].to_pylist(), "its first group", timeout_s=240)
     fewer = scale(1, cluster.env)
     assert fewer.finish() == 0 and "rollout workers: 2 -> 1" in fewer.text
-    until(lambda: told("left"), "its end", timeout_s=120)
+    until(lambda: reported("left"), "its end", timeout_s=120)
     assert wrong.finish() == 2 and "RAY_AUTH_TOKEN" in wrong.text and "Traceback" not in wrong.text
 
 

@@ -20,9 +20,9 @@ from tests.e2e.support import STEPS, Finished, Run, children, compared_run, summ
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 TIMES = re.compile(r"seconds|^time$|per_second|^wait/|^restarts/learner$|^recovery/|^scaling/")
-"""Figures that an interruption changes."""
+"""Metrics that an interruption changes."""
 SCORED = re.compile(r"^(first_turn|trajectory|turn|judge|scorer|probe)/")
-"""Figures of a scoring, or of a reading of the probe, stand in the record of whichever step ends after it."""
+"""Metrics of a scorer step, or of an evaluation of the probe, stand in the record of whichever step ends after it."""
 
 
 def groups(run_dir: Path) -> pa.Table:
@@ -31,8 +31,9 @@ def groups(run_dir: Path) -> pa.Table:
     return read_groups(run_dir).sort_by([(key, "ascending") for key in keys])
 
 
-def figures(run_dir: Path) -> tuple[list[dict[str, Any]], dict[Any, dict[str, Any]]]:
-    """(a record a step without times and scorings, scorings by the step scored, readings by that of the probe)."""
+def metrics(run_dir: Path) -> tuple[list[dict[str, Any]], dict[Any, dict[str, Any]]]:
+    """(a record a step without times and scorer steps, scorer steps by the step scored, probe evaluations by that of
+    the probe)."""
     lines = [{k: v for k, v in line.items() if not TIMES.search(k)} for line in read_metrics(run_dir)]
     # How far the next step's tickets have got when a step is recorded is a time too.
     for line in (line for line in lines if "ledger/in_flight" in line):
@@ -68,11 +69,11 @@ def early_stop(run_dir: Path) -> dict[str, Any]:
 
 
 def assert_same_run(run_dir: Path, reference: Path) -> None:
-    """Every token, log-probability, figure and weight; those before the stop are made from the seed alone."""
+    """Every token, log-probability, metric and weight; those before the stop are made from the seed alone."""
     ours, theirs = groups(run_dir), groups(reference)
     for column in ours.column_names:
         assert ours[column].equals(theirs[column]), column
-    (ours, our_scores), (theirs, their_scores) = figures(run_dir), figures(reference)
+    (ours, our_scores), (theirs, their_scores) = metrics(run_dir), metrics(reference)
     assert [line["step"] for line in ours] == list(range(STEPS + 1))
     for mine, other in zip(ours, theirs, strict=True):
         assert mine == other

@@ -90,10 +90,10 @@ def test_rollouts_are_what_was_fed_and_sampled(whole: Finished) -> None:
 def test_every_trajectory_is_replayed_under_fresh_noise_and_its_replays_are_archived(whole: Finished) -> None:
     counts = pc.list_value_length(read_groups(whole.folder)["replay_returns"])
     assert set(counts.to_pylist()) == {2}
-    for figures in steps(whole.folder):
-        assert figures["replays"] == 2 * figures["trajectories"] and figures["replays_failed"] == 0
-        assert figures["policy_variance_mean"] <= figures["reward_variance_mean"] + 0.1
-        assert figures["replay_seconds"] > 0 and abs(figures["replay_gap_mean"]) <= 1
+    for metrics in steps(whole.folder):
+        assert metrics["replays"] == 2 * metrics["trajectories"] and metrics["replays_failed"] == 0
+        assert metrics["policy_variance_mean"] <= metrics["reward_variance_mean"] + 0.1
+        assert metrics["replay_seconds"] > 0 and abs(metrics["replay_gap_mean"]) <= 1
 
 
 def test_every_step_made_again_from_the_archive_gives_the_same_parameters(whole, tiny_policy, tmp_path) -> None:
@@ -102,8 +102,8 @@ def test_every_step_made_again_from_the_archive_gives_the_same_parameters(whole,
 
 def test_the_scorer_reports_the_proxies(whole: Finished) -> None:
     scored = [m for m in read_metrics(whole.folder) if m.get("first_turn/retrieval_accuracy") is not None]
-    assert len(scored) == summary(whole.folder)["scorer"]["done"] >= 1, "the last step's scoring has a record too"
-    assert scored[0]["step"] <= scored[0]["scorer/step"] + 2, "the first figures are exported within two steps"
+    assert len(scored) == summary(whole.folder)["scorer"]["done"] >= 1, "the last step's scorer step has a record too"
+    assert scored[0]["step"] <= scored[0]["scorer/step"] + 2, "the first metrics are exported within two steps"
     for m in scored:
         assert 0 <= m["first_turn/retrieval_accuracy"] <= 1
         total = m["first_turn/mi_est"] + m["first_turn/conditional_entropy"]

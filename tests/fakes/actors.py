@@ -4,10 +4,10 @@ The loop reaches them through the real clients (`cluster.control.client`), on `t
 each row of `cluster.control.calls` calls the method of its name here, as the shell does in an actor's process.
 
 They do no work, but keep what the loop must preserve: a group is stamped with the versions that its worker held, a
-worker is never told an older version than it has nor two sets of weights under one version, the filter is the real
+worker never gets an older version than it has, nor two sets of weights under one version, the filter is the real
 window. The learner's weights are the list of the updates that made them, so that it can tell how often it trained on a
 ticket, how stale a group is, and whether weights that it does not descend from sampled it. `World.faults` says which
-call of which party dies, hangs, fails or refuses; `World.pace` says how long calls take, in virtual seconds
+call of which actor dies, hangs, fails or refuses; `World.pace` says how long calls take, in virtual seconds
 (`tests.fakes.clock`).
 """
 
@@ -34,9 +34,10 @@ from squelch.cluster.control.actor_errors import Died, Failed, Refused
 from squelch.cluster.control.client import Client
 from squelch.cluster.control.rank_client import LearnerClient
 from squelch.cluster.control.scaling import Answer, Kind, Request, packed
+from squelch.learner import network
 from squelch.learner.batching import Row
 from squelch.learner.decomposition.statistics import Decomposition
-from squelch.learner.network import LOOPBACK, Home, Place
+from squelch.learner.network import LOOPBACK, RankProcess
 from tests.fakes.transport import NODE, Handle, client, learner_client
 
 NEVER_S = 1e9
@@ -44,7 +45,7 @@ NEVER_S = 1e9
 
 @dataclass(frozen=True)
 class Fault:
-    """What befalls the `call`-th call (from 1) of one kind, e.g. `player.play`, counted over all parties of that kind.
+    """What befalls the `call`-th call (from 1) of one kind, e.g. `player.play`, counted over all actors of that kind.
 
     `what`: `die` (the process is gone, before or after the work as `after` says), `hang` (no answer, ever; a learner
     does not tell its progress either), `stall` (as `hang`, but its processes answer), `fail` (RuntimeError), `refuse`
@@ -59,7 +60,7 @@ class Fault:
 
 @dataclass
 class World:
-    """What all parties of a test share: pace, faults, and what was called."""
+    """What all actors of a test share: pace, faults, and what was called."""
 
     config: RunConfig
     faults: tuple[Fault, ...] = ()
@@ -72,7 +73,7 @@ class World:
     """Times that each (task seed, ticket id) was trained on, in the history that the newest learner descends from."""
     staleness: list[int] = field(default_factory=list)
     versions: dict[int, list[str]] = field(default_factory=dict)
-    """The weights of each version that workers were told."""
+    """The weights of each version that workers got."""
     reported: dict[int, list[str]] = field(default_factory=dict)
     """Tickets of each step whose update was reported to the loop."""
     room: Callable[[int], int] = lambda made: 99
@@ -80,16 +81,16 @@ class World:
     drifts: bool = False
     """Whether a learner makes other weights than its predecessor from the same groups."""
     probed: dict[int, list[str]] = field(default_factory=dict)
-    """Tasks of each reading of the fixed probe, by the step after which it was read."""
+    """Tasks of each evaluation of the fixed probe, by the step after which it was read."""
     failing: Callable[[Ticket], Failure | None] = lambda ticket: None
     """Why all trajectories of a ticket fail, if they do."""
     evaluated: list[int] = field(default_factory=list)
-    """Tasks of each lot of a validation that was begun."""
+    """Tasks of each batch of a validation that was begun."""
     evaluating: int = 0
-    """Lots of a validation that are played now."""
+    """Batches of a validation that are played now."""
     evaluating_most: int = 0
     broken: frozenset[str] = frozenset()
-    """Environment actors that raise whenever they are to play a lot of a validation."""
+    """Environment actors that raise whenever they are to play a batch of a validation."""
     requests: list[Request] = field(default_factory=list)
     """Requests that wait at the endpoint."""
     answers: list[Answer] = field(default_factory=list)
@@ -98,7 +99,7 @@ class World:
     draining: dict[str, float] = field(default_factory=dict)
     """Seconds until the nodes of these members are taken away; a new member is on another node."""
     lost_rows: set[str] = field(default_factory=set)
-    """Tickets whose rows the object store has lost, until they are played again. Rows that the driver put there are
+    """Tickets whose rows the object store has lost, until they are retried. Rows that the driver put there are
     on its own host and are never lost."""
     driver_rows: list[Group] = field(default_factory=list)
     """The rows that the driver put into the object store."""
@@ -112,7 +113,7 @@ class World:
     """Steps whose update the learner refuses for non-finite values."""
 
     async def call(self, kind: str, actor: Fake, work: Callable[[], Any]) -> Any:
-        """One call of a party: takes its time, does its work, meets its fault."""
+        """One call of an actor: takes its time, does its work, meets its fault."""
         actor.check_alive()
         self.calls[kind] += 1
         self.calls["all"] += 1
@@ -167,7 +168,7 @@ class Fake:
             raise Died(f"{self.name} is gone")
 
     async def while_alive(self, work: Any) -> None:
-        """Awaits `work`; Died as soon as the party is killed."""
+        """Awaits `work`; Died as soon as the actor is killed."""
         tasks = [asyncio.ensure_future(work), asyncio.ensure_future(self._dead.wait())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -181,7 +182,7 @@ class Fake:
         raise Died(f"{self.name} is gone")
 
     async def progress(self) -> Progress:
-        """Of a stalled party: it answers and makes no marks."""
+        """Of a stalled actor: it answers and makes no marks."""
         self.check_alive()
         if self.frozen:
             await self.while_alive(asyncio.sleep(NEVER_S))
@@ -287,7 +288,7 @@ class Worker(Fake):
         return await self._call("ready")
 
     async def update_weights(self, bundle: WeightBundle) -> UpdateReport:
-        assert bundle.version >= self.version, f"{self.name} was told {bundle.version} after {self.version}"
+        assert bundle.version >= self.version, f"{self.name} got {bundle.version} after {self.version}"
         if bundle.chunks:
             (owner, weights) = bundle.chunks
             known = self.world.versions.setdefault(bundle.version, weights)
@@ -360,7 +361,7 @@ class Filter(Fake):
 
 
 class Scorer(Fake):
-    """A scorer without figures."""
+    """A scorer without metrics."""
 
     async def score(
         self, step: int, bundle: WeightBundle, payloads: list[Any], replaces: bool
@@ -402,16 +403,16 @@ class Learner(Fake):
         self.collective: asyncio.Future[Any] | None = None
         """The call that the ranks make together now."""
 
-    async def home(self) -> Home:
-        return Home(NODE, LOOPBACK, 0)
+    async def identify(self) -> RankProcess:
+        return RankProcess(NODE, LOOPBACK, 0)
 
-    async def place(self, one_node: bool) -> Place:
-        return Place(LOOPBACK, 1, 2)
+    async def open_endpoint(self, one_node: bool) -> network.Endpoint:
+        return network.Endpoint(LOOPBACK, 1, 2)
 
-    async def unreachable(self, places: Sequence[Place]) -> dict[int, str]:
+    async def unreachable(self, endpoints: Sequence[network.Endpoint]) -> dict[int, str]:
         return {}
 
-    async def start(self, places: Sequence[Place]) -> None:
+    async def start(self, endpoints: Sequence[network.Endpoint]) -> None:
         def forget() -> None:
             self.world.trained = self.trained
 
@@ -601,7 +602,7 @@ class FakeActors:
         self.asks = True
         return self.world.lacks(counts)
 
-    async def settled(self) -> None:
+    async def end_node_request(self) -> None:
         self.asks = False
 
     async def leaving(self) -> Mapping[str, float]:
@@ -620,14 +621,14 @@ class FakeArchive:
 
     steps: dict[int, dict[str, str]] = field(default_factory=dict)
     """Decision by ticket, by step."""
-    figures: dict[int, dict[str, Any]] = field(default_factory=dict)
+    recorded: dict[int, dict[str, Any]] = field(default_factory=dict)
     events: list[tuple[str, str]] = field(default_factory=list)
     facts: list[dict[str, Any]] = field(default_factory=list)
-    """What each event says beside party, name and time."""
+    """What each event says beside actor, name and time."""
     rows: dict[str, Any] = field(default_factory=dict)
     """The group of each ticket as it was written last."""
     scored_alone: list[dict[str, Any]] = field(default_factory=list)
-    """The lines of `metrics.jsonl` that hold a scoring and no step."""
+    """The lines of `metrics.jsonl` that hold a scorer step and no step."""
     scored: list[int] = field(default_factory=list)
     """The steps whose score matrices were written."""
 
@@ -645,11 +646,11 @@ class FakeArchive:
         return [self.rows[ticket_id] for ticket_id in ids]
 
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
-        assert step not in self.figures, f"step {step} was recorded twice"
+        assert step not in self.recorded, f"step {step} was recorded twice"
         if step > 0 and "seconds/step" not in values:
             self.scored_alone.append({"step": step, **values})
         else:
-            self.figures[step] = dict(values)
+            self.recorded[step] = dict(values)
 
     def event(self, actor: str, name: str, start: float, end: float, **facts: Any) -> None:
         assert end >= start
@@ -664,5 +665,5 @@ class FakeArchive:
     def truncate_after(self, step: int) -> None:
         """What a resumed run makes again is forgotten."""
         self.steps = {s: rows for s, rows in self.steps.items() if s <= step}
-        self.figures = {s: row for s, row in self.figures.items() if s <= step}
+        self.recorded = {s: row for s, row in self.recorded.items() if s <= step}
         self.scored_alone = [line for line in self.scored_alone if line["step"] <= step]

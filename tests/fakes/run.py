@@ -1,4 +1,4 @@
-"""One run of the real coordinator and the real fleet on fake parties, and what must hold of every one."""
+"""One run of the real coordinator and the real fleet on fake actors, and what must hold of every one."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def settings(folder: Path, *overrides: str) -> RunConfig:
 
 @dataclass
 class Sink:
-    """Takes a step's figures as the exporter does: a key or value that the registry refuses is an error."""
+    """Takes a step's metrics as the exporter does: a key or value that the registry refuses is an error."""
 
-    figures: dict[int, dict[str, Any]] = field(default_factory=dict)
+    recorded: dict[int, dict[str, Any]] = field(default_factory=dict)
     store: MetricStore = field(default_factory=lambda: MetricStore(REGISTRY))
 
     def set(self, name: str, value: float | None, **labels: str) -> None:
@@ -63,7 +63,7 @@ class Sink:
 
     def step(self, step: int, flat: Any) -> None:
         self.store.step({**flat, "step": step})
-        self.figures[step] = dict(flat)
+        self.recorded[step] = dict(flat)
 
 
 @dataclass
@@ -132,11 +132,13 @@ def check(outcome: Outcome, world: World, archive: FakeArchive) -> None:
     assert len(rows) == counts["trained"] + counts["dropped"] + counts["failed"]
     assert rows.count("dropped") == counts["dropped"]
     assert sorted(archive.steps) == sorted(range(1, clock_now + 1)), "every completed step is archived, and no other"
-    assert sorted(step for step in archive.figures if step) == list(range(1, clock_now + 1))
+    assert sorted(step for step in archive.recorded if step) == list(range(1, clock_now + 1))
     assert sum(world.trained.values()) == counts["trained"]
     assert all(count == 1 for count in world.trained.values()), "a task was trained on twice"
-    scorings = [line.get("scorer/step") for line in [*archive.figures.values(), *archive.scored_alone]]
-    assert all(count == 1 for step, count in Counter(scorings).items() if step is not None), "a scoring too many"
+    scorer_steps = [line.get("scorer/step") for line in [*archive.recorded.values(), *archive.scored_alone]]
+    assert all(count == 1 for step, count in Counter(scorer_steps).items() if step is not None), (
+        "a scorer step too many"
+    )
     assert all(0 <= age <= world.config.loop.max_staleness for age in world.staleness), world.staleness
     assert outcome.steps.admission.version <= clock_now + archive.events.count(("learner", "restart"))
     assert not outcome.fleet.workers.present() and not outcome.fleet.players.present()

@@ -83,7 +83,7 @@ class Twofold:
 class RankHandle(Handle):
     """One rank of a learner that is one object: its collectives begin with rank 0's call and end with it."""
 
-    alone = frozenset({"home", "place", "unreachable", "live", "progress"})
+    alone = frozenset({"identify", "open_endpoint", "unreachable", "live", "progress"})
 
     def __init__(self, learner: Any, rank: int) -> None:
         super().__init__(learner)

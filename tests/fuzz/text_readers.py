@@ -99,12 +99,12 @@ def _metrics(path: Path) -> None:
 def _summary(path: Path) -> None:
     from squelch.cluster.runs.ending import is_complete
     from squelch.cluster.runs.status import status_of
-    from squelch.cluster.sweep.table import cell_figures
+    from squelch.cluster.sweep.table import cell_metrics
 
     folder = RunFolder(path.parent)
     summary = folder.summary()
     is_complete(summary)
-    cell_figures(path.parent)
+    cell_metrics(path.parent)
     status_of(folder, [], 2e9)
 
 

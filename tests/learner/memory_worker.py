@@ -5,7 +5,7 @@
 Prints one JSON object. `peak_mib`: the step's peak above the memory before it, which includes weights and optimizer
 state; `whole_mib`: the peak above the memory before the learner was created; `estimate_mib`: the estimate of
 `learner.memory` for `whole_mib`; `matrix_mib`: size of the output matrix. The C library is set to return freed memory
-at once, so that the figures do not depend on the allocator's caching.
+at once, so that the numbers do not depend on the allocator's caching.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TIMEOUT_S = 300.0
 
 
 def measure(**case: Any) -> dict[str, float]:
-    """The step's figures, from a new process.
+    """The step's memory, from a new process.
 
     Args:
         case: `budget`, number of `groups` of 16, `prompt`, `answer`, `vocabulary`, and `learner`, its other settings.
@@ -38,13 +38,13 @@ def measure(**case: Any) -> dict[str, float]:
 
 
 def status(name: str) -> int:
-    """A figure of /proc/self/status, in bytes."""
+    """A value of /proc/self/status, in bytes."""
     line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(name + ":"))
     return int(line.split()[1]) * 1024
 
 
 def main() -> None:
-    """Runs the case and prints its figures."""
+    """Runs the case and prints its memory."""
     import torch
 
     from benchmarks import common

@@ -66,7 +66,7 @@ def test_two_ranks_train_publish_save_and_name_what_fails(cluster: Path, model_d
 
 async def life(learner: LearnerClient, folder: Path) -> None:
     await learner.start()
-    pids = [home.process_id for home in learner.homes]
+    pids = [process.process_id for process in learner.processes]
     refs = [ray.put(packed(table)) for table in tables()]
     report = await learner.call(TRAIN_STEP, 1, refs, IDS, 0.9)
     ranks = sockets(psutil.Process(pid) for pid in pids)
@@ -103,16 +103,16 @@ def test_a_late_rank_is_named_and_the_wait_is_bounded(model_dir: Path, tmp_path:
 
 async def late(learner: LearnerClient) -> None:
     await learner.start()
-    (home,) = learner.homes
+    (process,) = learner.processes
     assert [rank.marks for rank in await learner.progress(10.0)] == [0]
-    os.kill(home.process_id, signal.SIGSTOP)
+    os.kill(process.process_id, signal.SIGSTOP)
     assert await learner.progress(0.2) == [None]
     with pytest.raises(TimeoutError, match=r"learner rank 0 did not finish publish within 2 s"):
         await learner.call(PUBLISH, 1, "float32")
     learner.kill()
     for _ in range(100):
-        if not os.path.exists(f"/proc/{home.process_id}"):
+        if not os.path.exists(f"/proc/{process.process_id}"):
             break
         await asyncio.sleep(0.1)
-    assert not os.path.exists(f"/proc/{home.process_id}"), "a frozen process is ended too"
+    assert not os.path.exists(f"/proc/{process.process_id}"), "a frozen process is ended too"
     await learner.stop()

@@ -61,7 +61,7 @@ def test_the_plan_ignores_arrival_order_and_follows_seed_and_step() -> None:
     assert draw(1, 2) != draw(2, 2)
 
 
-def test_a_budget_below_one_trajectory_names_the_key_and_the_figures() -> None:
+def test_a_budget_below_one_trajectory_names_the_key_and_the_numbers() -> None:
     with pytest.raises(ValueError, match=r"learner\.token_budget=64 .* group g001, trajectory 0 has 80 tokens .* 80"):
         plan(rows_of([20, 80]), 1, 64, 1, 0, 0)
 

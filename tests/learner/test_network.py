@@ -9,7 +9,7 @@ import pytest
 
 from squelch.actors.process.interfaces import bind_collectives, bind_nccl, interface_of, is_loopback, listen
 from squelch.learner import network
-from squelch.learner.network import Place, failures_in_words, unreachable
+from squelch.learner.network import Endpoint, failures_in_words, unreachable
 
 
 @pytest.fixture
@@ -89,9 +89,9 @@ def test_ranks_that_answer_are_not_reported_and_one_that_does_not_is(monkeypatch
             one.connect_ex(silent.getsockname())
         with socket.create_server(("127.0.0.1", 0)) as gone:
             closed = gone.getsockname()[1]
-        doors = [open_door.getsockname()[1], open_door.getsockname()[1], silent.getsockname()[1], closed]
+        ports = [open_door.getsockname()[1], open_door.getsockname()[1], silent.getsockname()[1], closed]
         started = time.monotonic()
-        found = unreachable(0, [Place("127.0.0.1", 0, door) for door in doors])
+        found = unreachable(0, [Endpoint("127.0.0.1", 0, port) for port in ports])
         assert time.monotonic() - started < 2.0, "they are tried at once"
         for one in more:
             one.close()
@@ -99,16 +99,16 @@ def test_ranks_that_answer_are_not_reported_and_one_that_does_not_is(monkeypatch
 
 
 def test_the_words_name_both_ranks_with_their_addresses() -> None:
-    places = [Place("10.0.0.1", 1, 2), Place("10.0.0.2", 1, 2), Place("10.0.0.3", 1, 2)]
-    assert failures_in_words(places, {0: {}, 1: {}, 2: {}}) is None
-    words = failures_in_words(places, {0: {}, 1: {2: "no answer within 5 s"}, 2: {1: "refused"}})
+    endpoints = [Endpoint("10.0.0.1", 1, 2), Endpoint("10.0.0.2", 1, 2), Endpoint("10.0.0.3", 1, 2)]
+    assert failures_in_words(endpoints, {0: {}, 1: {}, 2: {}}) is None
+    words = failures_in_words(endpoints, {0: {}, 1: {2: "no answer within 5 s"}, 2: {1: "refused"}})
     assert words.startswith(
         "learner rank 2 on 10.0.0.3 cannot be reached from rank 1 on 10.0.0.2 (no answer within 5 s); "
         "learner rank 1 on 10.0.0.2 cannot be reached from rank 2 on 10.0.0.3 (refused). "
     )
     many = {source: {to: "refused" for to in range(3) if to != source} for source in range(3)}
-    assert failures_in_words(places, many).count("cannot be reached") == 4 and "2 more pairs" in failures_in_words(
-        places, many
+    assert failures_in_words(endpoints, many).count("cannot be reached") == 4 and "2 more pairs" in failures_in_words(
+        endpoints, many
     )
 
 

@@ -152,7 +152,7 @@ def test_the_probe_of_a_rank_that_is_alone_holds_one_layer_gathered(tmp_path: Pa
     assert trainer.train_step(1, make_groups(2)).updated
 
 
-def test_gathering_and_sending_are_told_apart(model_dir: Path) -> None:
+def test_gathering_and_sending_are_timed_apart(model_dir: Path) -> None:
     trainer = Trainer(model_dir, make_config())
     slow = publish(trainer.policy, trainer.device, 1, lambda chunk: time.sleep(0.2), chunk_bytes=1 << 30)
     assert slow.seconds_sent >= 0.2 > slow.seconds_gathered > 0

@@ -33,7 +33,7 @@ class Hosts:
         names = {"stage": "create", "staged": "entries", "unstage": "remove"}
         return getattr(Staging(arguments[0]), names[method])()
 
-    def tell(self, method: str, *arguments: Any) -> None:
+    def notify(self, method: str, *arguments: Any) -> None:
         for rank in range(len(self.hosts)):
             self.ask(rank, method, 1.0, *arguments)
 
@@ -112,7 +112,7 @@ def test_a_late_rank_stays_a_late_rank(tmp_path, monkeypatch):
 
 def test_what_a_killed_rank_left_is_removed_by_the_next_write_of_its_run_only(tmp_path, monkeypatch):
     ranks, path, other = Hosts(tmp_path, "a", "b"), tmp_path / "run" / "step-7", tmp_path / "other" / "step-7"
-    monkeypatch.setattr(ranks, "tell", lambda *_: None)  # the ranks died: nobody removes what they have staged
+    monkeypatch.setattr(ranks, "notify", lambda *_: None)  # the ranks died: nobody removes what they have staged
     for place in (path, other, path):
         staging.write(ranks, ranks.hosts, place, "save", 5.0, 7)
     assert [len(list((tmp_path / host / "staging").iterdir())) for host in ("a", "b")] == [2, 2]

@@ -1,12 +1,12 @@
 """Actors that sleep instead of generating and training, for `benchmarks.overlap`.
 
-    party               stand-in
+    actor               stand-in
     rollout worker      an engine at capacity: it samples one group after another, each for a random time
     environment actor   hands its group to the worker that the ticket names, and makes up the group's rows
     learner             sleeps for a random time a step, then for the publication
     filter service      the real window, in this process
 
-Sleeping costs no processor time, so that the figures are those of the schedule also on a busy machine.
+Sleeping costs no processor time, so that the metrics are those of the schedule also on a busy machine.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Actors that cost almost nothing, for `benchmarks.control_plane`: they neither generate nor train.
 
-    party               stand-in                                          process
+    actor               stand-in                                          process
     environment actor   an object; a group of made-up tokens after a delay  one of two of `Host`
     rollout worker      an object; answers every call                       one of the same two
     learner             `SleepingLearner`: sleeps, reports an update        the driver's
     filter service      the real window                                     its own
 
 The stand-ins reach their processes by `tests.stand_ins.channel`, one message a tick and process, so that the
-figures are those of the control plane and not of a transport. `tests.stand_ins.behind_ray` reaches the same
+metrics are those of the control plane and not of a transport. `tests.stand_ins.behind_ray` reaches the same
 objects by one Ray call each, as a run does.
 """
 
@@ -34,7 +34,7 @@ from squelch.cluster.control.client import Client
 from squelch.cluster.control.rank_client import LearnerClient
 from squelch.cluster.control.scaling import Kind
 from squelch.cluster.fleet.waiting import bounded
-from squelch.learner.network import LOOPBACK, Home, Place
+from squelch.learner.network import LOOPBACK, Endpoint, RankProcess
 from tests.fakes.transport import NODE, client, learner_client
 from tests.stand_ins import channel
 from tests.stand_ins.channel import Caller
@@ -104,19 +104,19 @@ class SleepingLearner:
     def __init__(self, train_s: float) -> None:
         self.train_s = train_s
 
-    async def home(self) -> Home:
+    async def identify(self) -> RankProcess:
         """The only node."""
-        return Home(NODE, LOOPBACK, 0)
+        return RankProcess(NODE, LOOPBACK, 0)
 
-    async def place(self, one_node: bool) -> Place:
+    async def open_endpoint(self, one_node: bool) -> Endpoint:
         """It listens nowhere."""
-        return Place(LOOPBACK, 0, 0)
+        return Endpoint(LOOPBACK, 0, 0)
 
-    async def unreachable(self, places: Sequence[Place]) -> dict[int, str]:
+    async def unreachable(self, endpoints: Sequence[Endpoint]) -> dict[int, str]:
         """Nobody is to be reached."""
         return {}
 
-    async def start(self, places: Sequence[Place]) -> None:
+    async def start(self, endpoints: Sequence[Endpoint]) -> None:
         """It is ready at once."""
 
     async def live(self) -> NoReturn:
@@ -168,7 +168,7 @@ class StandInPayloads:
 
 
 class NoCluster:
-    """The part of `Actors` that is about the cluster, for parties that need none: there is always room, and no node is
+    """The part of `Actors` that is about the cluster, for actors that need none: there is always room, and no node is
     added or taken away."""
 
     def control_endpoint(self) -> Client:
@@ -179,7 +179,7 @@ class NoCluster:
         """Nothing is lacking."""
         return None
 
-    async def settled(self) -> None:
+    async def end_node_request(self) -> None:
         """No autoscaler was asked."""
 
     async def leaving(self) -> Mapping[str, float]:

@@ -1,4 +1,4 @@
-"""Real parties of which the rollout workers sample as slowly as they are told, for `benchmarks.overlap --real`."""
+"""Real actors of which the rollout workers sample as slowly as they are told, for `benchmarks.overlap --real`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SlowWorker(RolloutWorker):
 
 
 class SlowActors(RayActors):
-    """Real parties with slow rollout workers."""
+    """Real actors with slow rollout workers."""
 
     def __init__(self, config: RunConfig, model_dir: Path, logs: Path, seconds_per_token: float) -> None:
         super().__init__(config, model_dir, logs)

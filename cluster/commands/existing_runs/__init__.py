@@ -6,8 +6,8 @@
     report     the paper's figures of one or several runs
     trace      its spans, for Perfetto
     eval       the success of one of its checkpoints
-    gradients  the gradient of its archived groups, taken apart by reward variance
-    scale      the number of its rollout workers and environment actors, while it goes on
+    gradients  the gradient of its archived groups, decomposed by reward variance
+    scale      the number of its rollout workers and environment actors, while it runs
 
 They read the run through `cluster.runs`; only `scale` speaks to a live one.
 """

@@ -23,7 +23,7 @@ from squelch.cluster.commands.arguments import add_run_dir, run_folder
 from squelch.cluster.errors import UserError
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.terminal import one_line, say_json
-from squelch.learner.decomposition.statistics import BUCKETS, MAX_GRADIENTS, BucketFigures, Decomposition
+from squelch.learner.decomposition.statistics import BUCKETS, MAX_GRADIENTS, BucketMetrics, Decomposition
 
 if TYPE_CHECKING:
     from squelch.actors.records import Trajectory
@@ -291,7 +291,7 @@ def show(facts: dict[str, Any], found: Decomposition, console: Console) -> None:
     console.print(LEGEND.replace("\n", " "), highlight=False)
 
 
-def _table(title: str, columns: Mapping[str, str], buckets: Sequence[BucketFigures]) -> Table:
+def _table(title: str, columns: Mapping[str, str], buckets: Sequence[BucketMetrics]) -> Table:
     table = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False, collapse_padding=True)
     for heading in ("", "n", *columns):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -1,7 +1,7 @@
 """`squelch report`: writes the paper's figures of runs as one HTML file, with the data beside it.
 
 Every run writes its own report when it ends (`after_the_run`), in a process of its own: a report that fails, or takes
-longer than `TIMEOUT_S`, is said in one line and changes neither the run's files nor its exit code.
+longer than `TIMEOUT_S`, is reported in one line and changes neither the run's files nor its exit code.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def page_of(runs: Sequence[str], out: Path | None) -> Path:
 
 
 def after_the_run(run_dir: Path, say: Callable[[str], None], timeout_s: float = TIMEOUT_S) -> None:
-    """Writes the report of a run that has ended. Whatever goes wrong is said in one line, and nothing is raised."""
+    """Writes the report of a run that has ended. Reports any error in one line and raises none."""
     command = [sys.executable, "-P", "-m", "squelch.cluster.cli", "report", str(run_dir.resolve())]
     again = f"squelch report {run_dir}"
     try:

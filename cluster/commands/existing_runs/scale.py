@@ -1,4 +1,4 @@
-"""`squelch scale`: changes the numbers of rollout workers and environment actors of a run while it goes on."""
+"""`squelch scale`: changes the numbers of rollout workers and environment actors of a live run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from squelch.cluster.errors import UserError
 from squelch.cluster.terminal import say
 
 EPILOG = """\
-A member that leaves finishes the groups that it plays, or with --now is cut off, and the others play its groups again.
+A member that leaves finishes the groups that it plays, or with --now is cut off, and the others retry its groups.
 A member that comes gets groups once it is up and, for a rollout worker, has the current weights. Nothing else of the
 run waits. The numbers hold until the run ends; --resume starts with those of the recipe again. docs/guide/cluster.md
 says more.
@@ -22,7 +22,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.description = "Changes the numbers of rollout workers and environment actors of a run while it goes on."
+    parser.description = "Changes the numbers of rollout workers and environment actors of a live run."
     parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     parser.add_argument("target", metavar="RUN", help="the run's folder, e.g. runs/frozenlake, or its name")
     parser.add_argument("--rollout-workers", type=natural, metavar="N", help="how many rollout workers there shall be")

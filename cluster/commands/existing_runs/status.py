@@ -13,7 +13,7 @@ from squelch.cluster.commands.arguments import add_run_place, described_place
 from squelch.cluster.errors import bad_files_are_the_users
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.status import read_status
-from squelch.cluster.runs.status_text import figures, headline
+from squelch.cluster.runs.status_text import headline, status_rows
 from squelch.cluster.terminal import say
 from squelch.envs.untrusted.memory import memory_of_at_most
 
@@ -38,5 +38,5 @@ def status(place: Path | str | Store, as_json: bool = False) -> str:
     now = read_status(folder, time.time())
     if as_json:
         return json.dumps(asdict(now), indent=2)
-    rows = [f"  {figure.name:20s} {figure.value}" for figure in figures(now, folder.metrics())]
+    rows = [f"  {row.name:20s} {row.value}" for row in status_rows(now, folder.metrics())]
     return "\n".join([headline(now), *rows])

@@ -34,8 +34,8 @@ from squelch.cluster.errors import UserError, bad_files_are_the_users
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.following import LineFollower
 from squelch.cluster.runs.shapes import check_metrics
-from squelch.cluster.runs.status import Line, RunStatus, duration, is_scoring_alone, status_of
-from squelch.cluster.runs.status_text import figures, headline, is_late, sparkline, step_text
+from squelch.cluster.runs.status import Line, RunStatus, duration, is_scorer_step_alone, status_of
+from squelch.cluster.runs.status_text import headline, is_late, sparkline, status_rows, step_text
 from squelch.cluster.terminal import one_line
 from squelch.envs.untrusted.memory import memory_of_at_most
 
@@ -57,12 +57,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def view(status: RunStatus, lines: Sequence[Line]) -> RenderableType:
-    """The live view: headline, progress bar, and figures with their history."""
+    """The live view: headline, progress bar, and metrics with their history."""
     table = Table.grid(padding=(0, 2))
     progress = Table.grid(expand=True)  # a bar outside a table prints no line end
-    for figure in figures(status, lines):
-        spark = sparkline(figure.history, figure.low, figure.high)
-        table.add_row(Text(figure.name, style="bold"), Text(one_line(figure.value)), Text(spark, style="cyan"))
+    for row in status_rows(status, lines):
+        spark = sparkline(row.history, row.low, row.high)
+        table.add_row(Text(row.name, style="bold"), Text(one_line(row.value)), Text(spark, style="cyan"))
     progress.add_row(ProgressBar(total=max(status.total_steps, 1), completed=status.step))
     failed = status.stopped or status.state == "ended"
     style = "red" if failed else "green" if status.state == "finished" else "blue"
@@ -103,7 +103,7 @@ class _LinePrinter:
 
     def __call__(self, status: RunStatus, lines: Sequence[Line]) -> None:
         for line in lines:
-            if line["step"] > self._shown and not is_scoring_alone(line):
+            if line["step"] > self._shown and not is_scorer_step_alone(line):
                 self._shown = line["step"]
                 self._say(step_text(line))
         late = is_late(status)
@@ -121,7 +121,8 @@ def _follow(
     interval_s: float,
     sleep: Callable[[float], None],
 ) -> None:
-    """Shows the run at each interval until it ends; reads of `metrics.jsonl` what is new when the file has changed."""
+    """Shows the run at each interval until it ends; reads the new lines of `metrics.jsonl` when the file has
+    changed."""
     follower, where = LineFollower(folder.store, METRICS), folder.store.where(METRICS)
     seen: Stat | None = None
     lines: list[dict[str, Any]] = []

@@ -111,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _tables() -> str:
-    """What each statistic and each rule means."""
+    """The meaning of each statistic and each rule."""
     statistics = [(f"  {entry.name}", f"{entry.help} ({entry.unit})") for entry in STATISTICS.values()]
     rules = [(f"  {rule.name}", rule.keeps) for rule in RULES.values()]
     return "\n".join(["statistics:", *aligned(statistics), "", "rules, and which groups each keeps:", *aligned(rules)])
@@ -162,8 +162,8 @@ def run(args: argparse.Namespace) -> int:
     config = filter_config(args)
     windows = read_windows(args.file)
     if missing := missing_steps(windows):
-        told = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
-        remark(f"{args.file}: {len(missing)} steps within its range have no groups and are left out: {told}")
+        shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
+        remark(f"{args.file}: {len(missing)} steps within its range have no groups and are left out: {shown}")
     report = filter_report(args.file, windows, config)
     if args.json:
         say_json(report)
@@ -249,7 +249,7 @@ def _windows_of_archive(path: Path) -> list[Window]:
 
 
 def _measured(table: pa.Table) -> pa.Table:
-    """The rows with two figures in the place of their tokens: `lengths`, the number of sampled tokens, and
+    """The rows with two numbers in the place of their tokens: `lengths`, the number of sampled tokens, and
     `surprisals`, their mean -log p in nats."""
     import numpy as np
 
@@ -389,7 +389,7 @@ def _rows(window: Window, scores: np.ndarray, selection: Selection) -> Iterable[
 
 
 def _coverage(groups: Sequence[GroupStatistics], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How the groups that were not refused and the kept ones spread over the kinds of tasks, the commonest kind first;
+    """The kinds of tasks of the groups that were not refused, and of the kept ones, the most frequent kind first;
     empty if no group names its kind."""
     from squelch.actors.filter.coverage import effective_number, kind_name
 
@@ -398,7 +398,7 @@ def _coverage(groups: Sequence[GroupStatistics], rows: Sequence[Mapping[str, Any
         for group, row in zip(groups, rows, strict=True)
         if (kind := kind_name(group.kind)) is not None and row["decision"] != "refused"
     ]
-    played, kept = Counter(kind for kind, _ in named), Counter(kind for kind, told in named if told == "kept")
+    played, kept = Counter(kind for kind, _ in named), Counter(kind for kind, decision in named if decision == "kept")
     if not played:
         return {}
     effective = {"groups": effective_number(played.values())}

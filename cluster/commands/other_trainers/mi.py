@@ -123,7 +123,7 @@ def _measured(
 
 
 def mi_json(report: Proxies, sure: Uncertainty, half_width: float) -> dict[str, Any]:
-    """The output of `--json` for one matrix; a figure is null if no reasoning was usable."""
+    """The output of `--json` for one matrix; a metric is null if no reasoning was usable."""
     plain = report.as_dict()
     bounds = {"per_sequence": plain.pop("upper_bound"), "per_token": plain.pop("upper_bound_per_token")}
     for key in ("recall", "recall_chance"):
@@ -142,13 +142,13 @@ def mi_json(report: Proxies, sure: Uncertainty, half_width: float) -> dict[str, 
 
 
 def mi_table(report: Proxies, sure: Uncertainty, half_width: float, title: str = "") -> str:
-    """The report as a table: each figure with its interval, unit, and chance level, bound or null if it has one."""
+    """The report as a table: each metric with its interval, unit, and chance level, bound or null if it has one."""
     used = f"of {report.num_prompts} distinct prompts, compat={report.compat}"
     rows = [
         ("reasonings used", f"{report.num_samples}", "", used, ""),
         *((f"left out: {reason}", str(count), "", "", "") for reason, count in report.excluded.items()),
     ]
-    for name, label, value, note in _mi_figures(report):
+    for name, label, value, note in _mi_rows(report):
         found, null = sure.intervals.get(name), sure.nulls.get(name)
         interval = f"[{found.low:.4f}, {found.high:.4f}]" if found else ""
         against = f"null {null.point_95:.4f}, p = {null.p_value:.3f}" if null else ""
@@ -160,8 +160,8 @@ def mi_table(report: Proxies, sure: Uncertainty, half_width: float, title: str =
     return "\n".join([*([title] if title else []), *aligned(rows), *notes])
 
 
-def _mi_figures(report: Proxies) -> list[tuple[str, str, float | None, str]]:
-    """(key, name, value, unit or chance level) of each figure."""
+def _mi_rows(report: Proxies) -> list[tuple[str, str, float | None, str]]:
+    """(key, name, value, unit or chance level) of each metric."""
     return [
         (
             "retrieval_accuracy",

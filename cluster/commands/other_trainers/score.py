@@ -1,7 +1,7 @@
 """`squelch score`: measures whether reasoning depends on its input, for prompts and reasonings of any trainer.
 
 The command reads the file (`score_files.py`), scores every reasoning under every prompt with one model
-(actors/scorer/cross_scoring.py), prints the figures of `squelch mi` with their intervals, and lists the reasonings that
+(actors/scorer/cross_scoring.py), prints the metrics of `squelch mi` with their intervals, and lists the reasonings that
 fit every prompt. It runs in one process, without Ray or vLLM. Bad input raises a `UserError` that names the file and
 the row.
 """
@@ -119,7 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the figures; returns 0, or raises UserError for bad input."""
+    """Prints the metrics; returns 0, or raises UserError for bad input."""
     if not all(args.markers):
         raise UserError(
             "--markers: both need text; the opening may be missing from completions, and --whole is for completions "
@@ -221,7 +221,7 @@ def write_npz(path: Path, matrix: np.ndarray, found: Reasonings) -> None:
 
 
 def measure(args: argparse.Namespace, found: Reasonings, matrix: np.ndarray, vocab_size: int) -> ScoreReport:
-    """The figures of `matrix` (num_samples, num_prompts). `squelch mi` gives the same for the file of `write_npz`."""
+    """The metrics of `matrix` (num_samples, num_prompts). `squelch mi` gives the same for the file of `write_npz`."""
     import numpy as np
 
     from squelch.actors.diagnosis.proxies import EmaState, proxies_of_scores, usable

@@ -2,8 +2,8 @@
 
 Each prompt is a task, and its rows are the pairs of a reasoning and an answer (`actors.diagnosis.links`). An answer is
 scored under as many reasonings of each other prompt, and under as many other prompts, as the fixed probe's under a
-budget, for which `python -m research.known_links` measures the coverage. The regime is that of one scoring without a
-judge (`actors.diagnosis.regime`).
+budget, for which `python -m research.known_links` measures the coverage. The regime is that of one scorer step without
+a judge (`actors.diagnosis.regime`).
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ def _that_fit(found: Reasonings, given: np.ndarray, context_length: int) -> np.n
 def regime_of(report: Proxies, sure: Uncertainty, reasoned: float, links: LinksEvaluation | None) -> str:
     """The regime of a file. `reasoned`: as of `Reasonings`."""
     follows = math.nan if links is None or links.follows is None else float(links.follows)
-    figures = report.metrics() | sure.metrics() | {"reasoned": reasoned}
-    return RegimeGauge().read(RegimeInputs.of(figures, follows))
+    metrics = report.metrics() | sure.metrics() | {"reasoned": reasoned}
+    return RegimeGauge().read(RegimeInputs.of(metrics, follows))
 
 
 def answers_json(answers: Answers | None) -> dict[str, Any] | None:
-    """The links for `--json`, null for unknown figures; None without links."""
+    """The links for `--json`, null for unknown metrics; None without links."""
     if answers is None or answers.links is None:
         return None
     return {key: None if math.isnan(value) else value for key, value in answers.links.metrics().items()}
@@ -107,14 +107,14 @@ def answers_text(answers: Answers) -> list[str]:
     lines = [f"answers left out: {left_out}"] if left_out else []
     if answers.links is None:
         return ["answers are not linked: links need scored answers of 2 prompts", *lines]
-    figures = answers.links.metrics()
+    metrics = answers.links.metrics()
     rows = []
     for link in sorted(LINKS, key=list(NAMES).index):
         name, meaning = NAMES[link]
-        low, high = figures[f"{link}_low"], figures[f"{link}_high"]
+        low, high = metrics[f"{link}_low"], metrics[f"{link}_high"]
         interval = "" if math.isnan(low) else f"[{low:.4f}, {high:.4f}]"
-        p_value = figures.get(f"{link}_p_value", math.nan)
+        p_value = metrics.get(f"{link}_p_value", math.nan)
         against = "" if math.isnan(p_value) else f"p = {p_value:.3f}"
-        value = "-" if math.isnan(figures[link]) else f"{figures[link]:.4f}"
+        value = "-" if math.isnan(metrics[link]) else f"{metrics[link]:.4f}"
         rows.append((name, value, interval, meaning, against))
-    return [f"answers: {figures['answers']:.0f}", *lines, *aligned(rows)]
+    return [f"answers: {metrics['answers']:.0f}", *lines, *aligned(rows)]

@@ -48,7 +48,7 @@ document.addEventListener("DOMContentLoaded", () => {
 
     const again = setInterval(() => {
       if (!frame.isConnected) { clearInterval(again); watch.disconnect(); return; }
-      if (document.hidden || !document.querySelector("#pulse[hx-get]")) return;
+      if (document.hidden || !document.querySelector("#status-line[hx-get]")) return;
       frame.querySelectorAll("[data-drawn]").forEach((panel) => seen.has(panel) || delete panel.dataset.drawn);
       ask(seen);
     }, 1000 * frame.dataset.refresh);

@@ -1,7 +1,7 @@
-"""What the coordinator does with calls to the learner (`cluster.control.rank_client` makes them).
+"""How the coordinator calls the learner (`cluster.control.rank_client` makes the calls).
 
-    learning     every call to the learner, and its recovery
-    recovery     makes the weights again after ranks were lost
+    learning     every call to the learner, repeated after a recovery
+    recovery     rebuilds the weights after ranks were lost
 
-Each module says for whom it waits.
+Each module says what it waits for.
 """

@@ -1,41 +1,39 @@
-"""The coordinator's side of the learner: every call to it, its recovery, and the limit on refused steps.
+"""The coordinator's client of the learner: every call to it, its recovery, and the limit on refused steps.
 
-The learner is one party, all of its ranks together. Each call is bounded and watched by its client
-(`cluster.control.rank_client`). A call that finds a
-rank dead, failed or hung makes the weights again (`recovery`) and is then repeated, so that its caller sees a longer
-call and nothing else. While groups are played, `beside` notices a dead rank at once; a frozen rank is noticed at the
-next call.
+All ranks together count as one actor. Their client (`cluster.control.rank_client`) bounds and watches each call. If a
+rank is dead, failed or hung, the call rebuilds the weights (`recovery`) and is then repeated, so that its caller only
+sees a longer call. While groups are played, `beside` notices a dead rank at once; a frozen rank is noticed at the next
+call.
 
     call         the coordinator waits for        a rank is lost                       bad input
     train        every rank, the groups' rows     recovery, then again                 the run ends
     publish      rank 0, every rollout worker     recovery, then again                 the run ends
     decompose    every rank                       recovery, then again                 the run ends
     save         every rank, disk                 recovery, then again                 the run ends
-    beside       what it is given                 recovery, while that goes on
+    beside       the work that it is given        recovery, beside that work
     move         a new group, between two steps   recovery again                       the run ends
 
-A call that fails twice in a row with the same error, and no rank dead, has a cause that no new group mends: the run
-ends with that error. A rollout worker that is late with weights, or fails the checks on them, is replaced, unless the
-weights were lost on their way to it because rank 0 died. If its successors fail too, the budget of restarts ends the
-run.
+A call that fails twice in a row with the same error, without a dead rank, has a cause that new ranks do not remove: the
+run ends with that error. A rollout worker that loads weights late, or fails the checks on them, is replaced, unless the
+weights were lost on the way because rank 0 died. If its successors fail too, the run ends once no restart is left.
 
-What is played again (`PlayAgain`)
-----------------------------------
+Which tickets are retried (`RetrySteps`)
+----------------------------------------
 
-Two losses reach the groups that were not trained on yet: weights that could not be made again to the bit, so that lost
-weights sampled them, and rows that were in the object store of a lost host. The call that notices raises `PlayAgain`;
-with other weights, so does every further call but `publish_remade`. Only `Coordinator._again` catches it: it cancels
-what is being played, calls `publish_remade`, and plays the tickets of every open step again. Two rules follow:
+Two losses concern groups that were not trained on yet: rebuilt weights that are not bit-identical to the published ones
+(they have diverged, and lost weights sampled the groups), and rows in the object store of a lost host. The call that
+notices raises `RetrySteps`; after a divergence so does every further call except `publish_diverged`. Only
+`Coordinator._retrying` catches it: it cancels all plays, calls `publish_diverged`, and retries the tickets of every
+open step. Two rules follow:
 
-- A version stands for one set of weights, and no rollout worker is told a lower version than it has: the weights made
-  again get the version after the highest that any worker was told.
-- No group that is trained on later was sampled from lost weights. Proof: `Recovery.run` sets `remade` if the weights
-  told last could not be made again to the bit. `_recover` alone calls it, and then raises, so that no call, `train` in
-  particular, reaches the new ranks. `_again` cancels every play, has the new weights loaded by every worker, and only
-  then starts the plays of all open steps anew: every group of theirs that exists at the next call was sampled after
-  the loss. If weights are lost on the way, the call raises again, and the same holds. Every other step was trained on
-  before the loss and stays: it is trained on again with the same groups, once in the history that the learner's state
-  descends from.
+- One version number stands for one set of weights, and versions only increase: weights that diverged get the version
+  after the highest published one.
+- No group that is trained on later was sampled from lost weights. Proof: `Recovery.run` sets `diverged` if the rebuilt
+  weights are not bit-identical to those published last. Only `_recover` calls it, and then raises, so no call, `train`
+  in particular, reaches the new ranks. `_retrying` cancels every play, loads the new weights into every worker, and
+  only then retries all open steps: every group of these steps that exists at the next call was sampled after the loss.
+  If weights are lost during that, the call raises again, and the same holds. Every other step was trained on before the
+  loss and stays: it is replayed with the same groups, once in the history from which the learner's state follows.
 """
 
 from __future__ import annotations
@@ -56,10 +54,10 @@ from squelch.cluster.fleet.fleet import Fleet, UpdateFailed
 from squelch.cluster.fleet.supervision import Watchdog
 from squelch.cluster.loop.learner_client.recovery import LOST, Recovery, TrainedStep
 from squelch.cluster.loop.persistence.archiving import Archiving
-from squelch.cluster.loop.persistence.journal import Journal
+from squelch.cluster.loop.persistence.run_log import RunLog
 from squelch.cluster.loop.persistence.state import LoopState
 from squelch.cluster.loop.tickets.playing import FETCH_TIMEOUT_S, PlayedGroup
-from squelch.learner.metrics import publication_figures
+from squelch.learner.metrics import publication_metrics
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,8 +66,8 @@ CHECK_S = 5.0
 """Seconds within which ranks that are up say so."""
 
 
-class PlayAgain(Exception):
-    """Groups that were not trained on are lost, or were sampled from lost weights; see the module's head."""
+class RetrySteps(Exception):
+    """Open steps must be retried: groups are lost, or lost weights sampled them; see the module's head."""
 
 
 class Learning:
@@ -79,24 +77,24 @@ class Learning:
         self,
         config: RunConfig,
         fleet: Fleet,
-        journal: Journal,
+        run_log: RunLog,
         archiving: Archiving,
         state: LoopState,
         watchdog: Watchdog,
         say: Callable[[str], None],
     ) -> None:
-        self.config, self.fleet, self.journal, self.say = config, fleet, journal, say
+        self.config, self.fleet, self.run_log, self.say = config, fleet, run_log, say
         self.refused_in_a_row = state.bad_steps
         self._published: dict[str, float] = {}
-        """The figures of the last publication."""
-        self.recovery = Recovery(config, fleet, watchdog, archiving, journal, say, state.clock)
+        """The metrics of the last publication."""
+        self.recovery = Recovery(config, fleet, watchdog, archiving, run_log, say, state.clock)
 
     @property
     def version(self) -> int:
-        """The version that rollout workers were told last; RuntimeError before the first."""
-        if self.recovery.told is None:
+        """The version that was published last; RuntimeError before the first."""
+        if self.recovery.published is None:
             raise RuntimeError("no version was published yet")
-        return self.recovery.told.version
+        return self.recovery.published.version
 
     # -- training ----------------------------------------------------------------------------------------------------
 
@@ -106,11 +104,11 @@ class Learning:
         ids, payloads = [group.ticket.ticket_id for group in groups], [group.table for group in groups]
         report = await self.call(TRAIN_STEP, step, payloads, ids, loss_scale)
         if report.updated:
-            self.recovery.train(TrainedStep(step, ids, loss_scale))
+            self.recovery.note_trained(TrainedStep(step, ids, loss_scale))
         ended = time.time()
-        self.journal.event("learner", "call", started, ended, step=step)
+        self.run_log.event("learner", "call", started, ended, step=step)
         worked = sum(seconds for part, seconds in report.seconds.items() if part != "fetch")
-        self.journal.worked("learner", ended - worked, ended)
+        self.run_log.worked("learner", ended - worked, ended)
         self.refused_in_a_row = self.refused_in_a_row + 1 if report.refused else 0
         if report.refused:
             self.say(f"step {step}: the learner refused the update: {report.refused}")
@@ -125,49 +123,49 @@ class Learning:
     async def save(self, path: Path, loop: Mapping[str, Any]) -> None:
         """Writes a checkpoint that includes the loop's state."""
         await self.call(SAVE, path.resolve(), dict(loop))
-        self.recovery.save()
+        self.recovery.note_saved()
 
     # -- weights -----------------------------------------------------------------------------------------------------
 
     async def publish_trained(self) -> dict[str, float]:
-        """Publishes the weights of the step that was trained on last under the next version, unless `publish_remade`
-        has done so meanwhile; the flat figures of that publication."""
-        return self._published if self.recovery.told_newest else await self.publish(self.version + 1)
+        """Publishes the weights of the step that was trained on last under the next version, unless `publish_diverged`
+        has done so meanwhile; the flat metrics of that publication."""
+        return self._published if self.recovery.newest_is_published else await self.publish(self.version + 1)
 
     async def publish(self, version: int) -> dict[str, float]:
-        """Publishes the current weights as `version` and loads them into every rollout worker; the flat figures."""
+        """Publishes the current weights as `version` and loads them into every rollout worker; the flat metrics."""
         while True:
             started = time.time()
             bundle = await self.call(PUBLISH, version, self.config.rollout.dtype)
             try:
-                return await self._tell(bundle, started)
+                return await self._deliver(bundle, started)
             except SenderLost as error:
-                self.recovery.lose(error.cause)
+                self.recovery.mark_dead(error.cause)
             except UpdateFailed as failed:
                 if not await self._rank_died():
                     self.fleet.replace_late(failed, bundle.version)
 
-    async def publish_remade(self) -> None:
-        """Publishes weights that were made again, if there are any, under the next higher version. PlayAgain if others
-        were made meanwhile."""
-        if self.recovery.remade:
-            self.recovery.remade = False  # the next loss decides anew
+    async def publish_diverged(self) -> None:
+        """Publishes rebuilt weights that diverged, if there are any, under the next higher version. RetrySteps if they
+        were lost and diverged once more meanwhile."""
+        if self.recovery.diverged:
+            self.recovery.diverged = False  # the next loss decides anew
             await self.publish(self.version + 1)
 
-    async def _tell(self, bundle: WeightBundle, started: float) -> dict[str, float]:
-        self.recovery.tell(bundle)
+    async def _deliver(self, bundle: WeightBundle, started: float) -> dict[str, float]:
+        self.recovery.note_published(bundle)
         reports = await self.fleet.update_workers(bundle)
         facts = {"version": bundle.version, "checksum": bundle.checksum}
-        self.journal.event("rollout", "weights", started, time.time(), **facts)
-        self._published = publication_figures(bundle) | update_metrics(reports)
+        self.run_log.event("rollout", "weights", started, time.time(), **facts)
+        self._published = publication_metrics(bundle) | update_metrics(reports)
         return self._published
 
     async def _rank_died(self) -> bool:
-        """Whether a rank is dead, so that the weights may have been lost on their way."""
+        """Whether a rank is dead, so that the weights may have been lost during their delivery."""
         try:
             await self.recovery.learner.progress(CHECK_S)
         except Died as error:
-            self.recovery.lose(error)
+            self.recovery.mark_dead(error)
         return self.recovery.cause is not None
 
     async def has_other_room(self) -> bool:
@@ -175,15 +173,15 @@ class Learning:
         return (await self.recovery.room() or 0) >= self.recovery.learner.ranks
 
     async def move(self) -> None:
-        """Ends the ranks, which is no loss, and makes them again on nodes that stay. PlayAgain if that gave other
-        weights."""
-        self.recovery.leave("its node will be taken away")
+        """Ends the ranks and restarts them on nodes that stay; nothing is lost. RetrySteps if the weights diverged."""
+        self.recovery.plan_move("its node will be taken away")
         await self._recover()
 
     # -- recovery ----------------------------------------------------------------------------------------------------
 
     async def beside(self, work: Awaitable[T]) -> T:
-        """Awaits `work`; ranks that die meanwhile are recovered while it goes on. Cancels it if this raises."""
+        """Awaits `work`; ranks that die meanwhile are recovered while it continues. Cancels it if the recovery
+        raises."""
         task = asyncio.ensure_future(work)
         try:
             while not task.done():
@@ -203,24 +201,24 @@ class Learning:
             if lost.done():
                 await lost
         except Died as error:
-            self.recovery.lose(error)
+            self.recovery.mark_dead(error)
         finally:
             lost.cancel()
 
     async def _recover(self) -> None:
-        """Makes the weights again if the ranks are lost; PlayAgain if that gave other weights."""
+        """Rebuilds the weights if the ranks are lost; RetrySteps if the rebuilt weights diverged."""
         if self.recovery.cause is not None:
             await self.recovery.run()
-        if self.recovery.remade:
-            raise PlayAgain
+        if self.recovery.diverged:
+            raise RetrySteps
 
     async def _check_rows(self, payloads: Sequence[Payload]) -> None:
-        """Raises PlayAgain if rows that a new group of ranks is about to train on are lost."""
+        """Raises RetrySteps if rows that a new group of ranks is about to train on are lost."""
         try:
             await self.fleet.actors.payloads.fetch(list(payloads), FETCH_TIMEOUT_S)
         except (Failed, TimeoutError) as error:
             self.say(f"rows of the groups to train on are lost: {error}")
-            raise PlayAgain from error
+            raise RetrySteps from error
 
     async def call(self, row: Call[P, R], *arguments: P.args, **named: P.kwargs) -> R:
         """One call, repeated with each new group of ranks."""
@@ -235,15 +233,15 @@ class Learning:
             except Refused:
                 raise
             except LOST as error:
-                self.recovery.lose(error)
+                self.recovery.mark_dead(error)
                 if isinstance(error, Failed):
                     if self.recovery.cause == failure:
                         raise
                     failure = self.recovery.cause
 
 
-def learner_figures(report: StepReport | None) -> dict[str, float]:
-    """Flat figures of a training step; `report` is None for a step without an update."""
+def learner_metrics(report: StepReport | None) -> dict[str, float]:
+    """Flat metrics of a training step; `report` is None for a step without an update."""
     if report is None:
         return {"optimizer_steps": 0.0, "tokens/trained": 0.0}
     flat = {f"learner/{key}": value for key, value in report.metrics.items()}

@@ -1,12 +1,11 @@
-"""Makes the learner's weights again inside the run after ranks were lost; workers and environment actors go on.
+"""Rebuilds the learner's weights inside the run after ranks were lost; workers and environment actors continue.
 
-A lost rank's shards are gone, and the other ranks may wait for it, so that all ranks end. The learner's state after the
-newest checkpoint is a function of the steps since then, which `Recovery` keeps as `history`: the groups that each step
-was trained on, whose rows are with the driver or in the archive, and the factor on its loss. A recovery takes these
-parts in turn:
+A lost rank's shards are gone, and the other ranks may wait for it, so all ranks are ended. The learner's state after
+the newest checkpoint is a function of the steps since then, which `Recovery` keeps as `history`: the groups that each
+step was trained on (the driver or the archive has their rows), and the factor on its loss. A recovery has these parts:
 
     part              waits for                          unblocked by             on time-out
-    end the ranks     nobody
+    end the ranks     -
     back-off          the clock                          -                        at most a minute; none if no rank was
                                                                                   lost, because a node will be
     resources         room for all `learner.ranks`; to   the cluster's scheduler  `learner.regroup_timeout_s`; then as
@@ -18,13 +17,13 @@ parts in turn:
     train, publish    every rank                         the ranks                as in a step; again
 
 "Again" is another recovery: each counts against the budget of restarts (`cluster.control.restarts`), and without one
-left the run ends with the cause of the last loss. Ranks that are moved because their node will be taken away (`leave`)
-count as no restart. Bad input (`Refused`) ends the run at once.
+left the run ends with the cause of the last loss. Ranks that are moved because their node will be taken away
+(`plan_move`) count as no restart. Bad input (`Refused`) ends the run at once.
 
-The version that rollout workers were told last is gathered again and its checksum compared. If the two are equal, the
-loss cost nothing but time: the same version is offered to workers that join later. If they differ (fewer ranks add up
-in another order, or a kernel is not deterministic), the weights that workers sampled from exist nowhere; `remade` is
-then set until the new weights are published under a higher version (`learning`).
+The version that was published last is gathered again and its checksum compared. If the two are equal, the loss cost
+only time: workers that join later get the same version. If they differ (fewer ranks add up in another order, or a
+kernel is not deterministic), the weights that workers sampled from exist nowhere; `diverged` is then set until the new
+weights are published under a higher version (`learning`).
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ from squelch.cluster.fleet.supervision import Watchdog
 from squelch.cluster.fleet.waiting import bounded
 from squelch.cluster.loop.persistence.archiving import Archiving
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
-from squelch.cluster.loop.persistence.journal import Journal
+from squelch.cluster.loop.persistence.run_log import RunLog
 
 log = logging.getLogger(__name__)
 LOST = (Died, Failed, TimeoutError)
-"""Errors after which the ranks are of no more use, except `Refused`."""
+"""Errors after which the ranks must be restarted, except `Refused`."""
 ROOM_POLL_S = 1.0
 ROOM_S = 30.0
 """Seconds within which the cluster must say what is free."""
@@ -66,8 +65,8 @@ class TrainedStep:
 
 
 @dataclass(frozen=True)
-class Told:
-    """The version that rollout workers were told last, and the last step that it was trained on."""
+class PublishedVersion:
+    """The version that was published last, and the last step that it was trained on."""
 
     version: int
     checksum: str
@@ -75,8 +74,8 @@ class Told:
 
 
 class Recovery:
-    """The learner's history since the newest checkpoint, and the recovery from it. `clock`: steps completed before this
-    process, which the checkpoint that it started from holds."""
+    """The steps trained on since the newest checkpoint, and the recovery from it. `clock`: the completed steps of the
+    checkpoint from which this process started."""
 
     def __init__(
         self,
@@ -84,20 +83,20 @@ class Recovery:
         fleet: Fleet,
         watchdog: Watchdog,
         archiving: Archiving,
-        journal: Journal,
+        run_log: RunLog,
         say: Callable[[str], None],
         clock: int,
     ) -> None:
         self.config, self.fleet, self.watchdog, self.archiving = config, fleet, watchdog, archiving
-        self.journal, self.say = journal, say
+        self.run_log, self.say = run_log, say
         self.history: list[TrainedStep] = []
-        self.told: Told | None = None
+        self.published: PublishedVersion | None = None
         self.cause: str | None = None
         """The cause of a loss that is not recovered yet."""
         self._planned = False
-        """Whether the ranks are ended in good order."""
-        self.remade = False
-        """Whether the weights differ from those told under the same number."""
+        """Whether the ranks are moved on purpose, so that no rank is lost."""
+        self.diverged = False
+        """Whether the rebuilt weights differ from those published under the same version."""
         self._trained = clock
 
     @property
@@ -119,59 +118,60 @@ class Recovery:
 
     # -- what the recovery needs to know ---------------------------------------------------------------------------
 
-    def train(self, step: TrainedStep) -> None:
+    def note_trained(self, step: TrainedStep) -> None:
         """Adds a step that changed the weights."""
         self.history.append(step)
         self._trained = step.step
 
-    def tell(self, bundle: WeightBundle) -> None:
-        """Notes that rollout workers are about to be told a version."""
-        self.told, self.remade = Told(bundle.version, bundle.checksum, self._trained), False
+    def note_published(self, bundle: WeightBundle) -> None:
+        """Notes that a version is about to be delivered to the rollout workers."""
+        self.published, self.diverged = PublishedVersion(bundle.version, bundle.checksum, self._trained), False
 
     @property
-    def told_newest(self) -> bool:
-        """Whether rollout workers were told the weights of the last step that changed them."""
-        return self.told is not None and self.told.step == self._trained
+    def newest_is_published(self) -> bool:
+        """Whether the weights of the last step that changed them are published."""
+        return self.published is not None and self.published.step == self._trained
 
-    def save(self) -> None:
-        """Forgets the steps that a complete checkpoint holds now."""
+    def note_saved(self) -> None:
+        """Forgets the history: a complete checkpoint contains it now."""
         self.history = []
 
-    def lose(self, error: BaseException) -> None:
-        """Notes that the ranks are lost."""
+    def mark_dead(self, error: BaseException) -> None:
+        """Marks the ranks as dead; the next call recovers them."""
         self.cause, self._planned = str(error) or repr(error), False
 
-    def leave(self, cause: str) -> None:
-        """Notes that the ranks are to be made again elsewhere, though nothing is lost yet."""
+    def plan_move(self, cause: str) -> None:
+        """Plans to restart the ranks on other nodes, although none is lost."""
         self.cause, self._planned = cause, True
 
     # -- the recovery ----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Returns once a new group holds the learner's state; `remade` says whether to the bit.
+        """Returns once a new group of ranks holds the learner's state; sets `diverged` if it is not bit-identical.
 
         Raises:
             RuntimeError: no restart is left, or no rank fits on the cluster; the message holds the cause.
         """
         started, cause = time.time(), self.cause
-        assert cause is not None, "only ranks that are lost, or to be moved, are made again"
-        self.say(f"the learner is {'moved' if self._planned else 'lost and made again'}: {_line(cause)}")
+        assert cause is not None, "only ranks that are lost, or to be moved, are restarted"
+        self.say(f"the learner is {'moved' if self._planned else 'lost and rebuilt'}: {_line(cause)}")
         self.fleet.published.there.clear()
         await self.archiving.finish()
         while (made := await self._attempt()) is None:
             pass
-        if not self.remade:  # weights made again are there once they are published
+        if not self.diverged:  # weights that diverged are available once they are published
             self.fleet.published.there.set()
         self._record(started, cause, *made)
 
     async def _attempt(self) -> tuple[int, int] | None:
-        """One new group; its number of ranks and of steps trained on again, or None if it is lost too."""
+        """Starts one new group. Returns its number of ranks and the number of replayed steps; None if it is lost
+        too."""
         try:
             made = await self._regroup(), await self._restore()
         except Refused:
             raise
         except LOST as error:
-            self.lose(error)
+            self.mark_dead(error)
             return None
         self.cause = None
         return made
@@ -205,17 +205,17 @@ class Recovery:
         return min(room, wanted.ranks)
 
     async def _restore(self) -> int:
-        """Loads the newest checkpoint and trains the steps after it again; returns their number. Sets `remade`."""
+        """Loads the newest checkpoint and replays the steps after it; returns their number. Sets `diverged`."""
         base, folder = self._checkpoint()
         if folder is not None:
             await self.learner.call(LOAD, folder.resolve())
         steps = [step for step in self.history if step.step > base]
-        told = [step for step in steps if self.told is not None and step.step <= self.told.step]
-        for step in told:
-            await self._train_again(step)
-        self.remade = self.told is not None and not await self._same(self.told)
-        for step in steps[len(told) :]:
-            await self._train_again(step)
+        published = [step for step in steps if self.published is not None and step.step <= self.published.step]
+        for step in published:
+            await self._replay(step)
+        self.diverged = self.published is not None and not await self._same(self.published)
+        for step in steps[len(published) :]:
+            await self._replay(step)
         return len(steps)
 
     def _checkpoint(self) -> tuple[int, Path | None]:
@@ -224,29 +224,29 @@ class Recovery:
         saved = checkpoints(self.config.run_dir)
         return saved[-1] if saved else (0, None)
 
-    async def _train_again(self, step: TrainedStep) -> None:
+    async def _replay(self, step: TrainedStep) -> None:
         payloads = await self.archiving.stored(step.step, step.ids)
         report = await self.learner.call(TRAIN_STEP, step.step, payloads, step.ids, step.loss_scale)
         if not report.updated:
             why = report.refused or "no gradient"
             raise RuntimeError(f"step {step.step} was trained on, but the recovered learner refuses it: {why}")
 
-    async def _same(self, told: Told) -> bool:
-        """Whether the weights are those told last, by checksum. If so, their new copy replaces the lost one, which
-        ended with the rank that owned it."""
-        bundle = await self.learner.call(PUBLISH, told.version, self.config.rollout.dtype)
-        if bundle.checksum != told.checksum:
+    async def _same(self, published: PublishedVersion) -> bool:
+        """Whether the weights are those published last, by checksum. If so, their new copy replaces the one that was
+        lost with its owner, rank 0."""
+        bundle = await self.learner.call(PUBLISH, published.version, self.config.rollout.dtype)
+        if bundle.checksum != published.checksum:
             return False
         self.fleet.published.bundle = bundle
         return True
 
     def _record(self, started: float, cause: str, ranks: int, steps: int) -> None:
         ended = time.time()
-        outcome = "other weights than before" if self.remade else "the same weights"
-        self.say(f"the learner is back after {ended - started:.1f} s: {ranks} ranks, {steps} steps again, {outcome}")
-        facts = {"cause": cause, "ranks": ranks, "steps": steps, "same": not self.remade}
-        self.journal.event(LEARNER, "recovered", started, ended, **facts)
-        self.journal.carry({"seconds/recovery": ended - started, "recovery/steps": float(steps)})
+        outcome = "other weights than before" if self.diverged else "the same weights"
+        self.say(f"the learner is back after {ended - started:.1f} s: {ranks} ranks, {steps} steps replayed, {outcome}")
+        facts = {"cause": cause, "ranks": ranks, "steps": steps, "same": not self.diverged}
+        self.run_log.event(LEARNER, "recovered", started, ended, **facts)
+        self.run_log.carry({"seconds/recovery": ended - started, "recovery/steps": float(steps)})
 
 
 def _line(text: str) -> str:

@@ -1,10 +1,10 @@
 """The parts of a run that outlive its process: what the loop writes, and what a resumed run starts from.
 
-    journal        the records of steps: spans, figures, and the terminal's line
+    run_log        the records of steps: spans, metrics, and the terminal's line
     archiving      the groups of a step, written during the next step
     state          the loop's part of a checkpoint
     checkpointing  a whole checkpoint: the learner's shards and the loop's state
     uploading      the run's copy in a store, sent beside the loop (`cluster.runs.in_store`)
 
-Each module says whom it waits for.
+Each module says what it waits for.
 """

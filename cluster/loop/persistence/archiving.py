@@ -1,16 +1,16 @@
-"""The coordinator's side of the archive: a step's groups are written during the next step.
+"""The coordinator's client of the archive: a step's groups are written during the next step.
 
     waits for                         unblocked by   on time-out
-    the previous part: the next       the disk       said after `SLOW_S`; after `DISK_TIMEOUT_S` the run ends and
+    the previous part: the next       the disk       reported after `SLOW_S`; after `DISK_TIMEOUT_S` the run ends and
     part, a checkpoint, a recovery                   names the folder
     rows of a written part            the disk       the same
 
 An error of the disk ends the run too and names the file (`actors.archive.store.ArchiveError`). A disk that hangs, as a
 mounted one may, keeps the thread of its call and nothing else (`cluster.own_thread`).
 
-The rows are with the driver before the learner trains on the step (`Play.rows`), and `Archiving` holds them until it
-writes them: a host that is lost later takes none of them with it, also if the step must be trained on again. Rows that
-are lost before are those of a step that can be played again.
+The driver has the rows before the learner trains on the step (`Play.rows`), and `Archiving` holds them until they are
+written. A host that is lost later therefore takes none of them with it, even if the step must be replayed. If rows are
+lost earlier, their step is retried.
 """
 
 from __future__ import annotations

@@ -30,14 +30,14 @@ def newest_until(saved: Sequence[tuple[int, Path]], step: int | None) -> int | N
     return max((at for at, _ in saved if step is not None and at <= step), default=None)
 
 
-def prune(run_dir: Path, keep: int, best_step: int, sound: int | None = None) -> None:
-    """Deletes all checkpoints except the `keep` newest, the best and the newest that is not after the step `sound`, and
-    partly written ones of a killed process. A checkpoint loses its name first, so that no reader takes a half deleted
-    one for complete."""
+def prune(run_dir: Path, keep: int, best_step: int, healthy: int | None = None) -> None:
+    """Deletes all checkpoints except the `keep` newest, the best and the newest that is not after the step `healthy`,
+    and partly written ones of a killed process. A checkpoint loses its name first, so that no reader takes a half
+    deleted one for complete."""
     saved = checkpoints(run_dir)
-    spared = {best_step, newest_until(saved, sound)}
+    spared = {best_step, newest_until(saved, healthy)}
     for step, folder in saved[:-keep]:
         if step not in spared:
             folder.rename(partial_path(folder))
-    for half in (run_dir / "checkpoints").glob(".*step-*.partial"):  # with two points: partial while it is gathered
+    for half in (run_dir / "checkpoints").glob(".*step-*.partial"):  # two dots: still being gathered
         shutil.rmtree(half)

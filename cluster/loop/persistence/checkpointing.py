@@ -1,8 +1,8 @@
-"""The coordinator's side of the checkpoints. A checkpoint is one folder with the learner's shards and the loop's state;
-it exists completely or not at all.
+"""The coordinator's client of the checkpoints. A checkpoint is one folder with the learner's shards and the loop's
+state; it exists completely or not at all.
 
 The loop waits for the previous part of the archive, then for every learner rank and the disk. Ranks that are lost
-meanwhile are recovered (`cluster.loop.learner_client.learning`); if the disk refuses, the run ends and names the path.
+meanwhile are recovered (`cluster.loop.learner_client.learning`); if the disk fails, the run ends and names the path.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from squelch.cluster.config import RunConfig
 from squelch.cluster.loop.learner_client.learning import Learning
 from squelch.cluster.loop.persistence.archiving import Archiving
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoint_dir, checkpoints, prune
-from squelch.cluster.loop.persistence.journal import Journal
+from squelch.cluster.loop.persistence.run_log import RunLog
 from squelch.cluster.loop.persistence.state import LoopState, amend
 from squelch.cluster.loop.stopwatch import Stopwatch
 from squelch.cluster.loop.watchers.alarms import Alarms
@@ -24,23 +24,23 @@ from squelch.cluster.loop.watchers.validation import Validation
 
 class Checkpointing:
     """Writes checkpoints to a run's folder; keeps the newest `loop.keep_checkpoints`, the best, and the newest from
-    before a fall of what an alarm watches, or before a bad state of the reasoning."""
+    before a drop that an alarm sees, or before a bad state of the reasoning."""
 
     def __init__(
         self,
         config: RunConfig,
         learning: Learning,
         archiving: Archiving,
-        journal: Journal,
+        run_log: RunLog,
         validation: Validation,
         alarms: Alarms,
     ) -> None:
         self.run_dir, self.loop = config.run_dir, config.loop
-        self.learning, self.archiving, self.journal = learning, archiving, journal
+        self.learning, self.archiving, self.run_log = learning, archiving, run_log
         self.validation, self.alarms = validation, alarms
         self._stopwatch = Stopwatch()
         self.is_before_a_move = False
-        """Whether one was written since the learner was told that it loses a node."""
+        """Whether a checkpoint was written since it is known that the learner loses a node."""
 
     def newest(self) -> int:
         """Step of the newest complete checkpoint; 0 if there is none."""
@@ -58,9 +58,9 @@ class Checkpointing:
         state.seconds += self._stopwatch.lap()
         await self.archiving.finish()
         await self.learning.save(checkpoint_dir(self.run_dir, step), vars(state))
-        spared = self.validation.best_step, self.alarms.sound_until
+        spared = self.validation.best_step, self.alarms.healthy_until
         await asyncio.to_thread(prune, self.run_dir, self.loop.keep_checkpoints, *spared)
-        self.journal.event("learner", "checkpoint", started, time.time(), step=step)
+        self.run_log.event("learner", "checkpoint", started, time.time(), step=step)
 
     def amend(self, step: int, facts: dict[str, Any]) -> None:
         """Replaces fields of the loop's state in the checkpoint of a step."""

@@ -4,8 +4,8 @@ A checkpoint of step n means that steps 1..n are complete. A resumed run first r
 and then issues the tickets that were open at the checkpoint again with the same ids and tasks, so that every task is
 trained on once.
 
-A checkpoint may come from somebody else: its loop state is data with checked types, and what the tickets play is the
-configuration's."""
+A checkpoint may come from somebody else: the types of its loop state are checked, and its tickets play the
+configuration's environment."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from squelch.envs.untrusted.files import brief, reason
 from squelch.learner.checkpoint.manifest import EXPORT, read_loop
 
 ANEW = {
-    "validation": "the validation has other tasks, or another temperature, now: what is paired by task begins anew",
-    "probe": "the fixed probe has other tasks, or reads them in another way, now: its figures and alarms begin anew",
-    "answers": "the fixed probe scores other answers now, or none: the alarm on what follows from them begins anew",
-    "scorings": "steps are scored in another way now: the alarm on scorings and the judge's baseline begin anew",
+    "validation": "the validation's tasks or temperature have changed: everything that is paired by task starts over",
+    "probe": "the fixed probe's tasks, or how they are scored, have changed: its metrics and alarms start over",
+    "answers": "the fixed probe's scored answers have changed: the alarm on D (dependence) starts over",
+    "scorings": "the scoring of steps has changed: the alarm on scorer steps and the judge's baseline start over",
 }
-"""What may begin anew in a resumed run (`LoopState.with_tasks`), in words."""
+"""What may start over in a resumed run (`LoopState.with_tasks`), in words."""
 OLDER = frozenset({"scorer_figures", "early_stop"})
 """Fields of the loop state of older checkpoints."""
 READS_OLDER = "03d7dc21"
@@ -58,12 +58,12 @@ class LoopState:
     bad_steps: int = 0
     """Steps in a row that the learner refused."""
     carried: dict[str, float] = field(default_factory=dict)
-    """Figures that the next step reports."""
+    """Metrics that the next step reports."""
     watchers: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The state of each watcher that has one, by name (`cluster.loop.watchers.watcher`)."""
     fixed_tasks: dict[str, str] = field(default_factory=dict)
-    """What the fixed tasks of the validation and of the probe are, and how they are sampled (`with_tasks`); empty in a
-    new run."""
+    """The fixed tasks of the validation and of the probe, and how they are sampled (`with_tasks`); empty in a new
+    run."""
 
     @property
     def best_step(self) -> int:
@@ -71,9 +71,9 @@ class LoopState:
         return self.watchers.get("validation", {}).get("best_step", -1)
 
     def with_tasks(self, config: RunConfig) -> list[str]:
-        """Takes on the fixed tasks of the configuration, and how they and the steps are scored; returns what begins
-        anew, of ANEW, because it was measured in another way, or is not measured any more: gains, the best step and
-        warnings are paired by task, and alarms compare with a level. The watchers see to it (`Watcher.restore`)."""
+        """Stores the configuration's fixed tasks, and how they and the steps are scored. Returns the keys of ANEW whose
+        measurement has changed or ended, so that they start over: gains, the best step and warnings are paired by
+        task, and alarms compare with a level. `Watcher.restore` resets them."""
         env, checked, scorer = config.environment, config.validation, config.scorer
         probe, seen = scorer.probe, [env.name, dict(env.options), env.prompt]
         base = [*seen, env.validation_seed]

@@ -1,4 +1,4 @@
-"""The run's side of its store: takes the lease, gets the run from the store, and uploads beside the loop.
+"""The run's client of its store: takes the lease, restores the run from the store, and uploads beside the loop.
 
     thread    produces             waits for                      unblocked by       on time-out
     upload    files, manifests     `upload.every_s`; the store    store              retried with back-off; after
@@ -9,10 +9,10 @@
     main      -                    the upload after the last      upload             as above; the files stay on the
                                    step only                                         driver's disk
 
-The loop waits for neither: what is uploaded are closed files on the driver's disk (`cluster.runs.in_store.mirror`). A
-store that fails or is slow is said at once, and again when it is back; events and metrics have it too. When the bound
-is exceeded, or another driver has taken the run over, the run ends after the step in training, with its checkpoint on
-the disk.
+The loop waits for neither: closed files on the driver's disk are uploaded (`cluster.runs.in_store.mirror`). A store
+that fails or is slow is reported at once, and again when it has recovered; events and metrics record it too. If the
+bound is exceeded, or another driver has taken over the run, the run ends after the step in training, with its
+checkpoint on the disk.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from squelch.cluster.runs.in_store.mirror import Mirror, Stopped
 SLOW_S = 60.0
 """Seconds without progress after which an upload under way is reported."""
 MAX_PAUSE_S = 60.0
-"""Longest pause before a failed upload is tried again."""
+"""Longest pause before a failed upload is retried."""
 WATCH_S = 0.5
 
 
@@ -62,7 +62,7 @@ class Note:
 
 @dataclass
 class Progress:
-    """What the upload thread has come to; times in seconds of the monotonic clock."""
+    """The state of the upload thread; times in seconds of the monotonic clock."""
 
     now: Callable[[], float] = time.monotonic
     done: float = 0.0
@@ -117,7 +117,7 @@ class Uploads:
         self.progress = Progress()
         self._cancelled, self._last = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="upload", daemon=True)
-        self._told_slow = self._told_failure = False
+        self._slow_is_reported = self._failure_is_reported = False
         self._finished = False
         self._verdict: str | None = None
         """Why the run must end, once it has finished."""
@@ -191,31 +191,31 @@ class Uploads:
             await asyncio.sleep(WATCH_S)
 
     def _report(self, event: Callable[..., None], recorder: Gauges) -> None:
-        for note in self._tell():
+        for note in self._report_changes():
             facts: dict[str, Any] = {"cause": note.cause} if note.cause else {"files": note.files, "bytes": note.bytes}
             event("store", "failed" if note.cause else "upload", note.started, note.ended, **facts)
             recorder.add("squelch_store_failures_total", float(bool(note.cause)))
         recorder.set("squelch_store_lag_seconds", self.progress.now() - self.progress.done)
 
-    def _tell(self) -> list[Note]:
-        """Says what has changed since the last call; the notes since then."""
+    def _report_changes(self) -> list[Note]:
+        """Reports what has changed since the last call; returns the notes since then."""
         progress, where, notes = self.progress, self.mirror.store.where(), list[Note]()
         while True:
             try:
                 notes.append(progress.notes.get_nowait())
             except Empty:
                 break
-        if progress.cause and not progress.lost and not self._told_failure:
-            self._told_failure = True
+        if progress.cause and not progress.lost and not self._failure_is_reported:
+            self._failure_is_reported = True
             bound = self.config.give_up_after_s
-            self.say(f"store: {progress.cause}. The run goes on and tries again for up to {bound:g} s")
-        elif self._told_failure and not progress.failures:
-            self._told_failure = False
+            self.say(f"store: {progress.cause}. The run goes on and retries for up to {bound:g} s")
+        elif self._failure_is_reported and not progress.failures:
+            self._failure_is_reported = False
             self.say(f"store: {where} answers again, and everything is uploaded")
         slow = progress.busy and not progress.failures and progress.silent_s() > SLOW_S
-        if slow and not self._told_slow:
+        if slow and not self._slow_is_reported:
             self.say(f"store: {where} is slow: it has taken nothing for {SLOW_S:g} s. The run goes on")
-        self._told_slow = slow
+        self._slow_is_reported = slow
         return notes
 
     def verdict(self) -> str | None:
@@ -245,10 +245,10 @@ class Uploads:
         verdict = self.verdict()
         while self._thread.is_alive() and not verdict:
             self._thread.join(WATCH_S)
-            self._tell()
+            self._report_changes()
             verdict = self.verdict()
         self._cancelled.set()
-        self._tell()
+        self._report_changes()
         return verdict
 
     def close(self) -> None:
@@ -259,7 +259,7 @@ class Uploads:
 
 
 def open_uploads(config: RunConfig, resume: bool, say: Callable[[str], None]) -> Uploads | None:
-    """Takes the lease of the run's place in `store` and, if this host does not have the run, makes its folder from the
+    """Takes the lease of the run in `store` and, if this host does not have the run, restores its folder from the
     newest manifest; None without a store.
 
     Raises:

@@ -1,9 +1,8 @@
 """Tickets that are played on rollout workers and environment actors: those of a step, and those of fixed tasks.
 
-    playing     plays a ticket, again if a party dies or is late; the side of these parties
-    window      the tickets of one training step, and the figures of its groups
-    validation  the fixed validation tasks, during training
-    probing     the tasks of the fixed probe
+    playing     plays tickets and retries them if an actor dies or is late; the client of these actors
+    window      the tickets of one training step, and the metrics of its groups
+    open_steps  the steps whose tickets are issued and that are not trained on yet
 
-Each module says whom it waits for.
+Each module says what it waits for.
 """

@@ -1,13 +1,13 @@
-"""The open steps: their tickets are issued, played, decided on by the filter, and played again if groups are lost.
+"""The open steps: their tickets are issued, played, decided on by the filter, and retried if groups are lost.
 
     waits for                      unblocked by          on time-out
-    every ticket of a step         environment actors    played again, or fails (`playing`)
+    every ticket of a step         environment actors    retried, or fails (`playing`)
     the filter's decision          filter service        it is ended and replaced (`cluster.loop.filtering`)
-    the rows of the step's groups  object store          the step is played again; then the run ends
+    the rows of the step's groups  object store          the step is retried; then the run ends
 
 `cluster.control.admission` decides when a step's tickets are issued, so with `max_staleness` > 0 later steps are played
-while one is trained. Invariants: every ticket is in the ledger from its issue on; a step that is trained on is open no
-more, so its tickets are never played again.
+while one is trained. Invariants: every ticket is in the ledger from its issue on; a step that was trained on is no
+longer open, so its tickets are never retried.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from squelch.cluster.control.autoscaling import StepTimes
 from squelch.cluster.control.ledger import BUFFERED, DROPPED, FAILED, KEPT_WAITING, Ledger
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.loop.filtering import Filtering
-from squelch.cluster.loop.learner_client.learning import PlayAgain
+from squelch.cluster.loop.learner_client.learning import RetrySteps
 from squelch.cluster.loop.persistence.state import LoopState, pack_ticket
 from squelch.cluster.loop.tickets.playing import Play, PlayedGroup
 from squelch.cluster.loop.tickets.window import Window
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Decided:
-    """A step whose groups are decided on. `tables`: their rows, in the order of the tickets."""
+    """A step on whose groups the filter has decided. `tables`: their rows, in the order of the tickets."""
 
     window: Window
     decision: StepDecision
@@ -73,8 +73,8 @@ class OpenSteps:
     # -- tickets -------------------------------------------------------------------------------------------------------
 
     def issue(self) -> None:
-        """Issues the tickets of every step that admission lets begin. After a stop too: a resumed run plays the tickets
-        that are cancelled then."""
+        """Issues the tickets of every step that admission allows. It does so after a stop too: the tickets are then
+        cancelled, and a resumed run plays them."""
         while self.admission.open():
             step = self.admission.issue()
             self._start(step, self._resumed.pop(step, None) or self.source.take(step, self.config.loop.prompts))
@@ -96,7 +96,7 @@ class OpenSteps:
         return group
 
     async def cancel(self) -> None:
-        """Cancels what is being played."""
+        """Cancels every play under way."""
         for window in self.windows.values():
             for play in window.plays:
                 play.cancel()
@@ -111,7 +111,8 @@ class OpenSteps:
         """Waits for the step's tickets, its refill rounds, the filter's decision and the groups' rows.
 
         Raises:
-            PlayAgain: rows are lost, as with their host; the error itself once that happened `loop.max_attempts` times.
+            RetrySteps: rows are lost, as with their host; the error itself once that happened `loop.max_attempts`
+            times.
         """
         window = self.windows[step]
         window.times.asked = _now()
@@ -139,10 +140,10 @@ class OpenSteps:
             if self._lost[window.step] >= self.config.loop.max_attempts:
                 raise
             self.say(f"rows of step {window.step} are lost before it was trained on: {reason_of(error)}")
-            raise PlayAgain from error
+            raise RetrySteps from error
 
     def note(self, found: Decided) -> None:
-        """Moves the step's tickets in the ledger as the filter decided."""
+        """Records the filter's decision on each ticket of the step in the ledger."""
         for item in found.decision.kept:
             self.ledger.move(item.group_id, KEPT_WAITING)
         for item in found.decision.dropped:
@@ -158,14 +159,14 @@ class OpenSteps:
     # -- the end of a step ---------------------------------------------------------------------------------------------
 
     def trained(self, step: int) -> None:
-        """The step is trained on: its tickets are never played again."""
+        """Closes a step that was trained on: its tickets are never retried."""
         del self.windows[step], self._lost[step]
         self.filter_state = self.filtering.state or self.filter_state
 
     def complete(self, window: Window, version: int) -> None:
-        """The step's weights are published as `version`, or it has none of its own."""
+        """Completes a step; `version`: that of its weights, or the one before if it published none."""
         self.admission.complete(window.step, version)
-        self.ledger.settle(ticket.ticket_id for ticket in window.tickets)
+        self.ledger.commit(ticket.ticket_id for ticket in window.tickets)
 
     def close(self) -> None:
         """Forgets every open step, at the end of the run."""
@@ -175,9 +176,9 @@ class OpenSteps:
     # -- groups that are lost ------------------------------------------------------------------------------------------
 
     async def reset(self, version: int) -> list[int]:
-        """Returns every open step, whose plays are cancelled, to before its first play; the steps. `version`: the
-        newest that was published. Refill rounds begin anew, as after a resume: what is missing is another number then,
-        and a step must not train on more groups than its first round held."""
+        """Returns every open step, whose plays are cancelled, to its state before the first play; returns the steps.
+        `version`: the newest published one. Refill rounds start over, as after a resume: another number of groups may
+        be missing then, and a step must not train on more groups than its first round had."""
         self.admission.renumber(version)
         refills = self._refills()
         for ticket in refills:
@@ -190,21 +191,21 @@ class OpenSteps:
         await self.filtering.rewind(self.filter_state, min(self.windows, default=self.admission.next_step) - 1)
         return list(self.windows)
 
-    def play_again(self) -> int:
-        """Plays the tickets of every open step after a `reset`; their number."""
+    def retry(self) -> int:
+        """Retries the tickets of every open step after a `reset`; returns their number."""
         for window in self.windows.values():
             for ticket in window.tickets:
-                self.ledger.play_again(ticket.ticket_id)
+                self.ledger.retry(ticket.ticket_id)
                 window.plays.append(asyncio.create_task(self._play(window, ticket)))
         return sum(len(window.tickets) for window in self.windows.values())
 
     def _refills(self) -> list[Ticket]:
-        """The tickets of refill rounds. No others were issued after them: one step at a time is decided on."""
+        """The tickets of refill rounds. They were issued last, because the filter decides on one step at a time."""
         return [ticket for window in self.windows.values() for ticket in window.tickets[window.first :]]
 
     def open_tickets(self) -> list[dict[str, Any]]:
-        """The tickets that a resumed run plays again. Those of refill rounds are not among them: the rounds begin anew,
-        with the same tasks."""
+        """The tickets that a resumed run plays again, without those of refill rounds: the rounds start over, with the
+        same tasks."""
         issued = [window.tickets[: window.first] for window in self.windows.values()]
         return [pack_ticket(ticket) for tickets in (*issued, *self._resumed.values()) for ticket in tickets]
 

@@ -1,4 +1,4 @@
-"""Plays tickets on the fleet: assigns them to actors, and plays them again if a party dies or is late.
+"""Plays tickets on the fleet: assigns them to actors, and retries them if an actor dies or is late.
 
 The coordinator owns every result: an environment actor returns a small summary and a reference to the rows, which it
 does not own, so its death never loses a finished group. A ticket is played at most `loop.max_attempts` times; then it
@@ -6,12 +6,12 @@ has failed, and its rows in the archive state the cause.
 
     waits for          unblocked by                      on time-out or death
     a healthy member   a join or a replacement           RuntimeError if none is joining (cluster.fleet.pool)
-    a group            the environment actor             it is named, replaced if dead; the ticket is played again
+    a group            the environment actor             it is named, replaced if dead; the ticket is retried
     a worker's tokens  (the environment actor waits)     trajectories fail; if the worker is dead, it is replaced and
-                                                         the ticket is played again
+                                                         the ticket is retried
     a validation's     the environment actor             as a group; the run ends after `loop.max_attempts`
-    lot of tasks
-    a member that is   -                                 its calls end at once (`CutOff`); the tickets are played again,
+    batch of tasks
+    a member that is   -                                 its calls end at once (`CutOff`); the tickets are retried,
     removed at once                                      which does not count as an attempt
     a group's rows     the object store                  TimeoutError; the run ends
 """
@@ -58,15 +58,15 @@ def causes(failed: Iterable[Failure]) -> Counter[str]:
 
 
 def failed_text(failed: Sequence[Failure], played: int, what: str = "validation tasks") -> str:
-    """What to tell of those that failed of `played`, by cause, with one detail of each; empty if none did."""
+    """The message about failed trajectories of `played`, by cause, with one detail of each; empty if none failed."""
     details = {str(failure.cause): f" (one: {failure.detail})" for failure in failed if failure.detail}
     counted = ", ".join(f"{cause} {count}{details.get(cause, '')}" for cause, count in causes(failed).most_common())
     return f"{len(failed)} of {played} {what} failed and count as no success: {counted}" if failed else ""
 
 
 class _Unplayed(Exception):
-    """What was to be played has failed `loop.max_attempts` times; its cause is the last attempt's error, if it was one
-    of the actor's."""
+    """A ticket, or a batch of them, has failed `loop.max_attempts` times. Its cause is the error of the last attempt,
+    if the actor raised one."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(str(failure))
@@ -83,7 +83,7 @@ class PlayedGroup:
 
 
 class Play:
-    """Distributes tickets over environment actors and rollout workers; one worker samples a whole group or lot."""
+    """Distributes tickets over environment actors and rollout workers; one worker samples a whole group or batch."""
 
     def __init__(self, config: RunConfig, fleet: Fleet) -> None:
         self.config, self.fleet = config, fleet
@@ -107,8 +107,8 @@ class Play:
         play: Callable[[Client, str], Awaitable[T]],
         summaries: Callable[[T], Sequence[GroupSummary]],
     ) -> T:
-        """The result of `play` on an environment actor and the rollout worker of this name. It is made again, on the
-        next of both, if a party is dead or late or raises. _Unplayed after `loop.max_attempts`."""
+        """The result of `play` on an environment actor and the rollout worker of this name. If an actor is dead, is
+        late or raises, `play` is retried on the next of both; _Unplayed after `loop.max_attempts`."""
         cause: ActorError | None = None
         player: Member[Client] | None = None
         failure, attempts = Failure(FailureCause.ACTOR_ERROR, "not played yet"), 0
@@ -137,8 +137,8 @@ class Play:
         raise _Unplayed(failure) from cause
 
     async def _assign(self, failed: Member[Client] | None) -> tuple[Member[Client], Member[Client]]:
-        """The next environment actor and rollout worker, round-robin, as soon as there is a healthy one of each; not
-        the actor that has `failed` just now if there is another."""
+        """The next environment actor and rollout worker, round-robin, as soon as one of each is healthy. The actor that
+        has just `failed` is skipped if there is another."""
         await self.fleet.player_pool.need()
         while not (await self.fleet.worker_pool.need() and self.fleet.players.healthy()):
             await self.fleet.player_pool.need()
@@ -147,8 +147,8 @@ class Play:
         return self.fleet.players.in_turn(turn + 1) if player is failed else player, self.fleet.workers.in_turn(turn)
 
     async def _worker_is_dead(self, worker: Member[Client], played: Sequence[GroupSummary]) -> bool:
-        """Whether trajectories failed because their worker is dead; the fleet has then replaced the worker. The others
-        of a group must not be learned from alone: they are those that ended early."""
+        """Whether trajectories failed because their worker is dead; the fleet has then replaced the worker. The
+        group's other trajectories must not be trained on alone: they are biased towards those that ended early."""
         return any(map(_failed_in_generation, played)) and await self.fleet.suspect_worker(worker)
 
     def _unplayable(self, ticket: Ticket, failure: Failure) -> PlayedGroup:
@@ -159,12 +159,12 @@ class Play:
         return PlayedGroup(ticket, summarise(group), self.fleet.actors.payloads.put(to_table(group)))
 
     async def groups(self, tickets: Sequence[Ticket]) -> list[PlayedGroup]:
-        """Plays tickets of one group size, in their order, as many groups at a time as the engines hold (`places`).
+        """Plays tickets of one group size, in their order, as many groups at a time as the engines hold (`slots`).
         Raises as `group`."""
-        places = await self.places(tickets[0].group_size)
+        slots = await self.slots(tickets[0].group_size)
 
         async def play(ticket: Ticket) -> PlayedGroup:
-            async with places:
+            async with slots:
                 return await self.group(ticket)
 
         return await asyncio.gather(*map(play, tickets))
@@ -175,38 +175,38 @@ class Play:
         """Success (num_tickets,), bool, of one trajectory per ticket, and the summaries, both in the order of the
         tickets. A failed trajectory counts as no success; `failures` says which failed.
 
-        The tickets are played in lots of as many trajectories as a group has; a lot has the time of a group. As many
-        lots are played at a time as the engines hold (`places`); training groups that are already issued play beside
-        them.
+        The tickets are played in batches of as many trajectories as a group has; a batch has the time of a group. As
+        many batches are played at a time as the engines hold (`slots`); training groups that are already issued play
+        beside them.
 
         Raises:
-            RuntimeError: a lot was not played in `loop.max_attempts` attempts.
+            RuntimeError: a batch was not played in `loop.max_attempts` attempts.
         """
         size = min(self.config.sampling.group_size, self.config.rollout.max_num_seqs)
-        places = await self.places(size)
-        lots = [asyncio.create_task(self._lot(tickets[i : i + size], places)) for i in range(0, len(tickets), size)]
+        slots = await self.slots(size)
+        batches = [asyncio.create_task(self._batch(tickets[i : i + size], slots)) for i in range(0, len(tickets), size)]
         try:
-            summaries = [summary for lot in await asyncio.gather(*lots) for summary in lot]
+            summaries = [summary for batch in await asyncio.gather(*batches) for summary in batch]
         finally:
-            for lot in lots:
-                lot.cancel()
-            await asyncio.gather(*lots, return_exceptions=True)
+            for batch in batches:
+                batch.cancel()
+            await asyncio.gather(*batches, return_exceptions=True)
         return np.array([bool(len(s.successes) and s.successes[0]) for s in summaries]), summaries
 
-    async def places(self, size: int) -> asyncio.Semaphore:
-        """Places for as many lots or groups of `size` trajectories as the engines hold, at least one: the time-outs of
-        a trajectory count the waiting in an engine's queue."""
-        slots = self.config.rollout.max_num_seqs * len(await self.fleet.worker_pool.need())
-        return asyncio.Semaphore(max(1, slots // size))
+    async def slots(self, size: int) -> asyncio.Semaphore:
+        """Slots for as many batches or groups of `size` trajectories as the engines hold, at least one: the time-outs
+        of a trajectory count the waiting in an engine's queue."""
+        sequences = self.config.rollout.max_num_seqs * len(await self.fleet.worker_pool.need())
+        return asyncio.Semaphore(max(1, sequences // size))
 
-    async def _lot(self, tickets: list[Ticket], places: asyncio.Semaphore) -> list[GroupSummary]:
+    async def _batch(self, tickets: list[Ticket], slots: asyncio.Semaphore) -> list[GroupSummary]:
         async def play(player: Client, worker: str) -> list[GroupSummary]:
             summaries, _ = await player.call(EVALUATE, [replace(ticket, worker=worker) for ticket in tickets])
             return summaries
 
         what = f"{len(tickets)} tasks of a validation"
         try:
-            async with places:
+            async with slots:
                 return await self._attempts(what, play, lambda played: played)
         except _Unplayed as error:
             text = f"validation: {what} failed loop.max_attempts times; last cause: {error.failure}"

@@ -1,4 +1,4 @@
-"""The tickets of one training step while they are played, and the figures of its groups; no logic of the loop."""
+"""The tickets of one training step while they are played, and the metrics of its groups; no logic of the loop."""
 
 from __future__ import annotations
 

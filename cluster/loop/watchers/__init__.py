@@ -1,12 +1,12 @@
-"""What rides on a training step. `watcher` says when each method is called; `cluster.loop.wiring` lists the watchers.
+"""Watchers of the training step. `watcher` says when each method is called; `cluster.loop.wiring` lists the watchers.
 
     early_stopping   the two rules that end a run which no longer learns
     gaming_warning   the warning for a gamed criterion
     validation       success on the fixed tasks
-    scoring          the scorer's steps, and the wait for its last one
+    scoring          the scorer steps, and the wait for the last one
     probing          plays the fixed probe and hands it to the scorer
-    alarms           the alarms on what the scorer finds
-    decomposing      the gradient taken apart by reward variance
+    alarms           the alarms on the scorer's metrics
+    decomposing      the gradient decomposed by reward variance
 
 `cluster.loop.scaling` is a watcher too.
 """

@@ -1,9 +1,9 @@
-"""The watcher of what the scorer finds: the alarms (`actors.diagnosis.alarm`, `probe_alarm`) and the state of the
+"""The watcher of the scorer's metrics: the alarms (`actors.diagnosis.alarm`, `probe_alarm`) and the state of the
 reasoning (`actors.diagnosis.soundness`). Waits for nobody.
 
 The alarms run beside the coordinator and not in the scorer, because the first needs the rewards of every step too. They
-see each scorer step and each evaluation of the probe once, when it is recorded. While they see a fall, or the reasoning
-is in a bad state, the newest checkpoint from before it is kept, so that a new run can start from there.
+see each scorer step and each probe evaluation once, when it is recorded. While an alarm is raised, or the reasoning is
+in a bad state, the newest checkpoint from before is kept, so that a new run can start from there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from squelch.actors.diagnosis.probe_alarm import WORDS, ProbeAlarm
 from squelch.actors.diagnosis.regime import MUTE
 from squelch.actors.diagnosis.soundness import UNTRUE, Soundness
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints, newest_until
-from squelch.cluster.loop.persistence.journal import Journal
+from squelch.cluster.loop.persistence.run_log import RunLog
 from squelch.cluster.loop.watchers.watcher import Step, Watcher
 
 log = logging.getLogger(__name__)
@@ -30,14 +30,14 @@ class Alarms(Watcher):
 
     name = "alarms"
 
-    def __init__(self, run_dir: Path, journal: Journal) -> None:
-        self.run_dir, self.journal = run_dir, journal
+    def __init__(self, run_dir: Path, run_log: RunLog) -> None:
+        self.run_dir, self.run_log = run_dir, run_log
         self.alarm, self.probe_alarm, self._soundness = DependenceAlarm(), ProbeAlarm(), Soundness()
         self._blind: tuple[str, ...] = ()
-        """Figures of the probe's alarm that the last evaluation did not know; a resumed run tells of them again."""
+        """Metrics of the probe's alarm that were unknown in the last evaluation; a resumed run reports them again."""
 
     def metrics(self, step: Step) -> dict[str, float]:
-        """Takes what the step records of the scorer, and its mean reward; the alarms' metrics."""
+        """Passes the step's scorer metrics and mean reward to the alarms; returns the alarms' metrics."""
         found = step.metrics
         if "probe/step" in found:
             self._watch_probe(found)
@@ -46,75 +46,77 @@ class Alarms(Watcher):
         return self.alarm.metrics() | self.probe_alarm.metrics()
 
     def recorded_alone(self, found: dict[str, float]) -> None:
-        """Takes the metrics of a scorer step, or of an evaluation of the probe, that get a record of their own."""
+        """Takes the metrics of a scorer step, or of a probe evaluation, that get a record of their own."""
         if "probe/step" in found:
             self._watch_probe(found)
         else:
             self._watch(found)
 
     def _watch(self, taken: dict[str, float]) -> None:
-        """Passes new figures to the alarm, and reports once when it is raised, when reasoning falls silent, so that the
-        alarm has no figures, or when reasoning becomes untrue, which the alarm does not see."""
+        """Passes new metrics to the alarm. Reports once when it is raised, when reasoning falls silent (the alarm is
+        then blind), and when reasoning becomes untrue (which the alarm does not see)."""
         if "scorer/step" in taken:
             self._watch_soundness(int(taken["scorer/step"]), taken)
         seen = score_of(taken)
         if seen is None or not self.alarm.update(*seen):
             return
         facts = {"since": self.alarm.since, "reward_trend": self.alarm.reward_trend}
-        self._tell_fall(seen[0], "input_dependence_falling", self.alarm.text(), **facts)
+        self._report_fall(seen[0], "input_dependence_falling", self.alarm.text(), **facts)
 
     def _watch_soundness(self, step: int, taken: dict[str, float]) -> None:
         began = self._soundness.update(step, taken)
         if MUTE in began:
             text = "reasoning has fallen silent: fewer than half of the first turns have any (regime mute)"
-            self._tell_fall(step, "reasoning_mute", text)
+            self._report_fall(step, "reasoning_mute", text)
         if UNTRUE in began:
             share = taken["judge/true_share"]
             text = f"reasoning has become untrue: of what states a fact the judge finds {share:.0%} entirely true, the "
-            text += "mean of the last two scorings, which is below half of the run's first ones; MI does not show it"
-            self._tell_fall(step, "reasoning_untrue", text, true_share=share)
+            text += (
+                "mean of the last two scorer steps, which is below half of the run's first ones; MI does not show it"
+            )
+            self._report_fall(step, "reasoning_untrue", text, true_share=share)
 
-    def _watch_probe(self, reading: dict[str, float]) -> None:
-        """Passes a new reading of the fixed probe to its alarm, and reports each figure once when it falls, or when it
-        becomes unknown, which leaves its alarm blind."""
-        step = int(reading["probe/step"])
-        for figure in self.probe_alarm.update(step, reading):
-            self._tell_fall(step, "probe_falling", self.probe_alarm.text(figure), figure=figure)
-        before, self._blind = self._blind, self.probe_alarm.blind(reading)
-        for figure in self._blind:
-            if figure not in before:
-                text = f"the fixed probe cannot tell whether {WORDS[figure]}: too little could be scored"
-                self._tell(step, "probe_blind", text, figure=figure)
+    def _watch_probe(self, found: dict[str, float]) -> None:
+        """Passes a new evaluation of the fixed probe to its alarm, and reports each metric once when it falls, or when
+        it becomes unknown, which leaves its alarm blind."""
+        step = int(found["probe/step"])
+        for metric in self.probe_alarm.update(step, found):
+            self._report_fall(step, "probe_falling", self.probe_alarm.text(metric), figure=metric)
+        before, self._blind = self._blind, self.probe_alarm.blind(found)
+        for metric in self._blind:
+            if metric not in before:
+                text = f"the fixed probe cannot show whether {WORDS[metric]}: too little could be scored"
+                self._report(step, "probe_blind", text, figure=metric)
 
-    def _tell_fall(self, step: int, event: str, text: str, **facts: Any) -> None:
-        """As `_tell`, with the checkpoint from before the fall, or from before the bad state."""
-        kept = newest_until(checkpoints(self.run_dir), self.sound_until)
+    def _report_fall(self, step: int, event: str, text: str, **facts: Any) -> None:
+        """As `_report`, with the checkpoint from before the drop or the bad state."""
+        kept = newest_until(checkpoints(self.run_dir), self.healthy_until)
         which = "no checkpoint is from before it"
         if kept is not None:
             which = f"checkpoints/step-{kept} is from before it, and stays"
-        self._tell(step, event, f"{text}; {which}", checkpoint=kept, **facts)
+        self._report(step, event, f"{text}; {which}", checkpoint=kept, **facts)
 
     @property
-    def sound_until(self) -> int | None:
-        """The last step at which no alarm saw a fall and the reasoning was in no bad state; None before the first
-        scoring."""
+    def healthy_until(self) -> int | None:
+        """The last step at which no alarm saw a drop and the reasoning was in no bad state; None before the first
+        scorer step."""
         watching = (self.alarm, *self.probe_alarm.alarms.values())
         known = (*(alarm.since for alarm in watching), self._soundness.until)
         return min((step for step in known if step is not None), default=None)
 
-    def _tell(self, step: int, event: str, text: str, **facts: Any) -> None:
+    def _report(self, step: int, event: str, text: str, **facts: Any) -> None:
         """Reports an alarm in the log, in the terminal and as an event."""
         now = time.time()
         log.warning("%s", text)
-        self.journal.say(f"step {step:4d}  ALARM: {text}")
-        self.journal.event("scorer", event, now, now, step=step, **facts, text=text)
+        self.run_log.say(f"step {step:4d}  ALARM: {text}")
+        self.run_log.event("scorer", event, now, now, step=step, **facts, text=text)
 
     def state(self) -> dict[str, Any]:
-        """Those of both alarms, and what is kept beside them."""
+        """The states of both alarms, and of the judge's baseline."""
         return {**self.alarm.state(), "probe": self.probe_alarm.state(), "soundness": self._soundness.state()}
 
     def restore(self, state: dict[str, Any], anew: Collection[str]) -> None:
-        """An alarm compares with a level, so that what is measured in another way begins anew."""
+        """An alarm compares with a level, so it starts over if the measurement has changed."""
         if "scorings" not in anew:
             own = {key: value for key, value in state.items() if key not in ("probe", "soundness")}
             self.alarm.restore(own)

@@ -2,11 +2,11 @@
 
 The decomposition uses only groups that the current version sampled: those of the step's own groups, and as many further
 groups as are needed. The further groups are played on validation tasks for the decomposition alone and never trained
-on, so that it uses up no training task. Their tickets are neither in the ledger nor in the archive. The figures are in
+on, so that it uses up no training task. Their tickets are neither in the ledger nor in the archive. The metrics are in
 the step's metrics and, for each group, in `runs/<name>/gradients/step-NNNNNN.json`.
 
     waits for         unblocked by          on time-out
-    extra groups      environment actors    the ticket is played again or fails (cluster.loop.tickets.playing)
+    extra groups      environment actors    the ticket is retried or fails (cluster.loop.tickets.playing)
     every rank        learner               step_timeout_s per group; the run ends and names the late rank
 """
 
@@ -47,11 +47,11 @@ class Decomposing(Watcher):
         self._metrics = await self._measure(step.number, step.version, step.groups) if due else {}
 
     def metrics(self, step: Step) -> dict[str, float]:
-        """Those of a measurement before this step's update."""
+        """Metrics of the decomposition before this step's update."""
         return self._metrics
 
     async def _measure(self, step: int, version: int, window: list[PlayedGroup]) -> dict[str, float]:
-        """The step's flat figures. `version`: the version of the learner's weights."""
+        """The step's flat metrics. `version`: the version of the learner's weights."""
         settings = self.config.gradients
         started = time.time()
         own = [g for g in window if g.summary.version_min == g.summary.version_max == version]
@@ -92,7 +92,7 @@ class Decomposing(Watcher):
 
 
 def comparable(summary: GroupSummary) -> bool:
-    """Whether the learner accepts the group: it has two trajectories, finite figures, and sampled tokens. Other groups
+    """Whether the learner accepts the group: it has two trajectories, finite numbers, and sampled tokens. Other groups
     are left out, because a refusal would end the run."""
-    figures = np.concatenate([summary.returns, summary.format_penalties, summary.surprisals])
-    return len(summary.indices) > 1 and bool(np.isfinite(figures).all() and summary.lengths.any())
+    numbers = np.concatenate([summary.returns, summary.format_penalties, summary.surprisals])
+    return len(summary.indices) > 1 and bool(np.isfinite(numbers).all() and summary.lengths.any())

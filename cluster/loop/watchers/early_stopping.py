@@ -29,7 +29,7 @@ class EarlyStopping(Watcher):
         return _ending(self.rules.validation(found.success))
 
     def metrics(self, step: Step) -> dict[str, float]:
-        """Those of rule (i)."""
+        """Metrics of rule (i)."""
         return self.rules.metrics()
 
     def state(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.gaming import Gaming, kept_variance, prefers_variance
-from squelch.cluster.loop.persistence.journal import Journal
+from squelch.cluster.loop.persistence.run_log import RunLog
 from squelch.cluster.loop.watchers.validation import Validated
 from squelch.cluster.loop.watchers.watcher import Step, Watcher
 from squelch.cluster.runs.ending import Ending
@@ -20,8 +20,8 @@ class GamingWarning(Watcher):
 
     name = "gaming"
 
-    def __init__(self, config: RunConfig, journal: Journal) -> None:
-        self.config, self.journal, self.gaming = config.filter, journal, Gaming()
+    def __init__(self, config: RunConfig, run_log: RunLog) -> None:
+        self.config, self.run_log, self.gaming = config.filter, run_log, Gaming()
 
     async def after_train(self, step: Step) -> Ending | None:
         """Takes the step's kept variance, if the filter prefers variance."""
@@ -34,23 +34,23 @@ class GamingWarning(Watcher):
         return None
 
     def validated(self, found: Validated) -> Ending | None:
-        """Takes a validation, and reports the warning where it is raised."""
+        """Takes a validation, and reports the warning if it is raised."""
         if self.gaming.validation(found.step, found.solved):
             text = self.gaming.text()
             facts = {"step": found.step, "text": text}
-            self.journal.event("filter", "gaming_suspected", found.started, time.time(), **facts)
-            self.journal.say(f"step {found.step:4d}  WARNING: {text}")
+            self.run_log.event("filter", "gaming_suspected", found.started, time.time(), **facts)
+            self.run_log.say(f"step {found.step:4d}  WARNING: {text}")
         return None
 
     def metrics(self, step: Step) -> dict[str, float]:
-        """Those of the warning."""
+        """Metrics of the warning."""
         return self.gaming.metrics()
 
     def state(self) -> dict[str, Any]:
-        """That of the warning."""
+        """State of the warning."""
         return self.gaming.state()
 
     def restore(self, state: dict[str, Any], anew: Collection[str]) -> None:
-        """Gains are paired by task, so that other tasks begin anew."""
+        """Gains are paired by task; with other tasks they start over."""
         if "validation" not in anew:
             self.gaming.restore(state)

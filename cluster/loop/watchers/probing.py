@@ -5,10 +5,10 @@ The probe is evaluated before step 1, every `scorer.probe.every` steps, and afte
 The tasks are the first of the fixed validation tasks, which are never trained on, and their request seeds are the same
 each time. Their first turns, the only ones that are scored, are played while no version is published, so that one
 version samples them all. Their groups are neither in the ledger nor in the archive. The scorer works on them while
-training goes on (`scoring`). An evaluation that a stop leaves without a result is made again by the resumed run.
+training goes on (`scoring`). The resumed run repeats an evaluation that a stop left without a result.
 
     waits for                unblocked by         on time-out or death
-    the tasks                environment actors   the ticket is played again or fails (cluster.loop.tickets.playing)
+    the tasks                environment actors   the ticket is retried or fails (cluster.loop.tickets.playing)
     before the last one,     the scorer           as the wait for its last step (`scoring`)
     the one under way
 """
@@ -23,7 +23,7 @@ from typing import Any
 from squelch.actors.records import Ticket
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.admission import validation_tickets
-from squelch.cluster.loop.persistence.journal import Journal
+from squelch.cluster.loop.persistence.run_log import RunLog
 from squelch.cluster.loop.tickets.playing import Play
 from squelch.cluster.loop.watchers.scoring import Scoring
 from squelch.cluster.loop.watchers.watcher import Step, Watcher
@@ -35,9 +35,9 @@ class Probing(Watcher):
 
     name = "probe"
 
-    def __init__(self, config: RunConfig, play: Play, scoring: Scoring, journal: Journal) -> None:
+    def __init__(self, config: RunConfig, play: Play, scoring: Scoring, run_log: RunLog) -> None:
         self.config, self.play, self.tickets = config.scorer.probe, play, _tickets(config)
-        self.scoring, self.journal = scoring, journal
+        self.scoring, self.run_log = scoring, run_log
         self.enabled = config.scorer.enabled and config.scorer.probe.every > 0 and len(self.tickets) > 1
         self._lost: int | None = None
         """The step whose evaluation ended with the process before."""
@@ -48,16 +48,17 @@ class Probing(Watcher):
         return self.enabled and (last or step % self.config.every == 0)
 
     async def begin(self, clock: int) -> None:
-        """Evaluates the policy that a new run starts from, or makes the lost evaluation again."""
+        """Evaluates the policy that a new run starts from, or repeats the lost evaluation."""
         lost, self._lost = self._lost, None
         again = lost is not None and 0 < lost == clock and self.due(clock, last=True)
         if again:
             self.scoring.probing = clock  # a stop meanwhile leaves it to the next process
         if again or (clock == 0 and self.due(0, last=False)):
-            self.journal.carry(await self._probe(clock))
+            self.run_log.carry(await self._probe(clock))
 
     async def after_train(self, step: Step) -> Ending | None:
-        """Evaluates after the steps that are due. The last waits for the one under way, or it would be lost to it."""
+        """Evaluates after the steps that are due. The last evaluation waits for the one under way, which blocks the
+        scorer."""
         if step.is_last and self.scoring.probing is not None:
             await self.scoring.drain_last(step.number)
         self._metrics = await self._probe(step.number) if self.due(step.number, step.is_last) else {}
@@ -68,13 +69,13 @@ class Probing(Watcher):
         return self._metrics
 
     async def _probe(self, step: int) -> dict[str, float]:
-        """Plays the tasks and hands them to the scorer; the flat figures of the play."""
-        if self.scoring.probe_reader(step) is None:
+        """Plays the tasks and hands them to the scorer; the flat metrics of the play."""
+        if self.scoring.probe_scorer(step) is None:
             return {}
         started = time.time()
         groups = await self.play.groups(self.tickets)
         self.scoring.probe(step, self.scoring.bundle, groups)
-        self.journal.busy(started, time.time())
+        self.run_log.busy(started, time.time())
         return {"seconds/probe": time.time() - started}
 
     def state(self) -> dict[str, Any]:
@@ -82,7 +83,7 @@ class Probing(Watcher):
         return {"under_way": self.scoring.probing}
 
     def restore(self, state: dict[str, Any], anew: Collection[str]) -> None:
-        """`begin` makes that evaluation again."""
+        """`begin` repeats that evaluation."""
         self._lost = state["under_way"]
 
 

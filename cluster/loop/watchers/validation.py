@@ -1,10 +1,10 @@
 """Validation during training: the same fixed tasks each time, one trajectory per task (paper, appendix B.2).
 
-It is made before the first step, every `validation.every` steps, and after the last. The weights do not change during a
+It runs before the first step, every `validation.every` steps, and after the last. The weights do not change during a
 validation, because no version is published before it ends.
 
     waits for         unblocked by           on time-out or death
-    the fixed tasks   environment actors     the tasks of a dead actor or rollout worker are played again by others
+    the fixed tasks   environment actors     other actors retry the tasks of a dead actor or rollout worker
                                              (`cluster.loop.tickets.playing`); then the run ends and the actor is named
 
 A stop finishes the step in training with its validation, so that the resumed run has the same metrics.
@@ -24,7 +24,7 @@ from squelch.actors.failures import Failure
 from squelch.actors.records import Ticket
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.admission import validation_tickets
-from squelch.cluster.loop.persistence.journal import Journal
+from squelch.cluster.loop.persistence.run_log import RunLog
 from squelch.cluster.loop.tickets.playing import Play, failed_text, failures
 from squelch.cluster.loop.watchers.watcher import Step, Watcher
 from squelch.cluster.runs.ending import Ending
@@ -45,7 +45,7 @@ class Validated:
     started: float
     solved: np.ndarray
     failures: list[Failure]
-    """Of the tasks whose trajectory failed, which is no success."""
+    """Failures of the tasks whose trajectory failed; these count as no success."""
 
     @property
     def success(self) -> float:
@@ -55,7 +55,7 @@ class Validated:
 
 class Validation(Watcher):
     """Success on the fixed tasks, its interval, the gain over the first validation, and the best step so far.
-    `followers` are told of each validation, and may end the run."""
+    `followers` are called with each validation, and may end the run."""
 
     name = "validation"
 
@@ -63,10 +63,10 @@ class Validation(Watcher):
         self,
         config: RunConfig,
         play: Play,
-        journal: Journal,
+        run_log: RunLog,
         followers: Sequence[Callable[[Validated], Ending | None]] = (),
     ) -> None:
-        self.config, self.play, self.journal, self.followers = config.validation, play, journal, followers
+        self.config, self.play, self.run_log, self.followers = config.validation, play, run_log, followers
         self.tickets = fixed_tickets(config)
         self.best_success, self.best_step = -1.0, -1
         self.first: dict[str, Any] | None = None
@@ -88,28 +88,28 @@ class Validation(Watcher):
         return await self._validate(step.number) if self.due(step.number, step.is_last) else None
 
     def metrics(self, step: Step) -> dict[str, float]:
-        """Those of a validation after this step."""
+        """Metrics of a validation after this step."""
         return self._metrics
 
     async def _validate(self, step: int) -> Ending | None:
-        """Plays the tasks after a training step, and reports what was found."""
+        """Plays the tasks after a training step, and reports the result."""
         started = time.time()
         solved, played = await self.play.validate(self.tickets)
         found = Validated(step, started, solved, failures(played))
-        flat = self._metrics = self._figures(found)
-        self.journal.busy(started, time.time())
+        flat = self._metrics = self._metrics_of(found)
+        self.run_log.busy(started, time.time())
         endings = [follow(found) for follow in self.followers]
-        self.journal.last |= flat
+        self.run_log.last |= flat
         if step == 0:
-            self.journal.before_training(flat)
+            self.run_log.before_training(flat)
         interval = f"[{flat['validation/success_low']:.3f}, {flat['validation/success_high']:.3f}]"
-        self.journal.say(f"step {step:4d}  validation success {flat['validation/success']:.3f}  {interval}")
+        self.run_log.say(f"step {step:4d}  validation success {flat['validation/success']:.3f}  {interval}")
         if text := failed_text(found.failures, len(self.tickets)):
-            self.journal.event("validation", "tasks_failed", started, time.time(), step=step, text=text)
-            self.journal.say(f"step {step:4d}  WARNING: {text}")
+            self.run_log.event("validation", "tasks_failed", started, time.time(), step=step, text=text)
+            self.run_log.say(f"step {step:4d}  WARNING: {text}")
         return next((ending for ending in endings if ending is not None), None)
 
-    def _figures(self, found: Validated) -> dict[str, float]:
+    def _metrics_of(self, found: Validated) -> dict[str, float]:
         success, (low, high) = found.success, wilson_interval(int(found.solved.sum()), len(found.solved))
         if success > self.best_success:
             self.best_success, self.best_step = success, found.step
@@ -138,6 +138,6 @@ class Validation(Watcher):
         return {"best_success": self.best_success, "best_step": self.best_step, "first": self.first}
 
     def restore(self, state: dict[str, Any], anew: Collection[str]) -> None:
-        """Gains and the best step are of the same tasks, so that other tasks begin anew."""
+        """Gains and the best step hold for the same tasks; with other tasks they start over."""
         if "validation" not in anew:
             self.best_success, self.best_step, self.first = state["best_success"], state["best_step"], state["first"]

@@ -1,16 +1,16 @@
-"""What rides on a training step: a watcher measures, warns, and may end the run. Training needs none of them.
+"""A watcher rides on training steps: it measures, warns, and may end the run. Training needs none of them.
 
 The coordinator holds a list of watchers (`cluster.loop.wiring`) and calls each method on one after the other, in the
-order of the list. It waits for every call, so each watcher that waits for an actor says in its module's head for whom,
+order of the list. It waits for every call. Each watcher that waits for an actor names the actor in its module's head,
 and what ends the wait.
 
     method         called
     restore        once, before anything else, with the state of the process before; not in a new run
     begin          once, when the weights of the first step are with the rollout workers
-    before_train   when a step is decided on and its rows are here, before the learner trains on it
+    before_train   when the filter has decided on a step and its rows have arrived, before the learner trains on it
     after_train    when the step is trained on, published and given to the archive, and the next tickets are issued
     metrics        when the step is recorded, after every `after_train`
-    rewind         when groups or weights were lost, before the tickets of the open steps are played again
+    rewind         when groups or weights were lost, before the tickets of the open steps are retried
     end            once, after the last step, or after a stop
     state          for each checkpoint, and after `end`
 
@@ -18,8 +18,8 @@ Rules:
 
 - `before_train` may be called again for a step: after `rewind`, with the groups that were played then.
 - The ending that `after_train` returns makes this step the run's last. The watchers that follow see `Step.is_last`.
-- `metrics` is called once a step, so it may take what is to be recorded once. A watcher finds the metrics of those
-  before it in `Step.metrics`.
+- `metrics` is called once a step, so it may return values that must be recorded only once. `Step.metrics` holds the
+  metrics of the watchers before it.
 - A stop cancels `begin`, and no other method: the step in training is finished.
 - `state` is plain JSON; a watcher without one returns None. `rewind` does not change what `state` held before the step.
 """
@@ -38,7 +38,7 @@ from squelch.cluster.runs.ending import Ending
 
 @dataclass
 class Step:
-    """A step that is decided on, as the watchers see it. `version`: that of the weights before they are trained."""
+    """A step on which the filter has decided. `version`: that of the weights before the step trains them."""
 
     number: int
     window: Window
@@ -66,7 +66,7 @@ class Watcher:
     name = ""
 
     def restore(self, state: dict[str, Any], anew: Collection[str]) -> None:
-        """Takes the state of an earlier process. `anew`: what is measured in another way now, of `state.ANEW`."""
+        """Takes the state of an earlier process. `anew`: the keys of `state.ANEW` whose measurement has changed."""
 
     async def begin(self, clock: int) -> None:
         """`clock`: the steps that are complete; 0 in a new run."""
@@ -82,7 +82,7 @@ class Watcher:
         return {}
 
     def rewind(self, steps: Collection[int]) -> None:
-        """Forgets what it learned of these steps: their tickets are played again."""
+        """Forgets these steps: their tickets are retried."""
 
     async def end(self) -> None:
         """Finishes what is under way."""

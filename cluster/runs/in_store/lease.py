@@ -124,7 +124,7 @@ class Lease:
             self._write(self._terms.model_copy(update={"beat": self._terms.beat + 1}))
 
     def end(self) -> None:
-        """Gives the lease up, so that the next driver need not wait; after a failure it runs out by itself."""
+        """Ends the lease, so that the next driver need not wait; if that fails, the lease expires."""
         self._done.set()
         if self._thread.is_alive():
             self._thread.join(self._terms.seconds)

@@ -1,11 +1,12 @@
-"""Keeps a run's copy in a store: sends what is closed, then the manifest; makes a folder from the newest manifest.
+"""Keeps a run's copy in a store: sends closed files, then the manifest; restores a folder from the newest manifest.
 
     upload      scan the folder -> send the files that changed -> check the scan -> commit -> delete what is obsolete
     restore     read the newest manifest -> copy and verify every file -> rename the folder
 
-What a scan finds is one state of the run: checkpoints are listed first, and a checkpoint follows the records and the
-archived groups of its steps, so that these are on the disk by then. Later lines and parts do no harm, because a resumed
-run cuts them off. A checkpoint's folder that was replaced or removed meanwhile makes the scan start again.
+A scan finds one consistent state of the run: checkpoints are listed first, and a checkpoint is written after the
+records and the archived groups of its steps, so these are on the disk by then. Later lines and parts do no harm,
+because a resumed run cuts them off. A checkpoint's folder that was replaced or removed meanwhile makes the scan start
+again.
 
 Of files that are appended to (`grows`) a full span that was sent is not sent again; the last span is, once the file has
 grown (`cluster.runs.in_store.manifest`). Files of lines are sent up to their last line break. The local file must begin
@@ -13,11 +14,11 @@ with the spans that stay: after it was replaced or cut, all of them are compared
 first one that differs, the file is sent anew. Other files that changed are sent whole. Names that begin with a dot,
 `log/`, links and whatever is no regular file are not sent; the folder `checkpoints` alone may be a link.
 
-The folder knows which manifest is its newest (`Mark`), and notes the number before it commits it. If the store has a
-later one, another folder has gone on with the run, perhaps a copy of this one, and this folder is refused.
+The folder records the number of its newest manifest (`Mark`) before it commits the manifest. If the store has a later
+one, another folder has continued the run, perhaps a copy of this one, and this folder is refused.
 
 A part of `upload` that fails raises OSError, and the folder and the newest manifest are as they were; the next call
-goes on with what is left. Every request of a bucket is bounded (`actors.archive.bucket`); a mounted folder answers when
+continues with the rest. Every request of a bucket is bounded (`actors.archive.bucket`); a mounted folder answers when
 its file system does.
 """
 
@@ -76,7 +77,7 @@ BUFFERED = 8
 OWN_EVENTS_BYTES = 64 << 10
 """Bytes of events of uploads that may wait for something else to send."""
 OWN_EVENT = b'{"actor": "store", '
-"""How the line of an event that reports an upload begins."""
+"""The beginning of the line of an event that reports an upload."""
 TAKE_OVERS = 20
 """Number of times that a new driver may find that the one before it has just written another manifest."""
 
@@ -85,13 +86,13 @@ class Stopped(Exception):
     """An upload was asked to stop."""
 
 
-class Unsettled(OSError):
+class StillChanging(OSError):
     """The folder changed during every scan."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What a run's folder notes about its copy. `folder`: the id under which manifests know the folder; `number`: no
+    """The note of a run's folder about its copy. `folder`: the id under which manifests know the folder; `number`: no
     manifest that was sent from it has a higher one."""
 
     folder: str = ""
@@ -115,9 +116,9 @@ class Mirror:
     stop: Callable[[], bool] = lambda: False
     """Asked between chunks whether to stop."""
     moved: Callable[[], None] = lambda: None
-    """Told when the store has taken a part of a file, or need not, or has deleted one."""
+    """Called when the store has taken a part of a file, or need not, or has deleted one."""
     kept: Callable[[], None] = lambda: None
-    """Told when the store has taken a whole file."""
+    """Called when the store has taken a whole file."""
     manifest: Manifest = field(default_factory=Manifest)
     """The newest manifest, of this driver or the one before it."""
     _sequence: int = 0
@@ -236,7 +237,7 @@ class Mirror:
                 continue
             if self._checkpoints() == before:
                 return files, count, num_bytes
-        raise Unsettled(f"{self.run_dir} changed during each of {SCANS} scans")
+        raise StillChanging(f"{self.run_dir} changed during each of {SCANS} scans")
 
     def _only_own_events(self, others: dict[str, StoredFile]) -> bool:
         """Whether the newest manifest has these files and all events but those that report uploads."""
@@ -266,7 +267,7 @@ class Mirror:
                 yield key
 
     def _checkpoints(self) -> dict[str, tuple[int, ...]]:
-        """What changes when a checkpoint appears, is replaced, amended or removed."""
+        """Facts that change when a checkpoint appears, is replaced, amended or removed."""
         folder = self.run_dir / CHECKPOINTS
         found = [path for path in folder.glob("step-*")] if folder.is_dir() else []
         return {path.name: _state(path) for path in found}
@@ -359,7 +360,7 @@ class Mirror:
             if there == made:
                 return
 
-    # -- what is obsolete ----------------------------------------------------------------------------------------
+    # -- obsolete files ------------------------------------------------------------------------------------------
 
     def _clear(self) -> None:
         """Deletes manifests before the last two, and files that neither of these names. What cannot be deleted now is
@@ -385,7 +386,7 @@ class Mirror:
 
 
 def _state(path: Path) -> tuple[int, ...]:
-    """What changes when a file is replaced or appended to, or an entry of a folder is; the last is the time of
+    """Facts that change when a file is replaced or appended to, or an entry of a folder is; the last is the time of
     modification in nanoseconds."""
     found = path.stat()
     return found.st_ino, found.st_size, found.st_mtime_ns
@@ -407,7 +408,7 @@ def _length(key: str, file: BinaryIO) -> int:
 
 
 def grows(key: str) -> bool:
-    """Whether a file is only appended to while the run goes on."""
+    """Whether a file is only appended to while the run is live."""
     return key.endswith((LINES, WANDB)) or TENSORBOARD in PurePosixPath(key).name
 
 

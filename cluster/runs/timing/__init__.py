@@ -1,4 +1,4 @@
-"""The times of a run: who worked when, and how long a training step takes. Pure.
+"""The times of a run: which actor worked when, and how long a training step takes. Pure.
 
     intervals     operations on intervals of time
     timeline      the spans of a run's actors: lanes, and bubbles in the learner's work

@@ -3,15 +3,16 @@
 A decoded token of a sequence reads all weights once, together with the other sequences of its batch, and the keys and
 values of its own sequence:
 
-    serial    one trajectory's tokens, each a reading of the weights and `DECODING_S`
-    parallel  reading of keys and values, and products, for all tokens; the prompts' products, once a group, or once a
+    serial    one trajectory's tokens, each one read of the weights and `DECODING_S`
+    parallel  reads of keys and values, and products, for all tokens; the prompts' products, once a group, or once a
               trajectory in episodes of several turns, because later observations are each trajectory's own
     train     three forward passes' products of all tokens (four with activation checkpointing), divided by the ranks
     publish   the weights' bytes at `PUBLISHED`
 
 The counts are upper bounds (every turn reaches its limit, every group is kept, contexts are full), and the rates are
 those of a data sheet times a share. What an environment takes for its steps and replays is not counted, nor the time to
-start kernels in training, most of the step of a small model. A run's own figures are better in every respect.
+start kernels in training, most of the step of a small model. Times measured in a run (`step_time`) are better in every
+respect.
 """
 
 from __future__ import annotations

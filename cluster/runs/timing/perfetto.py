@@ -20,7 +20,7 @@ COUNTERS = {
     "MI (nats per token)": "first_turn/mi_est",
     "tokens per second": "tokens/per_second",
 }
-"""Counter tracks: their name, and the figure of `metrics.jsonl` that they show."""
+"""Counter tracks: their name, and the metric of `metrics.jsonl` that they show."""
 PROCESS = 1
 
 

@@ -6,7 +6,7 @@ the step's records. Alone on W rollout workers a window takes
     window(W) = serial + parallel * ceil(G / W) / G
 
 `parallel` are the seconds that one worker needs for what can be divided among workers. A group stays on one worker, so
-the busiest worker plays ceil(G / W) of G groups, and more workers than groups are of no use to a window. `serial` are
+the busiest worker plays ceil(G / W) of G groups, and a window does not use more workers than groups. `serial` are
 the seconds that a window takes however many workers share it: the decoding of its longest trajectories, one token after
 another.
 
@@ -30,7 +30,7 @@ MIN_STEPS = 4
 """Fewest steps from which a run's times are taken."""
 MIN_STEPS_OF_A_SPLIT, MIN_SPREAD = 8, 0.1
 """Fewest steps, and smallest range of sampled tokens (10th to 90th percentile, as a share of the median), from which
-`serial` and `parallel` are told apart within a run of one number of workers."""
+`serial` and `parallel` can be separated within a run of one number of workers."""
 FOLLOWED_STEPS = 120
 """Steps of the loop that the model follows. Half of them are a multiple of S + 1 for S up to 5, so that the mean covers
 whole rounds."""
@@ -50,7 +50,7 @@ class StepModel:
     other: float
     """Seconds of filter, records and everything else between the last group and the step's record."""
     split: str = "measured"
-    """How `serial` and `parallel` were told apart, in words."""
+    """How `serial` and `parallel` were separated, in words."""
 
     @property
     def learner(self) -> float:
@@ -95,7 +95,7 @@ class StepModel:
         return next(workers for workers, step in steps.items() if step <= NEARLY * min(steps.values()))
 
     def limit(self, workers: int, staleness: int) -> str:
-        """The party that a step waits for: `learner`, `rollout workers`, or `one another` if more workers cannot help
+        """The actor that a step waits for: `learner`, `rollout workers`, or `one another` if more workers cannot help
         and the learner still waits."""
         if self.step(workers, staleness) <= NEARLY * self.learner:
             return "learner"
@@ -166,7 +166,7 @@ class Observed:
 
 
 def observed(lines: Sequence[Mapping[str, Any]], groups: int) -> list[Observed]:
-    """The times in a run's figures (`metrics.jsonl`) for each number of rollout workers that was up for `MIN_STEPS`
+    """The times in a run's metrics (`metrics.jsonl`) for each number of rollout workers that was up for `MIN_STEPS`
     usable steps. Not usable are the first step, which warms up, and steps during which validation, a checkpoint or a
     recovery hid a part of the play.
 
@@ -212,7 +212,7 @@ def _other(line: Mapping[str, Any]) -> float:
 
 def fitted(runs: Sequence[Observed]) -> StepModel:
     """The model that fits these runs, which have the same number of groups a step. Runs with several numbers of workers
-    tell `serial` and `parallel` apart; with one number, steps of more and of fewer tokens do.
+    separate `serial` and `parallel`; with one number, steps of more and of fewer tokens do.
 
     Raises:
         ValueError: the runs have different numbers of groups, or there is no run.

@@ -1,4 +1,4 @@
-"""The spans of a run's actors: which part of a step somebody worked in, and who worked while the learner waited. Pure.
+"""The spans of a run's actors: the busy part of a step, and the actors that worked while the learner waited. Pure.
 
 `Timeline` follows `events.jsonl` and holds the spans as columns (25 bytes a span). `window` cuts out an interval:
 
@@ -50,7 +50,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class Bubble:
-    """An interval in which the learner waited. `filled`: (actor, share of the bubble) of those who worked."""
+    """An interval in which the learner waited. `filled`: (actor, share of the bubble) of the actors that worked."""
 
     start: float
     end: float
@@ -158,7 +158,7 @@ _ROW = np.dtype([("actor", "i2"), ("name", "i2"), ("start", "f8"), ("end", "f8")
 
 
 def _lane_order(actor: str) -> tuple[int, str]:
-    """The learner first, then those who feed it, then the others."""
+    """The learner first, then the actors that feed it, then the others."""
     kinds = ("learner", "rollout", "env", "filter", "scorer", "archive")
     return next((number for number, kind in enumerate(kinds) if actor.startswith(kind)), len(kinds)), actor
 
@@ -186,7 +186,7 @@ def _joined(rows: np.ndarray, names: Sequence[str], least: float) -> list[tuple[
 
 
 def _bubbles(work: dict[str, list[Interval]], least: float) -> list[Bubble]:
-    """The longest gaps between the learner's intervals, in order, each with those who worked in it."""
+    """The longest gaps between the learner's intervals, in order, each with the actors that worked in it."""
     own = sorted(work.get(LEARNER, []))
     reach, gaps = (own[0][1] if own else 0.0), list[Interval]()
     for start, end in own[1:]:

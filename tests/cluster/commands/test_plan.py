@@ -23,8 +23,8 @@ GIB = 2**30
 
 
 def lines(steps: int, window: float) -> str:
-    figures = {"seconds/step": window + 3.0, "seconds/rollout": window, "seconds/train": 2.0, "seconds/publish": 0.5}
-    every = {"time": 0.0, "tokens/sampled": 1000.0, "up/rollout-0": 1.0, **figures}
+    metrics = {"seconds/step": window + 3.0, "seconds/rollout": window, "seconds/train": 2.0, "seconds/publish": 0.5}
+    every = {"time": 0.0, "tokens/sampled": 1000.0, "up/rollout-0": 1.0, **metrics}
     return "".join(json.dumps({"step": step, **every}) + "\n" for step in range(1, steps + 1))
 
 
@@ -120,13 +120,13 @@ def test_the_advice_for_a_learner_is_a_configuration() -> None:
     given = ["rollout.max_model_len=3072", "learner.token_budget=8192"]
     recipe = load("frozenlake", given)
     shape, longest = published("Qwen2.5-0.5B"), recipe.rollout.max_model_len
-    told = learner_memory.advice(shape, recipe.learner, 1, 0, 10 * GIB, longest)
-    assert "learner.token_budget=3072" in told
-    load("frozenlake", [*given, *told.removeprefix("set ").split()])
+    reported = learner_memory.advice(shape, recipe.learner, 1, 0, 10 * GIB, longest)
+    assert "learner.token_budget=3072" in reported
+    load("frozenlake", [*given, *reported.removeprefix("set ").split()])
     assert "token_budget" not in learner_memory.advice(shape, recipe.learner, 1, 0, 10 * GIB)
 
 
-def test_an_engine_that_lacks_memory_is_told_what_makes_a_sequence_fit() -> None:
+def test_an_engine_that_lacks_memory_names_the_settings_that_make_a_sequence_fit() -> None:
     rollout = RolloutConfig(num_gpus=1, max_model_len=4096)
     assert rollout_memory.advice(SIZE, rollout, 24 * GIB) == ""
     assert rollout_memory.advice(SIZE, rollout, 5 * GIB).startswith("set rollout.dtype=bfloat16")
@@ -147,7 +147,7 @@ def test_a_cache_of_a_given_size_limits_what_a_gpu_holds_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gib", "settings", "told"),
+    ("gib", "settings", "reported"),
     [
         ("80", ["rollout.kv_cache_gib=0.1"], r"\d of 128 full sequences; (rollout\.kv_cache_gib=\S+) holds all"),
         ("80", ["rollout.kv_cache_gib=1000"], r" 0 of 128 full sequences; (rollout\.kv_cache_gib=\S+) holds all"),
@@ -155,12 +155,12 @@ def test_a_cache_of_a_given_size_limits_what_a_gpu_holds_at_once() -> None:
         ("8", ["rollout.kv_cache_gib=0.01"], r" 0 of 128 full sequences; (rollout\.kv_cache_gib=\S+) holds [1-9]\d\n"),
     ],
 )
-def test_a_cache_that_is_too_small_or_too_large_is_told_a_size_that_fits(
-    gib: str, settings: list[str], told: str, capsys: pytest.CaptureFixture[str]
+def test_a_cache_that_is_too_small_or_too_large_is_reported_with_a_size_that_fits(
+    gib: str, settings: list[str], reported: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["plan", "qwen2.5-0.5b", "--device-gib", gib]
     assert main([*asked, *settings]) == 0
-    advised = re.search(told, capsys.readouterr().out)
+    advised = re.search(reported, capsys.readouterr().out)
     assert advised
     assert main([*asked, advised[1]]) == 0
     said = capsys.readouterr().out
@@ -175,7 +175,7 @@ def test_the_scorers_advice_fits() -> None:
     assert scorer_memory.advice(SIZE, scorer, GIB).startswith("set scorer.enabled=false")
 
 
-def test_parties_that_share_a_gpu_are_added_up(capsys: pytest.CaptureFixture[str]) -> None:
+def test_actors_that_share_a_gpu_are_added_up(capsys: pytest.CaptureFixture[str]) -> None:
     shares = ["learner.num_gpus=0.4", "rollout.num_gpus=0.3"]
     assert main(["plan", "qwen2.5-0.5b", "--device-gib", "80", *shares, "scorer.num_gpus=0.2"]) == 0
     said = capsys.readouterr().out

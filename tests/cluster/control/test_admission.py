@@ -35,7 +35,7 @@ def test_synchronous_admission_issues_one_step_at_a_time():
             admission.complete(2, version)
 
 
-def test_weights_made_again_take_a_higher_version_and_what_is_played_again_under_it_keeps_the_bound():
+def test_weights_made_again_take_a_higher_version_and_what_is_retried_under_it_keeps_the_bound():
     admission = Admission(1, 9, clock=4, version=4)
     assert (admission.issue(), admission.issue()) == (5, 6) and not admission.open()
     admission.renumber(5)

@@ -17,7 +17,7 @@ from squelch.cluster.control.actor_errors import Died, Failed, Refused
 from squelch.cluster.control.calls import GRACE_S, LEARNER_RANK, LOAD, SAVE, TRAIN_STEP, Call, setting
 from squelch.cluster.control.rank_client import LearnerClient
 from squelch.cluster.loop.coordinator import Coordinator
-from squelch.learner.network import Home
+from squelch.learner.network import RankProcess
 from squelch.learner.rank import LearnerRank
 from tests.fakes import clock
 from tests.fakes.actors import FakeArchive, World
@@ -53,7 +53,7 @@ def config() -> RunConfig:
 
 def learner_of(*ranks: Any, nodes: tuple[str, ...] = ()) -> LearnerClient:
     learner = LearnerClient([Handle(rank) for rank in ranks], TRANSPORT, config())
-    learner.homes = [Home(node, f"10.0.0.{rank}", rank) for rank, node in enumerate(nodes)]
+    learner.processes = [RankProcess(node, f"10.0.0.{rank}", rank) for rank, node in enumerate(nodes)]
     return learner
 
 
@@ -88,7 +88,7 @@ def test_without_a_death_the_first_failure_is_named_with_its_cause_and_address()
     assert type(found) is Failed and found.cause is failed.cause
 
 
-def test_bad_input_is_told_unchanged() -> None:
+def test_bad_input_is_reported_unchanged() -> None:
     refused = Refused("a trace", ValueError("a loss is not finite"))
     assert tried(Rank(refused), Rank(refused))[0] is refused
 

@@ -44,7 +44,7 @@ def test_the_authors_rule_waits_ten_steps_and_one_good_step_starts_the_count_aga
     assert "reward std below 10%" in restored.step(0.05)
 
 
-def test_a_rule_begins_anew_where_the_steps_before_were_judged_by_another_figure():
+def test_a_rule_begins_anew_where_the_steps_before_were_judged_by_another_metric():
     before, after = EarlyStop("off", 0.01), EarlyStop("ragen", 0.01)
     for _ in range(11):
         before.step(1.0), before.validation(0.0)
@@ -58,13 +58,13 @@ def test_a_rule_begins_anew_where_the_steps_before_were_judged_by_another_figure
     assert after.baseline == [1.0] * 10
 
 
-def test_its_figures_are_the_spread_against_the_start_and_the_steps_below_a_tenth_of_it():
+def test_its_metrics_are_the_spread_against_the_start_and_the_steps_below_a_tenth_of_it():
     stop = EarlyStop("off", 0.01)
     seen = [(stop.step(spread), stop.metrics())[1] for spread in [2.0] * 10 + [1.0, 0.1, 0.1, 2.0, float("nan")]]
-    relative = [figures["reward_spread_ratio"] for figures in seen]
+    relative = [metrics["reward_spread_ratio"] for metrics in seen]
     assert all(math.isnan(value) for value in (*relative[:10], relative[-1]))
     assert relative[10:14] == [0.5, 0.05, 0.05, 1.0]
-    assert [figures["low_spread_streak"] for figures in seen[10:]] == [0, 1, 2, 0, 0]
+    assert [metrics["low_spread_streak"] for metrics in seen[10:]] == [0, 1, 2, 0, 0]
 
 
 def test_early_stop_when_off_never_stops():

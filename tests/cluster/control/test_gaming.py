@@ -54,13 +54,13 @@ def course(randomness, able) -> tuple[Gaming, list[int]]:
     return gaming, raised
 
 
-def test_a_policy_that_acts_at_random_on_purpose_is_told() -> None:
+def test_a_policy_that_acts_at_random_on_purpose_is_reported() -> None:
     gaming, raised = course(lambda step: 0.02 * step, lambda step: 0.5)
     assert raised == [STEPS] and gaming.trend.rise > 1 and "acting at random" in gaming.text()
     assert gaming.metrics()["gaming/raised"] == 1
 
 
-def test_a_policy_that_learns_is_not_told_though_its_variance_rises() -> None:
+def test_a_policy_that_learns_is_not_reported_though_its_variance_rises() -> None:
     gaming, raised = course(lambda step: 0.3, lambda step: 0.1 + 0.04 * step)
     assert not raised and gaming.trend.rise > 0.25 and gaming.gain[1] > 0
 
@@ -79,7 +79,7 @@ def test_the_warning_needs_three_validations_and_clears_when_success_rises_or_va
     rising(gaming, 11, 20)
     assert gaming.validation(20, flat) and gaming.raised
     rising(gaming, 21, 30)
-    assert not gaming.validation(30, flat) and gaming.raised, "it stays raised and is told once"
+    assert not gaming.validation(30, flat) and gaming.raised, "it stays raised and is reported once"
     rising(gaming, 31, 40)
     assert not gaming.validation(40, better) and not gaming.raised
     for step in range(41, 80):
@@ -90,7 +90,7 @@ def test_the_warning_needs_three_validations_and_clears_when_success_rises_or_va
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_variance_that_rises_because_the_filters_own_setting_moved_is_not_told(resumed: bool) -> None:
+def test_variance_that_rises_because_the_filters_own_setting_moved_is_not_reported(resumed: bool) -> None:
     """Found by a reviewer: kept variance is proportional to the kept mass, so it rises with rho."""
     gaming, flat = Gaming(), [True] * 30 + [False] * 30
     assert not gaming.validation(0, flat)

@@ -11,16 +11,16 @@ from squelch.cluster.control.ledger import (
     FAILED,
     IN_FLIGHT,
     OPEN,
-    REPLAYED,
+    RETRIED,
     STATES,
     TRANSITIONS,
     Ledger,
 )
 
-AGAIN, WITHDRAW, SETTLE = "again", "withdraw", "settle"
+AGAIN, WITHDRAW, COMMIT = "again", "withdraw", "commit"
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from((*STATES, AGAIN, WITHDRAW, SETTLE))), max_size=120))
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from((*STATES, AGAIN, WITHDRAW, COMMIT))), max_size=120))
 def test_the_equation_holds_after_every_event_and_illegal_moves_change_nothing(events):
     ledger, known, gone = Ledger(), {}, []
     for number, state in events:
@@ -28,21 +28,21 @@ def test_the_equation_holds_after_every_event_and_illegal_moves_change_nothing(e
         if ticket not in known:
             ledger.issue(ticket)
             known[ticket] = IN_FLIGHT
-        elif state == SETTLE and known[ticket] in ENDED:
-            ledger.settle([ticket])
+        elif state == COMMIT and known[ticket] in ENDED:
+            ledger.commit([ticket])
             gone.append(known.pop(ticket))
-        elif state == SETTLE:
+        elif state == COMMIT:
             with pytest.raises(RuntimeError, match="after its step was completed"):
-                ledger.settle([ticket])
-        elif state == AGAIN and known[ticket] in REPLAYED:
-            ledger.play_again(ticket)
+                ledger.commit([ticket])
+        elif state == AGAIN and known[ticket] in RETRIED:
+            ledger.retry(ticket)
             known[ticket] = IN_FLIGHT
-        elif state == WITHDRAW and known[ticket] in REPLAYED:
+        elif state == WITHDRAW and known[ticket] in RETRIED:
             ledger.withdraw(ticket)
             del known[ticket]
         elif state in (AGAIN, WITHDRAW):
-            with pytest.raises(RuntimeError, match="cannot be played again"):
-                ledger.play_again(ticket) if state == AGAIN else ledger.withdraw(ticket)
+            with pytest.raises(RuntimeError, match="cannot be retried"):
+                ledger.retry(ticket) if state == AGAIN else ledger.withdraw(ticket)
         elif state in TRANSITIONS.get(known[ticket], set()):
             ledger.move(ticket, state, "cause")
             known[ticket] = state

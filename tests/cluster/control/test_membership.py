@@ -33,10 +33,10 @@ def test_a_worker_is_healthy_only_after_it_was_stale_and_an_environment_actor_is
 
 def test_a_draining_member_is_given_nothing_and_never_comes_back() -> None:
     members: Membership[str] = Membership("rollout worker", WORKER_MOVES)
-    member = members.join("w", "party")
+    member = members.join("w", "actor")
     for state in (State.STALE, State.HEALTHY):
         members.move(member, state)
-    assert members.healthy() == {"w": "party"}
+    assert members.healthy() == {"w": "actor"}
     members.move(member, State.DRAINING)
     assert members.healthy() == {} and members.present() == [member]
     with pytest.raises(RuntimeError, match="rollout worker w is draining and cannot become healthy"):
@@ -80,7 +80,7 @@ def test_whatever_is_tried_only_the_table_moves_members_and_only_healthy_ones_ar
 def test_a_waiter_is_woken_by_the_next_move() -> None:
     async def wait() -> None:
         members: Membership[str] = Membership("member", PLAYER_MOVES)
-        member = members.join("a", "party")
+        member = members.join("a", "actor")
         waiting = asyncio.ensure_future(members.change())
         await asyncio.sleep(0)
         assert not waiting.done()

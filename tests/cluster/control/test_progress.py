@@ -1,4 +1,4 @@
-"""When a party counts as hung: by their marks, or by their answers where there are no marks yet."""
+"""When an actor counts as hung: by their marks, or by their answers where there are no marks yet."""
 
 from __future__ import annotations
 
@@ -88,12 +88,12 @@ def test_time_without_a_processor_does_not_count_and_is_that_of_the_rank_that_ha
     assert watch.hung(104.9) is None
     assert watch.hung(105.0) == "learner rank 0, learner rank 1 finished no micro-batch for 60 s (learner.hung_after_s)"
     watch.see([Progress(8, 0.5, waited_s=240.0)] * 2, 105.0)
-    assert watch.hung(164.9) is None and watch.hung(165.0) is not None, "a mark begins anew"
+    assert watch.hung(164.9) is None and watch.hung(165.0) is not None, "a mark starts the limit over"
     fresh = watched((5.0, before), (70.0, [Progress(7, 0.5)] * 2))
     assert fresh.silence_s(70.0) == 65.0, "a process that has been replaced has waited for less"
 
 
-def test_an_idle_party_must_only_answer_and_is_hung_as_long_after_its_last_answer_once_it_has_work() -> None:
+def test_an_idle_actor_must_only_answer_and_is_hung_as_long_after_its_last_answer_once_it_has_work() -> None:
     idle, busy = Progress(7, 0.5, busy=False), Progress(7, 0.5, busy=True)
     watch = watched(*((float(now), [idle, idle]) for now in range(0, 500, 5)), (500.0, [busy, busy]))
     assert watch.hung(554.0) is None

@@ -127,24 +127,24 @@ def test_a_run_is_scored_as_its_share_allows_and_a_resumed_run_as_it_was_started
     assert bootstrap.weight_bytes(tiny_policy, counted) > 4 * 500_000
 
 
-def test_a_run_of_few_prompts_is_told_that_the_alarm_on_scorings_is_not_armed(tiny_policy, tmp_path) -> None:
-    for words, told in ([("loop.prompts=4",), 1], [("scorer.max_prompts=5",), 1], [("loop.prompts=6",), 0]):
+def test_a_run_of_few_prompts_warns_that_the_alarm_on_scorer_steps_is_not_armed(tiny_policy, tmp_path) -> None:
+    for words, reported in ([("loop.prompts=4",), 1], [("scorer.max_prompts=5",), 1], [("loop.prompts=6",), 0]):
         said: list[str] = []
         bootstrap.choose_scoring(load("frozenlake", [f"runs_dir={tmp_path}", *words]), tiny_policy, False, said.append)
-        assert sum("the alarm on scorings needs 6" in line for line in said) == told
-        assert not told or "on the fixed probe watches" in said[0]
+        assert sum("its alarm needs 6" in line for line in said) == reported
+        assert not reported or "on the fixed probe watches" in said[0]
     said = []
     words = [f"runs_dir={tmp_path}", "loop.prompts=4", "scorer.probe.every=0"]
     bootstrap.choose_scoring(load("frozenlake", words), tiny_policy, False, said.append)
     assert said[0].endswith("none watches, as the fixed probe is off")
 
 
-def test_a_probe_of_few_tasks_is_told_that_it_tells_nothing(tiny_policy, tmp_path) -> None:
+def test_a_probe_of_few_tasks_warns_that_no_metric_can_be_significant(tiny_policy, tmp_path) -> None:
     few, off = ("scorer.probe.tasks=3",), ("scorer.probe.tasks=3", "scorer.probe.every=0")
-    for words, told in ((few, 1), (off, 0), (("validation.tasks=1",), 1), ((), 0)):
+    for words, reported in ((few, 1), (off, 0), (("validation.tasks=1",), 1), ((), 0)):
         said: list[str] = []
         bootstrap.choose_scoring(load("frozenlake", [f"runs_dir={tmp_path}", *words]), tiny_policy, False, said.append)
-        assert sum("nothing is told from its null" in line for line in said) == told
+        assert sum("no metric can be significant" in line for line in said) == reported
 
 
 @pytest.mark.parametrize("address", ["foo", "127.0.0.1:", "127.0.0.1:port"])
@@ -155,10 +155,10 @@ def test_an_address_of_another_form_is_refused_before_anything_is_warmed_up(monk
 
 
 @pytest.mark.parametrize(
-    ("prompt", "vocabulary", "told"), [("tiny", 32_000, True), ("tiny", 4_096, False), ("natural", 32_000, False)]
+    ("prompt", "vocabulary", "reported"), [("tiny", 32_000, True), ("tiny", 4_096, False), ("natural", 32_000, False)]
 )
-def test_a_pretrained_model_under_the_tiny_policys_language_is_told_of_the_other(
-    monkeypatch, tmp_path, prompt: str, vocabulary: int, told: bool
+def test_a_pretrained_model_under_the_tiny_policys_language_is_warned_of(
+    monkeypatch, tmp_path, prompt: str, vocabulary: int, reported: bool
 ) -> None:
     monkeypatch.setattr("squelch.actors.model_folder.check_model_folder", lambda folder: None)
     monkeypatch.setattr(bootstrap, "_check_memory", lambda folder, config: "enough memory")
@@ -169,4 +169,4 @@ def test_a_pretrained_model_under_the_tiny_policys_language_is_told_of_the_other
     said: list[str] = []
     long = ["rollout.max_model_len=16000", "learner.token_budget=16000"]
     bootstrap.check_model(tmp_path, load("frozenlake", [f"environment.prompt={prompt}", *long]), said.append)
-    assert ("set environment.prompt=natural" in " ".join(said)) == told
+    assert ("set environment.prompt=natural" in " ".join(said)) == reported

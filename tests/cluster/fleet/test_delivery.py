@@ -1,4 +1,4 @@
-"""Weights by broadcast, on in-process parties: a weight group is formed anew whenever its members changed, and whatever
+"""Weights by broadcast, on in-process actors: a weight group is formed anew whenever its members changed, and whatever
 fails on the way, every worker gets every version."""
 
 from __future__ import annotations
@@ -109,6 +109,6 @@ def test_the_way_is_chosen_by_what_both_ends_have_and_said(words: tuple[str, ...
         (("rollout.weight_transfer=gloo", "rollout.num_gpus=1"), "gloo connects CPUs, and rollout.num_gpus=1"),
     ],
 )
-def test_a_way_that_the_parties_cannot_go_is_refused(words: tuple[str, ...], text: str) -> None:
+def test_a_way_that_the_actors_cannot_go_is_refused(words: tuple[str, ...], text: str) -> None:
     with pytest.raises(UserError, match=text):
         load("frozenlake", list(words))

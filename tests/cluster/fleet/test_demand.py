@@ -12,7 +12,7 @@ def node(cpus: float, gpus: float = 0, address: str = "10.0.0.1", **labels: str)
     return Node(address, {"CPU": cpus, "GPU": gpus}, labels)
 
 
-def test_every_party_that_asks_for_a_gpu_is_counted() -> None:
+def test_every_actor_that_asks_for_a_gpu_is_counted() -> None:
     assert needed(load("frozenlake"), "GPU") == 0
     assert needed(load("paper-frozenlake-3b"), "GPU") == 2 + 1 + 1
     assert needed(load("paper-frozenlake-3b", ["scorer.enabled=false"]), "GPU") == 2 + 1
@@ -72,7 +72,7 @@ def test_only_nodes_that_a_label_selector_admits_count() -> None:
 REQUESTS = st.lists(
     st.builds(
         lambda count, cpus, gpus, role: Need(
-            "parties", "rollout", count, {"CPU": cpus, "GPU": gpus}, {"role": role} if role else {}
+            "actors", "rollout", count, {"CPU": cpus, "GPU": gpus}, {"role": role} if role else {}
         ),
         st.integers(1, 3),
         st.sampled_from([0.0, 0.5, 1.0, 2.0]),

@@ -30,10 +30,10 @@ def bundle(version: int) -> WeightBundle:
 def run(world: World, steps: Steps) -> tuple[Fleet, list[tuple[str, str]]]:
     """Starts a fleet, publishes version 1, takes the steps, stops it; the fleet and its events (actor, name), without
     joins."""
-    told: list[tuple[str, str]] = []
+    reported: list[tuple[str, str]] = []
 
     def tell(actor: str, name: str, *_: float, **__: Any) -> None:
-        told.extend([(actor, name)] if name != "joined" else [])
+        reported.extend([(actor, name)] if name != "joined" else [])
 
     async def main() -> Fleet:
         fleet = Fleet(world.config, FakeActors(world), tell)
@@ -45,7 +45,7 @@ def run(world: World, steps: Steps) -> tuple[Fleet, list[tuple[str, str]]]:
             await fleet.stop()
         return fleet
 
-    return clock.run(main()), told
+    return clock.run(main()), reported
 
 
 def world(tmp_path: Path, *faults: Fault, overrides: tuple[str, ...] = ()) -> World:
@@ -102,7 +102,7 @@ def test_an_evaluation_starts_no_learner_and_plays_the_weights_that_workers_were
     assert actors.made == {"worker": 2, "player": 2}
 
 
-def test_a_party_that_does_not_start_is_named(tmp_path: Path) -> None:
+def test_an_actor_that_does_not_start_is_named(tmp_path: Path) -> None:
     late = r"^start: rollout-1 did not answer within 30 s; free in the cluster: 1 of 8 CPU$"
     with pytest.raises(TimeoutError, match=late):
         run(world(tmp_path, Fault("worker.ready", 2, "hang")), settle)
@@ -124,8 +124,8 @@ def test_a_successor_has_the_current_weights_and_is_known_to_every_environment_a
             behind(one).workers["rollout-0"] is behind(successor.actor) for one in fleet.players.healthy().values()
         )
 
-    _, told = run(world(tmp_path), steps)
-    assert told == [("rollout-0", "restart")]
+    _, reported = run(world(tmp_path), steps)
+    assert reported == [("rollout-0", "restart")]
 
 
 def test_a_version_published_while_a_successor_joins_reaches_it(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ BOTH = pytest.mark.parametrize(("kind", "start"), [(Kind.ROLLOUT, "worker.ready"
 
 @BOTH
 @pytest.mark.parametrize("what", ["die", "hang", "fail"])
-def test_a_successor_that_does_not_start_is_ended_and_told_and_another_is_tried(
+def test_a_successor_that_does_not_start_is_ended_and_reported_and_another_is_tried(
     tmp_path: Path, kind: Kind, start: str, what: str
 ) -> None:
     first, second = (name_of(kind, index) for index in range(2))
@@ -155,8 +155,8 @@ def test_a_successor_that_does_not_start_is_ended_and_told_and_another_is_tried(
         await settle(fleet)
         assert list(fleet.pools[kind].members.healthy()) == [first, second]
 
-    fleet, told = run(world(tmp_path, Fault(start, 3, what)), steps)
-    assert told == [(first, event) for event in ("restart", "join_failed", "restart")]
+    fleet, reported = run(world(tmp_path, Fault(start, 3, what)), steps)
+    assert reported == [(first, event) for event in ("restart", "join_failed", "restart")]
     assert fleet.restarts.counts[first] == 2
 
 
@@ -166,8 +166,8 @@ def test_a_successor_that_hangs_while_it_loads_weights_is_given_up_and_another_i
         await settle(fleet)
         assert len(fleet.workers.healthy()) == 2
 
-    _, told = run(world(tmp_path, Fault("worker.update", 3, "hang")), steps)
-    assert [event for _, event in told] == ["restart", "join_failed", "restart"]
+    _, reported = run(world(tmp_path, Fault("worker.update", 3, "hang")), steps)
+    assert [event for _, event in reported] == ["restart", "join_failed", "restart"]
 
 
 @BOTH
@@ -233,8 +233,8 @@ def test_a_dead_worker_found_by_an_update_is_replaced_and_one_that_is_late_or_fa
         await settle(fleet)
         assert [behind(worker).version for worker in fleet.workers.healthy().values()] == [2, 2]
 
-    _, told = run(world(tmp_path, Fault("worker.update", 3)), steps)
-    assert told == [("rollout-0", "restart")]
+    _, reported = run(world(tmp_path, Fault("worker.update", 3)), steps)
+    assert reported == [("rollout-0", "restart")]
     with pytest.raises(RuntimeError, match=r"^update_weights: rollout-0 failed: worker\.update failed"):
         run(world(tmp_path, Fault("worker.update", 3, "fail")), steps)
     with pytest.raises(UpdateFailed, match=r"^update_weights: rollout-0 failed: no answer within 30 s"):
@@ -249,8 +249,8 @@ def test_a_suspect_is_given_nothing_until_it_has_answered(tmp_path: Path) -> Non
         assert list(fleet.workers.healthy()) == ["rollout-1"]
         assert await asked is False and list(fleet.workers.healthy()) == ["rollout-0", "rollout-1"]
 
-    _, told = run(world(tmp_path), steps)
-    assert told == []
+    _, reported = run(world(tmp_path), steps)
+    assert reported == []
 
 
 @pytest.mark.parametrize("what", ["die", "hang", "fail"])
@@ -262,8 +262,8 @@ def test_a_suspect_that_does_not_answer_is_replaced_once_however_many_ask(tmp_pa
         assert len(fleet.workers.healthy()) == 2
 
     faults = [Fault("worker.health", call, what) for call in (1, 2, 3)]
-    _, told = run(world(tmp_path, *faults), steps)
-    assert told == [("rollout-0", "restart")]
+    _, reported = run(world(tmp_path, *faults), steps)
+    assert reported == [("rollout-0", "restart")]
 
 
 def test_an_environment_actor_is_replaced_once_and_knows_the_workers_that_joined_meanwhile(tmp_path: Path) -> None:
@@ -271,17 +271,17 @@ def test_an_environment_actor_is_replaced_once_and_knows_the_workers_that_joined
         dead = fleet.players.current("env-0")
         for _ in range(3):
             fleet.player_pool.on_death(dead, "killed")
-        await asyncio.sleep(1.5)  # the successor is up and is told of the workers
+        await asyncio.sleep(1.5)  # the successor is up and knows the workers
         await lose(fleet, "rollout-1")
         await settle(fleet)
         known = behind(fleet.players.healthy()["env-0"]).workers
         assert known["rollout-1"] is behind(fleet.workers.healthy()["rollout-1"])
 
-    _, told = run(world(tmp_path), steps)
-    assert sorted(told) == [("env-0", "restart"), ("rollout-1", "restart")]
+    _, reported = run(world(tmp_path), steps)
+    assert sorted(reported) == [("env-0", "restart"), ("rollout-1", "restart")]
 
 
-def test_a_party_out_of_restarts_ends_the_run_and_the_scorer_alone_stays_down(tmp_path: Path) -> None:
+def test_an_actor_out_of_restarts_ends_the_run_and_the_scorer_alone_stays_down(tmp_path: Path) -> None:
     async def scorer(fleet: Fleet) -> None:
         await fleet.replace_scorer("killed")
         await fleet.replace_scorer("killed again")
@@ -301,8 +301,8 @@ def test_a_party_out_of_restarts_ends_the_run_and_the_scorer_alone_stays_down(tm
 
 
 def test_the_counter_of_a_member_that_joins_begins_at_nought(tmp_path: Path) -> None:
-    """Found by a reviewer: Prometheus sees no increase in a counter that begins at 1, so no alert told of a worker that
-    was added and flapped."""
+    """Found by a reviewer: Prometheus sees no increase in a counter that begins at 1, so no alert reported a worker
+    that was added and flapped."""
 
     async def steps(fleet: Fleet) -> None:
         assert fleet.take_restarts() == {}

@@ -155,7 +155,7 @@ def test_a_recipe_that_is_a_file_travels_with_the_files_that_it_extends(monkeypa
         ("stop", JobStatus.SUCCEEDED, 0, "job-1: had already ended"),
     ],
 )
-def test_a_job_is_told_of_and_stopped(monkeypatch, action, status, code, says) -> None:
+def test_the_status_of_a_job_is_printed_and_a_job_is_stopped(monkeypatch, action, status, code, says) -> None:
     served(monkeypatch, Server(status))
     said = list[str]()
     assert jobs.act("http://it", action, "job-1", False, said.append) == code and said == [says]
@@ -297,14 +297,14 @@ def test_a_wheel_of_squelch_is_unpacked_and_nothing_else_is_taken_for_one(tmp_pa
 
 def test_a_run_that_would_be_lost_with_the_jobs_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"runs_dir='runs' is relative.*the head node.*with `store` set"):
-        jobs.settled(load("frozenlake"), [])
+        jobs.with_lasting_caches(load("frozenlake"), [])
     config = load("frozenlake", [f"runs_dir={tmp_path}"])
-    assert jobs.settled(config, ["a=b"]) == ["a=b", f'model.cache="{tmp_path}/.tiny"']
-    assert jobs.settled(load("frozenlake", [f"runs_dir={tmp_path}", f"model.path={tmp_path}"]), []) == []
+    assert jobs.with_lasting_caches(config, ["a=b"]) == ["a=b", f'model.cache="{tmp_path}/.tiny"']
+    assert jobs.with_lasting_caches(load("frozenlake", [f"runs_dir={tmp_path}", f"model.path={tmp_path}"]), []) == []
     packaged = load("smollm2-countdown", [f"runs_dir={tmp_path}"])
-    assert jobs.settled(packaged, []) == [f'model.pretrained_cache="{tmp_path}/.models"']
+    assert jobs.with_lasting_caches(packaged, []) == [f'model.pretrained_cache="{tmp_path}/.models"']
     odd = tmp_path / "my: runs #2"
-    caches = jobs.settled(load("frozenlake", [f'runs_dir="{odd}"']), [])
+    caches = jobs.with_lasting_caches(load("frozenlake", [f'runs_dir="{odd}"']), [])
     assert load("frozenlake", caches).model.cache == f"{odd}/.tiny"
 
 

@@ -1,4 +1,4 @@
-"""Ray's object store is sized from the model, or the run is refused with the figure."""
+"""Ray's object store is sized from the model, or the run is refused with the size that it needs."""
 
 from collections import namedtuple
 
@@ -23,7 +23,7 @@ def test_the_store_on_this_machine_holds_three_versions_and_the_groups(monkeypat
     assert local_mib(SMOLLM2, 4000) == 4000
 
 
-def test_a_store_that_would_spill_weights_is_refused_with_the_figure(monkeypatch) -> None:
+def test_a_store_that_would_spill_weights_is_refused_with_the_size(monkeypatch) -> None:
     with_shared_memory(monkeypatch, 20_000)
     need = needed_mib(SMOLLM2)
     with pytest.raises(UserError, match=rf"cluster.object_store_mib=256 does not hold .* set at least {need}"):

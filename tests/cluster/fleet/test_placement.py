@@ -1,4 +1,4 @@
-"""What the parties ask Ray for, and how a run waits for room; no cluster is started."""
+"""What the actors ask Ray for, and how a run waits for room; no cluster is started."""
 
 import json
 from typing import Any
@@ -13,7 +13,7 @@ from squelch.cluster.fleet import placement
 from squelch.cluster.fleet.demand import Node
 from squelch.cluster.fleet.placement import Placement, _nodes_of, autoscales, make_room
 
-HOME, FAR = "a" * 56, "b" * 56
+HERE, FAR = "a" * 56, "b" * 56
 
 
 class Group:
@@ -25,7 +25,7 @@ class Group:
         self.removed = False
 
     def wait(self, timeout_seconds: float) -> bool:
-        assert timeout_seconds <= placement.SETTLE_S
+        assert timeout_seconds <= placement.BUNDLES_S
         return bool(self.nodes)
 
 
@@ -44,8 +44,8 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> list[Group]:
     monkeypatch.setattr(placement, "placement_group", reserve)
     monkeypatch.setattr(placement, "placement_group_table", table)
     monkeypatch.setattr(placement, "remove_placement_group", lambda group: setattr(group, "removed", True))
-    monkeypatch.setattr(placement, "own_node", lambda: (HOME, "10.0.0.1"))
-    here = {"NodeID": HOME, "Resources": {placement.HEAD: 1.0, "CPU": 4.0, "node:10.0.0.1": 1.0}}
+    monkeypatch.setattr(placement, "own_node", lambda: (HERE, "10.0.0.1"))
+    here = {"NodeID": HERE, "Resources": {placement.HEAD: 1.0, "CPU": 4.0, "node:10.0.0.1": 1.0}}
     monkeypatch.setattr("ray.nodes", lambda: [{"NodeID": FAR, "Resources": {"node:10.0.0.2": 1.0}}, here])
     monkeypatch.setattr("ray.available_resources", lambda: {"CPU": 0.5})
     monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 4.0})
@@ -89,10 +89,10 @@ def test_environment_actors_go_to_the_nodes_of_rollout_workers_in_turn(ray) -> N
     assert places.player() == {}
     first, second = places.worker("rollout-0"), places.worker("rollout-1")
     assert places.player() == {}, "Ray has not placed the workers yet: the actor does not wait for that"
-    first.group.nodes, second.group.nodes = [HOME], [FAR]
-    assert [near(places.player()) for _ in range(4)] == [HOME, FAR, HOME, FAR]
+    first.group.nodes, second.group.nodes = [HERE], [FAR]
+    assert [near(places.player()) for _ in range(4)] == [HERE, FAR, HERE, FAR]
     second.release()
-    assert [near(places.player()) for _ in range(2)] == [HOME, HOME]
+    assert [near(places.player()) for _ in range(2)] == [HERE, HERE]
     labelled = Placement(config("environment_actor.label_selector={role: play}"))
     assert labelled.player() == {"label_selector": {"role": "play"}}
 
@@ -102,7 +102,7 @@ def test_a_worker_that_is_ended_while_an_environment_actor_is_placed_does_no_har
     """The event loop releases its place while a thread waits for the bundles."""
     places = Placement(config())
     ended, stays, after = (places.worker(f"rollout-{k}") for k in range(3))
-    ended.group.nodes, stays.group.nodes = [FAR], [HOME]
+    ended.group.nodes, stays.group.nodes = [FAR], [HERE]
 
     def wait(group: Group, timeout_seconds: float) -> bool:
         ended.release(), after.release()
@@ -113,7 +113,7 @@ def test_a_worker_that_is_ended_while_an_environment_actor_is_placed_does_no_har
     monkeypatch.setattr(Group, "wait", wait)
     known = placement.placement_group_table
     monkeypatch.setattr(placement, "placement_group_table", lambda group: {} if group.removed else known(group))
-    assert near(places.player()) == HOME
+    assert near(places.player()) == HERE
     assert _nodes_of(ray[0]) == [] == ended.nodes
 
 
@@ -131,7 +131,7 @@ def test_an_error_about_a_place_that_is_still_held_is_raised(monkeypatch, ray) -
 
 def test_services_go_with_the_driver_unless_a_label_says_otherwise(ray) -> None:
     places = Placement(config())
-    assert places.service() == {"resources": {"node:10.0.0.1": placement.TRACE}} and near(places.scorer()) == HOME
+    assert places.service() == {"resources": {"node:10.0.0.1": placement.TRACE}} and near(places.scorer()) == HERE
     assert Placement(config("scorer.label_selector={gpu: small}")).scorer() == {"label_selector": {"gpu": "small"}}
 
 
@@ -144,7 +144,7 @@ def test_a_place_is_given_back_once_and_its_successor_keeps_its_own(ray) -> None
 
 def test_the_message_about_a_late_start_says_what_is_free_and_who_has_no_node(ray) -> None:
     places = Placement(config())
-    places.worker("rollout-0").group.nodes = [HOME]
+    places.worker("rollout-0").group.nodes = [HERE]
     places.learner(2)
     assert places.room() == "free in the cluster: 0.5 of 4 CPU; without a node: learner"
 
@@ -198,7 +198,7 @@ def test_more_members_than_the_cluster_can_hold_are_refused_with_the_sum(monkeyp
     fixed = Placement(config("cluster.autoscaler=false", "rollout.label_selector={}"))
     missing = fixed.lacking({Kind.ROLLOUT: 3})
     assert missing.startswith("the cluster has 1 CPU and the run needs 3 (3 x 0.5 for rollout workers")
-    fixed.settled()
+    fixed.end_node_request()
     assert not scaler.asked
 
 
@@ -208,7 +208,7 @@ def test_an_autoscaler_is_asked_for_more_members_until_they_have_come(monkeypatc
     assert growing.lacking({Kind.ROLLOUT: 7, Kind.ENVIRONMENT: 1}) is None
     assert scaler.asked[0]["bundles"].count({"CPU": 0.5}) >= 7
     for _ in range(2):
-        growing.settled()
+        growing.end_node_request()
     assert scaler.asked[1:] == [{"bundles": []}]
 
 
@@ -216,7 +216,7 @@ def test_an_autoscaler_is_asked_for_more_members_until_they_have_come(monkeypatc
     ("labels", "types", "found"),
     [
         ({}, None, False),
-        ({}, ["node_" + HOME], False),
+        ({}, ["node_" + HERE], False),
         ({}, ["head-group", "workers"], True),
         ({"ray.io/node-group": "workers"}, None, True),
     ],

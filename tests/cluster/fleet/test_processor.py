@@ -1,4 +1,4 @@
-"""Whether a run is told that its processor emulates the type of numbers that it would compute with."""
+"""Whether a run reports that its processor emulates the type of numbers that it would compute with."""
 
 import pytest
 import torch
@@ -28,9 +28,9 @@ BFLOAT16 = ["learner.dtype=bfloat16", "rollout.dtype=bfloat16"]
         ("AVX512", "avx512f amx_bf16", BFLOAT16, ""),
         ("AVX512", "", BFLOAT16, ""),
     ],
-    ids=["both", "scorer", "no scorer", "GPUs", "float32", "AVX-512 alone", "AVX-512 BF16", "AMX", "not told"],
+    ids=["both", "scorer", "no scorer", "GPUs", "float32", "AVX-512 alone", "AVX-512 BF16", "AMX", "not listed"],
 )
-def test_16_bit_numbers_on_a_processor_that_emulates_them_are_told_of_at_the_start(
+def test_16_bit_numbers_on_a_processor_that_emulates_them_are_reported_at_the_start(
     monkeypatch: pytest.MonkeyPatch, vectors: str, flags: str, settings: list[str], named: str
 ) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: vectors)

@@ -1,4 +1,4 @@
-"""Ray's errors as the loop's, and the resources that parties ask Ray for; no cluster is started."""
+"""Ray's errors as the loop's, and the resources that actors ask Ray for; no cluster is started."""
 
 import asyncio
 import math
@@ -16,7 +16,7 @@ from squelch.cluster.control.client import Client
 from squelch.cluster.control.rank_client import LearnerClient
 from squelch.cluster.fleet import ray_actors
 from squelch.cluster.fleet.ray_actors import RayActors, RayTransport
-from squelch.learner.network import Home
+from squelch.learner.network import RankProcess
 
 
 class Raising:
@@ -110,7 +110,7 @@ def test_as_many_ranks_fit_as_all_of_their_resources_allow_and_no_more_than_want
         rooms.append(asyncio.run(actors.room_for_ranks()))
     assert rooms == [4, 2, 1, 0]
     actors._learner = LearnerClient([], RayTransport(), actors.config)
-    actors._learner.homes = [Home(node, "10.0.0.1", 0) for node in ("stays", "leaves")]
+    actors._learner.processes = [RankProcess(node, "10.0.0.1", 0) for node in ("stays", "leaves")]
     assert asyncio.run(actors.room_for_ranks()) == 1, "the place of the rank that is up on a node that stays"
     actors._learner.kill()
     assert asyncio.run(actors.room_for_ranks()) == 0
@@ -164,7 +164,7 @@ def test_a_folder_is_shipped_once_the_cluster_has_another_node_for_it(monkeypatc
     assert offered == [True] if ships else [False, False]
 
 
-def test_members_on_a_node_that_drains_are_told_of_with_the_seconds_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_on_a_node_that_drains_are_reported_with_the_seconds_left(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = {"a": "node-1", "b": "node-2", "c": "node-3"}
     found = {id: {"Address": {"NodeID": node}} for id, node in nodes.items()}
     monkeypatch.setattr(ray_actors, "actors", lambda id: found.get(id, {}))
@@ -177,7 +177,7 @@ def test_members_on_a_node_that_drains_are_told_of_with_the_seconds_left(monkeyp
     }
     assert asyncio.run(actors.leaving()) == {"rollout-0": 60.0, "rollout-1": math.inf}
     actors._learner = LearnerClient([], RayTransport(), actors.config)
-    actors._learner.homes = [Home(node, "10.0.0.1", 0) for node in ("node-3", "node-2", "node-1")]
+    actors._learner.processes = [RankProcess(node, "10.0.0.1", 0) for node in ("node-3", "node-2", "node-1")]
     assert asyncio.run(actors.leaving()) == {"rollout-0": 60.0, "rollout-1": math.inf, "learner": 60.0}
     actors._learner.kill()
     assert "learner" not in asyncio.run(actors.leaving())
@@ -186,7 +186,7 @@ def test_members_on_a_node_that_drains_are_told_of_with_the_seconds_left(monkeyp
 
 
 @pytest.mark.parametrize("what", ["worker", "learner"])
-def test_a_party_that_cannot_be_created_keeps_no_place(tmp_path: Path, monkeypatch, what: str) -> None:
+def test_an_actor_that_cannot_be_created_keeps_no_place(tmp_path: Path, monkeypatch, what: str) -> None:
     """Otherwise its bundles stay reserved until the run ends, and no successor finds room."""
     actors = RayActors(load("frozenlake"), tmp_path, tmp_path)
     released: list[str] = []

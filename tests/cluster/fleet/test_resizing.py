@@ -27,11 +27,11 @@ Steps = Callable[[Fleet], Awaitable[Any]]
 
 def run(world: World, steps: Steps) -> list[tuple[str, str, dict[str, Any]]]:
     """Starts a fleet of two workers and two environment actors, publishes version 1, takes the steps; its events."""
-    told: list[tuple[str, str, dict[str, Any]]] = []
+    reported: list[tuple[str, str, dict[str, Any]]] = []
 
     async def main() -> None:
         fleet = Fleet(
-            world.config, FakeActors(world), lambda actor, name, *_, **facts: told.append((actor, name, facts))
+            world.config, FakeActors(world), lambda actor, name, *_, **facts: reported.append((actor, name, facts))
         )
         try:
             await fleet.start()
@@ -41,7 +41,7 @@ def run(world: World, steps: Steps) -> list[tuple[str, str, dict[str, Any]]]:
             await fleet.stop()
 
     clock.run(main())
-    return told
+    return reported
 
 
 async def complete(fleet: Fleet) -> None:
@@ -70,9 +70,9 @@ def test_a_new_worker_is_known_and_has_the_weights_before_it_is_healthy(tmp_path
         assert behind(new).version == 1
         assert all(behind(one).workers["rollout-2"] is behind(new) for one in fleet.players.healthy().values())
 
-    told = run(world(tmp_path), steps)
-    assert [(actor, name) for actor, name, _ in told] == [("fleet", "scale"), ("rollout-2", "joined")]
-    assert told[0][2].items() >= {"kind": "rollout", "before": 2, "after": 3, "by": "command"}.items()
+    reported = run(world(tmp_path), steps)
+    assert [(actor, name) for actor, name, _ in reported] == [("fleet", "scale"), ("rollout-2", "joined")]
+    assert reported[0][2].items() >= {"kind": "rollout", "before": 2, "after": 3, "by": "command"}.items()
 
 
 def test_an_update_never_waits_for_a_worker_that_loads_weights_beside_the_run(tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ def test_an_update_never_waits_for_a_worker_that_loads_weights_beside_the_run(tm
         assert states(fleet)["rollout-2"] == "healthy" and behind(fleet.workers.healthy()["rollout-2"]).version == 3
         await asyncio.sleep(1)
 
-    told = run(slow, steps)
-    assert [facts["held_s"] for actor, name, facts in told if name == "joined"] == [0.0]
+    reported = run(slow, steps)
+    assert [facts["held_s"] for actor, name, facts in reported if name == "joined"] == [0.0]
 
 
 def test_a_worker_that_waits_for_the_next_update_loads_at_once_if_all_others_are_lost(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_drained_member_finishes_its_calls_and_gets_no_more(tmp_path: Path) ->
         fleet.worker_pool.scale(Request(Kind.ROLLOUT, 1))
         assert states(fleet) == {"rollout-0": "healthy", "rollout-1": "draining"}
         await fleet.update_workers(bundle(2))
-        assert behind(member.actor).version == 1, "it is not told of new weights"
+        assert behind(member.actor).version == 1, "it gets no new weights"
         await complete(fleet)
         assert call.result() == "done"
         assert states(fleet) == {"rollout-0": "healthy", "rollout-1": "retired"}
@@ -199,10 +199,10 @@ def test_a_number_that_changes_twice_at_once_starts_each_member_once(tmp_path: P
         assert fleet.pools[kind].wanted == len(fleet.pools[kind].members.present()) == 4
         fleet.take_scalings()
 
-    told = run(world(tmp_path), steps)
-    joined = sorted(actor for actor, name, _ in told if name == "joined")
+    reported = run(world(tmp_path), steps)
+    joined = sorted(actor for actor, name, _ in reported if name == "joined")
     assert joined == [f"{PREFIXES[kind]}-2", f"{PREFIXES[kind]}-3"]
-    assert "join_failed" not in [name for _, name, _ in told]
+    assert "join_failed" not in [name for _, name, _ in reported]
 
 
 def test_who_cannot_be_had_lowers_the_wanted_number(tmp_path: Path) -> None:
@@ -215,8 +215,8 @@ def test_who_cannot_be_had_lowers_the_wanted_number(tmp_path: Path) -> None:
         assert fleet.wanted() == {Kind.ROLLOUT: 2, Kind.ENVIRONMENT: 2}
         assert len(fleet.workers.healthy()) == len(fleet.players.healthy()) == 2
 
-    told = run(world(tmp_path, *faults, overrides=("cluster.max_restarts=1",)), steps)
-    lowered = [facts for _, name, facts in told if name == "scale" and facts["by"] == "failure"]
+    reported = run(world(tmp_path, *faults, overrides=("cluster.max_restarts=1",)), steps)
+    lowered = [facts for _, name, facts in reported if name == "scale" and facts["by"] == "failure"]
     assert len(lowered) == 2 and all("ready failed" in facts["reason"] for facts in lowered)
 
 
@@ -260,8 +260,8 @@ def test_a_member_that_could_not_be_created_is_tried_again_and_then_given_up(
         assert len(fleet.workers.healthy()) == len(fleet.players.healthy()) == count
         assert not any(pool.creating for pool in fleet.pools.values())
 
-    told = run(world(tmp_path, overrides=("cluster.max_restarts=1",)), steps)
-    causes = [facts["cause"] for _, name, facts in told if name == "join_failed"]
+    reported = run(world(tmp_path, overrides=("cluster.max_restarts=1",)), steps)
+    causes = [facts["cause"] for _, name, facts in reported if name == "join_failed"]
     assert causes and all("no route to host" in cause for cause in causes)
 
 
@@ -284,8 +284,8 @@ def test_a_member_that_could_not_be_created_and_is_no_longer_wanted_is_not_tried
         assert not any(fleet.restarts.counts[name] for name in ("rollout-2", "env-2"))
         assert len(fleet.workers.healthy()) == len(fleet.players.healthy()) == 2
 
-    told = run(world(tmp_path), steps)
-    assert not [actor for actor, name, _ in told if name == "joined"]
+    reported = run(world(tmp_path), steps)
+    assert not [actor for actor, name, _ in reported if name == "joined"]
 
 
 def test_creations_leave_the_threads_in_which_the_learner_is_asked_alone(tmp_path: Path) -> None:
@@ -329,8 +329,8 @@ def test_members_of_a_node_that_will_be_taken_away_work_until_others_can(tmp_pat
         assert sorted(fleet.workers.healthy()) == ["rollout-2", "rollout-3"]
         assert sorted(fleet.players.healthy()) == ["env-1", "env-2"] and not fleet.restarts.counts
 
-    told = run(world(tmp_path), steps)
-    assert sum(name == "preempted" for _, name, _ in told) == 3
+    reported = run(world(tmp_path), steps)
+    assert sum(name == "preempted" for _, name, _ in reported) == 3
 
 
 def test_calls_that_do_not_end_before_their_node_does_are_cut_off_in_time(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Supervision on fakes: who is noticed, how soon, who is named, and that a slow party is never taken for a hung one."""
+"""Supervision on fakes: who is noticed, how soon, who is named, and that a slow actor is never taken for a hung one."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def actor_of(fleet: Fleet, name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", ["env-0", "rollout-1", "filter", "scorer"])
-def test_an_idle_party_that_dies_is_noticed_at_once(tmp_path: Path, name: str) -> None:
+def test_an_idle_actor_that_dies_is_noticed_at_once(tmp_path: Path, name: str) -> None:
     async def kill(fleet: Fleet) -> None:
         await asyncio.sleep(100.0)
         actor_of(fleet, name).kill()
@@ -79,7 +79,7 @@ def test_an_idle_party_that_dies_is_noticed_at_once(tmp_path: Path, name: str) -
 
 
 @pytest.mark.parametrize("name", ["env-0", "rollout-1", "filter", "scorer"])
-def test_a_party_that_freezes_is_named_at_half_the_limit_and_ended_at_the_limit(tmp_path: Path, name: str) -> None:
+def test_an_actor_that_freezes_is_named_at_half_the_limit_and_ended_at_the_limit(tmp_path: Path, name: str) -> None:
     async def freeze(fleet: Fleet) -> None:
         await asyncio.sleep(100.0)
         frozen = actor_of(fleet, name)
@@ -131,7 +131,7 @@ def test_an_environment_call_may_take_its_own_time_out_before_its_actor_counts_a
 
 
 class Loaded:
-    """A party's progress on a machine under load: answers and marks come late by recorded delays."""
+    """An actor's progress on a machine under load: answers and marks come late by recorded delays."""
 
     def __init__(self, chance: random.Random, answers: list[float], marks: list[float]) -> None:
         self.chance, self.answers, self.marks = chance, answers, marks
@@ -146,7 +146,7 @@ class Loaded:
 
 
 @pytest.mark.parametrize("slow", [1.0, 3.0])
-def test_no_party_is_taken_for_dead_in_half_an_hour_on_a_machine_under_load(tmp_path: Path, slow: float) -> None:
+def test_no_actor_is_taken_for_dead_in_half_an_hour_on_a_machine_under_load(tmp_path: Path, slow: float) -> None:
     """`slow`: how much slower than when the delays were recorded, with most of the longest among them."""
     chance, recorded = random.Random(0), json.loads(DELAYS.read_text())
 

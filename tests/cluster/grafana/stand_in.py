@@ -111,8 +111,8 @@ class Grafana:
             return 400, {"message": "folder not found"}
         present = versions[-1]["dashboard"]["version"] if versions else 0
         if board["version"] != present and not body["overwrite"]:
-            told = "The dashboard has been changed by someone else"
-            return 412, {"status": "version-mismatch", "message": told}
+            reported = "The dashboard has been changed by someone else"
+            return 412, {"status": "version-mismatch", "message": reported}
         board |= {"id": 7, "version": present + 1} | ({"preload": False} if self.normalise else {})
         versions.append({"dashboard": board, "message": body["message"], "folder": body["folderUid"]})
         return 200, {"id": 7, "uid": board["uid"], "status": "success", "version": board["version"]}

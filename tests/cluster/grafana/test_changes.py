@@ -1,4 +1,4 @@
-"""What a push may replace, and how two dashboards are told apart."""
+"""What a push may replace, and how two dashboards are compared."""
 
 from copy import deepcopy
 from typing import Any

@@ -100,7 +100,7 @@ def small_run(folder: Path, num_steps: int = 3) -> Path:
 
 
 def add_step(archive: Archive, step: int) -> None:
-    """One more step with its figures and spans."""
+    """One more step with its metrics and spans."""
     rewards = [(0.0, 1.0, 1.0), (1.0, 0.0, 0.0), (0.0, 0.0, 0.0)]
     groups = [group(step, number, each) for number, each in enumerate(rewards)]
     write_step(archive, step, [*groups, group(step, 3, (0.0, 1.0, 0.0), HOSTILE, failed=True)])
@@ -108,5 +108,5 @@ def add_step(archive: Archive, step: int) -> None:
     archive.event("rollout-0", "work", began, began + 4)
     archive.event("learner", "call", began + 4, began + 8, step=step)
     archive.event("learner", "work", began + 5, began + 8)
-    figures = {"success": 0.1 * step, "total_steps": 9.0, "kept_groups": 2.0, "num_groups": 4.0}
-    archive.metrics(step, figures | {"first_turn/mi_est": 0.3, "seconds/rollout": 4.0}, at=began + 9)
+    metrics = {"success": 0.1 * step, "total_steps": 9.0, "kept_groups": 2.0, "num_groups": 4.0}
+    archive.metrics(step, metrics | {"first_turn/mi_est": 0.3, "seconds/rollout": 4.0}, at=began + 9)

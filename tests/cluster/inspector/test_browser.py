@@ -219,5 +219,5 @@ def test_a_live_run_adds_its_steps_to_the_open_page(page: Page, address: str, fo
     archive = Archive(folder)
     add_step(archive, 4)
     archive.close()
-    expect(page.locator("#pulse")).to_contain_text("step 4", timeout=10_000)
+    expect(page.locator("#status-line")).to_contain_text("step 4", timeout=10_000)
     expect(first.locator("td").first).to_have_text("4", timeout=10_000)

@@ -24,7 +24,15 @@ PAGES = (
         "/scores?step=1&row=1&column=2",
         "/scores/cell?row=0&column=0",
     ),
-    *("/templates", "/templates?prompt=1", "/timeline", "/timeline?step=2", "/figures", "/pulse", "/search?text=go"),
+    *(
+        "/templates",
+        "/templates?prompt=1",
+        "/timeline",
+        "/timeline?step=2",
+        "/figures",
+        "/status-line",
+        "/search?text=go",
+    ),
 )
 
 
@@ -148,10 +156,10 @@ def test_a_live_run_is_asked_about_and_a_change_is_answered(
     folder = small_run(tmp_path / "live", 1)
     live = open_run(folder)
     page = live.get("/").text
-    seen = page.split("/pulse?seen=")[1].split('"')[0]
-    assert live.get(f"/pulse?seen={seen}").status_code == 204
+    seen = page.split("/status-line?seen=")[1].split('"')[0]
+    assert live.get(f"/status-line?seen={seen}").status_code == 204
     add_step(Archive(folder), 2)
-    answer = live.get(f"/pulse?seen={seen}")
+    answer = live.get(f"/status-line?seen={seen}")
     assert answer.status_code == 200 and answer.headers["HX-Trigger"] == "run-changed" and "<b>2</b>" in answer.text
 
 

@@ -26,7 +26,7 @@ def test_the_best_weights_are_those_of_the_best_validation(
     said: list[str] = []
     folder, step = evaluation._weights(load("frozenlake"), tmp_path, "best", said.append, lambda key: None)
     assert step == played and played.removeprefix("step ") in str(folder)
-    assert len(said) == (best != 20), "what is not the best checkpoint is told"
+    assert len(said) == (best != 20), "a checkpoint that is not the best is reported"
 
 
 @pytest.mark.parametrize("checkpoint", ["²", "٢٠", "-20", "20 ", "", "9" * 5000])

@@ -1,4 +1,4 @@
-"""The warning for a gamed criterion in a run: figures, event, terminal, and a resume; the parties are stand-ins."""
+"""The warning for a gamed criterion in a run: metrics, event, terminal, and a resume; the actors are stand-ins."""
 
 from __future__ import annotations
 
@@ -33,28 +33,30 @@ def rewards(ticket: Ticket, index: int) -> float:
 
 
 def shares(archive: FakeArchive) -> str:
-    rows = [{k: v for k, v in row.items() if k.startswith("gaming/")} for row in archive.figures.values()]
+    rows = [{k: v for k, v in row.items() if k.startswith("gaming/")} for row in archive.recorded.values()]
     return json.dumps(rows)
 
 
-def test_variance_that_rises_at_flat_success_is_told_once_and_a_resumed_run_tells_the_same(tmp_path: Path) -> None:
+def test_variance_that_rises_at_flat_success_is_reported_once_and_by_a_resumed_run_alike(
+    tmp_path: Path,
+) -> None:
     world, whole = World(settings(tmp_path / "whole", *WORDS), rewards=rewards), FakeArchive()
     outcome = drive(world, whole)
     check(outcome, world, whole)
-    raised = [step for step, row in whole.figures.items() if step and row["gaming/raised"] == 1]
+    raised = [step for step, row in whole.recorded.items() if step and row["gaming/raised"] == 1]
     assert raised == list(range(12, 19)) and whole.events.count(("filter", "gaming_suspected")) == 1
     assert sum("WARNING: kept variance rose" in line for line in outcome.said) == 1
-    assert "variance +" in str(gaming(whole.figures[18])) and gaming(whole.figures[11]) is None
-    MetricStore(REGISTRY).step({k: v for k, v in whole.figures[18].items() if k.startswith("gaming/")})
+    assert "variance +" in str(gaming(whole.recorded[18])) and gaming(whole.recorded[11]) is None
+    MetricStore(REGISTRY).step({k: v for k, v in whole.recorded[18].items() if k.startswith("gaming/")})
 
     parts, archive = World(settings(tmp_path / "parts", *WORDS), rewards=rewards), FakeArchive()
 
     def stop_at_fourteen(coordinator: Coordinator) -> None:
-        coordinator.journal.say = lambda text: (
+        coordinator.run_log.say = lambda text: (
             coordinator.stop(Ending(EndCause.SIGNAL, "SIGTERM")) if text.startswith("step   14/") else None
         )
 
     drive(parts, archive, stop_at_fourteen)
-    assert max(archive.figures) < 18
+    assert max(archive.recorded) < 18
     check(drive(parts, archive, resume=True), parts, archive)
     assert shares(archive) == shares(whole)

@@ -1,4 +1,4 @@
-"""Overlap on in-process parties: with `max_staleness` > 0 later steps are played while a step is played or trained."""
+"""Overlap on in-process actors: with `max_staleness` > 0 later steps are played while a step is played or trained."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_group_played_through_an_update_is_as_stale_as_its_oldest_token(tmp_pa
     archive = FakeArchive()
     check(drive(mixed, archive, watch), mixed, archive)
     assert groups["000002-000"] == (0, 1), "the weights of step 1 arrived while it was played"
-    assert archive.figures[2]["staleness_max"] == 1
+    assert archive.recorded[2]["staleness_max"] == 1
 
 
 @pytest.mark.parametrize(("staleness", "least"), [(1, 1.6), (2, 1.7)])
@@ -85,13 +85,13 @@ def test_with_stages_of_equal_length_steps_take_little_more_than_one_stage(
         ended: list[float] = []
 
         def watch(coordinator: Coordinator) -> None:
-            record = coordinator.journal.step
+            record = coordinator.run_log.step
 
             def noted(*arguments: object) -> None:
                 ended.append(asyncio.get_running_loop().time())
                 record(*arguments)
 
-            coordinator.journal.step = noted
+            coordinator.run_log.step = noted
 
         drive(paced, FakeArchive(), watch)
         return ended[-1] - ended[1]  # without the first two steps, which find nothing played

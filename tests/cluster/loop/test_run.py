@@ -197,13 +197,13 @@ class Spy:
     """A logger that notes its steps, and the exit code with which it is closed."""
 
     def __init__(self) -> None:
-        self.told: list[object] = []
+        self.reported: list[object] = []
 
     def step(self, step: int, flat: object) -> None:
-        self.told.append(step)
+        self.reported.append(step)
 
     def close(self, exit_code: int) -> None:
-        self.told.append(f"exit {exit_code}")
+        self.reported.append(f"exit {exit_code}")
 
 
 def test_a_runs_loggers_get_its_steps_and_its_exit_code(monkeypatch, tmp_path) -> None:
@@ -219,14 +219,14 @@ def test_a_runs_loggers_get_its_steps_and_its_exit_code(monkeypatch, tmp_path) -
     monkeypatch.setattr(run, "open_loggers", lambda *_: [logger])
     monkeypatch.setattr(run, "_train", steps)
     assert train() == 3
-    assert (exporter.told, logger.told) == ([1], [1, "exit 3"])
+    assert (exporter.reported, logger.reported) == ([1], [1, "exit 3"])
 
 
 def test_a_run_that_fails_is_closed_as_failed_in_its_loggers(monkeypatch, tmp_path) -> None:
     logger = Spy()
     train = ending(monkeypatch, tmp_path, RuntimeError("a bug"))
     monkeypatch.setattr(run, "open_loggers", lambda *_: [logger])
-    assert train() == 1 and logger.told == ["exit 1"]
+    assert train() == 1 and logger.reported == ["exit 1"]
 
 
 def test_a_logger_that_cannot_start_ends_the_run_before_its_actors(monkeypatch, tmp_path) -> None:
@@ -260,7 +260,7 @@ def test_a_run_that_another_process_drives_is_refused_and_its_archive_untouched(
 
 
 @pytest.mark.parametrize("began", [True, False])
-def test_what_changed_is_told_of_a_run_that_began_and_not_of_one_that_a_sweep_prepared(tmp_path, began) -> None:
+def test_what_changed_is_reported_of_a_run_that_began_and_not_of_one_that_a_sweep_prepared(tmp_path, began) -> None:
     words = [f"runs_dir={tmp_path}", "name=it"]
     prepared, started = load("frozenlake", words), load("frozenlake", [*words, "scorer.every=7"])
     prepared.run_dir.mkdir()

@@ -123,7 +123,7 @@ def test_a_run_that_is_scaled_and_stopped_or_killed_is_completed_when_resumed(
     staleness=st.integers(0, 3),
     notices=st.lists(NOTICES, min_size=1, max_size=3),
 )
-def test_nodes_that_are_taken_away_cost_no_ticket_if_they_are_told_of(
+def test_nodes_that_are_taken_away_cost_no_ticket_if_they_are_announced(
     tmp_path_factory, seed: int, staleness: int, notices: list[tuple[int, str, float]]
 ) -> None:
     words = (f"loop.max_staleness={staleness}", "loop.max_attempts=1")
@@ -234,11 +234,11 @@ def test_a_request_is_checked_answered_and_granted(tmp_path: Path) -> None:
     assert texts[4] == "rollout workers: 2 -> 3; each new one gets groups once it has the current weights"
     assert texts[5] == "environment actors: 2 -> 1; each leaves when its groups end"
     assert any(line.startswith("rollout workers: 2 -> 3") for line in outcome.said)
-    last = archive.figures[8]
+    last = archive.recorded[8]
     up = {key.removeprefix("up/") for key, value in last.items() if key.startswith("up/") and value}
     assert {name for name in up if "-" in name} == {"rollout-0", "rollout-1", "rollout-2", "env-0"}
     assert last["wanted/rollout"] == 3 and last["wanted/environment"] == 1 and "up/env-1" not in last
-    assert sum(row.get("scalings/rollout/up/command", 0) for row in archive.figures.values()) == 1
+    assert sum(row.get("scalings/rollout/up/command", 0) for row in archive.recorded.values()) == 1
 
 
 def test_an_autoscaler_is_asked_no_longer_than_members_are_wanted_and_the_run_lasts(tmp_path: Path) -> None:
@@ -312,11 +312,11 @@ def test_auto_adds_workers_while_the_learner_waits_says_why_and_a_resumed_run_go
     outcome = drive(world, archive, world.prepare)
     check(outcome, world, archive)
     wanted = outcome.fleet.worker_pool.wanted
-    assert archive.figures[1]["wanted/rollout"] == 1 and wanted == 4
+    assert archive.recorded[1]["wanted/rollout"] == 1 and wanted == 4
     scalings = [facts for (_, name), facts in zip(archive.events, archive.facts, strict=True) if name == "scale"]
     assert [(facts["before"], facts["after"]) for facts in scalings] == [(1, 2), (2, 3), (3, 4)]
     assert all(facts["by"] == By.AUTO and "the learner waited" in facts["reason"] for facts in scalings)
-    assert all(0 <= row["scaling/wait_share"] <= 1 for step, row in archive.figures.items() if step > 1)
+    assert all(0 <= row["scaling/wait_share"] <= 1 for step, row in archive.recorded.items() if step > 1)
     world.config = configured(tmp_path, *words, "loop.steps=44")
     resumed = drive(world, archive, world.prepare, resume=True, scaled=True)
     check(resumed, world, archive)

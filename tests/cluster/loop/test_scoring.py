@@ -1,4 +1,4 @@
-"""The coordinator's side of the scorer: what it makes of figures that have come in."""
+"""The coordinator's client of the scorer: how it handles the scorer's metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from squelch.cluster.errors import UserError
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.persistence.archiving import Archiving
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
-from squelch.cluster.loop.persistence.journal import Journal
+from squelch.cluster.loop.persistence.run_log import RunLog
 from squelch.cluster.loop.run import _check_scorer
 from squelch.cluster.loop.stopping import Stopping
 from squelch.cluster.loop.watchers.alarms import Alarms
@@ -64,7 +64,7 @@ class Watched:
 
     def successor(self) -> tuple[Watched, list[str], list[dict[str, Any]]]:
         """Those of a resumed run."""
-        after, said, events = scoring()
+        after, said, events = watched_scorer()
         after.alarms.restore(json.loads(json.dumps(self.alarms.state())), ())
         return after, said, events
 
@@ -73,16 +73,16 @@ def watching(
     fleet: Any, words: Sequence[str] = ("scorer.every=1",), archive: Any = None, say: Any = lambda _: None
 ) -> Watched:
     config, stopping = load("frozenlake", [*words]), Stopping(9)
-    journal = Journal(archive or FakeArchive(), None, 9, {}, say)
-    alarms = Alarms(config.run_dir, journal)
+    run_log = RunLog(archive or FakeArchive(), None, 9, {}, say)
+    alarms = Alarms(config.run_dir, run_log)
 
     async def nothing() -> None:
         """Plays nothing that could be cancelled."""
 
-    return Watched(Scoring(config, fleet, journal, alarms, stopping, nothing), alarms)
+    return Watched(Scoring(config, fleet, run_log, alarms, stopping, nothing), alarms)
 
 
-def scoring() -> tuple[Watched, list[str], list[dict[str, Any]]]:
+def watched_scorer() -> tuple[Watched, list[str], list[dict[str, Any]]]:
     said: list[str] = []
     events: list[dict[str, Any]] = []
 
@@ -94,7 +94,7 @@ def scoring() -> tuple[Watched, list[str], list[dict[str, Any]]]:
 
 
 def feed(watched: Watched, step: int, mi: float, reward: float) -> dict[str, float]:
-    """One step that takes the figures of its own scoring."""
+    """One step that takes the metrics of its own scorer step."""
     scope = {"retrieval_accuracy": 0.8, "retrieval_chance": 0.125, "conditional_entropy": 1.0, "mi_seq_est": mi}
     scope |= {"mi_seq_est_p_value": 0.001, "mi_seq_est_standard_error": 0.1}
     pending = {f"first_turn/{key}": value for key, value in scope.items()} | {"scorer/step": float(step)}
@@ -103,50 +103,50 @@ def feed(watched: Watched, step: int, mi: float, reward: float) -> dict[str, flo
 
 
 def test_a_fall_is_said_once_in_the_terminal_the_events_and_the_metrics() -> None:
-    watched, said, events = scoring()
+    watched, said, events = watched_scorer()
     for step in range(1, 7):
         assert feed(watched, step, 1.5, 0.01 * step)["alarm/raised"] == 0.0
-    figures = {}
+    metrics = {}
     for step in range(7, 14):
-        figures = feed(watched, step, 0.5, 0.01 * step)
+        metrics = feed(watched, step, 0.5, 0.01 * step)
     text = "input dependence falling since step 6, reward flat (MI-Seq-Est 1.50 -> 0.50 nats per sequence)"
-    told = f"step    8  ALARM: {text}; no checkpoint is from before it"
-    assert said == [told], "two scorings after the fall, two rewards: no trend yet"
+    reported = f"step    8  ALARM: {text}; no checkpoint is from before it"
+    assert said == [reported], "two scorer steps after the drop, two rewards: no trend yet"
     assert [(e["name"], e["since"], e["step"]) for e in events] == [("input_dependence_falling", 6, 8)]
-    assert (figures["alarm/raised"], figures["alarm/since"], figures["alarm/reward_trend"]) == (1.0, 6.0, 1.0)
-    assert all(REGISTRY.series_of(key) for key in figures)
+    assert (metrics["alarm/raised"], metrics["alarm/since"], metrics["alarm/reward_trend"]) == (1.0, 6.0, 1.0)
+    assert all(REGISTRY.series_of(key) for key in metrics)
 
 
-def test_steps_without_a_scoring_and_unknown_figures_leave_the_alarm_as_it_is() -> None:
-    watched, said, _ = scoring()
+def test_steps_without_a_scorer_step_and_unknown_metrics_leave_the_alarm_as_it_is() -> None:
+    watched, said, _ = watched_scorer()
     feed(watched, 1, 1.5, 0.1)
     before = watched.alarms.alarm.state()["recent"]
-    figures = watched.take(2, 0.2)
-    assert figures["alarm/armed"] == 0.0 and math.isnan(figures["alarm/since"])
+    metrics = watched.take(2, 0.2)
+    assert metrics["alarm/armed"] == 0.0 and math.isnan(metrics["alarm/since"])
     feed(watched, 3, math.nan, math.nan)
     assert watched.alarms.alarm.state()["recent"] == before and len(watched.alarms.alarm.rewards) == 2 and said == []
 
 
 def test_scorings_that_end_between_two_records_are_recorded_one_after_the_other() -> None:
-    watched, *_ = scoring()
+    watched, *_ = watched_scorer()
     watched.restore([{"scorer/step": 1.0}, {"scorer/step": 2.0}])
     assert watched.scoring.pending() == [{"scorer/step": 1.0}, {"scorer/step": 2.0}]
     assert [watched.take(step, 0.1).get("scorer/step") for step in (2, 3, 4)] == [1.0, 2.0, None]
 
 
 def test_before_the_last_record_every_scoring_and_every_reading_but_the_newest_is_taken() -> None:
-    watched, *_ = scoring()
+    watched, *_ = watched_scorer()
     scored = [{"scorer/step": float(step)} for step in (1, 2, 3)]
-    read = [reading(step, 1.5) for step in (2, 4)]
+    read = [evaluation(step, 1.5) for step in (2, 4)]
     watched.restore(scored + read)
     assert watched.scoring.take_earlier() == [*scored[:2], read[0]]
-    figures = watched.take(4, 0.1)
-    assert (figures["scorer/step"], figures["probe/step"]) == (3.0, 4.0)
+    metrics = watched.take(4, 0.1)
+    assert (metrics["scorer/step"], metrics["probe/step"]) == (3.0, 4.0)
     assert watched.scoring.take_earlier() == [] == watched.scoring.pending()
 
 
 def test_a_resumed_run_goes_on_with_its_alarm() -> None:
-    watched, _, _ = scoring()
+    watched, _, _ = watched_scorer()
     for step, mi in enumerate([1.5] * 6 + [0.5], start=1):
         feed(watched, step, mi, 0.1)
     resumed, said, _ = watched.successor()
@@ -154,20 +154,20 @@ def test_a_resumed_run_goes_on_with_its_alarm() -> None:
     assert len(said) == 1 and "falling since step 6" in said[0]
 
 
-def take(watched: Watched, figures: list[dict[str, float]]) -> None:
-    """Steps that take the figures of scorings."""
-    watched.restore(figures)
-    for step in range(len(figures)):
+def take(watched: Watched, metrics: list[dict[str, float]]) -> None:
+    """Steps that take the metrics of scorer steps."""
+    watched.restore(metrics)
+    for step in range(len(metrics)):
         watched.take(step, 0.1)
 
 
 def regime(step: int, name: str, **others: float) -> dict[str, float]:
-    """Figures of a scoring with this regime."""
+    """Metrics of a scorer step with this regime."""
     return {"scorer/step": float(step), **{f"first_turn/{k}": v for k, v in one_hot(name).items()}, **others}
 
 
-def test_silence_is_told_once_until_there_is_reasoning_again() -> None:
-    watched, said, events = scoring()
+def test_silence_is_reported_once_until_there_is_reasoning_again() -> None:
+    watched, said, events = watched_scorer()
     silent = ["grounded", "mute", "mute", "grounded", "mute"]
     take(watched, [regime(step, name) for step, name in enumerate(silent)])
     assert [(e["name"], e["step"]) for e in events] == [("reasoning_mute", 1), ("reasoning_mute", 4)]
@@ -175,21 +175,21 @@ def test_silence_is_told_once_until_there_is_reasoning_again() -> None:
 
 
 def untrue(step: int, value: float, share: float) -> dict[str, float]:
-    """Figures of a scoring that the judge read."""
+    """Metrics of a scorer step that the judge read."""
     return {"scorer/step": float(step), "judge/untrue": value, "judge/true_share": share, "judge/names": 0.0}
 
 
-def test_that_reasoning_became_untrue_is_told_once_until_it_is_true_again() -> None:
-    watched, said, events = scoring()
+def test_that_reasoning_became_untrue_is_reported_once_until_it_is_true_again() -> None:
+    watched, said, events = watched_scorer()
     found = [(0.0, 0.8), (1.0, 0.2), (float("nan"), float("nan")), (1.0, 0.2), (0.0, 0.6), (1.0, 0.3)]
     take(watched, [untrue(step, *values) for step, values in enumerate(found)])
     assert [(e["name"], e["step"]) for e in events] == [("reasoning_untrue", 1), ("reasoning_untrue", 5)]
     assert "the judge finds 20% entirely true" in said[0] and len(said) == 2
 
 
-def test_a_resumed_run_whose_first_scoring_states_nothing_goes_on_and_is_not_told_again() -> None:
+def test_a_resumed_run_whose_first_scorer_step_states_nothing_goes_on_and_is_not_reported_again() -> None:
     """The share was computed anew, of nothing: a division by 0 that each resume repeated."""
-    watched, said, _ = scoring()
+    watched, said, _ = watched_scorer()
     take(watched, [untrue(0, 0.0, 0.8), untrue(1, 1.0, 0.2)])
     resumed, again, _ = watched.successor()
     take(resumed, [untrue(2, 1.0, 0.2)])
@@ -198,38 +198,38 @@ def test_a_resumed_run_whose_first_scoring_states_nothing_goes_on_and_is_not_tol
 
 @pytest.mark.parametrize("bad", ["mute", "template", "decorative", "untrue"])
 def test_the_checkpoint_from_before_a_bad_state_is_kept(bad: str) -> None:
-    watched, _, _ = scoring()
+    watched, _, _ = watched_scorer()
     good = {"judge/untrue": 0.0, "judge/true_share": 0.8}
     ill = {"judge/untrue": 1.0, "judge/true_share": 0.2} if bad == "untrue" else good
     name = "grounded" if bad == "untrue" else bad
     take(watched, [regime(10, "grounded", **good), regime(20, name, **ill), regime(30, name, **ill)])
-    assert watched.alarms.sound_until == 10
+    assert watched.alarms.healthy_until == 10
     resumed, _, _ = watched.successor()
-    assert resumed.alarms.sound_until == 10
+    assert resumed.alarms.healthy_until == 10
     take(resumed, [regime(40, "grounded", **good)])
-    assert resumed.alarms.sound_until is None, "it has passed, and no alarm has a level yet"
+    assert resumed.alarms.healthy_until is None, "it has passed, and no alarm has a level yet"
 
 
-def reading(step: int, dependence: float) -> dict[str, float]:
-    """Figures of a reading of the fixed probe."""
+def evaluation(step: int, dependence: float) -> dict[str, float]:
+    """Metrics of an evaluation of the fixed probe."""
     values = {"probe/mi": 2.0, "probe/link/dependence": dependence}
     found = {f"{key}{end}": x for key, v in values.items() for end, x in (("", v), ("_standard_error", 0.05))}
     return found | {f"{key}_p_value": 0.001 for key in values} | {"probe/step": float(step)}
 
 
 def test_a_fall_on_the_fixed_probe_is_said_once_and_survives_a_resume() -> None:
-    watched, said, _ = scoring()
-    watched.restore([reading(step, 1.0) for step in (0, 10, 20)])
+    watched, said, _ = watched_scorer()
+    watched.restore([evaluation(step, 1.0) for step in (0, 10, 20)])
     assert [watched.take(step, 0.1)["probe/alarm/dependence"] for step in (1, 11, 21)] == [0.0] * 3
     assert said == []
     resumed, said, events = watched.successor()
-    resumed.restore([reading(step, 0.1) for step in (30, 40, 50)])
-    *_, figures = [resumed.take(step, 0.1) for step in (31, 41, 51)]
+    resumed.restore([evaluation(step, 0.1) for step in (30, 40, 50)])
+    *_, metrics = [resumed.take(step, 0.1) for step in (31, 41, 51)]
     text = "the answer follows less from the reasoning since step 20 (fixed probe, 1.00 -> 0.10 nats)"
     assert said == [f"step   40  ALARM: {text}; no checkpoint is from before it"]
     assert [(e["name"], e["figure"], e["step"]) for e in events] == [("probe_falling", "dependence", 40)]
-    assert (figures["probe/alarm/dependence"], figures["probe/alarm/mi"], figures["probe/step"]) == (1.0, 0.0, 50.0)
-    assert all(REGISTRY.series_of(key) for key in figures)
+    assert (metrics["probe/alarm/dependence"], metrics["probe/alarm/mi"], metrics["probe/step"]) == (1.0, 0.0, 50.0)
+    assert all(REGISTRY.series_of(key) for key in metrics)
 
 
 @pytest.mark.parametrize(("falls_at", "kept"), [(6, [4, 10]), (99, [10])])
@@ -246,43 +246,43 @@ def test_the_newest_checkpoint_from_before_a_fall_is_kept_until_the_end(
 
         async def probe(step: int, *given: Any) -> Any:
             _, state = await read(step, *given)
-            return reading(step, 1.0 if step < falls_at else 0.1), state
+            return evaluation(step, 1.0 if step < falls_at else 0.1), state
 
         scorer.probe = probe
 
     outcome = drive(world, FakeArchive(), fall)
     assert [step for step, _ in checkpoints(world.config.run_dir)] == kept
-    told = [line for line in outcome.said if "ALARM" in line]
-    assert [line.endswith("checkpoints/step-4 is from before it, and stays") for line in told] == [True] * (
+    reported = [line for line in outcome.said if "ALARM" in line]
+    assert [line.endswith("checkpoints/step-4 is from before it, and stays") for line in reported] == [True] * (
         falls_at < 99
     )
 
 
-def test_a_figure_of_the_fixed_probe_that_becomes_unknown_is_told_once_until_it_is_known_again() -> None:
-    watched, said, events = scoring()
+def test_a_metric_of_the_fixed_probe_that_becomes_unknown_is_reported_once_until_it_is_known_again() -> None:
+    watched, said, events = watched_scorer()
     known = [math.nan, 1.0, 1.0, math.nan, math.nan, 1.0, math.nan]
-    watched.restore([reading(10 * n, value) for n, value in enumerate(known)])
+    watched.restore([evaluation(10 * n, value) for n, value in enumerate(known)])
     for n in range(len(known)):
         watched.take(10 * n + 1, 0.1)
     assert [(e["name"], e["figure"], e["step"]) for e in events] == [
         ("probe_blind", "dependence", 30),
         ("probe_blind", "dependence", 60),
     ]
-    assert "cannot tell whether the answer follows less from the reasoning" in said[0]
+    assert "cannot show whether the answer follows less from the reasoning" in said[0]
 
 
 def test_the_probes_tasks_are_not_played_where_nobody_can_read_them() -> None:
-    watched, _, events = scoring()
-    assert watched.scoring.probe_reader(20) is None
+    watched, _, events = watched_scorer()
+    assert watched.scoring.probe_scorer(20) is None
     assert [(e["name"], e["step"]) for e in events] == [("probe_failed", 20)] and "no scorer is left" in events[0][
         "cause"
     ]
 
     async def twice() -> list[bool]:
         watched.scoring.fleet = SimpleNamespace(scorer=object())
-        found = [watched.scoring.probe_reader(30) is not None]
+        found = [watched.scoring.probe_scorer(30) is not None]
         watched.scoring._probe = asyncio.create_task(asyncio.sleep(60))
-        found.append(watched.scoring.probe_reader(40) is not None)
+        found.append(watched.scoring.probe_scorer(40) is not None)
         watched.scoring._probe.cancel()
         return found
 
@@ -290,7 +290,7 @@ def test_the_probes_tasks_are_not_played_where_nobody_can_read_them() -> None:
 
 
 class OneScorer:
-    """The client of a scorer: `answer` settles the scoring under way."""
+    """The client of a scorer: `answer` settles the scorer step under way."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         self.asked: list[int] = []
@@ -325,7 +325,7 @@ class OneScorer:
 
 
 class OneScorerFleet:
-    """Holds a scorer, and puts the next in its place when told of its death."""
+    """Holds a scorer, and replaces it by the next one after its death."""
 
     def __init__(self) -> None:
         self.scorer, self.causes = OneScorer({"of": "the first"}), list[str]()
@@ -341,27 +341,27 @@ def test_training_goes_on_while_a_scoring_is_under_way_and_after_the_scorer_dies
         first, watched = fleet.scorer, watching(fleet)
         watched.scoring.offer(1, None, [])
         await asyncio.sleep(0)
-        assert "scorer/step" not in watched.take(1, 0.1), "nothing waits for the first scoring"
+        assert "scorer/step" not in watched.take(1, 0.1), "nothing waits for the first scorer step"
         await first.answer({"scorer/version": 1.0})
         assert watched.take(2, 0.1)["scorer/step"] == 1.0
         watched.scoring.offer(2, None, [])
         await asyncio.sleep(0)
         await first.answer(Died("gone"))
-        figures = watched.take(3, 0.1)
-        assert figures["scorer/failed"] == 1.0 and "scorer/step" not in figures
+        metrics = watched.take(3, 0.1)
+        assert metrics["scorer/failed"] == 1.0 and "scorer/step" not in metrics
         assert len(fleet.causes) == 1 and fleet.scorer.restored == [{"of": "the first"}]
         watched.scoring.offer(3, None, [])
         await asyncio.sleep(0)
         await fleet.scorer.answer({"scorer/version": 3.0})
-        figures = watched.take(4, 0.1)
-        assert (figures["scorer/step"], figures["scorer/version"], figures["scorer/done"]) == (3.0, 3.0, 1.0)
+        metrics = watched.take(4, 0.1)
+        assert (metrics["scorer/step"], metrics["scorer/version"], metrics["scorer/done"]) == (3.0, 3.0, 1.0)
 
     asyncio.run(run())
 
 
 def test_a_finished_reading_of_the_probe_is_recorded_with_its_state_however_busy_the_scorer_is_then() -> None:
-    """Found by a reviewer: its state was asked for in a call of its own, behind a scoring, and a stop meanwhile let the
-    next process read the probe a second time."""
+    """Found by a reviewer: its state was asked for in a call of its own, behind a scorer step, and a stop meanwhile let
+    the next process read the probe a second time."""
 
     class Busy(OneScorer):
         async def probe(self, step: int, *_: Any) -> tuple[dict[str, float], dict[str, Any]]:
@@ -427,7 +427,9 @@ def test_the_last_scoring_is_waited_for_as_long_as_any_other_and_less_long_after
     for timeout_s, stopped, probe in ((0.05, False, False), (0.05, False, True), (30.0, True, True)):
         asyncio.run(run(timeout_s, stopped, probe))
     waited = [record.args for record in caplog.records if "did not finish" in record.msg]
-    assert waited == [(0.05,), (0.1,), (0.1,), (0.02,), (0.02,)], "a scoring and a reading follow each other"
+    assert waited == [(0.05,), (0.1,), (0.1,), (0.02,), (0.02,)], (
+        "a scorer step and a probe evaluation follow each other"
+    )
 
 
 @pytest.mark.parametrize(
@@ -474,14 +476,14 @@ def test_no_scoring_is_left_out_of_the_counts_by_a_stop(tmp_path: Path) -> None:
     for last in (2, 4, 6):
 
         def stop(coordinator: Coordinator, last: int = last) -> None:
-            def told(text: str) -> None:
+            def reported(text: str) -> None:
                 if last < 6 and text.startswith(f"step {last:4d}/"):
                     coordinator.stop(Ending(EndCause.SIGNAL, "SIGTERM"))
 
-            coordinator.journal.say = told
+            coordinator.run_log.say = reported
 
         check(drive(world, archive, stop, resume=last > 2), world, archive)
-    done = sum(row.get("scorer/done", 0.0) for row in archive.figures.values())
+    done = sum(row.get("scorer/done", 0.0) for row in archive.recorded.values())
     assert done == world.calls["scorer.score"] > 0
 
 
@@ -504,6 +506,6 @@ def test_the_time_of_a_publication_holds_no_other_wait(tmp_path: Path) -> None:
         patch.setattr(Archiving, "begin", slow)
         patch.setattr(time, "time", now)
         check(drive(world, archive), world, archive)
-    rows = [row for step, row in archive.figures.items() if step]
+    rows = [row for step, row in archive.recorded.items() if step]
     assert all(row["seconds/archive"] == row["wait/coordinator/archive"] == 40.0 for row in rows)
     assert all(0 < row["seconds/publish"] < 40.0 for row in rows)

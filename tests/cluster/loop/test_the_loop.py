@@ -1,4 +1,4 @@
-"""The real coordinator and fleet on in-process parties: whatever happens, in whatever order, every ticket is accounted
+"""The real coordinator and fleet on in-process actors: whatever happens, in whatever order, every ticket is accounted
 for, no task is trained on twice, and no group is staler than `max_staleness`."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STOP = Ending(EndCause.SIGNAL, "SIGTERM")
 REPLACED = ("player.play", "player.evaluate", "worker.update", "filter.admit", "filter.close", "filter.state")
 FIRST = {"filter.state": 2}
 """The first such call is a part of the start, where every death ends the run."""
-"""Calls during which a party may die and the run goes on."""
+"""Calls during which an actor may die and the run goes on."""
 
 
 def paced(seed: int) -> World.pace:
@@ -50,7 +50,7 @@ def test_a_run_trains_every_step_and_steps_overlap_as_far_as_staleness_allows(tm
     outcome, archive = made(mixed)
     assert outcome.steps.admission.version == 6 and outcome.ledger.counts()["trained"] == 18
     assert max(mixed.staleness) == staleness, "as stale as allowed when playing is faster than training"
-    assert archive.figures[6]["staleness_max"] == staleness
+    assert archive.recorded[6]["staleness_max"] == staleness
 
 
 @QUICK
@@ -68,7 +68,7 @@ def test_whatever_the_order_of_events_the_ledger_balances_and_staleness_is_bound
     staleness=st.integers(0, 3),
     deaths=st.lists(st.tuples(st.sampled_from(REPLACED), st.integers(1, 12), st.booleans()), max_size=3),
 )
-def test_deaths_of_parties_that_are_replaced_lose_no_ticket_and_train_on_none_twice(
+def test_deaths_of_actors_that_are_replaced_lose_no_ticket_and_train_on_none_twice(
     tmp_path_factory, seed: int, staleness: int, deaths: list[tuple[str, int, bool]]
 ) -> None:
     faults = tuple(Fault(kind, call + FIRST.get(kind, 1) - 1, "die", after) for kind, call, after in deaths)
@@ -77,7 +77,7 @@ def test_deaths_of_parties_that_are_replaced_lose_no_ticket_and_train_on_none_tw
     assert outcome.steps.admission.clock == 4
 
 
-def test_groups_of_which_a_dead_worker_lost_a_part_are_played_again(tmp_path: Path) -> None:
+def test_groups_of_which_a_dead_worker_lost_a_part_are_retried(tmp_path: Path) -> None:
     world = World(configured(tmp_path, "sampling.group_size=4"), rewards=lambda t, i: i % 2)
     archive, coordinators = FakeArchive(), []
 
@@ -96,7 +96,7 @@ def test_groups_of_which_a_dead_worker_lost_a_part_are_played_again(tmp_path: Pa
 
 @pytest.mark.parametrize("kind", REPLACED)
 @pytest.mark.parametrize("after", [False, True])
-def test_a_death_at_every_call_of_every_party_costs_nothing_but_time(tmp_path: Path, kind: str, after: bool) -> None:
+def test_a_death_at_every_call_of_every_actor_costs_nothing_but_time(tmp_path: Path, kind: str, after: bool) -> None:
     calls = World(configured(tmp_path / "whole"), rewards=lambda t, i: i % 2)
     made(calls)
     for call in range(FIRST.get(kind, 1), calls.calls[kind] + 1):
@@ -228,13 +228,13 @@ def test_a_run_that_ranks_by_policy_variance_asks_for_replays_and_exports_what_t
     words = ("filter.statistic=policy_variance", "filter.replays=2", "sampling.group_size=4")
     world = World(configured(tmp_path, *words), rewards=lambda t, i: float(i % 2))
     outcome, archive = made(world)
-    figures = archive.figures[1]
-    assert figures["replays"] == 2 * figures["trajectories"] and figures["replays_failed"] == 0
-    assert figures["policy_variance_mean"] == pytest.approx(figures["reward_variance_mean"]), "the replays are the same"
-    assert (figures["replay_gap_mean"], figures["noise_variance_mean"]) == (0, 0)
+    metrics = archive.recorded[1]
+    assert metrics["replays"] == 2 * metrics["trajectories"] and metrics["replays_failed"] == 0
+    assert metrics["policy_variance_mean"] == pytest.approx(metrics["reward_variance_mean"]), "the replays are the same"
+    assert (metrics["replay_gap_mean"], metrics["noise_variance_mean"]) == (0, 0)
     assert outcome.steps.admission.version == 4
     _, plain = made(World(configured(tmp_path / "plain"), rewards=lambda t, i: float(i % 2)))
-    assert "replays" not in plain.figures[1]
+    assert "replays" not in plain.recorded[1]
 
 
 def test_steps_without_signal_publish_nothing_and_count_as_completed(tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_the_step_at_which_a_run_ends_by_its_own_rule_is_validated_and_probed_as
     ended = outcome.steps.admission.clock
     assert outcome.coordinator.ending.cause is EndCause.NO_SIGNAL and ended == 3
     assert sorted(world.probed) == [0, 3]
-    assert [step for step, row in sorted(archive.figures.items()) if "validation/success" in row] == [0, 3]
+    assert [step for step, row in sorted(archive.recorded.items()) if "validation/success" in row] == [0, 3]
 
 
 def test_a_success_that_collapses_ends_the_run_before_its_last_step(tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_a_success_that_collapses_ends_the_run_before_its_last_step(tmp_path: Pa
     outcome, archive = made(world)
     assert outcome.coordinator.ending.cause is EndCause.EARLY_STOP
     assert outcome.coordinator.ending.text == "early stop: validation success below 100% at 5 validations in a row"
-    assert sorted(archive.figures) == [0, 1, 2, 3, 4], "with the one before training, five validations"
+    assert sorted(archive.recorded) == [0, 1, 2, 3, 4], "with the one before training, five validations"
 
 
 @pytest.mark.parametrize(
@@ -374,7 +374,7 @@ def test_what_cannot_be_replaced_ends_the_run_by_name_and_the_run_goes_on_when_r
 
 @pytest.mark.parametrize("kind", [*REPLACED, "scorer.score"])
 @pytest.mark.parametrize("what", ["hang", "stall"])
-def test_a_party_that_hangs_in_a_call_is_replaced_and_costs_nothing_but_time(
+def test_an_actor_that_hangs_in_a_call_is_replaced_and_costs_nothing_but_time(
     tmp_path: Path, kind: str, what: str
 ) -> None:
     fault = Fault(kind, FIRST.get(kind, 2), what)
@@ -406,7 +406,7 @@ def test_weights_that_fail_every_workers_checks_end_the_run_and_name_them(tmp_pa
         drive(world, FakeArchive())
 
 
-def test_a_party_that_dies_again_and_again_waits_longer_each_time_and_then_ends_the_run_with_the_last_cause(
+def test_an_actor_that_dies_again_and_again_waits_longer_each_time_and_then_ends_the_run_with_the_last_cause(
     tmp_path: Path,
 ) -> None:
     faults = tuple(Fault("filter.admit", call, "die") for call in range(1, 60))
@@ -420,7 +420,7 @@ def test_a_party_that_dies_again_and_again_waits_longer_each_time_and_then_ends_
 def test_an_environment_actor_that_never_answers_costs_its_tickets_attempts_and_then_the_ticket(tmp_path: Path) -> None:
     late = World(configured(tmp_path / "one"), (Fault("player.play", 2, "hang"),), rewards=lambda t, i: i % 2)
     outcome, _ = made(late)
-    assert outcome.ledger.counts()["trained"] == 12, "the ticket is played again by the next actor"
+    assert outcome.ledger.counts()["trained"] == 12, "the ticket is retried by the next actor"
     hangs = tuple(Fault("player.play", call, "hang") for call in range(1, 10))
     words = ("loop.max_attempts=3", "cluster.hung_after_s=500", "scorer.probe.every=0")
     never = World(configured(tmp_path / "never", *words), hangs, rewards=lambda t, i: i % 2)
@@ -440,7 +440,7 @@ def test_an_actor_that_raises_costs_its_tickets_attempts_and_the_ticket_says_why
 def test_nothing_that_befalls_the_scorer_holds_back_training(tmp_path: Path, what: str) -> None:
     world = World(configured(tmp_path), (Fault("scorer.score", 2, what),), rewards=lambda t, i: i % 2)
     outcome, archive = made(world)
-    assert outcome.ledger.counts()["trained"] == 12 and sorted(archive.figures) == [0, 1, 2, 3, 4]
+    assert outcome.ledger.counts()["trained"] == 12 and sorted(archive.recorded) == [0, 1, 2, 3, 4]
     counted = outcome.scoring.pace.outcomes
     assert counted["skipped"] >= 1 if what == "hang" else counted["refused" if what == "refuse" else "failed"] == 1
 
@@ -450,7 +450,7 @@ def test_every_finished_scoring_of_a_run_is_recorded_once(tmp_path: Path, seed: 
     words = ("scorer.every=1", "scorer.probe.every=0", "loop.steps=6")
     world = World(configured(tmp_path, *words), pace=paced(seed), rewards=lambda t, i: i % 2)
     outcome, archive = made(world)
-    lines = [*archive.scored_alone, *archive.figures.values()]
+    lines = [*archive.scored_alone, *archive.recorded.values()]
     recorded = [line["scorer/step"] for line in lines if "scorer/step" in line]
     assert sorted(recorded) == sorted(map(float, archive.scored)) == sorted(set(recorded))
     assert len(recorded) == outcome.scoring.pace.outcomes["done"]
@@ -509,26 +509,26 @@ def test_the_probe_is_read_from_the_same_tasks_before_training_every_few_steps_a
     world = World(configured(tmp_path, *overrides), rewards=lambda t, i: i % 2)
     outcome, archive = made(world)
     assert world.probed == {step: ["probe-000", "probe-001"] for step in (0, 2, 4, 5)}
-    read = [figures["probe/step"] for _, figures in sorted(archive.figures.items()) if "probe/step" in figures]
+    read = [metrics["probe/step"] for _, metrics in sorted(archive.recorded.items()) if "probe/step" in metrics]
     assert read == sorted(set(read)) and read[0] == 0.0 and read[-1] == 5.0, "the last one with the last step"
     assert outcome.ledger.counts()["trained"] == 15, "the probe's tickets are not in the ledger"
-    timed = [step for step, figures in sorted(archive.figures.items()) if "seconds/probe" in figures]
-    assert timed == [1, 2, 4, 5], "the reading before training is timed with step 1"
+    timed = [step for step, metrics in sorted(archive.recorded.items()) if "seconds/probe" in metrics]
+    assert timed == [1, 2, 4, 5], "the evaluation before training is timed with step 1"
 
 
 def test_a_reading_still_under_way_at_the_last_step_does_not_cost_the_run_its_last_one(tmp_path: Path) -> None:
     world = World(configured(tmp_path, "loop.steps=5"), rewards=lambda t, i: i % 2)
     world.pace = lambda kind: 40.0 if kind == "scorer.probe" else 1.0
     _, archive = made(world)
-    recorded = [*archive.scored_alone, archive.figures[5]]
-    assert [figures["probe/step"] for figures in recorded if "probe/step" in figures] == [0.0, 5.0]
+    recorded = [*archive.scored_alone, archive.recorded[5]]
+    assert [metrics["probe/step"] for metrics in recorded if "probe/step" in metrics] == [0.0, 5.0]
 
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_reading_of_the_probe_that_was_under_way_when_the_run_ended_is_read_again(
     tmp_path: Path, killed: bool
 ) -> None:
-    """Seen in a study: the reading of the step at which a run was killed was missing from its series."""
+    """Seen in a study: the probe evaluation of the step at which a run was killed was missing from its series."""
     slow = ("loop.checkpoint_every=1", "scorer.every=9", "scorer.timeout_s=500")
     world = World(configured(tmp_path, *slow), (Fault("scorer.probe", 2, "hang"),), rewards=lambda t, i: i % 2)
     archive, coordinators = FakeArchive(), []
@@ -549,21 +549,21 @@ def test_a_reading_of_the_probe_that_was_under_way_when_the_run_ended_is_read_ag
         again.on_call = lambda kind, _: coordinators[-1].stop(STOP) if kind == "player.play" else None
         drive(again, archive, coordinators.append, resume=True)
         assert coordinators[-1].steps.admission.clock == 2 and not again.probed
-    assert 2 in world.probed and not any(f.get("probe/step") == 2.0 for f in archive.figures.values())
+    assert 2 in world.probed and not any(f.get("probe/step") == 2.0 for f in archive.recorded.values())
     again = World(configured(tmp_path, *slow), rewards=lambda t, i: i % 2)
     outcome = drive(again, archive, resume=True)
     check(outcome, again, archive)
     assert sorted(again.probed) == ([2, 4] if stopped_at == 2 else [4]), "of a step whose weights are there"
-    read = [figures["probe/step"] for _, figures in sorted(archive.figures.items()) if "probe/step" in figures]
+    read = [metrics["probe/step"] for _, metrics in sorted(archive.recorded.items()) if "probe/step" in metrics]
     assert (2.0 in read) == (stopped_at == 2) and read[-1] == 4.0
 
 
 @pytest.mark.parametrize("what", ["die", "hang", "fail", "refuse"])
-def test_a_reading_of_the_probe_that_fails_is_told_and_training_goes_on(tmp_path: Path, what: str) -> None:
+def test_a_probe_evaluation_that_fails_is_reported_and_training_goes_on(tmp_path: Path, what: str) -> None:
     world = World(configured(tmp_path), (Fault("scorer.probe", 1, what),), rewards=lambda t, i: i % 2)
     outcome, archive = made(world)
     assert outcome.ledger.counts()["trained"] == 12
-    read = [figures["probe/step"] for _, figures in sorted(archive.figures.items()) if "probe/step" in figures]
+    read = [metrics["probe/step"] for _, metrics in sorted(archive.recorded.items()) if "probe/step" in metrics]
     assert 0.0 not in read and (what == "hang" or 4.0 in read)
 
 

@@ -1,4 +1,4 @@
-"""The supervised warm-up on in-process parties: what it learns from, when it checks, stops, and goes on."""
+"""The supervised warm-up on in-process actors: what it learns from, when it checks, stops, and goes on."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def learned(tmp_path: Path) -> list[str]:
 def validity(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The format validities that checks find, one after the other."""
     found: list[float] = []
-    monkeypatch.setattr(warming, "_figures", lambda summaries: (0.5, found.pop(0), 1.0))
+    monkeypatch.setattr(warming, "_metrics", lambda summaries: (0.5, found.pop(0), 1.0))
     return found
 
 

@@ -85,11 +85,11 @@ def mixed(folder: Path, *words: str, **faults: Any) -> World:
 def test_a_watchers_metrics_are_recorded_and_its_ending_ends_the_run_with_that_step(tmp_path: Path) -> None:
     world, archive = mixed(tmp_path, "loop.steps=9"), FakeArchive()
     one = ridden(mixed(tmp_path / "one", "loop.steps=1"), FakeArchive())
-    per_step = one.coordinator.journal.totals["tokens/sampled"]
+    per_step = one.coordinator.run_log.totals["tokens/sampled"]
     outcome = ridden(world, archive, TokenBudget(3 * per_step))
     assert outcome.coordinator.ending == ENOUGH and outcome.steps.admission.clock == 3
-    assert [archive.figures[step]["optimizer_steps"] for step in (1, 2, 3)] == [n * per_step for n in (1, 2, 3)]
-    assert archive.figures[3]["validation/step"] == 3, "the watchers that follow see that it is the last"
+    assert [archive.recorded[step]["optimizer_steps"] for step in (1, 2, 3)] == [n * per_step for n in (1, 2, 3)]
+    assert archive.recorded[3]["validation/step"] == 3, "the watchers that follow see that it is the last"
 
 
 def test_a_watchers_state_survives_a_stop_and_the_resumed_run_ends_where_the_whole_one_does(tmp_path: Path) -> None:
@@ -98,20 +98,20 @@ def test_a_watchers_state_survives_a_stop_and_the_resumed_run_ends_where_the_who
 
     def stop(coordinator: Coordinator) -> None:
         coordinator.watchers.append(TokenBudget(1e9))
-        coordinator.journal.say = lambda text: (
+        coordinator.run_log.say = lambda text: (
             coordinator.stop(Ending(EndCause.SIGNAL, "SIGTERM")) if text.startswith("step    4/") else None
         )
 
     drive(parts, archive, stop)
     newest = checkpoints(parts.config.run_dir)[-1][1]
-    last = archive.figures[max(archive.figures)]
+    last = archive.recorded[max(archive.recorded)]
     assert read_state(newest).watchers["token_budget"]["tokens"] == last["optimizer_steps"] > 0
     ridden(parts, archive, TokenBudget(1e9), resume=True)
-    wanted = {step: row.get("optimizer_steps") for step, row in whole.figures.items()}
-    assert {step: row.get("optimizer_steps") for step, row in archive.figures.items()} == wanted
+    wanted = {step: row.get("optimizer_steps") for step, row in whole.recorded.items()}
+    assert {step: row.get("optimizer_steps") for step, row in archive.recorded.items()} == wanted
 
 
-def test_the_calls_come_in_order_and_a_step_that_is_played_again_is_rewound_first(tmp_path: Path) -> None:
+def test_the_calls_come_in_order_and_a_step_that_is_retried_is_rewound_first(tmp_path: Path) -> None:
     whole = Calls()
     ridden(mixed(tmp_path / "whole", "loop.steps=2"), FakeArchive(), whole)
     steps = [(name, step) for step in (1, 2) for name in ("before", "after", "metrics")]

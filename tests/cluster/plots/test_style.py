@@ -23,9 +23,9 @@ def a_figure(label: str = "no filter", colour: str = PALETTE[0]) -> str:
 
 def test_a_figure_has_a_title_and_a_description_for_screen_readers() -> None:
     root = ElementTree.fromstring(a_figure())
-    told = {child.get("id"): child.text for child in root if child.tag.endswith(("title", "desc"))}
-    assert told == {"one-title": "Title of it", "one-desc": "How it is read"}
-    assert root.get("role") == "img" and root.get("aria-labelledby") == " ".join(told)
+    reported = {child.get("id"): child.text for child in root if child.tag.endswith(("title", "desc"))}
+    assert reported == {"one-title": "Title of it", "one-desc": "How it is read"}
+    assert root.get("role") == "img" and root.get("aria-labelledby") == " ".join(reported)
 
 
 def test_a_figure_needs_no_style_script_or_network() -> None:

@@ -102,8 +102,8 @@ def test_a_remote_traceback_becomes_one_paragraph() -> None:
 
 def test_the_trace_of_a_failure_is_kept_and_named(tmp_path: Path) -> None:
     assert write_trace(tmp_path, KeyError()).startswith("KeyError (trace: ")
-    told = write_trace(tmp_path, RuntimeError(REMOTE))
-    assert told.endswith(f"did not start (trace: {tmp_path / 'log' / 'failure.log'})") and "\n" not in told
+    reported = write_trace(tmp_path, RuntimeError(REMOTE))
+    assert reported.endswith(f"did not start (trace: {tmp_path / 'log' / 'failure.log'})") and "\n" not in reported
     assert 'File "actors/rollout/worker.py", line 7' in (tmp_path / "log" / "failure.log").read_text()
     (tmp_path / "log" / "failure.log").unlink()
     (tmp_path / "log" / "failure.log").mkdir()

@@ -11,7 +11,7 @@ from squelch.cluster.config import dump, load
 from squelch.cluster.errors import UserError
 from squelch.cluster.runs.ending import is_complete
 from squelch.cluster.runs.folder import RunFolder
-from squelch.cluster.sweep.table import cell_figures
+from squelch.cluster.sweep.table import cell_metrics
 from tests.envs.untrusted.kinds import KINDS, called
 
 LINE = {"step": 1, "time": 1.0, "total_steps": 2.0, "success": 0.5}
@@ -67,7 +67,7 @@ def test_escapes_in_a_runs_files_do_not_reach_the_terminal(tmp_path: Path, capsy
 
 def test_a_summary_of_an_older_release_may_lack_keys_and_a_wrong_one_is_named(tmp_path: Path) -> None:
     run_with(tmp_path, summary_json={"finished": True, "ledger": {"balanced": True}})
-    assert is_complete(RunFolder(tmp_path).summary()) and cell_figures(tmp_path)["success"] is None
+    assert is_complete(RunFolder(tmp_path).summary()) and cell_metrics(tmp_path)["success"] is None
     for wrong in ({"end_cause": "who knows"}, {"success": {"after": 3}}, {"steps": -1}, {"ledger": []}):
         (tmp_path / "summary.json").write_text(json.dumps(wrong))
         with pytest.raises(UserError, match=rf"summary\.json: `{next(iter(wrong))}"):

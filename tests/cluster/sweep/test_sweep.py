@@ -30,7 +30,7 @@ from squelch.cluster.sweep.plan import (
     read_grid,
     started,
 )
-from squelch.cluster.sweep.table import arm_figures, t_interval, table_lines
+from squelch.cluster.sweep.table import arm_metrics, t_interval, table_lines
 
 GRID = ["filter.rule=none,top_p", "learner.objective.entropy_coefficient=0.001,0.1"]
 
@@ -159,9 +159,9 @@ def test_a_finished_cell_is_not_run_again(tmp_path):
     assert runner.started == [plan.cells[3].name]
 
 
-def test_the_figures_of_a_finished_cell_are_read_once(tmp_path, monkeypatch):
-    read, figures = list[Path](), sweep_cells.cell_figures
-    monkeypatch.setattr(sweep_cells, "cell_figures", lambda folder: read.append(folder) or figures(folder))
+def test_the_metrics_of_a_finished_cell_are_read_once(tmp_path, monkeypatch):
+    read, metrics = list[Path](), sweep_cells.cell_metrics
+    monkeypatch.setattr(sweep_cells, "cell_metrics", lambda folder: read.append(folder) or metrics(folder))
     plan = plan_in(tmp_path, seeds=tuple(range(4)))
     finish(plan.cells[0])
     sweep = swept(plan, FakeRunner())
@@ -389,10 +389,10 @@ def test_the_table_pairs_seeds_and_says_what_its_intervals_are(tmp_path):
 
 def test_one_seed_has_no_interval_and_an_unknown_figure_no_value(tmp_path):
     plan = plan_in(tmp_path, seeds=(0,))
-    figures = arm_figures(plan, {plan.cells[0].name: {"success": 0.25}})
-    assert figures[0]["figures"]["success"] == {"mean": 0.25, "low": None, "high": None, "n": 1}
-    assert figures[0]["figures"]["mi_est"]["mean"] is None and figures[1]["finished"] == 0
-    assert "-" in table_lines(figures)[1].split()
+    metrics = arm_metrics(plan, {plan.cells[0].name: {"success": 0.25}})
+    assert metrics[0]["figures"]["success"] == {"mean": 0.25, "low": None, "high": None, "n": 1}
+    assert metrics[0]["figures"]["mi_est"]["mean"] is None and metrics[1]["finished"] == 0
+    assert "-" in table_lines(metrics)[1].split()
 
 
 def test_arms_may_have_seeds_of_their_own(tmp_path):

@@ -230,7 +230,7 @@ def _explained(end: End, fault: Fault) -> bool:
 
 
 def _notices(session: Session, since: float) -> list[dict[str, Any]]:
-    """The restarts and ends of parties that the run has recorded since a unix time."""
+    """The restarts and ends of actors that the run has recorded since a unix time."""
     return [event for event in session.events() if event["name"] in ("restart", "lost") and event["start"] >= since]
 
 
@@ -251,7 +251,7 @@ def _returns(events: Sequence[dict[str, Any]], fault: Suffered, before: float) -
 
 
 def _await_notice(session: Session, fault: Fault, began: float) -> None:
-    """Waits until the run has noticed a fault that no step needs to meet, such as an idle party that hangs."""
+    """Waits until the run has noticed a fault that no step needs to meet, such as an idle actor that hangs."""
     deadline = time.monotonic() + NOTICE_S
     while fault.kind in LASTING and fault.target != DRIVER and session.ended is None and time.monotonic() < deadline:
         if _notices(session, began):

@@ -67,7 +67,9 @@ def _astray(ended: Mapping[str, int], decided: Mapping[str, int]) -> list[str]:
         "trained or failed": (ended.get(TRAINED, 0) + ended.get(FAILED, 0), kept_or_failed),
     }
     found = [
-        f"{what}: {told} in the ledger, {seen} in the archive" for what, (told, seen) in pairs.items() if told != seen
+        f"{what}: {reported} in the ledger, {seen} in the archive"
+        for what, (reported, seen) in pairs.items()
+        if reported != seen
     ]
     if ended.get(TRAINED, 0) > decided["kept"]:
         found.append(f"trained: {ended[TRAINED]} in the ledger, {decided['kept']} kept in the archive")

@@ -91,7 +91,7 @@ def test_the_task_gradient_has_every_penalty_in_it_that_the_advantage_has(model_
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("alone")
-def test_figures_are_those_of_the_parts_and_nothing_is_updated(model_dir: Path) -> None:
+def test_metrics_are_those_of_the_parts_and_nothing_is_updated(model_dir: Path) -> None:
     trainer = away_from_reference(model_dir, config())
     before = [tensor for _, tensor in gathered(trainer.policy)]
     groups = sampled_by(trainer, make_groups(7, size=4))

@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from squelch.learner.decomposition.statistics import (
     Decomposition,
-    GroupFigures,
+    GroupMetrics,
     bucket_indices,
     gradient_bound,
     half_weights,
     rank_correlation,
     share,
-    split_figures,
     split_halves,
+    split_metrics,
     summarise_bucket,
 )
 
@@ -69,7 +69,7 @@ def test_two_halves_estimate_signal_and_noise_without_bias(size: int, slope: tup
         scores, returns = synthetic(rng, size, true, 1.0)
         first = split_halves(str(i), size)
         one, two = (half_weights(returns, half) @ scores for half in (first, ~first))
-        signal, noise = split_figures(one @ one, one @ two, two @ two)
+        signal, noise = split_metrics(one @ one, one @ two, two @ two)
         signals.append(signal)
         noises.append(noise)
         gradients.append((one + two) / 2)
@@ -97,15 +97,15 @@ def test_the_bound_is_reached_when_scores_follow_the_advantages() -> None:
     )
 
 
-def figures(name: str, **changes: float) -> GroupFigures:
-    values = dict.fromkeys(GroupFigures.__dataclass_fields__, 1.0) | {"group_id": name, "num_trajectories": 8}
-    return GroupFigures(**(values | changes))
+def metrics(name: str, **changes: float) -> GroupMetrics:
+    values = dict.fromkeys(GroupMetrics.__dataclass_fields__, 1.0) | {"group_id": name, "num_trajectories": 8}
+    return GroupMetrics(**(values | changes))
 
 
 def test_a_bucket_is_the_mean_of_its_groups_whatever_their_number() -> None:
     norms = dict.fromkeys(("task", "task_std", "kl", "entropy", "regulariser"), 0.5)
-    few = summarise_bucket(1, [figures("a", task=3.0, signal_square=4.0, noise_square=1.0)], norms)
-    many = summarise_bucket(1, [figures(n, task=3.0, signal_square=4.0, noise_square=1.0) for n in "abcd"], norms)
+    few = summarise_bucket(1, [metrics("a", task=3.0, signal_square=4.0, noise_square=1.0)], norms)
+    many = summarise_bucket(1, [metrics(n, task=3.0, signal_square=4.0, noise_square=1.0) for n in "abcd"], norms)
     assert few.task == many.task == 3.0 and few.dominance == many.dominance == 0.25
     assert few.snr == many.snr == 2.0 / (1.0 + 1.0) and many.snr_task == 2.0
     assert many.mean_task == 0.5 and many.signal_square_error == 0.0 and math.isnan(few.signal_square_error)
@@ -113,27 +113,27 @@ def test_a_bucket_is_the_mean_of_its_groups_whatever_their_number() -> None:
 
 def test_a_negative_estimate_of_the_signal_is_kept_and_its_root_is_zero() -> None:
     norms = dict.fromkeys(("task", "task_std", "kl", "entropy", "regulariser"), 0.0)
-    bucket = summarise_bucket(1, [figures("a", signal_square=-2.0), figures("b", signal_square=1.0)], norms)
+    bucket = summarise_bucket(1, [metrics("a", signal_square=-2.0), metrics("b", signal_square=1.0)], norms)
     assert bucket.signal_square == -0.5 and bucket.snr == 0.0
 
 
 def test_the_tightness_of_the_signal_compares_signal_and_bound_of_the_same_groups() -> None:
     norms = dict.fromkeys(("task", "task_std", "kl", "entropy", "regulariser"), 0.0)
-    split = [figures("a", signal_square=1.0, bound=1.0), figures("b", signal_square=7.0, bound=7.0)]
-    small = figures("c", signal_square=math.nan, noise_square=math.nan, bound=100.0)
+    split = [metrics("a", signal_square=1.0, bound=1.0), metrics("b", signal_square=7.0, bound=7.0)]
+    small = metrics("c", signal_square=math.nan, noise_square=math.nan, bound=100.0)
     for groups in (split, [*split, small]):
         assert summarise_bucket(1, groups, norms).tightness_signal == pytest.approx(2.0 / 5.0)
     assert math.isnan(summarise_bucket(1, [small], norms).tightness_signal)
 
 
-def test_undefined_figures_are_null_in_json_and_left_out_of_means() -> None:
-    nothing = figures("a", task=0.0, regulariser=0.0, bound=0.0, signal_square=math.nan, noise_square=math.nan)
+def test_undefined_metrics_are_null_in_json_and_left_out_of_means() -> None:
+    nothing = metrics("a", task=0.0, regulariser=0.0, bound=0.0, signal_square=math.nan, noise_square=math.nan)
     norms = dict.fromkeys(("task", "task_std", "kl", "entropy", "regulariser"), 0.0)
-    bucket = summarise_bucket(1, [nothing, figures("b")], norms)
+    bucket = summarise_bucket(1, [nothing, metrics("b")], norms)
     assert bucket.dominance == 0.5 and bucket.tightness == 1.0
     data = Decomposition((nothing,), (summarise_bucket(1, [nothing], norms),)).as_data()
     assert data["groups"][0]["dominance"] is None and data["buckets"][0]["snr"] is None
-    assert data["groups"][0]["snr"] is None and figures("c", signal_square=4.0, noise_square=9.0).snr == 2 / (3 + 1)
+    assert data["groups"][0]["snr"] is None and metrics("c", signal_square=4.0, noise_square=9.0).snr == 2 / (3 + 1)
     assert math.isnan(share(0.0, 0.0))
 
 

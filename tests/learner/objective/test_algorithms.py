@@ -44,7 +44,7 @@ def test_grpo_is_what_the_defaults_are() -> None:
     )
 
 
-def test_the_users_keys_win_and_are_told_of() -> None:
+def test_the_users_keys_win_and_are_reported() -> None:
     config = LearnerConfig.model_validate({"algorithm": "ppo", "objective": {"clip_high": 0.2, "gae": {"lam": 0.95}}})
     assert (config.objective.clip_high, config.objective.gae.lam, config.objective.advantage) == (0.2, 0.95, "gae")
     assert differences("ppo", config.model_dump(mode="json")) == [
@@ -210,7 +210,7 @@ def test_the_order_of_a_groups_members_does_not_matter(name: str) -> None:
 
 def test_without_a_critic_or_a_kl_in_the_reward_nothing_waits_for_other_ranks() -> None:
     found = assign([], [[]], ObjectiveConfig(), torch.device("cpu"))  # no process group here: a collective would raise
-    assert found.steps == [[]] and found.figures == {}
+    assert found.steps == [[]] and found.metrics == {}
 
 
 def test_settings_that_would_do_nothing_are_refused() -> None:

@@ -22,7 +22,7 @@ from squelch.learner.objective.objectives import (
     TokenBatch,
     entropy,
     kl_estimate,
-    mismatch_figures,
+    mismatch_metrics,
     mismatch_sums,
     mismatch_weight,
     policy_loss,
@@ -258,7 +258,7 @@ def test_a_mask_looks_at_each_sequence_alone(gaps: list[list[float]], bound: flo
 def test_the_mismatch_by_hand() -> None:
     ratios = tensor(1.0, 1.05, 1.2, 0.5)
     d = ratios.log()
-    found = mismatch_figures(
+    found = mismatch_metrics(
         mismatch_sums(d, torch.zeros(4, dtype=torch.float64), torch.tensor([True, False, True, False])).tolist()
     )
     assert found["mismatch_abs"] == pytest.approx(float(d.abs().mean()))
@@ -270,16 +270,16 @@ def test_the_mismatch_by_hand() -> None:
 
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=20))
 def test_the_effective_sample_size_is_a_share_and_whole_for_equal_weights(gaps: list[float]) -> None:
-    share = mismatch_figures(mismatch_sums(tensor(*gaps), torch.zeros(len(gaps)), torch.ones(len(gaps))).tolist())[
+    share = mismatch_metrics(mismatch_sums(tensor(*gaps), torch.zeros(len(gaps)), torch.ones(len(gaps))).tolist())[
         "effective_sample_size"
     ]
     assert 1 / len(gaps) - 1e-9 <= share <= 1 + 1e-9
     equal = mismatch_sums(torch.full((7,), gaps[0], dtype=torch.float64), torch.zeros(7), torch.ones(7)).tolist()
-    assert mismatch_figures(equal)["effective_sample_size"] == pytest.approx(1)
+    assert mismatch_metrics(equal)["effective_sample_size"] == pytest.approx(1)
 
 
 def test_no_tokens_have_no_mismatch() -> None:
-    none = mismatch_figures([0.0] * 8)
+    none = mismatch_metrics([0.0] * 8)
     assert none["effective_sample_size"] == 1 and none["mismatch_abs"] == 0
     assert math.isnan(none["mismatch_on_policy"])
 

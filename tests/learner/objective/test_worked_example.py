@@ -61,8 +61,8 @@ def selection() -> tuple[np.ndarray, Selection]:
 def test_the_filter_decides_as_the_example_says() -> None:
     scores, chosen = selection()
     assert column(GROUPS, "reward variance") == pytest.approx(scores, abs=1e-6)
-    told = [row["decision"].removeprefix("dropped: ").replace("kept", "selected") for row in GROUPS]
-    assert told == list(chosen.codes)
+    reported = [row["decision"].removeprefix("dropped: ").replace("kept", "selected") for row in GROUPS]
+    assert reported == list(chosen.codes)
     assert f"- {FILTER.epsilon:g} = {chosen.threshold:.3f}." in SECTION
     assert f"{scores.sum():.6f}" in SECTION and f"= {chosen.kept_mass:.3f};" in SECTION
     assert chosen.kept_fraction == pytest.approx(1 / 3) and "kept fraction is 1/3" in SECTION

@@ -17,7 +17,7 @@ from tests.learner.ranks import run_ranks
 from tests.learner.test_trainer import on_policy
 
 pytestmark = pytest.mark.usefixtures("alone")
-FIGURES = ("value_loss", "critic_grad_norm", "explained_variance", "value_mean")
+METRICS = ("value_loss", "critic_grad_norm", "explained_variance", "value_mean")
 
 
 def ppo(**changes: object) -> object:
@@ -85,7 +85,7 @@ def test_advantages_are_gae_of_each_row_whitened_over_all(model_dir: Path, budge
     with torch.no_grad():
         trainer.critic.module.head.weight.to_local().normal_(std=0.3)
     rows = to_rows(make_groups(), trainer.config.objective)
-    steps, figures = trainer._prepare(rows, trainer.plan(rows, 2, 0), Clock(), trainer.config.objective)
+    steps, metrics = trainer._prepare(rows, trainer.plan(rows, 2, 0), Clock(), trainer.config.objective)
     found, plain = [], []
     for batch in [batch for part in steps for batch in part]:
         found.append(batch.tokens.advantages.numpy())
@@ -94,7 +94,7 @@ def test_advantages_are_gae_of_each_row_whitened_over_all(model_dir: Path, budge
             plain.append(gae(row.rewards, values, np.array([row.num_sampled]), np.zeros(1), 0.9, 0.8)[0])
     wanted = np.concatenate(plain)
     assert np.allclose(np.concatenate(found), (wanted - wanted.mean()) / wanted.std(), atol=1e-5)
-    assert figures["explained_variance"] < 1
+    assert metrics["explained_variance"] < 1
 
 
 def test_whitening_looks_only_at_what_is_learned_from(model_dir: Path) -> None:
@@ -117,7 +117,7 @@ def test_the_critic_learns_what_comes_and_explains_it(model_dir: Path) -> None:
     before = critic_weights(trainer)
     groups = make_groups(2)
     reports = [trainer.train_step(step, groups) for step in range(8)]
-    assert all(np.isfinite(reports[-1].metrics[name]) for name in FIGURES)
+    assert all(np.isfinite(reports[-1].metrics[name]) for name in METRICS)
     assert reports[0].metrics["explained_variance"] == pytest.approx(0, abs=1e-9)
     assert reports[-1].metrics["explained_variance"] > 0.5
     assert reports[-1].metrics["value_loss"] < 0.5 * reports[0].metrics["value_loss"]

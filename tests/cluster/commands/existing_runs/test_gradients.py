@@ -26,7 +26,7 @@ from squelch.cluster.config import dump, load
 from squelch.cluster.errors import UserError
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoint_dir
 from squelch.cluster.loop.persistence.state import LoopState
-from squelch.learner.decomposition.statistics import Decomposition, GroupFigures, summarise_bucket
+from squelch.learner.decomposition.statistics import Decomposition, GroupMetrics, summarise_bucket
 from tests.learner.checkpoint.hostile import write_older
 
 
@@ -145,8 +145,8 @@ def test_bad_input_is_one_paragraph_and_code_2(run_dir: Path, capsys: pytest.Cap
 
 
 def test_the_tables_show_every_bucket_in_eighty_columns() -> None:
-    values = dict.fromkeys(GroupFigures.__dataclass_fields__, 0.123456) | {"num_trajectories": 8}
-    groups = [GroupFigures(**(values | {"group_id": name, "signal_square": math.nan})) for name in "ab"]
+    values = dict.fromkeys(GroupMetrics.__dataclass_fields__, 0.123456) | {"num_trajectories": 8}
+    groups = [GroupMetrics(**(values | {"group_id": name, "signal_square": math.nan})) for name in "ab"]
     norms = dict.fromkeys(("task", "task_std", "kl", "entropy", "regulariser"), 1234.5)
     found = Decomposition(tuple(groups), tuple(summarise_bucket(b, groups, norms) for b in (1, 2)))
     console = Console(width=80, record=True)

@@ -48,7 +48,7 @@ def test_what_cannot_be_served_is_refused_with_a_remedy(
     assert "index-000000.parquet" in said and len(said.splitlines()) == 1
 
 
-def test_a_run_folder_whose_figures_are_damaged_is_refused_by_line(
+def test_a_run_folder_whose_metrics_are_damaged_is_refused_by_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = small_run(tmp_path / "small", 1)

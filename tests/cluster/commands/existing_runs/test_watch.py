@@ -21,7 +21,7 @@ from squelch.cluster.cli import main
 from squelch.cluster.commands.existing_runs.status import status
 from squelch.cluster.commands.existing_runs.watch import watch
 from squelch.cluster.errors import UserError
-from squelch.cluster.inspector.figures import Figures
+from squelch.cluster.inspector.run_metrics import RunMetrics
 from squelch.cluster.runs import status as statuses
 from squelch.cluster.runs import status_text
 from squelch.cluster.runs.driver import Driver
@@ -32,7 +32,7 @@ from squelch.cluster.runs.status_text import SPARKS, sparkline, step_text
 NOW = 1_000_000.0
 
 
-def step_figures(step: int) -> dict[str, Any]:
+def step_metrics(step: int) -> dict[str, Any]:
     flat = {
         "total_steps": 10,
         "success": 0.3 + step / 100,
@@ -64,7 +64,7 @@ def some_run(folder: Path, steps: int) -> Archive:
     archive = Archive(folder)
     archive.metrics(0, VALIDATION | {"total_steps": 10}, at=NOW - 100)
     for step in range(1, steps + 1):
-        archive.metrics(step, step_figures(step), at=NOW - 100 + 3 * step)
+        archive.metrics(step, step_metrics(step), at=NOW - 100 + 3 * step)
     return archive
 
 
@@ -74,20 +74,20 @@ def finish(folder: Path, **facts: Any) -> None:
 
 def test_a_run_that_is_being_scaled_shows_who_is_up_and_how_many_are_wanted(tmp_path: Path) -> None:
     up = {"up/rollout-0": 1.0, "up/rollout-1": 0.0, "up/env-0": 1.0, "up/filter": 1.0}
-    some_run(tmp_path, 1).metrics(2, step_figures(2) | up | {"wanted/rollout": 2.0, "wanted/environment": 1.0}, at=NOW)
+    some_run(tmp_path, 1).metrics(2, step_metrics(2) | up | {"wanted/rollout": 2.0, "wanted/environment": 1.0}, at=NOW)
     now = statuses.read_status(RunFolder(tmp_path), NOW)
     assert now.members == {"rollout workers": (1, 2), "environment actors": (1, 1)}
     assert "rollout workers 1 (2 wanted)  environment actors 1\n" in status(tmp_path)
 
 
 def test_a_probe_in_which_nothing_could_be_scored_is_not_hidden_behind_the_reading_before(tmp_path: Path) -> None:
-    """Found by a reviewer: after reasoning had fallen silent, `status` showed the last healthy reading for good."""
+    """Found by a reviewer: after reasoning had fallen silent, `status` showed the last healthy evaluation for good."""
     archive = some_run(tmp_path, 1)
     names = ("mi_low", "mi_high", "mi_upper", "ceiling", "saturated", "link/dependence", "link/follows")
     read = dict.fromkeys((f"probe/{name}" for name in names), 1.0) | {"probe/mi": 2.0, "probe/step": 25.0}
-    archive.metrics(2, step_figures(2) | read, at=NOW - 5)
+    archive.metrics(2, step_metrics(2) | read, at=NOW - 5)
     assert "D 1.00" in status(tmp_path)
-    archive.metrics(3, step_figures(3) | dict.fromkeys(read, math.nan) | {"probe/step": 50.0}, at=NOW)
+    archive.metrics(3, step_metrics(3) | dict.fromkeys(read, math.nan) | {"probe/step": 50.0}, at=NOW)
     text = status(tmp_path)
     assert "unknown, nothing to score  step 50" in text and "D 1.00" not in text
 
@@ -118,12 +118,12 @@ def test_a_raised_alarm_is_a_line_of_its_own_while_it_lasts(tmp_path: Path) -> N
     archive = some_run(tmp_path, 4)
     assert "ALARM" not in status(tmp_path)
     raised = {"alarm/raised": 1.0, "alarm/since": 2.0, "alarm/reward_trend": 1.0}
-    archive.metrics(5, step_figures(5) | raised, at=NOW)
+    archive.metrics(5, step_metrics(5) | raised, at=NOW)
     text = "input dependence falling since step 2, reward still rising"
     assert f"ALARM                {text}" in status(tmp_path)
     assert json.loads(status(tmp_path, as_json=True))["dependence"] == text
-    assert step_text(step_figures(5) | raised | {"step": 5}).endswith(text)
-    archive.metrics(6, step_figures(6) | {"alarm/raised": 0.0, "alarm/since": None}, at=NOW)
+    assert step_text(step_metrics(5) | raised | {"step": 5}).endswith(text)
+    archive.metrics(6, step_metrics(6) | {"alarm/raised": 0.0, "alarm/since": None}, at=NOW)
     assert "ALARM" not in status(tmp_path)
 
 
@@ -167,7 +167,7 @@ def test_a_run_that_was_killed_has_ended_and_no_time_is_left(tmp_path: Path) -> 
     assert (now.state, now.stopped, now.seconds_left) == ("ended", None, None)
     assert status_text.headline(now) == f"{tmp_path.name}: ended, step 4/10, last step 1 min 28 s ago"
     assert "ended, step 4/10" in follow(tmp_path, False, lambda _: pytest.fail("the run is over"))
-    shown = Figures(RunFolder(tmp_path))
+    shown = RunMetrics(RunFolder(tmp_path))
     shown.refresh()
     assert shown.status(NOW).state == "ended"
 
@@ -195,7 +195,7 @@ def test_a_run_whose_steps_are_not_timed_yet_shows_the_age_of_its_first_line_aft
 
 
 def test_no_time_shown_is_negative(tmp_path: Path) -> None:
-    some_run(tmp_path, 4).metrics(12, step_figures(12), at=NOW)
+    some_run(tmp_path, 4).metrics(12, step_metrics(12), at=NOW)
     now = statuses.read_status(RunFolder(tmp_path), NOW - 5)
     assert (now.seconds_left, now.seconds_since_step) == (0.0, 0.0), "loop.steps was lowered, a clock was set back"
 
@@ -236,7 +236,7 @@ def test_a_summary_that_is_not_json_is_named(tmp_path: Path) -> None:
         statuses.read_status(RunFolder(tmp_path), NOW)
 
 
-def test_figures_that_no_run_has_are_shown_and_end_nothing(tmp_path: Path) -> None:
+def test_metrics_that_no_run_has_are_shown_and_end_nothing(tmp_path: Path) -> None:
     lines = [{"step": step, "time": time} for step, time in ((1, 0.0), (2, 1e300))]
     lines[-1] |= {"total_steps": 1e300, "kinds/starved": 1, "kinds/kept/a": 0, "kinds/kept/b": 0, "kinds/age/b": 2}
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -266,7 +266,7 @@ def test_status_as_text_shows_interval_chance_and_throughput(tmp_path: Path) -> 
 
 def test_a_step_without_signal_is_said_loudly(tmp_path: Path) -> None:
     archive = some_run(tmp_path, 1)
-    archive.metrics(2, step_figures(2) | {"kept_mass": None, "kept_groups": 0, "no_signal_streak": 2})
+    archive.metrics(2, step_metrics(2) | {"kept_mass": None, "kept_groups": 0, "no_signal_streak": 2})
     assert "-  groups 0/8  NO SIGNAL for 2 steps" in status(tmp_path)
 
 
@@ -327,7 +327,7 @@ def playing(folder: Path, archive: Archive, until: int) -> Callable[[float], Non
         if step is None:
             finish(folder)
         else:
-            archive.metrics(step, step_figures(step))
+            archive.metrics(step, step_metrics(step))
 
     return sleep
 
@@ -345,7 +345,7 @@ def test_a_scoring_that_is_recorded_alone_hides_no_step(tmp_path: Path) -> None:
     archive.metrics(10, {"scorer/step": 8.0, "first_turn/retrieval_accuracy": 0.25}, at=NOW - 71)
     before = status(tmp_path)
     assert "step 9/10" in before and "training success     0.390" in before
-    archive.metrics(10, step_figures(10) | {"scorer/step": 9.0}, at=NOW - 70)
+    archive.metrics(10, step_metrics(10) | {"scorer/step": 9.0}, at=NOW - 70)
     finish(tmp_path)
     text = follow(tmp_path, False, pytest.fail).splitlines()
     assert [line for line in text if line.startswith("step 10")] == ["step 10: success 0.400, kept mass 0.900, s 2.000"]
@@ -364,7 +364,7 @@ def test_each_line_is_read_once_and_a_resumed_run_is_shown_from_its_step(tmp_pat
         elif deed is None:
             finish(tmp_path)
         else:
-            archive.metrics(deed, step_figures(deed))
+            archive.metrics(deed, step_metrics(deed))
 
     get = LocalStore.get
 
@@ -453,17 +453,17 @@ def test_the_fixed_probe_the_regime_and_whether_the_answer_follows_are_shown(tmp
     link = {"dependence": 0.005, "dependence_low": -0.01, "dependence_high": 0.02, "follows": 0.0}
     flat = {f"probe/{key}": value for key, value in probe.items()}
     flat |= {f"probe/link/{key}": value for key, value in link.items()} | {"first_turn/regime/private_code": 1.0}
-    archive.metrics(2, step_figures(2) | flat)
+    archive.metrics(2, step_metrics(2) | flat)
     text = status(tmp_path)
     assert "2.50  [2.25, 2.75] of 3.47 nats  step 1  (-0.50 since the first)" in text
     assert "D 0.01  [-0.01, 0.02] nats  DOES NOT FOLLOW" in text and "private code" in text
     assert json.loads(status(tmp_path, as_json=True))["probe"]["link_follows"] == 0.0
-    archive.metrics(3, step_figures(3) | flat | {"probe/link/follows": None, "probe/saturated": 1.0})
+    archive.metrics(3, step_metrics(3) | flat | {"probe/link/follows": None, "probe/saturated": 1.0})
     assert "nats\n" in status(tmp_path) and "SATURATED" in status(tmp_path)
-    archive.metrics(4, step_figures(4) | flat | {"probe/mi": 3.24, "probe/mi_high": 3.9})
+    archive.metrics(4, step_metrics(4) | flat | {"probe/mi": 3.24, "probe/mi_high": 3.9})
     assert "3.24  [2.25, 3.47] of 3.47 nats" in status(tmp_path), "no MI exceeds its ceiling"
     assert json.loads(status(tmp_path, as_json=True))["probe"]["mi_high"] == 3.9
-    shown = Figures(RunFolder(tmp_path))
+    shown = RunMetrics(RunFolder(tmp_path))
     shown.refresh()
     assert shown.columns(["probe/mi_high"])[0][-1] == 3.47
 
@@ -472,16 +472,16 @@ def test_what_the_judge_finds_is_shown_where_there_is_one(tmp_path: Path) -> Non
     archive = some_run(tmp_path, 1)
     assert "true statements" not in status(tmp_path)
     found = {"scorer/step": 2.0, "judge/names": 0.96, "judge/right": 0.72, "judge/untrue": 0.0}
-    archive.metrics(2, step_figures(2) | found)
-    archive.metrics(3, step_figures(2))  # without a scoring
+    archive.metrics(2, step_metrics(2) | found)
+    archive.metrics(3, step_metrics(2))  # without a scorer step
     text = status(tmp_path)
     assert "true statements      0.750 of the 0.960 that state anything" in text and "UNTRUE" not in text
-    archive.metrics(4, step_figures(4) | found | {"judge/right": 0.12, "judge/untrue": 1.0})
+    archive.metrics(4, step_metrics(4) | found | {"judge/right": 0.12, "judge/untrue": 1.0})
     assert "0.125 of the 0.960 that state anything  UNTRUE" in status(tmp_path)
-    archive.metrics(5, step_figures(5) | found | {"judge/names": 0.0, "judge/right": 0.0, "judge/untrue": None})
+    archive.metrics(5, step_metrics(5) | found | {"judge/names": 0.0, "judge/right": 0.0, "judge/untrue": None})
     assert "no reasoning states anything" in status(tmp_path)
-    archive.metrics(6, step_figures(6) | dict.fromkeys(found, None) | {"scorer/step": 6.0})
-    assert "true statements" not in status(tmp_path), "a later scoring judged nothing"
+    archive.metrics(6, step_metrics(6) | dict.fromkeys(found, None) | {"scorer/step": 6.0})
+    assert "true statements" not in status(tmp_path), "a later scorer step judged nothing"
 
 
 def test_kinds_and_the_warning_for_a_gamed_criterion_are_shown_while_there_are_any(tmp_path: Path) -> None:
@@ -497,11 +497,11 @@ def test_kinds_and_the_warning_for_a_gamed_criterion_are_shown_while_there_are_a
         "gaming/variance_rise": 0.4,
         "gaming/success_gain": 0.001,
     }
-    archive.metrics(2, step_figures(2) | flat, at=NOW)
+    archive.metrics(2, step_metrics(2) | flat, at=NOW)
     text = status(tmp_path)
     assert "2.5 effective of 4  (played: 3.9)" in text and "STARVED" not in text
     assert "kept variance rises, validation success does not (variance +40%, success +0.001)" in text
     starved = {"kinds/starved": 2.0, "kinds/starved_success": 0.02}
     kinds = {"kinds/kept/distance 4": 0.0, "kinds/age/distance 4": 12.0, "kinds/kept/distance 3": 0.0}
-    archive.metrics(3, step_figures(3) | flat | starved | kinds | {"kinds/age/distance 3": 3.0}, at=NOW)
+    archive.metrics(3, step_metrics(3) | flat | starved | kinds | {"kinds/age/distance 3": 3.0}, at=NOW)
     assert "STARVED: 2, success 0.02; distance 4 for 12 steps" in status(tmp_path)

@@ -157,7 +157,7 @@ def test_a_runs_groups_are_ranked_step_by_step(tmp_path, capsys) -> None:
     assert output(capsys, "filter", str(folder / "groups"), "--rule", "top_k", "--rho", "0.4") == found
 
 
-def test_steps_that_are_missing_in_between_are_told(tmp_path, capsys) -> None:
+def test_steps_that_are_missing_in_between_are_reported(tmp_path, capsys) -> None:
     """They were left out without a word."""
     folder = run_folder(tmp_path)
     whole = folder / "groups"
@@ -166,8 +166,8 @@ def test_steps_that_are_missing_in_between_are_told(tmp_path, capsys) -> None:
     steps = pa.array([5] * len(table), table["step"].type)
     pq.write_table(table.set_column(table.column_names.index("step"), "step", steps), whole / "step-000005.parquet")
     assert main(["filter", str(folder)]) == 0
-    told = capsys.readouterr()
-    assert "3 steps within its range have no groups and are left out: 2, 3, 4" in told.out + told.err
+    reported = capsys.readouterr()
+    assert "3 steps within its range have no groups and are left out: 2, 3, 4" in reported.out + reported.err
     assert not missing_steps(read_windows(run_folder(tmp_path / "other")))
 
 
@@ -191,7 +191,7 @@ def test_scores_of_the_command_are_those_of_the_library(tmp_path, capsys) -> Non
 # mi
 
 
-def test_mi_prints_the_promised_keys_and_the_librarys_figures(tmp_path, capsys) -> None:
+def test_mi_prints_the_promised_keys_and_the_librarys_metrics(tmp_path, capsys) -> None:
     scores, lengths = mi_arrays()
     found = output(capsys, "mi", save(tmp_path / "m.npz", log_likelihood=scores, lengths=lengths))
     expected = proxies(scores, lengths, ema=EmaState())

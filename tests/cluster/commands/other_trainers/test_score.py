@@ -77,7 +77,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return captured.err
 
 
-def test_the_matrix_is_the_models_and_squelch_mi_reads_it_to_the_same_figures(tmp_path, tiny_policy, rows, capsys):
+def test_the_matrix_is_the_models_and_squelch_mi_reads_it_to_the_same_metrics(tmp_path, tiny_policy, rows, capsys):
     out = tmp_path / "scores.npz"
     file = jsonl(tmp_path / "r.jsonl", rows[:-1])  # the last prompt has one reasoning less
     found = output(capsys, "score", file, "--model", str(tiny_policy), "--out", str(out), "--temperature", "0.8")

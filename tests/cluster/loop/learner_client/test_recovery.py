@@ -1,7 +1,7 @@
 """Learner ranks that die, hang or fail, on fakes: the run goes on, with the same weights where they can be made again
 to the bit, and otherwise without a group, a task or a version of the lost ones.
 
-`tests.fakes.actors` asserts at every call that no worker is told a lower version, that a version stands for one set of
+`tests.fakes.actors` asserts at every call that no worker gets a lower version, that a version stands for one set of
 weights, and that no group is trained on that lost weights sampled."""
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def made(world: World, prepare: Callable[[Coordinator], None] = lambda _: None) 
 
 
 def recoveries(archive: FakeArchive) -> list[dict[str, Any]]:
-    """What the journal says of each recovery."""
+    """What the run_log says of each recovery."""
     return [facts for event, facts in zip(archive.events, archive.facts, strict=True) if event[1] == "recovered"]
 
 
@@ -66,14 +66,14 @@ def test_a_loss_at_every_call_costs_nothing_but_time_where_the_weights_can_be_ma
         assert outcome.fleet.restarts.counts == {"learner": 1}, f"call {call}"
         assert [found["same"] for found in recoveries(archive)] == [True]
         assert behind(outcome.fleet.learner).weights == behind(reference.fleet.learner).weights
-        assert world.versions == whole.versions, "and the workers are told the same versions"
+        assert world.versions == whole.versions, "and the workers get the same versions"
         assert outcome.ledger.counts() == reference.ledger.counts()
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("kind", CALLS)
-def test_weights_that_differ_are_published_under_a_higher_version_and_what_lost_weights_sampled_is_played_again(
+def test_weights_that_differ_are_published_under_a_higher_version_and_what_lost_weights_sampled_is_retried(
     tmp_path: Path, kind: str, after: bool, staleness: int
 ) -> None:
     words = (f"loop.max_staleness={staleness}", "loop.checkpoint_every=3")
@@ -85,7 +85,7 @@ def test_weights_that_differ_are_published_under_a_higher_version_and_what_lost_
         outcome, archive = made(world)
         assert outcome.ledger.counts() == reference.ledger.counts(), f"call {call}"
         (found,) = recoveries(archive)
-        unpublished = kind == "learner.publish"  # the next version, which nobody was told, holds the step's update too
+        unpublished = kind == "learner.publish"  # the next version, which no worker has, holds the step's update too
         assert outcome.steps.admission.version == 4 + (not found["same"] and not unpublished)
 
 
@@ -97,7 +97,7 @@ def test_fewer_ranks_go_on_where_the_cluster_has_no_room_for_all(tmp_path: Path)
     assert recoveries(archive)[0].items() >= {"ranks": 3, "steps": 2, "same": False}.items()
     assert behind(outcome.fleet.learner).weights == ["1@3", "2@3", "3@3", "4@3"]
     assert outcome.steps.admission.version == 5 and max(world.versions) == 5
-    assert "3 groups are played again, from version 3" in outcome.said
+    assert "3 groups are retried, from version 3" in outcome.said
     assert outcome.ledger.counts()["trained"] == 12 and world.calls["player.play"] > 12
 
 
@@ -183,7 +183,7 @@ def test_a_rank_0_that_dies_while_workers_load_its_weights_takes_no_worker_with_
 
 
 def kill_at(world: World, coordinator: Coordinator, kind: str, number: int) -> None:
-    """Ends the learner when this call of another party begins."""
+    """Ends the learner when this call of another actor begins."""
 
     def kill(called: str, _: int) -> None:
         if called == kind and world.calls[kind] == number:
@@ -194,7 +194,7 @@ def kill_at(world: World, coordinator: Coordinator, kind: str, number: int) -> N
 
 @pytest.mark.parametrize("staleness", [0, 2])
 @pytest.mark.parametrize("dies", [False, True])
-def test_rows_that_are_lost_with_a_host_are_played_again(tmp_path: Path, staleness: int, dies: bool) -> None:
+def test_rows_that_are_lost_with_a_host_are_retried(tmp_path: Path, staleness: int, dies: bool) -> None:
     """With a rank on that host, and without."""
     faults = (Fault("learner.train", 2),) if dies else ()
     world = World(configured(tmp_path, f"loop.max_staleness={staleness}"), faults, **MIXED)
@@ -241,7 +241,7 @@ def test_rows_lost_with_a_host_at_any_moment_of_a_step_cost_no_step_and_no_rank(
 def test_rows_and_a_rank_that_are_lost_together_after_a_step_was_trained_on_cost_one_restart(
     tmp_path: Path, call: str, staleness: int
 ) -> None:
-    """The step is trained on again, from rows that the driver holds or has archived, and never played again."""
+    """The step is trained on again, from rows that the driver holds or has archived, and never retried."""
     words = (f"loop.max_staleness={staleness}", "loop.checkpoint_every=3")
     whole = World(configured(tmp_path / "whole", *words), **MIXED)
     reference, _ = made(whole)
@@ -374,14 +374,14 @@ def test_an_error_that_a_new_group_raises_too_ends_the_run_after_one_recovery(tm
     assert world.calls["learner.start"] == 2
 
 
-def test_a_recovery_is_told_counted_and_timed(tmp_path: Path) -> None:
+def test_a_recovery_is_reported_counted_and_timed(tmp_path: Path) -> None:
     world = World(configured(tmp_path, "loop.checkpoint_every=9"), (Fault("learner.train", 3),), **MIXED)
     outcome, archive = made(world)
-    assert archive.figures[3]["restarts/learner"] == 1 and archive.figures[3]["recovery/steps"] == 2
-    assert archive.figures[3]["seconds/recovery"] >= 0 and "recovery/steps" not in archive.figures[4]
+    assert archive.recorded[3]["restarts/learner"] == 1 and archive.recorded[3]["recovery/steps"] == 2
+    assert archive.recorded[3]["seconds/recovery"] >= 0 and "recovery/steps" not in archive.recorded[4]
     assert ("learner", "restart") in archive.events and ("learner", "recovered") in archive.events
-    told = next(line for line in outcome.said if "the learner is" in line)
-    assert told.endswith("made again: learner rank 0 died in train_step: learner is gone")
+    reported = next(line for line in outcome.said if "the learner is" in line)
+    assert reported.endswith("lost and rebuilt: learner rank 0 died in train_step: learner is gone")
     assert outcome.fleet.up()["learner"]
 
 
@@ -399,7 +399,7 @@ FAULTS = st.one_of(
 def test_a_loss_within_refill_rounds_begins_them_anew_so_that_no_step_trains_on_more_than_its_first_round_held(
     tmp_path: Path, staleness: int
 ) -> None:
-    """The groups that are played again, from other weights, may all have the signal that the first ones lacked."""
+    """The groups that are retried, from other weights, may all have the signal that the first ones lacked."""
     words = ("filter.refill=true", "filter.max_refill_rounds=2", f"loop.max_staleness={staleness}", "loop.steps=3")
     plays, lost, coordinators = Counter[str](), [], list[Coordinator]()
 

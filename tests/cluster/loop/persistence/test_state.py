@@ -40,10 +40,10 @@ def test_open_tickets_survive_json_unchanged(tmp_path):
 
 def watchers(config: RunConfig, folder: Path) -> dict[str, Watcher]:
     """Those whose state is paired by task, or compared with a level."""
-    journal, fleet = SimpleNamespace(archive=None), SimpleNamespace(scorer=None)
-    alarms = Alarms(folder, journal)
-    scoring = Scoring(config, fleet, journal, alarms, Stopping(9), None)
-    found = [EarlyStopping(config), GamingWarning(config, journal), Validation(config, None, journal), scoring, alarms]
+    run_log, fleet = SimpleNamespace(archive=None), SimpleNamespace(scorer=None)
+    alarms = Alarms(folder, run_log)
+    scoring = Scoring(config, fleet, run_log, alarms, Stopping(9), None)
+    found = [EarlyStopping(config), GamingWarning(config, run_log), Validation(config, None, run_log), scoring, alarms]
     return {watcher.name: watcher for watcher in found}
 
 
@@ -62,8 +62,8 @@ def measured(folder: Path) -> dict[str, Any]:
     rules = seen["early_stop"].rules
     rules.baseline, rules.low_steps, rules.low_validations = [0.3], 2, 3
     seen["alarms"].alarm.rewards = [[1, 0.5]]
-    for figure in ("mi", "dependence"):
-        seen["alarms"].probe_alarm.alarms[figure].since = 2.0
+    for metric in ("mi", "dependence"):
+        seen["alarms"].probe_alarm.alarms[metric].since = 2.0
     states = {name: watcher.state() for name, watcher in seen.items()}
     states["scorer"] |= {
         "scorer": {
@@ -114,7 +114,7 @@ def test_what_is_paired_by_task_begins_anew_with_other_tasks(tmp_path, words, ot
     assert (scorer["followed"] is None) == (probe or "answers" in other)
     assert after["alarms"].alarm.rewards == ([] if scored else [[1, 0.5]])
     since = {name: alarm.since for name, alarm in after["alarms"].probe_alarm.alarms.items()}
-    assert since["mi"] == (None if probe else 2.0), "D begins anew without MI"
+    assert since["mi"] == (None if probe else 2.0), "D starts over without MI"
     assert since["dependence"] == (None if probe or "answers" in other else 2.0)
     waiting = [{"scorer/step": 3.0}] + [{"probe/step": 3.0}] * (not probe)
     assert after["scorer"].pending() == waiting, "nor is one that waits its level"

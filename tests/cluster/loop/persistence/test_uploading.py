@@ -68,7 +68,7 @@ def test_a_store_that_fails_is_said_once_and_so_is_its_return(tmp_path: Path) ->
     watched.store.lives = 10**9
     watched.once(17.0)
     assert watched.said == [
-        "store: memory: the store is down. The run goes on and tries again for up to 100 s",
+        "store: memory: the store is down. The run goes on and retries for up to 100 s",
         "store: memory: answers again, and everything is uploaded",
     ]
     assert [name for name, _ in watched.events] == ["upload", "failed", "failed", "failed", "upload"]

@@ -1,4 +1,4 @@
-"""How validation tasks are played on in-process parties, and what is told of those that cannot be."""
+"""How validation tasks are played on in-process actors, and how failed ones are reported."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def ran(world: World) -> tuple[Outcome, FakeArchive]:
 
 
 @pytest.mark.parametrize(
-    ("held", "workers", "tasks", "lots", "at_once"),
+    ("held", "workers", "tasks", "batches", "at_once"),
     [(8, 2, 22, (4, 4, 4, 4, 4, 2), 4), (5, 1, 8, (4, 4), 1), (3, 1, 6, (3, 3), 1), (99, 1, 8, (4, 4), 2)],
 )
 def test_a_validation_plays_lots_of_a_groups_size_and_no_more_at_once_than_the_engines_hold(
-    tmp_path: Path, held: int, workers: int, tasks: int, lots: tuple[int, ...], at_once: int
+    tmp_path: Path, held: int, workers: int, tasks: int, batches: tuple[int, ...], at_once: int
 ) -> None:
     """A task that waits in an engine's queue would lose its time there."""
     words = (f"rollout.max_num_seqs={held}", f"rollout.count={workers}", f"validation.tasks={tasks}")
     world = World(configured(tmp_path, *words))
     assert world.config.sampling.group_size == 4
     _, archive = ran(world)
-    validations = sum("validation/failed" in row for row in archive.figures.values())
-    assert sorted(world.evaluated) == sorted(lots * validations) and world.evaluating_most == at_once
+    validations = sum("validation/failed" in row for row in archive.recorded.values())
+    assert sorted(world.evaluated) == sorted(batches * validations) and world.evaluating_most == at_once
 
 
 @pytest.mark.parametrize(("held", "at_once"), [(8, 2), (3, 1), (99, 4)])
@@ -68,7 +68,7 @@ def test_each_lot_has_the_time_of_a_group_however_many_there_are(tmp_path: Path)
     assert outcome.coordinator.config.loop.group_timeout_s == 50 and world.calls["player.evaluate"] % 10 == 0
 
 
-def test_tasks_that_fail_count_as_no_success_and_are_told_by_cause(tmp_path: Path) -> None:
+def test_tasks_that_fail_count_as_no_success_and_are_reported_by_cause(tmp_path: Path) -> None:
     def failing(ticket: Ticket) -> Failure | None:
         late = ticket.task.split == "validation" and ticket.task.seed % 3 < 2
         return Failure(FailureCause.GENERATION_TIMEOUT, "9 s") if late else None
@@ -76,19 +76,19 @@ def test_tasks_that_fail_count_as_no_success_and_are_told_by_cause(tmp_path: Pat
     world = World(configured(tmp_path, "validation.tasks=9", "scorer.probe.every=0"), failing=failing)
     world.rewards = lambda ticket, index: 1.0 if ticket.task.split == "validation" else float(index % 2)
     outcome, archive = ran(world)
-    validated = [row for row in archive.figures.values() if "validation/failed" in row]
+    validated = [row for row in archive.recorded.values() if "validation/failed" in row]
     assert validated and all(row["validation/failed"] == 6 for row in validated)
     assert all(row["validation/success"] == pytest.approx(3 / 9) for row in validated)
-    told = "6 of 9 validation tasks failed and count as no success: generation_timeout 6 (one: 9 s)"
-    assert sum(told in line for line in outcome.said) == len(validated)
+    reported = "6 of 9 validation tasks failed and count as no success: generation_timeout 6 (one: 9 s)"
+    assert sum(reported in line for line in outcome.said) == len(validated)
     assert archive.events.count(("validation", "tasks_failed")) == len(validated)
-    assert world.calls["worker.health"] <= 3 * len(validated), "a worker is asked once a lot, not once a task"
+    assert world.calls["worker.health"] <= 3 * len(validated), "a worker is asked once a batch, not once a task"
 
 
 def test_the_tasks_of_an_environment_actor_that_raises_are_played_by_another(tmp_path: Path) -> None:
     words = ("environment_actor.count=2", "validation.tasks=8", "loop.max_attempts=2")
     outcome, archive = ran(World(configured(tmp_path, *words), broken=frozenset({"env-0"})))
-    assert archive.figures[0]["validation/failed"] == 0 and outcome.coordinator.ending is None
+    assert archive.recorded[0]["validation/failed"] == 0 and outcome.coordinator.ending is None
 
 
 def test_one_that_always_raises_ends_the_run_by_its_name_and_error(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def test_what_a_step_exports_of_its_groups_is_what_the_filter_says(rows: list, c
     exported = Window(3, 0.0, len(tickets), StepTimes(0.0), tickets, groups=groups).metrics(decision)
     parts = (trajectory_metrics(summaries), noise_metrics(summaries), decision.metrics)
     expected = parts[0] | parts[1] | parts[2]
-    assert len(expected) == sum(map(len, parts)), "one figure has one definition"
+    assert len(expected) == sum(map(len, parts)), "one metric has one definition"
     assert exported.keys() == expected.keys()
     for key, value in expected.items():
         assert exported[key] == value or (math.isnan(exported[key]) and math.isnan(value))

@@ -254,10 +254,10 @@ def test_a_store_that_deletes_slowly_is_a_store_that_answers(tmp_path: Path) -> 
     host, mirror = started(tmp_path / "a", store := Memory())
     host.step()
     store.files |= {f"files/left.g0-{number}.bin": b"" for number in range(50)}
-    told = list[int]()
-    mirror.moved = lambda: told.append(len(store.files))
+    reported = list[int]()
+    mirror.moved = lambda: reported.append(len(store.files))
     mirror.upload()
-    assert len(told) >= 50 and not any("left" in key for key in store.files)
+    assert len(reported) >= 50 and not any("left" in key for key in store.files)
 
 
 def test_a_driver_that_was_superseded_can_change_nothing(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_runs_with_several_numbers_of_workers_give_the_constants_back(serial: fl
     assert (model.learner, model.split) == (2.375, "measured with 1, 2, 3 workers")
 
 
-def test_one_run_tells_them_apart_by_its_tokens_or_says_that_it_cannot() -> None:
+def test_one_run_separates_them_by_its_tokens_or_says_that_it_cannot() -> None:
     tokens = [float(count) for count in range(800, 1300, 50)]
     varied = fitted([run_of(2, [1.0 + count / 500 for count in tokens], tokens)])
     assert varied.serial == pytest.approx(1.0) and varied.window(2) == pytest.approx(1.0 + 1025 / 500)

@@ -1,9 +1,9 @@
-"""What is true of a run between two steps: states of its members, ages of its tickets, and the room on its disk.
+"""Exports the state of a run between two steps: states of its members, ages of its tickets, and free disk space.
 
-A step's figures are exported when the step has ended. This module exports, every `BEAT_S` seconds, the figures that
-must stay true while a step is late: nobody waits for it, and it waits for nobody. It runs on the coordinator's event
-loop, so that it reads the fleet and the ledger without a lock; if that loop hangs, the exported times do not move, and
-the ages that Prometheus computes from them go on growing. A disk that hangs keeps its thread, not the loop.
+A step's metrics are exported when the step has ended. This module exports, every `BEAT_S` seconds, the metrics that
+must stay correct while a step is late: nobody waits for it, and it waits for nobody. It runs on the coordinator's event
+loop, so it reads the fleet and the ledger without a lock. If that loop hangs, the exported times stay the same, and the
+ages that Prometheus computes from them keep growing. A disk that hangs blocks a thread of its own and not the loop.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from squelch.cluster.own_thread import OwnThread
 
 BEAT_S = 5.0
 DISK_S = 0.05
-"""Seconds that a beat waits for the disk's answer, which takes microseconds; later beats wait for no late one."""
+"""Seconds that a beat waits for the disk's answer, which takes microseconds. While an answer is late, no further beat
+waits for it."""
 
 
 class Gauges(Protocol):
-    """Takes the figures; `actors.metrics.exporter.Recorder` documents each call."""
+    """Takes the metrics; `actors.metrics.exporter.Recorder` documents each call."""
 
     def set(self, name: str, value: float | None, **labels: str) -> None: ...
 
@@ -38,7 +39,7 @@ class Gauges(Protocol):
 
 
 def limits(config: RunConfig, gauges: Gauges) -> None:
-    """Exports the settings against which alert rules hold a run's figures."""
+    """Exports the settings with which alert rules compare a run's metrics."""
     gauges.set("squelch_staleness_limit_versions", config.loop.max_staleness)
     gauges.set("squelch_weight_parity_limit_nats", config.rollout.parity_limit)
 
@@ -47,15 +48,15 @@ COMING = frozenset({MemberState.STARTING, MemberState.STALE})
 """States of a member that is neither up nor down yet."""
 
 
-class Pulse:
-    """Exports the present figures at each `beat`, and ends the series of members that have left."""
+class Heartbeat:
+    """Exports the current values at each `beat`, and ends the series of members that have left."""
 
     def __init__(self, fleet: Fleet, ledger: Ledger, run_dir: Path, gauges: Gauges) -> None:
         self._fleet, self._ledger, self._gauges = fleet, ledger, gauges
         self._disk = _Disk(run_dir)
 
     def beat(self) -> None:
-        """Exports the figures as they are now."""
+        """Exports the current values."""
         self._members()
         for state, since in self._ledger.oldest().items():
             self._gauges.set("squelch_oldest_ticket_timestamp_seconds", since, state=state)
@@ -104,20 +105,20 @@ class _Disk:
 
 
 @asynccontextmanager
-async def beating(pulse: Pulse) -> AsyncIterator[None]:
+async def beating(heartbeat: Heartbeat) -> AsyncIterator[None]:
     """Beats now, every `BEAT_S` seconds within the block, and once more at its end."""
-    pulse.beat()
-    task = asyncio.create_task(_beats(pulse))
+    heartbeat.beat()
+    task = asyncio.create_task(_beats(heartbeat))
     try:
         yield
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-        pulse.beat()
+        heartbeat.beat()
 
 
-async def _beats(pulse: Pulse) -> None:
+async def _beats(heartbeat: Heartbeat) -> None:
     while True:
         await asyncio.sleep(BEAT_S)
-        pulse.beat()
+        heartbeat.beat()

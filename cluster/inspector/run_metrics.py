@@ -1,8 +1,8 @@
-"""The figures of a run over its steps, for the charts and the line at the top of every page.
+"""The metrics of a run over its steps, for the charts and the line at the top of every page.
 
-`Figures` follows `metrics.jsonl` and keeps the columns that a chart shows, so that a step of a long run costs a few
+`RunMetrics` follows `metrics.jsonl` and keeps the columns that a chart shows, so that a step of a long run costs a few
 hundred bytes. Of whole lines it keeps those that `cluster.runs.status` needs: the newest ones, and the last ones with a
-validation and with a scoring.
+validation and with a scorer step.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ CHARTS = (
 KEYS = ("step", "time", *dict.fromkeys(curve.key for chart in CHARTS for curve in chart.curves))
 
 
-class Figures:
-    """The figures of a live or finished run. Threads may share it."""
+class RunMetrics:
+    """The metrics of a live or finished run. Threads may share it."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -151,7 +151,7 @@ class Figures:
                 self._marked["first validation"] = line
             self._marked["validation"] = line
         if line.get(f"{_TURN}/mi_est") is not None:
-            self._marked["scoring"] = line
+            self._marked["scorer step"] = line
 
     def status(self, now: float) -> RunStatus:
         """The run's status at `now`, unix seconds."""

@@ -18,8 +18,8 @@ from squelch.cluster.control.ledger import DROPPED, IN_FLIGHT, Ledger
 from squelch.cluster.control.membership import WORKER_MOVES, Membership
 from squelch.cluster.control.membership import MemberState as State
 from squelch.cluster.fleet.fleet import UP
-from squelch.cluster.loop import pulse
-from squelch.cluster.loop.pulse import Pulse, beating, limits
+from squelch.cluster.loop import heartbeat
+from squelch.cluster.loop.heartbeat import Heartbeat, beating, limits
 from squelch.cluster.metrics import REGISTRY
 
 SINCE, FREE = "squelch_oldest_ticket_timestamp_seconds", "squelch_disk_free_bytes"
@@ -41,9 +41,9 @@ def two_workers() -> Membership:
     return workers
 
 
-def made(workers: Membership, recorder: Recorder, folder: Path, ledger: Ledger | None = None) -> Pulse:
+def made(workers: Membership, recorder: Recorder, folder: Path, ledger: Ledger | None = None) -> Heartbeat:
     fleet = SimpleNamespace(members=workers.members, up=lambda: ups(workers))
-    return Pulse(fleet, ledger or Ledger(), folder, recorder)
+    return Heartbeat(fleet, ledger or Ledger(), folder, recorder)
 
 
 def ups(workers: Membership) -> dict[str, bool]:
@@ -59,12 +59,12 @@ def states(recorder: Recorder) -> dict[str, str]:
 
 def test_each_member_is_in_one_state(recorder: Recorder, tmp_path: Path) -> None:
     workers = two_workers()
-    pulse = made(workers, recorder, tmp_path)
-    pulse.beat()
+    heartbeat = made(workers, recorder, tmp_path)
+    heartbeat.beat()
     assert states(recorder) == {"rollout-0": "starting", "rollout-1": "starting"}
     for state in (State.STALE, State.HEALTHY):
         workers.move(workers.current("rollout-0"), state)
-    pulse.beat()
+    heartbeat.beat()
     assert states(recorder) == {"rollout-0": "healthy", "rollout-1": "starting"}
 
 
@@ -72,13 +72,13 @@ def test_between_two_steps_an_actor_is_up_or_down_and_one_that_is_coming_is_neit
     recorder: Recorder, tmp_path: Path
 ) -> None:
     workers = two_workers()
-    pulse = made(workers, recorder, tmp_path)
+    heartbeat = made(workers, recorder, tmp_path)
     for state in (State.STALE, State.HEALTHY):
         workers.move(workers.current("rollout-0"), state)
-    pulse.beat()
+    heartbeat.beat()
     assert store(recorder).scalars["squelch_actor_up"] == {("rollout-0",): 1.0}
     workers.move(workers.current("rollout-0"), State.DEAD)
-    pulse.beat()
+    heartbeat.beat()
     assert store(recorder).scalars["squelch_actor_up"][("rollout-0",)] == 0.0, "within the step, not at its end"
 
 
@@ -98,15 +98,15 @@ def test_the_series_of_a_worker_that_left_end_and_those_of_a_dead_one_stay(recor
 def test_a_queue_is_as_old_as_its_oldest_ticket(recorder: Recorder, tmp_path: Path) -> None:
     clock = iter([10.0, 20.0, 30.0])
     ledger = Ledger(lambda: next(clock))
-    pulse = made(two_workers(), recorder, tmp_path, ledger)
+    heartbeat = made(two_workers(), recorder, tmp_path, ledger)
     ledger.issue("a")
     ledger.issue("b")
     ledger.move("a", "buffered")
-    pulse.beat()
+    heartbeat.beat()
     series = store(recorder).scalars[SINCE]
     assert (series[IN_FLIGHT,], series["buffered",]) == (20.0, 30.0)
     ledger.move("a", DROPPED, "zero")
-    pulse.beat()
+    heartbeat.beat()
     series = store(recorder).scalars[SINCE]
     assert series["buffered",] != series["buffered",], "no ticket waits for the filter"
     assert ledger.oldest() == {IN_FLIGHT: 20.0, "buffered": None, "kept_waiting": None, "training": None}
@@ -147,7 +147,7 @@ def test_a_disk_that_hangs_keeps_no_beat_and_is_asked_again_once_it_has_answered
 
 def test_it_beats_at_once_again_and_again_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     beats: list[str] = []
-    monkeypatch.setattr(pulse, "BEAT_S", 0.01)
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.01)
 
     async def run() -> None:
         async with beating(SimpleNamespace(beat=lambda: beats.append("beat"))):
@@ -161,7 +161,7 @@ def test_it_beats_at_once_again_and_again_and_at_the_end(monkeypatch: pytest.Mon
 
 def test_a_fault_of_a_beat_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     beats = iter([None, ValueError("unknown metric")])
-    monkeypatch.setattr(pulse, "BEAT_S", 0.01)
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.01)
 
     def beat() -> None:
         if (fault := next(beats, None)) is not None:

@@ -1,11 +1,11 @@
-"""The records of a run's steps: spans in `events.jsonl`; figures at `/metrics`, in `metrics.jsonl` and on the terminal.
+"""The records of a run's steps: spans in `events.jsonl`; metrics at `/metrics`, in `metrics.jsonl` and on the terminal.
 
 Invariant: every second belongs to one step. A step's time runs from the record of the previous step to its own record.
-A checkpoint follows the record, and a reading of the fixed probe before the first step has no record, so their time
+A checkpoint follows the record, and an evaluation of the fixed probe before the first step has no record, so their time
 belongs to the next step (`carried`).
 
 A step's record waits at most `SPANS_TIMEOUT_S` for the spans of every rollout worker and environment actor. A dead
-actor has no spans, and those of a late actor are missing in the figures; an actor that fails ends the run and is named.
+actor has no spans, and those of a late actor are missing in the metrics; if an actor fails, the run ends and names it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from squelch.cluster.runs.timing.intervals import clip_intervals, union_seconds
 TOTALLED = ("tokens/sampled", "tokens/trained", "trajectories", "seconds/step")
 
 
-class Journal:
-    """The run's figures and spans. `totals`: sums over the run, which the loop's state keeps."""
+class RunLog:
+    """The run's metrics and spans. `totals`: sums over the run, which the loop's state keeps."""
 
     def __init__(
         self,
@@ -40,9 +40,9 @@ class Journal:
         self.archive, self.recorder, self.say = archive, recorder, say
         self.steps, self.totals = steps, totals
         self.last: dict[str, float] = {}
-        """The newest value of every figure."""
+        """The newest value of every metric."""
         self.carried: dict[str, float] = {}
-        """Figures that the next step reports."""
+        """Metrics that the next step reports."""
         self.recorded: float | None = None
         """When the last step was recorded."""
         self._spans: list[tuple[float, float]] = []
@@ -51,9 +51,9 @@ class Journal:
         """Appends a span (unix seconds) to `events.jsonl`."""
         self.archive.event(actor, name, start, end, **facts)
 
-    def carry(self, figures: Mapping[str, float]) -> None:
-        """Adds figures to those that the next step reports."""
-        for key, value in figures.items():
+    def carry(self, metrics: Mapping[str, float]) -> None:
+        """Adds metrics to those that the next step reports."""
+        for key, value in metrics.items():
             self.carried[key] = self.carried.get(key, 0.0) + value
 
     def worked(self, actor: str, start: float, end: float) -> None:
@@ -62,7 +62,7 @@ class Journal:
         self.event(actor, "work", start, end)
 
     def busy(self, start: float, end: float) -> None:
-        """As `worked`, for actors that record their own spans."""
+        """As `worked`, for actors that record their own spans as events."""
         self._spans.append((start, max(start, end)))  # a clock may be set back meanwhile
 
     async def collect_spans(self, fleet: Fleet) -> None:
@@ -76,24 +76,23 @@ class Journal:
                 self.worked(name, *span)
 
     def before_training(self, flat: dict[str, float]) -> None:
-        """Records the figures that were measured before the first step."""
+        """Records the metrics that were measured before the first step."""
         flat = flat | {"total_steps": float(self.steps)}
         self._show(0, flat)
         self.archive.metrics(0, flat)
 
     def scored(self, step: int, flat: dict[str, float]) -> None:
-        """Records a scoring, or a reading of the probe, of an earlier step alone, before the record of the run's last
-        step."""
+        """Records an earlier scorer step or probe evaluation alone, before the record of the run's last step."""
         self.last |= flat
         self._show(step, flat)
         self.archive.metrics(step, flat)
 
     def began(self, entered: float) -> float:
-        """When a step began that the loop entered at `entered`, unix seconds: with the record of the step before."""
+        """When a step began that the loop entered at `entered` (unix seconds): at the record of the step before."""
         return self.recorded or entered
 
     def step(self, step: int, flat: dict[str, float], began: float) -> None:
-        """Adds the times of a step, which began at `began` (unix seconds), to its figures, and records them.
+        """Adds the times of a step, which began at `began` (unix seconds), to its metrics, and records them.
 
         The seconds for which the run's last step waited for the scorer are no part of its time. Orchestration time is
         the time in which no actor generated, trained, scored or stepped an environment.
@@ -122,7 +121,7 @@ class Journal:
         self.say(step_line(step, self.steps, flat))
 
     def _show(self, step: int, flat: dict[str, float]) -> None:
-        """Exports the figures. If the registry refuses one, the component that reported it has a bug."""
+        """Exports the metrics. If the registry refuses one, the component that reported it has a bug."""
         try:
             self.recorder.step(step, flat)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""The coordinator's sides of the filter service, the archive and the record, on fakes."""
+"""The coordinator's clients of the filter service and the archive, and its run log, on fakes."""
 
 import asyncio
 import errno
@@ -26,7 +26,7 @@ from squelch.cluster.errors import UserError
 from squelch.cluster.loop.filtering import Filtering
 from squelch.cluster.loop.persistence import archiving as archiving_side
 from squelch.cluster.loop.persistence.archiving import Archiving
-from squelch.cluster.loop.persistence.journal import Journal
+from squelch.cluster.loop.persistence.run_log import RunLog
 from squelch.cluster.metrics import REGISTRY
 from tests.fakes import clock
 from tests.fakes.transport import behind, client
@@ -356,16 +356,16 @@ def test_a_time_out_of_the_disk_itself_is_its_error_and_not_ours(tmp_path: Path)
         asyncio.run(archiving.stored(7, ["a"]))
 
 
-def test_a_figure_that_the_registry_lacks_is_our_fault_and_not_the_users(tmp_path: Path) -> None:
+def test_a_metric_that_the_registry_lacks_is_our_fault_and_not_the_users(tmp_path: Path) -> None:
     archive, recorder = Archive(tmp_path), Recorder(RecorderConfig(port=0), REGISTRY)
-    journal = Journal(archive, recorder, 9, {}, lambda line: None)
+    run_log = RunLog(archive, recorder, 9, {}, lambda line: None)
     with pytest.raises(RuntimeError, match=r"figures of step 0: .*`kept_mas`.*`kept_mass`"):
-        journal.before_training({"kept_mas": 1.0})
+        run_log.before_training({"kept_mas": 1.0})
     archive.close()
     assert (tmp_path / "metrics.jsonl").read_text() == ""
 
 
-def test_spans_that_are_late_cost_their_own_figures_only() -> None:
+def test_spans_that_are_late_cost_their_own_metrics_only() -> None:
     async def take_spans(late: bool, dead: bool) -> list[tuple[float, float]]:
         await asyncio.sleep(99.0 if late else 1.0)
         if dead:
@@ -382,7 +382,7 @@ def test_spans_that_are_late_cost_their_own_figures_only() -> None:
     )
     found: list[str] = []
     archive = SimpleNamespace(event=lambda actor, *_, **__: found.append(actor))
-    clock.run(Journal(archive, None, 9, {}, lambda line: None).collect_spans(fleet))
+    clock.run(RunLog(archive, None, 9, {}, lambda line: None).collect_spans(fleet))
     assert found == ["rollout-0"]
 
 
@@ -397,7 +397,7 @@ def test_a_clock_that_was_set_back_costs_a_span_and_not_the_run(tmp_path: Path) 
         workers=SimpleNamespace(members=lambda *_: []), players=SimpleNamespace(members=lambda *_: members)
     )
     archive = Archive(tmp_path)
-    clock.run(Journal(archive, None, 9, {}, lambda line: None).collect_spans(fleet))
+    clock.run(RunLog(archive, None, 9, {}, lambda line: None).collect_spans(fleet))
     archive.close()
     assert json.loads((tmp_path / "events.jsonl").read_text())["end"] == 100.0
 
@@ -407,25 +407,25 @@ def test_every_second_belongs_to_one_step(tmp_path: Path) -> None:
     archive = Archive(tmp_path)
     totals: dict[str, float] = {}
     recorder = SimpleNamespace(step=lambda step, flat: None)
-    journal = Journal(archive, recorder, 9, totals, lines.append)
+    run_log = RunLog(archive, recorder, 9, totals, lines.append)
     began = start = time.time()
     for step in (1, 2, 3):
         time.sleep(0.02)
-        journal.worked("learner", began, began + 0.01)
+        run_log.worked("learner", began, began + 0.01)
         flat = {"tokens/sampled": 10.0, "success": 0.5, "reward_mean": 0.5}
-        journal.step(step, flat, began)
+        run_log.step(step, flat, began)
         assert flat["seconds/orchestration"] == pytest.approx(flat["seconds/step"] - 0.01, abs=1e-3)
-        began = journal.recorded
-        journal.carried["seconds/checkpoint"] = float(step)
+        began = run_log.recorded
+        run_log.carried["seconds/checkpoint"] = float(step)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert sum(row["seconds/step"] for row in rows) == pytest.approx(began - start)
     assert [row.get("seconds/checkpoint") for row in rows] == [None, 1.0, 2.0]
     assert totals["tokens/sampled"] == 30.0 and len(lines) == 3
-    assert journal.last["seconds/checkpoint"] == 2.0
+    assert run_log.last["seconds/checkpoint"] == 2.0
     now = time.time()
-    journal.worked("scorer", now - 4.0, now)  # the wait at the run's end
+    run_log.worked("scorer", now - 4.0, now)  # the wait at the run's end
     flat = {"tokens/sampled": 10.0, "success": 0.5, "reward_mean": 0.5, "wait/coordinator/scorer": 4.0}
-    journal.step(4, flat, now - 5.0)
+    run_log.step(4, flat, now - 5.0)
     assert flat["seconds/step"] == pytest.approx(1.0, abs=0.1) == flat["seconds/orchestration"]
     assert flat["wait/coordinator/scorer"] == 4.0
     archive.close()
