@@ -8,6 +8,9 @@ Invariants:
   space, because templates may strip it. What stands in the word's place afterwards is foreign, all else is the
   template's. A template that drops or changes a word is refused.
 - Parts depend on the roles and the white space alone, so a run renders a handful of conversations, once each.
+
+A model's template comes from its folder: `chat_template.jinja`, or `chat_template` in `tokenizer_config.json`. With
+`model.chat_template` the run first makes a folder with that template in its place (`shipped_templates.py`).
 """
 
 from __future__ import annotations
