@@ -393,8 +393,8 @@ class RecorderConfig(Settings):
 
     host: str = "127.0.0.1"
     """Address on which the metrics endpoint listens. Beyond loopback SQUELCH_METRICS_TOKEN must hold a token."""
-    port: int = Field(9464, ge=0, le=65535)
-    """Port of `/metrics`; 0 selects a free port."""
+    port: int | None = Field(None, ge=0, le=65535)
+    """Port of `/metrics`; 0 selects any free port. Unset: the first free one from 9464 to 9473."""
     report: bool = True
     """Whether a run that ends writes its report, `report.html` in its folder, which takes some seconds of one core."""
     loggers: tuple[Literal["tensorboard", "wandb"], ...] = ()

@@ -154,8 +154,16 @@ def _running(command: list[str], url: str, log: Path) -> Iterator[str]:
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> tuple[int, ...]:
+    """Ports of this machine at which nothing listens, each another one."""
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = tuple(server.getsockname()[1] for server in servers)
+    for server in servers:
+        server.close()
+    return ports
 
 
 def _ready(process: subprocess.Popen[bytes], url: str, log: Path) -> bool:

@@ -5,9 +5,9 @@ Invariants:
 - A scrape delays a writer only for the time it takes to copy the values: one lock guards copies and updates.
 - No actor waits for the exporter, and the exporter waits for none; `close` raises if the exporter's thread does not end
   within `CLOSE_TIMEOUT_S`.
-- The exporter listens at port 9464 unless `recorder.port` is set, and on loopback unless `recorder.host` is set. Beyond
-  loopback it does not start without a token, which the variable SQUELCH_METRICS_TOKEN holds, and answers 401 to every
-  request that lacks `Authorization: Bearer TOKEN`.
+- The exporter listens at the first free one of `PORTS` unless `recorder.port` is set, and on loopback unless
+  `recorder.host` is set. Beyond loopback it does not start without a token, which the variable SQUELCH_METRICS_TOKEN
+  holds, and answers 401 to every request that lacks `Authorization: Bearer TOKEN`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ from squelch.actors.metrics.specification import LabelValues, MetricSpec
 from squelch.actors.process.interfaces import is_loopback
 from squelch.envs.untrusted.secrets import token_in
 
+PORTS = range(9464, 9474)
+"""Ports that are tried in order if none is set, so that several runs fit on a machine; the shipped Prometheus
+configurations scrape all of them."""
 CLOSE_TIMEOUT_S = 5.0
 TOKEN = "SQUELCH_METRICS_TOKEN"
 LEAST_TOKEN = 16
@@ -60,21 +63,18 @@ class Recorder:
         self._lock = threading.Lock()
         self._server: BaseServer | None = None
         self._thread: threading.Thread | None = None
-        self.port = config.port
+        self.port = config.port or 0
 
     def start(self) -> None:
-        """Starts listening and sets `port` to the actual port. Raises ValueError if the port is in use, or if a token
-        is required and missing."""
+        """Starts listening and sets `port` to the actual port. Raises ValueError if the port, or every one of `PORTS`,
+        is in use, or if a token is required and missing."""
         registry = CollectorRegistry()
         registry.register(StoreCollector(self._store, self._lock))
         ProcessCollector(registry=registry)
         app = make_wsgi_app(registry)
         if not is_loopback(self._config.host):
             app = _guarded(app, _token(self._config.host))
-        try:
-            self._server = _server(self._config.host, self._config.port, app)
-        except OSError as error:
-            raise ValueError(_explain(self._config, error)) from error
+        self._server = _listening(self._config, app)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
         self.port = self._server.server_address[1]
@@ -83,6 +83,11 @@ class Recorder:
     def url(self) -> str:
         """The address that Prometheus scrapes."""
         return f"http://{self._config.host}:{self.port}/metrics"
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether it listens at another than the first of `PORTS`, which is taken, because no port is set."""
+        return self._config.port is None and self.port != PORTS[0]
 
     def step(self, step: int, flat: Flat) -> None:
         """Records all values of training step `step` by flat key (docs/reference/metrics.md); an error changes no
@@ -217,13 +222,27 @@ def _guarded(app: Application, token: str) -> Application:
     return guarded
 
 
-def _explain(config: RecorderConfig, error: OSError) -> str:
-    where = f"{config.host}:{config.port}"
+def _listening(config: RecorderConfig, app: Application) -> WSGIServer:
+    """A server at the port that is set, else at the first free one of `PORTS`. ValueError if there is none."""
+    for port in PORTS if config.port is None else (config.port,):
+        try:
+            return _server(config.host, port, app)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or config.port is not None:
+                raise ValueError(_explain(config.host, port, error)) from error
+    raise ValueError(
+        f"other processes listen on all ports from {PORTS[0]} to {PORTS[-1]} of {config.host}, where metrics are "
+        "exported by default. Set recorder.port to another number, or to 0 for any free port."
+    )
+
+
+def _explain(host: str, port: int, error: OSError) -> str:
+    where = f"{host}:{port}"
     if error.errno == errno.EADDRINUSE:
         return (
-            f"recorder.port={config.port}: another process already listens on {where}. "
+            f"recorder.port={port}: another process already listens on {where}. "
             "Give recorder.port another number, or 0 for any free port."
         )
     if error.errno == errno.EACCES:
-        return f"recorder.port={config.port}: this user may not listen on {where}; take a port above 1023."
-    return f"recorder.host={config.host!r}: cannot listen on {where} ({error}); 127.0.0.1 serves this machine only."
+        return f"recorder.port={port}: this user may not listen on {where}; take a port above 1023."
+    return f"recorder.host={host!r}: cannot listen on {where} ({error}); 127.0.0.1 serves this machine only."

@@ -24,6 +24,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from urllib3.exceptions import HTTPError
 
-from squelch.actors.metrics.exporter import TOKEN, StoreCollector
+from squelch.actors.metrics.exporter import PORTS, TOKEN, StoreCollector
 from squelch.actors.metrics.series import MetricStore
 from squelch.actors.process.interfaces import interface_addresses, is_loopback
 from squelch.cluster.errors import UserError
@@ -109,12 +110,12 @@ def prometheus_over(
     """
     programs = [_program("promtool"), _program("prometheus")]
     run = {"run": name} | {label: str(settings.get(key, "")) for label, key in NAMES.items() if label != "run"}
-    address = _address(settings)
+    addresses = _addresses(settings)
     with tempfile.TemporaryDirectory(prefix="squelch-prometheus-") as scratch:
         folder = Path(scratch)
         if lines:
-            _store(programs[0], folder, samples(lines, run, address or ADDRESS))
-        target = _target(address, name, say) if live and address is not None else None
+            _store(programs[0], folder, samples(lines, run, addresses[0] if addresses else ADDRESS))
+        target = _first_target(addresses, name, say) if live and addresses else None
         if target is not None and target.token:
             (folder / TOKEN_FILE).write_text(target.token)
         (folder / "prometheus.yml").write_text(yaml.safe_dump(_config(target)))
@@ -122,12 +123,16 @@ def prometheus_over(
             yield Prometheus(url)
 
 
-def _address(settings: Mapping[str, Any]) -> str | None:
-    """HOST:PORT at which the run exports its metrics; None if it took a free port, or states none that is a number."""
+def _addresses(settings: Mapping[str, Any]) -> list[str]:
+    """HOST:PORT where the run may export its metrics; none if it took any free port, or states one that is no
+    number."""
     host, port = settings.get("recorder.host", "127.0.0.1"), settings.get("recorder.port", 0)
+    reached = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
+    if port is None:
+        return [f"{reached}:{one}" for one in PORTS]
     if not isinstance(port, int) or not 0 < port < 65536:  # "1@example.org" would make another host of the address
-        return None
-    return f"{'127.0.0.1' if host in ('0.0.0.0', '::', '') else host}:{port}"
+        return []
+    return [f"{reached}:{port}"]
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,12 @@ class Target:
 
     address: str
     token: str = ""
+
+
+def _first_target(addresses: Sequence[str], name: str, say: Callable[[str], None]) -> Target | None:
+    """The first address at which the run of this name answers; all are asked at once, as each may be silent."""
+    with ThreadPoolExecutor(len(addresses)) as pool:
+        return next(filter(None, pool.map(lambda address: _target(address, name, say), addresses)), None)
 
 
 def _target(address: str, name: str, say: Callable[[str], None]) -> Target | None:

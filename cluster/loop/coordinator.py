@@ -89,6 +89,8 @@ class Coordinator:
     scaling: Scaling
     supervisor: Supervisor
     stopping: Stopping
+    training: int | None = None
+    """The step that has been selected and is not yet recorded, which a stop waits for."""
 
     @property
     def ending(self) -> Ending | None:
@@ -98,6 +100,16 @@ class Coordinator:
     def stop(self, ending: Ending) -> None:
         """Asks the loop to end after the step in training. The first of several reasons is kept."""
         self.stopping.ask(ending)
+
+    @property
+    def last_work(self) -> str:
+        """What is still done before the run ends if it is asked to stop now, in words."""
+        if self.training is not None:
+            return f"finishing step {self.training}, then a checkpoint"
+        clock = self.steps.admission.clock
+        if self.stopping.asked or clock >= self.config.loop.steps:
+            return "the run is ending already"
+        return f"leaving step {clock + 1}, which is not trained yet" + ("; writing a checkpoint" if clock else "")
 
     async def run(self) -> None:
         """Trains until the last step, an early stop, or `stop()`; leaves a balanced ledger and a checkpoint."""
@@ -137,14 +149,16 @@ class Coordinator:
                 self._end_with(step, ending)
         await self.run_log.collect_spans(self.fleet)
         self._record(selected)
+        self.training = None
         await self._upkeep(step)
 
     async def _select_and_train(self, number: int) -> tuple[Selected, StepReport | None]:
         """The step with the filter's decision, and the learner's report. RetrySteps if its groups, or the weights that
         sampled them, are lost before it is trained on."""
+        self.training = None
         selected = await self._select(number)
         step, stopwatch = selected.step, selected.stopwatch
-        decided = stopwatch.last
+        self.training, decided = number, stopwatch.last
         for watcher in self.watchers:
             await watcher.before_train(step)
         stopwatch.lap()

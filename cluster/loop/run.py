@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
+import shlex
 import signal
 import time
 from collections.abc import Callable
@@ -35,7 +36,7 @@ from typing import Any
 
 from squelch.actors.archive.store import ArchiveError
 from squelch.actors.archive.writer import Archive
-from squelch.actors.metrics.exporter import Recorder
+from squelch.actors.metrics.exporter import PORTS, Recorder
 from squelch.actors.metrics.loggers import Loggers, open_loggers, require_packages
 from squelch.actors.model_folder import check_model_folder
 from squelch.actors.play.replaying import notes_on_replays
@@ -246,11 +247,13 @@ async def _train(
         uploads.begin()
     try:
         say(f"metrics at {recorder.url}; run folder {config.run_dir}")
+        if recorder.has_moved:
+            say(f"another process listens on port {PORTS[0]}; deploy/prometheus.yml scrapes {recorder.port} as well")
         await _stoppable(_start(fleet, checkpoint), stop_signal)
         if checkpoint is not None:
             say(f"resumed from {checkpoint} after step {state.clock}")
         coordinator = make_coordinator(config, fleet, archive, loggers, state, say)
-        _stop_on_signals(coordinator, stop_signal)
+        _stop_on_signals(coordinator, stop_signal, say)
         say(f"ready after {time.time() - started:.1f} s")
         watching = watched(uploads, archive, recorder, coordinator.stop)
         heartbeat = Heartbeat(fleet, coordinator.steps.ledger, config.run_dir, recorder)
@@ -340,17 +343,19 @@ async def _stoppable(work: Any, stop_signal: list[int]) -> None:
         raise Interrupted(signal.Signals(stop_signal[0])) from None
 
 
-def _stop_on_signals(coordinator: Coordinator, stop_signal: list[int]) -> None:
-    """The first signal ends the run after the step in training, a second signal ends it at once. `stop_signal` already
-    holds the first signal if that arrived just after the start-up."""
+def _stop_on_signals(coordinator: Coordinator, stop_signal: list[int], say: Callable[[str], None]) -> None:
+    """The first signal ends the run after the step in training, a second signal ends it at once. Each is answered with
+    a line. `stop_signal` already holds the first signal if that arrived just after the start-up."""
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
+        say(f"{coordinator.last_work}; again to stop now")
         coordinator.stop(Ending(EndCause.SIGNAL, signal.Signals(stop_signal[0]).name))
 
     def ask(number: int) -> None:
         stop_signal.append(number)
         if len(stop_signal) > 1:
+            say(f"stopping now; {_last_checkpoint(coordinator.config.run_dir)}")
             raise KeyboardInterrupt
         stop()
 
@@ -358,6 +363,15 @@ def _stop_on_signals(coordinator: Coordinator, stop_signal: list[int]) -> None:
         loop.add_signal_handler(number, ask, number)
     if stop_signal:
         stop()
+
+
+def _last_checkpoint(run_dir: Path) -> str:
+    """How a run that ends at once can be continued, in words."""
+    saved = checkpoints(run_dir)
+    if not saved:
+        return f"{run_dir} has no checkpoint: remove it, or give another name, to start again"
+    step, folder = saved[-1]
+    return f"the last checkpoint is {folder}: --resume continues after step {step}"
 
 
 def _close(
@@ -381,4 +395,5 @@ def _close(
         say(f"{ending.text} after step {summary['steps']}; continue with --resume")
         return 128 + stop_signal[0]
     say(f"done: {config.run_dir}" if ending is None else f"ended after step {summary['steps']}: {ending.text}")
+    say(f"to see what it learned: squelch inspect {shlex.quote(str(config.run_dir))}")
     return 0 if ending is None or ending.complete else EXIT_FAILED

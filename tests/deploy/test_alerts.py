@@ -189,7 +189,8 @@ CASES: dict[str, list[tuple[dict[str, str], str, dict[str, str] | None]]] = {
         ({FREE: f"90-1x20 70+0{LONG}", **SIZE}, "90m", None),
     ],
     "SquelchEndpointDown": [
-        ({'up{job="squelch"}': "0+0x9"}, "3m", {"job": "squelch"}),
+        ({'up{job="squelch"}': "1 0+0x12"}, "3m", {"job": "squelch"}),
+        ({'up{job="squelch"}': "0+0x9"}, "3m", None),
         ({'up{job="squelch"}': "1+0x9"}, "3m", None),
     ],
 }

@@ -9,15 +9,19 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from socketserver import ThreadingMixIn
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from squelch.actors.config import RecorderConfig
 from squelch.actors.metrics import exporter
 from squelch.actors.metrics.exporter import Recorder
 from squelch.cluster.metrics import REGISTRY
+from squelch.deploy.generated import ROOT
+from tests.prometheus import free_ports
 
 
 @pytest.fixture
@@ -102,6 +106,22 @@ def test_a_port_in_use_is_refused_by_its_key() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=rf"recorder\.port={port}.*another number"):
             Recorder(RecorderConfig(port=port), REGISTRY).start()
+
+
+def test_without_a_set_port_the_next_run_takes_the_next_free_one_and_the_shipped_prometheus_scrapes_it(
+    monkeypatch,
+) -> None:
+    for file in ("prometheus.yml", "compose/prometheus.yml"):
+        job = next(iter(yaml.safe_load((ROOT / "deploy" / file).read_text())["scrape_configs"]))
+        assert job["static_configs"] == [{"targets": [f"127.0.0.1:{port}" for port in exporter.PORTS]}]
+    first, second = free_ports(2)
+    monkeypatch.setattr(exporter, "PORTS", (first, second))
+    with closing(Recorder(RecorderConfig(), REGISTRY)) as one, closing(Recorder(RecorderConfig(), REGISTRY)) as two:
+        one.start()
+        two.start()
+        assert ((one.port, one.has_moved), (two.port, two.has_moved)) == ((first, False), (second, True))
+        with pytest.raises(ValueError, match=rf"all ports from {first} to {second} .* recorder\.port"):
+            Recorder(RecorderConfig(), REGISTRY).start()
 
 
 def test_the_default_listens_on_loopback_only(recorder: Recorder) -> None:

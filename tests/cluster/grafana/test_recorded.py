@@ -10,14 +10,15 @@ import pytest
 import yaml
 
 from squelch.actors.config import RecorderConfig
+from squelch.actors.metrics import exporter
 from squelch.actors.metrics.exporter import Recorder
 from squelch.cluster.errors import UserError
 from squelch.cluster.grafana import recorded
 from squelch.cluster.grafana.boards import Chosen
 from squelch.cluster.grafana.prometheus import Prometheus, Span
-from squelch.cluster.grafana.recorded import INTERVAL_S, MOST_SAMPLES, _address, prometheus_over, samples
+from squelch.cluster.grafana.recorded import INTERVAL_S, MOST_SAMPLES, _addresses, prometheus_over, samples
 from squelch.cluster.metrics import REGISTRY
-from tests.prometheus import need_prometheus, until
+from tests.prometheus import free_ports, need_prometheus, until
 
 RUN = {"run": "a", "environment": "FrozenLake", "filter": "top_p"}
 SETTINGS = {"environment.name": "FrozenLake", "filter.rule": "top_p", "recorder.port": 9464}
@@ -119,10 +120,23 @@ def test_a_run_whose_token_is_not_at_hand_is_said_to_be_left_out(monkeypatch, gu
         assert "SQUELCH_METRICS_TOKEN" in said
 
 
-@pytest.mark.parametrize("port", ["1@evil.example", "9464", 0, -1, 70_000, 1.5, None])
+@pytest.mark.parametrize("port", ["1@evil.example", "9464", 0, -1, 70_000, 1.5])
 def test_a_port_that_is_no_number_is_no_address(port) -> None:
-    assert _address({"recorder.host": "127.0.0.1", "recorder.port": port}) is None
-    assert _address({"recorder.port": 9464}) == "127.0.0.1:9464"
+    assert _addresses({"recorder.host": "127.0.0.1", "recorder.port": port}) == _addresses({}) == []
+    assert _addresses({"recorder.port": 9464}) == ["127.0.0.1:9464"]
+
+
+def test_a_run_that_took_the_first_free_port_is_found_by_its_name(monkeypatch) -> None:
+    monkeypatch.setattr(exporter, "PORTS", free_ports(3))
+    monkeypatch.setattr(recorded, "PORTS", exporter.PORTS)
+    recorders = [Recorder(RecorderConfig(), REGISTRY) for _ in range(2)]
+    for recorder, name in zip(recorders, ("another", "a"), strict=True):
+        recorder.start()
+        recorder.set("squelch_run_info", 1, **(RUN | {"run": name}))
+    with configured(monkeypatch, SETTINGS | {"recorder.port": None}) as (_, [job], said):
+        assert job["static_configs"] == [{"targets": [f"127.0.0.1:{exporter.PORTS[1]}"]}] and said == []
+    for recorder in recorders:
+        recorder.close()
 
 
 def test_the_token_is_not_sent_to_an_address_elsewhere_that_a_runs_folder_names(monkeypatch) -> None:

@@ -140,7 +140,7 @@ def test_a_signal_while_a_checkpoint_loads_ends_the_run_before_it_trains(monkeyp
     monkeypatch.setattr(run, "make_coordinator", lambda *_: pytest.fail("the run went on to train"))
     (tmp_path / "tokenizer.json").write_text("{}")
     config = load("frozenlake", [f"runs_dir={tmp_path}", "name=it"])
-    recorder = SimpleNamespace(url="")
+    recorder = SimpleNamespace(url="", has_moved=False)
     with pytest.raises(run.Interrupted, match=f"^{number.name}$"):
         state, say = LoopState(clock=3), lambda _: None
         asyncio.run(run._train(config, tmp_path, state, tmp_path, recorder, recorder, None, 0.0, say))
@@ -178,10 +178,33 @@ def test_a_signal_that_came_as_the_start_up_ended_stops_the_run(before, said) ->
     reasons: list[Ending] = []
 
     async def begin() -> None:
-        run._stop_on_signals(SimpleNamespace(stop=reasons.append), list(before))
+        run._stop_on_signals(SimpleNamespace(stop=reasons.append, last_work=""), list(before), lambda _: None)
 
     asyncio.run(begin())
     assert reasons == said
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_each_ctrl_c_is_answered_at_once_and_the_second_says_how_to_go_on(tmp_path, saved) -> None:
+    config = load("frozenlake", [f"runs_dir={tmp_path}", "name=it"])
+    folder = config.run_dir / "checkpoints" / "step-6"
+    if saved:
+        folder.mkdir(parents=True)
+        (folder / "loop.json").touch()
+    work = "finishing step 7, then a checkpoint"
+    coordinator, said = SimpleNamespace(stop=lambda _: None, last_work=work, config=config), []
+
+    async def twice() -> None:
+        run._stop_on_signals(coordinator, [], said.append)
+        for answers in (1, 2):
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(0.05)
+            assert len(said) == answers
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(twice())
+    last = f"the last checkpoint is {folder}: --resume continues after step 6" if saved else "it has no checkpoint"
+    assert said[0] == f"{work}; again to stop now" and "stopping now; " in said[1] and last in said[1]
 
 
 def test_the_endpoint_says_which_run_it_serves() -> None:

@@ -112,16 +112,21 @@ def test_a_stop_at_any_point_finishes_the_step_in_training_and_a_resume_complete
     tmp_path_factory, seed: int, staleness: int, at: int
 ) -> None:
     world = World(configured(tmp_path_factory.mktemp("run"), f"loop.max_staleness={staleness}"), pace=paced(seed))
-    archive, coordinators = FakeArchive(), []
+    archive, coordinators, announced = FakeArchive(), [], []
 
     def stop(_: str, number: int) -> None:
         if number >= at and coordinators:
+            announced.append(coordinators[-1].last_work)
             coordinators[-1].stop(STOP)
 
     world.on_call = stop
     outcome = drive(world, archive, coordinators.append)
     check(outcome, world, archive)
     assert outcome.coordinator.ending in (STOP, None), "None where the run ended before the stop came"
+    clock = outcome.steps.admission.clock
+    if announced:
+        done = f"finishing step {clock}, then a checkpoint", "the run is ending already"
+        assert announced[0].startswith((*done, f"leaving step {clock + 1}, which"))
     world.on_call = None
     resumed = drive(world, archive, resume=True)
     check(resumed, world, archive)
