@@ -1,7 +1,7 @@
 """Every setting by its dotted key, with what it means and what it may be; read from the classes of the settings.
 
-`squelch config --explain` prints some of them. `python -m squelch.cluster.settings` writes docs/reference/settings.md,
-a table of all. Environments are imported only for their own options.
+`squelch config --explain` prints some of them, docs/reference/settings.md lists all. Environments are imported only for
+their own options.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ import json
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from squelch.cluster.config import RunConfig
-from squelch.envs.registry import ADAPTERS, environment_class, environment_names
+from squelch.envs.registry import environment_class
 from squelch.envs.settings import Settings
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "settings.md"
 OPTIONS = "environment.options"
 _KINDS: Mapping[Any, str] = {
     bool: "true or false",
@@ -31,19 +29,6 @@ _KINDS: Mapping[Any, str] = {
 }
 _UNIONS = (Union, types.UnionType)
 _BOUNDS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
-
-HEAD = """\
-# Settings
-
-Every setting of a run by its key, with its default, what it may be, and what it means.
-`python -m squelch.cluster.settings` writes this page from the settings' classes; do not edit it. A recipe sets some of
-them differently: `squelch config RECIPE` prints a recipe's values, and `squelch config RECIPE --explain WORD` explains
-the settings whose key contains a word. Set one on the command line (`squelch train frozenlake filter.rho=0.5`), or in
-a YAML file of the same tree that says `extends: RECIPE`.
-
-A key that does not exist, a value of another kind and settings that contradict each other are refused before a run
-starts, by name.
-"""
 
 
 @dataclass(frozen=True)
@@ -130,28 +115,3 @@ def _kind(kind: Any) -> str:
 
 def _line(text: str | None) -> str:
     return " ".join((text or "").split())
-
-
-def page() -> str:
-    """The text of docs/reference/settings.md."""
-    names = [*environment_names(), *sorted(ADAPTERS)]
-    blocks = [*of_run(), *(of_environment(name) for name in names)]
-    return "\n".join([HEAD, *(line for block in blocks for line in _section(block))])
-
-
-def _section(block: Block) -> Iterator[str]:
-    yield from (f"## {block.title}", "", block.about, "")
-    yield from ("| key | default | values | meaning |", "|---|---|---|---|")
-    for one in block.settings:
-        cells = (f"`{one.key}`", f"`{one.default}`", one.values, one.meaning)
-        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-    yield ""
-
-
-def main() -> None:
-    """Writes the page."""
-    PAGE.write_text(page(), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,9 +1,11 @@
 """Writes the pages and pictures that are made from the code: `python -m docs.writers.NAME`.
 
-    memory              docs/reference/memory.md, from the plans of all recipes
-    schema              docs/reference/schema.md, from the schema of the archive
-    watch_picture       docs/watch.svg, from a run's folder
-    reasoning_picture   docs/reasoning-view.svg, from a run's folder
-
-Settings, metrics, rules and the names of other trainers are written by the modules that hold them.
+filter              the tables of docs/guide/filter.md, from the tables of statistics and rules
+memory              docs/reference/memory.md, from the plans of all recipes
+metrics             docs/reference/metrics.md and empty-panels.md, from the registry and the dashboards
+other_names         docs/guide/coming-from.md, from other_names.csv
+schema              docs/reference/schema.md, from the schema of the archive
+settings            docs/reference/settings.md, from the settings' classes
+watch_picture       docs/watch.svg, from a run's folder
+reasoning_picture   docs/reasoning-view.svg, from a run's folder
 """

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from docs.writers.settings import PAGE, page
 from squelch.cluster.commands.config import explained
 from squelch.cluster.config import RunConfig, flat, load
 from squelch.cluster.errors import UserError
-from squelch.cluster.settings import PAGE, of_environment, of_run, page
+from squelch.cluster.settings import of_environment, of_run
 from squelch.envs.registry import ADAPTERS, environment_names
 from squelch.envs.settings import Settings
 
@@ -17,7 +18,7 @@ NAMES = [*environment_names(), *sorted(ADAPTERS)]
 
 
 def test_the_page_is_the_one_of_the_present_settings() -> None:
-    assert PAGE.read_text() == page(), "python -m squelch.cluster.settings writes it"
+    assert PAGE.read_text() == page(), "python -m docs.writers.settings writes it"
 
 
 def test_every_setting_says_what_it_means_and_what_it_may_be() -> None:

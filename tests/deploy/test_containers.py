@@ -14,7 +14,7 @@ from jsonschema import validators
 
 from squelch.deploy.alert_rules import JOB
 from squelch.deploy.generated import ROOT
-from squelch.deploy.kuberay.schema import MANIFESTS
+from tests.deploy.kuberay.schema import MANIFESTS
 from tests.prometheus import need_prometheus
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))

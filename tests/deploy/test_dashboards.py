@@ -12,6 +12,7 @@ from typing import Any, get_args
 import pytest
 from jsonschema import validators
 
+from docs.writers import filter, metrics
 from squelch.actors.config import RecorderConfig
 from squelch.actors.diagnosis.metrics import REGIMES
 from squelch.actors.metrics.exporter import Recorder
@@ -29,7 +30,6 @@ from squelch.deploy.alert_rules import RULES
 from squelch.deploy.boards import BOARDS
 from squelch.deploy.boards.build import BUILDERS
 from squelch.deploy.boards.panel import Kind, selector
-from squelch.deploy.filter_tables import with_tables
 from squelch.deploy.generated import ROOT, stale
 from tests.prometheus import (
     alerts,
@@ -64,9 +64,16 @@ def test_the_committed_files_are_what_the_code_generates() -> None:
     assert stale(dashboards.artefacts()) == [], "run: python -m squelch.deploy.dashboards --write"
 
 
+def test_the_committed_pages_are_what_the_code_generates() -> None:
+    assert metrics.PAGE.read_text() == metrics.page(), "run: python -m docs.writers.metrics"
+    empty, tables = metrics.EMPTY_PAGE.read_text(), filter.PAGE.read_text()
+    assert metrics.empty_queries(empty) == empty, "run: python -m docs.writers.metrics"
+    assert filter.with_tables(tables) == tables, "run: python -m docs.writers.filter"
+
+
 def test_a_page_without_the_marks_of_a_table_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="begin statistics"):
-        with_tables("# The filter")
+        filter.with_tables("# The filter")
 
 
 def test_every_metric_named_in_an_expression_is_in_the_registry() -> None:

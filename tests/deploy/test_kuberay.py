@@ -14,7 +14,7 @@ import yaml
 from squelch.cluster.config import RunConfig, load
 from squelch.cluster.fleet import jobs
 from squelch.deploy.generated import ROOT
-from squelch.deploy.kuberay import schema, validation
+from tests.deploy.kuberay import schema, validation
 
 DEFINITIONS = "SQUELCH_KUBERAY_DEFINITIONS"
 FOLDER = schema.MANIFESTS
@@ -296,8 +296,8 @@ def test_the_schema_is_closed_and_small() -> None:
 def test_the_schema_is_what_kuberays_definitions_give() -> None:
     folder = os.environ.get(DEFINITIONS)
     if not folder:
-        pytest.skip(f"{DEFINITIONS} names no folder with KubeRay's definitions (deploy/kuberay/schema.py)")
-    assert schema.SCHEMA.read_text() == schema.condensed(Path(folder)), "run: python -m squelch.deploy.kuberay.schema"
+        pytest.skip(f"{DEFINITIONS} names no folder with KubeRay's definitions (tests/deploy/kuberay/schema.py)")
+    assert schema.SCHEMA.read_text() == schema.condensed(Path(folder)), "run: python -m tests.deploy.kuberay.schema"
 
 
 def test_a_key_that_kuberay_lacks_cannot_enter_the_schema() -> None:

@@ -1,7 +1,9 @@
 """The lock of the CPU set-up is whole and agrees with the constraints; the set-up keeps to it."""
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import tomllib
 from importlib import metadata
@@ -12,8 +14,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from squelch.actors.pretrained.source import PACKAGED
-from squelch.deploy.lock import CONSTRAINTS, LEFT_OUT, LOCK, ROOT, lines
+from squelch.deploy.generated import ROOT
 
+LOCK = ROOT / "deploy" / "lock-cpu.txt"
+CONSTRAINTS = tuple(ROOT / "deploy" / name for name in ("constraints.txt", "constraints-cpu.txt"))
+LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}
 ENTRY = re.compile(r"([a-z0-9-]+)==(\S+) --hash=sha256:[0-9a-f]{64}")
 TEXT = [line for line in LOCK.read_text().splitlines() if not line.startswith("#")]
 LOCKED = {entry[1]: entry[2] for line in TEXT if (entry := ENTRY.fullmatch(line))}
@@ -63,13 +68,22 @@ def test_whatever_the_project_and_its_packages_require_is_locked() -> None:
         assert not missing(installed[name].requires or []), name
 
 
-def test_the_project_itself_and_the_builds_that_do_not_load_have_no_line() -> None:
+@pytest.mark.skipif(not shutil.which("jq"), reason="deploy/lock.sh needs jq")
+def test_the_project_itself_and_the_builds_that_do_not_load_have_no_line(tmp_path: Path) -> None:
     def item(name: str, **source: object) -> dict[str, object]:
-        return {"metadata": {"name": name, "version": "v1"}, "download_info": {"url": "x", **source}}
+        return {"metadata": {"name": name, "version": "1"}, "download_info": {"url": "x", **source}}
 
     archive = {"archive_info": {"hashes": {"sha256": "0" * 64}}}
-    found = lines([item("Some_Name", **archive), item("torchaudio", **archive), item("squelch-rl", dir_info={})])
-    assert found == [f"some-name==1 --hash=sha256:{'0' * 64}"]
+    entries = [item("Some_Name", **archive), item("torchaudio", **archive), item("squelch-rl", dir_info={})]
+    deploy = tmp_path / "deploy"
+    deploy.mkdir()
+    for name in ("lock.sh", "constraints.txt"):
+        shutil.copy(ROOT / "deploy" / name, deploy)
+    (tmp_path / "python").write_text(f"#!/bin/sh\n[ \"$1\" = -c ] || echo '{json.dumps({'install': entries})}'\n")
+    (tmp_path / "python").chmod(0o755)
+    subprocess.run([deploy / "lock.sh"], env={**os.environ, "PYTHON": str(tmp_path / "python")}, check=True, timeout=60)
+    found = (deploy / "lock-cpu.txt").read_text().splitlines()
+    assert found == [*LOCK.read_text().splitlines()[:3], f"some-name==1 --hash=sha256:{'0' * 64}"]
 
 
 @pytest.mark.parametrize(

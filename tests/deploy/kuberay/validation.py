@@ -1,4 +1,4 @@
-"""The errors of a manifest: `python -m squelch.deploy.kuberay.validation FILE [FILE ...]`; no network, no cluster.
+"""The errors of a manifest: `python -m tests.deploy.kuberay.validation FILE [FILE ...]`; no network, no cluster.
 
     resource               held against
     RayCluster, RayJob     `schema.json` (KubeRay's types, closed) and `policy.yaml` (what Squelch demands beyond them)
@@ -27,7 +27,7 @@ from jsonschema.exceptions import ValidationError
 from kubernetes_validate.utils import schema_contents
 from referencing import Registry, Resource
 
-from squelch.deploy.kuberay.schema import SCHEMA, TEMPLATES
+from tests.deploy.kuberay.schema import SCHEMA, TEMPLATES
 
 KUBERNETES = "1.34.0"
 STRICT = f"kubernetes-json-schema/v{KUBERNETES}-local-strict"
@@ -138,9 +138,7 @@ def _kustomization(document: dict[str, Any], folder: Path) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints every error; returns 1 if there is one, else 0."""
-    parser = argparse.ArgumentParser(
-        prog="python -m squelch.deploy.kuberay.validation", description="Checks manifests."
-    )
+    parser = argparse.ArgumentParser(prog="python -m tests.deploy.kuberay.validation", description="Checks manifests.")
     parser.add_argument("files", nargs="+", type=Path)
     found = [error for path in parser.parse_args(arguments).files for error in problems(path)]
     sys.stdout.writelines(f"{error}\n" for error in found)

@@ -1,10 +1,14 @@
-"""Generates the tables of docs/guide/filter.md, with one row for each statistic and each rule of the filter. Pure."""
+"""Writes the tables of statistics and rules in docs/guide/filter.md: `python -m docs.writers.filter`."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from docs.writers.tables import replaced, table
 from squelch.actors.filter.rules import RULES
 from squelch.actors.filter.scores import STATISTICS
-from squelch.deploy.tables import replaced, table
+
+PAGE = Path(__file__).resolve().parents[1] / "guide" / "filter.md"
 
 
 def with_tables(page: str) -> str:
@@ -26,3 +30,12 @@ def _rules() -> str:
         for rule in RULES.values()
     )
     return table(("`rule`", "keeps", "with `keep: smallest`", "settings"), rows)
+
+
+def main() -> None:
+    """Writes the tables into the page."""
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

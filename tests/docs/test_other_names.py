@@ -4,8 +4,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from docs.writers.other_names import PAGE, page, rows
 from squelch.cluster.commands import train
-from squelch.cluster.other_names import PAGE, page, rows
 from squelch.cluster.settings import of_run
 
 
@@ -25,4 +25,4 @@ def test_every_row_says_something_of_another_trainer_and_what_to_do_instead() ->
 
 
 def test_the_page_is_what_the_table_says() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m squelch.cluster.other_names"
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m docs.writers.other_names"

@@ -1,4 +1,4 @@
-"""Condenses KubeRay's definitions into `schema.json`: `python -m squelch.deploy.kuberay.schema --definitions FOLDER`.
+"""Condenses KubeRay's definitions into `schema.json`: `python -m tests.deploy.kuberay.schema --definitions FOLDER`.
 
 KubeRay publishes the schema of its resources as CustomResourceDefinitions of 2.3 MB. They allow unknown keys, which
 Kubernetes then drops without a word. `schema.json` keeps the keys that the manifests use, with KubeRay's types, and is
@@ -44,7 +44,7 @@ def condensed(definitions: Path) -> str:
     documents = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(MANIFESTS.rglob("ray*.yaml"))]
     used = {kind: [document for document in documents if document["kind"] == kind] for kind in FILES}
     kinds = {kind: _root(kind, _definition(definitions / FILES[kind]), used[kind]) for kind in FILES}
-    origin = f"Made from KubeRay {KUBERAY} by deploy/kuberay/schema.py."
+    origin = f"Made from KubeRay {KUBERAY} by tests/deploy/kuberay/schema.py."
     return json.dumps({"$comment": origin, "$defs": kinds}, indent=2) + "\n"
 
 
@@ -95,7 +95,7 @@ def _closed_object(node: dict[str, Any], used: list[dict[str, Any]], path: str) 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Writes `schema.json`; returns 0."""
-    parser = argparse.ArgumentParser(prog="python -m squelch.deploy.kuberay.schema", description="Writes schema.json.")
+    parser = argparse.ArgumentParser(prog="python -m tests.deploy.kuberay.schema", description="Writes schema.json.")
     parser.add_argument("--definitions", type=Path, required=True, help="folder with KubeRay's definitions")
     SCHEMA.write_text(condensed(parser.parse_args(arguments).definitions), encoding="utf-8")
     return 0

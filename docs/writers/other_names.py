@@ -1,9 +1,8 @@
 """The names of a run's settings in TRL, verl and prime-rl, from which docs/guide/coming-from.md is generated.
 
-    python -m squelch.cluster.other_names    writes the page
+    python -m docs.writers.other_names    writes the page
 
-The rows are in other_names.csv; cells of several names separate them by a space. Imports no settings, so that an error
-message about an unknown key can look a name up.
+The rows are in other_names.csv; cells of several names separate them by a space.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 
 TABLE = Path(__file__).with_name("other_names.csv")
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "guide" / "coming-from.md"
+PAGE = Path(__file__).resolve().parents[1] / "guide" / "coming-from.md"
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Row:
 HEAD = """\
 # Coming from TRL, verl or prime-rl
 
-`python -m squelch.cluster.other_names` generates this page; do not edit it. It says which setting of Squelch does what
+`python -m docs.writers.other_names` generates this page; do not edit it. It says which setting of Squelch does what
 you set elsewhere ([settings.md](../reference/settings.md) explains each). An empty cell means that the trainer has no
 such key. In verl's column `actor.` and `rollout.` are short for `actor_rollout_ref.actor.` and
 `actor_rollout_ref.rollout.`. The keys are those of TRL's `GRPOConfig`, verl's `ppo_trainer.yaml` and prime-rl's `rl`
