@@ -1,4 +1,4 @@
-"""A group for the page: its trajectories side by side, turn by turn."""
+"""A group for the page: its trajectories in a grid, turn by turn."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ class TrajectoryView:
 
 @dataclass(frozen=True)
 class GroupView:
-    """A group. `facts`: the columns that its trajectories share; `opening`: the first prompt, which they share too."""
+    """A group. `facts`: the columns that its trajectories share; `opening`: the first prompt, which they share too;
+    `trajectories`: those that failed first, then those that did not solve the task, each in order of their index."""
 
     facts: dict[str, Any]
     trajectories: tuple[TrajectoryView, ...]
@@ -110,7 +111,12 @@ def group_view(table: pa.Table, pieces: Pieces, whole: bool = False) -> GroupVie
     views = tuple(trajectory_view(one, environment, pieces, None if whole else MOST_TOKENS) for one in found)
     first = next((one for one in found if one.turns), found[0])
     opening = pieces.text(first.prompt_ids(0) if first.turns else first.token_ids)
-    return GroupView(facts, views, readable(opening), board_of(environment, opening))
+    return GroupView(facts, tuple(sorted(views, key=_solved)), readable(opening), board_of(environment, opening))
+
+
+def _solved(view: TrajectoryView) -> int:
+    """0: the trajectory failed; 1: it did not solve the task; 2: it did."""
+    return 0 if view.trajectory.failure else 1 + bool(view.trajectory.success)
 
 
 def trajectory_view(

@@ -14,7 +14,7 @@ from squelch.actors.archive.writer import Archive
 from squelch.cluster.inspector.app import application
 from squelch.cluster.inspector.server import access_of, listen
 from squelch.cluster.runs.folder import RunFolder
-from tests.cluster.inspector.small_run import add_step, small_run
+from tests.cluster.inspector.small_run import add_step, group, small_run, write_step
 from tests.cluster.inspector.stand_in import Asked
 
 pytestmark = pytest.mark.slow
@@ -74,15 +74,35 @@ def page(browser: Browser) -> Iterator[Page]:
     assert not wrong, wrong
 
 
-def test_every_page_opens_without_an_error_of_script_or_policy(page: Page, address: str) -> None:
-    for path, drawn in (
-        *(("/", "table.groups tbody tr"), ("/groups/1/000001-000", ".trajectory .sampled i")),
-        *(("/compare?a=1:000001-000&b=2:000002-000", ".side .trajectory"), ("/scores", "canvas[data-drawn]")),
-        *(("/templates?prompt=1", ".templates tr[data-row]"), ("/timeline", ".lanes[data-drawn]")),
-        *(("/figures", ".charts[data-drawn] .uplot"), ("/boards?board=signal", ".boards[data-idle] .panel svg")),
-    ):
+PAGES = {
+    "/": "table.groups tbody tr",
+    "/groups/1/000001-000": ".trajectory .sampled i",
+    "/compare?a=1:000001-000&b=2:000002-000": ".side .trajectory",
+    "/scores?row=0&column=1": "canvas[data-drawn]",
+    "/templates?prompt=1": ".templates tr[data-row]",
+    "/timeline": ".lanes[data-drawn]",
+    "/figures": ".charts[data-drawn] .uplot",
+    "/boards?board=signal": ".boards[data-idle] .panel svg",
+    "/search?text=goal": ".hits mark",
+}
+"""A part that is there once the page is drawn, by address."""
+SIDEWAYS = """() => [document.documentElement, ...document.querySelectorAll("body *")]
+  .filter(e => e.scrollWidth > e.clientWidth + 1 && (e === document.documentElement
+    || ["auto", "scroll"].includes(getComputedStyle(e).overflowX)))
+  .map(e => `${e.tagName}.${e.className}: ${e.scrollWidth} in ${e.clientWidth}`)"""
+"""What can be scrolled sideways on a page."""
+
+
+def test_every_page_opens_without_an_error_of_script_or_policy_and_scrolls_sideways_at_no_width(
+    page: Page, address: str
+) -> None:
+    for path, drawn in PAGES.items():
         page.goto(address + path)
         page.wait_for_selector(drawn)
+        for width in (1280, 611, 400, 320):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate(SIDEWAYS) == [], (path, width)
+        page.set_viewport_size({"width": 1280, "height": 800})
 
 
 def test_hostile_text_is_shown_and_does_nothing(page: Page, address: str) -> None:
@@ -221,3 +241,13 @@ def test_a_live_run_adds_its_steps_to_the_open_page(page: Page, address: str, fo
     archive.close()
     expect(page.locator("#status-line")).to_contain_text("step 4", timeout=10_000)
     expect(first.locator("td").first).to_have_text("4", timeout=10_000)
+
+
+def test_the_trajectories_of_a_large_group_fill_a_grid(page: Page, folder: Path, address: str) -> None:
+    archive = Archive(folder)
+    write_step(archive, 5, [group(5, 0, tuple(float(n % 2) for n in range(16)))])
+    archive.close()
+    page.goto(f"{address}/groups/5/000005-000")
+    boxes = [card.bounding_box() for card in page.locator(".trajectory").all()]
+    assert len(boxes) == 16 and len({box["y"] for box in boxes}) == 4
+    assert max(box["x"] + box["width"] for box in boxes) <= 1280

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,6 +60,16 @@ def test_a_group_shows_every_turn_with_board_versions_colours_and_failure(client
     assert "step_timeout" in text and "bad format" in text
     assert 'class="b0"' in text and 'class="b7"' in text and "≥ 98%" in text
     assert "&lt;" in text and "\\u202e" in text and "\\x1b" in text
+
+
+def test_a_group_shows_those_that_failed_first_and_then_those_that_did_not_solve_the_task(client: TestClient) -> None:
+    text = client.get("/groups/1/000001-003").text
+    assert re.findall(r'<article class="trajectory([^"]*)" id="t(\d)"', text) == [
+        (" failed", "2"),
+        ("", "0"),
+        (" won", "1"),
+    ]
+    assert "1 failed</span> · 1 not solved · 1 solved" in " ".join(text.split())
 
 
 def test_a_group_links_to_its_neighbours_and_to_the_same_task_at_other_steps(client: TestClient) -> None:
