@@ -29,6 +29,10 @@ from squelch.cluster.inspector.trajectories import (
 from squelch.cluster.runs.folder import RunFolder
 
 MOST_TEMPLATES = 60
+MOST_COLUMN_LABELS, MOST_ROW_LABELS = 16, 24
+"""Labels on the axes of the heat map: as many as a phone's width, and the height of 24 prompts, have room for."""
+SCALES = {"posterior": ("0", "0.25", "0.5", "0.75", "1"), "gap": ("\u22122", "\u22121", "0", "+1", "+2")}
+"""Labels of the colour scale, evenly spaced, by what the heat map shows."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,24 @@ class Heatmap:
                 np.float32
             )
         return posterior(likely).astype(np.float32)
+
+    @property
+    def partial(self) -> bool:
+        """Whether some pair was not scored."""
+        return bool(np.isnan(self.matrix.values).any())
+
+    def column_labels(self) -> list[tuple[float, int]]:
+        """(middle, in percent of the width; prompt) of the columns that are labelled."""
+        count = len(self.matrix.prompts)
+        return [(100 * (j + 0.5) / count, j) for j in range(0, count, -(-count // MOST_COLUMN_LABELS))]
+
+    def row_labels(self) -> list[tuple[float, int]]:
+        """(middle, in percent of the height; prompt) of the blocks of rows, one for each own prompt, that are
+        labelled."""
+        prompts, starts, sizes = np.unique(self.source, return_index=True, return_counts=True)
+        middles = 100 * (starts + sizes / 2) / len(self.source)
+        apart = -(-len(prompts) // MOST_ROW_LABELS)
+        return list(zip(middles.tolist(), prompts.tolist(), strict=True))[::apart]
 
     def found(self) -> np.ndarray:
         """(num_samples,) whether the own prompt is the likeliest of those scored."""

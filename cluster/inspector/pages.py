@@ -126,7 +126,7 @@ class Pages:
         cell = self._cell(request, step, heat) if heat is not None and "row" in request.query_params else None
         return self._page(
             request, "scores.html", step=step, scored=scored, scope=scope, scopes=scopes, heat=heat, shows=shows,
-            cell=cell, shares=SHARES,
+            cell=cell, shares=SHARES, scales=matrices.SCALES,
         )  # fmt: skip
 
     def cell(self, request: Request) -> Response:

@@ -20,27 +20,36 @@ document.addEventListener("DOMContentLoaded", () => {
     if (!answer.ok) return;
     const values = new Float32Array(await answer.arrayBuffer());
     let at = canvas.dataset.rowAt === undefined ? null : [Number(canvas.dataset.rowAt), Number(canvas.dataset.columnAt)];
-    const scale = Math.max(1, Math.min(40, Math.floor(760 / columns)));
-    const tall = Math.max(1, Math.min(scale, 12, Math.ceil(900 / rows)));
-    canvas.width = columns * scale;
-    canvas.height = rows * tall;
+    const across = (column) => Math.round((column * canvas.width) / columns);
+    const down = (row) => Math.round((row * canvas.height) / rows);
 
     function draw() {
+      const ratio = devicePixelRatio || 1;
+      const height = Math.round(rows * Math.max(2, Math.min(24, 620 / rows)));
+      canvas.style.height = `${height}px`;
+      canvas.width = canvas.clientWidth * ratio;
+      canvas.height = height * ratio;
       const context = canvas.getContext("2d");
       const paint = painter(show);
       for (let row = 0; row < rows; row++) {
         for (let column = 0; column < columns; column++) {
           const value = values[row * columns + column];
-          context.fillStyle = Number.isNaN(value) ? squelch.colour("--hover") : `rgb(${paint(value).map(Math.round).join(" ")})`;
-          context.fillRect(column * scale, row * tall, scale, tall);
+          context.fillStyle = Number.isNaN(value) ? squelch.colour("--zero") : `rgb(${paint(value).map(Math.round).join(" ")})`;
+          context.fillRect(across(column), down(row), across(column + 1) - across(column), down(row + 1) - down(row));
         }
       }
-      context.fillStyle = squelch.colour("--line");
-      for (let row = 1; row < rows; row++) if (source[row] !== source[row - 1]) context.fillRect(0, row * tall, canvas.width, 1);
+      context.lineWidth = ratio;
+      context.strokeStyle = squelch.colour("--dim");
+      for (let row = 0, from = 0; row < rows; row++) {
+        if (source[row] === source[row + 1]) continue;
+        const [left, right] = [across(source[row]), across(source[row] + 1)];
+        context.strokeRect(left + ratio / 2, down(from) + ratio / 2, right - left - ratio, down(row + 1) - down(from) - ratio);
+        from = row + 1;
+      }
       if (at) {
         context.strokeStyle = squelch.colour("--target");
-        context.lineWidth = 2;
-        context.strokeRect(at[1] * scale + 1, at[0] * tall + 1, Math.max(3, scale - 2), Math.max(3, tall - 2));
+        context.lineWidth = 2 * ratio;
+        context.strokeRect(across(at[1]) + ratio, down(at[0]) + ratio, Math.max(3, across(1) - 2 * ratio), Math.max(3, down(1) - 2 * ratio));
       }
     }
 
@@ -74,6 +83,7 @@ document.addEventListener("DOMContentLoaded", () => {
       open(row + step[0], column + step[1]);
     });
     document.addEventListener("squelch:theme", draw);
+    new ResizeObserver(draw).observe(canvas.parentElement);
     draw();
     canvas.dataset.drawn = "1";
   });

@@ -183,6 +183,9 @@ def test_a_cell_of_the_matrix_opens_both_texts_and_is_in_the_address(page: Page,
     box = canvas.bounding_box()
     page.mouse.click(box["x"] + box["width"] * 5 / 6, box["y"] + box["height"] / 12)
     expect(page.locator("#cell")).to_contain_text("Another prompt")
+    label = page.locator(".x-axis text").nth(2).bounding_box()
+    assert abs(label["x"] + label["width"] / 2 - (box["x"] + box["width"] * 5 / 6)) < 2
+    assert box["x"] + box["width"] > 700, "the matrix and the cell's text share the page's width"
     assert page.url.endswith("row=0&column=2")
     canvas.focus()
     page.keyboard.press("ArrowDown")

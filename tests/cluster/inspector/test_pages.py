@@ -11,10 +11,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from squelch.actors.archive.writer import Archive
+from squelch.cluster.inspector.matrices import heatmap
 from squelch.cluster.inspector.search import search
 from squelch.cluster.inspector.texts import Pieces
 from squelch.cluster.runs.folder import RunFolder
-from tests.cluster.inspector.small_run import add_step, small_run, tokenizer
+from tests.cluster.inspector.small_run import add_step, matrix, small_run, tokenizer
 
 Opener = Callable[[Path], TestClient]
 PAGES = (
@@ -93,6 +94,23 @@ def test_the_matrix_is_fetched_as_numbers_and_a_cell_opens_both_texts(client: Te
     other = client.get("/scores/cell?step=1&row=0&column=2").text
     assert "Another prompt" in other and "Its own prompt" in other and "2 of 3" in other
     assert "Its own prompt" in client.get("/scores/cell?step=1&row=0&column=0").text
+
+
+def test_the_matrix_has_labels_on_both_axes_and_a_colour_scale(client: TestClient) -> None:
+    text = client.get("/scores").text
+    columns, rows = (
+        re.findall(r'<text x="([\d.]+)%" y="12">(\d+)<', text),
+        re.findall(r'<text x="100%" y="([\d.]+)%" dy="4">(\d+)<', text),
+    )
+    assert columns == rows == [("16.67", "0"), ("50.00", "1"), ("83.33", "2")]
+    assert "<i>0</i><i>0.25</i>" in text and "not scored" not in text
+    assert "<i>\u22122</i><i>\u22121</i><i>0</i><i>+1</i>" in client.get("/scores?show=gap").text
+
+
+def test_a_large_matrix_labels_some_of_its_prompts() -> None:
+    heat = heatmap(matrix(1, num_prompts=100))
+    assert [prompt for _, prompt in heat.column_labels()] == list(range(0, 100, 7))
+    assert [prompt for _, prompt in heat.row_labels()] == list(range(0, 100, 5))
 
 
 def test_templates_are_listed_by_their_gap_with_links(client: TestClient) -> None:
