@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from squelch.actors.filter.rules import RULES
+from squelch.actors.filter.rules import RULES, EpsilonUnit
 from squelch.actors.filter.scores import STATISTICS
 from squelch.actors.labels import LabelSelector, require_gpu_share
 from squelch.envs.settings import Settings
@@ -201,7 +201,11 @@ class FilterConfig(Settings):
     include_zero: bool = False
     """Whether groups whose |score| <= 1e-10 may be kept."""
     epsilon: float = Field(0.01, ge=0)
-    """top_p: absolute tolerance of the threshold, in the statistic's unit."""
+    """top_p: tolerance of the threshold, in `epsilon_unit`."""
+    epsilon_unit: EpsilonUnit | None = None
+    """top_p: unit of `epsilon`. `relative`: a share of the largest eligible score, so that the rewards' scale does not
+    matter and only a window of zeros is rejected. `absolute`: the statistic's unit, which rejects a window whose scores
+    sum to no more than `epsilon / rho`. Unset: relative; under `compat=ragen` absolute, the only one there."""
     compat: Literal["paper", "ragen"] = "paper"
     """`paper`: as in the paper. `ragen`: as in the authors' released code (standard deviation of rewards with format
     penalties, at least one group for top_k)."""
@@ -242,9 +246,28 @@ class FilterConfig(Settings):
     def describe(self) -> str:
         """The rule and its settings as text, which is archived with every decision."""
         names = ("statistic", "keep", "include_zero", *RULES[self.rule].settings)
-        parts = [f"{name}={_text(vars(self)[name])}" for name in names]
+        values = vars(self) | {"epsilon_unit": self.unit_of_epsilon}
+        parts = [f"{name}={_text(values[name])}" for name in names]
         window = f"sliding/{self.window_size}" if self.window == "sliding" else "whole"
         return " ".join([self.rule, *parts, f"window={window}", f"compat={self.compat}"])
+
+    @property
+    def unit_of_epsilon(self) -> EpsilonUnit:
+        """`epsilon_unit`; the default depends on `compat`."""
+        return self.epsilon_unit or ("absolute" if self.compat == "ragen" else "relative")
+
+    @model_validator(mode="after")
+    def _epsilon_has_a_unit(self) -> "FilterConfig":
+        if self.compat == "ragen" and self.epsilon_unit == "relative":
+            raise ValueError(
+                "epsilon_unit=relative is not in the authors' code; set filter.compat=paper, or drop epsilon_unit"
+            )
+        if self.rule == "top_p" and self.unit_of_epsilon == "relative" and self.epsilon > 1:
+            raise ValueError(
+                f"epsilon={self.epsilon:g} is a share of the largest score and cannot exceed 1; lower it, or set "
+                "filter.epsilon_unit=absolute"
+            )
+        return self
 
     @property
     def num_replays(self) -> int:

@@ -63,7 +63,12 @@ ALGORITHMS: Mapping[str, Settings] = {
     "ppo": {"learner.algorithm": "ppo", "learner.critic.learning_rate": 5e-4, AGGREGATION: "token_mean"},
 }
 NONE: Settings = {"filter.rule": "none"}
-TOP_P: Settings = {"filter.rule": "top_p", "filter.rho": 0.9, "filter.epsilon": 0.01}
+TOP_P: Settings = {
+    "filter.rule": "top_p",
+    "filter.rho": 0.9,
+    "filter.epsilon": 0.01,
+    "filter.epsilon_unit": "absolute",
+}
 FILTERS: Mapping[str, Settings] = {"none": NONE, "top_p": TOP_P}
 RATE = "learner.optimizer.learning_rate"
 ENVIRONMENTS: Mapping[str, Sequence[str]] = {"sokoban": ("grpo", "ppo"), "frozenlake": ("grpo",)}

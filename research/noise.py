@@ -6,9 +6,10 @@ Everything here was fixed before the first cell ran; do not change it once a cel
 
     environment    the recipe frozenlake; the executed direction is uniform over the four with probability p (the
                    paper's Figure 9), which is a uniform slip at rate 0.75 p
-    arms           none: no filter. plain: top-p 0.9 of the reward variance. shared: the same, with one noise for all
-                   trajectories of a group, as in the authors' code. policy_variance: top-p 0.9 of the policy variance
-                   of 32 replays, epsilon 0; a step in which no group is told from noise is learned from unfiltered
+    arms           none: no filter. plain: top-p 0.9 of the reward variance (absolute epsilon 0.01). shared: the same,
+                   with one noise for all trajectories of a group, as in the authors' code. policy_variance: top-p 0.9
+                   of the policy variance of 32 replays, epsilon 0; a step in which no group is told from noise is
+                   learned from unfiltered
     p, seeds       0, 0.2, 0.5: seeds 0 to 2. 0.8, 1: seeds 0 to 4
     success        on the fixed validation tasks, under the same noise, after step 60
     figure         success of an arm minus that of `none`, paired by seed: mean and 95% t-interval

@@ -61,6 +61,9 @@ class StepDecision:
     """The rule and its settings as text, for the archive."""
     metrics: dict[str, float] = field(default_factory=dict)
     """The step's metrics by flat key (`actors.filter.metrics.step_metrics`)."""
+    rejection: str = ""
+    """Why the rule selected nothing, and which setting would have kept groups; empty in a sliding window, and if it
+    selected a group."""
 
     @property
     def closed(self) -> bool:
@@ -73,10 +76,13 @@ class StepDecision:
         return [*self.kept, *self.dropped, *self.refused]
 
     @property
-    def best_reason(self) -> str:
-        """` (the best: REASON)` of the group with the highest score; empty for a step without groups."""
+    def why_nothing(self) -> str:
+        """The rejection; in a sliding window, or if every group was refused, with the reason of the group with the
+        highest score."""
         best = max(self.decisions, key=lambda one: -math.inf if one.score is None else one.score, default=None)
-        return "" if best is None else f" (the best: {best.reason})"
+        if best is None or (self.rejection and best.score is not None):
+            return self.rejection or "no group arrived"
+        return ": ".join(filter(None, (self.rejection, f"the best: {best.reason}")))
 
 
 def loss_scale(kind: LossScale, decision: StepDecision, rho: float) -> float:

@@ -27,6 +27,11 @@ class RankedScores:
         """The best score: the largest, or with `keep: smallest` the smallest."""
         return float(self.scores[0])
 
+    @property
+    def largest(self) -> float:
+        """The largest score, whichever is the best."""
+        return float(self.scores.max())
+
     @cached_property
     def cumulative(self) -> np.ndarray:
         """(m,) sums of the scores from the best down."""

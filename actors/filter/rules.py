@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from squelch.actors.filter.ranked_scores import RankedScores
 
+EpsilonUnit = Literal["relative", "absolute"]
 Picked = tuple["np.ndarray", float | None]
 """Mask over the ranked scores, (m,) bool, and the rule's threshold, in the rule's own unit."""
 
@@ -35,6 +36,8 @@ class RuleSettings(Protocol):
     def keep(self) -> Literal["largest", "smallest"]: ...
     @property
     def epsilon(self) -> float: ...
+    @property
+    def unit_of_epsilon(self) -> EpsilonUnit: ...
     @property
     def compat(self) -> Literal["paper", "ragen"]: ...
 
@@ -55,6 +58,9 @@ class Rule:
     """False for the rule that keeps every valid group, including zeros; its loss is not scaled."""
     non_negative: str = ""
     """Why scores must not be negative, a verb phrase; empty if they may be."""
+    why_nothing: Callable[[RankedScores, RuleSettings], str] | None = None
+    """Why the rule selected none of these groups, and which setting would have kept some; None if it always selects
+    one."""
 
 
 def _none(ranked: RankedScores, config: RuleSettings) -> Picked:
@@ -62,15 +68,27 @@ def _none(ranked: RankedScores, config: RuleSettings) -> Picked:
 
 
 def _top_p(ranked: RankedScores, config: RuleSettings) -> Picked:
-    """Section 3.3: the shortest prefix whose mass reaches rho * sum - epsilon. A threshold <= 0 selects nothing, so a
-    window with little signal is rejected. rho = 1 keeps all eligible groups."""
+    """Section 3.3: the shortest prefix whose mass reaches rho * sum - epsilon. A relative epsilon is a share of the
+    largest score: the result does not depend on the scale of the rewards, and the best group is always kept. Under an
+    absolute one a threshold <= 0 selects nothing. rho = 1 keeps all eligible groups."""
     if config.rho >= 1:
         return ranked.first(len(ranked)), ranked.mass
-    is_ragen = config.compat == "ragen"
-    threshold = config.rho * ranked.mass - config.epsilon
-    if threshold <= 0 or (is_ragen and ranked.best <= 0):
+    is_ragen, is_absolute = config.compat == "ragen", config.unit_of_epsilon == "absolute"
+    threshold = config.rho * ranked.mass - config.epsilon * (1.0 if is_absolute else ranked.largest)
+    if (is_absolute and threshold <= 0) or (is_ragen and ranked.best <= 0):
         return ranked.first(0), threshold
     return ranked.reaching(threshold, exact=is_ragen), threshold
+
+
+def _why_not_top_p(ranked: RankedScores, config: RuleSettings) -> str:
+    if config.compat == "ragen" and ranked.best <= 0:
+        return "compat=ragen selects nothing after a smallest score of 0; filter.include_zero=false would keep groups"
+    share = config.rho * ranked.mass
+    unit = ", or filter.epsilon_unit=relative," if config.compat == "paper" else ""
+    return (
+        f"rho * sum of the scores is {share:.3g}, which is not above the absolute filter.epsilon={config.epsilon:g}; "
+        f"filter.epsilon below {share:.3g}{unit} would keep groups"
+    )
 
 
 def _top_p_softmax(ranked: RankedScores, config: RuleSettings) -> Picked:
@@ -87,6 +105,13 @@ def _top_k(ranked: RankedScores, config: RuleSettings) -> Picked:
     share = config.rho * ranked.num_groups
     count = max(1, int(share)) if config.compat == "ragen" else math.floor(share + 1e-9)
     return ranked.first(count), float(count)
+
+
+def _why_not_top_k(ranked: RankedScores, config: RuleSettings) -> str:
+    return (
+        f"filter.rho={config.rho:g} of {ranked.num_groups} groups is less than one group; filter.rho of at least "
+        f"1/{ranked.num_groups} would keep groups"
+    )
 
 
 def _min_p(ranked: RankedScores, config: RuleSettings) -> Picked:
@@ -109,6 +134,11 @@ def _band(ranked: RankedScores, config: RuleSettings) -> Picked:
     return (ranked.scores >= bottom) & (ranked.scores <= top), bottom
 
 
+def _why_not_band(ranked: RankedScores, config: RuleSettings) -> str:
+    low, high = config.band
+    return f"no score lies in filter.band={low:g}..{high:g}; a wider band would keep groups"
+
+
 RULES: Mapping[str, Rule] = {
     entry.name: entry
     for entry in (
@@ -116,10 +146,11 @@ RULES: Mapping[str, Rule] = {
         Rule(
             "top_p",
             _top_p,
-            ("rho", "epsilon"),
-            "the shortest prefix whose scores sum to at least rho * sum - epsilon",
+            ("rho", "epsilon", "epsilon_unit"),
+            "the shortest prefix whose scores sum to at least rho * sum - epsilon * (largest score)",
             "the same, from the smallest score (appendix G.1, reverse top-p)",
             non_negative="keeps a share of summed scores",
+            why_nothing=_why_not_top_p,
         ),
         Rule(
             "top_p_softmax",
@@ -134,6 +165,7 @@ RULES: Mapping[str, Rule] = {
             ("rho",),
             "the floor(rho * N + 1e-9) best of all N groups; 0 selects nothing",
             "as many with the smallest scores",
+            why_nothing=_why_not_top_k,
         ),
         Rule(
             "min_p",
@@ -149,6 +181,7 @@ RULES: Mapping[str, Rule] = {
             ("band",),
             "groups between two quantiles of the eligible scores, ends included",
             "the same, with quantiles counted from the top",
+            why_nothing=_why_not_band,
         ),
     )
 }

@@ -27,12 +27,13 @@ Code = Literal["selected", "floor", "zero", "no_signal", "below_threshold", "ref
 @dataclass(frozen=True)
 class Mask:
     """A rule's selection. `kept`: (n,) bool; `cut`: the worst kept score, None if no group is kept; `all_zero`: whether
-    every valid score of the window is zero."""
+    every valid score of the window is zero; `rejection`: why nothing is kept, empty if a group is."""
 
     kept: np.ndarray
     threshold: float | None
     cut: float | None
     all_zero: bool
+    rejection: str = ""
 
 
 def pick(scores: np.ndarray, order: np.ndarray, config: FilterConfig) -> Mask:
@@ -51,14 +52,27 @@ def pick(scores: np.ndarray, order: np.ndarray, config: FilterConfig) -> Mask:
     kept = np.zeros(len(scores), dtype=bool)
     rejects_all = all_zero and rule.filters and config.compat == "paper"
     if rejects_all or not len(positions):
-        return Mask(kept, None, None, all_zero)
+        return Mask(kept, None, None, all_zero, _without_signal(valid))
     ranking = positions[best_first(scores[positions], order[positions], config)]
-    chosen, threshold = rule.pick(RankedScores(scores[ranking], len(scores)), config)
+    ranked = RankedScores(scores[ranking], len(scores))
+    chosen, threshold = rule.pick(ranked, config)
     kept[ranking[chosen]] = True
-    passed, cut = scores[kept], None
+    passed = scores[kept]
     if len(passed):
         cut = float(passed.min() if config.keep == "largest" else passed.max())
-    return Mask(kept, threshold, cut, all_zero)
+        return Mask(kept, threshold, cut, all_zero)
+    why = _without_signal(valid) if all_zero or rule.why_nothing is None else rule.why_nothing(ranked, config)
+    return Mask(kept, threshold, None, all_zero, why)
+
+
+def _without_signal(valid: np.ndarray) -> str:
+    """Why a window without a score above zero is rejected. `valid`: (n,) bool, False for refused groups."""
+    num_valid = int(np.count_nonzero(valid))
+    refused = f"{len(valid) - num_valid} of {len(valid)} groups were refused"
+    if not num_valid:
+        return refused
+    zeros = "every score is zero; only filter.rule=none or filter.on_no_signal=passthrough would keep groups"
+    return zeros if num_valid == len(valid) else f"{zeros} ({refused})"
 
 
 def best_first(scores: np.ndarray, order: np.ndarray, config: FilterConfig) -> np.ndarray:
@@ -102,6 +116,8 @@ class Selection:
     """Groups with |score| <= 1e-10."""
     codes: tuple[Code, ...]
     reasons: tuple[str, ...]
+    rejection: str
+    """Why nothing is kept, and which setting would have kept groups; empty if a group is kept."""
 
 
 def select(
@@ -134,6 +150,7 @@ def select(
         num_zero=count_zero(values),
         codes=tuple(code for code, _ in texts),
         reasons=tuple(reason for _, reason in texts),
+        rejection=mask.rejection,
     )
 
 

@@ -29,7 +29,7 @@ from squelch.actors.filter.floors import Ranked, added_by_floors, may_add
 from squelch.actors.filter.measure import GroupStatistics, measure
 from squelch.actors.filter.metrics import count_zero, step_metrics
 from squelch.actors.filter.rules import RULES
-from squelch.actors.filter.selection import Code, best_first, explain, pick, without_rounding
+from squelch.actors.filter.selection import Code, Mask, best_first, explain, pick, without_rounding
 from squelch.actors.filter.tickets import RecentGroups, ticket_key, ticket_order
 
 if TYPE_CHECKING:
@@ -149,14 +149,14 @@ class FilterWindow:
         self._measure(found)
         if found.target is None:
             found.target = len(found.entries) if target is None else target
-        threshold = self._rank(found)
+        mask = self._rank(found)
         num_kept = sum(entry.verdict == "kept" for entry in found.entries.values())
         may_refill = self.config.refill and not final and found.rounds < self.config.max_refill_rounds
         wanted = max(0, found.target - num_kept) if may_refill else 0
         if wanted:
             found.rounds += 1
-            return self._report(step, found, threshold, wanted, "skip", True)
-        return self._end(step, found, threshold, num_kept > 0)
+            return self._report(step, found, mask, wanted, "skip", True)
+        return self._end(step, found, mask, num_kept > 0)
 
     def metrics(self) -> dict[str, float]:
         """Totals over the run, number of open steps, and number of consecutive steps without signal."""
@@ -174,6 +174,7 @@ class FilterWindow:
             "no_signal": self._no_signal.state(),
             "totals": dict(self._totals),
             "coverage": self._coverage.state(),
+            "epsilon_unit": self.config.unit_of_epsilon,
             "steps": {str(step): _step_state(found) for step, found in held.items()},
         }
 
@@ -184,10 +185,22 @@ class FilterWindow:
                 f"the checkpoint's filter used {state['measured']}, this run uses {self._measured_by()}: restore "
                 "filter.statistic, filter.compat and filter.window, or start without --resume"
             )
+        self._require_unit(state)
         self._no_signal.restore(state["no_signal"])
         self._totals = dict(state["totals"])
         self._coverage.restore(state["coverage"])
         self._steps = {int(step): _step_from(found) for step, found in state["steps"].items()}
+
+    def _require_unit(self, state: dict[str, Any]) -> None:
+        """Raises ValueError if the checkpoint names no unit of epsilon, which is absolute then, and the run would take
+        it for relative unasked."""
+        config = self.config
+        decides = config.rule == "top_p" and config.rho < 1 and config.epsilon > 0 and config.compat == "paper"
+        if "epsilon_unit" not in state and decides and config.epsilon_unit is None:
+            raise ValueError(
+                f"the checkpoint's filter used an absolute filter.epsilon={config.epsilon:g}: set "
+                "filter.epsilon_unit=absolute to go on with it, or filter.epsilon_unit=relative"
+            )
 
     def _measured_by(self) -> dict[str, str]:
         config = self.config
@@ -204,8 +217,8 @@ class FilterWindow:
         found.pending.clear()
         return entries
 
-    def _rank(self, found: _Step) -> float | None:
-        """Ranks all of the step's groups and decides the undecided ones; returns the rule's threshold."""
+    def _rank(self, found: _Step) -> Mask | None:
+        """Ranks all of the step's groups and decides the undecided ones; returns the rule's selection."""
         entries = list(found.entries.values())
         order = ticket_order(list(found.entries))
         scores = np.array([entry.score for entry in entries], dtype=np.float64)
@@ -215,7 +228,7 @@ class FilterWindow:
             if entry.group_id in fresh:
                 entry.settle(kept, *explain(entry.score, kept, entry.refusal, mask, self.config))
         self._raise_to_floors(found, fresh)
-        return mask.threshold
+        return mask
 
     def _raise_to_floors(self, found: _Step, fresh: Collection[str]) -> None:
         """Keeps further groups among the `fresh` ones, as `actors.filter.floors` says."""
@@ -234,7 +247,7 @@ class FilterWindow:
             entry = found.entries[group_id]
             entry.settle(True, "floor", f"{reason} ({entry.reason})")
 
-    def _end(self, step: int, found: _Step, threshold: float | None, has_signal: bool) -> StepDecision:
+    def _end(self, step: int, found: _Step, mask: Mask | None, has_signal: bool) -> StepDecision:
         """Closes the step finally."""
         verdict = self._no_signal.observe(has_signal)
         if verdict == "passthrough":
@@ -243,7 +256,7 @@ class FilterWindow:
                     entry.settle(True, "passthrough", f"no signal in the step ({entry.reason}), passed through")
         learns = any(entry.verdict == "kept" for entry in found.entries.values())
         action: Action = "abort" if verdict == "abort" else "learn" if learns else "skip"
-        report = self._report(step, found, threshold, 0, action, verdict != "passthrough")
+        report = self._report(step, found, mask, 0, action, verdict != "passthrough")
         self._cover(step, found, report)
         for name in self._totals:
             self._totals[name] += int(report.metrics[f"{name}_groups"])
@@ -262,7 +275,7 @@ class FilterWindow:
         self,
         step: int,
         found: _Step,
-        threshold: float | None,
+        mask: Mask | None,
         wanted: int,
         action: Action,
         filtered: bool,
@@ -275,9 +288,9 @@ class FilterWindow:
         metrics = step_metrics(ordered, found.rounds, self._no_signal.streak)
         return StepDecision(
             step, **lists, kept_mass=_finite(metrics["kept_mass"]), kept_fraction=metrics["kept_fraction"],
-            num_zero=count_zero(entry.score for entry in ordered), threshold=threshold, wanted=wanted, action=action,
-            filtered=filtered and RULES[self.config.rule].filters, rule=self.config.rule, filter=self.config.describe(),
-            metrics=metrics,
+            num_zero=count_zero(entry.score for entry in ordered), threshold=None if mask is None else mask.threshold,
+            wanted=wanted, action=action, filtered=filtered and RULES[self.config.rule].filters, rule=self.config.rule,
+            filter=self.config.describe(), metrics=metrics, rejection="" if mask is None else mask.rejection,
         )  # fmt: skip
 
 
@@ -300,7 +313,8 @@ class SlidingWindow(FilterWindow):
         self._recent.add(entry.group_id, entry.score)
         mask = pick(self._recent.scores, self._recent.order, self.config)
         kept = bool(mask.kept[-1])
-        entry.settle(kept, *explain(entry.score, kept, entry.refusal, mask, self.config))
+        code, reason = explain(entry.score, kept, entry.refusal, mask, self.config)
+        entry.settle(kept, code, f"{reason} ({mask.rejection})" if code == "no_signal" else reason)
         self._raise_to_floors(found, [entry.group_id])
         return [entry.decision(summary.step)]
 
@@ -315,7 +329,7 @@ class SlidingWindow(FilterWindow):
         for group_id, value in state["recent"]:
             self._recent.add(group_id, _number(value))
 
-    def _rank(self, found: _Step) -> float | None:
+    def _rank(self, found: _Step) -> Mask | None:
         """Does nothing: all groups were decided on arrival."""
         return None
 

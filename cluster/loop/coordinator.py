@@ -204,7 +204,7 @@ class Coordinator:
         return report
 
     def _skip(self, step: Step) -> None:
-        found = f"{len(step.decision.decisions)} groups{step.decision.best_reason}"
+        found = f"{len(step.decision.decisions)} groups ({step.decision.why_nothing})"
         self.run_log.say(f"step {step.number}: no signal in {found}; no update")
         if step.decision.action == "abort":
             policy, limit = self.config.filter.on_no_signal, self.config.filter.no_signal_limit

@@ -1,9 +1,9 @@
 """The arms, steps and noise levels of the runs that the claims are about. Every arm was fixed before its first run.
 
 An arm's base is the recipe as it came (`sokoban`, `frozenlake`, `countdown`); what an arm changes stands in the table,
-as `changed`. The recipes' learning rate falls to its floor within the first 40 to 60 steps and stays there, so a run of
-60 steps is the beginning of a run of 300, and a claim about 60 steps also counts the longer runs of its arm. Cells of
-one seed play the same tasks in every arm.
+as `changed`; arms with top_p had `filter.epsilon_unit=absolute` (0.01). The recipes' learning rate falls to its floor
+within the first 40 to 60 steps and stays there, so a run of 60 steps is the beginning of a run of 300, and a claim
+about 60 steps also counts the longer runs of its arm. Cells of one seed play the same tasks in every arm.
 """
 
 from __future__ import annotations

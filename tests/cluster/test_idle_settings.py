@@ -19,6 +19,10 @@ def test_no_shipped_recipe_has_a_setting_that_does_nothing(recipe: str) -> None:
     [
         (["filter.rule=none", "filter.epsilon=0.1"], ["filter.epsilon=0.1 does nothing with filter.rule=none"]),
         (
+            ["filter.rule=top_k", "filter.epsilon_unit=absolute"],
+            ["filter.epsilon_unit=absolute does nothing with filter.rule=top_k"],
+        ),
+        (
             ["filter.rule=top_k", "filter.band=[0.1,0.5]"],
             ["filter.band=[0.1, 0.5] does nothing with filter.rule=top_k"],
         ),

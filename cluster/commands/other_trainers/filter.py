@@ -13,15 +13,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import ValidationError
 
 from squelch.actors.config import FilterConfig
-from squelch.actors.filter.rules import RULES
+from squelch.actors.filter.rules import RULES, EpsilonUnit
 from squelch.actors.filter.scores import STATISTICS
 from squelch.actors.lookup import look_up
 from squelch.cluster.commands.arguments import add_compat, add_file
+from squelch.cluster.commands.other_trainers.filter_table import filter_table
 from squelch.cluster.errors import UserError, bad_files_are_the_users
 from squelch.cluster.terminal import aligned, remark, say, say_json
 from squelch.envs.untrusted.files import is_file, state
@@ -97,7 +98,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--epsilon",
         type=float,
         default=fields["epsilon"].default,
-        help="top_p: absolute slack on the threshold, in the statistic's unit (default: %(default)s)",
+        help="top_p: tolerance of the threshold, in --epsilon-unit (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--epsilon-unit",
+        choices=get_args(EpsilonUnit),
+        help="top_p: relative: --epsilon is a share of the largest score; absolute: it is in the statistic's unit "
+        "(default: relative; absolute with --compat ragen)",
     )
     parser.add_argument(
         "--band",
@@ -132,7 +139,7 @@ def _name_of(table: Mapping[str, Any], what: str) -> Callable[[str], str]:
 
 RANGES = {
     "rho": "in (0, 1]",
-    "epsilon": "at least 0, in the statistic's unit",
+    "epsilon": "at least 0",
     "band": "two quantiles, 0 <= LOW <= HIGH <= 1",
 }
 """The valid range of each flag whose value argparse cannot check."""
@@ -180,7 +187,7 @@ def missing_steps(windows: Sequence[Window]) -> list[int]:
 
 def filter_config(args: argparse.Namespace) -> FilterConfig:
     """The filter's settings from the flags; UserError for a value out of range."""
-    names = ("rule", "rho", "statistic", "keep", "include_zero", "epsilon", "compat")
+    names = ("rule", "rho", "statistic", "keep", "include_zero", "epsilon", "epsilon_unit", "compat")
     try:
         return FilterConfig(**{name: getattr(args, name) for name in names}, band=tuple(args.band))
     except ValidationError as error:
@@ -349,6 +356,7 @@ def filter_report(path: Path, windows: Sequence[Window], config: FilterConfig) -
         "filter": config.describe(),
         "compat": config.compat,
         "threshold": chosen[0][0].threshold if len(chosen) == 1 else None,
+        "rejection": chosen[0][0].rejection if len(chosen) == 1 else "",
         **_coverage([group for window in windows for group in window.groups], rows),
     }
     if windows[0].step is not None:
@@ -420,52 +428,8 @@ def _step_row(window: Window, found: Selection) -> dict[str, Any]:
         "kept_fraction": found.kept_fraction,
         "num_zero": found.num_zero,
         "threshold": found.threshold,
+        "rejection": found.rejection,
     }
-
-
-def filter_table(report: Mapping[str, Any]) -> str:
-    """The report as text: the summary, then one line per step or group."""
-    head = [
-        ("filter", report["filter"]),
-        ("kept groups", f"{len(report['kept'])} of {report['num_groups']} ({report['kept_fraction']:.1%})"),
-        ("kept mass", "no reward variance" if report["kept_mass"] is None else f"{report['kept_mass']:.1%}"),
-        ("zero scores", str(report["num_zero"])),
-        *_kind_lines(report),
-    ]
-    body = _step_lines(report) if "steps" in report else _group_lines(report)
-    return "\n".join([*aligned(head), "", *body])
-
-
-def _kind_lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The coverage of kinds; the kinds of which no group was kept are named, SHOWN_KINDS at most."""
-    from squelch.actors.filter.coverage import SHOWN_KINDS
-
-    if "kinds" not in report:
-        return []
-    effective, starved = report["effective_kinds"], [k for k, found in report["kinds"].items() if not found["kept"]]
-    of_kept = f"{effective['kept']:.1f} among the kept ones" if "kept" in effective else "none among the kept ones"
-    lines = [("kinds of tasks", f"{len(report['kinds'])}; effectively {effective['groups']:.1f}, {of_kept}")]
-    if starved:
-        more = f" and {len(starved) - SHOWN_KINDS} more" if len(starved) > SHOWN_KINDS else ""
-        lines.append(("kinds not kept", ", ".join(starved[:SHOWN_KINDS]) + more))
-    return lines
-
-
-def _step_lines(report: Mapping[str, Any]) -> list[str]:
-    rows = [("step", "kept", "mass", "zero")]
-    for step in report["steps"]:
-        mass = "-" if step["kept_mass"] is None else f"{step['kept_mass']:.3f}"
-        rows.append((str(step["step"]), f"{len(step['kept'])}/{step['num_groups']}", mass, str(step["num_zero"])))
-    return aligned(rows)
-
-
-def _group_lines(report: Mapping[str, Any]) -> list[str]:
-    reasons = {row["index"]: (row["decision"], row["reason"]) for row in report["rejected"]}
-    rows = [("group", "score", "decision", "reason")]
-    for index, value in enumerate(report["statistic"]):
-        text = "-" if value is None else f"{value:.6g}"
-        rows.append((str(index), text, *reasons.get(index, ("kept", ""))))
-    return aligned(rows)
 
 
 def read_npz(path: Path, required: str, optional: Iterable[str], also: Iterable[str] = ()) -> dict[str, np.ndarray]:

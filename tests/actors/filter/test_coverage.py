@@ -188,7 +188,7 @@ def test_zeros_that_the_rule_may_keep_are_not_added_by_the_floor_of_a_step() -> 
 
 
 def test_a_step_keeps_its_fewest_groups_unless_the_rule_keeps_none() -> None:
-    def kept(counts: list[int], **changes: float) -> list[str]:
+    def kept(counts: list[int], **changes: object) -> list[str]:
         window = make_window(FilterConfig(rho=0.1, **changes))
         for number, count in enumerate(counts):
             window.admit(wins(count, number))
@@ -197,7 +197,7 @@ def test_a_step_keeps_its_fewest_groups_unless_the_rule_keeps_none() -> None:
     assert kept([4, 3, 2, 1, 0]) == ["selected"]
     assert kept([4, 3, 2, 1, 0], min_groups=3) == ["selected", "floor", "floor"]
     assert kept([4, 3, 2, 1, 0], min_groups=9) == ["selected", "floor", "floor", "floor"]
-    assert kept([4, 3, 2, 1, 0], min_groups=3, epsilon=9.0) == []
+    assert kept([4, 3, 2, 1, 0], min_groups=3, epsilon=9.0, epsilon_unit="absolute") == []
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def kept(scores: list[float], cfg: FilterConfig, order: list[int] | None = None)
 
 
 def naive_top_p(scores: list[float], rho: float, epsilon: float) -> tuple[int, ...]:
-    """Section 3.3 in plain Python."""
+    """Section 3.3 in plain Python; `epsilon` is absolute."""
     ranked = sorted((i for i, s in enumerate(scores) if s > 1e-10), key=lambda i: (-scores[i], i))
     threshold = rho * sum(scores) - epsilon
     taken: list[int] = []
@@ -158,13 +158,102 @@ def test_top_p_takes_the_shortest_prefix_that_reaches_the_mass() -> None:
     assert kept([0.2, 0.1, 0.4, 0.3], config(rho=0.7, epsilon=0.0)) == (2, 3)
 
 
-def test_top_p_epsilon_is_absolute() -> None:
-    assert kept([0.5, 0.4, 0.01], config(rho=0.999, epsilon=0.01)) == (0, 1)
-    assert kept([50, 40, 1], config(rho=0.999, epsilon=0.01)) == (0, 1, 2)
+def test_top_p_epsilon_is_a_share_of_the_largest_score() -> None:
+    assert kept([0.5, 0.4, 0.005], config(rho=0.999)) == (0, 1)
+    assert kept([0.5, 0.4, 0.006], config(rho=0.999)) == (0, 1, 2)
+    smallest = {"rho": 0.95, "epsilon": 0.2, "keep": "smallest"}
+    assert kept([0.1, 0.1, 0.2, 1.0], config(**smallest)) == (0, 1, 2, 3)
+    assert kept([0.4, 0.4, 0.6, 0.6], config(**smallest)) == (0, 1, 2, 3)
+    assert kept([0.0, 0.3, 0.3, 0.3], config(**smallest, include_zero=True)) == (0, 1, 2, 3)
 
 
-def test_top_p_rejects_a_weak_window() -> None:
-    found = select(np.array([0.004, 0.004]), None, config(rho=0.9))
+def test_an_absolute_epsilon_does_not_scale() -> None:
+    assert kept([0.5, 0.4, 0.01], config(rho=0.999, epsilon_unit="absolute")) == (0, 1)
+    assert kept([50, 40, 1], config(rho=0.999, epsilon_unit="absolute")) == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        [[1 / 6, 0] * 8, [0.0] * 16],  # 6 tests of a program, one more passed by half
+        [[0.25, *[0.0] * 15], [0.0] * 16],  # a right answer at the third attempt
+        [[0.1, *[0.0] * 7], [0.1, 0.1, *[0.0] * 6]],
+    ],
+)
+def test_top_p_keeps_the_best_group_of_a_window_of_small_rewards(rewards: list[list[float]]) -> None:
+    scores = measure([group(row) for row in rewards], "reward_variance").scores.tolist()
+    assert scores.index(max(scores)) in kept(scores, config())
+    absolute = select(np.array(scores), None, config(epsilon_unit="absolute"))
+    assert absolute.kept == () and "no_signal" in absolute.codes
+
+
+def test_ragen_takes_epsilon_as_absolute_and_refuses_a_relative_one() -> None:
+    scores = [0.006, 0.004]
+    assert kept(scores, config(compat="ragen", statistic="reward_std")) == ()
+    assert kept(scores, config(statistic="reward_std")) == (0, 1)
+    with pytest.raises(ValidationError, match="epsilon_unit=relative is not in the authors' code"):
+        config(compat="ragen", epsilon_unit="relative")
+
+
+def test_a_share_of_the_largest_score_is_at_most_all_of_it() -> None:
+    with pytest.raises(ValidationError, match="epsilon_unit=absolute"):
+        config(epsilon=2.0)
+    assert config("top_k", epsilon=2.0).epsilon == config(epsilon=2.0, epsilon_unit="absolute").epsilon
+
+
+@pytest.mark.parametrize(
+    ("scores", "changes", "why"),
+    [
+        (
+            [0.004, 0.004],
+            {"epsilon_unit": "absolute"},
+            "rho * sum of the scores is 0.0072, which is not above the absolute filter.epsilon=0.01; filter.epsilon "
+            "below 0.0072, or filter.epsilon_unit=relative, would keep groups",
+        ),
+        (
+            [0.004, 0.004],
+            {"compat": "ragen"},
+            "rho * sum of the scores is 0.0072, which is not above the absolute filter.epsilon=0.01; filter.epsilon "
+            "below 0.0072 would keep groups",
+        ),
+        (
+            [0.0, 0.4],
+            {"compat": "ragen", "include_zero": True, "keep": "smallest"},
+            "compat=ragen selects nothing after a smallest score of 0; filter.include_zero=false would keep groups",
+        ),
+        (
+            [1.0, 2.0, 3.0],
+            {"rule": "top_k", "rho": 0.3},
+            "filter.rho=0.3 of 3 groups is less than one group; filter.rho of at least 1/3 would keep groups",
+        ),
+        (
+            [1.0, 2.0, 3.0],
+            {"rule": "band", "band": (0.6, 0.9)},
+            "no score lies in filter.band=0.6..0.9; a wider band would keep groups",
+        ),
+        (
+            [0.0, 0.0, math.nan],
+            {},
+            "every score is zero; only filter.rule=none or filter.on_no_signal=passthrough would keep groups (1 of 3 "
+            "groups were refused)",
+        ),
+        ([math.nan, math.nan], {}, "2 of 2 groups were refused"),
+        ([0.0, 1.0], {}, ""),
+    ],
+)
+def test_a_rejected_window_says_what_rejected_it_and_which_setting_would_not(
+    scores: list[float], changes: dict[str, object], why: str
+) -> None:
+    found = select(np.array(scores), None, FilterConfig(**changes))
+    assert found.rejection == why and bool(found.kept) == (not why)
+
+
+def test_every_rule_that_may_select_nothing_says_why() -> None:
+    assert {name for name, rule in RULES.items() if rule.why_nothing is None} == {"none", "top_p_softmax", "min_p"}
+
+
+def test_an_absolute_epsilon_rejects_a_weak_window() -> None:
+    found = select(np.array([0.004, 0.004]), None, config(rho=0.9, epsilon_unit="absolute"))
     assert found.kept == ()
     assert found.threshold == pytest.approx(0.9 * 0.008 - 0.01)
     assert set(found.codes) == {"no_signal"}
@@ -296,8 +385,10 @@ def test_settings_outside_their_range_are_refused(bad: dict[str, object]) -> Non
 
 def test_the_description_holds_every_setting_that_decides() -> None:
     assert config().describe() == (
-        "top_p statistic=reward_variance keep=largest include_zero=false rho=0.9 epsilon=0.01 window=whole compat=paper"
+        "top_p statistic=reward_variance keep=largest include_zero=false rho=0.9 epsilon=0.01 "
+        "epsilon_unit=relative window=whole compat=paper"
     )
+    assert "epsilon_unit=absolute" in config(compat="ragen").describe()
 
 
 # Rules, as properties
@@ -305,7 +396,9 @@ def test_the_description_holds_every_setting_that_decides() -> None:
 
 @given(SCORES, st.sampled_from([0.1, 0.5, 0.9, 0.99]), st.sampled_from([0.0, 0.01]))
 def test_top_p_equals_a_plain_reading_of_the_paper(scores: list[float], rho: float, epsilon: float) -> None:
-    assert kept(scores, config(rho=rho, epsilon=epsilon)) == naive_top_p(scores, rho, epsilon)
+    assert kept(scores, config(rho=rho, epsilon=epsilon, epsilon_unit="absolute")) == naive_top_p(scores, rho, epsilon)
+    if (best := max(scores)) > 0:
+        assert kept(scores, config(rho=rho, epsilon=epsilon)) == naive_top_p(scores, rho, epsilon * best)
 
 
 @given(SCORES, st.floats(0.01, 0.999))
@@ -329,12 +422,33 @@ def test_the_kept_set_does_not_depend_on_the_order_of_arrival(
     assert {order[i] for i in shuffled} == set(kept(scores, cfg))
 
 
-@given(SCORES, st.sampled_from(["top_p", "top_k", "min_p"]), st.integers(-8, 8))
-def test_scaling_the_rewards_changes_nothing_without_an_absolute_slack(
-    scores: list[float], rule: str, power: int
+REWARDS = st.sampled_from([0.0, 0.0, 0.1, 0.25, 1 / 6, 0.5, 1.0, 3.0])
+
+
+@given(
+    st.lists(st.lists(REWARDS, min_size=4, max_size=4), min_size=1, max_size=8),
+    st.sampled_from(["top_p", "top_k", "min_p", "band"]),
+    st.sampled_from(["largest", "smallest"]),
+    st.sampled_from([0.1, 0.7, 0.9, 0.99]),
+    st.integers(-40, 40),
+)
+def test_scaling_all_rewards_changes_nothing(
+    rows: list[list[float]], rule: str, keep: str, rho: float, power: int
 ) -> None:
-    cfg = config(rule, rho=0.7, epsilon=0.0)
-    assert kept([s * 2.0**power for s in scores], cfg) == kept(scores, cfg)
+    cfg = config(rule, rho=rho, keep=keep)
+    scores = measure([group(row) for row in rows], "reward_variance").scores
+    scaled = measure([group([r * 2.0**power for r in row]) for row in rows], "reward_variance").scores
+    assume(((scores <= 1e-10) == (scaled <= 1e-10)).all())
+    assert kept(scaled, cfg) == kept(scores, cfg)
+
+
+@given(SCORES, st.floats(0.01, 1), st.floats(0, 1), st.sampled_from(["largest", "smallest"]))
+def test_top_p_keeps_the_best_group_of_every_window_but_one_of_zeros(
+    scores: list[float], rho: float, epsilon: float, keep: str
+) -> None:
+    chosen = kept(scores, config(rho=rho, epsilon=epsilon, keep=keep))
+    best = (max if keep == "largest" else min)((s for s in scores if s > 0), default=None)
+    assert (best is None and chosen == ()) or best in {scores[i] for i in chosen}
 
 
 @given(SCORES, st.sampled_from(sorted(RULES)), st.floats(0.05, 1), st.floats(0.05, 1))

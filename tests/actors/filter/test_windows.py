@@ -351,3 +351,26 @@ def test_a_state_holds_the_open_steps_that_were_asked_for(kind: str) -> None:
         window.admit(wins(3, step=step))
     assert list(window.state([2])["steps"]) == ["2"] and window.state([])["steps"] == {}
     assert window.state([1, 2]) == window.state()
+
+
+# The tolerance's unit
+
+
+def test_a_rejected_step_says_why_and_a_sliding_window_names_its_best_group() -> None:
+    weak = [[0.1, 0.0, 0.0, 0.0]]
+    whole = run(make_window(FilterConfig(epsilon_unit="absolute")), weak)
+    assert whole.why_nothing == whole.rejection and "filter.epsilon_unit=relative" in whole.rejection
+    sliding = run(make_window(FilterConfig(epsilon_unit="absolute", window="sliding")), weak)
+    assert sliding.rejection == "" and "filter.epsilon_unit=relative" in sliding.why_nothing
+    refused = run(make_window(FilterConfig()), [[1.0, math.nan, math.nan, math.nan]])
+    assert refused.why_nothing == "1 of 1 groups were refused: the best: 1 survivor of 4, needs 2"
+    assert make_window(FilterConfig()).close(0).why_nothing
+
+
+def test_a_checkpoint_without_a_unit_is_resumed_once_the_unit_is_said() -> None:
+    state = FilterWindow(FilterConfig(epsilon_unit="absolute")).state()
+    assert state.pop("epsilon_unit") == "absolute"
+    with pytest.raises(ValueError, match="=absolute to go on"):
+        FilterWindow(FilterConfig()).restore(state)
+    for config in (FilterConfig(epsilon_unit="absolute"), FilterConfig(rule="top_k"), FilterConfig(rho=1.0)):
+        FilterWindow(config).restore(state)

@@ -250,11 +250,15 @@ def test_steps_without_signal_publish_nothing_and_count_as_completed(tmp_path: P
     assert sum("no signal" in line for line in outcome.said) == 4
 
 
-def test_a_step_whose_spread_is_too_small_for_the_filter_says_so(tmp_path: Path) -> None:
-    world = World(configured(tmp_path, "filter.no_signal_limit=2"), rewards=lambda t, i: 0.01 * (i % 2))
-    outcome, _ = made(world)
+def test_a_step_whose_spread_is_too_small_for_an_absolute_tolerance_says_which_setting_would_keep_it(
+    tmp_path: Path,
+) -> None:
+    words = ("filter.no_signal_limit=2", "filter.epsilon_unit=absolute")
+    outcome, _ = made(World(configured(tmp_path, *words), rewards=lambda t, i: 0.01 * (i % 2)))
     said = [line for line in outcome.said if "no signal" in line]
-    assert len(said) == 2 and all("the best: nothing selected: top_p threshold -0.00" in line for line in said)
+    assert len(said) == 2 and all("filter.epsilon_unit=relative, would keep groups" in line for line in said)
+    outcome, _ = made(World(configured(tmp_path / "relative"), rewards=lambda t, i: 0.01 * (i % 2)))
+    assert not any("no signal" in line for line in outcome.said) and outcome.steps.admission.version == 4
 
 
 @pytest.mark.parametrize("words", [("filter.on_no_signal=abort",), ("filter.no_signal_limit=2",)])
@@ -262,7 +266,8 @@ def test_a_run_without_signal_ends_where_settings_say_so(tmp_path: Path, words: 
     outcome, _ = made(World(configured(tmp_path, *words), rewards=always(0.0)))
     ending = outcome.coordinator.ending
     assert ending.cause is EndCause.NO_SIGNAL
-    assert ending.text == f"no signal: {words[0]}, nothing kept of 3 groups (the best: zero variance)"
+    why = "every score is zero; only filter.rule=none or filter.on_no_signal=passthrough would keep groups"
+    assert ending.text == f"no signal: {words[0]}, nothing kept of 3 groups ({why})"
     assert outcome.steps.admission.clock == (1 if "abort" in words[0] else 2)
 
 

@@ -63,7 +63,7 @@ def test_the_filter_decides_as_the_example_says() -> None:
     assert column(GROUPS, "reward variance") == pytest.approx(scores, abs=1e-6)
     reported = [row["decision"].removeprefix("dropped: ").replace("kept", "selected") for row in GROUPS]
     assert reported == list(chosen.codes)
-    assert f"- {FILTER.epsilon:g} = {chosen.threshold:.3f}." in SECTION
+    assert f"- {FILTER.epsilon:g} · {scores.max():g} = {chosen.threshold:.4f}." in SECTION
     assert f"{scores.sum():.6f}" in SECTION and f"= {chosen.kept_mass:.3f};" in SECTION
     assert chosen.kept_fraction == pytest.approx(1 / 3) and "kept fraction is 1/3" in SECTION
 

@@ -88,7 +88,8 @@ def test_filter_prints_the_promised_keys(tmp_path, capsys) -> None:
         (["--rho", "1", "--no-include-zero"], [1, 2, 4]),
         (["--rule", "top_k", "--rho", "0.2", "--keep", "smallest"], [2]),
         (["--rule", "top_k", "--rho", "0.2", "--statistic", "reward_sum"], [1]),
-        (["--epsilon", "0.9"], []),
+        (["--epsilon", "0.9"], [1, 4]),
+        (["--epsilon", "0.9", "--epsilon-unit", "absolute"], []),
         (["--rule", "band", "--band", "0", "0.3"], [2]),
         (["--rule", "top_p_softmax", "--rho", "0.2"], [1]),
     ],
@@ -355,3 +356,26 @@ def test_a_seed_that_is_no_whole_number_names_the_flag(capsys) -> None:
         with pytest.raises(SystemExit) as ended:
             main(words)
         assert ended.value.code == 2 and "argument --seed: '" in capsys.readouterr().err
+
+
+def test_filter_keeps_the_same_groups_of_smaller_rewards_or_says_which_setting_would(tmp_path, capsys) -> None:
+    rewards = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [2, 0, 1, 0]]) / 2
+    files = [save(tmp_path / f"{scale}.npz", rewards=rewards * scale) for scale in (1, 0.125)]
+    whole, small = (output(capsys, "filter", file) for file in files)
+    assert whole["kept"] == small["kept"] == [0, 1, 3] and whole["rejection"] == ""
+    absolute = output(capsys, "filter", files[1], "--epsilon-unit", "absolute")
+    assert absolute["kept"] == [] and "filter.epsilon_unit=relative" in absolute["rejection"]
+    assert main(["filter", files[1], "--epsilon-unit", "absolute"]) == 0
+    assert "filter.epsilon_unit=relative, would keep groups" in capsys.readouterr().out
+    assert "share of the largest score" in refusal(capsys, "filter", files[0], "--epsilon", "2")
+
+
+def test_filter_says_of_each_step_why_nothing_of_it_is_kept(tmp_path, capsys) -> None:
+    rows = [row for step, spread in ((1, 1.0), (2, 0.1)) for row in archive_rows(step, 0, [0.0, spread])]
+    part = tmp_path / "part.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, schema=ARCHIVE_SCHEMA), part)
+    assert main(["filter", str(part), "--epsilon-unit", "absolute"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-3].endswith("why nothing is kept") and "filter.epsilon_unit=relative" in lines[-1]
+    assert main(["filter", str(part)]) == 0
+    assert "why nothing is kept" not in capsys.readouterr().out
