@@ -81,6 +81,17 @@ class Turn:
     version_min: int
     version_max: int
 
+    @property
+    def closed_reasoning(self) -> bool:
+        """Whether the closing marker of the reasoning was sampled."""
+        return self.reasoning_start < self.sample_end
+
+    @property
+    def reasoning_length(self) -> int:
+        """Number of reasoning tokens: those before the closing marker, and every sampled token if there is none."""
+        start = self.reasoning_start if self.closed_reasoning else self.sample_start
+        return self.reasoning_end - start
+
 
 @dataclass
 class Trajectory:
@@ -171,8 +182,13 @@ class GroupSummary:
     num_turns: int
     num_tokens: int  # all tokens, fed and sampled
     reasoning_tokens: int
+    """Sum of `Turn.reasoning_length`; unlike Z it counts reasoning that was never closed."""
     version_min: int
     version_max: int
+    cut_in_reasoning: int = 0
+    """Turns that reached the token limit before they closed their reasoning."""
+    cut_in_answer: int = 0
+    """Turns that reached the token limit after it."""
     failures: tuple[Failure, ...] = field(default=())
     """Failures of the trajectories that failed."""
     worker: str = ""
@@ -220,7 +236,9 @@ def summarise(group: Group) -> GroupSummary:
         format_valid_turns=sum(turn.format_valid for turn in turns),
         num_turns=len(turns),
         num_tokens=sum(len(t.token_ids) for t in alive),
-        reasoning_tokens=sum(turn.reasoning_end - turn.reasoning_start for turn in turns),
+        reasoning_tokens=sum(turn.reasoning_length for turn in turns),
+        cut_in_reasoning=sum(turn.hit_token_limit and not turn.closed_reasoning for turn in turns),
+        cut_in_answer=sum(turn.hit_token_limit and turn.closed_reasoning for turn in turns),
         version_min=min((turn.version_min for turn in turns), default=-1),
         version_max=max((turn.version_max for turn in turns), default=-1),
         failures=tuple(t.failure for t in group.trajectories if t.failure is not None),

@@ -17,6 +17,7 @@ from squelch.actors.metrics.specification import MetricSpec, Section, Table, gau
 if TYPE_CHECKING:
     from squelch.actors.records import GroupSummary
 
+CUT_IN = ("reasoning", "answer")
 BANDS = ("all_fail", "mixed", "all_succeed")
 FAILURES = tuple(cause.value for cause in FailureCause if cause is not FailureCause.OTHER)
 
@@ -42,7 +43,20 @@ METRICS: Table = {
             product(BANDS),
         ),
         gauge("squelch_format_valid_ratio", "format_validity", "Share of turns that are well formed"),
-        gauge("squelch_reasoning_length_tokens", "reasoning_length", "Mean reasoning tokens per turn", unit="tokens"),
+        gauge(
+            "squelch_reasoning_length_tokens",
+            "reasoning_length",
+            "Mean reasoning tokens per turn; all tokens of a turn whose reasoning was never closed",
+            unit="tokens",
+        ),
+        MetricSpec(
+            "squelch_turns_cut_ratio",
+            "gauge",
+            "Share of turns that reached sampling.max_tokens_per_turn, in their reasoning or after it",
+            "turns_cut/{where}",
+            ("where",),
+            product(CUT_IN),
+        ),
         gauge(
             "squelch_format_penalty_mean", "format_penalty_mean", "Mean format penalty per trajectory, 0 or negative"
         ),
@@ -84,6 +98,8 @@ def trajectory_metrics(summaries: Sequence[GroupSummary]) -> dict[str, float]:
         "format_validity": _ratio(sum(s.format_valid_turns for s in summaries), num_turns),
         "format_penalty_mean": _ratio(math.fsum(_join(summaries, "format_penalties")), num_alive),
         "reasoning_length": _ratio(sum(s.reasoning_tokens for s in summaries), num_turns),
+        "turns_cut/reasoning": _ratio(sum(s.cut_in_reasoning for s in summaries), num_turns),
+        "turns_cut/answer": _ratio(sum(s.cut_in_answer for s in summaries), num_turns),
         "turns_per_trajectory": _ratio(num_turns, num_alive),
         "truncated_share": _ratio(sum(_join(summaries, "truncations")), num_alive),
         "rollout_entropy": _ratio(surprisal, sum(lengths)),

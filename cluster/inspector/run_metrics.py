@@ -101,6 +101,12 @@ CHARTS = (
     Chart("Format", "share", (Curve("format_validity", "valid turns"), Curve("truncated_share", "truncated")), True),
     Chart("Reasoning length", "tokens per turn", (Curve("reasoning_length", "reasoning"),)),
     Chart(
+        "Turns cut at the token limit",
+        "share",
+        (Curve("turns_cut/reasoning", "in the reasoning"), Curve("turns_cut/answer", "in the answer")),
+        True,
+    ),
+    Chart(
         "Seconds of a step",
         "seconds",
         (

@@ -89,9 +89,18 @@ LEARNING = Row(
         ),
         Panel(
             "Length",
-            "Mean reasoning tokens per turn, and turns per trajectory.",
+            "Mean reasoning tokens per turn (all tokens where it was never closed), and turns per trajectory.",
             (_q("squelch_reasoning_length_tokens", "reasoning tokens"), _q("squelch_turns_mean", "turns")),
             low=0,
+        ),
+        Panel(
+            "Turns cut at the token limit",
+            "Share of turns that reached sampling.max_tokens_per_turn: in their reasoning, where it hides how long the "
+            "reasoning would have been, or in the answer after it.",
+            (_q("squelch_turns_cut_ratio", "in the {{where}}"),),
+            unit="percentunit",
+            low=0,
+            high=1,
         ),
         Panel(
             "Tokens",

@@ -17,7 +17,7 @@ from squelch.actors.filter.selection import select
 from squelch.actors.filter.tickets import ticket_order
 from squelch.actors.filter.windows import make_window
 from squelch.actors.play.metrics import trajectory_metrics
-from squelch.actors.records import GroupSummary
+from squelch.actors.records import Group, GroupSummary, Task, Ticket, Trajectory, Turn, summarise
 from tests.actors.filter.summaries import summary
 
 REWARD = st.sampled_from([0.0, 0.0, 1.0, 0.5, math.nan, math.inf, 1e200])
@@ -98,6 +98,22 @@ def test_the_kept_mass_does_not_depend_on_the_order_of_the_groups(variances: lis
     shuffled = kept_mass([variances[i] for i in order], [kept[i] for i in order])
     assert shuffled == kept_mass(variances, kept)
     assert shuffled is None or 0 <= shuffled <= 1
+
+
+def test_a_turn_cut_inside_its_reasoning_counts_with_all_its_tokens() -> None:
+    def trajectory(index: int, sampled: int, reasoning: tuple[int, int], cut: bool) -> Trajectory:
+        turn = Turn(2, 2 + sampled, *(2 + place for place in reasoning), 0.0, 0.0, not cut, cut, 1, 0, 0)
+        values = np.zeros(2 + sampled)
+        return Trajectory(index, values.astype(np.int32), values > 0, values.astype(np.float32), [turn], False, False)
+
+    cut = [trajectory(i, 80, (80, 80), True) for i in range(8)]
+    whole = [trajectory(8 + i, 50, (0, 40), False) for i in range(4)]
+    in_answer = [trajectory(12 + i, 80, (0, 40), True) for i in range(4)]
+    ticket = Ticket("3-0", 3, Task("E", 0), 16, 0)
+    found = trajectory_metrics([summarise(Group(ticket, "k", [*cut, *whole, *in_answer]))])
+    assert found["reasoning_length"] == 60
+    assert (found["turns_cut/reasoning"], found["turns_cut/answer"]) == (0.5, 0.25)
+    assert all(len(one.reasoning_ids(0)) == 0 for one in cut), "Z stays empty"
 
 
 def test_trajectories_count_whether_or_not_their_group_is_refused() -> None:
