@@ -135,7 +135,8 @@ class StepReport:
     metrics: dict[str, float] = field(default_factory=dict)
     """loss, policy_loss, entropy, kl, ratio_mean, ratio_max, clip_fraction_low, clip_fraction_high, grad_norm,
     learning_rate, mismatch_abs, mismatch_on_policy, mismatch_k3, mismatch_outside, effective_sample_size, masked_share,
-    advantage_std, zero_advantage_share; with a critic value_loss, value_mean, explained_variance, critic_grad_norm."""
+    clamped_share, advantage_std, zero_advantage_share; with a critic value_loss, value_mean, explained_variance,
+    critic_grad_norm."""
     seconds: dict[str, float] = field(default_factory=dict)
     """fetch, prepare, forward_backward, optimizer, recompute, reference, critic."""
     refused: str | None = None

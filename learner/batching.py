@@ -89,6 +89,13 @@ class OptimizerStep:
     num_tokens: int
     """Sampled tokens of the step, over all ranks."""
 
+    def groups(self, rows: Sequence[Row]) -> list[list[str]]:
+        """For each place k, the ids of the groups with a row in micro-batch number k of any rank, sorted."""
+        return [
+            sorted({rows[i].group_id for indices in place for i in indices})
+            for place in zip(*self.micro_batches, strict=True)
+        ]
+
 
 def survivors(groups: Groups) -> list[tuple[str, list[Trajectory]]]:
     """Groups sorted by id, each with its surviving trajectories sorted by index.

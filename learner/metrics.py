@@ -60,6 +60,12 @@ METRICS: Table = {
             "Effective sample size of the learner-to-rollout weights, as a share of the tokens",
         ),
         _learner("masked_ratio", "masked_share", "Share of tokens in sequences that the mismatch mask excludes"),
+        _learner(
+            "clamped_ratio",
+            "clamped_share",
+            "Share of tokens whose log-ratio to the anchor, sampler or reference is clamped at 20 nats, which takes "
+            "their gradient",
+        ),
         _learner("advantage_std", "advantage_std", "Standard deviation of the advantages"),
         _learner(
             "zero_advantage_ratio", "zero_advantage_share", "Share of the step's sampled tokens whose advantage is 0"

@@ -1,5 +1,6 @@
 """Tensors of a micro-batch on the device, on which the trainer computes."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,10 +33,10 @@ class Batch:
     returns: Tensor | None = None
     """(num_sampled,) targets of the critic."""
 
-    def only(self, group_id: str) -> "Batch":
-        """The batch restricted to the sampled tokens of one group. Inputs stay complete, and weights do not change."""
+    def only(self, groups: Collection[str]) -> "Batch":
+        """The batch restricted to the sampled tokens of these groups. Inputs stay complete, weights do not change."""
         input_ids, positions, targets, layout = self.inputs
-        wanted = torch.tensor([row.group_id == group_id for row in self.rows], dtype=torch.bool)
+        wanted = torch.tensor([row.group_id in groups for row in self.rows], dtype=torch.bool)
         lengths = torch.tensor([row.num_sampled for row in self.rows], dtype=torch.int64)
         keep = wanted.repeat_interleave(lengths).to(positions.device)
         tokens = self.tokens

@@ -31,6 +31,7 @@ from squelch.learner.batching import Groups, MicroBatch, OptimizerStep, Row
 from squelch.learner.checkpoint import folder as checkpoint
 from squelch.learner.checkpoint.export import export
 from squelch.learner.config import LearnerConfig, LoraSettings, ObjectiveConfig, OptimizerConfig
+from squelch.learner.culprit import Search
 from squelch.learner.metrics import PARTS
 from squelch.learner.objective import credit
 from squelch.learner.objective.objectives import MISMATCH_NAMES, SUM_NAMES, mismatch_metrics, mismatch_sums, policy_loss
@@ -42,15 +43,16 @@ from squelch.learner.tensors import Batch, Inputs, inputs_of, to_batch
 
 MEAN_NAMES = (
     *("entropy", "kl", "ratio_mean", "clip_fraction_low", "clip_fraction_high"),
-    *("zero_advantage_share", "masked_share"),
+    *("zero_advantage_share", "masked_share", "clamped_share"),
 )
 
 
 @dataclass
 class Clock:
-    """Seconds spent in each part of a training step (`PARTS`)."""
+    """Seconds spent in each part of a training step (`PARTS`), which began at `begun` (`time.monotonic`)."""
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    begun: float = field(default_factory=time.monotonic)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -176,10 +178,7 @@ class Trainer:
         if (silent := self._silent(batches)) is not None:
             return 0, silent
         totals = Totals.zeros(self.device)
-        groups_of = [
-            sorted({rows[i].group_id for hand in part.micro_batches for m in hand for i in m}) for part in plan
-        ]
-        self._optimize(batches, groups_of, loss_scale, totals, clock)
+        self._optimize(batches, [part.groups(rows) for part in plan], loss_scale, totals, clock)
         return len(plan), self._metrics(rows, totals, len(plan)) | metrics
 
     def _report(
@@ -269,10 +268,10 @@ class Trainer:
         return log_probs
 
     def _optimize(
-        self, prepared: list[list[Batch]], groups: list[list[str]], scale: float, totals: Totals, clock: Clock
+        self, prepared: list[list[Batch]], groups: list[list[list[str]]], scale: float, totals: Totals, clock: Clock
     ) -> None:
         """Takes all optimizer steps; raises StepRefused, and takes none, if a loss or gradient is not finite. `groups`:
-        the group ids of each optimizer step, over all ranks."""
+        `OptimizerStep.groups` of each."""
         trained = [self.optimizer, *([] if self.critic is None else [self.critic.optimizer])]
         before = [Snapshot.of(own, self._pages) for own in trained] if len(prepared) > 1 else []
         taken = self.optimizer_steps
@@ -284,7 +283,7 @@ class Trainer:
             with clock.part("optimizer"):
                 finite = self.apply(loss, totals)
             if not finite:
-                reason = self._culprit(batches, groups[k], scale)
+                reason = Search(self, scale, clock.begun).run(batches, groups[k])
                 self.zero_grad()
                 for snapshot in before:
                     snapshot.restore()
@@ -364,21 +363,11 @@ class Trainer:
         square, total, critic = both.tolist()
         return math.sqrt(square), total, math.sqrt(critic)
 
-    def _culprit(self, batches: Sequence[Batch], part: Sequence[str], scale: float) -> str:
-        """Recomputes one group at a time; names the first group whose own loss or gradient is not finite.
-
-        Every rank runs all groups, so that ranks without a row of a group still take part in its collectives.
-        """
-        for group_id in part:
-            self.zero_grad()
-            totals = Totals.zeros(self.device)
-            alone = [batch.only(group_id) for batch in batches]
-            loss = self._accumulate(alone, scale, totals, self.config.objective, first=False)
-            loss = loss + self._accumulate_values(alone, totals)
-            norm, total, critic = self._norm(loss)
-            if not math.isfinite(norm + total + critic):
-                return f"non-finite {'gradient' if math.isfinite(total) else 'loss'} in group {group_id}"
-        return "non-finite gradient of groups " + ", ".join(part) + " together, finite in each"
+    def backward(self, batches: Sequence[Batch], scale: float) -> tuple[float, float, float]:
+        """Adds the gradients of micro-batches and counts nothing; as `_norm`."""
+        totals = Totals.zeros(self.device)
+        loss = self._accumulate(batches, scale, totals, self.config.objective, first=False)
+        return self._norm(loss + self._accumulate_values(batches, totals))
 
     def _metrics(self, rows: Sequence[Row], totals: Totals, num_steps: int) -> dict[str, float]:
         """Metrics over all ranks. Losses and gradient norms are means over optimizer steps; most others are means over

@@ -149,11 +149,12 @@ OPTIMISER = Row(
         Panel(
             "Learner against rollout",
             "Effective sample size of the importance weights; shares of tokens whose ratio is outside 0.9 to 1.1, that "
-            "the mismatch mask excludes, or whose advantage is 0.",
+            "the mismatch mask excludes, whose log-ratio is clamped at 20 nats, or whose advantage is 0.",
             (
                 _q("squelch_learner_effective_sample_size_ratio", "effective sample size"),
                 _q("squelch_learner_mismatch_outside_ratio", "outside 0.9 to 1.1"),
                 _q("squelch_learner_masked_ratio", "left out"),
+                _q("squelch_learner_clamped_ratio", "clamped"),
                 _q("squelch_learner_zero_advantage_ratio", "advantage 0"),
             ),
             unit="percentunit",

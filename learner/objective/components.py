@@ -58,19 +58,33 @@ ADVANTAGES: dict[str, AdvantageRule] = {
 
 # --- the ratio of the policy to its anchor, and how it is clipped ---
 
+LOG_RATIO_BOUND = 20.0
+"""Nats. A log-ratio is clamped to [-20, 20] before its exponential or a KL estimate is taken, as in verl: above 88 the
+exponential overflows in float32, and 0 times inf makes the gradient of a clipped token NaN."""
 
-def token_ratio(log_ratios: Tensor, sequences: Tensor) -> Tensor:
-    """pi(o_t) / anchor(o_t) of each token (Schulman et al. 2017)."""
-    return log_ratios.exp()
+
+def bounded(log_ratios: Tensor) -> Tensor:
+    """Clamped to `LOG_RATIO_BOUND` either way: tokens beyond it have no gradient through the result."""
+    return log_ratios.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
-def sequence_ratio(log_ratios: Tensor, sequences: Tensor) -> Tensor:
-    """(pi(y_i) / anchor(y_i))^(1 / |y_i|), the exponential of a sequence's mean log-ratio, at each of its tokens (GSPO,
-    Zheng et al. 2025, Eq. 7)."""
+def out_of_bounds(log_ratios: Tensor) -> Tensor:
+    """The tokens that `bounded` clamps, a bool mask."""
+    return log_ratios.abs() > LOG_RATIO_BOUND
+
+
+def token_log_ratio(log_ratios: Tensor, sequences: Tensor) -> Tensor:
+    """log pi(o_t) - log anchor(o_t) of each token (Schulman et al. 2017)."""
+    return log_ratios
+
+
+def sequence_log_ratio(log_ratios: Tensor, sequences: Tensor) -> Tensor:
+    """log (pi(y_i) / anchor(y_i))^(1 / |y_i|), the mean of a sequence's log-ratios, at each of its tokens (GSPO, Zheng
+    et al. 2025, Eq. 7)."""
     size = int(sequences.max()) + 1 if len(sequences) else 0
     totals = log_ratios.new_zeros(size).index_add(0, sequences, log_ratios)
     counts = log_ratios.new_zeros(size).index_add(0, sequences, log_ratios.new_ones(len(sequences)))
-    return (totals / counts.clamp(min=1)).exp()[sequences]
+    return (totals / counts.clamp(min=1))[sequences]
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
@@ -85,20 +99,25 @@ def clipped_tokens(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high
 
 @dataclass(frozen=True)
 class RatioRule:
-    """`ratio`: maps log pi - log anchor and `sequences` to the ratio of each token; `surrogate`: maps the ratio, the
-    advantages and the two clipping ranges to the surrogate loss of each token; `clipped`: maps the same to the masks of
-    the tokens that clipping silences, for the metrics."""
+    """`log_ratio`: maps log pi - log anchor and `sequences` to the logarithm of the ratio of each token; `surrogate`:
+    maps the ratio, the advantages and the two clipping ranges to the surrogate loss of each token; `clipped`: maps the
+    same to the masks of the tokens that clipping silences, for the metrics."""
 
-    ratio: Callable[[Tensor, Tensor], Tensor]
+    log_ratio: Callable[[Tensor, Tensor], Tensor]
     surrogate: Callable[[Tensor, Tensor, float, float], Tensor] = clipped_surrogate
     clipped: Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]] = clipped_tokens
     one_advantage: bool = False
     """The rule requires that all tokens of a sequence have the same advantage."""
 
+    def ratio(self, log_ratios: Tensor, sequences: Tensor) -> tuple[Tensor, Tensor]:
+        """The ratio of each token, and the mask of those whose log-ratio is clamped."""
+        found = self.log_ratio(log_ratios, sequences)
+        return bounded(found).exp(), out_of_bounds(found)
+
 
 RATIOS: dict[str, RatioRule] = {
-    "token": RatioRule(token_ratio),
-    "sequence": RatioRule(sequence_ratio, one_advantage=True),
+    "token": RatioRule(token_log_ratio),
+    "sequence": RatioRule(sequence_log_ratio, one_advantage=True),
 }
 
 

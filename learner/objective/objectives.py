@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from squelch.learner.config import KLConfig, ObjectiveConfig
-from squelch.learner.objective.components import AGGREGATIONS, RATIOS, StepSize
+from squelch.learner.objective.components import AGGREGATIONS, RATIOS, StepSize, bounded, out_of_bounds
 from squelch.learner.objective.kl_estimators import KL_ESTIMATORS
 
 SUM_NAMES = (
@@ -33,6 +33,7 @@ SUM_NAMES = (
     "advantage_squared",
     "zero_advantage_share",
     "masked_share",
+    "clamped_share",
 )
 """Entries of `LossTerms.sums`; all except the two losses are unweighted sums over tokens."""
 
@@ -103,9 +104,10 @@ def mismatch_sums(own: Tensor, rollout: Tensor, on_policy: Tensor) -> Tensor:
     learner's present version sampled the token, (num_sampled,) bool; only then do both use the same policy weights.
     """
     d = (own - rollout).double()
-    weight = d.exp()
+    near = bounded(d)
+    weight = near.exp()
     outside = (weight < MISMATCH_RANGE[0]) | (weight > MISMATCH_RANGE[1])
-    terms = (torch.ones_like(d), d.abs(), weight - 1 - d, outside.double(), weight, weight.square())
+    terms = (torch.ones_like(d), d.abs(), weight - 1 - near, outside.double(), weight, weight.square())
     terms = (*terms, on_policy.double(), d.abs() * on_policy)
     return torch.stack([term.sum() for term in terms])
 
@@ -130,7 +132,7 @@ def mismatch_metrics(sums: Sequence[float]) -> dict[str, float]:
 
 def kl_estimate(log_probs: Tensor, reference: Tensor, estimator: str) -> Tensor:
     """KL(policy || reference) at tokens sampled from the policy, nats (Schulman, "Approximating KL divergence")."""
-    return KL_ESTIMATORS[estimator](reference - log_probs)
+    return KL_ESTIMATORS[estimator](bounded(reference - log_probs))
 
 
 def entropy(logits: Tensor) -> Tensor:
@@ -147,25 +149,27 @@ def policy_loss(
     A KL term in the reward does not enter the loss; it is only recorded in the sums. With `anchor: recomputed` the
     ratio is taken to the learner at step start, and the surrogate is multiplied by `mismatch_weight` of anchor to
     rollout, which corrects for the sampler's numerics. For a token of weight 0 the log-ratios to the anchor and to the
-    reference are set to 0, because the exponential of its true log-ratio may overflow.
+    reference are set to 0, so that its true ones, which may be huge, are in no metric. All log-ratios are `bounded`.
     """
     learned, rule = batch.weights > 0, RATIOS[config.ratio]
-    ratio = rule.ratio((log_probs - batch.anchor).where(learned, 0), batch.sequences)
+    ratio, clamped = rule.ratio((log_probs - batch.anchor).where(learned, 0), batch.sequences)
     surrogate = rule.surrogate(ratio, batch.advantages, config.clip_low, config.clip_high)
     if config.anchor == "recomputed":
-        mismatch = rule.ratio(batch.anchor - batch.rollout, batch.sequences)
-        surrogate = surrogate * mismatch_weight(mismatch, config.mismatch_cap)
-    kl = _kl(log_probs, batch.reference, learned, config.kl)
+        mismatch, far = rule.ratio(batch.anchor - batch.rollout, batch.sequences)
+        surrogate, clamped = surrogate * mismatch_weight(mismatch, config.mismatch_cap), clamped | (far & learned)
+    kl, far = _kl(log_probs, batch.reference, learned, config.kl)
     policy = (batch.weights * surrogate).sum()
     regulariser = config.kl_in_loss * kl - config.entropy_coefficient * entropies
     loss = scale * (policy + (batch.weights * regulariser).sum())
-    return LossTerms(loss, *_statistics(loss, policy, ratio, entropies, kl, batch, config))
+    return LossTerms(loss, *_statistics(loss, policy, ratio, entropies, kl, clamped | far, batch, config))
 
 
-def _kl(log_probs: Tensor, reference: Tensor | None, learned: Tensor, config: KLConfig) -> Tensor:
+def _kl(log_probs: Tensor, reference: Tensor | None, learned: Tensor, config: KLConfig) -> tuple[Tensor, Tensor]:
+    """The KL of each token, and the mask of those whose log-ratio is clamped."""
     if reference is None:
-        return torch.zeros_like(log_probs)
-    return kl_estimate(log_probs, reference.where(learned, log_probs.detach()), config.estimator)
+        return torch.zeros_like(log_probs), torch.zeros_like(learned)
+    reference = reference.where(learned, log_probs.detach())
+    return kl_estimate(log_probs, reference, config.estimator), out_of_bounds(reference - log_probs)
 
 
 def value_loss(values: Tensor, before: Tensor, returns: Tensor, weights: Tensor, clip: float) -> Tensor:
@@ -187,6 +191,7 @@ def _statistics(
     ratio: Tensor,
     entropies: Tensor,
     kl: Tensor,
+    clamped: Tensor,
     batch: TokenBatch,
     config: ObjectiveConfig,
 ) -> tuple[Tensor, Tensor]:
@@ -195,6 +200,6 @@ def _statistics(
     advantages = batch.advantages
     silent = (advantages == 0, batch.weights == 0)
     low, high = RATIOS[config.ratio].clipped(ratio, advantages, config.clip_low, config.clip_high)
-    terms = (loss, policy, entropies, kl, ratio, low, high, advantages, advantages.square(), *silent)
+    terms = (loss, policy, entropies, kl, ratio, low, high, advantages, advantages.square(), *silent, clamped)
     sums = torch.stack([term.sum(dtype=torch.float64) for term in terms])
     return sums, ratio.max() if len(ratio) else ratio.new_zeros(())

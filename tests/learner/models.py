@@ -69,3 +69,13 @@ def make_groups(num_groups: int = 4, size: int = 4, seed: int = 0, turns: int = 
 def make_config(**changes: object) -> LearnerConfig:
     """Settings for tests: two optimizer steps, small micro-batches; `changes` replace top-level keys."""
     return LearnerConfig.model_validate({"minibatches": 2, "token_budget": 128, **changes})
+
+
+def poison(groups: list[tuple[str, list]], place: int, kind: str = "gradient") -> list[tuple[str, list]]:
+    """Makes the `gradient` (its square overflows) or also the `loss` of one trajectory non-finite, where advantages are
+    not divided by their standard deviation."""
+    trajectory = groups[place][1][1]
+    trajectory.turns[-1].reward = 1e30 if kind == "gradient" else -3e38
+    if kind == "loss":  # the ratio, about e^16, is not clipped
+        trajectory.log_probs[trajectory.loss_mask] = -20
+    return groups

@@ -15,22 +15,14 @@ from squelch.learner.publish import gathered
 from squelch.learner.trainer import Trainer
 from tests.disk import files_of_at_most
 from tests.learner.checkpoint.hostile import pickle_forbidden
-from tests.learner.models import make_config, make_groups
+from tests.learner.models import make_config, make_groups, poison
 from tests.learner.ranks import TIMEOUT_S, run_ranks
 
 pytestmark = pytest.mark.slow
 STEPS = 5
-OBJECTIVE = {"kl": {"coefficient": 0.05}, "entropy_coefficient": 0.01}
+OBJECTIVE = {"advantage": "grpo_no_std", "kl": {"coefficient": 0.05}, "entropy_coefficient": 0.01}
 CONFIG = make_config(minibatches=1, objective=OBJECTIVE, optimizer={"warmup_steps": 2})
 LAYERS_APART = CONFIG.model_copy(update={"min_num_params": 0})
-
-
-def poisoned() -> list:
-    """A single trajectory, so that only one rank sees the ratio that overflows."""
-    groups = make_groups(2)
-    trajectory = groups[1][1][0]
-    trajectory.log_probs[trajectory.loss_mask] = -200
-    return groups
 
 
 def parameters(trainer: Trainer) -> torch.Tensor:
@@ -83,8 +75,12 @@ def work(trainer: Trainer, folder: Path) -> None:
     with pickle_forbidden():
         trainer.save(folder / f"from-{trainer.world_size}", {"ranks": trainer.world_size})
     found["full disk"] = save_on_a_full_disk(trainer, folder)
-    refused = trainer.train_step(STEPS, poisoned())
+    before = trainer.marks.seen().marks
+    refused = trainer.train_step(
+        STEPS, poison(make_groups(8), 5, "loss")
+    )  # only one rank sees the ratio that overflows
     found["refused"], found["unchanged"] = refused.refused, bool((parameters(trainer) == found["after"]).all())
+    found["passes"] = trainer.marks.seen().marks - before
     single = [(group_id, members[:1]) for group_id, members in make_groups(1)]
     found["single"] = trainer.train_step(STEPS, single).updated
     lopsided = [(group_id, members[:3]) for group_id, members in make_groups(1)]
@@ -143,7 +139,8 @@ def test_metrics_are_over_all_ranks(found: dict[str, dict]) -> None:
 
 def test_what_one_rank_refuses_all_refuse_with_the_group(found: dict[str, dict]) -> None:
     for rank in found.values():
-        assert rank["refused"] == "non-finite loss in group 000001-001" and rank["unchanged"]
+        assert rank["refused"] == "non-finite gradient in group 000001-005" and rank["unchanged"]
+    assert found["2-0"]["passes"] == found["2-1"]["passes"]
 
 
 def test_every_rank_writes_its_own_shards(folder: Path, found: dict[str, dict]) -> None:

@@ -13,14 +13,14 @@ from squelch.learner.kernels.choice import KERNELS
 from squelch.learner.policy.model import load_model
 from squelch.learner.tensors import inputs_of
 from squelch.learner.trainer import Trainer, learning_rate
-from tests.learner.models import make_config, make_groups, make_model
+from tests.learner.models import make_config, make_groups, make_model, poison
 
 pytestmark = pytest.mark.usefixtures("alone")
 
 METRICS = {
     *("loss", "policy_loss", "entropy", "kl", "ratio_mean", "ratio_max", "clip_fraction_low", "clip_fraction_high"),
     *("grad_norm", "learning_rate", "mismatch_abs", "mismatch_k3", "advantage_std", "zero_advantage_share"),
-    *("mismatch_outside", "mismatch_on_policy", "effective_sample_size", "masked_share"),
+    *("mismatch_outside", "mismatch_on_policy", "effective_sample_size", "masked_share", "clamped_share"),
 }
 
 
@@ -177,23 +177,26 @@ def test_the_loss_scale_scales_the_whole_gradient(model_dir: Path) -> None:
     assert all(torch.allclose(half[name], 0.5 * whole[name], rtol=1e-4, atol=1e-8) for name in whole)
 
 
+UNSCALED = {"advantage": "grpo_no_std"}
+
+
 def poisoned(kind: str) -> list:
     groups = make_groups()
     trajectory = groups[2][1][1]
     if kind == "reward":
         trajectory.turns[0].reward = float("inf")
+    elif kind == "log-probability":
+        trajectory.log_probs[trajectory.loss_mask] = np.nan
     else:
-        # finite themselves, but their ratio overflows in the objective
-        trajectory.log_probs[trajectory.loss_mask] = np.nan if kind == "log-probability" else -200
+        return poison(groups, 2, kind)
     return groups
 
 
 @pytest.mark.parametrize("kind", ["reward", "log-probability", "gradient"])
 def test_anything_non_finite_refuses_the_step_as_a_whole_and_names_the_group(model_dir: Path, kind: str) -> None:
-    trainer = Trainer(model_dir, make_config(minibatches=4))
-    trainer.train_step(0, make_groups())
-    twin = Trainer(model_dir, make_config(minibatches=4))
-    twin.train_step(0, make_groups())
+    trainer, twin = (Trainer(model_dir, make_config(minibatches=4, objective=UNSCALED)) for _ in range(2))
+    for learner in (trainer, twin):
+        learner.train_step(0, make_groups())
     before = weights(trainer)
     report = trainer.train_step(1, poisoned(kind))
     assert report.refused == f"non-finite {kind} in group 000001-002"
@@ -205,14 +208,46 @@ def test_anything_non_finite_refuses_the_step_as_a_whole_and_names_the_group(mod
 
 
 def test_an_infinite_loss_is_refused_before_any_step_was_ever_taken(model_dir: Path) -> None:
-    trainer = Trainer(model_dir, make_config())
+    trainer = Trainer(model_dir, make_config(objective=UNSCALED))
     before = weights(trainer)
-    groups = poisoned("gradient")
-    groups[2][1][1].turns[-1].reward = -1.0
+    kinds = set()
     for step in range(1, 5):  # its row is in the first or in the second of the step's two optimizer steps
-        report = trainer.train_step(step, groups)
-        assert report.refused == "non-finite loss in group 000001-002"
+        report = trainer.train_step(step, poisoned("loss"))
+        assert report.refused.endswith("in group 000001-002")
+        kinds.add(report.refused.split()[1])
         assert (weights(trainer) == before).all() and not trainer.optimizer.state
+    assert "loss" in kinds  # else the gradient of the group's other rows overflows, in the first optimizer step
+
+
+@pytest.mark.parametrize("place", [0, 31, 63])
+def test_the_search_for_a_non_finite_group_repeats_one_step_and_halves_one_micro_batch(
+    model_dir: Path, place: int
+) -> None:
+    trainer = Trainer(model_dir, make_config(minibatches=1, token_budget=1024, objective=UNSCALED))
+    size = trainer.train_step(0, make_groups(64)) and trainer.marks.seen().marks
+    assert size > 3
+    assert (
+        trainer.train_step(1, poison(make_groups(64), place)).refused
+        == f"non-finite gradient in group 000001-{place:03d}"
+    )
+    assert trainer.marks.seen().marks - size <= size + (size + 7)  # the step, then the search
+
+
+def test_a_search_without_time_names_the_groups_that_are_left(model_dir: Path) -> None:
+    trainer = Trainer(model_dir, make_config(minibatches=1, objective=UNSCALED, step_timeout_s=1e-6))
+    refused = trainer.train_step(1, poisoned("gradient")).refused
+    names = ", ".join(f"000001-00{k}" for k in range(4))
+    assert refused == f"non-finite value in one of the groups {names}: the search for it ran out of time"
+
+
+def test_a_token_far_above_its_anchor_is_clipped_and_counted(model_dir: Path) -> None:
+    trainer = Trainer(model_dir, make_config(minibatches=1))
+    groups = make_groups()
+    trajectory = groups[2][1][1]
+    trajectory.log_probs[trajectory.loss_mask] = -200  # its ratio would overflow; its advantage is positive
+    report = trainer.train_step(1, groups)
+    tokens = sum(int(t.loss_mask.sum()) for _, ts in groups for t in ts)
+    assert report.updated and report.metrics["clamped_share"] == pytest.approx(trajectory.loss_mask.sum() / tokens)
 
 
 def test_nothing_kept_is_no_update(model_dir: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from squelch.learner.batching import Row, collate, to_rows
 from squelch.learner.config import LearnerConfig, ObjectiveConfig
 from squelch.learner.kernels.packing import MIN_SAVED
-from squelch.learner.objective.components import StepSize, sequence_ratio
+from squelch.learner.objective.components import RATIOS, StepSize
 from squelch.learner.objective.objectives import TokenBatch, policy_loss, sequences_of, token_weights
 from squelch.learner.policy.model import Policy, load_model
 from squelch.learner.tensors import inputs_of
@@ -125,6 +125,6 @@ def test_the_ratio_is_the_root_of_the_product_and_a_lone_tokens_is_its_own(gaps:
     random.shuffle(order)
     flat = torch.tensor([gap for row in gaps for gap in row], dtype=torch.float64)
     sequences = sequences_of(torch.tensor([len(row) for row in gaps]))
-    found = sequence_ratio(flat[order], sequences[order])
+    found, _ = RATIOS["sequence"].ratio(flat[order], sequences[order])
     wanted = [float(np.prod(np.exp(row)) ** (1 / len(row))) for row in gaps]
     assert found.tolist() == pytest.approx([wanted[sequences[k]] for k in order])

@@ -195,6 +195,46 @@ def test_a_masked_token_that_overflows_leaves_loss_and_gradient_those_of_the_oth
     assert torch.allclose(found[kept], torch.autograd.grad(wanted.loss, alone)[0]) and found[1] == 0
 
 
+FAR = {
+    "above": (95.0, 1.0, 0.0),  # clipped in any case: without a bound, 0 times the ratio's inf
+    "above, bad": (95.0, -1.0, 0.0),
+    "below": (-95.0, -1.0, 0.0),
+    "below, good": (-95.0, 1.0, 0.0),
+    "reference": (0.0, 1.0, 95.0),
+}
+
+
+@pytest.mark.parametrize("rule", RATIOS)
+@pytest.mark.parametrize("case", FAR)
+def test_a_log_ratio_beyond_the_bound_is_clamped_has_no_gradient_and_is_counted(case: str, rule: str) -> None:
+    gap, advantage, reference = FAR[case]
+    own = torch.tensor([-1.0, -1.0], requires_grad=True)
+    near, far = own.detach() - torch.tensor([0.1, gap]), own.detach() + torch.tensor([0.0, reference])
+    batch = TokenBatch(near, near, torch.tensor([1.0, advantage]), torch.ones(2), torch.arange(2), far)
+    config = ObjectiveConfig(ratio=rule, kl=KLConfig(coefficient=0.1), entropy_coefficient=0.0)
+    terms = policy_loss(own, torch.zeros(2), batch, config, 1.0)
+    terms.loss.backward()
+    ratio, d = np.exp(min(max(gap, -20.0), 20.0)), min(reference, 20.0)
+    kl = np.exp(d) - 1 - d
+    clipped = min(max(ratio, 1 - config.clip_low), 1 + config.clip_high)
+    first = -min(np.exp(0.1), 1 + config.clip_high)
+    assert terms.loss.item() == pytest.approx(first - min(ratio * advantage, clipped * advantage) + 0.1 * kl, rel=1e-5)
+    assert own.grad.isfinite().all() and own.grad[1].item() == (-1.0 if case == "reference" else 0.0)
+    assert terms.sums[SUM_NAMES.index("clamped_share")] == 1
+
+
+@pytest.mark.parametrize("estimator", KL_ESTIMATORS)
+def test_no_kl_estimate_overflows(estimator: str) -> None:
+    found = kl_estimate(torch.tensor([-200.0, -1.0]), torch.tensor([-1.0, -200.0]), estimator)
+    assert torch.equal(found, KL_ESTIMATORS[estimator](torch.tensor([20.0, -20.0])))
+
+
+def test_gspo_clamps_the_mean_of_a_sequence_and_not_its_tokens() -> None:
+    ratio, clamped = RATIOS["sequence"].ratio(tensor(95.0, -93.0, 60.0, 4.0), torch.tensor([0, 0, 1, 1]))
+    assert ratio.tolist() == pytest.approx(np.exp([1.0, 1.0, 20.0, 20.0]).tolist())
+    assert clamped.tolist() == [False, False, True, True]
+
+
 def test_scale_multiplies_the_whole_loss() -> None:
     batch, config = batch_of(6), CONFIGS[1]
     log_probs, entropies = batch.anchor + 0.05, torch.ones(6, dtype=torch.float64)
