@@ -33,8 +33,15 @@ class OutOfTime(Exception):
 class Learner(Protocol):
     """What the search needs of the trainer."""
 
-    config: LearnerConfig
-    device: torch.device
+    @property
+    def config(self) -> LearnerConfig:
+        """The settings."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """The device of its collectives."""
+        ...
 
     def zero_grad(self) -> None:
         """Clears the gradients."""
