@@ -76,6 +76,16 @@ def one_line(text: str) -> str:
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
+def duration(seconds: float) -> str:
+    """The duration as text: `45 s`, `3 min 20 s`, `2 h 05 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a table; each column is padded to its widest cell, and every cell is one line."""
     cells = [[one_line(cell) for cell in row] for row in rows]

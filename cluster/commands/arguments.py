@@ -80,9 +80,12 @@ def place_of(place: str) -> Path | Store:
 
 
 def described_place(place: str) -> Path | Store:
-    """As `place_of`, of a run whose `config.yaml` can be read. UserError that names it if it is damaged."""
+    """As `place_of`, of a run that is starting, or whose `config.yaml` can be read. UserError that names a damaged
+    one."""
     from squelch.cluster.runs.folder import RunFolder
 
+    if not in_store(place) and RunFolder(place).stage() is not None:
+        return Path(place)  # its config.yaml may not be written yet
     found = place_of(place)
     RunFolder(found).settings()
     return found

@@ -19,6 +19,7 @@ from squelch.actors.config import ScorerConfig
 from squelch.actors.diagnosis.fixed_probe import MIN_TASKS
 from squelch.actors.diagnosis.uncertainty import MIN_INTERVAL
 from squelch.actors.process.preparation import HOOK
+from squelch.actors.process.stage import OnStage, unheard
 from squelch.actors.scorer.share import CHOSEN, OFTEN, PROBE_CHOSEN, StepWork, as_chosen, chosen, in_words
 from squelch.cluster.config import RunConfig, read_settings
 from squelch.cluster.errors import UserError
@@ -132,7 +133,7 @@ def disconnect() -> None:
     local_ray.stop()
 
 
-def build_tiny_policy(config: RunConfig, say: Callable[[str], None]) -> Path:
+def build_tiny_policy(config: RunConfig, say: Callable[[str], None], on_stage: OnStage = unheard) -> Path:
     """Returns the folder of the tiny policy, which is built unless the cache holds it."""
     check_demonstrator(config.environment.name, "set model.path to the folder of a trained model instead")
     # imports transformers, which no other model needs here
@@ -143,8 +144,8 @@ def build_tiny_policy(config: RunConfig, say: Callable[[str], None]) -> Path:
     digest = build_digest(config.environment, config.model.tiny_seed, recipe)
     folder = Path(config.model.cache) / f"{config.environment.name}-{digest}"
     if not folder.exists():
-        say(f"warming up the tiny policy for {config.environment.name} in {folder} (a minute or two, once)")
-    report = build_tiny(folder, config.environment, config.model.tiny_seed, recipe)
+        say(f"warming up the tiny policy for {config.environment.name} in {folder} (two to four minutes, once)")
+    report = build_tiny(folder, config.environment, config.model.tiny_seed, recipe, on_stage)
     if not report.reused:
         say(f"tiny policy: {report.num_parameters / 1e6:.2f} M parameters, {report.seconds:.0f} s")
     return folder.resolve()

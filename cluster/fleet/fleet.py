@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from squelch.actors.messages import UpdateReport, WeightBundle
+from squelch.actors.process.stage import OnStage, unheard
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import ActorError, Died, Failed, reason_of
 from squelch.cluster.control.calls import FILTER_READY, HEALTH, READY, STOP_ENGINE
@@ -38,7 +39,7 @@ from squelch.cluster.fleet.delivery import Delivery
 from squelch.cluster.fleet.joining import Joining, Published
 from squelch.cluster.fleet.pool import Pool
 from squelch.cluster.fleet.restarting import Restarts
-from squelch.cluster.fleet.waiting import bounded, within
+from squelch.cluster.fleet.waiting import bounded, told, within
 
 log = logging.getLogger(__name__)
 HEALTH_TIMEOUT_S = 20.0
@@ -98,7 +99,7 @@ class Fleet:
 
     # -- start and stop --------------------------------------------------------------------------------------------
 
-    async def start(self, learning: bool = True) -> None:
+    async def start(self, learning: bool = True, on_stage: OnStage = unheard) -> None:
         """Creates all actors and waits until each is ready; a TimeoutError names the late ones.
 
         With `learning` false only rollout workers and environment actors are started; the workers keep their initial
@@ -113,7 +114,7 @@ class Fleet:
         if learning:
             ready |= self._start_learning()
         try:
-            await within(ready, self.config.cluster.start_timeout_s, "start")
+            await within(told(ready, self._parts(), on_stage), self.config.cluster.start_timeout_s, "start")
         except TimeoutError as error:
             raise TimeoutError(f"{error}; {self.actors.room()}") from error
         for worker in self.workers.present():
@@ -135,6 +136,12 @@ class Fleet:
         if self.scorer is not None:
             ready["scorer"] = self.scorer.progress()
         return ready
+
+    def _parts(self) -> dict[str, str]:
+        """What an actor does while it starts, by its name, where that takes long."""
+        ranks = self.config.learner.ranks
+        engines = {member.name: f"{member.name} (its engine loads)" for member in self.workers.present()}
+        return engines | {"learner": "learner" if ranks == 1 else f"learner ({ranks} ranks)"}
 
     async def stop(self, timeout_s: float = 30.0) -> None:
         """Asks every actor to stop and kills the actors that do not stop within `timeout_s`; no process is left."""

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Mapping
 from typing import Any, TypeVar
 
+from squelch.actors.process.stage import OnStage
 from squelch.cluster.control.actor_errors import ActorError
 
 T = TypeVar("T")
@@ -31,6 +32,31 @@ async def outcomes(calls: Mapping[str, Awaitable[Any]]) -> dict[str, Any]:
     """Result or exception of each named call, which has a bound of its own."""
     found = await asyncio.gather(*calls.values(), return_exceptions=True)
     return dict(zip(calls, found, strict=True))
+
+
+MOST_NAMED = 3
+"""Actors that are still awaited and are named."""
+
+
+def told(calls: Mapping[str, Awaitable[Any]], words: Mapping[str, str], on_stage: OnStage) -> dict[str, Awaitable[Any]]:
+    """The same named calls; `on_stage` hears which of them are awaited still, in `words`, at first and whenever one
+    ends."""
+    awaited = dict.fromkeys(calls)
+
+    def tell() -> None:
+        named = [words.get(name, name) for name in list(awaited)[:MOST_NAMED]]
+        more = f" and {len(awaited) - MOST_NAMED} more" if len(awaited) > MOST_NAMED else ""
+        text = f"{len(calls) - len(awaited)} of {len(calls)} are up"
+        on_stage(f"{text}, waiting for {', '.join(named)}{more}" if awaited else text, None)
+
+    async def one(name: str, call: Awaitable[Any]) -> Any:
+        result = await call
+        del awaited[name]
+        tell()
+        return result
+
+    tell()
+    return {name: one(name, call) for name, call in calls.items()}
 
 
 async def within(calls: Mapping[str, Awaitable[Any]], timeout_s: float | None, what: str) -> dict[str, Any]:

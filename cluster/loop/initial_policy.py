@@ -28,6 +28,7 @@ from squelch.actors.diagnosis.grounding import judge_of
 from squelch.actors.pretrained.gguf_file import STAMP, intact
 from squelch.actors.pretrained.source import resolved
 from squelch.actors.process.folders import file_digest
+from squelch.actors.process.stage import OnStage, unheard
 from squelch.actors.text.shipped_templates import with_template
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import ActorError, Failed
@@ -55,10 +56,10 @@ WAIT_S = 4 * 3600.0
 """Seconds to wait for another process that warms the same model up."""
 
 
-def prepare_model(config: RunConfig, say: Say) -> Path:
+def prepare_model(config: RunConfig, say: Say, on_stage: OnStage = unheard) -> Path:
     """The folder of the initial policy, checked for this run. Raises UserError if it cannot be used."""
     if config.model.path == "tiny":
-        return build_tiny_policy(config, say)
+        return build_tiny_policy(config, say, on_stage)
     folder = find_model(config, say)
     warmup = config.model.warmup
     if warmup is None:
@@ -69,7 +70,7 @@ def prepare_model(config: RunConfig, say: Say) -> Path:
     if not (target / REPORT).is_file():
         check_model(folder, config, say)
         say(f"warming up {config.model.path} for {config.environment.name} in {target} (once)")
-    warmed_up(config, warmup, folder, target, True, say)
+    warmed_up(config, warmup, folder, target, True, say, on_stage)
     return check_model(target, config, say)
 
 
@@ -86,7 +87,15 @@ def find_model(config: RunConfig, say: Say) -> Path:
         raise UserError(str(error)) from error
 
 
-def warmed_up(config: RunConfig, warmup: WarmupConfig, folder: Path, out: Path, plays: bool, say: Say) -> None:
+def warmed_up(
+    config: RunConfig,
+    warmup: WarmupConfig,
+    folder: Path,
+    out: Path,
+    plays: bool,
+    say: Say,
+    on_stage: OnStage = unheard,
+) -> None:
     """Warms up the model in `folder` for `config` and writes it to `out`, unless it is there.
 
     Raises:
@@ -97,13 +106,20 @@ def warmed_up(config: RunConfig, warmup: WarmupConfig, folder: Path, out: Path, 
     try:
         with held(out.with_name(f".{out.name}.lock"), "warming this model up", WAIT_S):
             if not (out / REPORT).is_file():
-                _warm_up(config, warmup, folder, out, work, plays, say)
+                _warm_up(config, warmup, folder, out, work, plays, say, on_stage)
     except ValueError as error:
         raise UserError(str(error)) from error
 
 
 def _warm_up(
-    config: RunConfig, warmup: WarmupConfig, folder: Path, out: Path, work: Path, plays: bool, say: Say
+    config: RunConfig,
+    warmup: WarmupConfig,
+    folder: Path,
+    out: Path,
+    work: Path,
+    plays: bool,
+    say: Say,
+    on_stage: OnStage,
 ) -> None:
     from squelch.actors.play.codec import ChatCodec
     from squelch.learner.warmup.corpus import Limits, make_corpus
@@ -111,6 +127,7 @@ def _warm_up(
     longest = config.rollout.max_model_len  # no more than learner.token_budget, as the configuration has checked
     limits = Limits(longest, "rollout.max_model_len", config.sampling.max_tokens_per_turn if plays else longest)
     codec = ChatCodec(folder)
+    on_stage("collecting demonstrations", None)
     corpus = make_corpus(codec, config.environment, warmup, limits)
     judge = judge_of(config.environment.name) if plays else None
     truth = None if judge is None else truth_of(judge, codec.text)
@@ -121,9 +138,10 @@ def _warm_up(
     settings = learner_settings(config, warmup, steps).model_copy(update=place)
     digest = f"{warmup_digest(config, warmup, folder)} {corpus.digest()}"
     try:
+        on_stage("starting Ray and the actors of the warm-up", None)
         connect(settings, say, weights=weight_bytes(folder, settings))
         actors = RayActors(settings, folder.resolve(), log_folder(work))
-        warming = Warming(settings, warmup, corpus, plays, work, actors, digest, say, truth)
+        warming = Warming(settings, warmup, corpus, plays, work, actors, digest, say, truth, on_stage)
         progress = asyncio.run(_stoppable(warming, out))
     except Stopped as stopped:
         say(f"{stopped}; repeat the command to continue")

@@ -57,6 +57,7 @@ from squelch.cluster.loop.initial_policy import prepare_model
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
 from squelch.cluster.loop.persistence.state import LoopState, check_folder, read_state
 from squelch.cluster.loop.persistence.uploading import Uploads, open_uploads, watched
+from squelch.cluster.loop.startup import FirstStep, Startup
 from squelch.cluster.loop.wiring import make_coordinator
 from squelch.cluster.metrics import REGISTRY
 from squelch.cluster.package import installed_version, needs_extra
@@ -118,19 +119,24 @@ def _driven(
 
 def _run(config: RunConfig, resume: bool, driver: Driver, uploads: Uploads | None, say: Callable[[str], None]) -> int:
     """As `train`, without the store's part."""
-    started = time.time()
     state, checkpoint = find_run(config, resume)
     if resume:
         driver.hold(say)
         state, checkpoint = find_run(config, resume)  # again: now nobody else writes there
-    with closing(_open_recorder(config)) as recorder, quiet() as output:
-        say = output.aloud(say)
+    with (
+        closing(_open_recorder(config)) as recorder,
+        quiet() as output,
+        closing(Startup(output.aloud(say), output.screen, config.run_dir, lambda: driver.hold(say))) as startup,
+    ):
+        say = startup.say
         check_address(config)  # first, because a warm-up may take minutes
         config, notes = _with_environment(config)
-        model_dir = prepare_model(config, say)
+        startup.stage("preparing the model", "2 to 4 minutes once for the tiny policy")
+        model_dir = prepare_model(config, say, startup.advance)
         _check_scorer(config, model_dir)
         config = choose_scoring(config, model_dir, resume, say)
         try:
+            startup.stage("starting Ray" if not config.cluster.address else "joining the Ray cluster", "5 to 15 s")
             connect(config, say, weights=weight_bytes(model_dir, config))
             driver.hold(say)
             if not resume:
@@ -140,7 +146,7 @@ def _run(config: RunConfig, resume: bool, driver: Driver, uploads: Uploads | Non
             for note in notes:
                 say(note)
             with _open_loggers(config, recorder, state.clock if checkpoint else -1) as loggers:
-                training = _train(config, model_dir, state, checkpoint, recorder, loggers, uploads, started, say)
+                training = _train(config, model_dir, state, checkpoint, recorder, loggers, uploads, startup)
                 loggers.exit_code = asyncio.run(training)
             return loggers.exit_code
         except UserError:
@@ -235,9 +241,9 @@ async def _train(
     recorder: Recorder,
     loggers: Loggers,
     uploads: Uploads | None,
-    started: float,
-    say: Callable[[str], None],
+    startup: Startup,
 ) -> int:
+    say = startup.say
     archive = Archive(config.run_dir)
     archive.truncate_after(state.clock if checkpoint else -1)  # -1: validation before step 1 is repeated
     archive.keep_tokenizer(model_dir)
@@ -249,12 +255,14 @@ async def _train(
         say(f"metrics at {recorder.url}; run folder {config.run_dir}")
         if recorder.has_moved:
             say(f"another process listens on port {PORTS[0]}; deploy/prometheus.yml scrapes {recorder.port} as well")
-        await _stoppable(_start(fleet, checkpoint), stop_signal)
+        await _stoppable(_start(fleet, checkpoint, startup), stop_signal)
         if checkpoint is not None:
             say(f"resumed from {checkpoint} after step {state.clock}")
         coordinator = make_coordinator(config, fleet, archive, loggers, state, say)
         _stop_on_signals(coordinator, stop_signal, say)
-        say(f"ready after {time.time() - started:.1f} s")
+        coordinator.watchers.append(FirstStep(startup))
+        say(f"ready after {time.time() - startup.began:.1f} s")
+        startup.stage("publishing the weights and measuring before the first step")
         watching = watched(uploads, archive, recorder, coordinator.stop)
         heartbeat = Heartbeat(fleet, coordinator.steps.ledger, config.run_dir, recorder)
         async with beating(heartbeat), watching:
@@ -262,15 +270,17 @@ async def _train(
     finally:
         await fleet.stop()
         archive.close()
-    return _close(config, coordinator, archive, stop_signal, time.time() - started, say)
+    return _close(config, coordinator, archive, stop_signal, time.time() - startup.began, say)
 
 
-async def _start(fleet: Fleet, checkpoint: Path | None) -> None:
+async def _start(fleet: Fleet, checkpoint: Path | None, startup: Startup) -> None:
     """Returns once every actor is ready and the learner has loaded the checkpoint, if there is one. UserError, with
     where its trace is, if an actor refuses the settings, the model or the checkpoint."""
     try:
-        await fleet.start()
+        startup.stage("starting the actors", "20 to 60 s, and minutes with a large model")
+        await fleet.start(on_stage=startup.advance)
         if checkpoint is not None:
+            startup.stage("loading the checkpoint")
             assert fleet.learner is not None, "a run that trains starts its learner"
             await fleet.learner.call(LOAD, checkpoint.resolve())
     except (ValueError, Refused) as error:

@@ -42,6 +42,7 @@ from pydantic import TypeAdapter, ValidationError
 from squelch.actors.archive.rows import from_table
 from squelch.actors.diagnosis.grounding import right
 from squelch.actors.process.disk import partial_path, put_in_place
+from squelch.actors.process.stage import OnStage, unheard
 from squelch.actors.records import GroupSummary, Ticket
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.admission import validation_tickets
@@ -162,10 +163,11 @@ class Warming:
         digest: str,
         say: Callable[[str], None],
         truth: Truth | None = None,
+        on_stage: OnStage = unheard,
     ) -> None:
         self.truth = truth
         self.config, self.warmup, self.corpus, self.plays, self.work = config, warmup, corpus, plays, work
-        self.fleet, self.say = Fleet(config, actors, _no_event), say
+        self.fleet, self.say, self.on_stage = Fleet(config, actors, _no_event), say, on_stage
         self.watchdog = Watchdog(_no_event, _no_event)
         self.play = Play(config, self.fleet)
         self.steps = corpus.num_steps(warmup)
@@ -249,6 +251,7 @@ class Warming:
         progress.step, progress.tokens = step, progress.tokens + done.num_tokens
         progress.seconds += seconds
         progress.losses.append(done.loss)
+        self.on_stage(f"learning from demonstrations, loss {done.loss:.3f}", step / self.steps)
         self.say(f"warm-up {step:4d}/{self.steps}  loss {done.loss:.3f}  {seconds:.2f} s")
 
     def _enough(self) -> bool:
@@ -268,6 +271,7 @@ class Warming:
         return step in (0, self.steps) or (wanted and step % self.warmup.check_every == 0)
 
     async def _check(self) -> None:
+        self.on_stage("checking the weights", self.progress.step / self.steps)
         loss = await self.learner.call(IMITATION_LOSS, self.corpus.held_out)
         check = Check(self.progress.step, loss, *(await self._played() if self.plays else ()))
         self.progress.checks.append(check)

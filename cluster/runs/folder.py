@@ -17,6 +17,7 @@ says, and `cluster.runs.shapes` defines their shape.
     checkpoints/step-N/                checkpoints       once the checkpoint is complete
     summary.json                       summary           after the run's end; of an earlier process after a resume
     .driver                            driven            from the start; not in stores
+    .starting.json                     stage             until the first step is recorded; not in stores
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from squelch.actors.archive import reader
 from squelch.actors.archive.store import LocalStore, Stat, Store, as_store, reading
 from squelch.actors.archive.version import check_version
 from squelch.cluster.errors import UserError, bad_files_are_the_users
-from squelch.cluster.runs import driver
+from squelch.cluster.runs import driver, starting
+from squelch.cluster.runs.starting import Stage
 from squelch.envs.untrusted.files import MIB, is_folder, read_bounded
 from squelch.envs.untrusted.text import MAX_RECIPE, parse_object
 
@@ -192,6 +194,15 @@ class RunFolder:
         """Whether a process drives the run at this moment; None if that cannot be judged (`cluster.runs.driver`), as of
         a run in a store."""
         return driver.is_driven(self.store.folder) if isinstance(self.store, LocalStore) else None
+
+    def stage(self) -> Stage | None:
+        """What the run is doing if it is starting; None otherwise, as of a run in a store, or if no process drives
+        it."""
+        if not isinstance(self.store, LocalStore) or self._stat(starting.FILE) is None or self.driven() is False:
+            return None
+        where = self.store.where(starting.FILE)
+        with bad_files_are_the_users():
+            return starting.stage_of(parse_object(self._bytes(starting.FILE, MIB), where))
 
     def _json(self, key: str) -> dict[str, Any]:
         where = self.store.where(key)

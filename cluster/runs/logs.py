@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -42,13 +43,16 @@ class Output:
 
     def __init__(self, held: BinaryIO) -> None:
         self._held: BinaryIO | None = held
-        self._screen = sys.stdout
+        self.screen = sys.stdout
+        """The stream that was standard output before; None if that is closed."""
+        self._lock = threading.Lock()
 
     def aloud(self, say: Callable[[str], None]) -> Callable[[str], None]:
-        """`say`, which prints to standard output, as a function that prints to the terminal meanwhile."""
+        """`say`, which prints to standard output, as a function that prints to the terminal meanwhile; any thread may
+        call it."""
 
         def said(text: str) -> None:
-            with redirect_stdout(self._screen):
+            with self._lock, redirect_stdout(self.screen):
                 say(text)
 
         return said

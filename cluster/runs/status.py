@@ -18,7 +18,7 @@ from squelch.actors.diagnosis.metrics import REGIMES
 from squelch.cluster.metrics import LEDGER_STATES, PARTS
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.shapes import LARGEST
-from squelch.cluster.terminal import one_line
+from squelch.cluster.terminal import duration, one_line
 
 RECENT_STEPS = 20
 """Number of last steps from which the speed is computed."""
@@ -37,6 +37,10 @@ class RunStatus:
     run that ended so remains `running`, or `starting` before its first line."""
     stopped: str | None
     """The reason if the run ended before its last step."""
+    starting: str | None
+    """What a run that starts is doing; else None."""
+    starting_times: str | None
+    """How long it has been doing that, and how long it will as far as that is known."""
     step: int
     total_steps: int
     seconds_since_step: float | None
@@ -99,11 +103,14 @@ def status_of(folder: RunFolder, lines: Sequence[Line], now: float) -> RunStatus
     validated = [line for line in lines if line.get("validation/success") is not None]
     checked: Line = validated[-1] if validated else {}
     scored = last_scorer_step(lines)
-    state = _state(lines, summary, driven)
+    stage = folder.stage()
+    state = "starting" if stage else _state(lines, summary, driven)
     return RunStatus(
         run=folder.name,
         state=state,
         stopped=one_line(summary["stopped"]) if summary and summary.get("stopped") else None,
+        starting=one_line(stage.words) if stage else None,
+        starting_times=one_line(stage.times(now)) if stage else None,
         step=last["step"],
         total_steps=total,
         seconds_since_step=max(0.0, now - lines[-1]["time"]) if lines else None,
@@ -258,13 +265,3 @@ def seconds_per_step(times: Sequence[float]) -> float | None:
         return None
     usual = statistics.median(gaps)
     return statistics.fmean(min(gap, 10 * usual) for gap in gaps)
-
-
-def duration(seconds: float) -> str:
-    """The duration as text: `45 s`, `3 min 20 s`, `2 h 05 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from squelch.cluster.runs.status import Line, RunStatus, dependence, duration
+from squelch.cluster.runs.status import Line, RunStatus, dependence
+from squelch.cluster.terminal import duration
 
 SPARK_WIDTH = 32
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -48,7 +49,9 @@ def _nats(value: float | None) -> str:
 
 
 def status_rows(status: RunStatus, lines: Sequence[Line]) -> list[StatusRow]:
-    """The lines of the view, in order."""
+    """The lines of the view, in order; none before the run has measured anything."""
+    if not lines:
+        return []
 
     def history(key: str) -> tuple[float, ...]:
         return tuple(line[key] for line in lines if line.get(key) is not None)
@@ -180,7 +183,12 @@ def headline(status: RunStatus) -> str:
     """The view's title, e.g. `frozenlake: running, step 12/60, 3 min 20 s left`. If a run is late or ended without a
     summary, it contains the age of the last step."""
     parts = [status.state if not status.stopped else f"{status.state} ({status.stopped})"]
-    parts.append(f"step {status.step}/{status.total_steps or '?'}")
+    if status.starting:
+        parts[0] = f"{status.state}, {status.starting} ({status.starting_times})"
+    if status.total_steps:
+        parts.append(f"step {status.step}/{status.total_steps}")
+    elif status.state == "ended":
+        parts.append("before its first step")
     if status.seconds_left:
         parts.append(f"{duration(status.seconds_left)} left")
     if status.seconds_since_step is not None and (status.state == "ended" or is_late(status)):

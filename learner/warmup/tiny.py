@@ -29,6 +29,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from squelch.actors.play.codec import ChatCodec
+from squelch.actors.process.stage import OnStage, unheard
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.format import phrases, reads_words
 from squelch.envs.registry import environment_class, resolved
@@ -48,6 +49,11 @@ NUM_FINGERPRINT = 16
 """Demonstrations whose texts enter the digest, so that a change of wording or dynamics causes a rebuild."""
 NUM_VOCABULARY = {"words": 200, "bytes": 1000}
 """Demonstrations that the tokenizer is built from, together with the environment's own list of phrases."""
+
+COLLECTED = 0.2
+"""Share of a build's time in which its demonstrations are collected."""
+TOLD_EVERY = 64
+"""Demonstrations between two words on how far the collection is."""
 
 
 def first_demonstration(seed: int) -> int:
@@ -81,7 +87,11 @@ def build_digest(environment: EnvironmentConfig, seed: int, recipe: TinyRecipe) 
 
 
 def build_tiny(
-    directory: str | Path, environment: EnvironmentConfig, seed: int = 0, recipe: TinyRecipe | None = None
+    directory: str | Path,
+    environment: EnvironmentConfig,
+    seed: int = 0,
+    recipe: TinyRecipe | None = None,
+    on_stage: OnStage = unheard,
 ) -> TinyReport:
     """Build the tiny policy of an environment in `directory`, or reuse the one there if its digest is the same.
 
@@ -103,7 +113,7 @@ def build_tiny(
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
     try:
-        report = _build(building, target, environment, seed, recipe, digest)
+        report = _build(building, target, environment, seed, recipe, digest, on_stage)
         if (found := _reusable(target, digest)) is not None:
             return found  # another process finished first, and its folder may be in use
         if target.exists():
@@ -164,7 +174,13 @@ def _stamped(directory: Path) -> TinyReport | None:
 
 
 def _build(
-    building: Path, target: Path, environment: EnvironmentConfig, seed: int, recipe: TinyRecipe, digest: str
+    building: Path,
+    target: Path,
+    environment: EnvironmentConfig,
+    seed: int,
+    recipe: TinyRecipe,
+    digest: str,
+    on_stage: OnStage,
 ) -> TinyReport:
     """Build all files in the folder `building`; the report names `target` as the directory."""
     # Both import torch, which the start of a run whose policy is built already does not need.
@@ -172,13 +188,18 @@ def _build(
     from squelch.learner.warmup.training import warm_up
 
     start = time.perf_counter()
+    on_stage("collecting demonstrations", 0.0)
     codec = write_tokenizer(building, environment, seed, recipe)
     model = new_model(codec, recipe, seed)
     write_configs(model, building)
     codec = ChatCodec(building)
-    demonstrations = collect(codec, environment, seed, recipe.quality, recipe.tokens)
+    demonstrations = collect(codec, environment, seed, recipe.quality, recipe.tokens, on_stage)
     collected = time.perf_counter()
-    losses, tokens = warm_up(model, demonstrations, recipe, seed, codec.pad_id)
+
+    def trained(what: str, share: float | None) -> None:
+        on_stage(what, COLLECTED + (1 - COLLECTED) * (share or 0.0))
+
+    losses, tokens = warm_up(model, demonstrations, recipe, seed, codec.pad_id, trained)
     model.save_pretrained(building)
     last = losses[-max(len(losses) // 10, 1) :]
     report = TinyReport(
@@ -220,7 +241,12 @@ def write_tokenizer(directory: Path, environment: EnvironmentConfig, seed: int, 
 
 
 def collect(
-    codec: ChatCodec, environment: EnvironmentConfig, seed: int, quality: DemonstrationQuality, num_tokens: int
+    codec: ChatCodec,
+    environment: EnvironmentConfig,
+    seed: int,
+    quality: DemonstrationQuality,
+    num_tokens: int,
+    on_stage: OnStage = unheard,
 ) -> list[Demonstration]:
     """Demonstrations with at least `num_tokens` tokens in total; each is of another task."""
     found: list[Demonstration] = []
@@ -228,6 +254,8 @@ def collect(
     for transcript in transcripts(environment, quality, first_demonstration(seed)):
         found.append(encode(codec, transcript))
         total += len(found[-1].token_ids)
+        if len(found) % TOLD_EVERY == 0:
+            on_stage("collecting demonstrations", COLLECTED * min(total / num_tokens, 1.0))
         if total >= num_tokens:
             return found
     raise RuntimeError("demonstrations ended")

@@ -19,6 +19,7 @@ import torch
 from torch.nn import functional
 from transformers import DynamicCache, Qwen2ForCausalLM
 
+from squelch.actors.process.stage import OnStage, unheard
 from squelch.actors.shared_prefix import common_length
 from squelch.learner.warmup.demonstrations import Demonstration
 from squelch.learner.warmup.muon import Muon
@@ -164,7 +165,12 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def warm_up(
-    model: Qwen2ForCausalLM, demonstrations: list[Demonstration], recipe: TinyRecipe, seed: int, pad_id: int
+    model: Qwen2ForCausalLM,
+    demonstrations: list[Demonstration],
+    recipe: TinyRecipe,
+    seed: int,
+    pad_id: int,
+    on_stage: OnStage = unheard,
 ) -> tuple[list[float], int]:
     """Train on every demonstration once; returns (loss of each optimizer step, tokens seen)."""
     optimizer, rng = Optimizer(model, recipe), np.random.default_rng(seed)
@@ -177,6 +183,7 @@ def warm_up(
             losses.append(gradients.backward(batch))
             optimizer.step(learning_rate_factor(seen / total, recipe))
             seen += sum(len(one.token_ids) for one in batch)
+            on_stage(f"learning from {len(demonstrations)} demonstrations, loss {losses[-1]:.3f}", seen / total)
             if len(losses) % LOG_EVERY == 0:
                 logger.info("warm-up: %d of %d tokens, loss %.3f", seen, total, losses[-1])
     model.eval()

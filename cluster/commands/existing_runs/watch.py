@@ -34,13 +34,13 @@ from squelch.cluster.errors import UserError, bad_files_are_the_users
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.following import LineFollower
 from squelch.cluster.runs.shapes import check_metrics
-from squelch.cluster.runs.status import Line, RunStatus, duration, is_scorer_step_alone, status_of
+from squelch.cluster.runs.status import Line, RunStatus, is_scorer_step_alone, status_of
 from squelch.cluster.runs.status_text import headline, is_late, sparkline, status_rows, step_text
-from squelch.cluster.terminal import one_line
+from squelch.cluster.terminal import duration, one_line
 from squelch.envs.untrusted.memory import memory_of_at_most
 
 START_TIMEOUT_S = 1800.0
-"""Seconds that set-up, warm-up and the first validation may take before the watcher gives up."""
+"""Seconds without a step and without anything new from the start-up after which the watcher gives up."""
 SILENCE_TIMEOUT_S = 3600.0
 """Seconds without a new step after which the watcher gives up."""
 
@@ -100,6 +100,7 @@ class _LinePrinter:
         self._shown = -1
         self._state = ""
         self._late = False
+        self._stage = ""
 
     def __call__(self, status: RunStatus, lines: Sequence[Line]) -> None:
         for line in lines:
@@ -107,9 +108,10 @@ class _LinePrinter:
                 self._shown = line["step"]
                 self._say(step_text(line))
         late = is_late(status)
-        if status.state != self._state or (late and not self._late):
+        stage = (status.starting or "").partition(":")[0]
+        if status.state != self._state or stage != self._stage or (late and not self._late):
             self._say(headline(status))
-        self._state, self._late = status.state, late
+        self._state, self._stage, self._late = status.state, stage, late
 
     def _say(self, text: str) -> None:
         self._console.print(one_line(text), markup=False, highlight=False, soft_wrap=True)
@@ -126,7 +128,7 @@ def _follow(
     follower, where = LineFollower(folder.store, METRICS), folder.store.where(METRICS)
     seen: Stat | None = None
     lines: list[dict[str, Any]] = []
-    waited = 0.0
+    waited, stage = 0.0, None
     while True:
         stamp = folder.metrics_stamp()
         if stamp != seen:
@@ -136,6 +138,8 @@ def _follow(
                 check_metrics(new, where, len(lines) + 1)
             seen, lines, waited = stamp, [*lines, *new], 0.0
         now = status_of(folder, lines, time.time())
+        if now.starting != stage:
+            stage, waited = now.starting, 0.0
         show(now, lines)
         if now.state in ("finished", "stopped", "ended"):
             return

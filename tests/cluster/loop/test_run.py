@@ -26,6 +26,21 @@ from squelch.envs.untrusted.files import Unreadable
 from squelch.learner.refusal import SettingRefused
 
 
+class Quiet:
+    """A start-up that nobody watches."""
+
+    began = 0.0
+
+    def say(self, _: str) -> None:
+        pass
+
+    def advance(self, *_: object) -> None:
+        pass
+
+    def stage(self, *_: str) -> None:
+        pass
+
+
 def ending(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception) -> Callable[..., int]:
     """`train` of a run whose loop raises the error; nothing is started. Takes whom it speaks to."""
 
@@ -72,12 +87,12 @@ def test_a_setting_that_a_step_does_not_fit_is_the_users_to_mend(monkeypatch, tm
 
 @pytest.mark.parametrize("error", [ValueError("no decoder layers"), Refused("trace", ValueError("no decoder layers"))])
 def test_what_an_actor_refuses_at_its_start_is_the_users_to_mend(tmp_path, error) -> None:
-    async def start() -> None:
+    async def start(on_stage: object) -> None:
         raise error
 
     fleet = SimpleNamespace(start=start, config=load("frozenlake", [f"runs_dir={tmp_path}", "name=it"]))
     with pytest.raises(UserError, match=r"^no decoder layers \(trace: .*failure\.log\)$"):
-        asyncio.run(run._start(fleet, None))
+        asyncio.run(run._start(fleet, None, Quiet()))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +133,7 @@ class LoadingFleet:
         self.number, self.stopped = number, threading.Event()
         self.learner = SimpleNamespace(call=self.load)
 
-    async def start(self) -> None:
+    async def start(self, on_stage: object) -> None:
         pass
 
     async def load(self, row: object, _: Path) -> None:
@@ -142,8 +157,8 @@ def test_a_signal_while_a_checkpoint_loads_ends_the_run_before_it_trains(monkeyp
     config = load("frozenlake", [f"runs_dir={tmp_path}", "name=it"])
     recorder = SimpleNamespace(url="", has_moved=False)
     with pytest.raises(run.Interrupted, match=f"^{number.name}$"):
-        state, say = LoopState(clock=3), lambda _: None
-        asyncio.run(run._train(config, tmp_path, state, tmp_path, recorder, recorder, None, 0.0, say))
+        state = LoopState(clock=3)
+        asyncio.run(run._train(config, tmp_path, state, tmp_path, recorder, recorder, None, Quiet()))
 
 
 def test_a_signal_that_comes_before_the_run_listens_for_one_interrupts_it() -> None:

@@ -159,8 +159,10 @@ def test_a_folder_that_holds_something_else_is_refused_and_left_alone(tmp_path: 
 def test_a_build_that_fails_leaves_nothing_behind_and_the_old_policy_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = SMALL.model_copy(update={"tokens": 1_000})
-    build_tiny(tmp_path / "a", LAKE, recipe=recipe)
+    recipe, told = SMALL.model_copy(update={"tokens": 1_000}), list[tuple[str, float | None]]()
+    build_tiny(tmp_path / "a", LAKE, recipe=recipe, on_stage=lambda *stage: told.append(stage))
+    shares = [share or 0.0 for _, share in told]
+    assert shares == sorted(shares) and shares[-1] == 1 and "demonstrations, loss" in told[-1][0]
     before = (tmp_path / "a" / tiny.STAMP).read_text()
 
     def fail(*_: object) -> None:

@@ -1,0 +1,122 @@
+"""A start-up says what it is doing: a bar on a terminal, a line elsewhere, a file for `status` and `watch`."""
+
+import asyncio
+import io
+import os
+import pty
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from squelch.actors.process.stage import OnStage
+from squelch.cluster.commands.arguments import described_place
+from squelch.cluster.commands.existing_runs.status import status
+from squelch.cluster.errors import UserError
+from squelch.cluster.fleet.waiting import told
+from squelch.cluster.loop import startup
+from squelch.cluster.loop.startup import Startup
+from squelch.cluster.runs.driver import Driver
+from squelch.cluster.runs.starting import FILE, Stage
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_outside_a_terminal_a_line_comes_although_nothing_happens(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(startup, "EVERY_S", 0.2)
+    monkeypatch.setattr(startup, "TICK_S", 0.05)
+    said: list[str] = []
+    start = Startup(said.append, io.StringIO(), tmp_path / "run")
+    start.stage("starting Ray", "5 to 15 s")
+    eventually(lambda: len(said) >= 2)
+    start.close()
+    assert said[-1] == "starting Ray (0 s so far, usually 5 to 15 s)" and not (tmp_path / "run").exists()
+    ended = len(said)
+    time.sleep(0.4)
+    assert len(said) == ended
+
+
+def test_a_terminal_shows_a_bar_below_the_lines_and_nothing_of_it_stays() -> None:
+    ours, theirs = pty.openpty()
+    with open(theirs, "w", buffering=1) as screen, open(ours, "rb", buffering=0) as shown:
+        start = Startup(lambda text: print(text, file=screen), screen, Path("never"))
+        start._begin = start._require_folder = lambda: None
+        start.stage("preparing the model")
+        start.advance("loss [b]0.5[/b]", 0.5)
+        start.say("a line")
+        start.close()
+        start.say("another")
+        text = shown.read(1 << 16).decode()
+        while "another" not in text:
+            text += shown.read(1 << 16).decode()
+    assert "preparing the model: loss [b]0.5[/b]" in text and "50%" in text
+    assert text.endswith("another\r\n") and "\x1b[?25h" in text.rpartition("another")[0], "the cursor is shown again"
+
+
+def test_status_shows_the_stage_from_the_first_long_one_until_the_first_step(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    driver, now = Driver(folder), [1000.0]
+    start = Startup(lambda _: None, None, folder, lambda: driver.hold(lambda _: None), clock=lambda: now[0])
+    start.stage("preparing the model", "2 to 4 minutes")
+    assert not folder.exists(), "a model that is refused leaves no folder"
+    start.advance("learning, loss 0.500", 0.25)
+    assert described_place(str(folder)) == folder, "there is no config.yaml yet"
+    text = status(folder)
+    assert text.startswith("run: starting, preparing the model: learning, loss 0.500 (25%, ") and "\n" not in text
+    now[0] += 1.0
+    start.advance("learning, loss 0.400", 0.5)
+    assert "0.500" in status(folder), "the file is not written at every word"
+    start.stage("starting the actors")
+    assert "starting, starting the actors (" in status(folder)
+    driver.close()
+    assert "starting the actors" not in status(folder), "its process was killed"
+    start.close()
+    assert not (folder / FILE).exists()
+
+
+def test_a_second_run_of_the_name_is_refused_before_its_warm_up(tmp_path: Path) -> None:
+    other = Driver(tmp_path)
+    other.hold(lambda _: None)
+    start = Startup(lambda _: None, None, tmp_path, lambda: Driver(tmp_path).hold(lambda _: None))
+    with pytest.raises(UserError, match="drives this run"):
+        start.advance("collecting demonstrations", 0.0)
+    start.close()
+    other.close()
+
+
+@pytest.mark.parametrize("text", ["{}", '{"name": "a", "since": 1e999}', '{"name": "a", "since": 0, "share": 7}'])
+def test_a_stage_of_another_shape_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / FILE).write_text(text)
+    assert status(tmp_path) == f"{tmp_path.name}: starting"
+
+
+def test_the_time_that_is_left_follows_from_the_share() -> None:
+    assert Stage("a", 100.0, "1 min", share=0.25).times(110.0) == "25%, 10 s so far, about 30 s left"
+    assert Stage("a", 100.0, "1 min", share=0.01).times(110.0) == "10 s so far, usually 1 min"
+    assert Stage("a", 100.0).times(90.0) == "0 s so far"
+
+
+def test_actors_that_are_still_awaited_are_named() -> None:
+    heard: list[str] = []
+    on_stage: OnStage = lambda what, _: heard.append(what)  # noqa: E731
+
+    async def main() -> None:
+        calls = {name: asyncio.sleep(at / 100) for at, name in enumerate(["learner", "rollout-0", "b", "c", "d"])}
+        await asyncio.gather(*told(calls, {"rollout-0": "rollout-0 (its engine loads)"}, on_stage).values())
+
+    asyncio.run(main())
+    assert heard[0] == "0 of 5 are up, waiting for learner, rollout-0 (its engine loads), b and 2 more"
+    assert heard[1].startswith("1 of 5 are up, waiting for rollout-0") and heard[-1] == "5 of 5 are up"
+
+
+def test_no_thread_of_a_start_up_outlives_it(tmp_path: Path) -> None:
+    start = Startup(lambda _: None, None, tmp_path)
+    start.close()
+    start._thread.join(5)
+    assert not start._thread.is_alive() and os.listdir(tmp_path) == []
