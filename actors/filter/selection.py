@@ -3,6 +3,8 @@
 - A refused group has score NaN and is never selected; it still counts in the window's number of groups N.
 - Groups are ranked by score, and by `order` at equal scores, so the order of arrival does not affect the result.
 - Under `compat: paper` a window whose scores are all zero selects nothing under every rule but `none`.
+
+A rule's own settings act in its function in `rules.py`: `rho` and `epsilon` of top-p in `_top_p`.
 """
 
 from __future__ import annotations
