@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,17 @@ _FORMATS = (
 
 
 def application(
-    folder: RunFolder, access: Access, now: Callable[[], float] = time.time, prometheus: Prometheus | None = None
+    folder: RunFolder,
+    access: Access,
+    now: Callable[[], float] = time.time,
+    prometheus: Prometheus | None = None,
+    others: Sequence[RunFolder] = (),
 ) -> ASGIApp:
-    """The guarded application that shows a run. UserError if the run's index or metrics cannot be read."""
-    pages = Pages(folder, templates(), now, prometheus)
+    """The guarded application that shows a run, and the metrics of `others` beside its own. UserError if the run's
+    index or metrics, or those of the others, cannot be read."""
+    pages = Pages(folder, templates(), now, prometheus, others)
+    for other in pages.others.values():
+        other.refresh()
     pages.groups.refresh()  # here rather than with the first page, which would wait for it in a large run
     pages.run_metrics.refresh()
     app = Starlette(

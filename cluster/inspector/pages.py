@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -18,10 +18,10 @@ from starlette.templating import Jinja2Templates
 
 from squelch.cluster.errors import UserError
 from squelch.cluster.grafana.prometheus import Prometheus
-from squelch.cluster.inspector import matrices
+from squelch.cluster.inspector import curves, matrices
 from squelch.cluster.inspector.boards import FIRST, REFRESH_S, WINDOWS, Boards, Recorded
 from squelch.cluster.inspector.groups import GroupIndex, Query
-from squelch.cluster.inspector.run_metrics import CHARTS, RunMetrics
+from squelch.cluster.inspector.run_metrics import CHARTS, CURVES, SMOOTHED, RunMetrics
 from squelch.cluster.inspector.search import search
 from squelch.cluster.inspector.template_filters import FILTERS, strip_of
 from squelch.cluster.inspector.texts import SHARES, Pieces
@@ -33,12 +33,14 @@ from squelch.cluster.runs.timing.timeline import Timeline
 from squelch.envs.untrusted.files import brief
 
 SHOWS = ("posterior", "gap")
+ALONE = "-"
+"""What the address says where no second run is shown."""
 STEPS_SHOWN = 6
 """Steps that the lane view shows first."""
 
 
 class Pages:
-    """The pages of one run. `now`: the clock, unix seconds."""
+    """The pages of one run. `now`: the clock, unix seconds; `others`: the runs that it can be compared with."""
 
     def __init__(
         self,
@@ -46,11 +48,13 @@ class Pages:
         templates: Jinja2Templates,
         now: Callable[[], float] = time.time,
         prometheus: Prometheus | None = None,
+        others: Sequence[RunFolder] = (),
     ) -> None:
         self.folder, self.templates, self.now = folder, templates, now
         self.boards = Boards(folder.name, prometheus, now)
         self.groups = GroupIndex(folder.store)
         self.run_metrics = RunMetrics(folder)
+        self.others = {other.name: RunMetrics(other) for other in others}
         self.timeline = Timeline(folder.store)
         self._pieces: Pieces | None = None
 
@@ -267,13 +271,38 @@ class Pages:
 
     def charts(self, request: Request) -> Response:
         """The charts; their numbers are fetched by the page."""
-        return self._page(request, "figures.html", charts=CHARTS)
+        window, other = self._window(request), self._other(request)
+        chosen = {"smooth": None if window == 1 else window, "with": request.query_params.get("with")}
+        return self._page(
+            request, "figures.html", charts=CHARTS, windows=curves.WINDOWS, window=window, others=list(self.others),
+            other=other, alone=ALONE, chosen=chosen, name=self.folder.name,
+        )  # fmt: skip
 
-    def numbers(self, _: Request) -> Response:
-        """The curves of every chart: the steps, then one column a key."""
-        self.run_metrics.refresh()
-        keys = ["step", *dict.fromkeys(curve.key for chart in CHARTS for curve in chart.curves)]
-        return JSONResponse(dict(zip(keys, self.run_metrics.columns(keys), strict=True)))
+    def numbers(self, request: Request) -> Response:
+        """The curves of every chart, of the run and of the one that it is compared with."""
+        window, other = self._window(request), self._other(request)
+        shown = {self.folder.name: self.run_metrics} | ({other: self.others[other]} if other else {})
+        for run in shown.values():
+            run.refresh()
+        tables = {name: run.table(("step", *CURVES)) for name, run in shown.items()}
+        return JSONResponse(curves.over_steps(tables, CURVES, SMOOTHED, window))
+
+    def _window(self, request: Request) -> int:
+        text = request.query_params.get("smooth", "1")
+        if text not in map(str, curves.WINDOWS):
+            allowed = ", ".join(map(str, curves.WINDOWS))
+            raise UserError(f"`smooth` is {brief(text)} in the address; it must be one of: {allowed}")
+        return int(text)
+
+    def _other(self, request: Request) -> str | None:
+        """The name of the run to compare with: that in the address, or the first that was given."""
+        name = request.query_params.get("with", next(iter(self.others), ALONE))
+        if name == ALONE:
+            return None
+        if name not in self.others:
+            allowed = ", ".join((ALONE, *self.others))
+            raise UserError(f"`with` is {brief(name)} in the address; it must be one of: {allowed}")
+        return name
 
     # --- dashboards ---
 

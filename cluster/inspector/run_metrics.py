@@ -23,9 +23,6 @@ from squelch.cluster.runs.shapes import check_metrics
 from squelch.cluster.runs.status import RECENT_STEPS, RunStatus, status_of
 from squelch.cluster.runs.status_text import clipped
 
-MOST_POINTS = 2_000
-"""Points of a curve; a longer run shows the mean of neighbouring steps."""
-
 
 @dataclass(frozen=True)
 class Curve:
@@ -56,6 +53,12 @@ CHARTS = (
         "Success", "share", (*_with_interval("validation/success", "validation"), Curve("success", "training")), True
     ),
     Chart(
+        "Reward",
+        "mean return",
+        (Curve("reward_mean", "all"), Curve("reward_mean_kept", "kept"), Curve("reward_mean_dropped", "dropped")),
+    ),
+    Chart("Format", "share", (Curve("format_validity", "valid turns"), Curve("truncated_share", "truncated")), True),
+    Chart(
         "Retrieval accuracy",
         "share",
         (
@@ -82,29 +85,36 @@ CHARTS = (
             Curve(f"{_TURN}/marginal_entropy", "H(Z)", "reference"),
         ),
     ),
-    Chart("Reward variance", "reward squared", (Curve("reward_variance_mean", "mean of groups"),)),
-    Chart("Kept mass", "share", (Curve("kept_mass", "of reward variance"), Curve("kept_fraction", "of groups")), True),
-    Chart(
-        "Groups",
-        "groups",
-        (
-            Curve("num_groups", "played", "reference"),
-            Curve("kept_groups", "kept"),
-            Curve("zero_variance_groups", "without variance"),
-        ),
-    ),
-    Chart(
-        "Reward",
-        "reward",
-        (Curve("reward_mean", "all"), Curve("reward_mean_kept", "kept"), Curve("reward_mean_dropped", "dropped")),
-    ),
-    Chart("Format", "share", (Curve("format_validity", "valid turns"), Curve("truncated_share", "truncated")), True),
     Chart("Reasoning length", "tokens per turn", (Curve("reasoning_length", "reasoning"),)),
     Chart(
         "Turns cut at the token limit",
         "share",
         (Curve("turns_cut/reasoning", "in the reasoning"), Curve("turns_cut/answer", "in the answer")),
         True,
+    ),
+    Chart(
+        "Entropy",
+        "nats per token",
+        (Curve("learner/entropy", "policy"), Curve("rollout_entropy", "surprisal of the samples")),
+    ),
+    Chart("KL to the reference policy", "nats per token", (Curve("learner/kl", "KL"),)),
+    Chart("Loss", "", (Curve("learner/loss", "loss"), Curve("learner/policy_loss", "policy term"))),
+    Chart("Gradient norm", "before clipping", (Curve("learner/grad_norm", "norm"),)),
+    Chart(
+        "Clipped tokens",
+        "share",
+        (Curve("learner/clip_fraction_high", "from above"), Curve("learner/clip_fraction_low", "from below")),
+    ),
+    Chart("Reward variance", "reward squared", (Curve("reward_variance_mean", "mean of groups"),)),
+    Chart("Kept mass", "share", (Curve("kept_mass", "of reward variance"), Curve("kept_fraction", "of groups")), True),
+    Chart(
+        "Groups",
+        "a step",
+        (
+            Curve("num_groups", "played", "reference"),
+            Curve("kept_groups", "kept"),
+            Curve("zero_variance_groups", "without variance"),
+        ),
     ),
     Chart(
         "Seconds of a step",
@@ -118,9 +128,14 @@ CHARTS = (
     ),
     Chart("Staleness", "versions", (Curve("staleness_mean", "mean"), Curve("staleness_max", "largest", "reference"))),
 )
-"""The charts in order: success, dependence on the input, what the filter saw, where time went."""
+"""The charts in order: success, dependence on the input, the optimizer, what the filter saw, where time went."""
 
-KEYS = ("step", "time", *dict.fromkeys(curve.key for chart in CHARTS for curve in chart.curves))
+CURVES = tuple(dict.fromkeys(curve.key for chart in CHARTS for curve in chart.curves))
+SMOOTHED = tuple(
+    curve.key for chart in CHARTS for curve in chart.curves if curve.role == "line" and f"{curve.key}_low" not in CURVES
+)
+"""Keys that can be smoothed: a value with an interval states its noise already."""
+KEYS = ("step", "time", *CURVES)
 
 
 class RunMetrics:
@@ -166,26 +181,12 @@ class RunMetrics:
         lines = [found[step] for step in sorted(found)]
         return status_of(self.folder, lines, now)
 
-    def columns(self, keys: Sequence[str]) -> list[list[float | None]]:
-        """The columns of `keys`, each with at most `MOST_POINTS` values; None where a step has none."""
+    def table(self, keys: Sequence[str]) -> np.ndarray:
+        """(num_steps, num_keys) values of `keys`; NaN where a step has none."""
         with self._lock:
-            table = np.array(self.rows or np.zeros((0, len(KEYS))))[:, [KEYS.index(key) for key in keys]]
-        return [
-            [None if np.isnan(value) else float(f"{value:.6g}") for value in column] for column in _thinned(table).T
-        ]
+            return np.array(self.rows or np.zeros((0, len(KEYS))))[:, [KEYS.index(key) for key in keys]]
 
     def times(self) -> list[tuple[int, float]]:
         """(step, time of its record in unix seconds) of every step."""
         with self._lock:
             return [(int(row[0]), row[1]) for row in self.rows]
-
-
-def _thinned(table: np.ndarray) -> np.ndarray:
-    """(num_steps, num_keys) with at most `MOST_POINTS` rows: means of neighbouring rows without their NaN."""
-    if len(table) <= MOST_POINTS:
-        return table
-    parts = np.array_split(table, MOST_POINTS)
-    counts = [np.maximum((~np.isnan(part)).sum(axis=0), 1) for part in parts]
-    known = [(~np.isnan(part)).any(axis=0) for part in parts]
-    means = [np.nansum(part, axis=0) / count for part, count in zip(parts, counts, strict=True)]
-    return np.array([np.where(has, mean, np.nan) for has, mean in zip(known, means, strict=True)])

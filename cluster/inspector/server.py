@@ -33,6 +33,7 @@ def serve(
     token: str | None = None,
     names: Sequence[str] = (),
     prometheus: str | None = None,
+    others: Sequence[RunFolder] = (),
 ) -> None:
     """Shows the run at http://HOST:PORT until Ctrl-C.
 
@@ -41,13 +42,21 @@ def serve(
         token: that readers from other machines must give; None makes one if `host` is not loopback.
         names: further names under which browsers reach this server.
         prometheus: the address of one that scrapes the run; `OWN` starts one; None shows no dashboards.
+        others: the runs whose metrics may be shown beside this one's.
     Raises:
-        UserError: the port cannot be opened, the run's index cannot be read, or Prometheus is not installed.
+        UserError: two runs have the same name, the port cannot be opened, the run's index cannot be read, or Prometheus
+            is not installed.
     """
+    names_of_runs = [one.name for one in (folder, *others)]
+    if len(set(names_of_runs)) < len(names_of_runs):
+        raise UserError(
+            f"the runs are called {', '.join(names_of_runs)}, and the page tells them apart by name; "
+            "give each --compare a run of another name"
+        )
     listening = listen(host, port)
     with listening, _prometheus(folder, prometheus, say) as asked:
         access = access_of(host, listening.getsockname()[1], token, names)
-        app = application(folder, access, prometheus=asked)
+        app = application(folder, access, prometheus=asked, others=others)
         say(f"{folder.name}: {url(host, access)}  (Ctrl-C ends it; the run is only read)")
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="off", server_header=False,

@@ -30,6 +30,7 @@ EPILOG = f"""\
 examples:
   squelch inspect runs/frozenlake
   squelch inspect runs/frozenlake --prometheus own              with the dashboards, by a Prometheus that it starts
+  squelch inspect runs/sokoban --compare runs/no-filter         the curves of both
   squelch inspect runs/sokoban --port 0                         a free port
   squelch inspect s3://bucket/runs/sokoban                      a run in its store
   squelch inspect runs/sokoban --host 0.0.0.0 --allow-host gpu7.example.org
@@ -61,6 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Prometheus that scrapes the run, for the page of the dashboards; `own` starts one (Debian's package "
         "prometheus) that holds what the run has recorded and scrapes it while it lives",
     )
+    parser.add_argument(
+        "--compare",
+        action="append",
+        default=[],
+        metavar="RUN",
+        help="another run, whose curves the page of figures shows beside this one's; may be repeated",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -75,5 +83,6 @@ def run(options: argparse.Namespace) -> int:
     if options.prometheus not in (None, OWN):
         address(options.prometheus, "--prometheus")
     folder = RunFolder(place_of(options.run_dir))
-    serve(folder, options.host, options.port, say, token, options.allow_host, options.prometheus)
+    others = [RunFolder(place_of(place)) for place in options.compare]
+    serve(folder, options.host, options.port, say, token, options.allow_host, options.prometheus, others)
     return 0

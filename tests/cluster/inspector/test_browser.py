@@ -195,6 +195,19 @@ def test_a_cell_of_the_matrix_opens_both_texts_and_is_in_the_address(page: Page,
     expect(page.locator("#cell")).to_contain_text("trajectory 1")
 
 
+def test_a_legend_says_the_last_value_and_a_constant_has_an_axis_from_0(page: Page, address: str) -> None:
+    page.goto(f"{address}/figures?smooth=5")
+    page.wait_for_selector(".charts[data-drawn]")
+    success = page.locator(".chart", has_text="Success").locator(".u-series:not(.band)", has_text="training")
+    expect(success.locator(".u-value")).to_have_text("0.2")
+    plot = page.locator(".chart", has_text="Seconds").locator(".u-over")
+    plot.hover(position={"x": 1, "y": 60})
+    expect(success.locator(".u-value")).to_have_text("0.1", timeout=5000)
+    axes = "document.querySelector('.charts').plots.map(p => [p.series[1].label, p.scales.y.min, p.scales.y.max])"
+    assert ["rollout", 0, 8] in page.evaluate(axes), "a constant 4"
+    expect(page.locator("#unmeasured")).to_contain_text("Fixed probe")
+
+
 def test_a_token_says_its_probability_and_the_theme_stays(page: Page, address: str) -> None:
     page.goto(f"{address}/groups/1/000001-000")
     page.locator(".sampled i").nth(4).hover()

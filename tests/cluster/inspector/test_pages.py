@@ -11,6 +11,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from squelch.actors.archive.writer import Archive
+from squelch.cluster.inspector.app import application
+from squelch.cluster.inspector.guard import Access
 from squelch.cluster.inspector.matrices import heatmap
 from squelch.cluster.inspector.search import search
 from squelch.cluster.inspector.texts import Pieces
@@ -125,10 +127,36 @@ def test_spans_figures_and_trace_are_data(client: TestClient) -> None:
     assert found["bubbles"][0][2] == [["rollout-0", pytest.approx(4 / 7)]]
     assert [step for step, _ in found["steps"]] == [1, 2, 3]
     numbers = client.get("/figures/numbers").json()
-    assert numbers["step"] == [1, 2, 3] and numbers["success"] == pytest.approx([0.1, 0.2, 0.3])
+    assert numbers["step"] == [1, 2, 3]
+    (run,) = numbers["runs"]
+    assert run["values"]["success"] == pytest.approx([0.1, 0.2, 0.3]) and run["raw"] == {}
     trace = client.get("/trace.json")
     assert "attachment" in trace.headers["content-disposition"]
     assert sum(event["ph"] == "X" for event in json.loads(trace.text)["traceEvents"]) == 9
+
+
+def test_the_figures_have_what_a_trainer_is_watched_by(client: TestClient) -> None:
+    text = client.get("/figures").text
+    for key in ("entropy", "kl", "loss", "grad_norm", "clip_fraction_low", "clip_fraction_high"):
+        assert f'data-key="learner/{key}"' in text
+    assert "--compare RUN" in text
+
+
+def test_the_curves_of_a_second_run_stand_on_the_same_steps_and_can_be_smoothed(tmp_path: Path, finished: Path) -> None:
+    others = [RunFolder(small_run(tmp_path / name, 5)) for name in ("longer", "<b>third")]
+    access = Access(frozenset({"testserver"}), 80)
+    both = TestClient(application(RunFolder(finished), access, now=lambda: 2000.0, others=others))
+    found = both.get("/figures/numbers?smooth=5").json()
+    own, other = found["runs"]
+    assert found["step"] == [1, 2, 3, 4, 5] and (own["name"], other["name"]) == ("small", "longer")
+    assert own["raw"]["success"] == pytest.approx([0.1, 0.2, 0.3, None, None])
+    assert own["values"]["success"] == pytest.approx([0.1, 0.15, 0.2, None, None])
+    assert other["values"]["success"] == pytest.approx([0.1, 0.15, 0.2, 0.25, 0.3])
+    assert "first_turn/mi_est" not in own["raw"], "its interval says how noisy it is"
+    assert len(both.get("/figures/numbers?with=-").json()["runs"]) == 1
+    text = both.get("/figures?with=%3Cb%3Ethird&smooth=20").text
+    assert '<option value="&lt;b&gt;third" selected>' in text and "<b>third" not in text
+    assert "/figures/numbers?smooth=20&amp;with=%3Cb%3Ethird" in text
 
 
 def test_search_finds_what_was_written_with_its_surroundings_and_not_what_was_fed(client: TestClient) -> None:
@@ -159,6 +187,8 @@ def test_a_search_that_has_used_its_time_says_where_to_go_on(finished: Path) -> 
         ("/scores?show=all", "`show` is"),
         ("/scores?row=1&column=99", "3 columns"),
         ("/templates?prompt=9", "`prompt` is"),
+        ("/figures?smooth=7", "`smooth` is"),
+        ("/figures/numbers?with=..%2Fother", "`with` is"),
         ("/timeline?step=99", "step 99 is not recorded"),
         ("/timeline/spans?from=nan&to=1", "`from` is"),
         ("/timeline/spans?from=5&to=1", "the smaller one"),

@@ -37,6 +37,8 @@ def test_what_cannot_be_served_is_refused_with_a_remedy(
     assert "from 0 to 65535" in refused(capsys, str(folder), "--port", "70000")
     assert "--prometheus" in refused(capsys, str(folder), "--port", "0", "--prometheus", "nonsense")
     assert "credentials" in refused(capsys, str(folder), "--port", "0", "--prometheus", "http://me:secret@p:9090")
+    assert "holds no run" in refused(capsys, str(folder), "--compare", str(tmp_path))
+    assert "tells them apart by name" in refused(capsys, str(folder), "--port", "0", "--compare", str(folder))
     monkeypatch.setenv("SQUELCH_INSPECT_TOKEN", "short")
     assert "at least 16" in refused(capsys, str(folder), "--port", "0")
     monkeypatch.delenv("SQUELCH_INSPECT_TOKEN")

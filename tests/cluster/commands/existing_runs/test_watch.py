@@ -466,7 +466,7 @@ def test_the_fixed_probe_the_regime_and_whether_the_answer_follows_are_shown(tmp
     assert json.loads(status(tmp_path, as_json=True))["probe"]["mi_high"] == 3.9
     shown = RunMetrics(RunFolder(tmp_path))
     shown.refresh()
-    assert shown.columns(["probe/mi_high"])[0][-1] == 3.47
+    assert shown.table(["probe/mi_high"])[-1, 0] == 3.47
 
 
 def test_what_the_judge_finds_is_shown_where_there_is_one(tmp_path: Path) -> None:
