@@ -8,14 +8,12 @@ torch nor Ray.
 
 from __future__ import annotations
 
-import datetime
 import difflib
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
@@ -37,7 +35,7 @@ from squelch.envs.options import MAX_COMPARED
 from squelch.envs.registry import resolved
 from squelch.envs.settings import Settings
 from squelch.envs.untrusted.files import Unreadable, brief, read_bytes, shortened, state, text_of
-from squelch.envs.untrusted.text import MAX_RECIPE, parse_yaml
+from squelch.envs.untrusted.text import MAX_RECIPE, YamlVersion, parse_yaml, written_yaml
 from squelch.learner.config import LearnerConfig
 from squelch.learner.objective.algorithms import differences, merged, with_filter
 from squelch.learner.warmup.settings import WarmupConfig
@@ -403,13 +401,18 @@ def _asked_by(extended_by: tuple[Path, ...]) -> str:
     return f", which {extended_by[-1]} extends" if extended_by else ""
 
 
-def read_settings(data: bytes, where: str) -> dict[str, Any]:
+def read_settings(data: bytes, where: str, version: YamlVersion = "1.2") -> dict[str, Any]:
     """The mapping in the bytes of a YAML file. UserError, whose text begins with `where`, for anything else."""
     with bad_files_are_the_users():
-        tree = read_yaml(text_of(data, where), where)
+        tree = parse_yaml(text_of(data, where), where, version)
     if tree is not None and not isinstance(tree, dict):
         raise UserError(f"{where} must hold a mapping of settings, not {type(tree).__name__}")
     return tree or {}
+
+
+def read_resolved(data: bytes, where: str) -> dict[str, Any]:
+    """The mapping in the bytes of a run's `config.yaml`; those that PyYAML's own dumper wrote quote by YAML 1.1."""
+    return read_settings(data, where, "1.1")
 
 
 def read_yaml(text: str, what: str) -> Any:
@@ -420,13 +423,13 @@ def read_yaml(text: str, what: str) -> Any:
 
 def dump(config: RunConfig) -> str:
     """The resolved configuration as YAML; `load` reads it back as an equal configuration."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    return written_yaml(config.model_dump(mode="json"))
 
 
 def settings_of(file: Path) -> dict[str, Any]:
     """The settings in a run's `config.yaml` by dotted key; unchecked if this release refuses what it was started with.
     UserError if the file is none."""
-    tree = read_settings(file.read_bytes(), str(file))
+    tree = read_resolved(file.read_bytes(), str(file))
     try:
         return flat(validated(tree, [], str(file)).model_dump(mode="json"))
     except UserError:
@@ -482,7 +485,7 @@ def _explain(error: ValidationError) -> str:
 
 def _quotes(error: ErrorDetails, where: str) -> str:
     """How to write text that YAML reads as another value, such as the name 7; else empty."""
-    if error["type"] != "string_type" or not isinstance(error["input"], bool | int | float | datetime.date):
+    if error["type"] != "string_type" or not isinstance(error["input"], bool | int | float):
         return ""
     return f"; such text needs quotes, on the command line '{where}=\"...\"'"
 

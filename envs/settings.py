@@ -15,13 +15,18 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_value_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuses `true` and `false`, which pydantic reads as 1 and 0, for fields of numbers, also among several."""
+    def _truth_values_are_no_other(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuses `true` and `false`, which pydantic reads as 1 and 0, for fields of numbers, also among several, and
+        words such as `off`, which it reads as `false`, for fields that are true or false."""
         values = value if isinstance(value, list | tuple) else [value]
         if info.field_name is not None and any(isinstance(one, bool) for one in values):
             kinds = _kinds(cls.model_fields[info.field_name].annotation)
             if kinds & {int, float} and bool not in kinds:
                 raise ValueError("must hold numbers" if tuple in kinds or list in kinds else "must be a number")
+        if isinstance(value, str) and info.field_name is not None:
+            kinds = _kinds(cls.model_fields[info.field_name].annotation)
+            if bool in kinds and str not in kinds:
+                raise ValueError("must be true or false, not text")
         return value
 
 

@@ -21,7 +21,7 @@ from squelch.actors.diagnosis.uncertainty import MIN_INTERVAL
 from squelch.actors.process.preparation import HOOK
 from squelch.actors.process.stage import OnStage, unheard
 from squelch.actors.scorer.share import CHOSEN, OFTEN, PROBE_CHOSEN, StepWork, as_chosen, chosen, in_words
-from squelch.cluster.config import RunConfig, read_settings
+from squelch.cluster.config import RunConfig, read_resolved
 from squelch.cluster.errors import UserError
 from squelch.cluster.first_task import first_task
 from squelch.cluster.fleet import local_ray
@@ -185,7 +185,7 @@ def choose_scoring(config: RunConfig, model_dir: Path, resume: bool, say: Callab
 def _scorer_of(file: Path) -> ScorerConfig:
     """The scorer's settings in a run's `config.yaml`, of which this release may refuse the whole."""
     try:
-        return ScorerConfig.model_validate(read_settings(file.read_bytes(), str(file)).get("scorer", {}))
+        return ScorerConfig.model_validate(read_resolved(file.read_bytes(), str(file)).get("scorer", {}))
     except ValidationError as error:
         raise UserError(f"{file}: scorer: {error.errors()[0]['msg']}") from error
 

@@ -21,13 +21,12 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from squelch.cluster.config import read_recipe
 from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.ray_internals import DASHBOARD_CLIENT_MAX_SIZE, excluded_from_upload, walk_uploaded
 from squelch.cluster.package import DISTRIBUTION, checkout
 from squelch.envs.untrusted.files import reason, size_text
+from squelch.envs.untrusted.text import written_yaml
 
 log = logging.getLogger(__name__)
 EXCLUDES = ["/.git", "/.venv", "/.bench-venv", "/.cache", "/runs", "**/__pycache__", "/.hypothesis", "/.pytest_cache"]
@@ -88,7 +87,7 @@ def pack(code: Code, recipe: str, target: Path) -> tuple[Path | None, str]:
     """
     settings = ""
     if recipe.endswith((".yaml", ".yml")):
-        settings = yaml.safe_dump(read_recipe(recipe), sort_keys=False)
+        settings = written_yaml(read_recipe(recipe))
     if not (settings or code.folder or code.wheel):
         return None, recipe
     members = _members(code)

@@ -84,12 +84,12 @@ class RunFolder:
     def _resolved(self) -> dict[str, Any]:
         """The content of `config.yaml`. UserError if it does not exist, or holds nothing: a run writes every setting,
         so an empty file would pass for a run with the defaults."""
-        from squelch.cluster.config import read_settings
+        from squelch.cluster.config import read_resolved
 
         where = self.store.where(reader.CONFIG)
         if self._stat(reader.CONFIG) is None:
             raise UserError(f"{where} does not exist; give a run's folder, e.g. runs/frozenlake")
-        found = read_settings(self._bytes(reader.CONFIG, MAX_RECIPE), where)
+        found = read_resolved(self._bytes(reader.CONFIG, MAX_RECIPE), where)
         if not found:
             raise UserError(
                 f"{where} is empty, though a run writes every setting into it; take it from a copy of the run"

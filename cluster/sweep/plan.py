@@ -128,11 +128,7 @@ def _values(text: str, values: str) -> list[Any]:
         raise UserError(f"--grid {brief(text)}: the form is key=a,b")
     if not found or any(value is None and "null" not in values for value in found):
         raise UserError(f"--grid {brief(text)}: a value is missing; the form is key=a,b")
-    try:
-        written = [json.dumps(value, default=str) for value in found]
-    except TypeError as error:
-        raise UserError(f"--grid {brief(text)}: the keys of a block of settings must be text") from error
-    if len(set(written)) < len(written):
+    if len({json.dumps(value) for value in found}) < len(found):
         raise UserError(f"--grid {brief(text)}: a value occurs twice")
     return found
 

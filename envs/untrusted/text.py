@@ -15,7 +15,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 from squelch.envs.untrusted.files import MIB, Unreadable, brief, decoding, reason, size_text, text_of
 
@@ -27,6 +27,23 @@ MAX_DEPTH = 64
 MAX_NODES = 20_000
 MAX_DIGITS = 100
 """Characters of an integer in YAML: 64 bits take at most 66, in base 2."""
+YamlVersion = Literal["1.1", "1.2"]
+_NULL, _BOOL, _INT, _FLOAT, _MERGE = (f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "merge"))
+_CORE: tuple[tuple[str, re.Pattern[str], str], ...] = (
+    (_NULL, re.compile(r"(?:~|null|Null|NULL)$"), "~nN"),
+    (_NULL, re.compile(r"$"), ""),
+    (_BOOL, re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), "tTfF"),
+    (_INT, re.compile(r"(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"), "-+0123456789"),
+    (
+        _FLOAT,
+        re.compile(
+            r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+        ),
+        "-+.0123456789",
+    ),
+    (_MERGE, re.compile(r"<<$"), "<"),
+)
+"""Tag, pattern and possible first characters of each kind of plain scalar; what none takes is a word."""
 _INTEGER = re.compile(r"[-+]?[0-9][0-9a-fA-Fx_:]*")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -72,21 +89,25 @@ def lines_of(file: BinaryIO, where: str) -> Iterator[tuple[int, bytes]]:
         yield number, line
 
 
-def parse_yaml(text: str, where: str) -> Any:
+def parse_yaml(text: str, where: str, version: YamlVersion = "1.2") -> Any:
     """The YAML text as plain data: mappings, lists and scalars, without tags. Raises Unreadable, whose text begins with
-    `where`."""
+    `where`. `version`: whose rules tell plain scalars apart: the core schema of 1.2, or 1.1, by which PyYAML writes."""
     import yaml
 
     seen = set[int]()
     plain: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
     class Loader(plain):
+        yaml_implicit_resolvers = plain.yaml_implicit_resolvers if version == "1.1" else _core_schema()
+
         def flatten_mapping(self, node: Any) -> None:
             if id(node) not in seen:  # once, because merged keys then stand beside the node's own
                 seen.add(id(node))
                 _refuse_repeated_keys(node, where)
             super().flatten_mapping(node)
 
+    if version == "1.2":
+        Loader.add_constructor(_INT, lambda loader, node: _core_integer(loader.construct_scalar(node)))
     if len(text) > MAX_RECIPE:
         raise Unreadable(f"{where} is longer than {size_text(MAX_RECIPE)}")
     with decoding(where, "is not YAML"):
@@ -98,6 +119,35 @@ def parse_yaml(text: str, where: str) -> Any:
             raise Unreadable(f"{where} is not YAML: {problem}") from error
     _check_scalars(found, where)
     return found
+
+
+def written_yaml(value: Any) -> str:
+    """Plain data as YAML of several lines, which both versions of `parse_yaml` read alike: a text is quoted if either
+    would take it for something else."""
+    import yaml
+
+    rules, core = dict(yaml.SafeDumper.yaml_implicit_resolvers), _core_schema()
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    Dumper.yaml_implicit_resolvers = {one: [*rules.get(one, ()), *core.get(one, ())] for one in {*rules, *core}}
+    return yaml.dump(value, Dumper=Dumper, sort_keys=False)
+
+
+def _core_schema() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
+    """The core schema of YAML 1.2 (section 10.3.2) and the merge key, as PyYAML wants it: (tag, pattern) by the first
+    character of a plain scalar."""
+    found: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+    for tag, pattern, firsts in _CORE:
+        for first in firsts or [""]:
+            found.setdefault(first, []).append((tag, pattern))
+    return found
+
+
+def _core_integer(text: str) -> int:
+    """`010` is 10, `0o10` is 8, `0x10` is 16."""
+    return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
 
 
 def _check_events(events: Iterator[Any], where: str) -> None:

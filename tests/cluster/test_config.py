@@ -4,7 +4,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from squelch.cluster.config import RunConfig, dump, load, recipe_names
+from squelch.cluster.config import RunConfig, changes, dump, flat, load, recipe_names, settings_of
 from squelch.cluster.errors import UserError
 
 NEEDS = {"reasoning-gym": "reasoning_gym", "textarena": "textarena"}
@@ -53,15 +53,18 @@ def test_a_recipe_for_a_language_model_has_prompts_for_one(name):
         ("learner.learning_rate=1", ["unknown key", "learner.optimizer.learning_rate"]),
         ("rollout.temperature=1", ["Other blocks have it: sampling.temperature, validation.temperature."]),
         ("loop.colour=3", ["loop.colour", "Valid keys: "]),
-        ("loop.steps=yes", ["loop.steps", "must be a number"]),
+        ("loop.steps=yes", ["loop.steps", "valid integer", "given 'yes'"]),
+        ("loop.steps=1:30", ["loop.steps", "valid integer", "given '1:30'"]),
+        ("filter.refill=yes", ["filter.refill", "must be true or false", "given 'yes'"]),
+        ('filter.refill="true"', ["filter.refill", "must be true or false, not text"]),
         ("filter.rho=true", ["filter.rho", "must be a number"]),
         ("filter.band=[true,1]", ["filter.band", "must hold numbers"]),
         ("learner.optimizer.betas=[0.9,true]", ["learner.optimizer.betas", "must hold numbers"]),
-        ("scorer.max_pairs=on", ["scorer.max_pairs", "must be a number"]),
+        ("scorer.max_pairs=on", ["scorer.max_pairs", "valid integer"]),
         ("filter.rho", ["key.sub=value"]),
         ("filter.rho.x=1", ["filter.rho.x=1"]),
         ("name=[", ["name=[", "YAML"]),
-        ("filter.rho=2020-13-45", ["filter.rho=2020-13-45", "month must be in 1..12"]),
+        ("filter.rho=2020-13-45", ["filter.rho", "valid number", "given '2020-13-45'"]),
         ("filter.epsilon=.inf", ["filter.epsilon", "finite"]),
         ("learner.optimizer.learning_rate=.nan", ["learner.optimizer.learning_rate", "finite"]),
         ("learner.optimizer.betas=[2, 3]", ["learner.optimizer.betas", "less than 1"]),
@@ -69,7 +72,7 @@ def test_a_recipe_for_a_language_model_has_prompts_for_one(name):
         ("validation.temperature=0.001", ["validation.temperature", "greater than or equal to 0.01"]),
         ("filter=3", ["filter: is 3", "a block of settings"]),
         ("name=7", ["name: ", "valid string (given 7)", """text needs quotes, on the command line 'name="...\"'"""]),
-        ("model.cache=2026-01-01", ["""'model.cache="...\"'"""]),
+        ("model.cache=1e3", ["""'model.cache="...\"'"""]),
         *((f"name={name}", ["name:", "pattern"]) for name in ('""', ".", "../x", "a/b")),
     ],
 )
@@ -153,3 +156,39 @@ def test_policy_variance_needs_groups_of_three():
     with pytest.raises(UserError, match=r"group_size is 2, but filter.statistic=policy_variance needs at least 3"):
         load("frozenlake", ["filter.statistic=policy_variance", "sampling.group_size=2"])
     assert load("frozenlake", ["filter.statistic=policy_variance", "sampling.group_size=3"]).filter.num_replays == 4
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("seed=010", "seed", 10),
+        ('seed="010"', "seed", 10),
+        ("loop.steps=08", "loop.steps", 8),
+        ("loop.steps=0o10", "loop.steps", 8),
+        ("learner.optimizer.learning_rate=1e-3", "learner.optimizer.learning_rate", 0.001),
+        ('learner.optimizer.learning_rate="0010"', "learner.optimizer.learning_rate", 10.0),
+        ("validation.early_stop=off", "validation.early_stop", "off"),
+        ("name=yes", "name", "yes"),
+        ("model.cache=1:30", "model.cache", "1:30"),
+        ("model.cache=2026-01-01", "model.cache", "2026-01-01"),
+        ('name="010"', "name", "010"),
+        ("filter.refill=TRUE", "filter.refill", True),
+        ("filter.epsilon_unit=~", "filter.epsilon_unit", None),
+    ],
+)
+def test_overrides_and_recipes_follow_the_core_schema_of_yaml_1_2(tmp_path, override: str, key: str, value) -> None:
+    assert flat(load("frozenlake", [override]).model_dump())[key] == value
+    tree = "".join(f"{'  ' * depth}{word}:\n" for depth, word in enumerate(key.split(".")))
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(f"extends: frozenlake\n{tree[:-1]} {override.partition('=')[2]}\n")
+    assert flat(load(str(recipe)).model_dump())[key] == value
+
+
+@pytest.mark.parametrize("name", ["010", "08", "1e5", "1.5e3", "0o17", "off", "2026-01-01", "null", "1_000"])
+def test_a_resolved_configuration_reads_the_same_whoever_wrote_it(tmp_path, name: str) -> None:
+    config = load("frozenlake", [f'name="{name}"', "learner.optimizer.learning_rate=1e-5"])
+    file = tmp_path / "config.yaml"
+    for text in (yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), dump(config)):
+        file.write_text(text)
+        assert changes(settings_of(file), config) == []
+    assert load(str(file)).name == name, "a copy of a run's settings is a recipe"

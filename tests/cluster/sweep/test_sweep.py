@@ -28,6 +28,7 @@ from squelch.cluster.sweep.plan import (
     is_finished,
     make_plan,
     read_grid,
+    read_seeds,
     started,
 )
 from squelch.cluster.sweep.table import arm_metrics, t_interval, table_lines
@@ -444,3 +445,12 @@ def test_parallel_cells_on_a_small_cluster_are_refused_unless_an_autoscaler_can_
     else:
         with pytest.raises(UserError, match=r"--parallel 3: the cells need .* CPUs at once and the cluster has 3"):
             sweep_cells._check_cluster(configs, 3, print)
+
+
+def test_seeds_and_values_of_a_grid_are_decimal_and_words_stay_words() -> None:
+    assert read_seeds("010,008") == [10, 8]
+    grid = read_grid(["validation.early_stop=off,paper", "loop.steps=010"])
+    assert grid == {"validation.early_stop": ["off", "paper"], "loop.steps": [10]}
+    plan = make_plan("frozenlake", [], grid_arms(grid), read_seeds("010"))
+    assert [cell.config.validation.early_stop for cell in plan.cells] == ["off", "paper"]
+    assert {(cell.config.seed, cell.config.loop.steps) for cell in plan.cells} == {(10, 10)}
