@@ -4,16 +4,21 @@
 leaves out the steps that it has already: W&B takes no step twice, and a resumed run repeats them.
 
 W&B's process waits for the network; a step does not. Neither code nor git's state is sent.
+
+W&B's settings come from the configuration, the environment and the user's home. Those of the current folder, or of the
+run's, could send the user's key to the server of a stranger.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import wandb
+from wandb.sdk.lib.settings_file import SettingsFiles
 
 from squelch.actors.config import RecorderConfig
 from squelch.actors.metrics.registry import Registry
@@ -22,6 +27,15 @@ from squelch.actors.process.disk import write_whole
 from squelch.envs.untrusted.files import is_file, read_bytes, reason
 
 MAX_FILE = 4096
+
+
+def _of_the_user(settings: wandb.Settings) -> SettingsFiles:
+    """As `wandb.Settings.read_system_settings`, without `wandb/settings` below the current or the run's folder."""
+    home = Path(settings.settings_system) if settings.settings_system else None
+    return SettingsFiles(global_settings=home, local_settings=Path(os.devnull))
+
+
+wandb.Settings.read_system_settings = _of_the_user
 
 
 class WandbLog:

@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
+from squelch.actors.process.imports import importing
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -100,7 +102,8 @@ def render(name: str, title: str, description: str, draw: Callable[[], Figure]) 
         title: what the figure shows, read out by screen readers; `description`: how it is read.
         draw: makes the figure, with matplotlib's settings set to this module's.
     """
-    import matplotlib
+    with importing():
+        import matplotlib
 
     with _DRAWING, matplotlib.rc_context(dict(SETTINGS)):
         buffer = io.StringIO()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 
 from squelch.cluster.commands.arguments import add_run_place, natural, place_of
 from squelch.cluster.errors import UserError
@@ -82,7 +83,12 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(f"--port {options.port}: a port is a number from 0 to 65535")
     if options.prometheus not in (None, OWN):
         address(options.prometheus, "--prometheus")
-    folder = RunFolder(place_of(options.run_dir))
-    others = [RunFolder(place_of(place)) for place in options.compare]
+    folder, *others = (_folder(place) for place in (options.run_dir, *options.compare))
     serve(folder, options.host, options.port, say, token, options.allow_host, options.prometheus, others)
     return 0
+
+
+def _folder(name: str) -> RunFolder:
+    """The run; a folder by its whole path, because `importing` leaves the current folder."""
+    place = place_of(name)
+    return RunFolder(place.absolute() if isinstance(place, Path) else place)

@@ -131,6 +131,23 @@ def test_without_credentials_wandb_is_refused_with_what_helps(tmp_path: Path, mo
     assert not (tmp_path / "wandb").exists()
 
 
+def test_wandb_takes_no_settings_from_the_current_folder_or_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import wandb
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "settings").write_text("[default]\nbase_url = http://127.0.0.1:9\nproject = stolen\n")
+    wandb.teardown()
+    try:
+        found = wandb.setup().settings
+        assert found.settings_workspace == str(tmp_path / "wandb" / "settings")
+        assert found.base_url != "http://127.0.0.1:9" and found.project is None
+    finally:
+        wandb.teardown()
+
+
 @pytest.mark.parametrize(("logger", "package"), [("tensorboard", "tensorboard"), ("wandb", "wandb")])
 def test_a_missing_extra_is_refused_at_the_start_with_the_command_that_installs_it(
     logger: str, package: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -1,8 +1,10 @@
 """What each process of a run imports: a package of thousands of modules more is seconds of every start."""
 
 import gc
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -44,3 +46,12 @@ def test_a_collector_that_was_off_stays_off() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_an_import_reads_no_settings_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with importing():
+        with importing():  # of another thread
+            assert os.getcwd() == "/"
+        assert os.getcwd() == "/" and not gc.isenabled()
+    assert os.getcwd() == str(tmp_path) and gc.isenabled()

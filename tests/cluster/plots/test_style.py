@@ -1,6 +1,9 @@
 """Every figure is an SVG that a strict page can show and a screen reader can read; hostile names cannot break it."""
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -90,3 +93,14 @@ def test_matplotlibs_settings_are_as_before_after_a_figure() -> None:
     before = matplotlib.rcParams["svg.fonttype"]
     a_figure()
     assert matplotlib.rcParams["svg.fonttype"] == before != SETTINGS["svg.fonttype"]
+
+
+def test_matplotlibs_settings_do_not_come_from_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "matplotlibrc").write_text("savefig.dpi: 9999\n")
+    code = (
+        "from squelch.cluster.plots.style import render; import contextlib\n"
+        "with contextlib.suppress(ZeroDivisionError): render('a', 't', 'd', lambda: 1 / 0)\n"
+        "import matplotlib; print(matplotlib.rcParams['savefig.dpi'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "figure\n"
