@@ -14,9 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from squelch.envs.untrusted.files import require_output
+from squelch.envs.untrusted.files import open_own
 
 _POLL_S = 0.1
+_MOST = 200
+"""Bytes of the holder's words that are shown."""
 
 
 @contextmanager
@@ -25,18 +27,16 @@ def held(path: Path, work: str, wait_s: float) -> Iterator[None]:
 
     Raises ValueError, naming the holder, if the lock is not free within `wait_s`.
     """
-    require_output(path)
-    with path.open("a+") as file:
+    with open_own(path) as file:
         end = time.monotonic() + wait_s
         while not _try_lock(file.fileno()):
             if time.monotonic() > end:
                 file.seek(0)
-                holder = file.read().strip() or "unknown"
+                holder = file.read(_MOST).decode(errors="replace").strip() or "unknown"
                 raise ValueError(f"{path}: process {holder} has been {work} for {wait_s:g} s")
             time.sleep(_POLL_S)
         file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+        file.write(str(os.getpid()).encode())
         yield
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 MAX_DEPTH = 8
 """Folders below a store's own that are listed; a run has four."""
+MAX_LISTED = 1_000_000
+"""Files and folders that one listing passes over."""
 
 
 class ArchiveError(Unreadable):
@@ -110,20 +112,22 @@ class LocalStore:
         return open_file(self.path(key))
 
     def list(self, prefix: str = "") -> list[str]:
-        """As `Store.list`."""
-        return sorted(self._keys("", prefix))
-
-    def _keys(self, inside: str, prefix: str) -> Iterator[str]:
-        """The keys under the folder `inside` (empty, or ending in /) that begin with `prefix`, at most `MAX_DEPTH`
-        folders deep: a link may lead back to a folder above it."""
-        for entry in self._entries(inside) if inside.count("/") <= MAX_DEPTH else ():
-            key = f"{inside}{entry.name}"
-            if entry.is_dir():
-                below = f"{key}/"
-                if below.startswith(prefix) or prefix.startswith(below):
-                    yield from self._keys(below, prefix)
-            elif key.startswith(prefix):
-                yield key
+        """As `Store.list`, at most `MAX_DEPTH` folders deep. A link to a folder is followed only where the prefix names
+        it: others may lead in circles. Raises Unreadable after `MAX_LISTED` entries."""
+        found, folders, passed = list[str](), [""], 0
+        while folders:
+            inside = folders.pop()
+            entries = self._entries(inside)
+            passed += len(entries)
+            if passed > MAX_LISTED:
+                raise Unreadable(f"{self.folder} holds more than {MAX_LISTED:,} files; give the folder of one run")
+            for entry in entries:
+                key, below = f"{inside}{entry.name}", f"{inside}{entry.name}/"
+                if not entry.is_dir():
+                    found += [key] if key.startswith(prefix) else []
+                elif prefix.startswith(below) or (below.startswith(prefix) and not entry.is_symlink()):
+                    folders += [below] if inside.count("/") < MAX_DEPTH else []
+        return sorted(found)
 
     def _entries(self, inside: str) -> Sequence[os.DirEntry[str]]:
         try:

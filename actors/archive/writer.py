@@ -27,7 +27,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -53,7 +53,7 @@ from squelch.actors.archive.scores import encoded, scores_key, scores_keys
 from squelch.actors.archive.store import ArchiveError, LocalStore, Store, writing
 from squelch.actors.archive.version import VERSION, VERSION_KEY
 from squelch.actors.process.disk import whole_file
-from squelch.envs.untrusted.files import MIB, open_file, read_bytes, require_output
+from squelch.envs.untrusted.files import MIB, open_own, read_bytes
 
 ROWS_PER_ROW_GROUP = 256
 """Trajectories in one row group of a part: a reader of one group decodes a few of them, not the whole step."""
@@ -204,9 +204,8 @@ class _LineFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         with writing(path):
-            require_output(path)
-            _drop_torn_line(path)
-            self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (stays open as long as the archive)
+            self._file = open_own(path)
+            _drop_torn_line(self._file)
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Appends one line. Raises ArchiveError if the write fails."""
@@ -244,19 +243,16 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{value!r} has no place in a JSON line; give a number, a text, a list or a dict")
 
 
-def _drop_torn_line(path: Path) -> None:
-    if not path.exists():
-        return
-    with open_file(path) as file:
-        end = size = file.seek(0, os.SEEK_END)
-        found = -1
-        while end > 0 and found < 0:
-            start = max(0, end - _TAIL)
-            file.seek(start)
-            found = file.read(end - start).rfind(b"\n")
-            end = start + found + 1
+def _drop_torn_line(file: BinaryIO) -> None:
+    end = size = file.seek(0, os.SEEK_END)
+    found = -1
+    while end > 0 and found < 0:
+        start = max(0, end - _TAIL)
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        end = start + found + 1
     if end < size:
-        os.truncate(path, end)
+        file.truncate(end)
 
 
 def _without_stamp(values: Mapping[str, Any]) -> dict[str, Any]:

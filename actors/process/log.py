@@ -6,6 +6,7 @@ import logging
 import os
 from pathlib import Path
 
+from squelch.envs.untrusted.files import open_own
 from squelch.envs.untrusted.secrets import masked
 
 VARIABLE = "SQUELCH_LOG"
@@ -35,10 +36,9 @@ def take_output() -> None:
     path = Path(os.environ.get(VARIABLE, ""))
     if not path.name or not path.parent.is_dir():
         return
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    os.close(file)
+    with open_own(path) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
     handler = logging.StreamHandler()
     handler.setFormatter(MaskedFormatter(FORMAT))
     logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -24,7 +24,7 @@ from squelch.cluster.report.points import Row, last_value, with_interval
 from squelch.cluster.report.runs import Study, differing
 from squelch.cluster.sweep.table import text
 from squelch.cluster.terminal import one_line
-from squelch.envs.untrusted.files import shortened
+from squelch.envs.untrusted.files import WrongKind, shortened
 
 LONGEST_CELL = 160
 AT_THE_END = {
@@ -102,6 +102,8 @@ def write_report(page: Path, report: Report) -> None:
     """Writes the page, and its data into the folder that its links name (`data_folder_of`)."""
     folder = page.parent / data_folder_of(page)
     folder.mkdir(parents=True, exist_ok=True)
+    if folder.is_symlink():  # of a stranger's run
+        raise WrongKind(f"{folder} is a link, and nothing is written through one; remove it, or give --out FILE")
     for name, content in report.data.items():
         write_whole(folder / name, content)
     for figure in report.missing:

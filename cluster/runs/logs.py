@@ -19,10 +19,11 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
+from squelch.actors.process.disk import write_whole
 from squelch.actors.process.log import FORMAT, MaskedFormatter
 from squelch.cluster.errors import UserError
 from squelch.cluster.terminal import visible
-from squelch.envs.untrusted.files import Unreadable, reason, require_output
+from squelch.envs.untrusted.files import Unreadable, open_own, reason
 from squelch.envs.untrusted.secrets import masked
 
 FAILURE = "failure.log"
@@ -62,15 +63,13 @@ class Output:
 
         Raises:
             OSError: the file cannot be written.
-            Unreadable: something else than a regular file has its name.
+            Unreadable: something else than a regular file of the run has its name.
         """
         if self._held is None:
             return
         path = log_folder(run_dir) / f"{name}.log"
-        require_output(path)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(self.text())
-            file.flush()
+        with open_own(path) as file:
+            file.write(self.text().encode(errors="backslashreplace"))
             os.dup2(file.fileno(), 2)
         self._held = None
 
@@ -162,8 +161,8 @@ def write_trace(run_dir: Path, error: BaseException, cause: BaseException | None
     path = run_dir / "log" / FAILURE
     try:
         log_folder(run_dir)
-        require_output(path)
-        path.write_text(masked("".join(traceback.format_exception(error))), errors="backslashreplace")
+        text_of_trace = masked("".join(traceback.format_exception(error)))
+        write_whole(path, text_of_trace.encode(errors="backslashreplace").decode())
     except Unreadable as refused:
         return f"{text} (its trace cannot be written: {refused})"
     except OSError as refused:

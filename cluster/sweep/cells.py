@@ -43,7 +43,7 @@ from squelch.cluster.runs.folder import SUMMARY, RunFolder
 from squelch.cluster.sweep.plan import Cell, Plan, check_folders, is_finished, started
 from squelch.cluster.sweep.table import INTERVAL, Metrics, arm_metrics, cell_metrics, table_lines
 from squelch.cluster.terminal import remark, say, say_json
-from squelch.envs.untrusted.files import require_output
+from squelch.envs.untrusted.files import open_own
 
 STOP_TIMEOUT_S = 900.0
 """Seconds that a cell may take to finish its step and write its checkpoint after it was asked to stop."""
@@ -227,9 +227,7 @@ class ProcessRunner:
     async def run(self, cell: Cell) -> Ended:
         """Runs the cell's process to its end, as `CellRunner.run`."""
         cell.folder.mkdir(parents=True, exist_ok=True)
-        for name in (".lock", LOG):
-            require_output(cell.folder / name)
-        with (cell.folder / ".lock").open("a") as lock, (cell.folder / LOG).open("a+b") as log:
+        with open_own(cell.folder / ".lock") as lock, open_own(cell.folder / LOG) as log:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             write_whole(cell.folder / "config.yaml", dump(started(cell)))
             start = log.seek(0, os.SEEK_END)
@@ -244,7 +242,7 @@ class ProcessRunner:
             log.seek(max(start, log.seek(0, os.SEEK_END) - LAST_BYTES))
             return Ended(code, last_words(log.read().decode(errors="replace")))
 
-    async def _start(self, cell: Cell, lock: IO[str], log: IO[bytes]) -> asyncio.subprocess.Process:
+    async def _start(self, cell: Cell, lock: IO[bytes], log: IO[bytes]) -> asyncio.subprocess.Process:
         command = ["-u", "-P", "-m", "squelch.cluster.cli", "train", str(cell.folder / "config.yaml"), "--resume"]
         return await asyncio.create_subprocess_exec(
             sys.executable,

@@ -12,12 +12,13 @@ Standard library only.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 MIB = 2**20
 MAX_REASON = 300
@@ -40,7 +41,7 @@ class Missing(Unreadable, FileNotFoundError):
 
 
 class WrongKind(Unreadable, OSError):
-    """A folder, named pipe, device or socket stands where a file is read or written."""
+    """A folder, named pipe, device or socket stands where a file is read or written, or a link where one is written."""
 
 
 def state(path: Path) -> os.stat_result | None:
@@ -78,6 +79,51 @@ def require_output(path: Path) -> None:
     found = state(path)
     if found is not None:
         _require_regular(path, found)
+
+
+def open_own(path: Path) -> BinaryIO:
+    """A regular file that is read and appended to, unbuffered; it is made if there is none.
+
+    Raises:
+        WrongKind: a link has the name, or the file has a second name: what is written would change a file elsewhere.
+        OSError: the file cannot be opened.
+    """
+    require_output(path)
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o644)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise WrongKind(f"{path} is a link, and nothing is written through one; remove it") from error
+        raise
+    file = open(descriptor, "a+b", buffering=0)  # noqa: SIM115  (the caller closes it)
+    found = os.fstat(descriptor)
+    try:
+        _require_regular(path, found)
+        if found.st_nlink > 1:
+            raise WrongKind(f"{path} has a second name (a hard link), under which it would change; put a copy here")
+    except Unreadable:
+        file.close()
+        raise
+    return cast(BinaryIO, file)
+
+
+def require_own(folder: Path) -> None:
+    """Raises WrongKind if a link below the folder leads out of it: what is written there would change files elsewhere.
+    The folder itself may be reached through a link."""
+    whole, left = os.path.realpath(folder), [str(folder)]
+    while left:
+        with suppress(FileNotFoundError), os.scandir(left.pop()) as entries:  # of a run that lives, one may be gone
+            for entry in entries:
+                if entry.is_symlink():
+                    target = os.path.realpath(entry.path)
+                    if os.path.commonpath([whole, target]) != whole:
+                        raise WrongKind(
+                            f"{entry.path} is a link that leads out of {folder}, to {target}, and nothing is written "
+                            "there; put what it leads to in its place, or remove it"
+                        )
+                elif entry.is_dir():
+                    left.append(entry.path)
 
 
 def _require_regular(path: Path, found: os.stat_result) -> None:

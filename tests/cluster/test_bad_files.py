@@ -18,6 +18,7 @@ from squelch.cluster.commands.other_trainers.filter import read_windows
 from squelch.cluster.commands.other_trainers.score_files import read_rows
 from squelch.cluster.config import load
 from squelch.cluster.errors import UserError
+from squelch.cluster.report.page import Report, write_report
 from squelch.cluster.sweep.plan import grid_arms, make_plan, read_grid, read_seeds
 from squelch.envs.untrusted.files import Unreadable
 from tests.actors.archive.small_groups import archive_step
@@ -68,6 +69,28 @@ def test_an_output_that_is_no_regular_file_is_refused_and_left(tmp_path: Path, c
     with pytest.raises(Unreadable, match=called(kind)):
         write_whole(tmp_path / "out.npz", "text")
     assert not (tmp_path / "out.npz").is_file()
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "log", "log/driver.log", "checkpoints", ".driver", "config.yaml"])
+def test_a_run_with_a_link_that_leads_out_is_not_resumed(tmp_path: Path, capsys, name: str) -> None:
+    (run := tmp_path / "run").mkdir()
+    (run / "metrics.jsonl").write_text("")
+    (run / "config.yaml").write_text("")
+    (precious := tmp_path / "precious").write_text("kept without a line end")
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(precious)
+    message = refusal(capsys, "train", "frozenlake", f"runs_dir={tmp_path}", "name=run", "--resume")
+    assert f"{run / name} is a link that leads out of {run}, to {precious}" in message
+    assert precious.read_text() == "kept without a line end"
+
+
+def test_a_report_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "report-data").symlink_to("elsewhere")
+    with pytest.raises(Unreadable, match="report-data is a link"):
+        write_report(tmp_path / "report.html", Report("", {"success.csv": "text"}, (), ()))
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_a_link_in_the_place_of_the_partial_file_is_not_written_through(tmp_path: Path) -> None:

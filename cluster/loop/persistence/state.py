@@ -23,7 +23,7 @@ from squelch.cluster.config import RunConfig
 from squelch.cluster.errors import UserError
 from squelch.cluster.runs.folder import LOOP_FILE
 from squelch.envs.config import EnvironmentConfig
-from squelch.envs.untrusted.files import brief, reason
+from squelch.envs.untrusted.files import brief, reason, require_own
 from squelch.learner.checkpoint.manifest import EXPORT, read_loop
 
 ANEW = {
@@ -159,7 +159,12 @@ def amend(checkpoint: Path, **facts: Any) -> None:
 
 
 def check_folder(run_dir: Path) -> None:
-    """Raises UserError if the run's folder cannot be written; no file is left by the check."""
+    """Raises UserError if the folder of a run or a sweep cannot be written; no file is left by the check.
+
+    WrongKind if a link in it leads out: a stranger's run that is resumed must not write elsewhere.
+    """
+    if run_dir.is_dir():
+        require_own(run_dir)
     there = next(folder for folder in (run_dir, *run_dir.parents) if folder.exists())
     try:
         with tempfile.TemporaryDirectory(prefix=".writable-", dir=there):

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from squelch.actors.archive import store as store_module
 from squelch.actors.archive.store import LocalStore, Stat
 from squelch.actors.process import disk
 from squelch.actors.process.disk import whole_file, write_whole
+from squelch.envs.untrusted.files import Unreadable
 
 NAME = st.text("ab", min_size=1, max_size=3)
 
@@ -78,3 +80,27 @@ def test_a_key_outside_the_store_is_refused(tmp_path: Path, key: str) -> None:
 
 def test_a_store_that_is_not_there_is_empty(tmp_path: Path) -> None:
     assert LocalStore(tmp_path / "none").list("groups/") == []
+
+
+@pytest.mark.timeout(5)
+def test_links_among_folders_are_followed_only_where_the_prefix_names_them(tmp_path: Path) -> None:
+    (run := tmp_path / "run").mkdir()
+    put(store := LocalStore(run), "groups/step-1", b"")
+    for number in range(20):
+        (run / f"circle{number}").symlink_to(".")
+        (run / "groups" / f"up{number}").symlink_to("..")
+    (tmp_path / "larger disk" / "step-2").mkdir(parents=True)
+    (tmp_path / "larger disk" / "step-2" / "loop.json").write_text("")
+    (run / "checkpoints").symlink_to(tmp_path / "larger disk")
+    assert store.list() == store.list("groups/") == ["groups/step-1"]
+    assert store.list("checkpoints/") == ["checkpoints/step-2/loop.json"]
+
+
+def test_a_folder_of_too_many_files_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "abc":
+        put(store := LocalStore(tmp_path), f"{name}/x", b"")
+    monkeypatch.setattr(store_module, "MAX_LISTED", 6)
+    assert len(store.list()) == 3
+    monkeypatch.setattr(store_module, "MAX_LISTED", 5)
+    with pytest.raises(Unreadable, match="holds more than 5 files; give the folder of one run"):
+        store.list()

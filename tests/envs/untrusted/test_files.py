@@ -8,14 +8,17 @@ import pytest
 from squelch.envs.untrusted.files import (
     Missing,
     Unreadable,
+    WrongKind,
     brief,
     decoding,
     is_file,
     is_folder,
     open_file,
+    open_own,
     read_bytes,
     reason,
     require_output,
+    require_own,
     state,
     text_of,
 )
@@ -93,3 +96,42 @@ def test_text_is_utf_8() -> None:
     for data in (b"\xff", "a".encode("utf-16"), b"\xed\xa0\x80"):
         with pytest.raises(Unreadable, match="it cannot be read as text"):
             text_of(data, "it")
+
+
+@pytest.mark.timeout(5)
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_but_a_regular_file_is_appended_to(tmp_path: Path, kind: str) -> None:
+    KINDS[kind](tmp_path / "it")
+    with pytest.raises(WrongKind, match=f"it is {called(kind)}"):
+        open_own(tmp_path / "it")
+
+
+def test_nothing_is_appended_through_a_link_or_a_second_name(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / "link").symlink_to("precious")
+    (tmp_path / "dangling").symlink_to("new")
+    os.link(tmp_path / "precious", tmp_path / "second")
+    for name, what in (("link", "is a link"), ("dangling", "is a link"), ("second", "has a second name")):
+        with pytest.raises(WrongKind, match=f"{name} {what}"):
+            open_own(tmp_path / name)
+    assert (tmp_path / "precious").read_text() == "kept" and not (tmp_path / "new").exists()
+    for word in (b"a", b"b"):
+        with open_own(tmp_path / "own") as file:
+            file.write(word)
+    assert (tmp_path / "own").read_text() == "ab"
+
+
+def test_a_folder_is_its_own_if_no_link_in_it_leads_out(tmp_path: Path) -> None:
+    (run := tmp_path / "run").mkdir()
+    (run / "below").mkdir()
+    (run / "below" / "latest").symlink_to("../file")
+    (run / "circle").symlink_to(".")
+    (tmp_path / "run2").mkdir()
+    (tmp_path / "link").symlink_to("run")
+    require_own(run)
+    require_own(tmp_path / "link")
+    for target in ("../../run2", "/etc/passwd", "../../nowhere", "../../link/../run2"):
+        (run / "below" / "out").symlink_to(target)
+        with pytest.raises(WrongKind, match="run/below/out is a link that leads out of"):
+            require_own(run)
+        (run / "below" / "out").unlink()
