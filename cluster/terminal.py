@@ -34,6 +34,11 @@ def say(text: str) -> None:
     _print(visible(text))
 
 
+def say_unmasked(text: str) -> None:
+    """As `say`, of a text that holds a secret which was made for the reader of the terminal."""
+    _print(controls_visible(text))
+
+
 def say_json(value: Any, indent: int | None = None) -> None:
     """As `say`, for a value that is printed as JSON, in ASCII. Secrets are masked in its texts and not in their
     encoding, where the mask of a secret that a quotation mark follows would cover the backslash between them."""

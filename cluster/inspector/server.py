@@ -7,7 +7,6 @@ import secrets
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from urllib.parse import urlencode
 
 import uvicorn
 
@@ -17,6 +16,7 @@ from squelch.cluster.grafana.prometheus import Prometheus
 from squelch.cluster.inspector.app import application
 from squelch.cluster.inspector.guard import LOOPBACK_NAMES, Access
 from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.terminal import say_unmasked
 from squelch.envs.untrusted.files import reason
 
 OWN = "own"
@@ -39,6 +39,7 @@ def serve(
 
     Args:
         port: 0 takes a free one.
+        say: prints texts with their secrets masked.
         token: that readers from other machines must give; None makes one if `host` is not loopback.
         names: further names under which browsers reach this server.
         prometheus: the address of one that scrapes the run; `OWN` starts one; None shows no dashboards.
@@ -57,7 +58,8 @@ def serve(
     with listening, _prometheus(folder, prometheus, say) as asked:
         access = access_of(host, listening.getsockname()[1], token, names)
         app = application(folder, access, prometheus=asked, others=others)
-        say(f"{folder.name}: {url(host, access)}  (Ctrl-C ends it; the run is only read)")
+        address = url(host, access, "$SQUELCH_INSPECT_TOKEN" if token else access.token)
+        say_unmasked(f"{folder.name}: {address}  (Ctrl-C ends it; the run is only read)")
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="off", server_header=False,
             timeout_graceful_shutdown=SHUTDOWN_S, h11_max_incomplete_event_size=65536,
@@ -100,7 +102,7 @@ def access_of(host: str, port: int, token: str | None, names: Sequence[str]) -> 
     return Access(LOOPBACK_NAMES | own, port, token or secrets.token_urlsafe(24))
 
 
-def url(host: str, access: Access) -> str:
-    """The address to open."""
+def url(host: str, access: Access, token: str | None) -> str:
+    """The address to open, with the token as it is to be printed."""
     shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{access.port}/" + (f"?{urlencode({'token': access.token})}" if access.token else "")
+    return f"http://{shown}:{access.port}/" + (f"?token={token}" if token else "")

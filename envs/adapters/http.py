@@ -59,9 +59,9 @@ class HttpOptions(Settings):
     """Seconds of one attempt. Keep (retries + 3) x timeout_s below `environment_actor.step_timeout_s`."""
     retries: int = Field(1, ge=0, le=10)
     """Attempts after the first one."""
-    token_variable: str = Field("SQUELCH_ENVIRONMENT_TOKEN", pattern=r"^SQUELCH_\w+$")
-    """Name of the variable that holds the token, `SQUELCH_...`: a recipe from elsewhere must not have another secret of
-    this host sent to its server. The token itself is never part of a configuration."""
+    token_variable: str = Field("SQUELCH_ENVIRONMENT_TOKEN", pattern=r"^SQUELCH_ENVIRONMENT_\w+$")
+    """Name of the variable that holds the token, `SQUELCH_ENVIRONMENT_...`: a recipe from elsewhere must not have
+    another secret of this host sent to its server. The token itself is never part of a configuration."""
     version: str = Field("", max_length=MAX_VERSION)
     """The version that the server must serve, else trajectories fail. Unset: the one that it describes when the run
     starts, which the run's `config.yaml` then has; a resumed run takes the present one and says that it changed."""

@@ -22,9 +22,9 @@ cannot be installed beside Squelch. `python -m squelch.envs.remote` serves Squel
   and no action is executed twice. While the first one is still being answered, the second one waits for it. A copy that
   arrives after a later request, for example from a slow proxy, is refused.
 - Errors have the form `{"error": "..."}`: 400 the request is wrong, 401 the token, 409 the request was answered before
-  a later one, 410 the session is unknown, over or expired, 422 the environment raised an error or returned something
-  wrong, 503 there are too many sessions, 504 the environment did not answer within `timeout_s`. After 422 and 504 the
-  session is over, until its next `reset`.
+  a later one, 410 the session is unknown, over or expired, 421 the `Host` (below), 422 the environment raised an error
+  or returned something wrong, 503 there are too many sessions, 504 the environment did not answer within `timeout_s`.
+  After 422 and 504 the session is over, until its next `reset`.
 
 | waits for | unblocked by | bound, and what then |
 |---|---|---|
@@ -36,7 +36,7 @@ cannot be installed beside Squelch. `python -m squelch.envs.remote` serves Squel
 A session that is expired or replaced is closed in a thread that nobody waits for, and so is an environment whose
 constructor returns too late.
 
-Without a token the server listens on loopback addresses only.
+Without a token the server listens on loopback addresses only, and answers only requests whose `Host` is one.
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ class EnvironmentServer:
     ) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             try:
-                self._check_token(request)
+                self._check_access(request)
                 status, body = await call(await _body(request))
             except Refused as refused:
                 status, body = refused.status, {"error": str(refused)}
@@ -278,7 +278,13 @@ class EnvironmentServer:
 
         return answer
 
-    def _check_token(self, request: Request) -> None:
+    def _check_access(self, request: Request) -> None:
+        """Refuses a wrong token, and without one a `Host` that is not this machine: a web page can have a name of its
+        own resolve to 127.0.0.1 (DNS rebinding), but cannot know a token."""
+        host = request.headers.get("host", "").lower()
+        name = host[1:].partition("]")[0] if host.startswith("[") else host.rpartition(":")[0] or host
+        if self._token is None and not is_loopback(name):
+            raise Refused(421, f"without a token only names of this machine are answered (not {name[:MAX_NAME]!r})")
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self._token is not None and not hmac.compare_digest(given.encode(), self._token.encode()):
             raise Refused(401, "the token is missing or wrong (Authorization: Bearer ...)")

@@ -75,8 +75,10 @@ def test_a_welcome_never_leads_to_another_site() -> None:
 
 def test_only_loopback_goes_without_a_token() -> None:
     made = access_of("0.0.0.0", 8420, None, [])
-    assert made.token is not None and len(made.token) >= 32 and f"token={made.token}" in url("0.0.0.0", made)
-    assert LOCAL.token is None and url("127.0.0.1", LOCAL) == "http://127.0.0.1:8420/"
+    assert (
+        made.token is not None and len(made.token) >= 32 and f"token={made.token}" in url("0.0.0.0", made, made.token)
+    )
+    assert LOCAL.token is None and url("127.0.0.1", LOCAL, None) == "http://127.0.0.1:8420/"
 
 
 def test_a_port_that_is_taken_is_named_with_what_to_do(tmp_path: Path) -> None:

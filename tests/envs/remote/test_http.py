@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 
 from squelch.envs.adapters.http import Http, RemoteError
@@ -345,6 +346,17 @@ def test_beyond_loopback_both_ends_want_a_token(made: list[Naive]) -> None:
         Http(url="localhost:8801")
 
 
+def test_a_page_whose_name_resolves_to_this_machine_is_refused_without_a_token(url: str) -> None:
+    port = url.rpartition(":")[2]
+    for name, status in (("evil.example", 421), (f"evil.example:{port}", 421), ("", 421), (f"[::1]:{port}", 200),
+                         ("LOCALHOST:80", 200), ("127.0.0.9", 200), ("[", 421)):  # fmt: skip
+        asked = httpx.post(f"{url}/v1/describe", json={}, headers={"Host": name})
+        assert asked.status_code == status, name
+    with served(server_of("FrozenLake", {}, "a token")) as behind:
+        headers = {"Host": "any.example", "Authorization": "Bearer a token"}
+        assert httpx.post(f"{behind}/v1/describe", json={}, headers=headers).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
@@ -455,8 +467,9 @@ def test_a_description_is_what_describe_answers(url: str) -> None:
 
 
 def test_a_recipe_cannot_have_another_secret_of_this_host_sent() -> None:
-    with pytest.raises(ValueError, match="token_variable"):
-        make("Http", options={"url": "http://127.0.0.1:1", "token_variable": "HF_TOKEN"})
+    for secret in ("HF_TOKEN", "SQUELCH_METRICS_TOKEN", "SQUELCH_INSPECT_TOKEN"):
+        with pytest.raises(ValueError, match="token_variable"):
+            make("Http", options={"url": "http://127.0.0.1:1", "token_variable": secret})
 
 
 def test_trajectories_share_their_noise_where_the_server_says_so() -> None:

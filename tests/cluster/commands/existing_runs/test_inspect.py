@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pyarrow.parquet as pq
 import pytest
+import uvicorn
 
 from squelch.cluster.cli import main
 from squelch.cluster.inspector.server import listen
@@ -48,6 +49,19 @@ def test_what_cannot_be_served_is_refused_with_a_remedy(
     index.write_bytes(b"PAR1")
     said = refused(capsys, str(folder), "--port", "0")
     assert "index-000000.parquet" in said and len(said.splitlines()) == 1
+
+
+def test_the_address_is_printed_with_the_token_that_it_needs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = small_run(tmp_path / "small", 1)
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: None)
+    words = ["inspect", str(folder), "--host", "0.0.0.0", "--port", "0"]
+    assert main(words) == 0
+    assert re.search(r"/\?token=[\w-]{32}  ", capsys.readouterr().out)
+    monkeypatch.setenv("SQUELCH_INSPECT_TOKEN", "of-the-users-own-choice")
+    assert main(words) == 0
+    assert "/?token=$SQUELCH_INSPECT_TOKEN  " in capsys.readouterr().out, "a log of the output must not hold it"
 
 
 def test_a_run_folder_whose_metrics_are_damaged_is_refused_by_line(
