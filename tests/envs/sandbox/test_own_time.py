@@ -77,6 +77,25 @@ def test_processes_that_compete_with_each_other_gain_nothing(machine: Machine) -
     assert own.is_over() and own.used_s == pytest.approx(2.0)
 
 
+def test_the_time_of_a_child_that_has_ended_is_charged_in_full(machine: Machine) -> None:
+    own = OwnTime(HARNESS, 2.0)
+    for look in range(42):  # a task that waits for its own short-lived children, whose times on a core are forgotten
+        machine.now_s += 0.05
+        waits = (0.0, machine.now_s - 1000.0)
+        machine.show([waits, (0.05, 0.0)] if look % 2 else [waits])
+        own.is_over()
+    assert own.is_over() and own.used_s == pytest.approx(2.05)
+
+
+def test_after_a_child_has_ended_waiting_is_taken_off_again(machine: Machine) -> None:
+    own = OwnTime(HARNESS, 2.0)
+    for tasks in ([(0.1, 0.0), (0.1, 0.0)], [(0.2, 0.0)], [(0.3, 0.9)]):
+        machine.now_s += 1.0
+        machine.show(tasks)
+        own.is_over()
+    assert own.used_s == pytest.approx(3.0 - 0.9)
+
+
 def test_a_test_ends_after_four_limits(machine: Machine) -> None:
     assert not passes(machine, 7.9, [(0.1, 7.8)]).is_over()
     assert passes(machine, 8.0, [(0.0, 8.0)]).is_over()
@@ -98,5 +117,5 @@ def test_what_the_kernel_does_not_tell_changes_nothing(machine: Machine, tmp_pat
     monkeypatch.setattr(own_time, "PROC", tmp_path / "nothing")
     own = OwnTime(HARNESS, 2.0)
     machine.now_s += 2.0
-    assert sandbox_tasks(HARNESS) == [] and own.is_over() and not own_time.is_counted()
+    assert sandbox_tasks(HARNESS) == {} and own.is_over() and not own_time.is_counted()
     assert not OwnTime(None, 2.0).is_over()
