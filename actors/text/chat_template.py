@@ -16,17 +16,14 @@ A model's template comes from its folder: `chat_template.jinja`, or `chat_templa
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
-import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from squelch.actors.text import render
+from squelch.actors.text.child import Broken, answer_of
 from squelch.actors.text.tokenizer import DAMAGED, FILES, REMEDY, TOKENIZER_FILE, check_files, encode_completely
 from squelch.envs.untrusted.files import decoding
 
@@ -40,11 +37,7 @@ Shape = tuple[tuple[str, str], ...]
 """A conversation with placeholders for its contents: (role, content) of each message."""
 
 MAX_TEMPLATE_CHARACTERS = 2**20
-WAIT_S = 60.0
-"""Longest wait for the child process, which ends itself after `render.CPU_S` of CPU time."""
 _KEPT_SHAPES = 256
-_KEPT_VARIABLES = ("LD_LIBRARY_PATH", "TZ")
-"""Environment variables of the child process: what the interpreter and a template's date need."""
 
 
 class TemplateRefused(ValueError):
@@ -179,22 +172,5 @@ def read_chat_template(folder: Path, tokenizer: PreTrainedTokenizerFast) -> Chat
 
 def _in_a_child(request: dict[str, Any]) -> dict[str, Any]:
     """The answer of `render.py`; its `error` if it broke its bounds."""
-    kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-I", render.__file__, str(render.MEMORY_BYTES), str(render.CPU_S)],
-            input=json.dumps(request).encode(),
-            capture_output=True,
-            timeout=WAIT_S,
-            env=kept,
-            cwd="/",
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return {"error": f"no answer within {WAIT_S:g} s", "index": 0}
-    if done.returncode == 0:
-        return json.loads(done.stdout)
-    if done.returncode == -signal.SIGXCPU:
-        return {"error": f"it takes more than {render.CPU_S} s", "index": 0}
-    reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2][:200] or f"signal {-done.returncode}"
-    return {"error": f"its process ended with {reason}", "index": 0}
+    found = answer_of(render.__file__, json.dumps(request).encode(), render.MEMORY_BYTES, render.CPU_S)
+    return {"error": found.reason, "index": 0} if isinstance(found, Broken) else json.loads(found)

@@ -13,18 +13,23 @@ A folder that breaks them is refused: ValueError with the file, the fault and wh
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, models
 
+from squelch.actors.text import trial
+from squelch.actors.text.child import Broken, answer_of
 from squelch.envs.untrusted.files import (
+    MAX_REASON,
     MIB,
     Unreadable,
     decoding,
     is_file,
     read_bytes,
     require_regular,
+    shortened,
     size_text,
     state,
 )
@@ -35,18 +40,35 @@ TOKENIZER_FILE = "tokenizer.json"
 FILES = (TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
 _READ_WITH_THEM = ("config.json", "generation_config.json")
 _MORE_TEMPLATES = "additional_chat_templates/*.jinja"
+_faults: dict[bytes, str] = {}
+"""Why a tokenizer that was tried cannot be used, empty if it can, by the digest of its file."""
 DAMAGED, REMEDY = "cannot be read", "copy the model's files again"
 
 
-def read_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer in `folder`/tokenizer.json, which encodes texts completely."""
+def read_tokenizer(folder: Path, of_a_stranger: bool = False) -> Tokenizer:
+    """The tokenizer in `folder`/tokenizer.json, which encodes texts completely. `of_a_stranger`: it is tried first
+    (`try_tokenizer`)."""
     check_files(folder)
     path = folder / TOKENIZER_FILE
     data = read_bytes(path, MAX_FILE_BYTES)
+    if of_a_stranger:
+        try_tokenizer(data, str(path))
     with decoding(str(path), DAMAGED, REMEDY):
         found = Tokenizer.from_buffer(data)
     encode_completely(found)
     return found
+
+
+def try_tokenizer(data: bytes, where: str) -> None:
+    """Raises Unreadable, naming `where`, if a tokenizer.json cannot be loaded, encode and decode a sample in a process
+    of its own with bounded memory and time. For the process that first meets a stranger's file: it might not survive
+    loading it."""
+    digest = sha256(data).digest()
+    if digest not in _faults:
+        found = answer_of(trial.__file__, data, trial.MEMORY_BYTES, trial.CPU_S)
+        _faults[digest] = found.reason if isinstance(found, Broken) else found.decode(errors="replace")
+    if fault := _faults[digest]:
+        raise Unreadable(f"{where} {DAMAGED} ({shortened(' '.join(fault.split()), MAX_REASON)}); {REMEDY}")
 
 
 def encode_completely(tokenizer: Tokenizer) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from markupsafe import Markup, escape
 from tokenizers import Tokenizer
 
-from squelch.actors.text.tokenizer import byte_alphabet
+from squelch.actors.text.tokenizer import byte_alphabet, try_tokenizer
 from squelch.cluster.terminal import controls_visible
 from squelch.envs.untrusted.files import decoding
 
@@ -29,6 +29,7 @@ class Pieces:
     def __init__(self, data: bytes | None, where: str) -> None:
         self._tokenizer: Tokenizer | None = None
         if data is not None:
+            try_tokenizer(data, where)
             with decoding(where, "is no tokenizer", "copy the model's tokenizer.json again"):
                 self._tokenizer = Tokenizer.from_buffer(data)
         self._alphabet = byte_alphabet()

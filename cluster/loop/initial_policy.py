@@ -30,6 +30,7 @@ from squelch.actors.pretrained.source import resolved
 from squelch.actors.process.folders import file_digest
 from squelch.actors.process.stage import OnStage, unheard
 from squelch.actors.text.shipped_templates import with_template
+from squelch.actors.text.tokenizer import MAX_FILE_BYTES, TOKENIZER_FILE, try_tokenizer
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import ActorError, Failed
 from squelch.cluster.errors import UserError
@@ -45,7 +46,7 @@ from squelch.cluster.fleet.ray_actors import RayActors
 from squelch.cluster.loop.warming import REPORT, Progress, Stopped, Warming, learner_settings, truth_of
 from squelch.cluster.runs.logs import log_folder, write_trace
 from squelch.envs.file_lock import held
-from squelch.envs.untrusted.files import MIB, Unreadable, read_bytes, require_regular
+from squelch.envs.untrusted.files import MIB, Unreadable, is_file, read_bytes, require_regular
 from squelch.envs.untrusted.text import parse_object
 from squelch.learner.warmup.demonstrations import transcripts
 from squelch.learner.warmup.settings import WarmupConfig
@@ -82,6 +83,8 @@ def find_model(config: RunConfig, say: Say) -> Path:
     except ValueError as error:
         raise UserError(f"model.path: {error}") from error
     try:
+        if is_file(path := folder / TOKENIZER_FILE):
+            try_tokenizer(read_bytes(path, MAX_FILE_BYTES), str(path))
         return with_template(folder, config.model.chat_template, cache)
     except ValueError as error:
         raise UserError(str(error)) from error

@@ -23,6 +23,8 @@ from typing import Any, BinaryIO, cast
 MIB = 2**20
 MAX_REASON = 300
 """Characters of a library's error message that are passed on."""
+_PANIC = "PanicException"
+"""A fault of a library that is written in Rust; it derives from BaseException, and no module exports it."""
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
@@ -190,11 +192,13 @@ def decoding(where: str, fault: str, remedy: str = "") -> Iterator[None]:
         raise
     except MemoryError as error:
         raise Unreadable(f"{where} needs more memory than a reader may use; split it, or write less to it") from error
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
+            raise
         raise Unreadable(f"{where} {fault} ({reason(error)}){after}") from error
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """The error as one line of at most `MAX_REASON` characters."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror

@@ -232,7 +232,7 @@ class Reader:
         from squelch.actors.text.tokenizer import read_tokenizer, unknown_id
 
         self._path, self._model_dir, self._vocab_size, self._markers = path, model_dir, vocab_size, markers
-        self._tokenizer = read_tokenizer(model_dir)
+        self._tokenizer = read_tokenizer(model_dir, of_a_stranger=True)
         self._encoder = TextEncoder(self._tokenizer)
         self._unknown = unknown_id(self._tokenizer)
         self._encoded: dict[tuple[Piece, ...], np.ndarray] = {}

@@ -14,7 +14,8 @@ from squelch.actors.play.codec import ChatCodec
 from squelch.actors.scorer.fixed_model import check_scorer_model
 from squelch.actors.text import tokenizer as module
 from squelch.actors.text.chat_template import read_chat_tokenizer
-from squelch.actors.text.tokenizer import check_vocabulary, read_tokenizer, unknown_id
+from squelch.actors.text.tokenizer import check_vocabulary, read_tokenizer, try_tokenizer, unknown_id
+from squelch.envs.untrusted.files import Unreadable, decoding
 from tests.actors.text.made import TOKENIZERS, chatml_bpe, rendering_here, save_folder
 
 MESSAGES = [{"role": "system", "content": "go up " * 40}, {"role": "user", "content": "goal " * 40}]
@@ -133,3 +134,37 @@ def test_the_models_own_token_for_unknown_text_is_known() -> None:
     assert {kind: unknown_id(make()) for kind, make in TOKENIZERS.items()} == {
         kind: 0 if kind in ("tiny words", "whole words", "metaspace") else None for kind in TOKENIZERS
     }
+
+
+def with_normalizer(normalizer: dict[str, object]) -> bytes:
+    return json.dumps(json.loads(chatml_bpe().to_str()) | {"normalizer": normalizer}).encode()
+
+
+PANICS = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+GROWS = {
+    "type": "Sequence",
+    "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 40,
+}
+
+
+@pytest.mark.parametrize("normalizer", [PANICS, GROWS], ids=["panics", "grows"])
+def test_a_tokenizer_that_panics_or_grows_without_end_is_refused_by_name(
+    normalizer: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.trial, "CPU_S", 1)
+    data = with_normalizer(normalizer)
+    for _ in range(2):  # the second time without another trial
+        with pytest.raises(Unreadable, match=r"here cannot be read \(.*; copy the model's files again"):
+            try_tokenizer(data, "here")
+
+
+def test_a_sound_tokenizer_passes_the_trial() -> None:
+    for make in TOKENIZERS.values():
+        try_tokenizer(make().to_str().encode(), "here")
+
+
+def test_a_panic_of_a_rust_library_is_a_damaged_file() -> None:
+    with pytest.raises(Unreadable, match="here is damaged"), decoding("here", "is damaged"):
+        Tokenizer.from_buffer(with_normalizer(PANICS))
+    with pytest.raises(KeyboardInterrupt), decoding("here", "is damaged"):
+        raise KeyboardInterrupt
