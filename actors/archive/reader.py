@@ -9,13 +9,14 @@ lists, or it is refused. Imports neither Ray nor torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from squelch.actors.archive.store import ArchiveError, LocalStore, Store, as_store, reading
 from squelch.actors.archive.version import READ_BY, VERSION, check_version, version_of
-from squelch.envs.untrusted.files import brief, is_folder, require_regular, state
+from squelch.envs.untrusted.files import MIB, brief, is_folder, require_regular, state
 from squelch.envs.untrusted.text import MAX_LINE, lines_of, parse_object
 
 if TYPE_CHECKING:
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 GROUPS = "groups"
 METRICS, METRICS_TABLE, EVENTS = "metrics.jsonl", "metrics.parquet", "events.jsonl"
 CONFIG, TOKENIZER = "config.yaml", "tokenizer.json"
+MOST_ROWS = 2**18
+"""Trajectories of a step, and groups of a block of the index, that are read at once."""
+MOST_OF_A_BLOCK, MOST_OF_AN_INDEX, MOST_GROUPS = 256 * MIB, 1024 * MIB, 10_000_000
+"""Bytes of a block, decoded, and of a step's columns from which its rows are computed; bytes and rows of an index."""
 _PART, _BLOCK = re.compile(r"(?:groups/)?step-([0-9]{1,9})\.parquet"), re.compile(r"groups/index-([0-9]{1,9})\.parquet")
 
 
@@ -89,26 +94,29 @@ def read_group(place: Place, step: int, group_id: str) -> pa.Table:
     Raises:
         ArchiveError: the step or the group is not archived, or the step's part is damaged or has a newer schema.
     """
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     from squelch.actors.archive.schema import ARCHIVE_SCHEMA
+    from squelch.envs.untrusted.parquet import MOST_BYTES, in_one
 
     store, key = as_store(place), part_key(step)
     tables = _read_part(store, key, ARCHIVE_SCHEMA.names, only=group_id)
-    found = [table.filter(pc.equal(table["group_id"], group_id)) for table in tables]
-    if not any(map(len, found)):
+    found = (table.filter(pc.equal(table["group_id"], group_id)) for table in tables)
+    with reading(store.where(key)):
+        whole = in_one(chain([ARCHIVE_SCHEMA.empty_table()], found), store.where(key), MOST_BYTES, MOST_ROWS)
+    if not len(whole):
         raise ArchiveError(f"{store.where(key)} holds no group {brief(group_id)}")
-    return pa.concat_tables(found).sort_by("trajectory")
+    return whole.sort_by("trajectory")
 
 
 def read_index_of(place: Place, step: int) -> pa.Table:
     """The rows of one step in the index, computed from the step's part."""
-    import pyarrow as pa
-
     from squelch.actors.archive.group_index import NEEDED, index_rows
+    from squelch.envs.untrusted.parquet import in_one
 
-    return index_rows(pa.concat_tables(_read_part(as_store(place), part_key(step), NEEDED)))
+    store, key = as_store(place), part_key(step)
+    with reading(store.where(key)):
+        return index_rows(in_one(_read_part(store, key, NEEDED), store.where(key), MOST_OF_A_BLOCK, MOST_ROWS))
 
 
 def group_steps(place: Place) -> list[int]:
@@ -211,24 +219,30 @@ def read_index(place: Place) -> pa.Table:
     from squelch.actors.archive.schema import INDEX_SCHEMA
 
     store = as_store(place)
-    blocks = [read_block(store, key) for key in block_keys(store).values()]
-    table = pa.concat_tables([INDEX_SCHEMA.empty_table(), *blocks])
+    blocks = (read_block(store, key) for key in block_keys(store).values())
+    table = index_of(store, [INDEX_SCHEMA.empty_table()], blocks)
     parts = part_keys(store)
     held = set(pc.unique(table["step"]).to_pylist())
-    late = [read_index_of(store, step) for step in parts if step not in held]
+    late = [step for step in parts if step not in held]
     known = table.filter(pc.is_in(table["step"], pa.array(list(parts), pa.int32())))
-    whole = pa.concat_tables([known, *late])
+    whole = index_of(store, [known], (read_index_of(store, step) for step in late))
     return whole.take(np.argsort(whole["step"].to_numpy(), kind="stable")) if late else whole
+
+
+def index_of(store: Store, *tables: Iterable[pa.Table]) -> pa.Table:
+    """The rows of a run's index in one table. ArchiveError if they are more than a run can have."""
+    from squelch.envs.untrusted.parquet import in_one
+
+    with reading(store.where()):
+        return in_one(chain(*tables), f"the index of {store.where()}", MOST_OF_AN_INDEX, MOST_GROUPS)
 
 
 def read_block(store: Store, key: str) -> pa.Table:
     """One file of the index."""
-    import pyarrow as pa
-
     from squelch.actors.archive.checks import check_index
     from squelch.actors.archive.schema import INDEX_SCHEMA
     from squelch.envs.untrusted.files import decoding
-    from squelch.envs.untrusted.parquet import open_parquet, row_groups
+    from squelch.envs.untrusted.parquet import in_one, open_parquet, row_groups
 
     where = store.where(key)
     remedy = "delete it: it is rebuilt from the parts"
@@ -239,7 +253,8 @@ def read_block(store: Store, key: str) -> pa.Table:
             missing = sorted(set(INDEX_SCHEMA.names) - set(file.schema_arrow.names))
             if missing:
                 raise KeyError(f"it lacks the columns {missing}")
-            table = pa.concat_tables(row_groups(file, where, INDEX_SCHEMA.names)).cast(INDEX_SCHEMA)
+            rows = row_groups(file, where, INDEX_SCHEMA.names)
+            table = in_one(rows, where, MOST_OF_A_BLOCK, MOST_ROWS).cast(INDEX_SCHEMA)
         check_index(table, where, remedy)
     return table
 

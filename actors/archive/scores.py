@@ -26,7 +26,7 @@ from squelch.actors.archive.schema import SCORES_SCHEMA
 from squelch.actors.archive.store import Store, as_store, reading
 from squelch.actors.archive.version import check_version, version_of
 from squelch.envs.untrusted.files import MIB, decoding
-from squelch.envs.untrusted.parquet import open_parquet, row_groups
+from squelch.envs.untrusted.parquet import MOST_BYTES, in_one, open_parquet, row_groups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,7 +145,8 @@ def read_scores(place: Place, step: int) -> dict[str, ScoreMatrix]:
         file = open_parquet(raw, where, _REMEDY)
         check_version(version_of(file.schema_arrow.metadata), where)
         with decoding(where, "holds no score matrix", _REMEDY):
-            table = pa.concat_tables(row_groups(file, where, SCORES_SCHEMA.names)).cast(SCORES_SCHEMA)
+            rows = row_groups(file, where, SCORES_SCHEMA.names)
+            table = in_one(rows, where, MOST_BYTES, 4 * MAX_PAIRS).cast(SCORES_SCHEMA)
             if any(column.null_count for column in table.columns):
                 raise ValueError("it holds nulls")
             if not np.isfinite(table["log_likelihood"].to_numpy()).all():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from squelch.actors.archive.reader import block_keys, part_keys, read_block, read_index_of
+from squelch.actors.archive.reader import block_keys, index_of, part_keys, read_block, read_index_of
 from squelch.actors.archive.schema import INDEX_SCHEMA
 from squelch.actors.archive.store import Stat, Store, reading
 from squelch.cluster.errors import UserError, bad_files_are_the_users
@@ -167,18 +167,24 @@ class GroupIndex:
             self._checked = time.monotonic()
 
     def _read(self) -> None:
-        parts = part_keys(self.store)
-        files = {
-            key: self._file(key, lambda key=key: read_block(self.store, key)) for key in block_keys(self.store).values()
-        }
-        held = {step for _, table in files.values() for step in pc.unique(table["step"]).to_pylist()}
-        for step, key in parts.items():
-            if step not in held:
-                files[key] = self._file(key, lambda step=step: read_index_of(self.store, step))
+        parts, files = part_keys(self.store), dict[str, tuple[Stat | None, pa.Table]]()
+
+        def blocks() -> Iterator[pa.Table]:
+            for key in block_keys(self.store).values():
+                files[key] = self._file(key, lambda key=key: read_block(self.store, key))
+                yield files[key][1]
+
+        def late(held: Container[int]) -> Iterator[pa.Table]:
+            for step, key in parts.items():
+                if step not in held:
+                    files[key] = self._file(key, lambda step=step: read_index_of(self.store, step))
+                    yield files[key][1]
+
+        whole = index_of(self.store, [INDEX_SCHEMA.empty_table()], blocks())
+        whole = index_of(self.store, [whole], late(set(pc.unique(whole["step"]).to_pylist())))
         if {key: stat for key, (stat, _) in files.items()} == {key: stat for key, (stat, _) in self._files.items()}:
             return
         self._files = files
-        whole = pa.concat_tables([INDEX_SCHEMA.empty_table(), *(table for _, table in files.values())])
         known = whole.filter(pc.is_in(whole["step"], pa.array(list(parts), pa.int32())))
         order = np.argsort(known["step"].to_numpy(), kind="stable")
         self.table, self._cached = _prepared(known.take(order)), {}

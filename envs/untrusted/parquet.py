@@ -10,7 +10,7 @@ pyarrow is imported with the first file.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -55,6 +55,20 @@ def row_groups(
         yield empty
     for group in range(file.num_row_groups) if only is None else only:
         yield read_row_group(file, where, group, columns)
+
+
+def in_one(tables: Iterable[pa.Table], where: str, most_bytes: int, most_rows: int) -> pa.Table:
+    """The tables, of one schema and at least one, in one. Raises Unreadable once they have more bytes or rows: row
+    groups are bounded one by one, and a small file may hold many."""
+    import pyarrow as pa
+
+    found, num_bytes, num_rows = list[pa.Table](), 0, 0
+    for table in tables:
+        num_bytes, num_rows = num_bytes + table.nbytes, num_rows + len(table)
+        if num_bytes > most_bytes or num_rows > most_rows:
+            raise Unreadable(f"{where} has more than {most_rows:,} rows or {size_text(most_bytes)}, decoded")
+        found.append(table)
+    return pa.concat_tables(found)
 
 
 def read_row_group(file: pq.ParquetFile, where: str, group: int, columns: Sequence[str]) -> pa.Table:

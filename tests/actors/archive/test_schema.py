@@ -11,17 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from docs.writers.schema import PAGE, page
+from squelch.actors.archive import reader
 from squelch.actors.archive.group_index import index_rows
-from squelch.actors.archive.reader import read_groups, read_index
+from squelch.actors.archive.reader import read_group, read_groups, read_index
 from squelch.actors.archive.rows import from_table, to_table
 from squelch.actors.archive.schema import ARCHIVE_SCHEMA, OPTIONAL
-from squelch.actors.archive.store import ArchiveError
+from squelch.actors.archive.store import ArchiveError, LocalStore
 from squelch.actors.archive.version import VERSION_KEY
 from squelch.actors.archive.writer import Archive
 from squelch.actors.content import Picture, content_key
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.messages import VersionSpan
 from squelch.actors.records import Group, Task, Ticket, Trajectory, Turn, summarise
+from squelch.cluster.errors import UserError
+from squelch.cluster.inspector.groups import GroupIndex
 from tests.actors.archive.small_groups import archive_step, small_group
 
 SHORT = st.text(st.characters(codec="utf-8"), max_size=8)
@@ -197,6 +200,34 @@ def test_a_damaged_index_is_refused_by_name_with_what_to_do(tmp_path: Path, name
     else:
         path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(ArchiveError, match=f"index-000000.parquet.*{name}.*; delete it: it is rebuilt from the parts"):
+        read_index(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["index-000000", "step-000001"])
+def test_row_groups_that_are_small_one_by_one_are_bounded_together(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive_step(Archive(tmp_path), 1, 2)
+    path = tmp_path / "groups" / f"{name}.parquet"
+    table = pq.read_table(path)
+    with pq.ParquetWriter(path, table.schema) as writer:
+        for _ in range(60):
+            writer.write_table(table)
+    monkeypatch.setattr(reader, "MOST_ROWS", 100)
+    if name.startswith("step"):
+        (tmp_path / "groups" / "index-000000.parquet").unlink()
+        with pytest.raises(ArchiveError, match=rf"{name}\.parquet has more than 100 rows or 1024 MiB"):
+            read_group(tmp_path, 1, "000001-000")
+    for read in (read_index, lambda place: GroupIndex(LocalStore(place)).refresh()):
+        with pytest.raises((ArchiveError, UserError), match=rf"{name}\.parquet has more than 100 rows or 256 MiB"):
+            read(tmp_path)
+
+
+def test_an_index_of_too_many_blocks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (1, 100, 200):
+        archive_step(Archive(tmp_path), step, 2)
+    monkeypatch.setattr(reader, "MOST_GROUPS", 5)
+    with pytest.raises(ArchiveError, match=f"the index of {tmp_path} has more than 5 rows"):
         read_index(tmp_path)
 
 
