@@ -29,9 +29,9 @@ from squelch.envs.untrusted.files import is_file, read_bytes, reason
 MAX_FILE = 4096
 
 
-def _of_the_user(settings: wandb.Settings) -> SettingsFiles:
+def _of_the_user(self: wandb.Settings) -> SettingsFiles:
     """As `wandb.Settings.read_system_settings`, without `wandb/settings` below the current or the run's folder."""
-    home = Path(settings.settings_system) if settings.settings_system else None
+    home = Path(self.settings_system) if self.settings_system else None
     return SettingsFiles(global_settings=home, local_settings=Path(os.devnull))
 
 
