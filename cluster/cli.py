@@ -18,7 +18,6 @@ from squelch.envs.untrusted.files import reason
 COMMANDS = {
     "train": ("train", "train a policy"),
     "submit": ("submit", "run `train` as a job on a Ray cluster that is up"),
-    "job": ("job", "list submitted jobs; show status or logs of one, or stop it"),
     "status": ("existing_runs.status", "show the progress of a run once"),
     "watch": ("existing_runs.watch", "show the progress of a run live"),
     "inspect": ("existing_runs.inspect", "show a run's groups, trajectories and spans in the browser"),
@@ -33,7 +32,7 @@ COMMANDS = {
     "gradients": ("existing_runs.gradients", "measure task and regulariser gradients by reward variance (Figure 3)"),
     "report": ("existing_runs.report", "write the paper's figures of one or several runs as an HTML file"),
     "sweep": ("sweep", "run a recipe over settings and seeds, with one table at the end"),
-    "dashboards": ("dashboards", "push the dashboards to Grafana, export them, or check them"),
+    "dashboards": ("dashboards", "push the dashboards to Grafana, or export them"),
     "plan": ("plan", "estimate memory and step time of a recipe, and how many rollout workers it needs"),
     "config": ("config", "print all settings of a recipe, or the list of recipes"),
     "doctor": ("doctor", "list what this machine lacks, and how to install it"),

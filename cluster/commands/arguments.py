@@ -14,18 +14,11 @@ from squelch.envs.untrusted.files import is_file
 if TYPE_CHECKING:
     from squelch.actors.archive.store import Store
 
-JOB_SERVER = "http://127.0.0.1:8265"
-
 
 def add_recipe(parser: argparse.ArgumentParser, of_what: str = "dotted overrides, e.g. filter.rho=0.5") -> None:
     """Adds the positional arguments RECIPE and key=value ..."""
     parser.add_argument("recipe", help="a shipped recipe (see `squelch config --list`) or a YAML file")
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=of_what)
-
-
-def add_job_server(parser: argparse.ArgumentParser) -> None:
-    """Adds `--address`, the address of the cluster's job server."""
-    parser.add_argument("--address", default=JOB_SERVER, help="the cluster's dashboard address")
 
 
 def add_run_dir(parser: argparse.ArgumentParser) -> None:

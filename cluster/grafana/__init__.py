@@ -1,4 +1,4 @@
-"""The dashboards: read, pushed through Grafana's HTTP API, exported as files for it, checked, asked of a Prometheus.
+"""The dashboards: read, pushed through Grafana's HTTP API, exported as files for it, asked of a Prometheus.
 
     boards      the dashboards that ship with Squelch: their JSON, and the panels, queries and marks in it. Pure
     changes     whether a push may replace a dashboard of the server, and how two dashboards differ. Pure
@@ -8,10 +8,9 @@
     files       dashboards and provisioning files in a folder, for people who mount them
     prometheus  the query API of a Prometheus
     recorded    a Prometheus of our own that holds what a run recorded, and scrapes it while it lives
-    check       dashboards against Grafana's schema, and expressions against a Prometheus
 
-Who waits for whom: a command waits for the server, `TIMEOUT_S` for each answer's next bytes (`check`: for each whole
-answer); then it ends with the server's address. Nothing of a run waits for Grafana.
+Who waits for whom: a command waits for the server, `TIMEOUT_S` for each answer's next bytes; then it ends with the
+server's address. Nothing of a run waits for Grafana.
 
 **Changes made by hand.** Grafana keeps a history of every dashboard. A push leaves a message with the digest of what it
 pushed in that history. A dashboard whose newest version has no such message was changed by somebody else since, and

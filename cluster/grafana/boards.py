@@ -1,6 +1,6 @@
 """The dashboards that ship with Squelch. Pure; `python -m squelch.deploy.dashboards --write` makes their files.
 
-    text, trees    Grafana's JSON, as a push, an export and the schema need it
+    text, trees    Grafana's JSON, as a push and an export need it
     shipped        rows, panels with their places and queries, and marks: what is drawn and what is evaluated
 
 Only what Squelch draws itself is read from the JSON. A panel of any type is read; a type without a drawing is refused
@@ -118,14 +118,6 @@ class Board:
         return [panel for row in self.rows for panel in row.panels]
 
 
-@dataclass(frozen=True)
-class Expression:
-    """One PromQL expression. `place`: the panel or annotation that it fills."""
-
-    place: str
-    expr: str
-
-
 def text(name: str) -> str:
     """The text of a dashboard's file."""
     return (files("squelch.deploy") / "grafana" / f"{name}.json").read_text(encoding="utf-8")
@@ -146,13 +138,13 @@ def shipped() -> dict[str, Board]:
     return {name: read_board(tree) for name, tree in trees().items()}
 
 
-def expressions(board: Board, chosen: Chosen = EVERYTHING) -> Iterator[Expression]:
+def expressions(board: Board, chosen: Chosen = EVERYTHING) -> Iterator[str]:
     """Every expression of a dashboard, with Grafana's variables filled in."""
     for panel in board.panels:
         for target in panel.targets:
-            yield Expression(panel.title, chosen.fill(target.expr))
+            yield chosen.fill(target.expr)
     for mark in board.marks:
-        yield Expression(f"annotation {mark.name}", chosen.fill(mark.expr))
+        yield chosen.fill(mark.expr)
 
 
 def read_board(tree: Tree) -> Board:

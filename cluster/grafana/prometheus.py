@@ -71,18 +71,6 @@ class Prometheus:
             raise UserError(str(error)) from error
         self._pool = urllib3.PoolManager(headers=headers, timeout=Timeout(total=timeout_s), retries=False)
 
-    def now(self, expr: str) -> list[float] | str:
-        """The values of the expression's series now; the reason, if Prometheus cannot read the expression."""
-        status, body = self._get(f"{self.url}/api/v1/query?{urlencode({'query': expr})}")
-        if status in (400, 422):
-            return shortened(str(body.get("error", "")), MAX_COMPLAINT)
-        if status != 200 or body.get("status") != "success":
-            raise UserError(f"Prometheus at {self.url} answers with status {status}; check the address and {TOKEN}")
-        data = body["data"]
-        if data["resultType"] == "scalar":
-            return [float(data["result"][1])]
-        return [float(sample["value"][1]) for sample in data["result"]]
-
     def over(self, expr: str, span: Span) -> list[Series]:
         """The expression's series over the span. UserError if no Prometheus answers, or if it refuses the
         expression."""

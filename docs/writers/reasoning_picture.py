@@ -38,7 +38,7 @@ def main() -> None:
     span = Span(lines[0]["time"], lines[-1]["time"])
     with prometheus_over(lines, settings, folder.name) as prometheus:
         chosen = prometheus.chosen(".*", span)
-        wanted = [one.expr for one in boards.expressions(board, chosen)]
+        wanted = list(boards.expressions(board, chosen))
         drawn = panels.picture(board, panels.ask(prometheus, wanted, span, chosen), board.rows[:NUM_ROWS])
     args.out.write_text(standalone(drawn), encoding="utf-8")
 

@@ -1,5 +1,6 @@
 """A Prometheus over one run holds what the run recorded, at the times at which it recorded it."""
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
@@ -53,6 +54,11 @@ def test_a_prometheus_holds_the_run_and_answers_over_its_time(tmp_path: Path) ->
         assert prometheus.chosen(".*", late) == Chosen(".*", "20s"), "four of the intervals between its samples"
 
 
+def last(prometheus: Prometheus, expr: str) -> list[float]:
+    """The newest value of each series of the last ten seconds."""
+    return [series.values[-1] for series in prometheus.over(expr, Span(time.time() - 10, time.time()))]
+
+
 @pytest.mark.slow
 def test_a_live_run_is_scraped_where_it_exports_and_another_run_on_its_port_is_not() -> None:
     need_prometheus("promtool"), need_prometheus()
@@ -63,10 +69,10 @@ def test_a_live_run_is_scraped_where_it_exports_and_another_run_on_its_port_is_n
         recorder.step(7, {"step": 7.0})
         exported = SETTINGS | {"recorder.port": recorder.port}
         with prometheus_over(LINES, exported, 'a"b', live=True) as prometheus:
-            until(lambda: prometheus.now("squelch_step") == [7.0], "the step that the run exports")
+            until(lambda: last(prometheus, "squelch_step") == [7.0], "the step that the run exports")
             assert prometheus.over("squelch_step", Span(LINES[0]["time"], LINES[-1]["time"])), "and what it recorded"
         with prometheus_over(LINES, exported, "another", live=True) as prometheus:
-            assert prometheus.now("up") == []
+            assert last(prometheus, "up") == []
     finally:
         recorder.close()
 

@@ -32,7 +32,7 @@ def answered(series: dict[str, list[Series]]) -> Answered:
 
 
 def made_up(board_name: str) -> Answered:
-    return answered({one.expr: answer(one.expr) for one in expressions(shipped()[board_name])})
+    return answered({expr: answer(expr) for expr in expressions(shipped()[board_name])})
 
 
 def drawn_alone(panel: Panel, series: dict[str, list[Series]], *marks: Mark) -> str:
@@ -46,7 +46,7 @@ def test_every_type_of_a_shipped_panel_has_a_drawing_and_every_drawing_is_of_suc
 
 def test_the_queries_are_the_dashboards_own_with_grafanas_variables_filled_in() -> None:
     for board in shipped().values():
-        asked = [one.expr for one in expressions(board, Chosen("127.0.0.1:9464", "20s"))]
+        asked = list(expressions(board, Chosen("127.0.0.1:9464", "20s")))
         assert len(asked) == sum(len(panel.targets) for panel in board.panels) + len(board.marks) > 10
         assert not any(re.search(r"\$[a-z_]", expr) for expr in asked)
         assert any('instance=~"127.0.0.1:9464"' in expr for expr in asked) and any("[20s]" in expr for expr in asked)
