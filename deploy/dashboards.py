@@ -1,7 +1,6 @@
-"""Generates Grafana's dashboards and the alert rules.
+"""Writes Grafana's dashboards, deploy/grafana/*.json, and the alert rules, deploy/alerts.yml.
 
-    python -m squelch.deploy.dashboards --write    writes deploy/grafana/*.json and deploy/alerts.yml
-    python -m squelch.deploy.dashboards --check    exits with 1 and names the files that differ from the code
+    python -m squelch.deploy.dashboards
 
 The sources are `cluster.metrics` (the registry), `deploy.boards` and `deploy.alert_rules`, so that renaming a metric
 cannot leave an empty panel. The dashboards can be imported or provisioned.
@@ -9,22 +8,27 @@ cannot leave an empty panel. The dashboards can be imported or provisioned.
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from squelch.deploy.alert_rules import rules_text
 from squelch.deploy.boards import BOARDS
 from squelch.deploy.boards.build import text
-from squelch.deploy.generated import command
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
-def artefacts() -> dict[Path, str]:
+def artefacts() -> Mapping[Path, str]:
     """The text of each generated file, by its path in the repository."""
-    return {
-        **{Path(f"deploy/grafana/{board.title.lower()}.json"): text(board) for board in BOARDS},
-        Path("deploy/alerts.yml"): rules_text(),
-    }
+    boards = {Path(f"deploy/grafana/{board.title.lower()}.json"): text(board) for board in BOARDS}
+    return {**boards, Path("deploy/alerts.yml"): rules_text()}
+
+
+def main() -> None:
+    """Writes the files."""
+    for path, content in artefacts().items():
+        (ROOT / path).write_text(content, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(command("squelch.deploy.dashboards", artefacts))
+    main()

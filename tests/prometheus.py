@@ -27,7 +27,7 @@ from squelch.cluster.grafana.boards import EVERYTHING
 from squelch.deploy.alert_rules import JOB, RULES
 from squelch.deploy.boards import BOARDS
 from squelch.deploy.boards.annotations import ANNOTATIONS
-from squelch.deploy.generated import ROOT
+from squelch.deploy.dashboards import ROOT
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0

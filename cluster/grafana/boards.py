@@ -1,4 +1,4 @@
-"""The dashboards that ship with Squelch. Pure; `python -m squelch.deploy.dashboards --write` makes their files.
+"""The dashboards that ship with Squelch. Pure; `python -m squelch.deploy.dashboards` makes their files.
 
     text, trees    Grafana's JSON, as a push and an export need it
     shipped        rows, panels with their places and queries, and marks: what is drawn and what is evaluated

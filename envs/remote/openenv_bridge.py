@@ -5,7 +5,7 @@ include Starlette and uvicorn) and no Squelch, run this file from Squelch's chec
 
     python -m venv openenv && openenv/bin/pip install openenv
     PYTHONPATH=SQUELCH openenv/bin/python -m squelch.envs.remote.openenv_bridge \\
-        envs.remote.openenv_example:ReversedWord envs.remote.openenv_example:Say --field text \\
+        docs.examples.openenv_words:ReversedWord docs.examples.openenv_words:Say --field text \\
         --rules "Say the word backwards . The action is the word ." --port 8802
     squelch train http model.path=MODEL environment.options.url=http://127.0.0.1:8802
 

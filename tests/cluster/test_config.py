@@ -140,10 +140,8 @@ def test_the_resolved_configuration_holds_the_environments_own_turn_limits():
     assert load("frozenlake", words).environment.format == own["frozenlake"], "those of the environment inside"
     assert [(one.max_turns, one.max_actions_per_turn) for one in own.values()] == [(5, 2), (1, 1)]
     assert load("frozenlake", ["environment.format.max_turns=3"]).environment.format.max_turns == 3
-    assert (
-        load("countdown", ["environment.name=envs.template:SortWords", "environment.options={}"]).environment.options
-        == {}
-    )
+    words = ["environment.name=docs.examples.sort_words:SortWords", "environment.options={}"]
+    assert load("countdown", words).environment.options == {}
 
 
 def test_a_probe_larger_than_the_validation_set_is_refused_and_an_unset_one_fits_it():

@@ -12,7 +12,7 @@ from squelch.actors.config import RecorderConfig
 from squelch.actors.metrics.exporter import Recorder
 from squelch.cluster.metrics import REGISTRY
 from squelch.deploy.alert_rules import RULES, RUNBOOK
-from squelch.deploy.generated import ROOT
+from squelch.deploy.dashboards import ROOT
 from tests.prometheus import alerts, need_prometheus, running_alertmanager, running_prometheus, until
 
 DEPLOY = ROOT / "deploy"

@@ -13,7 +13,7 @@ from check_jsonschema.builtin_schemas import get_builtin_schema
 from jsonschema import validators
 
 from squelch.deploy.alert_rules import JOB
-from squelch.deploy.generated import ROOT
+from squelch.deploy.dashboards import ROOT
 from tests.deploy.kuberay.schema import MANIFESTS
 from tests.prometheus import need_prometheus
 

@@ -13,7 +13,7 @@ import yaml
 
 from squelch.cluster.config import RunConfig, load
 from squelch.cluster.fleet import jobs
-from squelch.deploy.generated import ROOT
+from squelch.deploy.dashboards import ROOT
 from tests.deploy.kuberay import schema, validation
 
 DEFINITIONS = "SQUELCH_KUBERAY_DEFINITIONS"

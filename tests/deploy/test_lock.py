@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from squelch.actors.pretrained.source import PACKAGED
-from squelch.deploy.generated import ROOT
+from squelch.deploy.dashboards import ROOT
 
 LOCK = ROOT / "deploy" / "lock-cpu.txt"
 CONSTRAINTS = tuple(ROOT / "deploy" / name for name in ("constraints.txt", "constraints-cpu.txt"))

@@ -105,6 +105,6 @@ def test_what_is_added_works(changed: Path) -> None:
     alone = {**os.environ, "PYTHONPATH": str(changed), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run([sys.executable, "-c", USES], cwd=changed, env=alone, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    boards = [sys.executable, "-m", "squelch.deploy.dashboards", "--write"]
+    boards = [sys.executable, "-m", "squelch.deploy.dashboards"]
     done = subprocess.run(boards, cwd=changed, env=alone, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ from squelch.learner.warmup.demonstrations import play
 from squelch.learner.warmup.tiny import build_tiny
 
 OPTIONS = {"SearchQA": {"num_passages": 2_000}, "WebShop": {"num_products": 500}}
-NAMES = (*environment_names(), "squelch.envs.template:SortWords")
+NAMES = (*environment_names(), "docs.examples.sort_words:SortWords")
 
 
 def speaking(name: str, split: str = "train") -> TextEnv:

@@ -20,7 +20,7 @@ from squelch.actors.config import RecorderConfig
 from squelch.actors.metrics import exporter
 from squelch.actors.metrics.exporter import Recorder
 from squelch.cluster.metrics import REGISTRY
-from squelch.deploy.generated import ROOT
+from squelch.deploy.dashboards import ROOT
 from tests.prometheus import free_ports
 
 

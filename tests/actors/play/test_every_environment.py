@@ -48,15 +48,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "SearchQA": {"num_passages": 2000},
     "Sokoban": {},
     "WebShop": {"num_products": 1000},
-    "squelch.envs.template:SortWords": {},
+    "docs.examples.sort_words:SortWords": {},
     "Gymnasium/Taxi": TAXI,
     "Gymnasium/CliffWalking": CLIFF,
     "Http": {},  # the fixture adds the server's address
-    "OwnProcess": {"environment": "squelch.envs.template:SortWords", "timeout_s": 60},
+    "OwnProcess": {"environment": "docs.examples.sort_words:SortWords", "timeout_s": 60},
     "ReasoningGym": {"datasets": {"chain_sum": {}}, "timeout_s": 60},
     "TextArena": {"game": "GuessTheNumber-v0", "timeout_s": 60},
 }
-WITHOUT_KINDS = {"Gymnasium", "TextArena", "OwnProcess", "squelch.envs.template:SortWords"}
+WITHOUT_KINDS = {"Gymnasium", "TextArena", "OwnProcess", "docs.examples.sort_words:SortWords"}
 SAID = {"OwnProcess": ("moon pear", "pear", "moon island engine pear")}
 """Actions of an environment without demonstrations, where numbers are none."""
 SERVED = "Countdown"
@@ -200,7 +200,7 @@ def _local(name: str) -> Callable[[Script], str]:
 
 FOREIGN_SOLUTIONS: dict[str, Callable[[Script], str]] = {
     "Http": _local(SERVED),
-    "OwnProcess": _local("squelch.envs.template:SortWords"),
+    "OwnProcess": _local("docs.examples.sort_words:SortWords"),
     "ReasoningGym": _sum,
     "TextArena": _halving,
 }

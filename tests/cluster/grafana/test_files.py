@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from squelch.cluster.cli import main
-from squelch.deploy.generated import ROOT
+from squelch.deploy.dashboards import ROOT
 
 
 def export(folder: Path, *words: str) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from squelch.deploy.generated import ROOT
+from squelch.deploy.dashboards import ROOT
 
 KUBERAY = "v1.7"
 SCHEMA = Path(__file__).with_name("schema.json")

@@ -213,7 +213,7 @@ def both(name: str, options: dict[str, Any], prompt: PromptName = "tiny") -> tup
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("FrozenLake", {}), ("Gymnasium", TAXI), ("squelch.envs.template:SortWords", {})]
+    ("name", "options"), [("FrozenLake", {}), ("Gymnasium", TAXI), ("docs.examples.sort_words:SortWords", {})]
 )
 def test_an_environment_reads_a_policys_text_in_its_process_as_it_does_here(name: str, options: dict[str, Any]) -> None:
     here, there = both(name, options)

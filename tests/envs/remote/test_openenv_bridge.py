@@ -46,7 +46,7 @@ class Shown(BaseModel):
 
 
 class Backwards:
-    """As `envs.remote.openenv_example.ReversedWord`, without OpenEnv's base class."""
+    """As `docs.examples.openenv_words.ReversedWord`, without OpenEnv's base class."""
 
     def reset(self, seed: int | None = None, episode_id: str | None = None) -> Shown:
         self.word = f"word{seed}"
@@ -65,7 +65,7 @@ def real() -> Iterator[str]:
     """The address of the bridge in OpenEnv's own environment."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    example = "squelch.envs.remote.openenv_example"
+    example = "docs.examples.openenv_words"
     words = [f"{example}:ReversedWord", f"{example}:Say", "--field", "text", "--rules", RULES, "--port", str(port)]
     root = Path(__file__).parents[3]
     command = [str(INTERPRETER), "-m", "squelch.envs.remote.openenv_bridge", *words]

@@ -9,19 +9,19 @@ import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from docs.examples.sort_words import SortWords
 from squelch.actors.play.codec import ChatCodec
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.episode import Episode
 from squelch.envs.format import well_formed
 from squelch.envs.registry import environment_class, environment_names, make
 from squelch.envs.splits import split_of
-from squelch.envs.template import SortWords
 from squelch.learner.warmup.demonstrations import encode, transcripts
 from squelch.learner.warmup.tiny import build_tiny
 from squelch.learner.warmup.tiny_recipe import TEXT_RECIPE, recipe_for
 from tests.envs.hostile_text import hostile_texts
 
-PATH = "squelch.envs.template:SortWords"
+PATH = "docs.examples.sort_words:SortWords"
 CONFIG = EnvironmentConfig(name=PATH)
 
 
@@ -33,9 +33,9 @@ def test_it_is_found_by_its_path_and_not_registered():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("squelch.envs.templat:SortWords", "'squelch.envs.templat' cannot be imported: No module named"),
-        ("squelch.envs.template:Sort", "'squelch.envs.template' defines no environment class 'Sort'"),
-        ("squelch.envs.template:WORDS", "defines no environment class 'WORDS'"),
+        ("docs.examples.sort_word:SortWords", "'docs.examples.sort_word' cannot be imported: No module named"),
+        ("docs.examples.sort_words:Sort", "'docs.examples.sort_words' defines no environment class 'Sort'"),
+        ("docs.examples.sort_words:WORDS", "defines no environment class 'WORDS'"),
         (":SortWords", "not of the form package.module:Class"),
     ],
 )

@@ -1,8 +1,8 @@
-"""SortWords: put words into alphabetical order. The template of docs/guide/adding-an-environment.md: copy it and change
-it.
+"""SortWords: put words into alphabetical order. An example of docs/guide/adding-an-environment.md: copy it and
+change it.
 
 It is complete, and the tests play it. It has no entry in `envs.registry`; its path is its name:
-`environment.name=envs.template:SortWords`.
+`environment.name=docs.examples.sort_words:SortWords`.
 
 Invariants: no word occurs twice in a task; the words shown are never in order. An episode ends at the right answer, or
 after the last turn of the format; each wrong attempt halves the reward of the right answer.
