@@ -132,7 +132,7 @@ def ray_job(action: str, job_id: str, cluster: Cluster) -> str:
     """What Ray's own command says, which has to do for submitted jobs."""
     command = [RAY, "job", action, job_id, "--address", cluster.dashboard]
     env = {**os.environ, **cluster.env}
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=120).stdout
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=300).stdout
 
 
 def assert_scales(run_dir: Path, cluster: Cluster) -> None:
