@@ -5,7 +5,8 @@ Invariants:
 - `verdict` raises no error for any answer. An answer that is too long, too deeply nested or has too high powers for any
   question is wrong without being computed (`plain`). Other answers are compared in another process, within `CPU_S`
   seconds of CPU time, after which the answer counts as wrong (`given_up`).
-- Values are compared, not texts: 3/4, 0.75, 75%, \\frac{3}{4}; 1,234 and 1234; $12, 12 dollars and 12; x = 5 and 5.
+- Values are compared, not texts: 3/4, 0.75, 75%, \\frac{3}{4}; 1,234 and 1234; $12, 12 dollars and 12; x = 5, 5 = x and
+  5. One layer of each of the usual wrappers is taken off: \\boxed{5}, \\[5\\], $5$, **5**.
 - Two texts of words are compared as words, ignoring case and white space.
 
 `Judge.compare` waits for its process at most `WAIT_S`, then raises TimeoutError, which fails the trajectory.
@@ -61,6 +62,19 @@ _UNIT = re.compile(rf"(?<=[\d}})])\s*(?!(?:{_FIRST_NO_UNIT})\b)(?>(?:{_UNIT_WORD
 _LENGTH = r"(?:\s+m|\s*(?:[cdkm]m|in|ft|yd|mi|inch(?:es)?|feet|foot|(?:centi|kilo)?met(?:er|re)s?|yards?|miles?))"
 _POWER_UNIT = re.compile(rf"([-+]?[\d.,/]+)(?:{_LENGTH}\^(?:[23]|\{{[23]\}})|\s+m/s(?:\^2|\^\{{2\}})?)", re.IGNORECASE)
 """A number of a unit with an exponent. After terms of other kinds, "m^2" is the square of a variable."""
+_WRAPPERS = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        r"(?:the (?:final )?answer is:?|answer:)\s*(.*)",
+        r"\\boxed\s*\{(.*)\}",
+        r"\\\[((?:(?!\\[\[\]]).)*)\\\]",
+        r"\\\(((?:(?!\\[()]).)*)\\\)",
+        r"\*\*((?:(?!\*\*).)*)\*\*",
+        r"\$(.*)\$",
+        r"((?:\\[a-z]+|[^a-z=<>!\\])+)=\s*(?![ei])[a-z]",  # 5 = x, of which the library would take the x
+    )
+)
+"""What stands around an answer, which is the pattern's group."""
 _CENTS = re.compile(r"\.\d\d ?cents?\W*$", re.IGNORECASE)
 """A price in dollars that is called cents."""
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s*\{([^{}]*)\}")
@@ -112,8 +126,7 @@ def plain(answer: str) -> str | None:
     text = _SUBSCRIPT.sub(r"_{\1}", _SUPERSCRIPT.sub(r"^{\1}", _VULGAR.sub(" ", answer)))
     text = unicodedata.normalize("NFKC", _ROOT.sub(r"\\sqrt{\1\2}", text)).translate(_SYMBOLS).replace("\\$", "$")
     text = " ".join("".join(str(unicodedata.decimal(c, c)) for c in text).split())
-    text = re.sub(r"^(?:the (?:final )?answer is:?|answer:)\s*", "", text, flags=re.IGNORECASE)
-    text = re.sub(r"^\$(.*)\$$", r"\1", text.rstrip(" .")).removeprefix("$").strip()
+    text = _unwrapped(text).removeprefix("$").strip()
     text = _TEXT.sub(r"\1", text).strip()
     text = "\\pi" if text == "pi" else _UNIT.sub("", text) or text
     if measured := _POWER_UNIT.fullmatch(text):
@@ -125,6 +138,29 @@ def plain(answer: str) -> str | None:
     if scientific := _SCIENTIFIC.fullmatch(text):
         text = "{}*10^{{{}}}".format(*scientific.groups())
     return text if _is_modest(text) else None
+
+
+def _unwrapped(text: str) -> str:
+    """The text without what models put around an answer, each at most once: of two layers of one kind, or of two
+    answers that are wrapped side by side, the wrappers stay."""
+    text, left = text.rstrip(" ."), list(_WRAPPERS)
+    while found := next(((one, match) for one in left if (match := one.fullmatch(text))), None):
+        wrapper, match = found
+        if not _is_closed(match[1]):
+            break
+        text = match[1].strip(" .")
+        left.remove(wrapper)
+    return text
+
+
+def _is_closed(text: str) -> bool:
+    """Whether every closing brace follows its opening one."""
+    depth = 0
+    for character in text:
+        depth += (character == "{") - (character == "}")
+        if depth < 0:
+            return False
+    return depth == 0
 
 
 def _is_modest(text: str) -> bool:

@@ -214,10 +214,16 @@ EQUAL = [
         ("\\sqrt{5}", "√{5}"),
         ("6", "12÷2"),
     ),
+    *(("5", answer) for answer in ("\\boxed{5}", "\\[5\\]", "**5**", "**x = 5**", "5 = x", "5.0", "$5$", "**5.**.")),
+    *(("5", answer) for answer in ("**\\boxed{5}**", "$\\boxed{x=5}$", "\\[5 = x\\]", "\\(5 = x\\)", "**Answer: 5**")),
+    *(("0.5", "\\frac{1}{2} = x"), ("\\frac{1}{\\sqrt{2}}", "\\boxed{\\frac{1}{\\sqrt{2}}}"), ("Monday", "**monday**")),
+    *(("y=2x+3", "2x+3 = y"), ("x<3", "\\boxed{3>x}")),
 ]
 DIFFERENT = [
     *(("12", "13"), ("12", "12 or 13"), ("god", "dog"), ("3", "3 million"), ("3/4", "0.74"), ("-3", "3")),
     *(("x+1", "x+2"), ("(1,2)", "(2,1)"), ("72", "7 2"), ("5", "y"), ("1/3", "0.33"), ("12", "no idea")),
+    *(("5", hedged) for hedged in ("**4 or 5**", "\\boxed{4 or 5}", "**4** or **5**", "\\[4\\] \\[5\\]", "4, 5 = x")),
+    *(("5", hedged) for hedged in ("5 = x or 4 = x", "$4$ or $5$", "\\boxed{4, 5}", "4; 5 = x", "5 = y = x", "5 = e")),
 ]
 
 
@@ -229,6 +235,13 @@ def test_equal_values_are_right_however_they_are_written(truth: str, answer: str
 @pytest.mark.parametrize(("truth", "answer"), DIFFERENT)
 def test_different_values_are_wrong(truth: str, answer: str):
     assert verdict(answer, truth) == "different"
+
+
+@pytest.mark.parametrize(
+    "answer", ["\\boxed{4}, \\boxed{5}", "\\boxed{\\boxed{5}}", "\\boxed{9^{9^9}}", "**9999!**", "\\boxed{}"]
+)
+def test_what_a_wrapper_holds_is_bounded_as_any_answer_is(answer: str) -> None:
+    assert verdict(answer, "5") == "refused"
 
 
 def test_the_papers_exact_match_takes_the_same_text_only():
