@@ -6,10 +6,12 @@ characters visible: an escape sequence is printed as `\\x1b[...`, and the termin
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import re
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -111,9 +113,11 @@ def _write(stream: TextIO, text: str) -> None:
         print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
     except BrokenPipeError:  # the reader, e.g. `head`, has seen enough
         _discard(stream)
-    except OSError:
+    except OSError as error:
+        is_terminal = stat.S_ISCHR(os.fstat(stream.fileno()).st_mode)
         _discard(stream)
-        raise
+        if not (is_terminal and error.errno == errno.EIO):  # else it was closed, of which SIGHUP tells
+            raise
 
 
 def _discard(stream: TextIO) -> None:

@@ -157,8 +157,7 @@ class Archive:
         self._events.append({"actor": actor, "name": name, "start": start, "end": max(start, end), **facts})
 
     def truncate_after(self, step: int) -> None:
-        """Deletes all groups, scores and metrics after `step`, because a resumed run repeats those steps. Without later
-        lines `metrics.jsonl` is not touched: its time decides whether `summary.json` is current."""
+        """Deletes all groups, scores and metrics after `step`, because a resumed run repeats those steps."""
         lines = read_metrics(self.run_dir)
         kept = [line for line in lines if line["step"] <= step]
         if len(kept) < len(lines):

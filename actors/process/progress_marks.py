@@ -47,12 +47,13 @@ IDLE = Progress(0, 0.0, busy=False)
 
 
 class Marks:
-    """Counts the marks of one process."""
+    """Counts the marks of one process. `of_child`: whether a child process does the work, so that only its waits for a
+    processor are reported."""
 
-    def __init__(self) -> None:
+    def __init__(self, of_child: bool = False) -> None:
         self._count, self._last = 0, time.monotonic()
         self._adding = threading.Lock()
-        self._wait = ProcessorWait()
+        self._wait = ProcessorWait(itself=not of_child)
         self._intervals: deque[float] = deque(maxlen=KEPT)
 
     def begin(self) -> None:

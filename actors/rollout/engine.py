@@ -166,7 +166,7 @@ class VllmEngine:
         self._stop_ids = [int(index) for index in stop_ids]
         self._llm: AsyncLLM | None = None
         self._processes: list[multiprocessing.process.BaseProcess] = []
-        self.marks = Marks()
+        self.marks = Marks(of_child=True)
         """One for each step of the engine, that is, for each token of the running requests."""
 
     # --- life ---

@@ -85,13 +85,13 @@ def check_address(config: RunConfig) -> None:
         raise _unreachable(config, error) from error
 
 
-def probe(address: str) -> None:
+def probe(address: str, timeout_s: float = PROBE_TIMEOUT_S) -> None:
     """Raises OSError within seconds if no Ray head answers at an address of the form host:port; other forms are not
     checked."""
     host, colon, port = address.rpartition(":")
     if "://" in address or not (colon and port.isdigit()):
         return
-    with socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_TIMEOUT_S) as connection:
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s) as connection:
         if os.environ.get("RAY_USE_TLS", "0") in ("", "0"):
             _require_grpc(connection)
 
@@ -112,7 +112,7 @@ def _join(config: RunConfig, options: dict[str, Any]) -> None:
     repository = checkout()
     code = {"env_vars": {"PYTHONPATH": str(repository)}} if repository else {}
     try:
-        with local_ray.away():
+        with local_ray.patient_client(), local_ray.away():
             ray.init(address=_address(config), runtime_env={**code, **PREPARED}, **options)
     except (OSError, ValueError, RuntimeError, RayError) as error:
         raise _unreachable(config, error) from error

@@ -2,11 +2,11 @@
 
 The driver cannot be called from outside; the endpoint can, by everyone with the cluster's token. It only passes
 requests on: a request waits there until the run takes it, and its caller until the run answers. The endpoint's
-namespace identifies the run, `squelch/NAME/DIGEST/JOB`: its name, a digest of the path of its folder, and Ray's job,
-which is the newest if the job before it was killed a moment ago.
+namespace identifies the run, `squelch/NAME/DIGEST/JOB.NUMBER`: its name, a digest of the path of its folder, Ray's job,
+and the endpoint's number. The highest counts: those before it were killed a moment ago, or hang.
 
     waits for                 unblocked by               on time-out
-    `ask`: the answer         `cluster.loop.scaling`     ANSWER_S; UserError naming the run
+    `ask`: the answer         `cluster.loop.scaling`     ANSWER_S; UserError naming the run, which may well live
     `take`: a request         `ask`                      `timeout_s`; no requests
     `reached`: the cluster    Ray's token                Ray's own time-outs; UserError naming the address
 
@@ -35,6 +35,7 @@ from squelch.cluster.errors import UserError
 from squelch.cluster.fleet import local_ray
 from squelch.cluster.fleet.bootstrap import probe
 from squelch.cluster.fleet.ray_internals import enable_token_auth_by_default
+from squelch.cluster.runs.driver import is_driven
 
 NAME = "squelch-control-endpoint"
 ANSWER_S = 60.0
@@ -151,16 +152,25 @@ def _endpoint_of(run: Path, where: str) -> Any:
 
 
 def _put(endpoint: Any, run: str, request: Request) -> str:
-    late = f"{run} did not answer within {ANSWER_S:g} s: it may still be starting, or be at its end"
     try:
         answer = _ANSWER.validate_python(ray.get(endpoint.ask.remote(packed(request)), timeout=ANSWER_S + 5.0))
     except (GetTimeoutError, TimeoutError) as error:
+        late = f"{run} did not answer within {ANSWER_S:g} s: it may still be starting, or be at its end"
         raise UserError(late) from error
     except RayError as error:
-        raise UserError(f"{run} did not answer: it has just ended ({str(error).splitlines()[0]})") from error
+        raise UserError(f"{run} did not answer: {_why_not(Path(run))} ({str(error).splitlines()[0]})") from error
     if not answer.accepted:
         raise UserError(f"{run}: {answer.text}")
     return answer.text
+
+
+def _why_not(run: Path) -> str:
+    """What is known of a run whose endpoint died or hangs."""
+    driven = is_driven(run)
+    if driven is False:
+        return "no process drives it any more"
+    lives = "The run goes on and" if driven else "If the run goes on, it"
+    return f"its control endpoint died or hangs. {lives} replaces the endpoint within two minutes; ask again then"
 
 
 def _unknown(run: str, others: Sequence[str], where: str) -> str:

@@ -42,6 +42,8 @@ from squelch.cluster.fleet.restarting import Restarts
 from squelch.cluster.fleet.waiting import bounded, told, within
 
 log = logging.getLogger(__name__)
+ENDPOINT = "control-endpoint"
+ENDPOINT_RETRY_S = 10.0
 HEALTH_TIMEOUT_S = 20.0
 """Seconds a suspect rollout worker may take to generate a token."""
 
@@ -63,6 +65,8 @@ class Fleet:
         self.filter: Client | None = None
         self.scorer: Client | None = None
         self.learner: LearnerClient | None = None
+        self.endpoint: Client | None = None
+        """The control endpoint, while requests are taken."""
         self.dead: dict[Client, str] = {}
         """Services that have been ended because they were lost or hung, with the cause; their next call fails."""
         self.published = Published()
@@ -246,6 +250,21 @@ class Fleet:
             return
         await asyncio.sleep(self.restarts.allow("scorer", cause))
         self.scorer = self.actors.scorer()
+
+    async def replace_endpoint(self, cause: str) -> Client:
+        """Replaces the control endpoint. Without a restart left nobody can scale the run, which goes on, until the
+        budget has one again."""
+        lost, self.endpoint = self.endpoint, None
+        cause = self._cause(lost, cause)
+        if lost is not None:
+            lost.kill()
+        if not self.restarts.left(ENDPOINT):
+            log.error("the control endpoint is not restarted for now, so `squelch scale` has no answer: %s", cause)
+        while not self.restarts.left(ENDPOINT):
+            await asyncio.sleep(ENDPOINT_RETRY_S)
+        await asyncio.sleep(self.restarts.allow(ENDPOINT, cause))
+        self.endpoint = self.actors.control_endpoint()
+        return self.endpoint
 
     def _cause(self, actor: Client | None, cause: str) -> str:
         """The cause for which a service was ended, or else `cause`."""

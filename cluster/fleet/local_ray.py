@@ -6,8 +6,8 @@ can enter: `squelch-UID/XXXXXXXX` below RAY_TMPDIR, else below the temporary fol
 
 Invariants:
 
-- Whoever has started a cluster holds a lock on its folder, which ends with the process however it ends. `start`
-  removes every folder without a lock, so that killed runs leave nothing that the next run does not remove.
+- Whoever has started a cluster holds a lock on its folder, which ends with the process however it ends. `start` ends
+  what is left of every folder without a lock, so that killed runs leave nothing that the next run does not remove.
 - `stop` removes what the cluster left, except Ray's logs, which the next `start` removes.
 - The token with which Ray's processes know each other can be read by its owner only.
 - No actor imports modules from the folder in which the run was started, which may hold files of strangers.
@@ -32,7 +32,8 @@ import ray
 from squelch.actors.process.disk import write_whole
 from squelch.actors.process.preparation import START_FOLDER
 from squelch.cluster.errors import UserError
-from squelch.cluster.fleet.ray_internals import ray_constants, services
+from squelch.cluster.fleet.leftovers import end_processes, remove_semaphores
+from squelch.cluster.fleet.ray_internals import Config, ray_constants, services
 from squelch.cluster.package import checkout
 
 LOOPBACK_ONLY = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
@@ -50,6 +51,10 @@ NO_SPARE_WORKERS = {"RAY_prestart_worker_first_driver": "0"}
 run would use one: each has an environment of its own, for which Ray starts another process."""
 CHOSEN = {**NOTICES_FAILURES, **NO_SPARE_WORKERS}
 """Variables of the processes that Ray starts, unless the user has set them."""
+RECONNECTS = "RAY_gcs_rpc_server_reconnect_timeout_s"
+"""Variable with the seconds after which Ray's client ends the process, without an exception, if gcs does not answer. By
+default that is a minute; `cluster.fleet.ray_watch` ends the process sooner, and says why."""
+RECONNECT_S = 3600
 SOCKET_BYTES = 107
 """Longest path of a Unix socket on Linux."""
 BELOW_FOLDER = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
@@ -60,6 +65,8 @@ RUN_FILE = "run.json"
 """File in a cluster's folder: the run that started it, and its address."""
 _held = ExitStack()
 """Undoes `start` in this process; Ray allows one cluster a process."""
+_own: list[Path] = []
+"""The folder of the cluster that this process has started."""
 
 
 START_S = 120.0
@@ -81,8 +88,9 @@ def start(
     """
     variables = _start_folder() | runtime_env.get("env_vars", {})
     folder = _held.enter_context(_folder())
+    _own.append(folder)
     _hide_token()
-    with settings(), away(), _patience(folder):
+    with settings(), patient_client(), away(), _patience(folder):
         ray.init(
             address="local",  # otherwise Ray would join a cluster that already runs on this machine
             num_cpus=num_cpus,
@@ -102,6 +110,13 @@ def stop() -> None:
     """Leaves the cluster to which this process is connected; ends it and removes its files if `start` started it."""
     ray.shutdown()
     _held.close()
+    _own.clear()
+
+
+def kill() -> None:
+    """Kills Ray's processes of the cluster that `start` started, if it did; calls nothing of Ray, which may hang."""
+    for folder in _own:
+        end_processes(folder)
 
 
 def _start_folder() -> dict[str, str]:
@@ -119,6 +134,20 @@ def away() -> Iterator[None]:
         os.environ[variable] = str(Path(os.environ[variable]).absolute())
     with chdir("/"):
         yield
+
+
+@contextmanager
+def patient_client() -> Iterator[None]:
+    """For a call of `ray.init`: Ray's client in this process waits RECONNECT_S for gcs, unless the user has set another
+    time."""
+    before = os.environ.get(RECONNECTS)
+    os.environ.setdefault(RECONNECTS, str(RECONNECT_S))
+    Config.initialize("{}")  # Ray has read its settings when it was imported; this makes it read them again
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[RECONNECTS]
 
 
 @contextmanager
@@ -265,11 +294,14 @@ def _require_own(folder: Path) -> None:
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Removes the folders of clusters whose starter has ended."""
+    """Ends what is left of clusters whose starter has ended: processes that have not noticed it yet, their folders, and
+    semaphores."""
     for folder in parent.iterdir():
         if (lock := _lock(folder)) is not None:
+            end_processes(folder)
             _remove(folder)
             os.close(lock)
+    remove_semaphores()
 
 
 def _new_folder(parent: Path) -> tuple[Path, int]:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,6 +62,7 @@ class RayActors:
         self._members: dict[str, Handle] = {}
         """The newest rollout worker or environment actor of each name."""
         self._learner: LearnerClient | None = None
+        self._endpoints = count()
         self._creating = threading.Lock()
         """Members are created in threads, one at a time."""
 
@@ -147,10 +149,10 @@ class RayActors:
         return self._learner
 
     def control_endpoint(self) -> Client:
-        """The control endpoint, under a name of this run and job."""
-        job = ray.get_runtime_context().get_job_id()
+        """The control endpoint, under a name of this run, job and number: the name of one that hangs is taken."""
+        job = f"{ray.get_runtime_context().get_job_id()}.{next(self._endpoints):04d}"
         namespace = f"{control_endpoint.namespace_of(self.config.run_dir)}/{job}"
-        options = {"num_cpus": 0, "max_restarts": -1, **CALLERS, **self.placement.service()}
+        options = {"num_cpus": 0, **CALLERS, **self.placement.service()}
         named = options | {"name": control_endpoint.NAME, "namespace": namespace}
         return self._client(self._created("control-endpoint", calls.CONTROL_ENDPOINT, asynchronous, named).remote())
 

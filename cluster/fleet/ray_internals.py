@@ -1,5 +1,6 @@
-"""The parts of Ray without a public name that Squelch needs: the one module that imports `ray._private`. A newer Ray
-that moves one of these breaks here, and `tests/cluster/fleet/test_ray_internals.py` says which."""
+"""The parts of Ray without a public name that Squelch needs: the one module that imports `ray._private` or
+`ray._raylet`. A newer Ray that moves one of these breaks here, and `tests/cluster/fleet/test_ray_internals.py` says
+which."""
 
 from ray._private import ray_constants, services
 from ray._private.authentication.authentication_token_setup import enable_token_auth_by_default
@@ -7,9 +8,11 @@ from ray._private.ray_constants import DASHBOARD_CLIENT_MAX_SIZE
 from ray._private.runtime_env.packaging import _dir_travel as walk_uploaded
 from ray._private.runtime_env.packaging import _get_excludes as excluded_from_upload
 from ray._private.state import actors, state
+from ray._raylet import Config
 
 __all__ = [
     "DASHBOARD_CLIENT_MAX_SIZE",
+    "Config",
     "actors",
     "enable_token_auth_by_default",
     "excluded_from_upload",

@@ -3,10 +3,10 @@
 One task for each actor waits for its death and asks for its progress every `poll_s`, or less often in a large fleet:
 
     event                                 action
-    the process is gone                   a player, worker or scorer is replaced at once; a filter service at its next
-                                          call, which fails with this cause
+    the process is gone                   a player, worker or scorer is replaced at once; a filter service and a control
+                                          endpoint at their next call, which fails with this cause
     no sign of progress for its limit     the actor is ended, and then as above (`cluster.control.progress`)
-    no sign for half of its limit         the watchdog names the actor in a warning and an event; a gauge shows it
+    no sign for a quarter of it           the watchdog names the actor in a warning and an event; a gauge shows it
     it cannot work any more (`Failed`)    as a death; a rollout worker says so when its engine has died
 
 Nothing waits for the supervisor. The learner is not among its actors: its calls are watched by its client
@@ -27,7 +27,7 @@ from squelch.cluster.control.client import Client
 from squelch.cluster.control.membership import Member
 from squelch.cluster.control.membership import MemberState as State
 from squelch.cluster.control.progress import Patience, ProgressWatch, poll_s
-from squelch.cluster.fleet.fleet import Fleet
+from squelch.cluster.fleet.fleet import ENDPOINT, Fleet
 from squelch.cluster.fleet.pool import Pool
 
 log = logging.getLogger(__name__)
@@ -53,10 +53,10 @@ class Watchdog:
         self._named: set[str] = set()
 
     def see(self, name: str, watch: ProgressWatch, now: float) -> None:
-        """Takes the present silence of the actor `name`; warns once when it reaches half of the limit."""
+        """Takes the present silence of the actor `name`; warns once when it has lasted `ProgressWatch.late_s`."""
         silence = watch.silence_s(now)
         self.show(SILENCE, silence, actor=name)
-        if silence < watch.limit_s / 2:
+        if silence < watch.late_s:
             self._named.discard(name)
         elif name not in self._named:
             self._named.add(name)
@@ -71,7 +71,7 @@ class Watchdog:
 
 
 class Supervisor:
-    """Supervises the environment actors, the rollout workers, the filter service and the scorer of a fleet.
+    """Supervises the environment actors, rollout workers, filter service, scorer and control endpoint of a fleet.
     `replace_scorer`: replaces a scorer that was ended with this cause; None without a scorer."""
 
     def __init__(
@@ -121,7 +121,7 @@ class Supervisor:
             found[member.actor] = lambda m=member: self._member(fleet.player_pool, m, "environment call", steps)
         for member in fleet.workers.members(*SUPERVISED):
             found[member.actor] = lambda m=member: self._member(fleet.worker_pool, m, "step of its engine")
-        for name, actor in (("filter", fleet.filter), ("scorer", fleet.scorer)):
+        for name, actor in (("filter", fleet.filter), ("scorer", fleet.scorer), (ENDPOINT, fleet.endpoint)):
             if actor is not None and actor not in fleet.dead:
                 found[actor] = lambda n=name, p=actor: self._service(n, p)
         return found
@@ -135,7 +135,7 @@ class Supervisor:
 
     async def _service(self, name: str, actor: Client) -> None:
         def current() -> bool:
-            return actor in (self.fleet.filter, self.fleet.scorer)
+            return actor in (self.fleet.filter, self.fleet.scorer, self.fleet.endpoint)
 
         patience = Patience(self.hung_after_s, "batch of scored tokens", SETTING, self.start_s)
         cause = await self._cause(name, actor, patience, current)

@@ -20,7 +20,6 @@ import hashlib
 import itertools
 import json
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,6 +42,7 @@ from squelch.cluster.fleet.bootstrap import (
     weight_bytes,
 )
 from squelch.cluster.fleet.ray_actors import RayActors
+from squelch.cluster.loop.stopping import stop_signals
 from squelch.cluster.loop.warming import REPORT, Progress, Stopped, Warming, learner_settings, truth_of
 from squelch.cluster.runs.logs import log_folder, write_trace
 from squelch.envs.file_lock import held
@@ -161,7 +161,7 @@ def _warm_up(
 
 async def _stoppable(warming: Warming, out: Path) -> Progress:
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         loop.add_signal_handler(number, warming.stop, number)
     return await warming.run(out)
 

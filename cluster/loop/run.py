@@ -26,11 +26,10 @@ from __future__ import annotations
 
 import asyncio
 import platform
-import shlex
 import signal
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ from squelch.actors.play.replaying import notes_on_replays
 from squelch.actors.process.disk import write_whole
 from squelch.actors.scorer.fixed_model import check_scorer_model
 from squelch.cluster.config import RunConfig, changes, dump, settings_of
-from squelch.cluster.control.actor_errors import Failed, Refused
+from squelch.cluster.control.actor_errors import Refused
 from squelch.cluster.control.calls import LOAD
 from squelch.cluster.errors import UserError
 from squelch.cluster.first_task import first_task, notes_on_slow_calls
@@ -52,24 +51,24 @@ from squelch.cluster.fleet.fleet import Fleet, actor_names
 from squelch.cluster.fleet.ray_actors import RayActors
 from squelch.cluster.idle_settings import idle_settings
 from squelch.cluster.loop.coordinator import Coordinator
+from squelch.cluster.loop.ends import EXIT_FAILED, RunEnd, has_begun, nothing_left, with_trace
 from squelch.cluster.loop.heartbeat import Heartbeat, beating, limits
 from squelch.cluster.loop.initial_policy import prepare_model
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
 from squelch.cluster.loop.persistence.state import LoopState, check_folder, read_state
 from squelch.cluster.loop.persistence.uploading import Uploads, open_uploads, watched
 from squelch.cluster.loop.startup import FirstStep, Startup
+from squelch.cluster.loop.stopping import stop_signals
 from squelch.cluster.loop.wiring import make_coordinator
 from squelch.cluster.metrics import REGISTRY
 from squelch.cluster.package import installed_version, needs_extra
 from squelch.cluster.runs.driver import Driver
 from squelch.cluster.runs.ending import EndCause, Ending
-from squelch.cluster.runs.logs import log_folder, quiet, write_trace
-from squelch.cluster.runs.summary import summarise_run, summary_lines, write_summary
+from squelch.cluster.runs.folder import EARLIER_SUMMARY, SUMMARY
+from squelch.cluster.runs.logs import log_folder, quiet
 from squelch.envs.untrusted.files import Unreadable
 from squelch.learner.checkpoint.manifest import read_manifest
 from squelch.learner.refusal import SettingRefused
-
-EXIT_FAILED = 1
 
 
 class Interrupted(Exception):
@@ -102,42 +101,64 @@ def _driven(
 ) -> int:
     """As `train`, by the driver of the run's folder."""
     uploads = open_uploads(config, resume, say)
-    if uploads is None:
-        code = _run(config, resume, driver, None, say)
+
+    def upload_rest(code: int) -> int:
+        """The exit code after the last upload."""
+        left = uploads.finish() if uploads is not None else None
+        if uploads is None or not left:
+            return code
+        say(f"failed: {left}")
+        return EXIT_FAILED if uploads.stopped_by is None else 128 + uploads.stopped_by
+
+    def without_ray() -> None:
         at_end()
-        return code
-    with closing(uploads):
+        upload_rest(EXIT_FAILED)
+
+    with closing(uploads) if uploads is not None else nullcontext():
+        code = EXIT_FAILED
         try:
-            code = _run(config, resume, driver, uploads, say)
+            code = _run(config, resume, driver, uploads, say, without_ray)
             at_end()
         finally:
-            left = uploads.finish()
-            if left:
-                say(f"failed: {left}")
-    return EXIT_FAILED if left else code
+            code = upload_rest(code)
+    return code
 
 
-def _run(config: RunConfig, resume: bool, driver: Driver, uploads: Uploads | None, say: Callable[[str], None]) -> int:
-    """As `train`, without the store's part."""
+def _run(
+    config: RunConfig,
+    resume: bool,
+    driver: Driver,
+    uploads: Uploads | None,
+    say: Callable[[str], None],
+    after_ray: Callable[[], None],
+) -> int:
+    """As `train`, without the store's part. `after_ray` ends that part, if the process must leave Ray behind."""
     state, checkpoint = find_run(config, resume)
     if resume:
         driver.hold(say)
         state, checkpoint = find_run(config, resume)  # again: now nobody else writes there
+        if said := nothing_left(config):
+            say(said)
+            return 0
     with (
         closing(_open_recorder(config)) as recorder,
         quiet() as output,
         closing(Startup(output.aloud(say), output.screen, config.run_dir, lambda: driver.hold(say))) as startup,
     ):
         say = startup.say
+        if uploads is not None:
+            uploads.say = say
         check_address(config)  # first, because a warm-up may take minutes
         config, notes = _with_environment(config)
         startup.stage("preparing the model", "2 to 4 minutes once for the tiny policy")
         model_dir = prepare_model(config, say, startup.advance)
         _check_scorer(config, model_dir)
         config = choose_scoring(config, model_dir, resume, say)
+        end = RunEnd(config, say, startup.began, after_ray)
         try:
             startup.stage("starting Ray" if not config.cluster.address else "joining the Ray cluster", "5 to 15 s")
             connect(config, say, weights=weight_bytes(model_dir, config))
+            end.watch_ray()
             driver.hold(say)
             if not resume:
                 find_run(config, resume)  # another process may have begun it meanwhile
@@ -146,7 +167,7 @@ def _run(config: RunConfig, resume: bool, driver: Driver, uploads: Uploads | Non
             for note in notes:
                 say(note)
             with _open_loggers(config, recorder, state.clock if checkpoint else -1) as loggers:
-                training = _train(config, model_dir, state, checkpoint, recorder, loggers, uploads, startup)
+                training = _train(config, model_dir, state, checkpoint, recorder, loggers, uploads, startup, end)
                 loggers.exit_code = asyncio.run(training)
             return loggers.exit_code
         except UserError:
@@ -158,11 +179,10 @@ def _run(config: RunConfig, resume: bool, driver: Driver, uploads: Uploads | Non
             return 128 + interrupted.signal
         except Exception as error:  # an actor failed or is late, or a bug: the trace shows which
             if _is_a_setting(error):
-                raise UserError(_with_trace(error, config.run_dir)) from error
-            text = _with_trace(error, config.run_dir)
-            say(f"failed: {text}. Checkpoints are intact: continue with --resume")
-            return EXIT_FAILED
+                raise UserError(with_trace(error, config.run_dir)) from error
+            return end.failed(error)
         finally:
+            end.close()
             disconnect()
 
 
@@ -170,12 +190,6 @@ def _is_a_setting(error: Exception) -> bool:
     """Whether a setting is at fault, so that the user can correct it. Any other ValueError after the start is a bug, in
     the driver or in an actor (`Refused`)."""
     return isinstance(error.cause if isinstance(error, Refused) else error, SettingRefused)
-
-
-def _with_trace(error: Exception, run_dir: Path) -> str:
-    """Writes the error's whole trace, with the traces of other processes; returns the error and the file's path as one
-    paragraph."""
-    return write_trace(run_dir, error, error.cause if isinstance(error, Failed) else None)
 
 
 def _check_scorer(config: RunConfig, model_dir: str | Path) -> None:
@@ -242,8 +256,9 @@ async def _train(
     loggers: Loggers,
     uploads: Uploads | None,
     startup: Startup,
+    end: RunEnd,
 ) -> int:
-    say = startup.say
+    say, end.loop = startup.say, asyncio.get_running_loop()
     archive = Archive(config.run_dir)
     archive.truncate_after(state.clock if checkpoint else -1)  # -1: validation before step 1 is repeated
     archive.keep_tokenizer(model_dir)
@@ -258,7 +273,7 @@ async def _train(
         await _stoppable(_start(fleet, checkpoint, startup), stop_signal)
         if checkpoint is not None:
             say(f"resumed from {checkpoint} after step {state.clock}")
-        coordinator = make_coordinator(config, fleet, archive, loggers, state, say)
+        coordinator = end.coordinator = make_coordinator(config, fleet, archive, loggers, state, say)
         _stop_on_signals(coordinator, stop_signal, say)
         coordinator.watchers.append(FirstStep(startup))
         say(f"ready after {time.time() - startup.began:.1f} s")
@@ -270,7 +285,7 @@ async def _train(
     finally:
         await fleet.stop()
         archive.close()
-    return _close(config, coordinator, archive, stop_signal, time.time() - startup.began, say)
+    return end.done(archive, stop_signal)
 
 
 async def _start(fleet: Fleet, checkpoint: Path | None, startup: Startup) -> None:
@@ -284,7 +299,7 @@ async def _start(fleet: Fleet, checkpoint: Path | None, startup: Startup) -> Non
             assert fleet.learner is not None, "a run that trains starts its learner"
             await fleet.learner.call(LOAD, checkpoint.resolve())
     except (ValueError, Refused) as error:
-        raise UserError(_with_trace(error, fleet.config.run_dir)) from error
+        raise UserError(with_trace(error, fleet.config.run_dir)) from error
 
 
 def find_run(config: RunConfig, resume: bool) -> tuple[LoopState, Path | None]:
@@ -294,7 +309,7 @@ def find_run(config: RunConfig, resume: bool) -> tuple[LoopState, Path | None]:
         UserError: the folder already holds a run, or a run to be resumed is missing or damaged.
     """
     run_dir = config.run_dir
-    if not resume and _has_begun(run_dir):
+    if not resume and has_begun(run_dir):
         raise UserError(
             f"{run_dir} already holds a run. Continue it with --resume, or choose another folder with name=NAME "
             f"(or remove {run_dir})."
@@ -315,14 +330,13 @@ def find_run(config: RunConfig, resume: bool) -> tuple[LoopState, Path | None]:
     return read_state(newest), newest
 
 
-def _has_begun(run_dir: Path) -> bool:
-    return (run_dir / "metrics.jsonl").exists()
-
-
 def create_run(config: RunConfig, say: Callable[[str], None]) -> None:
-    """Writes the resolved configuration; prints notes on its settings, and which settings a resumed run has changed."""
+    """Writes the resolved configuration and moves an earlier summary aside; prints notes on the settings, and which of
+    them a resumed run has changed."""
+    if (summary := config.run_dir / SUMMARY).exists():  # of the process before, which the run outlives
+        summary.replace(summary.with_name(EARLIER_SUMMARY))
     resolved = config.run_dir / "config.yaml"
-    if resolved.exists() and _has_begun(config.run_dir):  # else a sweep wrote what it is to start with
+    if resolved.exists() and has_begun(config.run_dir):  # else a sweep wrote what it is to start with
         for change in changes(settings_of(resolved), config):
             say(f"setting changed since the run started: {change}")
     say(f"new weights reach rollout workers {config.weight_transfer_text}")
@@ -343,7 +357,7 @@ async def _stoppable(work: Any, stop_signal: list[int]) -> None:
         stop_signal.append(number)
         task.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         loop.add_signal_handler(number, interrupt, number)
     try:
         await task
@@ -363,13 +377,15 @@ def _stop_on_signals(coordinator: Coordinator, stop_signal: list[int], say: Call
         coordinator.stop(Ending(EndCause.SIGNAL, signal.Signals(stop_signal[0]).name))
 
     def ask(number: int) -> None:
+        if number == signal.SIGHUP and number in stop_signal:
+            return  # a shell repeats it to its jobs, and nobody means by it what a second Ctrl-C does
         stop_signal.append(number)
         if len(stop_signal) > 1:
             say(f"stopping now; {_last_checkpoint(coordinator.config.run_dir)}")
             raise KeyboardInterrupt
         stop()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         loop.add_signal_handler(number, ask, number)
     if stop_signal:
         stop()
@@ -382,28 +398,3 @@ def _last_checkpoint(run_dir: Path) -> str:
         return f"{run_dir} has no checkpoint: remove it, or give another name, to start again"
     step, folder = saved[-1]
     return f"the last checkpoint is {folder}: --resume continues after step {step}"
-
-
-def _close(
-    config: RunConfig,
-    coordinator: Coordinator,
-    archive: Archive,
-    stop_signal: list[int],
-    wall_seconds: float,
-    say: Callable[[str], None],
-) -> int:
-    archive.finish()
-    summary = summarise_run(config, coordinator.outcome(), wall_seconds)
-    write_summary(config.run_dir / "summary.json", summary)
-    for line in summary_lines(summary):
-        say(line)
-    if not summary["ledger"]["balanced"]:
-        say(f"failed: the ledger does not balance: {summary['ledger']}")
-        return EXIT_FAILED
-    ending = coordinator.ending
-    if stop_signal and ending is not None:
-        say(f"{ending.text} after step {summary['steps']}; continue with --resume")
-        return 128 + stop_signal[0]
-    say(f"done: {config.run_dir}" if ending is None else f"ended after step {summary['steps']}: {ending.text}")
-    say(f"to see what it learned: squelch inspect {shlex.quote(str(config.run_dir))}")
-    return 0 if ending is None or ending.complete else EXIT_FAILED

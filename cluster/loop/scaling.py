@@ -2,7 +2,8 @@
 Learner ranks on such nodes move with a checkpoint, between two steps (`cluster.loop.coordinator`).
 
     task        waits for                      unblocked by              on time-out or death
-    requests    the endpoint's requests        `squelch scale`, POLL_S   it asks again; Ray restarts a dead endpoint
+    requests    the endpoint's requests        `squelch scale`, POLL_S   it asks again; an endpoint that died, or that
+                                                                         supervision ended as hung, is replaced
     notices     the next look at the nodes     NOTICE_S                  a warning; it looks again
     decisions   the record of a step           coordinator               -
 
@@ -22,7 +23,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from squelch.cluster.config import RunConfig
-from squelch.cluster.control.actor_errors import ActorError
+from squelch.cluster.control.actor_errors import ActorError, Died, reason_of
 from squelch.cluster.control.autoscaling import Autoscaling
 from squelch.cluster.control.calls import ANSWER, TAKE
 from squelch.cluster.control.client import Client
@@ -92,8 +93,9 @@ class Scaling(Watcher):
     async def beside(self, work: Awaitable[T]) -> T:
         """Awaits `work` and takes requests and notices meanwhile. Raises what the tasks raise, a bug, and cancels the
         work then."""
-        run, endpoint = asyncio.ensure_future(work), self.fleet.actors.control_endpoint()
-        own = {asyncio.create_task(self._requests(endpoint)), asyncio.create_task(self._notices())}
+        self.fleet.endpoint = self.fleet.actors.control_endpoint()
+        run = asyncio.ensure_future(work)
+        own = {asyncio.create_task(self._requests(self.fleet.endpoint)), asyncio.create_task(self._notices())}
         try:
             await _ended(run, own)
             return run.result()
@@ -101,7 +103,8 @@ class Scaling(Watcher):
             for task in (run, *own):
                 task.cancel()
             await asyncio.gather(run, *own, return_exceptions=True)
-            endpoint.kill()
+            if self.fleet.endpoint is not None:
+                self.fleet.endpoint.kill()
             await self._end_node_request()
 
     async def _requests(self, endpoint: Client) -> None:
@@ -109,8 +112,11 @@ class Scaling(Watcher):
             try:
                 taken = await endpoint.call(TAKE, POLL_S)
             except (ActorError, TimeoutError) as error:
-                log.info("the control endpoint for requests did not answer: %s", error)
-                await asyncio.sleep(RETRY_S)
+                if isinstance(error, Died) or endpoint in self.fleet.dead:
+                    endpoint = await self.fleet.replace_endpoint(reason_of(error))
+                else:
+                    log.info("the control endpoint did not answer: %s", error)
+                    await asyncio.sleep(RETRY_S)
                 continue
             for number, data in taken:
                 await self._answer(endpoint, number, await self._reply(data))

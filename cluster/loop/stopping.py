@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Awaitable
 from typing import TypeVar
 
 from squelch.cluster.runs.ending import EndCause, Ending
 
 T = TypeVar("T")
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """The signals that ask a run to end in good order. A closed terminal is one, unless it is ignored (`nohup`)."""
+    hang_up = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+    return (signal.SIGINT, signal.SIGTERM, *hang_up)
 
 
 class Stopped(Exception):

@@ -46,6 +46,20 @@ def is_driven(folder: Path) -> bool | None:
     return False if holder.partition(" on ")[2].strip() == socket.gethostname() else None
 
 
+def name() -> str:
+    """This process as the holder of a folder's lock."""
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def named(folder: Path) -> str | None:
+    """The process that drives the run of this folder, or was the last to drive it; None if that is not known."""
+    try:
+        with open(os.open(folder / FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            return file.read(_MOST).decode(errors="replace").strip()
+    except OSError:
+        return None
+
+
 class Driver:
     """This process as the driver of a run folder. `hold` may be called again; `close` releases the folder."""
 
@@ -77,7 +91,7 @@ class Driver:
         except OSError as error:
             say(f"{self.folder} cannot be locked ({error}): make sure that no other process drives this run")
         os.ftruncate(opened, 0)
-        os.pwrite(opened, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        os.pwrite(opened, f"{name()}\n".encode(), 0)
         self._descriptor = opened
 
     def close(self) -> None:

@@ -25,6 +25,8 @@ class EndCause(StrEnum):
     """The run's store failed for `upload.give_up_after_s`, or another driver took the run over."""
     SIGNAL = "signal"
     """The process was asked to stop; the detail is the signal's name, e.g. `SIGTERM`."""
+    FAILED = "failed"
+    """An error of an actor, of Ray or of the driver."""
 
 
 _OPENINGS = {
@@ -32,6 +34,7 @@ _OPENINGS = {
     EndCause.NO_SIGNAL: "no signal: ",
     EndCause.SIGNAL: "stopped by ",
     EndCause.STORE: "store: ",
+    EndCause.FAILED: "failed: ",
     EndCause.REFUSED_STEPS: "",
 }
 """The opening words of each cause's text. The empty opening is last, because it fits every text."""

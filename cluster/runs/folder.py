@@ -15,7 +15,7 @@ says, and `cluster.runs.shapes` defines their shape.
     tokenizer.json                     tokenizer         from the start
     gradients/step-NNNNNN.json         decompositions    if `gradients.every` is set
     checkpoints/step-N/                checkpoints       once the checkpoint is complete
-    summary.json                       summary           after the run's end; of an earlier process after a resume
+    summary.json                       summary           after the run's end; until a resume begins
     .driver                            driven            from the start; not in stores
     .starting.json                     stage             until the first step is recorded; not in stores
 """
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from squelch.cluster.config import RunConfig
 
 SUMMARY, LOOP_FILE = "summary.json", "loop.json"
+EARLIER_SUMMARY = "summary.earlier.json"
+"""The summary of the process before, which a resume moves aside. No command reads it."""
 GRADIENTS, CHECKPOINTS = "gradients", "checkpoints"
 MAX_DOCUMENT = 64 * MIB
 """Bytes of a JSON document of a run."""
@@ -182,13 +184,12 @@ class RunFolder:
             return checked_summary(self._json(SUMMARY), self.store.where(SUMMARY))
 
     def current_summary(self) -> dict[str, Any] | None:
-        """The summary; None if there is none, or if the run was resumed afterwards: the metrics are newer, or a process
-        drives the run that began after the summary was written."""
-        written, measured = self._stat(SUMMARY), self.metrics_stamp()
-        if written is None or (measured is not None and measured.modified_ns > written.modified_ns):
-            return None
-        began = self._stat(driver.FILE) if self.driven() else None
-        return None if began is not None and began.modified_ns > written.modified_ns else self.summary()
+        """The summary; None if there is none, or if it is not that of the process that drives the run now. A resume
+        moves it aside before it trains (`cluster.loop.ends`)."""
+        summary, driven_by = self.summary(), None
+        if isinstance(self.store, LocalStore) and self.driven():
+            driven_by = driver.named(self.store.folder)
+        return None if summary is not None and driven_by not in (None, summary.get("driver")) else summary
 
     def driven(self) -> bool | None:
         """Whether a process drives the run at this moment; None if that cannot be judged (`cluster.runs.driver`), as of

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -121,7 +121,8 @@ class OwnWarnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Prints the record as one paragraph if a package of Squelch logged it."""
         if record.name.startswith("squelch."):
-            print(visible(one_paragraph(record.getMessage())), file=self.screen)
+            with suppress(OSError):  # e.g. a terminal that was closed; the log has the warning too
+                print(visible(one_paragraph(record.getMessage())), file=self.screen)
 
 
 @contextmanager

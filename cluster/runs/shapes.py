@@ -41,6 +41,7 @@ class _Summary(_Shape):
     finished: bool = False
     stopped: str | None = None
     end_cause: EndCause | None = None
+    driver: str = ""
     steps: int = Field(0, ge=0, le=LARGEST_STEP)
     kept_mass_mean: Metric | None = None
     seconds_per_step_median: Metric | None = None

@@ -1,6 +1,6 @@
 """The status of a run at one moment, computed from its folder. Pure; imports neither Ray nor torch.
 
-A summary of an earlier process is ignored, because the run was resumed (`RunFolder.current_summary`).
+A summary of an earlier process is ignored while another one drives the run (`RunFolder.current_summary`).
 """
 
 from __future__ import annotations

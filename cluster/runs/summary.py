@@ -18,7 +18,8 @@ from squelch.actors.process.disk import write_whole
 from squelch.actors.scorer.pace import OUTCOMES
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.ledger import Ledger
-from squelch.cluster.runs.ending import Ending
+from squelch.cluster.runs import driver
+from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.status import last_probe, last_scorer_step
 from squelch.cluster.runs.status_text import link_words, probe_words
 
@@ -58,7 +59,8 @@ def summarise_run(config: RunConfig, outcome: Outcome, wall_seconds: float) -> d
     return {
         "schema": VERSION,
         "run": config.name,
-        "finished": outcome.steps >= config.loop.steps,
+        "driver": driver.name(),
+        "finished": outcome.steps >= config.loop.steps and not (ending and ending.cause is EndCause.FAILED),
         "stopped": ending.text if ending else None,
         "end_cause": ending.cause if ending else None,
         "environment": config.environment.name,

@@ -37,8 +37,9 @@ from squelch.actors.process.disk import write_whole
 from squelch.cluster.config import RunConfig, dump
 from squelch.cluster.errors import UserError
 from squelch.cluster.loop.persistence.state import check_folder
+from squelch.cluster.loop.stopping import stop_signals
 from squelch.cluster.package import variables
-from squelch.cluster.runs.ending import ending_of
+from squelch.cluster.runs.ending import EndCause, ending_of
 from squelch.cluster.runs.folder import SUMMARY, RunFolder
 from squelch.cluster.sweep.plan import Cell, Plan, check_folders, is_finished, started
 from squelch.cluster.sweep.table import INTERVAL, Metrics, arm_metrics, cell_metrics, table_lines
@@ -168,7 +169,8 @@ class Sweep:
             return outcome, False
         if self.stopped_by:
             return Outcome("interrupted", ended.last_words), False
-        decided = ended.code == 2 or RunFolder(cell.folder).store.stat(SUMMARY) != before
+        wrote = RunFolder(cell.folder).store.stat(SUMMARY) != before
+        decided = ended.code == 2 or (wrote and not _failed(cell.folder))
         how = f"killed by {signal.Signals(-ended.code).name}" if ended.code < 0 else f"exit code {ended.code}"
         return Outcome("failed", f"{how}: {ended.last_words}" if ended.last_words else how), not decided
 
@@ -209,6 +211,12 @@ def _finished(folder: Path) -> Outcome | None:
         return None
     ending = ending_of(RunFolder(folder).summary() or {})
     return Outcome("finished", ending.text if ending else "")
+
+
+def _failed(folder: Path) -> bool:
+    """Whether an error ended the run, as its summary says."""
+    ending = ending_of(RunFolder(folder).summary() or {})
+    return ending is not None and ending.cause is EndCause.FAILED
 
 
 def write_report(folder: Path, report: dict[str, Any]) -> None:
@@ -369,7 +377,7 @@ def execute(plan: Plan, parallel: int, as_json: bool = False) -> int:
 
 async def _stoppable(sweep: Sweep) -> None:
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         loop.add_signal_handler(number, sweep.stop, number)
     await sweep.run()
 

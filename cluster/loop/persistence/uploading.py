@@ -6,7 +6,7 @@
                                                                                      progress the run ends
     lease     beats                a third of `upload.lease_s`    store              retried; the lease may run out, and
                                                                                      the next manifest is then refused
-    main      -                    the upload after the last      upload             as above; the files stay on the
+    main      -                    the upload after the last      upload; a signal   as above; the files stay on the
                                    step only                                         driver's disk
 
 The loop waits for neither: closed files on the driver's disk are uploaded (`cluster.runs.in_store.mirror`). A store
@@ -18,10 +18,12 @@ checkpoint on the disk.
 from __future__ import annotations
 
 import asyncio
+import math
+import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
@@ -30,7 +32,9 @@ from squelch.actors.archive.bucket import open_store
 from squelch.cluster.config import RunConfig, UploadConfig
 from squelch.cluster.control.protocols import Archive
 from squelch.cluster.errors import UserError
+from squelch.cluster.loop.stopping import stop_signals
 from squelch.cluster.runs.ending import EndCause, Ending
+from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.in_store.lease import Lease, acquire, this_process
 from squelch.cluster.runs.in_store.manifest import Superseded, answering, newest, require_base, words
 from squelch.cluster.runs.in_store.mirror import Mirror, Stopped
@@ -40,6 +44,8 @@ SLOW_S = 60.0
 MAX_PAUSE_S = 60.0
 """Longest pause before a failed upload is retried."""
 WATCH_S = 0.5
+PATIENT_S, SAY_EVERY_S = 5.0, 30.0
+"""Seconds of a wait for the store after which it is reported, and between two reports."""
 
 
 class Gauges(Protocol):
@@ -119,6 +125,8 @@ class Uploads:
         self._thread = threading.Thread(target=self._work, name="upload", daemon=True)
         self._slow_is_reported = self._failure_is_reported = False
         self._finished = False
+        self.stopped_by: int | None = None
+        """The signal that ended the wait for the last upload."""
         self._verdict: str | None = None
         """Why the run must end, once it has finished."""
         mirror.guard, mirror.stop = self._guard, self._cancelled.is_set
@@ -242,14 +250,52 @@ class Uploads:
 
     def _finish(self) -> str | None:
         self._last.set()
-        verdict = self.verdict()
-        while self._thread.is_alive() and not verdict:
-            self._thread.join(WATCH_S)
-            self._report_changes()
-            verdict = self.verdict()
+        verdict, began, said_at = self.verdict(), time.monotonic(), -math.inf
+        with self._stoppable():
+            while self._thread.is_alive() and not verdict:
+                self._thread.join(WATCH_S)
+                self._report_changes()
+                verdict = self._stopped() or self.verdict()
+                waited = time.monotonic() - began
+                if waited > PATIENT_S and waited - said_at > SAY_EVERY_S and not verdict and self._thread.is_alive():
+                    said_at = waited
+                    self.say(self._waiting(waited))
         self._cancelled.set()
         self._report_changes()
-        return verdict
+        return f"{verdict}. {self._whereabouts()}" if verdict else None
+
+    def _waiting(self, waited_s: float) -> str:
+        silent, bound = self.progress.silent_s(), self.config.give_up_after_s
+        return (
+            f"store: the last files are being sent to {self.mirror.store.where()}, for {waited_s:.0f} s so far. "
+            f"Its last answer came {silent:.0f} s ago; the run waits at most {bound:g} s for one. Ctrl-C or SIGTERM "
+            "stops waiting"
+        )
+
+    def _whereabouts(self) -> str:
+        """Which checkpoints the store and the folder have."""
+        here, there = list(RunFolder(self.mirror.run_dir).checkpoints()), self.mirror.newest_checkpoint()
+        steps = ["none" if step is None else f"step {step}" for step in (here[-1] if here else None, there)]
+        return f"Newest checkpoint: {steps[0]} in {self.mirror.run_dir}, {steps[1]} in {self.mirror.store.where()}"
+
+    @contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        """Within the block a signal ends the wait. Only the main thread can be told of one."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = stop_signals()
+        before = [signal.signal(number, lambda number, _: setattr(self, "stopped_by", number)) for number in numbers]
+        try:
+            yield
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
+
+    def _stopped(self) -> str | None:
+        if self.stopped_by is None:
+            return None
+        return f"{signal.Signals(self.stopped_by).name} ended the wait for the store before everything had been sent"
 
     def close(self) -> None:
         """Ends the uploads and the lease."""
@@ -267,8 +313,8 @@ def open_uploads(config: RunConfig, resume: bool, say: Callable[[str], None]) ->
     """
     if not config.store:
         return None
-    require_base(config.store)
-    with answering(config.store):
+    with answering(config.store), _reported(f"store: waiting for {config.store}", say):
+        require_base(config.store)
         store, driver = open_store(config.store, name=config.name), this_process()
         lease = acquire(store, config.upload.lease_s, driver, say, above=newest(store).generation).start()
         try:
@@ -278,6 +324,24 @@ def open_uploads(config: RunConfig, resume: bool, say: Callable[[str], None]) ->
             lease.end()
             raise
     return Uploads(config.upload, mirror, lease, say)
+
+
+@contextmanager
+def _reported(what: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Says how long the block has taken, while it takes long: a store may hang; a large run takes time to restore."""
+    over, began = threading.Event(), time.monotonic()
+
+    def report() -> None:
+        pause = PATIENT_S
+        while not over.wait(pause):
+            say(f"{what}, for {time.monotonic() - began:.0f} s so far. Ctrl-C stops")
+            pause = SAY_EVERY_S
+
+    threading.Thread(target=report, name="store-report", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def _restore(mirror: Mirror, resume: bool, say: Callable[[str], None]) -> None:

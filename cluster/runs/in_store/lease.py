@@ -36,6 +36,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from squelch.actors.archive.store import Store
 from squelch.cluster.errors import UserError, bad_files_are_the_users
+from squelch.cluster.own_thread import OwnThread
 from squelch.envs.settings import Settings
 from squelch.envs.untrusted.files import Unreadable, read_bounded, reason
 from squelch.envs.untrusted.text import parse_object
@@ -43,6 +44,8 @@ from squelch.envs.untrusted.text import parse_object
 log = logging.getLogger(__name__)
 FOLDER = "lease"
 MAX_BYTES = 64 << 10
+END_S = 10.0
+"""Seconds that the end of a run may wait for the end of its lease: the store may hang."""
 ATTEMPTS = 5
 """Number of times that a driver tries to take a lease that others want too."""
 _REMEDY = "remove the file if no driver works on this run"
@@ -124,8 +127,15 @@ class Lease:
             self._write(self._terms.model_copy(update={"beat": self._terms.beat + 1}))
 
     def end(self) -> None:
-        """Ends the lease, so that the next driver need not wait; if that fails, the lease expires."""
+        """Ends the lease, so that the next driver need not wait; if that fails or takes longer than END_S, the lease
+        expires."""
         self._done.set()
+        try:
+            OwnThread().submit(self._end).result(END_S)
+        except TimeoutError:
+            log.warning("the lease on %s runs out by itself: no answer in %g s", self.store.where(), END_S)
+
+    def _end(self) -> None:
         if self._thread.is_alive():
             self._thread.join(self._terms.seconds)
         try:

@@ -28,6 +28,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -40,7 +41,7 @@ from squelch.actors.archive.reader import CONFIG, EVENTS
 from squelch.actors.archive.store import LocalStore, Store
 from squelch.actors.process.disk import partial_path, sync, whole_file, write_whole
 from squelch.cluster.errors import UserError, bad_files_are_the_users
-from squelch.cluster.runs.folder import CHECKPOINTS
+from squelch.cluster.runs.folder import CHECKPOINTS, LOOP_FILE
 from squelch.cluster.runs.in_store.manifest import (
     CHUNK_BYTES,
     FILES,
@@ -195,6 +196,13 @@ class Mirror:
                 f"{self.run_dir} is in the way of the run from the store ({reason(error)}); remove it"
             ) from error
         sync(self.run_dir.parent)
+
+    def newest_checkpoint(self) -> int | None:
+        """The step of the newest checkpoint in the store; None if it has none."""
+        found = (
+            re.fullmatch(rf"{CHECKPOINTS}/step-([0-9]+)/{re.escape(LOOP_FILE)}", key) for key in self.manifest.files
+        )
+        return max((int(match[1]) for match in found if match), default=None)
 
     # -- the upload ----------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from squelch.actors.process.processor_wait import ProcessorWait
@@ -36,8 +37,8 @@ def begun(program: str, *words: str) -> subprocess.Popen[bytes]:
     return process
 
 
-def waited(pid: int) -> float:
-    wait = ProcessorWait(pid)
+def waited(pid: int, itself: bool = True) -> float:
+    wait = ProcessorWait(pid, itself)
     started = time.monotonic()
     time.sleep(SECONDS)
     share = wait.seconds() / (time.monotonic() - started)
@@ -53,6 +54,18 @@ def test_a_process_that_shares_a_processor_waits_and_one_that_is_stopped_or_slee
     assert waited(sleeper.pid) < 0.1
     sleeper.kill()
     sleeper.wait(10)
+
+
+def test_a_busy_process_whose_child_is_stopped_does_not_wait_if_only_the_child_works(rivals) -> None:
+    """A worker that polls on a loaded machine must not excuse its frozen engine."""
+    busy = "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n" + SPIN
+    parent = begun(busy % min(os.sched_getaffinity(0)))
+    try:
+        assert waited(parent.pid) > 0.3 and waited(parent.pid, itself=False) < 0.1
+    finally:
+        for process in [*psutil.Process(parent.pid).children(), parent]:
+            process.kill()
+        parent.wait(10)
 
 
 def test_a_process_waits_with_its_child(rivals) -> None:

@@ -17,7 +17,7 @@ from squelch.cluster.runs.in_store.manifest import newest
 def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, report_of: Callable[[Path], None]) -> int:
     """The exit code of a run that records one step and whose report `report_of` writes."""
 
-    def trained(config: RunConfig, resume: bool, driver: object, uploads: Uploads | None, say: object) -> int:
+    def trained(config: RunConfig, resume: bool, driver: object, uploads: Uploads | None, *_: object) -> int:
         config.run_dir.mkdir(parents=True)
         (config.run_dir / "metrics.jsonl").write_text('{"step": 1}\n')
         assert uploads is not None

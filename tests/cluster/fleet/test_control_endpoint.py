@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorUnavailableError
 
 from squelch.cluster.cli import main
 from squelch.cluster.control.scaling import Answer, By, Kind, Request, packed, unpacked_request
@@ -101,6 +102,22 @@ def test_a_refused_request_is_an_error_and_ends_the_command(monkeypatch, tmp_pat
     up(monkeypatch, "squelch/b/11111111/04000000")
     with pytest.raises(UserError, match=r"^b: rollout: 4$"):
         ask("b", 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("driven", "words"), [(True, "The run goes on and replaces"), (None, "If the run goes on, it")]
+)
+def test_a_run_that_only_does_not_answer_is_not_said_to_have_ended(monkeypatch, driven, words) -> None:
+    up(monkeypatch, "squelch/b/11111111/04000000.0000")
+    monkeypatch.setattr(control_endpoint, "is_driven", lambda _: driven)
+
+    def unavailable(answer: object, timeout: float) -> None:
+        raise ActorUnavailableError("The actor is temporarily unavailable", bytes(16))
+
+    monkeypatch.setattr(control_endpoint.ray, "get", unavailable)
+    with pytest.raises(UserError, match=words) as said:
+        ask("b", 2)
+    assert "ended" not in str(said.value)
 
 
 def test_bad_input_is_said_in_one_paragraph(capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,12 @@
 """How a run ends that meets an error or a signal on the way: one paragraph for the user; no trace of a fault lost."""
 
 import asyncio
+import json
 import os
 import platform
+import pty
 import signal
+import sys
 import threading
 import urllib.request
 from collections.abc import Callable
@@ -49,6 +52,7 @@ def ending(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception) ->
 
     for name in ("check_address", "connect", "disconnect", "_check_scorer"):
         monkeypatch.setattr(run, name, lambda *_, **__: None)
+    monkeypatch.setattr(run.RunEnd, "watch_ray", lambda _: None)
     monkeypatch.setattr(run, "prepare_model", lambda *_: tmp_path)
     monkeypatch.setattr(run, "weight_bytes", lambda *_: 0)
     monkeypatch.setattr(run, "_open_recorder", lambda _: SimpleNamespace(close=lambda: None))
@@ -72,7 +76,7 @@ def test_a_bug_hours_into_a_run_is_not_the_users_fault_and_says_where_its_trace_
     assert train(said.append) == 1
     kept = tmp_path / "it" / "log" / "failure.log"
     text = f"operands could not be broadcast together (trace: {kept})"
-    assert said[-1] == f"failed: {text}. Checkpoints are intact: continue with --resume"
+    assert said[-1].startswith(f"failed: {text}. ")
     assert "in fail\n    raise error" in kept.read_text()
 
 
@@ -147,7 +151,7 @@ class LoadingFleet:
         self.stopped.set()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_while_a_checkpoint_loads_ends_the_run_before_it_trains(monkeypatch, tmp_path, number) -> None:
     fleet = LoadingFleet(number)
     monkeypatch.setattr(run, "Fleet", lambda *_: fleet)
@@ -157,8 +161,8 @@ def test_a_signal_while_a_checkpoint_loads_ends_the_run_before_it_trains(monkeyp
     config = load("frozenlake", [f"runs_dir={tmp_path}", "name=it"])
     recorder = SimpleNamespace(url="", has_moved=False)
     with pytest.raises(run.Interrupted, match=f"^{number.name}$"):
-        state = LoopState(clock=3)
-        asyncio.run(run._train(config, tmp_path, state, tmp_path, recorder, recorder, None, Quiet()))
+        state, end = LoopState(clock=3), run.RunEnd(config, lambda _: None, 0.0, lambda: None)
+        asyncio.run(run._train(config, tmp_path, state, tmp_path, recorder, recorder, None, Quiet(), end))
 
 
 def test_a_signal_that_comes_before_the_run_listens_for_one_interrupts_it() -> None:
@@ -220,6 +224,53 @@ def test_each_ctrl_c_is_answered_at_once_and_the_second_says_how_to_go_on(tmp_pa
         asyncio.run(twice())
     last = f"the last checkpoint is {folder}: --resume continues after step 6" if saved else "it has no checkpoint"
     assert said[0] == f"{work}; again to stop now" and "stopping now; " in said[1] and last in said[1]
+
+
+def test_a_closed_terminal_stops_a_run_once_as_sigterm_does_unless_it_was_ignored_at_the_start() -> None:
+    reasons: list[Ending] = []
+
+    async def hang_up() -> None:
+        run._stop_on_signals(SimpleNamespace(stop=reasons.append, last_work=""), [], lambda _: None)
+        for _ in range(2):  # a shell and the kernel both say so
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0.01)
+
+    asyncio.run(hang_up())
+    assert reasons == [Ending(EndCause.SIGNAL, "SIGHUP")]
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        asyncio.run(hang_up())
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    assert len(reasons) == 1
+
+
+HUNG_UP = """
+import asyncio, os, signal, sys
+from types import SimpleNamespace
+from squelch.cluster.loop import run
+from squelch.cluster.terminal import say
+
+async def main():
+    stopped = asyncio.Event()
+    run._stop_on_signals(SimpleNamespace(stop=lambda _: stopped.set(), last_work="finishing step 7"), [], say)
+    say("ready")
+    await stopped.wait()
+    say("step 7")
+    open(sys.argv[1], "w").write("ended in good order")
+
+asyncio.run(main())
+"""
+
+
+def test_a_run_whose_terminal_is_gone_ends_in_good_order(tmp_path) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", HUNG_UP, str(tmp_path / "end")])
+    assert b"ready" in os.read(terminal, 100)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert (tmp_path / "end").read_text() == "ended in good order"
 
 
 def test_the_endpoint_says_which_run_it_serves() -> None:
@@ -295,6 +346,68 @@ def test_a_run_that_another_process_drives_is_refused_and_its_archive_untouched(
     other.close()
     with pytest.raises(UserError, match="the loop was reached"):
         train()
+
+
+def finished(tmp_path: Path, **facts: object) -> None:
+    """The folder of a run that made its 3 steps."""
+    folder = tmp_path / "it"
+    config = load("frozenlake", [f"runs_dir={tmp_path}", "name=it", "loop.steps=3"])
+    run.create_run(config, lambda _: None)
+    summary = {"schema": 1, "finished": True, "stopped": None, "steps": 3, "ledger": {"balanced": True}} | facts
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "metrics.jsonl").write_text('{"step": 3, "time": 1.0}\n')
+
+
+EARLY = {"finished": False, "end_cause": "early_stop", "stopped": "early stop: success fell"}
+STOPPED = {"finished": False, "stopped": "stopped by SIGINT"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "words", "remedy"),
+    [({}, ["loop.steps=3"], "raise loop.steps=3"), (EARLY, ["loop.steps=3"], "change the setting that ended it")],
+)
+def test_a_finished_run_is_not_resumed_and_says_what_to_raise(tmp_path, facts, words, remedy) -> None:
+    finished(tmp_path, **facts)
+    before = (tmp_path / "it" / "summary.json").read_bytes()
+    said: list[str] = []
+    assert run.train(load("frozenlake", [f"runs_dir={tmp_path}", "name=it", *words]), True, said.append) == 0
+    assert "is finished" in said[-1] and remedy in said[-1] and len(said) == 1
+    assert (tmp_path / "it" / "summary.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("facts", "word"),
+    [
+        ({}, "loop.steps=4"),
+        (EARLY, "filter.rule=none"),
+        ({"finished": False, "stopped": "stopped by SIGINT"}, "seed=0"),
+    ],
+)
+def test_a_run_with_something_left_to_do_goes_on_and_its_old_summary_is_aside(
+    monkeypatch, tmp_path, facts, word
+) -> None:
+    finished(tmp_path, **facts)
+    ending(monkeypatch, tmp_path, ArchiveError("the loop was reached"))
+    with pytest.raises(UserError, match="the loop was reached"):
+        run.train(load("frozenlake", [f"runs_dir={tmp_path}", "name=it", "loop.steps=3", word]), True, lambda _: None)
+    assert not (tmp_path / "it" / "summary.json").exists()
+    assert json.loads((tmp_path / "it" / "summary.earlier.json").read_text())["steps"] == 3
+
+
+def test_what_happens_to_the_store_is_said_on_the_terminal(monkeypatch, tmp_path) -> None:
+    train, said = ending(monkeypatch, tmp_path, RuntimeError("a bug")), []
+    uploads = SimpleNamespace(say=lambda text: pytest.fail(f"said to the log: {text}"))
+
+    def fail(*_: object) -> None:
+        uploads.say("store: it is slow")
+        raise ArchiveError("over")
+
+    uploads.finish, uploads.close, uploads.stopped_by = lambda: None, lambda: None, None
+    monkeypatch.setattr(run, "open_uploads", lambda *_: uploads)
+    monkeypatch.setattr(run, "_train", fail)
+    with pytest.raises(UserError, match="over"):
+        train(said.append)
+    assert "store: it is slow" in said
 
 
 @pytest.mark.parametrize("began", [True, False])

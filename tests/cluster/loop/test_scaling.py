@@ -266,6 +266,21 @@ def test_a_control_endpoint_that_dies_leaves_the_run_alone(tmp_path: Path) -> No
     check(drive(world, archive, scaled=True), world, archive)
 
 
+def test_a_control_endpoint_that_freezes_is_replaced_and_the_next_one_takes_requests(tmp_path: Path) -> None:
+    faults = (Fault("endpoint.take", 1, "hang"),)
+    world, archive = World(configured(tmp_path, "loop.steps=80"), faults, **MIXED), FakeArchive()
+    world.requests = [Request(Kind.ROLLOUT, 3)]
+
+    def ask_again(_: Coordinator) -> None:
+        again = [Request(Kind.ROLLOUT, 3)]
+        asyncio.get_running_loop().call_later(90.0, lambda: setattr(world, "requests", again))
+
+    outcome = drive(world, archive, ask_again, scaled=True)
+    check(outcome, world, archive)
+    assert [archive.events.count(("control-endpoint", what)) for what in ("late", "lost", "restart")] == [1, 1, 1]
+    assert outcome.actors.made["endpoint"] == 2 and len(world.answers) == 1
+
+
 def test_an_answer_that_does_not_arrive_leaves_the_other_requests_of_its_batch_alone(tmp_path: Path) -> None:
     world, archive = World(configured(tmp_path), (Fault("endpoint.answer", 1, "fail"),), **MIXED), FakeArchive()
     world.requests = [Request(Kind.ROLLOUT, 3), Request(Kind.ENVIRONMENT, 3), Request(Kind.ENVIRONMENT, 1)]

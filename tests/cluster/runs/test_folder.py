@@ -14,6 +14,8 @@ from squelch.actors.archive.version import VERSION_KEY
 from squelch.actors.archive.writer import Archive
 from squelch.cluster.config import dump, load
 from squelch.cluster.errors import UserError
+from squelch.cluster.runs.driver import Driver
+from squelch.cluster.runs.driver import name as own_name
 from squelch.cluster.runs.folder import RunFolder
 from tests.actors.archive.small_groups import archive_step, small_group
 
@@ -49,15 +51,23 @@ def test_a_live_run_is_read_as_far_as_it_is(tmp_path: Path) -> None:
     assert run.metrics_stamp() != stamp
 
 
-def test_a_finished_run_has_its_summary_until_it_is_resumed(tmp_path: Path) -> None:
-    archive = some_run(tmp_path)
+def test_a_finished_run_has_its_summary_wherever_and_in_whichever_order_its_files_are_copied(tmp_path: Path) -> None:
+    some_run(tmp_path)
     run = RunFolder(tmp_path)
     write(tmp_path / "summary.json", json.dumps({"schema": 1, "finished": True}))
-    os.utime(tmp_path / "metrics.jsonl", (1, 1))
-    assert run.current_summary() == run.summary() == {"schema": 1, "finished": True}
-    archive.metrics(4, {})
     os.utime(tmp_path / "summary.json", (1, 1))
+    assert run.current_summary() == run.summary() == {"schema": 1, "finished": True}
+
+
+def test_an_earlier_summary_is_not_that_of_a_run_that_another_process_drives(tmp_path: Path) -> None:
+    some_run(tmp_path)
+    run, driver = RunFolder(tmp_path), Driver(tmp_path)
+    write(tmp_path / "summary.json", json.dumps({"schema": 1, "finished": True, "driver": "process 0 on there"}))
+    driver.hold(lambda _: None)
     assert run.current_summary() is None and run.summary() is not None
+    write(tmp_path / "summary.json", json.dumps({"schema": 1, "finished": True, "driver": own_name()}))
+    assert run.current_summary() is not None
+    driver.close()
 
 
 def test_only_whole_checkpoints_and_decompositions_are_found(tmp_path: Path) -> None:

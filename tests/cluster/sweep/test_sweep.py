@@ -258,6 +258,17 @@ def test_a_run_that_decided_to_end_is_not_tried_again(tmp_path, decided):
     assert runner.started.count("rule-none_s0") == 1 and statuses(sweep)["rule-none_s0"] == "failed"
 
 
+def test_a_run_that_an_error_ended_is_tried_again(tmp_path):
+    def fail(cell: Cell) -> Ended:
+        checkpoint(cell, 3)
+        finish(cell, finished=False, stopped="failed: Ray's head: its gcs has ended", end_cause="failed")
+        return Ended(1, "failed: Ray's head: its gcs has ended")
+
+    runner = FakeRunner(rule_none_s0=fail)
+    swept(plan_in(tmp_path, seeds=(0,)), runner)
+    assert runner.started.count("rule-none_s0") == 2
+
+
 def test_a_cell_under_way_elsewhere_is_left_alone(tmp_path):
     def busy(cell: Cell) -> Ended:
         raise BlockingIOError

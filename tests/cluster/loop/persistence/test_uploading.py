@@ -1,6 +1,8 @@
 """Uploads beside the loop: what the run says, records and does when its store is slow, fails or is another's."""
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +21,7 @@ from squelch.cluster.loop.persistence import uploading
 from squelch.cluster.loop.persistence.uploading import Uploads, open_uploads
 from squelch.cluster.metrics import REGISTRY
 from squelch.cluster.runs.ending import EndCause, Ending
-from squelch.cluster.runs.in_store import mirror
+from squelch.cluster.runs.in_store import lease, mirror
 from squelch.cluster.runs.in_store.lease import acquire, this_process
 from squelch.cluster.runs.in_store.manifest import newest
 from squelch.cluster.runs.in_store.mirror import Mirror
@@ -200,6 +202,62 @@ def test_a_store_that_never_answers_blocks_neither_the_loop_nor_the_end(tmp_path
     started = time.monotonic()
     assert "does not answer" in watched.uploads.finish() and time.monotonic() - started < 5
     answer.set()
+
+
+@contextmanager
+def hanging(watched: Watched) -> Iterator[None]:
+    """Its store takes no file until the block has ended; it has what the folder had before."""
+    watched.uploads.once()
+    (watched.mirror.run_dir / "checkpoints" / "step-25").mkdir(parents=True)
+    (watched.mirror.run_dir / "checkpoints" / "step-25" / "loop.json").write_text("{}")
+    answer, put = threading.Event(), watched.store.put
+
+    def hang(key: str) -> Any:
+        answer.wait(20.0)
+        return put(key)
+
+    watched.store.put = hang
+    watched.uploads.begin()
+    try:
+        yield
+    finally:
+        answer.set()
+
+
+def test_whoever_waits_for_a_store_that_hangs_is_told_and_can_stop_it_and_is_told_what_is_where(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(uploading, "WATCH_S", 0.02)
+    monkeypatch.setattr(uploading, "PATIENT_S", 0.05)
+    watched = Watched(tmp_path / "run", Memory(), every_s=0.02, give_up_after_s=900.0)
+    (tmp_path / "run" / "checkpoints" / "step-19").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / "step-19" / "loop.json").write_text("{}")
+    before = signal.getsignal(signal.SIGTERM)
+    with hanging(watched):
+        threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGTERM]).start()
+        left = watched.uploads.finish()
+    assert left.startswith("SIGTERM ended the wait for the store before everything had been sent. ")
+    assert left.endswith(f"Newest checkpoint: step 25 in {tmp_path / 'run'}, step 19 in memory:")
+    assert watched.uploads.stopped_by == signal.SIGTERM and signal.getsignal(signal.SIGTERM) == before
+    assert "waits at most 900 s for one. Ctrl-C or SIGTERM stops waiting" in watched.said[0] and len(watched.said) == 1
+
+
+def test_the_end_of_a_lease_waits_no_longer_than_its_bound(tmp_path: Path, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(lease, "END_S", 0.1)
+    watched = Watched(tmp_path / "run", Memory())
+    started = time.monotonic()
+    with hanging(watched):
+        watched.uploads.close()
+        assert time.monotonic() - started < 5 and "no answer in 0.1 s" in caplog.text
+
+
+def test_a_store_that_hangs_at_the_start_is_named_while_it_is_waited_for(tmp_path: Path, monkeypatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(uploading, "PATIENT_S", 0.05)
+    monkeypatch.setattr(uploading, "require_base", lambda _: time.sleep(0.3))
+    (tmp_path / "store").mkdir()
+    open_uploads(config(tmp_path, "one", tmp_path / "store"), False, said.append).close()
+    assert said[0].startswith(f"store: waiting for {tmp_path / 'store'}, for 0 s so far")
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

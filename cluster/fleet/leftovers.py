@@ -1,0 +1,62 @@
+"""What a killed run leaves on its machine beside files: processes of Ray, and semaphores. Ends what is surely dead and
+this user's; runs on other machines, and those that live, are not touched."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from squelch.actors.process.preparation import SEMAPHORES
+
+SHARED_MEMORY = Path("/dev/shm")
+"""Where Linux keeps named semaphores: `sem.NAME`."""
+_WAIT_S = 5.0
+
+
+def end_processes(folder: Path) -> list[int]:
+    """Kills this user's processes whose command line names something below a cluster's folder, as Ray's own processes
+    and its agents do; returns their ids. The caller knows that the cluster has ended."""
+    inside = re.compile(rf"(^|=){re.escape(str(folder))}/")
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            own = process.uids().real == os.geteuid() and process.pid != os.getpid()
+            if own and any(inside.search(word) for word in process.cmdline()):
+                process.kill()
+                found.append(process)
+    psutil.wait_procs(found, _WAIT_S)
+    return [process.pid for process in found]
+
+
+def remove_semaphores() -> list[str]:
+    """Removes semaphores that actors of this user made (`actors.process.preparation`) and that no process maps any
+    more; returns their names."""
+    names = {path: inode for path in SHARED_MEMORY.glob(f"sem.{SEMAPHORES}-*") if (inode := _own(path)) is not None}
+    mapped = _mapped() if names else set()
+    dead = [path for path, inode in names.items() if inode not in mapped]
+    for path in dead:
+        path.unlink(missing_ok=True)
+    return [path.name for path in dead]
+
+
+def _own(path: Path) -> int | None:
+    """The inode of a file of this user."""
+    with suppress(FileNotFoundError):
+        found = path.lstat()
+        return found.st_ino if found.st_uid == os.geteuid() else None
+    return None
+
+
+def _mapped() -> set[int]:
+    """The inodes of the files of shared memory that processes map; a semaphore is mapped under another name than it
+    has."""
+    found: set[int] = set()
+    for process in psutil.process_iter():
+        with suppress(OSError):
+            lines = Path(f"/proc/{process.pid}/maps").read_text(errors="replace").splitlines()
+            found |= {int(line.split()[4]) for line in lines if f" {SHARED_MEMORY}/" in line}
+    return found

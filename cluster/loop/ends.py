@@ -1,0 +1,174 @@
+"""How a run ends: what its user reads, what its folder holds, and the exit code.
+
+    end              on the terminal                        summary.json    exit code
+    done, or one of  the summary's lines, and why           yes             0, or 1 if it was not planned
+    its rules
+    a signal         the same                               yes             128 + signal
+    an error         `failed:`, the cause, the trace's      once it trains  1
+                     file, whether it can be resumed
+    Ray is gone      the same, within 30 s                  once it trains  1
+
+When Ray is gone, nothing that belongs to it is called, because such calls may not return, and may end the process. So
+the process leaves without Python's own end, in which Ray would disconnect: `RunEnd.without_ray`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from squelch.actors.archive.store import ArchiveError
+from squelch.actors.archive.writer import Archive
+from squelch.cluster.config import RunConfig, changes, settings_of
+from squelch.cluster.control.actor_errors import Failed
+from squelch.cluster.errors import UserError
+from squelch.cluster.fleet import local_ray
+from squelch.cluster.fleet.ray_watch import RayWatch, watch_ray
+from squelch.cluster.loop.coordinator import Coordinator
+from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
+from squelch.cluster.runs.ending import EndCause, Ending, ending_of, is_complete
+from squelch.cluster.runs.folder import SUMMARY, RunFolder
+from squelch.cluster.runs.logs import one_paragraph, write_trace
+from squelch.cluster.runs.summary import summarise_run, summary_lines, write_summary
+from squelch.envs.untrusted.files import Unreadable
+
+EXIT_FAILED = 1
+LOOP_S = 3.0
+"""Seconds for the event loop to end the run without Ray; then it waits inside Ray, and another thread does that."""
+
+
+class RayGone(RuntimeError):
+    """A process of Ray that the run cannot do without has ended."""
+
+
+class RunEnd:
+    """The end of one run. `coordinator` is None until all actors are ready; `loop` until there is one. `after_ray`:
+    what follows an end without Ray, such as the last upload."""
+
+    def __init__(
+        self, config: RunConfig, say: Callable[[str], None], started: float, after_ray: Callable[[], None]
+    ) -> None:
+        self.config, self.say, self.started, self.after_ray = config, say, started, after_ray
+        self.coordinator: Coordinator | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._watch: RayWatch | None = None
+        self._begun, self._one = threading.Event(), threading.Lock()
+
+    def watch_ray(self) -> None:
+        """Ends the process from now on if a process of Ray ends on which it depends."""
+        self._watch = watch_ray(self.without_ray)
+
+    def close(self) -> None:
+        """Ends the watch: Ray may end."""
+        if self._watch is not None:
+            self._watch.close()
+
+    def done(self, archive: Archive, stop_signal: list[int]) -> int:
+        """The end of a run that no error ended."""
+        assert self.coordinator is not None, "a run that ends so has trained"
+        archive.finish()
+        ending = self.coordinator.ending
+        summary = self._summarise(ending)
+        for line in summary_lines(summary):
+            self.say(line)
+        if not summary["ledger"]["balanced"]:
+            self.say(f"failed: the ledger does not balance: {summary['ledger']}")
+            return EXIT_FAILED
+        if stop_signal and ending is not None:
+            self.say(f"{ending.text} after step {summary['steps']}; continue with --resume")
+            return 128 + stop_signal[0]
+        run_dir = self.config.run_dir
+        self.say(f"done: {run_dir}" if ending is None else f"ended after step {summary['steps']}: {ending.text}")
+        self.say(f"to see what it learned: squelch inspect {shlex.quote(str(run_dir))}")
+        return 0 if ending is None or ending.complete else EXIT_FAILED
+
+    def failed(self, error: Exception) -> int:
+        """The end by an error of an actor, or by a bug. If Ray's own end is behind it, the process ends."""
+        if self._watch is not None and (why := self._watch.ended()):
+            self._leave(why)
+        return self._failed(error)
+
+    def _failed(self, error: Exception) -> int:
+        text = with_trace(error, self.config.run_dir)
+        self.say(f"failed: {text}. {outlook(self.config.run_dir)}")
+        if self.coordinator is not None:
+            cause = error.cause if isinstance(error, Failed) else error
+            try:
+                self._summarise(Ending(EndCause.FAILED, one_paragraph(str(cause)) or type(cause).__name__))
+            except (ArchiveError, Unreadable, UserError, OSError) as refused:
+                self.say(f"{SUMMARY} cannot be written: {refused}")
+        return EXIT_FAILED
+
+    def without_ray(self, why: str) -> None:
+        """Ends the run and this process because Ray is gone. May be called on any thread: the event loop's does it if
+        that still runs, so that nothing changes meanwhile."""
+        if self.loop is not None and self.loop.is_running():
+            self.loop.call_soon_threadsafe(self._leave, why)
+            self._begun.wait(LOOP_S)
+        self._leave(why)
+
+    def _leave(self, why: str) -> None:
+        """Does not return."""
+        self._begun.set()
+        with self._one:  # never released: whoever comes second waits for the end of the process
+            try:
+                self._failed(RayGone(why))
+                self.after_ray()
+            finally:
+                local_ray.kill()
+                for stream in (sys.stdout, sys.stderr):
+                    stream.flush()
+                os._exit(EXIT_FAILED)
+
+    def _summarise(self, ending: Ending | None) -> dict[str, Any]:
+        assert self.coordinator is not None
+        outcome = replace(self.coordinator.outcome(), ending=ending)
+        summary = summarise_run(self.config, outcome, time.time() - self.started)
+        write_summary(self.config.run_dir / SUMMARY, summary)
+        return summary
+
+
+def with_trace(error: Exception, run_dir: Path) -> str:
+    """Writes the error's whole trace, with the traces of other processes; returns the error and the file's path as one
+    paragraph."""
+    return write_trace(run_dir, error, error.cause if isinstance(error, Failed) else None)
+
+
+def nothing_left(config: RunConfig) -> str | None:
+    """Why a resume would change nothing, and what would let the run go on; None if something is left to do."""
+    folder = RunFolder(config.run_dir)
+    summary = folder.summary()
+    if summary is None or not is_complete(summary):
+        return None
+    steps, ending = summary.get("steps", 0), ending_of(summary)
+    if ending is None and config.loop.steps > steps:
+        return None
+    if ending is None:
+        return f"{config.run_dir} is finished: it has made its {steps} steps. To go on, raise loop.steps={steps}"
+    changed = changes(settings_of(config.run_dir / "config.yaml"), config)
+    if any(change.startswith(("filter.", "validation.")) for change in changed):
+        return None
+    rule = f"it ended after step {steps} by its own settings ({ending.text})"
+    return f"{config.run_dir} is finished: {rule}. To go on, change the setting that ended it"
+
+
+def has_begun(run_dir: Path) -> bool:
+    """Whether a run has recorded anything in this folder."""
+    return (run_dir / "metrics.jsonl").exists()
+
+
+def outlook(run_dir: Path) -> str:
+    """What can be done after a failure."""
+    if checkpoints(run_dir):
+        return "Checkpoints are intact: continue with --resume"
+    if has_begun(run_dir):
+        return f"It had written no checkpoint: remove {run_dir}, or choose another name, and start it again"
+    return "Nothing was trained: start it again once the cause is removed"

@@ -1,0 +1,83 @@
+"""The end of a run by an error, or without Ray: its words, its summary and its exit code."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from squelch.actors.archive.writer import Archive
+from squelch.cluster.config import dump, load
+from squelch.cluster.control.actor_errors import Failed
+from squelch.cluster.control.ledger import Ledger
+from squelch.cluster.loop.ends import RunEnd
+from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.runs.status import read_status
+from squelch.cluster.runs.summary import Outcome
+
+STUCK = """
+import asyncio, atexit, sys, threading, time
+from types import SimpleNamespace
+from tests.cluster.loop.test_ends import ending
+
+async def main(blocked):
+    end = ending(sys.argv[1], print)
+    end.loop = asyncio.get_running_loop()
+    threading.Timer(0.2, end.without_ray, ["Ray's head: its gcs at h:1 has ended (refused)"]).start()
+    time.sleep(600) if blocked else await asyncio.sleep(600)
+
+atexit.register(time.sleep, 600)  # as Ray's own end, which waits for gcs
+asyncio.run(main(sys.argv[2] == "blocked"))
+"""
+
+
+def ending(folder: str | Path, say, coordinator: bool = True) -> RunEnd:
+    """The end of a run that made 3 of its steps."""
+    config = load("frozenlake", [f"runs_dir={folder}", "name=it", "loop.steps=3"])
+    end = RunEnd(config, say, time.time(), lambda: say("uploaded"))
+    if coordinator:
+        archive = Archive(config.run_dir)
+        archive.metrics(3, {"seconds/step": 2.0, "total_steps": 3.0})
+        (config.run_dir / "config.yaml").write_text(dump(config))
+        outcome = Outcome(
+            ending=None, steps=3, optimizer_steps=3, policy_version=3, training_seconds=6.0, totals={}, last={},
+            carried={}, first_validation=None, best=(0.0, 0), ledger=Ledger(),
+        )  # fmt: skip
+        end.coordinator = SimpleNamespace(outcome=lambda: outcome)
+    return end
+
+
+def test_a_run_that_fails_leaves_a_summary_with_the_cause_and_is_not_finished(tmp_path) -> None:
+    said: list[str] = []
+    assert ending(tmp_path, said.append).failed(Failed("far trace", RuntimeError("no room for one rank"))) == 1
+    summary = json.loads((tmp_path / "it" / "summary.json").read_text())
+    assert (summary["end_cause"], summary["stopped"]) == ("failed", "failed: no room for one rank")
+    assert summary["steps"] == 3 and not summary["finished"]
+    status = read_status(RunFolder(tmp_path / "it"), time.time())
+    assert (status.state, status.stopped) == ("stopped", "failed: no room for one rank")
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_without_a_checkpoint_nobody_is_sent_to_resume(tmp_path, has_begun) -> None:
+    said: list[str] = []
+    ending(tmp_path, said.append, coordinator=has_begun).failed(RuntimeError("no home"))
+    assert "--resume" not in said[-1] and "start it again" in said[-1]
+    assert (f"remove {tmp_path / 'it'}" in said[-1]) == has_begun
+
+
+@pytest.mark.parametrize("loop", ["blocked", "free"])
+def test_without_ray_the_process_ends_at_once_with_cause_and_summary(tmp_path, loop) -> None:
+    began, root = time.monotonic(), Path(__file__).parents[3]
+    command = [sys.executable, "-c", STUCK, str(tmp_path), loop]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=60, env={**os.environ})
+    assert done.returncode == 1 and time.monotonic() - began < 45, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-2].startswith("failed: Ray's head: its gcs at h:1 has ended (refused) (trace: ")
+    assert lines[-1] == "uploaded"
+    summary = json.loads((tmp_path / "it" / "summary.json").read_text())
+    assert summary["stopped"] == "failed: Ray's head: its gcs at h:1 has ended (refused)"
+    assert (tmp_path / "it" / "log" / "failure.log").exists()
