@@ -24,6 +24,7 @@ COMMANDS = {
     "trace": ("existing_runs.trace", "write who worked when, for Perfetto"),
     "scale": ("existing_runs.scale", "change the number of rollout workers or environment actors of a live run"),
     "eval": ("existing_runs.eval", "measure success on the fixed validation tasks"),
+    "tiny": ("tiny", "build the embedded tiny policy"),
     "warmup": ("warmup", "fine-tune a model on demonstrations or conversations before training"),
     "filter": ("other_trainers.filter", "show which groups the filter keeps, from a file of rewards"),
     "mi": ("other_trainers.mi", "measure whether reasoning depends on its input, from a score matrix"),

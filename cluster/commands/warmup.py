@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     if not (options.env or options.data or options.recipe):
         raise UserError("give --env NAME, --data FILE, or --recipe RECIPE: without them there is nothing to learn from")
     if options.model == "tiny":
-        raise UserError("tiny: the tiny policy has a warm-up of its own, in every run with model.path=tiny")
+        raise UserError("tiny: the tiny policy has a warm-up of its own, `squelch tiny OUT --env NAME`")
     if options.out.exists():
         raise UserError(f"{options.out} exists; give a new folder")
     from squelch.cluster.config import read_recipe, validated

@@ -352,7 +352,7 @@ def test_lengths_that_are_no_numbers_of_tokens_are_refused(capsys, tmp_path, wro
 
 
 def test_a_seed_that_is_no_whole_number_names_the_flag(capsys) -> None:
-    for words in (["mi", "m.npz", "--seed", "-1"], ["mi", "m.npz", "--seed", "1.5"]):
+    for words in (["mi", "m.npz", "--seed", "-1"], ["tiny", "folder", "--seed", "1.5"]):
         with pytest.raises(SystemExit) as ended:
             main(words)
         assert ended.value.code == 2 and "argument --seed: '" in capsys.readouterr().err
