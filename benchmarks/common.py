@@ -1,4 +1,4 @@
-"""Code that the benchmarks share: their two flags, a random policy on disk, and the printing of figures."""
+"""Code that the benchmarks share: their two flags, a random policy on disk, and the printing of metrics."""
 
 from __future__ import annotations
 
@@ -125,15 +125,15 @@ def peak_of(card: str) -> float | None:
     return next((flops for name, flops in GPU_PEAKS.items() if name in card), None)
 
 
-def print_figures(
-    figures: Mapping[str, Any],
+def print_metrics(
+    metrics: Mapping[str, Any],
     as_json: bool,
     columns: Sequence[str],
     rows: Sequence[Sequence[Any]],
     notes: Sequence[str],
 ) -> None:
-    """Prints `figures` as one JSON object, or a table (first column left-aligned) and `notes` under it."""
-    say(json.dumps(figures) if as_json else "\n".join([*_table(columns, rows), *notes]))
+    """Prints `metrics` as one JSON object, or a table (first column left-aligned) and `notes` under it."""
+    say(json.dumps(metrics) if as_json else "\n".join([*_table(columns, rows), *notes]))
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:

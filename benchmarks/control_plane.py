@@ -1,5 +1,5 @@
 """Measures the control plane at scale: the real coordinator, fleet, filter, exporter and archive, with stand-ins for
-all parties that generate or train (`tests.stand_ins.processes`).
+all actors that generate or train (`tests.stand_ins.processes`).
 
     python -m benchmarks.control_plane [--workers N ...] [--groups N] [--prompts P] [--ray] [--quick] [--json]
 
@@ -15,7 +15,7 @@ For 10, 100 and 1,000 rollout workers (and as many environment actors) it plays 
     MiB, growth   resident memory of the driver's process at the end, and MiB more per 100,000 groups, from a tenth of
                   the groups to the end
 
-The stand-ins use the same cores, so the rate is a lower bound. With `--ray` each party is reached by one Ray call, as
+The stand-ins use the same cores, so the rate is a lower bound. With `--ray` each actor is reached by one Ray call, as
 in a run, and Ray's own work is included. Every wait is bounded as in a real run.
 """
 
@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import psutil
 
-from benchmarks.common import parser_of, print_figures
+from benchmarks.common import parser_of, print_metrics
 from squelch.actors.archive.writer import Archive
 from squelch.actors.filter.decisions import StepDecision
 from squelch.actors.metrics.exporter import Recorder
@@ -65,8 +65,8 @@ OVERRIDES = (
 
 
 class TimedFiltering(Filtering):
-    """The coordinator's side of the filter, which also notes how long each decision follows its window's last group, or
-    the end of the step before it if that is later."""
+    """The coordinator's client of the filter, which also notes how long each decision follows its window's last group,
+    or the end of the step before it if that is later."""
 
     def __init__(self, fleet: Fleet, played: Callable[[], list[PlayedGroup]]) -> None:
         super().__init__(fleet, None, played)
@@ -120,7 +120,7 @@ def cpu_seconds(pids: list[int]) -> float:
 
 
 async def measure(config: RunConfig, over_ray: bool) -> dict[str, float]:
-    """Runs the configuration on stand-ins; returns the figures of the module's head."""
+    """Runs the configuration on stand-ins; returns the metrics of the module's head."""
     archive = Archive(config.run_dir)
     actors = stand_ins(config, over_ray)
     fleet, memory = Fleet(config, actors, archive.event), Memory()
@@ -168,7 +168,7 @@ async def measure(config: RunConfig, over_ray: bool) -> dict[str, float]:
 
 
 def stand_ins(config: RunConfig, over_ray: bool) -> ProcessStandIns | RayStandIns:
-    """The parties; Ray is imported only if it carries the calls."""
+    """The actors; Ray is imported only if it carries the calls."""
     if over_ray:
         from tests.stand_ins.behind_ray import RayStandIns
 
@@ -197,7 +197,7 @@ def main() -> int:
     parser.add_argument("--groups", type=int, default=20_000, help="groups for each number of workers")
     parser.add_argument("--prompts", type=int, default=PROMPTS, help="groups of a step")
     parser.add_argument("--workers", type=int, nargs="+", default=list(WORKERS))
-    parser.add_argument("--ray", action="store_true", help="reach each party by one Ray call, as a run does")
+    parser.add_argument("--ray", action="store_true", help="reach each actor by one Ray call, as a run does")
     options = parser.parse_args()
     if options.quick:
         options.workers, options.groups, options.prompts = [10, 100], 4000, 200
@@ -213,9 +213,9 @@ def main() -> int:
     how = "one Ray call each" if options.ray else "one message a tick and process, no Ray"
     notes = [
         f"{options.groups} groups of {GROUP_SIZE} for each number of workers, {options.prompts} a step, staleness 1",
-        f"calls to parties: {how}",
+        f"calls to actors: {how}",
     ]
-    print_figures(found, options.json, (*columns, "MiB", "growth"), rows, notes)
+    print_metrics(found, options.json, (*columns, "MiB", "growth"), rows, notes)
     return 0
 
 

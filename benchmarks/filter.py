@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.common import arguments, print_figures
+from benchmarks.common import arguments, print_metrics
 from squelch.actors.config import FilterConfig
 from squelch.actors.filter.measure import GroupStatistics
 from squelch.actors.filter.windows import FilterWindow, SlidingWindow
@@ -59,7 +59,7 @@ def rate(work: Callable[[], object], num_groups: int, passes: int) -> float:
 
 
 def measure(num_groups: int, passes: int) -> dict[str, float | bool]:
-    """All figures, in groups per second unless the name says otherwise."""
+    """All metrics, in groups per second unless the name says otherwise."""
     config = FilterConfig()
     sliding = FilterConfig(window="sliding", window_size=64)
     small, large = make_groups(num_groups, STEP_GROUPS), make_groups(num_groups, num_groups)
@@ -82,10 +82,10 @@ def measure(num_groups: int, passes: int) -> dict[str, float | bool]:
 
 
 def main() -> int:
-    """Prints the figures; returns 1 if the target was missed, else 0."""
+    """Prints the metrics; returns 1 if the target was missed, else 0."""
     args = arguments(__doc__, "2,000 groups instead of 20,000")
     found = measure(2_000 if args.quick else 20_000, 5 if args.quick else 7)
-    print_figures(found, args.json, ("figure", "value"), list(found.items()), ())
+    print_metrics(found, args.json, ("metric", "value"), list(found.items()), ())
     return 0 if found["reached"] else 1
 
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import parser_of, print_figures
+from benchmarks.common import parser_of, print_metrics
 from tests.fuzz.in_process_worker import MOST_GROWTH, Found, content
 from tests.fuzz.readers import TARGETS
 
@@ -98,7 +98,7 @@ def again(name: str, number: int, seed: int) -> None:
         target.read(path)
 
 
-def figures(found: list[Found], seed: int) -> dict[str, Any]:
+def summary(found: list[Found], seed: int) -> dict[str, Any]:
     """The counts over all targets, and each fault with the words that repeat it."""
     faults = [(one.target, number, text) for one in found for number, text in one.faults]
     hangs = sum("a hang" in text for *_, text in faults)
@@ -126,7 +126,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Prints the figures; the exit code is 1 if there is a fault."""
+    """Prints the metrics; the exit code is 1 if there is a fault."""
     args = arguments()
     if args.only and ":" in args.only:
         name, _, number = args.only.rpartition(":")
@@ -135,13 +135,13 @@ def main() -> None:
     folders = args.folders if args.folders is not None else QUICK_FOLDERS if args.quick else FOLDERS
     found = list(over_files(files, args.seed, args.only))
     found += over_folders(folders, args.seed) if folders and not args.only else []
-    all_of_it = figures(found, args.seed)
+    all_of_it = summary(found, args.seed)
     rows = [[one.target, one.inputs, one.refused, len(one.faults), one.slowest_s, one.growth_mib] for one in found]
     notes = [
         f"{one.target}:{number} (--seed {args.seed}): {text}" for one in found for number, text in one.faults[:SHOWN]
     ]
     columns = ("reader", "inputs", "refused", "faults", "slowest, s", "growth, MiB")
-    print_figures(all_of_it, args.json, columns, rows, notes)
+    print_metrics(all_of_it, args.json, columns, rows, notes)
     sys.exit(1 if all_of_it["every_fault"] else 0)
 
 

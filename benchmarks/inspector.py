@@ -2,11 +2,11 @@
 
     python -m benchmarks.inspector [--run RUN] [--keep FOLDER] [--quick] [--json]
 
-The run has 12,500 steps of 8 groups with the index, figures and spans of such a run. Its tokens are those of 1,000
+The run has 12,500 steps of 8 groups with the index, metrics and spans of such a run. Its tokens are those of 1,000
 groups, repeated: the groups of RUN, or FrozenLake as its demonstrator plays it. `--keep` builds the run in a folder and
 leaves it there; a run that is already in it is measured again.
 
-The server runs in a process of its own, as `squelch inspect` starts it. A figure is the time from the browser's request
+The server runs in a process of its own, as `squelch inspect` starts it. A metric is the time from the browser's request
 until the page is painted; a group is opened both as a new page and from the list, as a click does it. Memory is the
 server's resident set at the end.
 """
@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from playwright.sync_api import Page, sync_playwright
 
-from benchmarks.common import parser_of, print_figures
+from benchmarks.common import parser_of, print_metrics
 from squelch.actors.archive.group_index import STEPS_PER_BLOCK, block_of, index_rows
 from squelch.actors.archive.reader import block_key, part_key, read_index, stream_groups
 from squelch.actors.archive.rows import to_table
@@ -70,7 +70,7 @@ OPEN = """async (path) => {
 
 
 def build(folder: Path, real: Path | None, num_groups: int, num_real: int) -> None:
-    """Writes the run: parts, index, score matrices, figures, spans, configuration and tokenizer."""
+    """Writes the run: parts, index, score matrices, metrics, spans, configuration and tokenizer."""
     (folder / "groups").mkdir(parents=True)
     (folder / "scores").mkdir()
     (folder / "config.yaml").write_text(dump(load("frozenlake", [f"name={folder.name}"])))
@@ -170,7 +170,7 @@ def _write_lines(folder: Path, count: int) -> None:
         for step in range(1, count + 1):
             began = 1.7e9 + SECONDS_PER_STEP * step
             values = {key: round(float(value), 6) for key, value in zip(KEYS, rng.random(len(KEYS)), strict=True)}
-            others = {f"figure/{number}": float(value) for number, value in enumerate(rng.random(180))}
+            others = {f"metric/{number}": float(value) for number, value in enumerate(rng.random(180))}
             metrics.write(json.dumps(values | others | {"step": step, "time": began + SECONDS_PER_STEP}) + "\n")
             for span in range(SPANS_PER_STEP):
                 start = began + span * SECONDS_PER_STEP / SPANS_PER_STEP
@@ -218,17 +218,17 @@ def timed(page: Page, address: str, drawn: str) -> float:
 
 
 def measure(folder: Path, chromium: str) -> dict[str, float]:
-    """All figures, milliseconds unless the name says otherwise."""
+    """All metrics, milliseconds unless the name says otherwise."""
     index = read_index(folder)
     with served(folder) as server, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page()
         page.set_default_timeout(60_000)
-        figures = {"groups": float(len(index)), "start_s": server.seconds}
-        figures |= _visit(page, server.address, index)
-        figures["memory_mib"] = server.process.memory_info().rss / 2**20
+        metrics = {"groups": float(len(index)), "start_s": server.seconds}
+        metrics |= _visit(page, server.address, index)
+        metrics["memory_mib"] = server.process.memory_info().rss / 2**20
         browser.close()
-    return figures
+    return metrics
 
 
 def _visit(page: Page, address: str, index: pa.Table) -> dict[str, float]:
@@ -257,7 +257,7 @@ def _visit(page: Page, address: str, index: pa.Table) -> dict[str, float]:
 
 
 def main() -> int:
-    """Prints the figures; returns 1 if a target was missed, else 0."""
+    """Prints the metrics; returns 1 if a target was missed, else 0."""
     parser = parser_of(__doc__, "2,000 groups instead of 100,000")
     parser.add_argument("--run", type=Path, metavar="RUN", help="take the 1,000 groups from this run")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="build the run there, and leave it")
@@ -272,7 +272,7 @@ def main() -> int:
         found = measure(folder, chromium)
     missed = [name for name, most in TARGETS.items() if found[name] > most]
     rows = [(name, value, f"<= {TARGETS[name]:g}" if name in TARGETS else "") for name, value in found.items()]
-    print_figures(found | {"reached": not missed}, args.json, ("figure", "value", "target"), rows, ())
+    print_metrics(found | {"reached": not missed}, args.json, ("metric", "value", "target"), rows, ())
     return 1 if missed else 0
 
 

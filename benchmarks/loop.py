@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.common import parser_of, print_figures
+from benchmarks.common import parser_of, print_metrics
 from squelch.actors.archive.reader import is_of_step, read_metrics
 
 WARM_UP = 2
@@ -92,7 +92,7 @@ def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
     yield from process.stdout
 
 
-def figures(metrics: list[dict[str, Any]], cpu: dict[str, float]) -> dict[str, Any]:
+def summary(metrics: list[dict[str, Any]], cpu: dict[str, float]) -> dict[str, Any]:
     """Medians over the measured steps."""
     measured = [m for m in metrics if m["step"] > WARM_UP and is_of_step(m)]
     parts = {part: float(np.median([m[f"seconds/{part}"] for m in measured])) for part in PARTS}
@@ -112,7 +112,7 @@ def figures(metrics: list[dict[str, Any]], cpu: dict[str, float]) -> dict[str, A
 
 
 def main() -> None:
-    """Prints the figures."""
+    """Prints the metrics."""
     parser = parser_of(__doc__, "6 steps")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument("--recipe", default="frozenlake")
@@ -121,7 +121,7 @@ def main() -> None:
     steps = 6 if options.quick else options.steps
     with tempfile.TemporaryDirectory() as folder:
         cpu = run_steps(options.recipe, steps, options.overrides, Path(folder))
-        found = figures(read_metrics(Path(folder) / "loop"), cpu)
+        found = summary(read_metrics(Path(folder) / "loop"), cpu)
     rows = [[part, seconds, seconds / found["seconds"]["step"]] for part, seconds in found["seconds"].items()]
     cpu_shares = ", ".join(f"{role} {seconds:.2f}" for role, seconds in found["cpu_seconds_per_step"].items())
     notes = [
@@ -130,7 +130,7 @@ def main() -> None:
         f"CPU seconds per step: {cpu_shares}",
         f"orchestration's CPU share: {found['orchestration_cpu_share']:.3f}",
     ]
-    print_figures(found, options.json, ("part (median)", "seconds", "share of step"), rows, notes)
+    print_metrics(found, options.json, ("part (median)", "seconds", "share of step"), rows, notes)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python -m benchmarks.metrics [--quick] [--json]
 
-The registry is that of a run, every figure has a value, and there are as many rollout workers and environment actors as
+The registry is that of a run, every metric has a value, and there are as many rollout workers and environment actors as
 a large run has. `scrape_ms` is the median of whole HTTP requests (client and server), `step_ms` that of one step's
 export, without and with TensorBoard, and `..._cpu_ms` the CPU time of the same; `growth_kib` is what the process gains
 from the first tenth of the steps to the last, in which `changes` workers leave and others come. It needs none of Ray,
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.common import arguments, print_figures
+from benchmarks.common import arguments, print_metrics
 from squelch.actors.config import RecorderConfig
 from squelch.actors.metrics.exporter import Recorder
 from squelch.actors.metrics.loggers import Loggers, open_loggers
@@ -47,8 +47,8 @@ TARGETS = {"scrape_ms": 50.0, "growth_kib": 1024.0}
 """What must not be exceeded."""
 
 
-def figures(step: int, workers: list[str], players: list[str]) -> dict[str, float]:
-    """Every figure that a step can report, with every worker's and environment actor's."""
+def step_metrics(step: int, workers: list[str], players: list[str]) -> dict[str, float]:
+    """Every metric that a step can report, with every worker's and environment actor's."""
     flat = dict.fromkeys(REGISTRY.known_keys, 0.5)
     for name in workers:
         flat |= {f"weights/{name}/{key}": 1.0 for key in WEIGHT_KEYS}
@@ -67,13 +67,13 @@ def median_ms(call: Callable[[], object], times: int) -> float:
 
 
 def measure(steps: int) -> dict[str, float]:
-    """All figures of the benchmark."""
+    """All metrics of the benchmark."""
     workers, players = [f"rollout-{i}" for i in range(WORKERS)], [f"env-{i}" for i in range(PLAYERS)]
     recorder = Recorder(RecorderConfig(port=0), REGISTRY, {"worker": workers, "actor": [*workers, *players]})
     recorder.start()
     try:
         growth = _growth_kib(recorder, steps, workers, players)
-        flat = figures(steps, workers, players)
+        flat = step_metrics(steps, workers, players)
         names = (*workers, *players)
         states: dict[LabelValues, float | None] = {(name, state.value): 0.0 for name in names for state in MemberState}
         recorder.replace("squelch_actor_state", states)
@@ -115,7 +115,7 @@ def _growth_kib(recorder: Recorder, steps: int, workers: list[str], players: lis
             workers.append(f"rollout-{WORKERS + step}")
             for label in ("worker", "actor"):
                 recorder.forget(label, {gone})
-        recorder.step(step, figures(step, workers, players))
+        recorder.step(step, step_metrics(step, workers, players))
         if step == steps // 10:
             gc.collect()
             settled = process.memory_info().rss
@@ -132,12 +132,12 @@ def _with_tensorboard_ms(recorder: Recorder, flat: dict[str, float]) -> float:
 
 
 def main() -> int:
-    """Prints the figures; returns 1 if one exceeds its target."""
+    """Prints the metrics; returns 1 if one exceeds its target."""
     options = arguments(__doc__, f"{QUICK_STEPS} steps instead of {STEPS}")
     found = measure(QUICK_STEPS if options.quick else STEPS)
     reached = all(found[name] <= most for name, most in TARGETS.items())
     rows = [(name, value, TARGETS.get(name, "")) for name, value in found.items()]
-    print_figures(found | {"reached": reached}, options.json, ("figure", "value", "at most"), rows, ())
+    print_metrics(found | {"reached": reached}, options.json, ("metric", "value", "at most"), rows, ())
     return 0 if reached else 1
 
 

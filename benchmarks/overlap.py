@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import parser_of, print_figures
+from benchmarks.common import parser_of, print_metrics
 from squelch.actors.archive.reader import is_of_step, read_metrics
 from squelch.actors.archive.writer import Archive
 from squelch.actors.metrics.exporter import Recorder
@@ -65,7 +65,7 @@ def settings(bound: int, steps: int, folder: Path, overrides: Sequence[str]) -> 
 
 
 async def run(config: RunConfig, actors: Actors) -> None:
-    """Runs the configuration on these parties; its folder has the figures."""
+    """Runs the configuration on these actors; its folder has the metrics."""
     archive = Archive(config.run_dir)
     fleet = Fleet(config, actors, archive.event)
     workers, names = actor_names(config)
@@ -83,7 +83,7 @@ async def run(config: RunConfig, actors: Actors) -> None:
 
 
 def measured(config: RunConfig) -> list[dict[str, Any]]:
-    """The figures of the measured steps."""
+    """The metrics of the measured steps."""
     rows = read_metrics(config.run_dir)
     return [row for row in rows if WARM_UP < row["step"] <= config.loop.steps - LAST and is_of_step(row)]
 
@@ -101,8 +101,8 @@ def busy_shares(config: RunConfig, steps: Sequence[dict[str, Any]]) -> dict[str,
     return {actor: union_seconds(clip_intervals(own, begin, end)) / (end - begin) for actor, own in spans.items()}
 
 
-def figures(config: RunConfig) -> dict[str, float]:
-    """The figures of one run."""
+def summary(config: RunConfig) -> dict[str, float]:
+    """The metrics of one run."""
     steps = measured(config)
     seconds = float(np.mean([row["seconds/step"] for row in steps]))
     busy = busy_shares(config, steps)
@@ -118,12 +118,12 @@ def figures(config: RunConfig) -> dict[str, float]:
 
 
 def compare(steps: int, folder: Path, overrides: Sequence[str], make: Make) -> dict[str, dict[str, float]]:
-    """The figures of one run for each of BOUNDS."""
+    """The metrics of one run for each of BOUNDS."""
     found = {}
     for bound in BOUNDS:
         config = settings(bound, steps, folder, overrides)
         asyncio.run(run(config, make(config)))
-        found[f"S={bound}"] = figures(config)
+        found[f"S={bound}"] = summary(config)
     synchronous = found["S=0"]
     generation = synchronous["rollout_seconds"]
     ceiling = synchronous["seconds"] / max(generation, synchronous["seconds"] - generation)
@@ -133,7 +133,7 @@ def compare(steps: int, folder: Path, overrides: Sequence[str], make: Make) -> d
 
 
 def compare_real(steps: int, folder: Path, overrides: Sequence[str]) -> dict[str, dict[str, float]]:
-    """The same on real parties, in one Ray cluster; the delay is measured first."""
+    """The same on real actors, in one Ray cluster; the delay is measured first."""
     from squelch.cluster.fleet.bootstrap import connect, disconnect
     from squelch.cluster.loop.initial_policy import prepare_model
     from tests.stand_ins.slow_worker import SlowActors
@@ -144,7 +144,7 @@ def compare_real(steps: int, folder: Path, overrides: Sequence[str]) -> dict[str
     connect(trial, lambda _: None)
     try:
         asyncio.run(run(trial, SlowActors(trial, model_dir, logs, 0.0)))
-        alone = figures(trial)
+        alone = summary(trial)
         missing = alone["seconds"] - 2 * alone["rollout_seconds"]
         delay = max(0.0, missing) / alone["tokens"]
         found = compare(steps, folder, overrides, lambda config: SlowActors(config, model_dir, logs, delay))
@@ -157,7 +157,7 @@ def main() -> int:
     """Prints the table."""
     parser = parser_of(__doc__, "10 steps with stand-ins")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of the runs")
-    parser.add_argument("--real", action="store_true", help="real parties on the tiny policy, instead of stand-ins")
+    parser.add_argument("--real", action="store_true", help="real actors on the tiny policy, instead of stand-ins")
     parser.add_argument("--steps", type=int, default=30)
     options = parser.parse_args()
     steps = 10 if options.quick else options.steps
@@ -179,7 +179,7 @@ def main() -> int:
             f"{alone['delay_ms_per_token']:.3f} ms a token"
         )
     columns = ("run", "seconds a step", "steps an hour", "ratio", "staleness", "rollout idle", "learner idle")
-    print_figures(found, options.json, columns, rows, notes)
+    print_metrics(found, options.json, columns, rows, notes)
     return 0
 
 

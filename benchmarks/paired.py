@@ -36,7 +36,7 @@ def run_in(checkout: Path, command: Sequence[str], timeout_s: float) -> str:
 
 
 def alternating(other: Path, blocks: int, block: Callable[[Path, int], T]) -> list[tuple[T, T]]:
-    """Runs `block(checkout, number)` in both checkouts in turn; the side that begins alternates. Returns a pair (here,
+    """Runs `block(checkout, number)` in both checkouts in turn; the one that begins alternates. Returns a pair (here,
     other) for each number."""
     pairs = []
     for number in range(blocks):
@@ -64,4 +64,4 @@ def ratio(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 def rows(parts: dict[str, dict[str, float]]) -> list[list[Any]]:
     """A row for each ratio."""
-    return [[part, *(figures[key] for key in COLUMNS)] for part, figures in parts.items()]
+    return [[part, *(metrics[key] for key in COLUMNS)] for part, metrics in parts.items()]

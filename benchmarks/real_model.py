@@ -54,14 +54,14 @@ def work_of(chosen: argparse.Namespace) -> Work:
     )
 
 
-def run(work: Work, sides: tuple[str, ...], python: Path) -> dict[str, Any]:
-    """The steps' figures by side, without the first of each kind, and the floors."""
+def run(work: Work, trainers: tuple[str, ...], python: Path) -> dict[str, Any]:
+    """The steps' metrics by trainer, without the first of each kind, and the floors."""
     with tempfile.TemporaryDirectory(prefix="squelch-real-") as name:
         folder = Path(name)
         config = common.random_smollm2(folder, SEED)
-        ready, steps = trl.alternate(work, folder, python, sides)
+        ready, steps = trl.alternate(work, folder, python, trainers)
         floors = {kept: floor(work, config, kept) for kept in (work.num_prompts, work.kept_groups(1))}
-    return {"sides": {side: ready[side] for side in sides}, "steps": steps, "floors": floors}
+    return {"trainers": {trainer: ready[trainer] for trainer in trainers}, "steps": steps, "floors": floors}
 
 
 def floor(work: Work, config: Any, kept: int) -> dict[str, float]:
@@ -109,7 +109,7 @@ def _seconds(call: Any) -> float:
     return time.perf_counter() - started
 
 
-def figures(work: Work, found: dict[str, Any]) -> dict[str, Any]:
+def summary(work: Work, found: dict[str, Any]) -> dict[str, Any]:
     """Medians by kind of step, their floors and ratios."""
     ours = found["steps"]["squelch"][len(work.kept) :]
     kinds = {"all": work.num_prompts, "half": work.kept_groups(1)}
@@ -152,7 +152,7 @@ def notes(found: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Prints the figures."""
+    """Prints the metrics."""
     parser = common.parser_of(__doc__, "one step of 8 new tokens of each kind, without TRL")
     parser.add_argument("--without-trl", action="store_true", help="Squelch and the floors only")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="Squelch's arithmetic")
@@ -161,8 +161,8 @@ def main() -> None:
     alone = chosen.quick or chosen.without_trl
     work = work_of(chosen)
     python = Path(sys.executable) if alone else trl.peer_python(may_install=True)
-    found = figures(work, run(work, ("squelch",) if alone else ("squelch", "trl"), python))
-    common.print_figures(found, chosen.json, COLUMNS, table(found), notes(found))
+    found = summary(work, run(work, ("squelch",) if alone else ("squelch", "trl"), python))
+    common.print_metrics(found, chosen.json, COLUMNS, table(found), notes(found))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import arguments, print_figures
+from benchmarks.common import arguments, print_metrics
 from squelch.cluster.package import variables
 from tests.cluster.report.synthetic import Made, write_run
 
@@ -55,7 +55,7 @@ def main() -> None:
     args = arguments(__doc__, "the single run only; some seconds")
     rows = [measure(seeds) for seeds in ((0,) if args.quick else (0, SEEDS))]
     notes = [f"{STEPS} steps a run"]
-    print_figures({"rows": rows, "steps": STEPS}, args.json, COLUMNS, [list(row.values()) for row in rows], notes)
+    print_metrics({"rows": rows, "steps": STEPS}, args.json, COLUMNS, [list(row.values()) for row in rows], notes)
 
 
 if __name__ == "__main__":

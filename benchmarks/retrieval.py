@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.common import parser_of, print_figures
+from benchmarks.common import parser_of, print_metrics
 from benchmarks.environments.own import demonstrator_of, own_environment
 from squelch.envs.base import TextEnv
 from squelch.envs.registry import make
@@ -28,7 +28,7 @@ from squelch.envs.wording import DEFAULT_QUALITY
 from tests.envs.hostile_searches import hostile_searches
 
 PASSAGES, PRODUCTS = 100_000, 10_000
-FRESH_SEED = 30_000_000  # above every other seed used here, so that no cached task improves a figure
+FRESH_SEED = 30_000_000  # above every other seed used here, so that no cached task improves a metric
 VERBS = {"SearchQA": ("search", "answer"), "WebShop": ("search", "click")}
 TARGET = 300  # steps per second
 
@@ -65,7 +65,7 @@ def slowest_action(env: TextEnv, count: int) -> tuple[float, str]:
 
 
 def measure_environment(name: str, options: dict[str, Any], steps: int, hostile: int) -> dict[str, Any]:
-    """All figures of one environment."""
+    """All metrics of one environment."""
     env, rng = own_environment(name, "train", options), random.Random(0)
     demonstrator = demonstrator_of(env)
     rate, success = play(env, lambda: demonstrator.demonstrate(rng, DEFAULT_QUALITY)[1][0], steps)
@@ -111,7 +111,7 @@ def measure_index(passages: int, built: int, queries: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Prints the figures."""
+    """Prints the metrics."""
     parser = parser_of(__doc__, "fewer steps and hostile actions")
     parser.add_argument("--passages", type=int, default=PASSAGES, help=f"passages to search (default {PASSAGES:,})")
     arguments = parser.parse_args()
@@ -122,8 +122,8 @@ def main() -> None:
     rows = [[key, *(one[key] for one in environments)] for key in environments[0] if key != "environment"]
     notes = [f"index: {key} {value if isinstance(value, int) else f'{value:,.4g}'}" for key, value in index.items()]
     notes.append(f"target: {TARGET} steps/s on one core, resets included")
-    figures = {"index": index, "environments": environments}
-    print_figures(figures, arguments.json, ("", *played), rows, notes)
+    metrics = {"index": index, "environments": environments}
+    print_metrics(metrics, arguments.json, ("", *played), rows, notes)
 
 
 if __name__ == "__main__":

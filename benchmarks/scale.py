@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import parser_of, print_figures
+from benchmarks.common import parser_of, print_metrics
 from squelch.actors.archive.reader import read_events, read_index, read_metrics
 
 SMALL = (
@@ -70,7 +70,7 @@ def scale(run_dir: Path, count: int) -> float:
 
 
 def measure(overrides: list[str], between: int, folder: Path) -> list[dict[str, Any]]:
-    """Runs, scales up and down, and stops; the figures of both changes."""
+    """Runs, scales up and down, and stops; the metrics of both changes."""
     words = ["train", "frozenlake", "name=scale", f"runs_dir={folder}", "loop.steps=100000", "validation.every=0"]
     words += ["rollout.max_count=2", "recorder.port=0", *SMALL, *overrides]
     run_dir, output = folder / "scale", folder / "output"
@@ -108,7 +108,7 @@ def boundaries(run_dir: Path, joined: dict[str, Any]) -> int:
 
 
 def main() -> None:
-    """Prints the figures."""
+    """Prints the metrics."""
     parser = parser_of(__doc__, "2 steps between the changes instead of 10")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     options = parser.parse_args()
@@ -118,7 +118,7 @@ def main() -> None:
     columns = ("change", "answered", "done", "held", "boundaries")
     rows = [[change[column] for column in columns] for change in changes]
     notes = ["seconds; the coordinator may hold the learner for less than 0.050 s a change"]
-    print_figures({"changes": changes}, options.json, columns, rows, notes)
+    print_metrics({"changes": changes}, options.json, columns, rows, notes)
 
 
 if __name__ == "__main__":

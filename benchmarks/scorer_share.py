@@ -2,9 +2,9 @@
 
 `python -m benchmarks.scorer_share [--pairs N] [--steps N] [--samples K] [--quick] [--json]`. The demo (recipe
 `frozenlake`) runs with the scorer on and off; the order alternates from pair to pair. If it is on, the scorer scores
-the first turn, and the trajectory scope with N = 32, at step 1 and every 5 steps. Both sides do the same work, token
+the first turn, and the trajectory scope with N = 32, at step 1 and every 5 steps. Both arms do the same work, token
 for token, because the scorer does not affect play or learning. The first four steps are warm-up and left out, so that
-4 + 5 k steps contain k scorings with the steps that follow each. No figure includes the start of Ray and vLLM, twice
+4 + 5 k steps contain k scorings with the steps that follow each. No metric includes the start of Ray and vLLM, twice
 per pair; because of it even `--quick`, with 9 steps of each, takes over a minute.
 
 CPU shares are of all CPU seconds of the run's process tree (`benchmarks.loop`); a step's time excludes validation and
@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import parser_of, print_figures
+from benchmarks.common import parser_of, print_metrics
 from benchmarks.loop import run_steps
 from squelch.actors.archive.reader import is_of_step, read_metrics
 from squelch.actors.scorer.pace import OUTCOMES
@@ -52,7 +52,7 @@ class Run:
         return [line[f"seconds/{part}"] for line in self.metrics if line["step"] > WARM_UP and is_of_step(line)]
 
     def total(self, key: str) -> float:
-        """A figure summed over all steps."""
+        """A metric summed over all steps."""
         return sum(line.get(key) or 0.0 for line in self.metrics)
 
 
@@ -69,7 +69,7 @@ def run_arm(arm: str, steps: int, samples: int | None = None) -> Run:
         return Run(arm, read_metrics(Path(folder) / "loop"), cpu)
 
 
-def figures(runs: Sequence[Run]) -> dict[str, Any]:
+def summary(runs: Sequence[Run]) -> dict[str, Any]:
     """CPU shares, and the ratios on / off of medians and means over the pooled steps."""
     on, off = ([run for run in runs if run.arm == arm] for arm in ("on", "off"))
     cpu = sum(run.cpu.get("scorer", 0.0) for run in on) / sum(sum(run.cpu.values()) for run in on)
@@ -101,8 +101,8 @@ def figures(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def probe_share(runs: Sequence[Run]) -> float | None:
-    """The share of the CPU time of a run that reads the probe every `PROBE_EVERY` steps; None without a reading after
-    the warm-up."""
+    """The share of the CPU time of a run that evaluates the probe every `PROBE_EVERY` steps; None without an evaluation
+    after the warm-up."""
     lines = [line for run in runs for line in run.metrics if line["step"] > WARM_UP]
     scored = [line["probe/cpu_seconds"] for line in lines if line.get("probe/step", 0) > WARM_UP]
     played = [line["seconds/probe"] for line in lines if line.get("seconds/probe")]
@@ -111,12 +111,12 @@ def probe_share(runs: Sequence[Run]) -> float | None:
     cpu = sum(sum(run.cpu.values()) for run in runs)
     steps = [line["seconds/step"] for line in lines if is_of_step(line)]
     beside = sum(line.get(f"seconds/{part}") or 0.0 for line in lines for part in ("probe", "validation"))
-    reading = statistics.fmean(scored) + statistics.fmean(played) * cpu / (sum(steps) + beside)
-    return reading / (reading + PROBE_EVERY * (cpu - len(played) * reading) / len(steps))
+    evaluation = statistics.fmean(scored) + statistics.fmean(played) * cpu / (sum(steps) + beside)
+    return evaluation / (evaluation + PROBE_EVERY * (cpu - len(played) * evaluation) / len(steps))
 
 
 def main() -> None:
-    """Prints the figures."""
+    """Prints the metrics."""
     parser = parser_of(__doc__, "one pair of 9 steps")
     parser.add_argument("--pairs", type=int, default=2, help="runs with and runs without (default: 2)")
     parser.add_argument("--steps", type=int, default=29, help="steps per run, 4 + 5 k (default: 29)")
@@ -125,7 +125,7 @@ def main() -> None:
     pairs, steps = (1, WARM_UP + EVERY) if options.quick else (options.pairs, options.steps)
     if pairs < 1 or steps < WARM_UP + EVERY:
         parser.error(f"at least one pair of {WARM_UP + EVERY} steps is needed")
-    found = figures([run_arm(arm, steps, options.samples) for arm in order_of(pairs)])
+    found = summary([run_arm(arm, steps, options.samples) for arm in order_of(pairs)])
     rows = [[f"seconds/{part} (median)", *values.values()] for part, values in found["seconds"].items()]
     counts = ", ".join(f"{name} {count:.0f}" for name, count in found["outcomes"].items())
     notes = [
@@ -137,7 +137,7 @@ def main() -> None:
         f"(at most {MOST_CPU_SHARE:g} wanted)",
         f"scorings: {counts} (none skipped wanted); reached: {found['reached']}",
     ]
-    print_figures(found, options.json, ("", "on", "off", "on/off", "of means"), rows, notes)
+    print_metrics(found, options.json, ("", "on", "off", "on/off", "of means"), rows, notes)
 
 
 if __name__ == "__main__":

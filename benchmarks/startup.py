@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.common import arguments, print_figures
+from benchmarks.common import arguments, print_metrics
 
 EVERY_S = 0.1
 """Seconds between two looks at the processes: what a process does after the last look of its life is missed."""
@@ -37,7 +37,7 @@ PARTS = {
     "ray::ScorerActor": "scorer",
     "ray::EnvironmentActor": "environment actor",
     "ray::FilterService": "filter service",
-    "ray::ControlDesk": "control desk",
+    "ray::ControlEndpoint": "control endpoint",
     "gcs_server": "Ray's own",
     "raylet": "Ray's own",
     "ray/": "Ray's own",
@@ -78,7 +78,7 @@ def role(process: psutil.Process, driver: int) -> str:
 
 
 def look(driver: int, found: dict[int, Process], phase: str) -> None:
-    """Notes the CPU seconds of the run's processes so far. A process tells what it does only after a while."""
+    """Notes the CPU seconds of the run's processes so far. A process shows what it does only after a while."""
     try:
         root = psutil.Process(driver)
         family = [root, *root.children(recursive=True)]
@@ -171,7 +171,7 @@ def main() -> None:
     table = [[name, *(f"{row[key]:.1f}" for key in ("processes", "start", "imports", "step"))] for name, row in ordered]
     notes = [f"ready after {ends['start']:.0f} s of the clock, which other work on the machine lengthens"]
     columns = ("process", "number", "CPU s until ready", "of it imports", "CPU s of the first step")
-    print_figures({"processes": rows | {"all": total}, "seconds": ends}, options.json, columns, table, notes)
+    print_metrics({"processes": rows | {"all": total}, "seconds": ends}, options.json, columns, table, notes)
 
 
 if __name__ == "__main__":

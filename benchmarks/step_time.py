@@ -6,9 +6,9 @@ The real coordinator, fleet, filter, archive and records run; rollout workers an
 that they share no processor. A decoding step of a simulated engine takes `PER_BATCH_S`, and `PER_SEQUENCE_S` for each
 sequence in it; trajectories have from 20 to 120 tokens; the learner waits `TRAIN_S`. The model is fitted
 
-    from one      to the figures of the run with 1 worker at staleness 0: `serial` and `parallel` are told apart by its
+    from one      to the metrics of the run with 1 worker at staleness 0: `serial` and `parallel` are separated by its
                   steps' numbers of tokens
-    from two      to those and to the figures of the run with 2 workers at staleness 0
+    from two      to those and to the metrics of the run with 2 workers at staleness 0
 
 and predicts the mean step of every run.
 """
@@ -26,7 +26,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from benchmarks.common import arguments, print_figures
+from benchmarks.common import arguments, print_metrics
 from squelch.actors.archive.reader import is_of_step
 from squelch.actors.archive.writer import Archive
 from squelch.actors.records import GroupSummary, Ticket
@@ -113,11 +113,11 @@ class _NoSink:
         """Sets no gauge."""
 
     def step(self, step: int, flat: Mapping[str, Any]) -> None:
-        """Exports no figures."""
+        """Exports no metrics."""
 
 
 async def simulate(config: RunConfig) -> None:
-    """Runs the configuration with simulated engines; its figures are in its folder."""
+    """Runs the configuration with simulated engines; its metrics are in its folder."""
     hosts = [Local(EngineHost()) for _ in range(config.rollout.start_count)]
     actors = StandIns(config, hosts, Local(FilterHost(config.filter)), TRAIN_S)
     archive = Archive(config.run_dir)
@@ -144,7 +144,7 @@ def mean_step(config: RunConfig) -> float:
 
 
 def model_of(runs: list[RunConfig]) -> StepModel:
-    """The model that fits the figures of these runs."""
+    """The model that fits the metrics of these runs."""
     return fitted([one for run in runs for one in observed(RunFolder(run.run_dir).metrics(), run.loop.prompts)])
 
 
@@ -173,7 +173,7 @@ def main() -> int:
     keys = ("staleness", "measured", "from_one", "error_from_one", "from_two", "error_from_two")
     table = [[str(row["workers"]), *(row[key] for key in keys)] for row in rows]
     notes = [f"{steps} steps of {PROMPTS} x {GROUP_SIZE} trajectories; engines and learner are simulated by waits"]
-    print_figures({"rows": rows}, options.json, columns, table, notes)
+    print_metrics({"rows": rows}, options.json, columns, table, notes)
     return 0
 
 

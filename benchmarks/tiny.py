@@ -79,12 +79,12 @@ def dependence(model: PreTrainedModel, groups: list[Played]) -> dict[str, float]
     same = distinct(prompts)[1]
     report = proxies_of_samples(matrix, lengths, source, prompt_id=same).as_dict()
     names = ("retrieval_accuracy", "retrieval_chance", "mi_est", "conditional_entropy", "marginal_entropy")
-    figures = {name: float(report[name]) for name in names}
-    return figures | {"retrieval_over_chance": figures["retrieval_accuracy"] / figures["retrieval_chance"]}
+    metrics = {name: float(report[name]) for name in names}
+    return metrics | {"retrieval_over_chance": metrics["retrieval_accuracy"] / metrics["retrieval_chance"]}
 
 
 def measure(directory: Path, config: RunConfig, num_tasks: int, num_prompts: int) -> dict[str, Any]:
-    """All figures of one environment's policy, which is built in `directory` unless that holds it."""
+    """All metrics of one environment's policy, which is built in `directory` unless that holds it."""
     environment, tokens = config.environment, config.sampling.max_tokens_per_turn
     report = tiny.build_tiny(directory, environment)
     model, codec = tiny_play.load(directory)
@@ -111,7 +111,7 @@ def measure(directory: Path, config: RunConfig, num_tasks: int, num_prompts: int
 
 
 def main() -> None:
-    """Prints the figures of each environment's policy."""
+    """Prints the metrics of each environment's policy."""
     parser = parser_of(__doc__, "64 tasks and 8 groups instead of 512 and 32, T = 0.5 only")
     parser.add_argument("--env", choices=environment_names(), help="this environment only; default all")
     parser.add_argument(
@@ -127,12 +127,12 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as fresh:
             directory = arguments.policy or Path(fresh) / name
             options = [f"environment.options.{key}={json.dumps(value)}" for key, value in arguments.options.items()]
-            figures = measure(directory, load(name.lower(), options), num_tasks, num_prompts)
+            metrics = measure(directory, load(name.lower(), options), num_tasks, num_prompts)
         if arguments.json:
-            print(json.dumps(figures))
+            print(json.dumps(metrics))
             continue
         targets = TARGETS if issubclass(environment_class(name), GridEnv) else TEXT_TARGETS
-        for key, value in figures.items():
+        for key, value in metrics.items():
             shown = value if isinstance(value, str) else format(value, ",.4g")
             print(f"{key:<32}{shown:<16}{targets.get(key, '')}".rstrip())
         print()

@@ -4,8 +4,8 @@ python -m research.alarm [--healthy RUN ...] [--collapsed RUN ...] [--quick] [--
 
 RUN is a run's folder, of which metrics.jsonl is read. From each healthy run, series of scorings are drawn by a
 moving-block bootstrap (blocks of neighbouring scorings of one run). The alarm of actors/diagnosis/alarm.py, with its
-fixed parameters, watches each series; the figure is the share of series in which it was raised, with Wilson's 95%
-interval. There are two such figures. The first draws blocks of scorings; it can place the low start of a run that
+fixed parameters, watches each series; the metric is the share of series in which it was raised, with Wilson's 95%
+interval. There are two such metrics. The first draws blocks of scorings; it can place the low start of a run that
 learned after its high end, and so count the run's rise as a fall. The second draws blocks of the noise around the run's
 trend (a running mean), which keeps the trend.
 
@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import parser_of, print_figures
+from benchmarks.common import parser_of, print_metrics
 from research.renoising import BLOCK, renoised
 from squelch.actors.archive.reader import read_metrics
 from squelch.actors.diagnosis.alarm import BASELINE, DependenceAlarm, Scored, score_of
@@ -161,7 +161,7 @@ def made_up(collapse: bool, seed: int, scorings: int = 24, every: int = 5) -> Se
 
 
 def measure(healthy: Sequence[Series], collapsed: Sequence[Series], num_series: int) -> dict[str, Any]:
-    """All figures that are printed."""
+    """All metrics that are printed."""
     return {
         "false_alarms": false_alarms(healthy, num_series) if healthy else None,
         "false_alarms_on_course": false_alarms(healthy, num_series, course=True) if healthy else None,
@@ -170,19 +170,19 @@ def measure(healthy: Sequence[Series], collapsed: Sequence[Series], num_series: 
     }
 
 
-def notes(figures: Mapping[str, Any], synthetic: bool) -> list[str]:
+def notes(metrics: Mapping[str, Any], synthetic: bool) -> list[str]:
     """The lines under the table."""
     lines = ["these series are made up; give --healthy and --collapsed run folders"] if synthetic else []
     for key, kind in (("false_alarms", "blocks of scorings"), ("false_alarms_on_course", "noise around the course")):
-        if found := figures[key]:
+        if found := metrics[key]:
             low, high = found["interval"]
             lines.append(
                 f"false alarms, {kind}: {found['raised']} of {found['series']} series of {found['runs']} healthy runs, "
                 f"{found['rate']:.3f} [{low:.3f}, {high:.3f}]"
             )
-    if figures["healthy"]:
-        raised = sum(row["alarm"] is not None for row in figures["healthy"])
-        lines.append(f"alarms in the healthy runs themselves: {raised} of {len(figures['healthy'])}")
+    if metrics["healthy"]:
+        raised = sum(row["alarm"] is not None for row in metrics["healthy"])
+        lines.append(f"alarms in the healthy runs themselves: {raised} of {len(metrics['healthy'])}")
     return lines
 
 
@@ -202,10 +202,10 @@ def main() -> None:
             healthy, collapsed = ([read_series(path) for path in paths] for paths in (args.healthy, args.collapsed))
         except (UserError, ValueError, OSError) as error:
             parser.error(str(error))
-    figures = measure(healthy, collapsed, 200 if args.quick else 1000) | {"made_up": synthetic}
+    metrics = measure(healthy, collapsed, 200 if args.quick else 1000) | {"made_up": synthetic}
     columns = ("run", "onset", "alarm", "early", "delay", "reward_fall", "lead")
-    rows = [["-" if row[key] is None else row[key] for key in columns] for row in figures["collapsed"]]
-    print_figures(figures, args.json, columns, rows, notes(figures, synthetic))
+    rows = [["-" if row[key] is None else row[key] for key in columns] for row in metrics["collapsed"]]
+    print_metrics(metrics, args.json, columns, rows, notes(metrics, synthetic))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from typing import Any
 
 from research import tables
 from research.judging import Report, show
-from research.kept import below, condense, of_content, told
+from research.kept import below, condense, content_overrides, of_content
 from squelch.cluster.errors import UserError
 from squelch.cluster.sweep.cells import Ended, ProcessRunner, Sweep, prepare
 from squelch.cluster.sweep.plan import Arm, Cell, Plan, check_folders, is_finished, make_plan
@@ -129,7 +129,7 @@ class KeepingRunner(ProcessRunner):
 
 def keep(study: Study, cell: StudyCell, folder: Path, words: Sequence[str] = ()) -> None:
     """Condenses the run in `folder` into the study's table. `words`: the run's further overrides."""
-    labels = {"part": cell.part, "recipe": cell.recipe, "arm": cell.arm, "set": told(words)}
+    labels = {"part": cell.part, "recipe": cell.recipe, "arm": cell.arm, "set": content_overrides(words)}
     tables.add(study.results, [{**condense(folder, **labels), "changed": cell.changed}])
 
 

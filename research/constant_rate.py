@@ -23,7 +23,7 @@ has.
     success        on the fixed validation tasks, every 30 steps; at the end, and the largest (the peak)
     late change    success at step 300 minus success at step 90, within one run
     MI             of the fixed probe (every 60 steps); its change from before training to step 300
-    figures        means over seeds with 95% t-intervals, and top-p minus no filter, paired by seed
+    metrics        means over seeds with 95% t-intervals, and top-p minus no filter, paired by seed
     criteria       the filter raises success at the end (paired difference above 0); without the filter success falls
                    late (late change below 0), and MI degrades (change below 0). Holds if the whole interval is on the
                    claimed side, fails if it is on the other side, else it is not significant. A run is unstable, by the
@@ -152,7 +152,7 @@ def interval(values: Sequence[float | None]) -> dict[str, Any]:
 
 
 def row(runs: Mapping[tuple[str, int], Kept], recipe: str, algorithm: str, name: str) -> dict[str, Any]:
-    """The figures of one arm and, with the filter, its differences from the arm without it."""
+    """The metrics of one arm and, with the filter, its differences from the arm without it."""
     own = {seed: runs[key] for seed in SEEDS if (key := (f"{recipe}-{algorithm}_{name}", seed)) in runs}
     none = {seed: runs[key] for seed in own if (key := (f"{recipe}-{algorithm}_none", seed)) in runs}
     found: dict[str, Any] = {"recipe": recipe, "algorithm": algorithm, "filter": name, "seeds": len(own)}

@@ -7,7 +7,7 @@ A course holds the kept variance of every step, the success of every validation,
 
 These rates are printed, each with Wilson's 95% interval:
 
-    recorded        runs that raised the warning themselves; only those whose file tells it
+    recorded        runs that raised the warning themselves; only those whose file records it
     redrawn_tasks   courses as they are, except that the outcomes of the validation tasks are redrawn, once a run
     renoised        the same, with the noise of the kept variance resampled around its trend (`research.renoising`)
     gamed           the same of gamed courses, whose variance rises, where the warning should be raised
@@ -17,10 +17,10 @@ These rates are printed, each with Wilson's 95% interval:
 for other runs like these. That of the others holds for these runs, however their noise may fall; runs differ, and
 `highest` is the rate of the run that warns most often.
 
-Redrawing assumes what the committed files do not tell: which tasks were solved. Every task is solved with the course's
-success. With probability PAIRED its luck at a validation is its own, the same at each such validation, and otherwise
-fresh. So two validations share the luck of PAIRED squared of the tasks, which is the correlation of their outcomes
-where success is equal. The number of tasks is that of the run's settings.
+Redrawing assumes what the committed files do not record: which tasks were solved. Every task is solved with the
+course's success. With probability PAIRED its luck at a validation is its own, the same at each such validation, and
+otherwise fresh. So two validations share the luck of PAIRED squared of the tasks, which is the correlation of their
+outcomes where success is equal. The number of tasks is that of the run's settings.
 
 Gamed courses are made from the healthy ones: from the middle on the kept variance is multiplied by a ramp up to
 1 + STRENGTH, and success is held where it was. A healthy course's variance mostly falls as it learns, and a ramp over a
@@ -37,7 +37,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import parser_of, print_figures
+from benchmarks.common import parser_of, print_metrics
 from research.claims.study import RESULTS as CLAIMS
 from research.kept import Kept, condense, of_content, read_all
 from research.renoising import renoised
@@ -71,7 +71,7 @@ class Course:
     validations: list[tuple[int, float]]
     tasks: int
     recorded: bool | None = None
-    """Whether the run itself raised the warning; None if its file does not tell, or if it kept all groups."""
+    """Whether the run itself raised the warning; None if its file does not record it, or if it kept all groups."""
 
 
 def course_of(run: Kept, tasks: int) -> Course:
@@ -82,8 +82,8 @@ def course_of(run: Kept, tasks: int) -> Course:
         raise UserError(
             f"{run.name}: {len(validations)} validations over {len(variances)} steps; judging needs {VALIDATIONS}"
         )
-    told, filters = run.series(RAISED), any(share < 1 for share in run.series("kept_fraction").values())
-    recorded = any(told.values()) if told and filters else None
+    raises, filters = run.series(RAISED), any(share < 1 for share in run.series("kept_fraction").values())
+    recorded = any(raises.values()) if raises and filters else None
     return Course(run.name, list(variances), np.array(list(variances.values())), validations, tasks, recorded)
 
 
@@ -99,7 +99,7 @@ def committed() -> list[Course]:
 
 def raised(course: Course, rng: np.random.Generator) -> bool:
     """Whether the warning is raised anywhere on a course, with the outcomes of the tasks redrawn."""
-    gaming, told = Gaming(), False
+    gaming, warned = Gaming(), False
     variances = dict(zip(course.steps, course.variances.tolist(), strict=True))
     checked, own = dict(course.validations), rng.random(course.tasks)
     for step in sorted({*variances, *checked}):
@@ -107,8 +107,8 @@ def raised(course: Course, rng: np.random.Generator) -> bool:
             gaming.step(step, variances[step], course.name)  # a run of one setting
         if step in checked:
             luck = np.where(rng.random(course.tasks) < PAIRED, own, rng.random(course.tasks))
-            told |= gaming.validation(step, luck < checked[step])
-    return told
+            warned |= gaming.validation(step, luck < checked[step])
+    return warned
 
 
 def with_other_noise(course: Course, rng: np.random.Generator) -> Course:
@@ -135,21 +135,21 @@ def could_warn(course: Course) -> bool:
     return sum(step >= middle for step, _ in course.validations) >= VALIDATIONS
 
 
-def share(told: Sequence[bool]) -> dict[str, Any]:
+def share(warned: Sequence[bool]) -> dict[str, Any]:
     """How many of the series raise the warning, with Wilson's interval of their share."""
-    low, high = wilson_interval(sum(told), len(told))
-    return {"series": len(told), "raised": sum(told), "rate": sum(told) / len(told), "interval": [low, high]}
+    low, high = wilson_interval(sum(warned), len(warned))
+    return {"series": len(warned), "raised": sum(warned), "rate": sum(warned) / len(warned), "interval": [low, high]}
 
 
 def rate(courses: Sequence[Course], rng: np.random.Generator, series: int) -> dict[str, Any]:
     """The share of `series` courses with other noise that raise the warning; each run is drawn about equally often."""
-    told = [raised(with_other_noise(courses[i % len(courses)], rng), rng) for i in range(series)]
-    by_run = [told[i :: len(courses)] for i in range(min(series, len(courses)))]
-    return {**share(told), "highest": max(sum(own) / len(own) for own in by_run)}
+    warned = [raised(with_other_noise(courses[i % len(courses)], rng), rng) for i in range(series)]
+    by_run = [warned[i :: len(courses)] for i in range(min(series, len(courses)))]
+    return {**share(warned), "highest": max(sum(own) / len(own) for own in by_run)}
 
 
 def measure(courses: Sequence[Course], series: int, seed: int = 0) -> dict[str, Any]:
-    """All figures that are printed; None for a rate over no course."""
+    """All metrics that are printed; None for a rate over no course."""
     rng = np.random.default_rng(seed)
     recorded = [course.recorded for course in courses if course.recorded is not None]
     late = [course for course in courses if could_warn(course)]
@@ -180,17 +180,17 @@ def main() -> None:
         parser.error(str(error))
     if not courses:
         parser.error("no committed study holds a healthy run; name folders of runs with --healthy")
-    figures = measure(courses, QUICK_SERIES if args.quick else SERIES) | {"benchmark": "gaming"}
+    metrics = measure(courses, QUICK_SERIES if args.quick else SERIES) | {"benchmark": "gaming"}
     rows = [
         [
             *(name, found["series"], found["raised"], f"{found['rate']:.3f}"),
             *("[{:.3f}, {:.3f}]".format(*found["interval"]), found.get("highest", "-")),
         ]
-        for name, found in figures.items()
+        for name, found in metrics.items()
         if isinstance(found, dict)
     ]
-    notes = [f"{len(courses)} healthy courses, {figures['gamed_courses']} of them gamed"]
-    print_figures(figures, args.json, ("courses", "series", "raised", "rate", "95% interval", "highest"), rows, notes)
+    notes = [f"{len(courses)} healthy courses, {metrics['gamed_courses']} of them gamed"]
+    print_metrics(metrics, args.json, ("courses", "series", "raised", "rate", "95% interval", "highest"), rows, notes)
 
 
 if __name__ == "__main__":

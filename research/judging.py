@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import parser_of, print_figures
+from benchmarks.common import parser_of, print_metrics
 from squelch.cluster.errors import UserError
 
 PAGES = Path(__file__).parents[1] / "docs" / "research"
@@ -16,10 +16,10 @@ TEMPLATES = Path(__file__).parent / "pages"
 
 @dataclass(frozen=True)
 class Report:
-    """What a study says. `figures`: for `--json`; `columns`, `rows`, `notes`: what is printed without it; `write`: what
+    """What a study says. `metrics`: for `--json`; `columns`, `rows`, `notes`: what is printed without it; `write`: what
     `--write` does."""
 
-    figures: Mapping[str, Any]
+    metrics: Mapping[str, Any]
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
     notes: Sequence[str] = ()
@@ -52,10 +52,10 @@ def judge(
 
 
 def template(page: str) -> str:
-    """The text of a page that is made from a table, with places for `str.format` where it has figures."""
+    """The text of a page that is made from a table, with places for `str.format` where it has metrics."""
     return (TEMPLATES / f"{page}.md").read_text()
 
 
 def show(report: Report, as_json: bool) -> None:
     """Prints a report."""
-    print_figures(report.figures, as_json, report.columns, report.rows, report.notes)
+    print_metrics(report.metrics, as_json, report.columns, report.rows, report.notes)

@@ -1,7 +1,7 @@
 """Condenses a finished run of a study into the content that its table keeps (`research.tables`), and reads it again.
 
-The content has tables of figures by step (a list for each figure, None where it is missing): `scored` (one entry a
-scoring), `validated`, `probe` (readings of the fixed probe), `steps` (training steps), `blocks` (means over `BLOCK`
+The content has tables of metrics by step (a list for each metric, None where it is missing): `scored` (one entry a
+scoring), `validated`, `probe` (evaluations of the fixed probe), `steps` (training steps), `blocks` (means over `BLOCK`
 training steps, named by the last of them) and `gradients` (decompositions); and in `groups` rank correlations over all
 groups of the run.
 
@@ -55,7 +55,7 @@ EACH_STEP = (
 )
 STEPS = ("success", "reward_mean", "kept_variance")
 RECORDED = "probe/recorded"
-"""The step at which the run knew a reading of the probe, which is made of the weights of an earlier one."""
+"""The step at which the run knew an evaluation of the probe, which is made of the weights of an earlier one."""
 BUCKETS = range(1, 7)
 GRADIENTS = tuple(
     f"gradients/q{q}/{part}" for q in BUCKETS for part in ("reward_variance", "task", "task_std", "regulariser")
@@ -63,15 +63,15 @@ GRADIENTS = tuple(
 STEP_OF = {"scored": "scorer/step", "validated": "validation/step", "probe": "probe/step"}
 
 
-NOT_TOLD = (*PLACEMENT, "model.cache", "model.pretrained_cache")
+NOT_CONTENT = (*PLACEMENT, "model.cache", "model.pretrained_cache")
 """Settings, and blocks of settings, that only say where a run and its models are kept or shown."""
-NOT_LEARNED = (*NOT_TOLD, "loop.checkpoint_every", "loop.keep_checkpoints")
+NOT_LEARNED = (*NOT_CONTENT, "loop.checkpoint_every", "loop.keep_checkpoints")
 """Settings, and blocks of settings, that change nothing of what is learned or measured."""
 
 
-def told(words: Sequence[str]) -> list[str]:
-    """The overrides that a run's content tells."""
-    return [word for word in words if not below(word.partition("=")[0], NOT_TOLD)]
+def content_overrides(words: Sequence[str]) -> list[str]:
+    """The overrides that are part of a run's content."""
+    return [word for word in words if not below(word.partition("=")[0], NOT_CONTENT)]
 
 
 def changes_learning(word: str) -> bool:
@@ -109,11 +109,11 @@ class Kept:
 
     @property
     def horizon(self) -> int:
-        """The step up to which the run tells how its arm went: its last, or the planned last one if it ended before."""
+        """The step up to which the run shows how its arm went: its last, or the planned last one if it ended before."""
         return max(self.steps, self.planned)
 
     def series(self, key: str) -> dict[int, float]:
-        """A figure by step, without the steps that lack it; empty if the run lacks the figure."""
+        """A metric by step, without the steps that lack it; empty if the run lacks the metric."""
         table = next((t for t in self.tables.values() if key in t), {"step": ()})
         values = table.get(key, ())
         pairs = zip(table["step"], values, strict=bool(values))
@@ -149,8 +149,8 @@ def condense(folder: Path, **labels: Any) -> dict[str, Any]:
     run, summary = finished(folder)
     settings, lines = run.settings(), run.metrics()
     tables = {name: _table(lines, keys, STEP_OF[name]) for name, keys in _READ.items()}
-    told = [{**line, RECORDED: line["step"]} for line in lines]
-    tables["probe"] = _table(told, (*PROBE, RECORDED), STEP_OF["probe"])
+    recorded = [{**line, RECORDED: line["step"]} for line in lines]
+    tables["probe"] = _table(recorded, (*PROBE, RECORDED), STEP_OF["probe"])
     trained = [line for line in lines if line["step"] > 0]
     tables["steps"] = _table([{**line, "kept_variance": _kept_variance(line)} for line in trained], STEPS, "step")
     tables["blocks"] = _blocks(trained)
@@ -171,7 +171,7 @@ _READ = {"scored": SCORED, "validated": VALIDATED}
 
 
 def _table(lines: Sequence[Mapping[str, Any]], keys: Sequence[str], step: str) -> dict[str, list[float | None]]:
-    """The figures by the step that they describe. A line repeats no reading: only the first one with a step counts."""
+    """The metrics by the step that they describe. A line repeats no evaluation: only the first with a step counts."""
     rows = {}
     for line in lines:
         at = line.get(step)
@@ -270,12 +270,12 @@ def carried(run: Kept) -> Kept:
 def early_ends(runs: Iterable[Kept]) -> list[str]:
     """A note for a report: how many runs ended before their planned last step, and what is missing of each."""
     found = [run for run in runs if run.ended]
-    told = [f"{run.name} after step {run.steps} of {run.planned}, {_validated(run)}" for run in found]
+    ended = [f"{run.name} after step {run.steps} of {run.planned}, {_validated(run)}" for run in found]
     head = (
         f"{len(found)} runs ended for lack of signal; their last validation counts for the planned last step, "
-        "and other figures are missing after their own last step: "
+        "and other metrics are missing after their own last step: "
     )
-    return [head + "; ".join(told)] if found else []
+    return [head + "; ".join(ended)] if found else []
 
 
 def _validated(run: Kept) -> str:
@@ -308,11 +308,11 @@ def start(run: Kept) -> float | None:
 
 
 BEFORE = ("probe/mi", "probe/conditional_entropy")
-"""Figures of the fixed probe that tell weights apart before training: one reading of the same tasks repeats itself."""
+"""Metrics of the fixed probe that distinguish weights before training: evaluations of equal weights are equal."""
 
 
 def alike(one: Kept, other: Kept) -> bool:
-    """Whether two runs of one seed started from the same weights, as far as their files tell: by the probe before
+    """Whether two runs of one seed started from the same weights, as far as their files show: by the probe before
     training where both have it, else by their success there, which is a multiple of one over the number of tasks and
     also differs with the noise of an environment."""
     probed = [tuple(run.series(key).get(0) for key in BEFORE) for run in (one, other)]
@@ -341,8 +341,8 @@ def caveats(runs: Sequence[Kept]) -> list[str]:
 
 
 def not_worse(low: float | None, high: float | None, tolerance: float) -> str:
-    """The verdict on "not worse by more than the tolerance", from the interval of a difference. No interval tells
-    nothing."""
+    """The verdict on "not worse by more than the tolerance", from the interval of a difference. Without an interval the
+    verdict is "not significant"."""
     if low is None or high is None:
         return "not significant"
     return "holds" if low > -tolerance else "fails" if high < -tolerance else "not significant"

@@ -46,7 +46,7 @@ BAND = (0.90, 0.98)
 """Shares of intervals that must hold."""
 TRIALS, QUICK = 400, 40
 Draw = tuple[float, float, float]
-"""(estimate, low, high) of one reading."""
+"""(estimate, low, high) of one evaluation."""
 
 
 def coverage(
@@ -83,7 +83,7 @@ def judged(held: int, draws: int) -> str:
 def _draw(found: TaskMeans | None) -> Draw:
     interval = found.interval() if found else None
     if found is None or interval is None:
-        raise RuntimeError("a reading with two samples of each task has an interval")
+        raise RuntimeError("an evaluation with two samples of each task has an interval")
     return found.value, interval.low, interval.high
 
 
@@ -148,9 +148,9 @@ def of_few(trials: int, name: str, channel: LinkChannel, size: tuple[int, int]) 
     ]
 
 
-def _both_forms(reading: LinksEvaluation) -> Draw:
+def _both_forms(evaluation: LinksEvaluation) -> Draw:
     """I(A;Z|X), from its own lower end to the upper end of the form that leaves the own reasoning out."""
-    (value, low, _), (_, _, high) = _draw(reading.information), _draw(reading.information_upper)
+    (value, low, _), (_, _, high) = _draw(evaluation.information), _draw(evaluation.information_upper)
     return value, low, high
 
 
@@ -221,7 +221,13 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     low, high = BAND
     head = template("known-links").format(trials=rows[0]["draws"], others=OTHERS, unequal=EITHER, low=low, high=high)
     lines = [head.rstrip(), ""]
-    over_all = {"estimate": "estimate", "K": "samples", "readings": "draws", "covers": "covers", "verdict": "verdict"}
+    over_all = {
+        "estimate": "estimate",
+        "K": "samples",
+        "evaluations": "draws",
+        "covers": "covers",
+        "verdict": "verdict",
+    }
     lines += markdown_table(tuple(over_all), ([_text(row[key]) for key in over_all.values()] for row in pooled(rows)))
     lines += ["", "## Each channel", ""]
     lines += markdown_table(COLUMNS, ([_text(cell) for cell in cells(row)] for row in rows))
@@ -239,12 +245,12 @@ def cells(row: Mapping[str, Any]) -> list[Any]:
 
 
 def report(quick: bool = False) -> Report:
-    """Draws the readings and reports their coverage."""
+    """Draws the evaluations and reports their coverage."""
     rows = measure(QUICK if quick else TRIALS)
     found = pooled(rows)
     notes = [f"{row['estimate']}, K = {row['samples']}: covers {row['covers']:.3f}, {row['verdict']}" for row in found]
-    figures = {"benchmark": "known_links", "band": BAND, "rows": rows, "pooled": found}
-    return Report(figures, COLUMNS, [cells(row) for row in rows], notes, write=lambda: write(rows))
+    metrics = {"benchmark": "known_links", "band": BAND, "rows": rows, "pooled": found}
+    return Report(metrics, COLUMNS, [cells(row) for row in rows], notes, write=lambda: write(rows))
 
 
 def write(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -255,7 +261,7 @@ def write(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the table; returns the exit code."""
-    return judge(__doc__, report, argv, quick=f"{QUICK} readings a row instead of {TRIALS}", writes=PAGE.name)
+    return judge(__doc__, report, argv, quick=f"{QUICK} evaluations a row instead of {TRIALS}", writes=PAGE.name)
 
 
 if __name__ == "__main__":

@@ -143,7 +143,7 @@ def language_model(trials: int, seed: int = 0) -> list[dict[str, Any]]:
 
 
 def measure(trials: int) -> dict[str, Any]:
-    """All figures that are printed."""
+    """All metrics that are printed."""
     rows = table(trials) + language_model(trials)
     medium = random_channel(1, **CHANNELS["medium"])
     false = {f"N={n}, K={k}": false_positives(medium, n, k, 2 * trials, 0) for n, k in ((8, 8), (32, 1), (64, 8))}
@@ -160,9 +160,9 @@ def cells(row: Mapping[str, Any]) -> list[Any]:
     return head + [float(row[k]) for k in ("truth", "mean", "bias", "half_width", "covers_mean", "covers_truth")]
 
 
-def notes(figures: Mapping[str, Any]) -> list[str]:
+def notes(metrics: Mapping[str, Any]) -> list[str]:
     """The lines under the table."""
-    false = ", ".join(f"{value:.3f} at {name}" for name, value in figures["false_positives"].items())
+    false = ", ".join(f"{value:.3f} at {name}" for name, value in metrics["false_positives"].items())
     return [f"false positives (p <= 0.05): {false}"]
 
 
@@ -171,11 +171,11 @@ def _texts(row: Mapping[str, Any]) -> list[str]:
     return [f"{cell:.3f}" if isinstance(cell, float) and i > 2 else str(cell) for i, cell in enumerate(cells(row))]
 
 
-def markdown(figures: Mapping[str, Any]) -> str:
+def markdown(metrics: Mapping[str, Any]) -> str:
     """The text of docs/research/known-truth.md."""
-    table = "\n".join(markdown_table(COLUMNS, map(_texts, figures["rows"])))
-    page = template("known-truth").format(length=LM_LENGTH, trials=figures["trials"], table=table)
-    return page + "".join(f"\n- {name}: {value:.3f}" for name, value in figures["false_positives"].items()) + "\n"
+    table = "\n".join(markdown_table(COLUMNS, map(_texts, metrics["rows"])))
+    page = template("known-truth").format(length=LM_LENGTH, trials=metrics["trials"], table=table)
+    return page + "".join(f"\n- {name}: {value:.3f}" for name, value in metrics["false_positives"].items()) + "\n"
 
 
 def figure(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -221,10 +221,10 @@ def report(quick: bool = False) -> Report:
     return Report(found, COLUMNS, rows, notes(found), lambda: write(found))
 
 
-def write(figures: Mapping[str, Any]) -> None:
+def write(metrics: Mapping[str, Any]) -> None:
     """Writes the page and its picture."""
-    (PAGES / "known-truth.md").write_text(markdown(figures))
-    (PAGES / "known_truth.svg").write_text(figure(figures["rows"]))
+    (PAGES / "known-truth.md").write_text(markdown(metrics))
+    (PAGES / "known_truth.svg").write_text(figure(metrics["rows"]))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,16 +8,16 @@ Everything here was fixed before the first cell ran; do not change it once a cel
                    paper's Figure 9), which is a uniform slip at rate 0.75 p
     arms           none: no filter. plain: top-p 0.9 of the reward variance (absolute epsilon 0.01). shared: the same,
                    with one noise for all trajectories of a group, as in the authors' code. policy_variance: top-p 0.9
-                   of the policy variance of 32 replays, epsilon 0; a step in which no group is told from noise is
-                   learned from unfiltered
+                   of the policy variance of 32 replays, epsilon 0; a step in which it is significant for no
+                   group is learned from unfiltered
     p, seeds       0, 0.2, 0.5: seeds 0 to 2. 0.8, 1: seeds 0 to 4
     success        on the fixed validation tasks, under the same noise, after step 60
-    figure         success of an arm minus that of `none`, paired by seed: mean and 95% t-interval
+    metric         success of an arm minus that of `none`, paired by seed: mean and 95% t-interval
     criterion      for policy_variance at p = 0.8 and at p = 1: the interval's lower end is above -0.03. It holds if so,
                    it fails if the upper end is below -0.03, and otherwise five seeds leave it not significant. The same
                    is reported of plain and shared, for which nothing is claimed
 
-32 replays, because on the lakes of docs/research/policy-variance.md 4 tell almost no group from noise at p = 0.5. The
+32 replays, because on the lakes of docs/research/policy-variance.md 4 make almost no group significant at p = 0.5. The
 cells of `none` and `plain` are those of Figure 9 in `research.claims`; the others were run under the same settings,
 which stand in the table as `changed`. At p = 0 nothing is noisy, so `shared` is `plain` by construction and was not
 run; `policy_variance` ranks by the reward variance there, and differs from `plain` by its epsilon and by what it does
@@ -78,20 +78,20 @@ def row(runs: Sequence[Kept], arm: str, level: float) -> dict[str, Any]:
         "note": apart(pairs),
         "judged": arm == JUDGED and level in JUDGED_AT,
         "verdict": verdict(difference, len(paired), len(plan.seeds_at(level))) if arm != "none" else "",
-        **figures_of(runs, arm, level),
+        **metrics_of(runs, arm, level),
     }
 
 
 OF_REPLAYS = {
-    "told": "policy_variance_told_groups",
+    "significant": "policy_variance_told_groups",
     "policy": "policy_variance_mean",
     "noise": "noise_variance_mean",
     "gap": "replay_gap_mean",
 }
 
 
-def figures_of(runs: Sequence[Kept], arm: str, level: float) -> dict[str, float | None]:
-    """Means over runs and steps of the figures of replays; None where nothing was replayed."""
+def metrics_of(runs: Sequence[Kept], arm: str, level: float) -> dict[str, float | None]:
+    """Means over runs and steps of the metrics of replays; None where nothing was replayed."""
     chosen = [run for run in runs if run.arm == plan.noise_arm(ARMS[arm], level)]
     found = {}
     for name, key in OF_REPLAYS.items():
@@ -114,7 +114,7 @@ def judged(runs: Sequence[Kept]) -> list[dict[str, Any]]:
 
 COLUMNS = (
     *("p", "arm", "seeds", "success", "minus none", f"above -{TOLERANCE}"),
-    *("told groups", "policy variance", "noise variance", "replay - original"),
+    *("significant groups", "policy variance", "noise variance", "replay - original"),
 )
 
 
@@ -144,8 +144,8 @@ def report(quick: bool = False) -> Report:
     found = judged(runs)
     notes = [f"{one['arm']} at p = {one['p']:g}: {one['verdict']}" for one in found if one["judged"]]
     notes += [*notes_of(found), *caveats(runs)]
-    figures = {"benchmark": "noise_study", "tolerance": TOLERANCE, "rows": found}
-    return Report(figures, COLUMNS, [cells(one) for one in found], notes, lambda: PAGE.write_text(markdown(found)))
+    metrics = {"benchmark": "noise_study", "tolerance": TOLERANCE, "rows": found}
+    return Report(metrics, COLUMNS, [cells(one) for one in found], notes, lambda: PAGE.write_text(markdown(found)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,13 +1,13 @@
-"""The regimes through which the committed runs went, as the rules of `actors.diagnosis.regime` read their figures.
+"""The regimes through which the committed runs went, as the rules of `actors.diagnosis.regime` read their metrics.
 
 python -m research.regimes [--quick] [--json]
 
 Reads the runs that were made to collapse, the healthy ones beside them, and those of the claims that have the recipe's
-regularisers (PARTS). A scoring is read as the scorer reads it, with two differences, because the files keep
-less than it knows: MI counts as told if its 95% interval lies above 0 (they lack the p-value; the rules have this for
-such records), and the number of judged reasonings is the most that a step has. For each run the stretches of one regime
-are printed with their first steps; `untrue` is the first scoring at which the share of true statements, a mean over
-two, is below half of the run's baseline.
+regularisers (PARTS). A scoring is read as the scorer reads it, with two differences, because the files keep less than
+it knows: MI counts as significant if its 95% interval lies above 0 (they lack the p-value; the rules have this for such
+records), and the number of judged reasonings is the most that a step has. For each run the stretches of one regime are
+printed with their first steps; `untrue` is the first scoring at which the share of true statements, a mean over two, is
+below half of the run's baseline.
 
 A healthy run has no truth to compare with, except that its success does not fall: whatever is not `grounded` there is
 read by a person, or is a false call. How often the reasoning was called untrue in runs that were not made to collapse
@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from benchmarks.common import arguments, print_figures
+from benchmarks.common import arguments, print_metrics
 from research.claims.study import RESULTS as CLAIMS
 from research.kept import Kept, read_all
 from research.tables import FOLDER
@@ -72,7 +72,7 @@ def course_of(run: Kept) -> Course:
     gauge, found, called = RegimeGauge(), [], []
     for step in sorted(reasoned):
         value, share = mi.get(step, math.nan), named.get(step, math.nan)
-        reading = RegimeInputs(
+        inputs = RegimeInputs(
             value,
             math.nan,
             retrieval.get(step, math.nan),
@@ -83,15 +83,15 @@ def course_of(run: Kept) -> Course:
             true_share(share, right.get(step, math.nan), judged),
             not math.isnan(share),
         )
-        found.append((step, gauge.read(reading)))
+        found.append((step, gauge.read(inputs)))
         if gauge.untrue == 1:
             called.append(step)
     return Course(run, tuple(found), tuple(called))
 
 
 def _followed(follows: dict[int, float], step: int, oldest: int) -> float:
-    """What the last reading of the probe before the step says, unless it is older than `oldest` steps. That of the step
-    itself comes after its scoring."""
+    """What the last evaluation of the probe before the step says, unless it is older than `oldest` steps. That of the
+    step itself comes after its scoring."""
     last = max((read for read in follows if read < step), default=None)
     return math.nan if last is None or step - last > oldest else follows[last]
 
@@ -135,9 +135,9 @@ def in_words(scorings: Mapping[str, int]) -> str:
 
 def main() -> None:
     """Prints the regimes of each run, and how often each occurs."""
-    options = arguments(__doc__, "the same: the figures are read from committed files")
+    options = arguments(__doc__, "the same: the metrics are read from committed files")
     courses = committed()
-    figures = {
+    metrics = {
         "runs": {
             one.run.name: {"regimes": [[step, regime] for step, regime in one.regimes], "untrue": one.untrue}
             for one in courses
@@ -154,7 +154,7 @@ def main() -> None:
         f"{one['scorings']} scorings"
         for part, one in called_untrue(courses).items()
     ]
-    print_figures(figures, options.json, ["run", "untrue from", "regimes by first step"], rows, ["", *notes])
+    print_metrics(metrics, options.json, ["run", "untrue from", "regimes by first step"], rows, ["", *notes])
 
 
 if __name__ == "__main__":

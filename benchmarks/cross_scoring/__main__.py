@@ -6,9 +6,9 @@ On a CPU with one thread and float32, in CPU seconds, because other processes di
 
 - forms: 64 prompts x 8 reasonings of 22 tokens (32,768 pairs). The engine (actors/scorer/cross_scoring.py) scores a
   quarter of the prompts, the authors' form (benchmarks/cross_scoring/work.py) 512 random pairs of those; both times are
-  scaled to all pairs. The sides alternate after two prompts and 64 pairs, and use batches of the same number of tokens.
+  scaled to all pairs. The forms alternate after two prompts and 64 pairs, and use batches of the same number of tokens.
   `floor` is the ratio of the counted operations; the engine must reach 85% of it. One row has a vocabulary of 151,936
-  and fewer pairs. The rows `answers` are a reading of the fixed probe with the links to answers, of whose floor the
+  and fewer pairs. The rows `answers` are an evaluation of the fixed probe with the links to answers, of whose floor the
   engine must reach 80% (benchmarks/cross_scoring/answers.py);
 - cost at N prompts with 8 reasonings each: tokens forwarded (exact) and seconds, both fitted by a N + b N^2.
 
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import arguments, print_figures, restart_with
+from benchmarks.common import arguments, print_metrics, restart_with
 from benchmarks.cross_scoring.answers import answers
 from benchmarks.cross_scoring.work import POLICIES, Operations, padded, random_policy, random_rows, small_shape
 from squelch.actors.process.allocator import ALLOCATOR
@@ -103,7 +103,7 @@ def _fit(sizes: tuple[int, ...], values: list[float]) -> dict[str, Any]:
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """All figures of a CPU."""
+    """All metrics of a CPU."""
     torch.set_num_threads(1)
     cases = [("0.8 M", 40), ("0.8 M", 220)] if quick else [(name, p) for name in POLICIES for p in PROMPT_TOKENS]
     rows = [forms(name, prompt, 1 if quick else TURNS) for name, prompt in cases]
@@ -127,9 +127,9 @@ def cells(row: Mapping[str, Any]) -> list[Any]:
     return [*found, f"{row['reached']:.0%}", f"{row['largest_difference_nats_per_token']:.1e}"]
 
 
-def notes(figures: Mapping[str, Any]) -> list[str]:
+def notes(metrics: Mapping[str, Any]) -> list[str]:
     """The lines under the table."""
-    fit = figures["against_prompts"]
+    fit = metrics["against_prompts"]
     return [
         f"{what} at N prompts ({', '.join(map(str, fit['prompts']))}; {FIT_PROMPT} tokens, 8 reasonings each): "
         f"{found['linear']:.3g} N + {found['quadratic']:.3g} N^2, at most {found['largest_relative_error']:.1%} off"
@@ -141,8 +141,8 @@ def main() -> None:
     """Prints the table."""
     args = arguments(__doc__, "under a minute: two prompt lengths, one turn")
     restart_with(ALLOCATOR, "benchmarks.cross_scoring", None)
-    figures = measure(args.quick)
-    print_figures(figures, args.json, COLUMNS, [cells(row) for row in figures["rows"]], notes(figures))
+    metrics = measure(args.quick)
+    print_metrics(metrics, args.json, COLUMNS, [cells(row) for row in metrics["rows"]], notes(metrics))
 
 
 if __name__ == "__main__":

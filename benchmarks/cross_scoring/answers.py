@@ -1,6 +1,6 @@
 """The answers' cross-scoring (actors/scorer/linking.py) against the method's plain form, and its counted floor.
 
-A reading of the fixed probe scores every reasoning under every prompt, and every answer after its own reasoning and
+An evaluation of the fixed probe scores every reasoning under every prompt, and every answer after its own reasoning and
 after those of other tasks. The plain form feeds prompt, reasoning and answer of each pair as one sequence. The engine
 feeds trees: what continuations share is fed once. `floor` is the ratio of the counted operations of both for the same
 likelihoods, `reached` how much of it the engine's time shows.
@@ -51,7 +51,8 @@ def trees_cost(operations: Operations, prompt: int, rows: Sequence[Sequence[Path
 
 
 def answers(name: str, prompt: int, tasks: int) -> dict[str, Any]:
-    """One row: a reading of `tasks` tasks with SAMPLES pairs each, and TIMED_PAIRS random pairs by the plain form."""
+    """One row: an evaluation of `tasks` tasks with SAMPLES pairs each, and TIMED_PAIRS random pairs by the plain
+    form."""
     shape = small_shape(name)
     plain, operations = random_policy(shape), Operations.of(random_policy(shape))
     engine = Counting(CrossScorer(random_policy(shape), CPU_TOKENS), operations)

@@ -26,10 +26,10 @@ from squelch.envs.splits import Split
 from squelch.envs.wording import DEFAULT_QUALITY
 from tests.envs.hostile_text import hostile_actions, hostile_texts
 
-FRESH_SEED = 10_000_000  # above every other seed used here, so that no cached task improves a figure
+FRESH_SEED = 10_000_000  # above every other seed used here, so that no cached task improves a metric
 STEPS_PER_EPISODE = 10
 SECONDS_PER_FIGURE = 300.0
-"""Bound on the seconds of one figure: it uses fewer tasks or texts if they would take longer, and states how many."""
+"""Bound on the seconds of one metric: it uses fewer tasks or texts if they would take longer, and states how many."""
 STEP_TARGETS = {"FrozenLake": 20_000, "Countdown": 20_000, "Sokoban": 5_000, "WebShop": 300, "SearchQA": 300}
 TASK_TARGETS = {"Sokoban": 200}
 STEP_OPTIONS: dict[str, dict[str, Any]] = {"SearchQA": {"num_passages": 100_000}}
@@ -55,7 +55,7 @@ class Stopwatch:
 def stepping(name: str, count: int) -> dict[str, float]:
     """Steps per second with random words or the demonstrator's actions, without the demonstrator's own time.
 
-    The demonstrator may fill caches that the environment then uses, so a second figure, a lower bound, includes its
+    The demonstrator may fill caches that the environment then uses, so a second metric, a lower bound, includes its
     time.
     """
     env, rng, watch = own_environment(name, options=STEP_OPTIONS.get(name)), random.Random(0), Stopwatch()
@@ -130,16 +130,16 @@ def attack(name: str, count: int) -> dict[str, Any]:
     env.reset(seed=0)
     known = list(env.actions) or [demonstrator.demonstrate(rng, DEFAULT_QUALITY)[1][0] for _ in range(100)]
     parsing = spent_on(hostile_texts(rng, count, known), lambda text: parse(text, 2, env.read_action).valid)
-    figures = {f"hostile_texts{key}": value for key, value in parsing.items()}
+    metrics = {f"hostile_texts{key}": value for key, value in parsing.items()}
     if name in PROGRAM_RUNNERS:
-        return figures
+        return metrics
 
     def play(text: str) -> bool:
         env.reset(seed=rng.randrange(100), options={"noise_seed": 0})
         return env.step(text)[4]["action_valid"]
 
     stepping = spent_on(hostile_actions(rng, count, known), play)
-    return figures | {f"hostile_actions{key}": value for key, value in stepping.items()}
+    return metrics | {f"hostile_actions{key}": value for key, value in stepping.items()}
 
 
 def spent_on(texts: Iterator[str], use: Callable[[str], bool]) -> dict[str, float]:
@@ -156,13 +156,13 @@ def spent_on(texts: Iterator[str], use: Callable[[str], bool]) -> dict[str, floa
 
 
 def measure(name: str, tasks: int) -> dict[str, Any]:
-    """All figures of one environment; at most `tasks` tasks are drawn from each split."""
+    """All metrics of one environment; at most `tasks` tasks are drawn from each split."""
     train, num_train, train_rate = draw_keys(name, "train", tasks)
     validation, num_validation, validation_rate = draw_keys(name, "validation", tasks)
-    figures: dict[str, Any] = {"environment": name}
+    metrics: dict[str, Any] = {"environment": name}
     if name not in PROGRAM_RUNNERS:
-        figures |= stepping(name, 5 * tasks)
-    figures |= {
+        metrics |= stepping(name, 5 * tasks)
+    metrics |= {
         "train_tasks_per_second": train_rate,
         "validation_tasks_per_second": validation_rate,
         "train_tasks_drawn": num_train,
@@ -174,12 +174,12 @@ def measure(name: str, tasks: int) -> dict[str, Any]:
     count = 20 if name in PROGRAM_RUNNERS else min(tasks // 2, 1_000)
     policies = ["random"] if own_environment(name).actions else []
     for policy in [*policies, "solver", "demonstrator"]:
-        figures[f"success_{policy}"] = success_rate(name, policy, count)
-    return figures | attack(name, 10 * tasks)
+        metrics[f"success_{policy}"] = success_rate(name, policy, count)
+    return metrics | attack(name, 10 * tasks)
 
 
 def targets(name: str) -> dict[str, str]:
-    """The targets of the figures, as text."""
+    """The targets of the metrics, as text."""
     found = {"tasks_in_both_splits": "0"}
     if name in STEP_TARGETS:
         found |= dict.fromkeys(("steps_per_second", "steps_per_cpu_second"), f">= {STEP_TARGETS[name]:,}")
@@ -189,7 +189,7 @@ def targets(name: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Prints the figures, or writes the episodes."""
+    """Prints the metrics, or writes the episodes."""
     parser = parser_of(__doc__, "500 tasks of each split instead of 10,000")
     parser.add_argument("--env", choices=environment_names(), help="this environment only; default all")
     parser.add_argument("--write", action="store_true", help="only write the episodes into docs/reference/episodes.md")
@@ -198,11 +198,11 @@ def main() -> None:
         write_episodes(Path("docs/reference/episodes.md"))
         return
     for name in [arguments.env] if arguments.env else environment_names():
-        figures = measure(name, 500 if arguments.quick else 10_000)
+        metrics = measure(name, 500 if arguments.quick else 10_000)
         if arguments.json:
-            print(json.dumps(figures))
+            print(json.dumps(metrics))
             continue
-        for key, value in figures.items():
+        for key, value in metrics.items():
             shown = value if isinstance(value, str) else format(value, ",.6g")
             print(f"{key:<34}{shown:<16}{targets(name).get(key, '')}".rstrip())
         print()

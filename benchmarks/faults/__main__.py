@@ -23,8 +23,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import parser_of, print_figures
-from benchmarks.faults.report import COLUMNS, figures, keep, read_boots, rows
+from benchmarks.common import parser_of, print_metrics
+from benchmarks.faults.report import COLUMNS, keep, read_boots, rows, summary
 from tests.e2e.faults.plan import cells
 
 COMMITTED = Path(__file__).parent / "results.parquet"
@@ -42,7 +42,7 @@ def main() -> int:
     found = read_boots(chosen.out or chosen.report)
     if chosen.keep:
         keep(found, COMMITTED)
-    print_figures(figures(found), chosen.json, COLUMNS, rows(found), [])
+    print_metrics(summary(found), chosen.json, COLUMNS, rows(found), [])
     return 0
 
 

@@ -44,8 +44,8 @@ def keep(found: Sequence[Boot], file: Path) -> None:
     pq.write_table(pa.Table.from_pylist(rows), file, compression="zstd", compression_level=19)
 
 
-def figures(found: Sequence[Boot]) -> dict[str, Any]:
-    """All figures of the study; `right`: boots whose run ended right and whose ledger agrees with its archive."""
+def summary(found: Sequence[Boot]) -> dict[str, Any]:
+    """All metrics of the study; `right`: boots whose run ended right and whose ledger agrees with its archive."""
     verdicts = [boot["verdict"] for boot in found if boot["verdict"]]
     outcomes = Counter(fault["outcome"] for fault in _faults(found))
     return {

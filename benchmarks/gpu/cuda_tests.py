@@ -1,4 +1,4 @@
-"""The tests that are marked `cuda`, by pytest in a process of its own; the figures are the numbers of tests."""
+"""The tests that are marked `cuda`, by pytest in a process of its own; the metrics are the numbers of tests."""
 
 from __future__ import annotations
 

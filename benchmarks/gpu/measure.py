@@ -18,7 +18,7 @@ at random. The parts
 | learner, compiled | the step of Qwen2.5-0.5B with `learner.compile` |
 
 A part whose packages are not installed is skipped, and the object names them. A part that fails or takes too long is
-recorded with the last line of its trace and the figures that it had, and the others go on. Figures are printed on
+recorded with the last line of its trace and the metrics that it had, and the others go on. Figures are printed on
 standard error as they become known, and written to `--out` each time; a stop signal prints the object as it is.
 
 `--device cpu --quick` runs the parts at a tiny shape, to show that all but the GPU works; the last two, which take
@@ -65,11 +65,11 @@ class Report:
     out: Path | None
     started: float = field(default_factory=time.monotonic)
 
-    def add(self, part: str, figures: dict[str, Any]) -> None:
-        """Adds figures of a part."""
-        self.found["parts"].setdefault(part, {}).update(figures)
+    def add(self, part: str, metrics: dict[str, Any]) -> None:
+        """Adds metrics of a part."""
+        self.found["parts"].setdefault(part, {}).update(metrics)
         self.found["seconds"] = round(time.monotonic() - self.started, 1)
-        sys.stderr.write(f"{self.found['seconds']:.0f} s, {part}: {json.dumps(figures)}\n")
+        sys.stderr.write(f"{self.found['seconds']:.0f} s, {part}: {json.dumps(metrics)}\n")
         sys.stderr.flush()
         self.keep()
 
@@ -93,7 +93,7 @@ def versions() -> dict[str, str | None]:
 
 
 def measure(names: Sequence[str], device: str, quick: bool, budget_s: float, report: Report) -> None:
-    """Runs the parts and adds their figures to the report."""
+    """Runs the parts and adds their metrics to the report."""
     deadline = report.started + budget_s - RESERVE_S
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "HF_HUB_OFFLINE": "1"}
@@ -122,7 +122,7 @@ def command_of(name: str, device: str, seconds: float, quick: bool) -> list[str]
 
 
 def run_part(name: str, command: Sequence[str], seconds: float, environment: Mapping[str, str], report: Report) -> None:
-    """Runs one part, and records its figures, its seconds, and the reason if it does not end well."""
+    """Runs one part, and records its metrics, its seconds, and the reason if it does not end well."""
     started = time.monotonic()
 
     def left() -> float:
@@ -145,9 +145,9 @@ def run_part(name: str, command: Sequence[str], seconds: float, environment: Map
 def _last_words(trace: IO[str]) -> str:
     """The last line of a trace, whose end is printed; empty if it is."""
     trace.seek(0)
-    told = trace.read().strip().splitlines()[-TRACE_LINES:]
-    sys.stderr.write("\n".join(told) + "\n")
-    return told[-1] if told else ""
+    lines = trace.read().strip().splitlines()[-TRACE_LINES:]
+    sys.stderr.write("\n".join(lines) + "\n")
+    return lines[-1] if lines else ""
 
 
 @contextlib.contextmanager

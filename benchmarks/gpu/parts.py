@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Part:
-    """`function`: `module:name` of a generator of figures; `seconds`: after which it is stopped; `needs`: packages
+    """`function`: `module:name` of a generator of metrics; `seconds`: after which it is stopped; `needs`: packages
     besides those that every part needs without which it is skipped."""
 
     function: str

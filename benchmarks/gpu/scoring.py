@@ -1,7 +1,7 @@
 """Cross-scoring: 64 prompts of 1,000 tokens x 8 reasonings of 200 (32,768 pairs), and peak memory against the estimate.
 
 The shape is that of Qwen2.5-0.5B, weights are random, in bfloat16. A quarter of the prompts is scored first, so that a
-slow machine gives a figure too; the whole matrix follows if the time left suffices. Operations are those of matrix
+slow machine gives a metric too; the whole matrix follows if the time left suffices. Operations are those of matrix
 products and attention (`benchmarks.cross_scoring.work.Operations`).
 """
 

@@ -2,7 +2,7 @@
 
 The model has random weights, in bfloat16 with float32 masters. The step has eight groups of 16, whose packed layout is
 16,384 tokens (prompts of 256 tokens, answers of 113), one micro-batch and one optimizer step: forward pass, backward
-pass, clipping and AdamW, as in `Trainer.train_step` of a run. The figures are those of the median step after the first
+pass, clipping and AdamW, as in `Trainer.train_step` of a run. The metrics are those of the median step after the first
 three, the seconds by part those of the last step. Model FLOPs are those of the matrix products that the packed step
 needs (`benchmarks.learner.random_work.operations`), with the head at sampled tokens only and without recomputation.
 """
@@ -26,7 +26,7 @@ from squelch.learner.trainer import Trainer
 TARGET = 0.25
 """Wanted share of the peak at the shape of Qwen2.5-0.5B."""
 HOST_GIB = 64.0
-"""On CPU the trainer is told its memory, because it would need psutil to find out."""
+"""On CPU the trainer is given its memory, because it would need psutil to find out."""
 GROUP_SIZE = 16
 WARM_UP = 3
 
@@ -116,7 +116,7 @@ def against_estimate(
 
 
 def speed(place: Place, trainer: Trainer, groups: random_work.Groups, step_s: float) -> dict[str, Any]:
-    """The figures of a step that took `step_s` seconds."""
+    """The metrics of a step that took `step_s` seconds."""
     operations = random_work.operations(trainer, groups, 0, padded=False)
     return {
         "step_s": step_s,

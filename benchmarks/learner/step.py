@@ -2,7 +2,7 @@
 
     python -m benchmarks.learner [--quick] [--json] [--threads 2] [--trajectories 128] [--model DIR]
 
-All figures are of one rank in this process. CPU seconds, where stated, are those of all its threads. The sides of a
+All metrics are of one rank in this process. CPU seconds, where stated, are those of all its threads. The variants of a
 comparison alternate.
 
 - rates: float32 matrix products by MKL, and by oneDNN, which the learner uses;
@@ -137,16 +137,16 @@ def measure_layout(name: str, folder: Path, steps: int, threads: int) -> dict[st
         groups, minibatches = learner_work.single_turn(4, GROUP_SIZE, *shape, folder), 1
     settings = {"num_threads": threads, "minibatches": minibatches}
     plain = LearnerConfig(**settings, share_openings=False)
-    sides = {
+    variants = {
         "packed": Trainer(folder, LearnerConfig(**settings)),
         "padded": learner_work.PaddedTrainer(folder, plain),
     }
-    seconds: dict[str, list[float]] = {side: [] for side in sides}
+    seconds: dict[str, list[float]] = {variant: [] for variant in variants}
     for step in range(steps + 1):
-        for side, trainer in sides.items():
-            seconds[side].append(cpu_seconds(lambda t=trainer, s=step: t.train_step(s, groups)))
-    found = {side: min(values[1:]) for side, values in seconds.items()}
-    counted = {side: random_work.operations(t, groups, 0, side != "packed") for side, t in sides.items()}
+        for variant, trainer in variants.items():
+            seconds[variant].append(cpu_seconds(lambda t=trainer, s=step: t.train_step(s, groups)))
+    found = {variant: min(values[1:]) for variant, values in seconds.items()}
+    counted = {variant: random_work.operations(t, groups, 0, variant != "packed") for variant, t in variants.items()}
     floor = counted["padded"] / counted["packed"]
     ratio = found["padded"] / found["packed"]
     gflops = counted["packed"] / found["packed"] / 1e9
@@ -155,8 +155,8 @@ def measure_layout(name: str, folder: Path, steps: int, threads: int) -> dict[st
 
 def measure_kept(folder: Path, num_groups: int, steps: int, threads: int) -> dict[str, dict[str, float]]:
     """CPU seconds of FrozenLake's step with a share of its groups, and their deviation from proportionality to tokens.
-    All figures except the seconds are shares of the step with all groups. Wall seconds are measured too; they are the
-    better figure on a quiet machine."""
+    All metrics except the seconds are shares of the step with all groups. Wall seconds are measured too; they are the
+    better metric on a quiet machine."""
     groups = learner_work.demonstrated("frozenlake", num_groups, GROUP_SIZE, folder)
     trainer = Trainer(folder, LearnerConfig(num_threads=threads))
     parts = {kept: groups[: round(kept * len(groups))] for kept in KEPT}
@@ -257,26 +257,26 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def as_text(found: Mapping[str, Any]) -> str:
-    """The figures as text, one line each."""
+    """The metrics as text, one line each."""
     lines = [
         f"{found['trajectories']} trajectories, {found['tokens']} tokens ({found['sampled_tokens']} sampled), "
         f"{found['threads']} threads, {found['max_resident_mib']:.0f} MiB"
     ]
     lines.append("GFLOP/s: " + ", ".join(f"{name} {rate:.0f}" for name, rate in found["gflops"].items()))
-    for name, figures in found["layouts"].items():
-        lines.append(f"layout {name}: " + ", ".join(f"{part} {value:.3g}" for part, value in figures.items()))
+    for name, metrics in found["layouts"].items():
+        lines.append(f"layout {name}: " + ", ".join(f"{part} {value:.3g}" for part, value in metrics.items()))
     for size, shares in found["kept"].items():
-        for kept, figures in shares.items():
-            parts = ", ".join(f"{part} {value:.3g}" for part, value in figures.items())
+        for kept, metrics in shares.items():
+            parts = ", ".join(f"{part} {value:.3g}" for part, value in metrics.items())
             lines.append(f"kept {kept} of {size} trajectories: {parts}")
-    for name, figures in found["seconds"].items():
-        lines.append(f"{name}: " + ", ".join(f"{part} {value:.3g}" for part, value in figures.items()))
+    for name, metrics in found["seconds"].items():
+        lines.append(f"{name}: " + ", ".join(f"{part} {value:.3g}" for part, value in metrics.items()))
     lines.append("files: " + ", ".join(f"{part} {value:.3g} s" for part, value in found["files_seconds"].items()))
     return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the figures; returns the exit code."""
+    """Prints the metrics; returns the exit code."""
     parser = argparse.ArgumentParser(prog="benchmarks.learner", description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one measured step of 32 trajectories")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")

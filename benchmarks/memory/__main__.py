@@ -4,9 +4,9 @@ estimates for them.
     python -m benchmarks.memory [--quick] [--json]
 
 The model has SmolLM2's shape (134.5 M parameters) and random weights, on CPU; `--quick` takes a tiny shape, whose
-figures are nearly all libraries. Each party runs in processes of its own. `measured` is the largest resident memory of
+metrics are nearly all libraries. Each actor runs in processes of its own. `measured` is the largest resident memory of
 its processes together, libraries included (a page that two of them share counts twice); `estimate` is what
-`squelch plan` prints. `net` is the measured peak without what the process had before it made the party's model, and
+`squelch plan` prints. `net` is the measured peak without what the process had before it made the actor's model, and
 `net_estimate` is the estimate without its allowance for libraries. Resident memory holds only the pages of the engine's
 cache of keys and values that were used.
 """
@@ -19,7 +19,7 @@ import subprocess
 import sys
 from typing import Any
 
-from benchmarks.common import arguments, print_figures
+from benchmarks.common import arguments, print_metrics
 from squelch.actors.process.allocator import ALLOCATOR
 
 GIVE_BACK = {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TOP_PAD_": "0"}
@@ -39,12 +39,12 @@ CASES: dict[str, dict[str, Any]] = {
     "rollout worker, bfloat16": {"role": "engine", "dtype": "bfloat16"},
 }
 QUICK = ("learner rank, float32", "scorer, float32")
-COLUMNS = ("party", "measured GiB", "estimate GiB", "of estimate", "net GiB", "net estimate", "of net estimate")
+COLUMNS = ("actor", "measured GiB", "estimate GiB", "of estimate", "net GiB", "net estimate", "of net estimate")
 
 
 def measure(quick: bool, case: dict[str, Any]) -> dict[str, float]:
-    """The figures of one case, GiB, from a new process."""
-    command = [sys.executable, "-m", "benchmarks.memory.party_worker", json.dumps({**case, "quick": quick})]
+    """The metrics of one case, GiB, from a new process."""
+    command = [sys.executable, "-m", "benchmarks.memory.actor_worker", json.dumps({**case, "quick": quick})]
     environment = {**os.environ, **(ALLOCATOR if case["role"] == "engine" else GIVE_BACK)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     if done.returncode:
@@ -63,10 +63,10 @@ def row(name: str, found: dict[str, float]) -> list[str]:
 
 def main() -> None:
     """Prints the table."""
-    options = arguments(__doc__, "a tiny shape, two parties")
+    options = arguments(__doc__, "a tiny shape, two actors")
     names = QUICK if options.quick else tuple(CASES)
     found = {name: measure(options.quick, CASES[name]) for name in names}
-    print_figures({"gib": found}, options.json, COLUMNS, [row(name, figures) for name, figures in found.items()], [])
+    print_metrics({"gib": found}, options.json, COLUMNS, [row(name, metrics) for name, metrics in found.items()], [])
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Squelch's side of the peer benchmark: python -m benchmarks.peer.squelch_worker FOLDER
+"""Squelch's worker of the peer benchmark: python -m benchmarks.peer.squelch_worker FOLDER
 
 The parts are those of a run. `actors.rollout.worker.Engine` (vLLM in its own process) samples. The groups go as Arrow
 tables through Ray's object store to the learner (`cluster.control.rank_client`), which makes one optimizer step on
 as many FSDP2 ranks as there are threads, with one thread each, as in the demo on two cores. The new weights are
 published into the engine, with checksum and parity probe, before the step counts as done. There is no filter: all
-groups are trained on, as on the other side, unless the work says that a part of them is kept.
+groups are trained on, as by the other trainer, unless the work says that a part of them is kept.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 python -m benchmarks.peer.trl [--quick] [--json]
 
 The work is one turn with 8 prompts of 40 random tokens x 16 samples x 64 new tokens (no end token stops a sample) and
-one optimizer step; the model is a random Qwen2 of 3.3 M parameters, float32, T = 1, no KL, 2 threads per side. The
+one optimizer step; the model is a random Qwen2 of 3.3 M parameters, float32, T = 1, no KL, 2 threads per trainer. The
 reward is the share of even ids. All workers run all the time and alternate after each step, so that other load on the
 machine affects both; the first step of each is left out. TRL generates as by default; `benchmarks.peer.trl_worker` has
 its settings and `benchmarks.peer.squelch_worker` Squelch's. TRL runs twice: with its defaults, to which the target
@@ -14,7 +14,7 @@ it shows that everything works, but the target does not apply to its ratio.
 TRL has its own virtual environment, `.bench-venv`, because its requirements differ. The first use creates it (about a
 minute, 1.5 GB). `--quick` does not create it: if it is missing, `--quick` says so and exits with code 2.
 
-| party | waits for | on time-out |
+| actor | waits for | on time-out |
 |---|---|---|
 | benchmark | a worker's start, or its step | RuntimeError that names the worker and quotes the end of its log |
 | worker | the request for a step | no time-out: it ends at the end of its input, at the latest with the benchmark |
@@ -51,7 +51,7 @@ STAMP = "squelch-peer"
 TARGET = 4.0
 UPDATE_TARGET = 3.0
 SHAPE = {"width": 256, "layers": 4, "hidden": 768, "heads": 4}
-SIDES = ("squelch", "trl", "trl_tuned")
+TRAINERS = ("squelch", "trl", "trl_tuned")
 COLUMNS = ("median", "Squelch", "TRL", "TRL tuned", "TRL ratio", "tuned ratio")
 VERDICTS = {True: "reached", False: "NOT reached", None: "not judged on less than the whole work"}
 PARTS = ("step", "generation", "update", "publication", "cpu")
@@ -93,7 +93,7 @@ def installed(python: Path, *arguments: str) -> bool:
 
 
 class Worker:
-    """The process of one side, in its own session, so that all its child processes can be ended with it."""
+    """The process of one trainer, in its own session, so that all its child processes can be ended with it."""
 
     def __init__(self, name: str, command: list[str], variables: dict[str, str], log: Path) -> None:
         self.name, self.log = name, log
@@ -121,7 +121,7 @@ class Worker:
         return json.loads(line)
 
     def step(self) -> dict[str, Any]:
-        """Lets the worker make one step; returns its figures with `cpu`, the CPU seconds of all its processes."""
+        """Lets the worker make one step; returns its metrics with `cpu`, the CPU seconds of all its processes."""
         assert self.process.stdin is not None
         before = self._cpu_seconds()
         self.process.stdin.write("step\n")
@@ -147,31 +147,31 @@ class Worker:
 
 
 def run(work: Work, python: Path) -> dict[str, Any]:
-    """Runs the work's steps alternately on each side; the figures leave out the first step of each."""
+    """Runs the work's steps alternately by each trainer; the metrics leave out the first step of each."""
     with tempfile.TemporaryDirectory(prefix="squelch-peer-") as name:
         folder = Path(name)
         parameters = common.random_qwen2(folder, vocabulary=work.vocabulary, seed=peer_work.SEED, **SHAPE)
-        ready, steps = alternate(work, folder, python, SIDES)
-    return figures(work, parameters, ready, {side: rows[1:] for side, rows in steps.items()})
+        ready, steps = alternate(work, folder, python, TRAINERS)
+    return summary(work, parameters, ready, {trainer: rows[1:] for trainer, rows in steps.items()})
 
 
 def alternate(
-    work: Work, folder: Path, python: Path, sides: Sequence[str]
+    work: Work, folder: Path, python: Path, trainers: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
-    """Runs the work's steps alternately on the named sides, with the model in the folder. Returns what each side said
-    when it was ready, and the figures of its steps."""
+    """Runs the work's steps alternately by the named trainers, with the model in the folder. Returns what each
+    trainer said when it was ready, and the metrics of its steps."""
     with ExitStack() as stack:
         peer_work.save(work, folder)
-        workers = start(work, folder, python, sides, stack)
-        ready = {side: worker.answer(START_S) for side, worker in workers.items()}
-        steps: dict[str, list[dict[str, Any]]] = {side: [] for side in workers}
+        workers = start(work, folder, python, trainers, stack)
+        ready = {trainer: worker.answer(START_S) for trainer, worker in workers.items()}
+        steps: dict[str, list[dict[str, Any]]] = {trainer: [] for trainer in workers}
         for _ in range(work.num_steps):
-            for side, worker in workers.items():
-                steps[side].append(worker.step())
+            for trainer, worker in workers.items():
+                steps[trainer].append(worker.step())
     return ready, steps
 
 
-def start(work: Work, folder: Path, python: Path, sides: Sequence[str], stack: ExitStack) -> dict[str, Worker]:
+def start(work: Work, folder: Path, python: Path, trainers: Sequence[str], stack: ExitStack) -> dict[str, Worker]:
     """Starts the workers and returns them before they are ready; the stack ends them."""
     from squelch.learner.process_environment import ENVIRONMENT
 
@@ -182,28 +182,28 @@ def start(work: Work, folder: Path, python: Path, sides: Sequence[str], stack: E
         "trl_tuned": (python, ["benchmarks.peer.trl_worker", str(folder), "tuned"], threads | ENVIRONMENT),
     }
     workers = {}
-    for side in sides:
-        interpreter, arguments, variables = commands[side]
+    for trainer in trainers:
+        interpreter, arguments, variables = commands[trainer]
         command = [str(interpreter), "-m", *arguments]
-        workers[side] = Worker(side, command, variables, folder / f"{side}.log")
-        stack.callback(workers[side].stop)
+        workers[trainer] = Worker(trainer, command, variables, folder / f"{trainer}.log")
+        stack.callback(workers[trainer].stop)
     return workers
 
 
-def figures(
+def summary(
     work: Work, parameters: int, ready: dict[str, Any], steps: dict[str, list[dict[str, Any]]]
 ) -> dict[str, Any]:
     """Medians over the timed steps. `ratio`: Squelch's steps per minute over TRL's."""
-    sides: dict[str, dict[str, Any]] = {
-        side: {
+    trainers: dict[str, dict[str, Any]] = {
+        trainer: {
             **{part: statistics.median(row[part] for row in rows) for part in PARTS},
             "steps_per_minute": 60 / statistics.median(row["step"] for row in rows),
             "steps": rows,
-            **ready[side],
+            **ready[trainer],
         }
-        for side, rows in steps.items()
+        for trainer, rows in steps.items()
     }
-    ours, peer, tuned = (sides[side] for side in SIDES)
+    ours, peer, tuned = (trainers[trainer] for trainer in TRAINERS)
     return {
         "benchmark": "peer_trl",
         "parameters": parameters,
@@ -219,13 +219,13 @@ def figures(
         "update_target": UPDATE_TARGET,
         "target": TARGET,
         "reached": peer["step"] / ours["step"] >= TARGET if work.new_tokens == Work.new_tokens else None,
-        **sides,
+        **trainers,
     }
 
 
 def table(found: dict[str, Any]) -> list[list[Any]]:
     """Rows of (name, Squelch, TRL, TRL tuned, the two over Squelch)."""
-    ours, peer, tuned = (found[side] for side in SIDES)
+    ours, peer, tuned = (found[trainer] for trainer in TRAINERS)
     learning = ours["update"] + ours["publication"]
     rows = [
         ("step, s", ours["step"], peer["step"], tuned["step"]),
@@ -235,12 +235,14 @@ def table(found: dict[str, Any]) -> list[list[Any]]:
     ]
     table = [[name, own, *others, *(other / own for other in others)] for name, own, *others in rows]
     table.insert(3, ["of it publication, s", ours["publication"], "", "", "", ""])
-    return [*table, ["steps per minute", *(found[side]["steps_per_minute"] for side in SIDES), "", ""]]
+    return [*table, ["steps per minute", *(found[trainer]["steps_per_minute"] for trainer in TRAINERS), "", ""]]
 
 
 def notes(found: dict[str, Any]) -> list[str]:
-    """The lines under the table, which explain its figures."""
-    versions = [" ".join(f"{name} {version}" for name, version in found[side]["versions"].items()) for side in SIDES]
+    """The lines under the table, which explain its metrics."""
+    versions = [
+        " ".join(f"{name} {version}" for name, version in found[trainer]["versions"].items()) for trainer in TRAINERS
+    ]
     return [
         f"{found['prompts']} prompts of {found['prompt_tokens']} tokens x {found['samples']} samples x "
         f"{found['new_tokens']} new tokens, {found['parameters'] / 1e6:.1f} M parameters, float32, {found['threads']} "
@@ -252,11 +254,11 @@ def notes(found: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Prints the figures."""
+    """Prints the metrics."""
     arguments = common.arguments(__doc__, "one timed step of 16 new tokens instead of 7 of 64; never installs")
     work = Work(num_steps=2, new_tokens=16) if arguments.quick else Work(num_steps=8)
     found = run(work, peer_python(may_install=not arguments.quick))
-    common.print_figures(found, arguments.json, COLUMNS, table(found), notes(found))
+    common.print_metrics(found, arguments.json, COLUMNS, table(found), notes(found))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""TRL's side of the peer benchmark: python -m benchmarks.peer.trl_worker FOLDER [tuned], in TRL's own environment.
+"""TRL's worker of the peer benchmark: python -m benchmarks.peer.trl_worker FOLDER [tuned], in TRL's own environment.
 
 GRPO with TRL's default generation (transformers' `generate`), float32, and all sequences of a step in one batch. All
 other settings are TRL's defaults. `tuned` turns off gradient checkpointing, which costs time and saves memory that this

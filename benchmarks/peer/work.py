@@ -1,4 +1,4 @@
-"""The work of both sides of the peer benchmark, and the protocol that requests a step.
+"""The work of both trainers of the peer benchmark, and the protocol that requests a step.
 
 Two virtual environments import this module, so it uses only the standard library. A worker answers `ready`, then makes
 one GRPO step for every line that it reads and answers with one line of JSON; it ends at the end of its input. The

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from benchmarks.common import arguments, print_figures
+from benchmarks.common import arguments, print_metrics
 from benchmarks.sandbox import lateness, programs
 from squelch.envs.sandbox import Pool
 from squelch.envs.sandbox.backends import STRONGEST_FIRST, Backend, choose, probe_all
@@ -25,26 +25,26 @@ def back_ends() -> list[Backend]:
 
 
 def measure(backend: Backend, quick: bool) -> dict[str, Any]:
-    """All figures of one back end."""
-    figures = programs.measure(backend, 40 if quick else 300)
+    """All metrics of one back end."""
+    metrics = programs.measure(backend, 40 if quick else 300)
     pool = Pool(backend, warm=4)
     try:
         late = lateness.measure(pool, 1 if quick else 3)
     finally:
         pool.close()
-    return {"backend": backend.name, "not_to_be_had": list(pool.missing), **figures, "lateness": late}
+    return {"backend": backend.name, "not_to_be_had": list(pool.missing), **metrics, "lateness": late}
 
 
-def show(figures: list[dict[str, Any]], as_json: bool) -> None:
-    """Prints the figures of the back ends."""
+def show(metrics: list[dict[str, Any]], as_json: bool) -> None:
+    """Prints the metrics of the back ends."""
     names = [f"programs_per_second_{callers}" for callers in programs.CALLERS]
     names += ["cpu_ms_per_program", "tests_per_second"]
-    rows = [[figure["backend"], *(figure[name] for name in names)] for figure in figures]
-    notes = [note for figure in figures for note in late_notes(figure["backend"], figure["lateness"])]
+    rows = [[metric["backend"], *(metric[name] for name in names)] for metric in metrics]
+    notes = [note for metric in metrics for note in late_notes(metric["backend"], metric["lateness"])]
     notes.append("Programs a second fall with the load of the machine; CPU a program does not.")
     notes.append(f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}")
     columns = ["back end", *(f"programs/s, {callers} callers" for callers in programs.CALLERS)]
-    print_figures({"backends": figures}, as_json, [*columns, "CPU ms a program", "tests/s, 20 each"], rows, notes)
+    print_metrics({"backends": metrics}, as_json, [*columns, "CPU ms a program", "tests/s, 20 each"], rows, notes)
 
 
 def late_notes(name: str, late: dict[str, Any]) -> list[str]:
@@ -59,7 +59,7 @@ def late_notes(name: str, late: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Prints the figures of each back end that works."""
+    """Prints the metrics of each back end that works."""
     options = arguments(__doc__, "40 programs instead of 300")
     show([measure(backend, options.quick) for backend in back_ends()], options.json)
 

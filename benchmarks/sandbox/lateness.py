@@ -26,7 +26,7 @@ class Late:
 
 
 def measure(pool: Pool, repeats: int) -> dict[str, Any]:
-    """Runs the whole corpus `repeats` times, one program at a time; the figures are of the programs that reach the
+    """Runs the whole corpus `repeats` times, one program at a time; the metrics are of the programs that reach the
     limit."""
     pool.run("print(1)", [Question()], LIMITS)
     found = [late for _ in range(repeats) for hostile in corpus() if (late := run(pool, hostile)) is not None]

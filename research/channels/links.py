@@ -96,7 +96,7 @@ def draw_links(
     references: int | None = None,
     others: int | None = None,
 ) -> LinksEvaluation:
-    """A reading from `samples` pairs of each prompt, one number for all or one for each, with or without `nulls`.
+    """An evaluation from `samples` pairs of each prompt, one number for all or one for each, with or without `nulls`.
     `references`: reasonings of each other prompt under which a prompt's answers are scored (with one number of samples
     for all only); `others`: other prompts under which an answer is; None: all. The curve repeats the answer's own
     likelihood, because the reasonings of a channel have no parts."""
@@ -133,8 +133,8 @@ def probe_information(log_p: np.ndarray) -> float:
 def draw_probe(
     log_p: np.ndarray, samples: int, seed: int, others: int | None = None, nulls: bool = True
 ) -> ProbeEvaluation:
-    """A reading from `samples` reasonings of each task of a `probe_channel`, each scored under `others` other tasks, or
-    under all, with or without `nulls`."""
+    """An evaluation from `samples` reasonings of each task of a `probe_channel`, each scored under `others` other
+    tasks, or under all, with or without `nulls`."""
     rng, num = np.random.default_rng(seed), len(log_p)
     task = np.repeat(np.arange(num), samples)
     matrix = log_p[:, _drawn(np.exp(log_p)[task], rng)].T.copy()

@@ -47,10 +47,10 @@ def report(quick: bool = False) -> Report:
     """Judges the claims by the table."""
     runs = read_all(RESULTS)
     found = judged(Pool(runs))
-    figures = {"benchmark": "claims", "runs": len(runs), "claims": found}
+    metrics = {"benchmark": "claims", "runs": len(runs), "claims": found}
     notes = [counted(found), f"{len(runs)} runs", *caveats(runs)]
     return Report(
-        figures, COLUMNS, [cells(row) for row in found], notes, lambda: PAGE.write_text(markdown(found, runs))
+        metrics, COLUMNS, [cells(row) for row in found], notes, lambda: PAGE.write_text(markdown(found, runs))
     )
 
 

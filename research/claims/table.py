@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from research.claims import plan
 from research.claims import statistics as of
-from research.claims.statistics import SUCCESS, Estimate, Figure, Pool
+from research.claims.statistics import SUCCESS, Estimate, Metric, Pool
 from research.claims.verdict import Claim, Region, above, below, within
 
 MI, RETRIEVAL = "first_turn/mi_seq_est", "first_turn/retrieval_accuracy"
@@ -36,10 +36,10 @@ def worth(recipe: str, algorithm: str = "GRPO") -> float:
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure of a run and its words."""
+    """A metric of a run and its words."""
 
     words: str
-    figure: Figure
+    metric: Metric
 
 
 LAST = Measure("last validation", of.at_end(SUCCESS))
@@ -106,9 +106,9 @@ class Place:
 
     def _of(self, measure: Measure) -> Callable[[Pool], Estimate]:
         if len(self.arms) == 1:
-            return lambda pool: pool.mean(self.recipe, self.arms[0], measure.figure, self.steps)
+            return lambda pool: pool.mean(self.recipe, self.arms[0], measure.metric, self.steps)
         more, less = self.arms
-        return lambda pool: pool.paired(self.recipe, more, less, measure.figure, self.steps)
+        return lambda pool: pool.paired(self.recipe, more, less, measure.metric, self.steps)
 
 
 def where(recipe: str, arms: str, steps: int) -> str:
@@ -213,9 +213,9 @@ def diagnosis() -> Iterator[Claim]:
         words = "rank correlation over the six arms of a seed"
         yield Claim("Figure 8", says, place, words, _with_success(key), region)
     place = where(SOKOBAN, "no filter, top_p 0.9, top_p 0.5", steps)
-    for says, figure in (("MI is higher", of.last(PER_TOKEN)), ("success is higher", of.at_end(SUCCESS))):
+    for says, metric in (("MI is higher", of.last(PER_TOKEN)), ("success is higher", of.at_end(SUCCESS))):
         ranks = "rank correlation with the filter's strength"
-        yield Claim("Figure 13", f"With a stronger filter {says}", place, ranks, _with_strength(figure), above(0))
+        yield Claim("Figure 13", f"With a stronger filter {says}", place, ranks, _with_strength(metric), above(0))
     for arm in ("none_ent0.1", "none_kl0.1"):
         both = Place("Figure 13", SOKOBAN, (arm, "none"), steps)
         moved = "difference of H(Z|X) less that of MI-Est, each in its mean direction, end, nats a token"
@@ -235,8 +235,8 @@ def _with_success(key: str) -> Callable[[Pool], Estimate]:
     return lambda pool: pool.across(SOKOBAN, PLANE_ARMS, of.at_end(key), of.at_end(SUCCESS), steps)
 
 
-def _with_strength(figure: Figure) -> Callable[[Pool], Estimate]:
-    return lambda pool: pool.ordered(SOKOBAN, STRENGTHS, figure, plan.SHORT_STEPS)
+def _with_strength(metric: Metric) -> Callable[[Pool], Estimate]:
+    return lambda pool: pool.ordered(SOKOBAN, STRENGTHS, metric, plan.SHORT_STEPS)
 
 
 def _shifted(arm: str) -> Callable[[Pool], Estimate]:
@@ -256,27 +256,27 @@ def noise() -> Iterator[Claim]:
     place = where(LAKE, "top_p minus none, noise 0, 0.2 and 0.5 against 0.8 and 1", plan.SHORT_STEPS)
     words = "mean difference in the last validation at the lower levels, minus that at the higher ones"
     yield Claim("Figure 9", "The gap closes", place, words, _narrowing, above(0))
-    figures = (
+    metrics = (
         ("top_p", "Figure 9", "Success falls as noise rises, also with the filter", LAST, below(-0.5)),
         ("none", "Figure 9", "Success falls as noise rises", LAST, below(-0.5)),
         ("none", "Section 5.2", "MI falls as noise rises", PROBE_END, below(-0.5)),
         ("none", "Section 5.2", "Entropy rises with noise", ENTROPY_END, above(0.5)),
     )
-    for arm, source, says, measure, region in figures:
+    for arm, source, says, measure, region in metrics:
         at = where(LAKE, f"{arm}, noise 0 to 1", plan.SHORT_STEPS)
         words = f"rank correlation of the level with: {measure.words}"
-        yield Claim(source, says, at, words, _over_noise(arm, measure.figure), region)
+        yield Claim(source, says, at, words, _over_noise(arm, measure.metric), region)
 
 
 def _narrowing(pool: Pool) -> Estimate:
     low = [level for level in plan.NOISE_LEVELS if level not in plan.MANY]
     near, far = ([(plan.noise_arm("top_p", at), plan.noise_arm("none", at)) for at in own] for own in (low, plan.MANY))
-    return of.narrowing(pool, LAKE, near, far, LAST.figure, plan.SHORT_STEPS)
+    return of.narrowing(pool, LAKE, near, far, LAST.metric, plan.SHORT_STEPS)
 
 
-def _over_noise(arm: str, figure: Figure) -> Callable[[Pool], Estimate]:
+def _over_noise(arm: str, metric: Metric) -> Callable[[Pool], Estimate]:
     arms = tuple(plan.noise_arm(arm, level) for level in plan.NOISE_LEVELS)
-    return lambda pool: pool.ordered(LAKE, arms, figure, plan.SHORT_STEPS)
+    return lambda pool: pool.ordered(LAKE, arms, metric, plan.SHORT_STEPS)
 
 
 def filter_at_work() -> Iterator[Claim]:
@@ -357,7 +357,7 @@ NOT_COVERED = {
     "Figure 8, MI-ZScore-EMA": "of the z-scores the row has MI-ZScore of the trajectory, whose correlation the text "
     "states; the files hold the moving average too",
     "Table 5, MI and entropy of the sampling strategies and the filtering metrics": "only those of the keep strategies "
-    "have rows; the files hold both figures of every arm",
+    "have rows; the files hold both metrics of every arm",
     "Table 5, which other arms are stable": "only the runs without a filter have a row, over 300 steps; the "
     "other arms make 60, and a collapse may come later",
     "Appendices H to N": "theorems",

@@ -10,19 +10,19 @@ sampled them at two temperatures, each after three demonstrated turns of other t
 
 from __future__ import annotations
 
-from benchmarks.common import arguments, print_figures
+from benchmarks.common import arguments, print_metrics
 from research.judge.measure import counted, labelled
 
 
 def main() -> None:
-    """Prints the figures."""
+    """Prints the metrics."""
     given = arguments(__doc__, "the same: it takes a second")
     reasonings = labelled()
     names = sorted({one.environment for one in reasonings})
-    found = {name: counted([one for one in reasonings if one.environment == name]).figures() for name in names}
-    found["all"] = counted(reasonings).figures()
+    found = {name: counted([one for one in reasonings if one.environment == name]).metrics() for name in names}
+    found["all"] = counted(reasonings).metrics()
     rows = [[key, *(found[name][key] for name in found)] for key in found["all"]]
-    print_figures({"judge": found}, given.json, ("", *found), rows, [])
+    print_metrics({"judge": found}, given.json, ("", *found), rows, [])
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class Counts:
     judged_right: int
     both_right: int
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Shares, each in [0, 1]; NaN where there is nothing to count."""
         return {
             "reasonings": self.reasonings,

@@ -1,4 +1,4 @@
-"""The scorer's benchmark compares equal figures, and counts what it says."""
+"""The scorer's benchmark compares equal metrics, and counts what it says."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from benchmarks.cross_scoring.work import POLICIES, Operations, random_policy, s
 TINY = {"width": 32, "hidden": 48, "vocabulary": 64}
 
 
-def test_both_forms_give_the_same_figures(monkeypatch):
+def test_both_forms_give_the_same_metrics(monkeypatch):
     monkeypatch.setitem(POLICIES, "tiny", TINY)
     monkeypatch.setattr(cross_scoring, "PAIRS", 64)
     monkeypatch.setattr(cross_scoring, "TIMED", 1)

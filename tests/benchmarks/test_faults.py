@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.faults.report import figures, rows
+from benchmarks.faults.report import rows, summary
 from tests.e2e.faults.judge import verdict
 from tests.e2e.faults.plan import ACTORS, KINDS, cells, draw
 
@@ -67,7 +67,7 @@ def test_the_report_counts_what_was_injected_and_calls_no_hung_boot_right() -> N
         boot(143, ("kill", "went on", 0.2), ("kill", "went on", 0.4), ("kill", "no such process", None)),
         boot(-1, ("disk", "ended", None), ("stop", "hung", None)),
     ]
-    found = figures(boots)
+    found = summary(boots)
     assert (found["boots"], found["right"], found["faults"], found["lost"]) == (2, 1, 4, 0)
     assert rows(boots)[0][0] == "disk" and rows(boots)[-1][1:5] == (4, 2, 1, 1)
     assert found["kinds"]["kill"] == {

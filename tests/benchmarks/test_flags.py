@@ -1,4 +1,4 @@
-"""Every benchmark has the same two flags; the peer benchmark's work is what its figures claim."""
+"""Every benchmark has the same two flags; the peer benchmark's work is what its metrics claim."""
 
 import importlib
 import re
@@ -93,11 +93,11 @@ def test_the_ratio_is_of_median_steps_and_the_target_is_held_to_it():
     def row(step: float) -> dict[str, float]:
         return {"step": step, "generation": step / 2, "update": step / 2, "publication": 0.0, "cpu": step}
 
-    ready: dict[str, dict[str, object]] = {side: {} for side in peer_trl.SIDES}
+    ready: dict[str, dict[str, object]] = {trainer: {} for trainer in peer_trl.TRAINERS}
     steps = {"squelch": [row(1.0), row(2.0), row(50.0)], "trl": [row(7.0), row(9.0), row(8.0)], "trl_tuned": [row(3.0)]}
-    found = peer_trl.figures(Work(num_steps=4), 10, ready, steps)
+    found = peer_trl.summary(Work(num_steps=4), 10, ready, steps)
     assert found["ratio"] == 4.0 and found["ratio_tuned"] == 1.5 and found["reached"]
     steps["trl"][2] = row(7.9)
-    assert peer_trl.figures(Work(num_steps=4), 10, ready, steps)["reached"] is False
+    assert peer_trl.summary(Work(num_steps=4), 10, ready, steps)["reached"] is False
     lesser = Work(num_steps=4, new_tokens=16)
-    assert peer_trl.figures(lesser, 10, ready, steps)["reached"] is None
+    assert peer_trl.summary(lesser, 10, ready, steps)["reached"] is None

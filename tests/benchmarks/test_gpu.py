@@ -40,7 +40,7 @@ def run(report: gpu.Report, code: str, seconds: float = 30.0) -> dict[str, objec
     return report.found["parts"]["one"]
 
 
-def test_a_part_that_fails_keeps_its_figures_and_the_last_line_of_its_trace(report, capsys) -> None:
+def test_a_part_that_fails_keeps_its_metrics_and_the_last_line_of_its_trace(report, capsys) -> None:
     found = run(report, "print(json.dumps({'a': 1}), flush=True)\nraise RuntimeError('the kernel differs')")
     assert found["a"] == 1 and found["error"] == "RuntimeError: the kernel differs"
     assert "Traceback" in capsys.readouterr().err
@@ -52,7 +52,7 @@ def test_a_part_that_takes_too_long_is_stopped_with_what_it_has(report) -> None:
     assert found["a"] == 1 and found["error"] == "stopped after 3 s" and time.monotonic() - started < 30
 
 
-def test_a_part_that_hangs_after_its_last_figure_is_stopped(report) -> None:
+def test_a_part_that_hangs_after_its_last_metric_is_stopped(report) -> None:
     started = time.monotonic()
     code = "import os\nprint(json.dumps({'a': 1}), flush=True)\nos.close(1)\ntime.sleep(60)"
     found = run(report, code, seconds=1.0)
@@ -62,11 +62,11 @@ def test_a_part_that_hangs_after_its_last_figure_is_stopped(report) -> None:
 def test_a_kernel_without_finite_gradients_is_an_error_and_null_in_the_object(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(attention, "differences", lambda *_: {"output": 0.0, "d query": math.nan})
     monkeypatch.setattr(attention, "let_the_dense_form_stand_in", lambda: None)
-    figures = io.StringIO()
+    metrics = io.StringIO()
     with pytest.raises(RuntimeError, match="the kernel differs"):
         list(attention.measure(Place("cpu", True, tmp_path, 0.0)))
-    part_worker.write(figures, {"window 0": {"output": 0.0, "d query": math.nan}})
-    assert json.loads(figures.getvalue()) == {"window 0": {"output": 0.0, "d query": None}}
+    part_worker.write(metrics, {"window 0": {"output": 0.0, "d query": math.nan}})
+    assert json.loads(metrics.getvalue()) == {"window 0": {"output": 0.0, "d query": None}}
 
 
 def test_a_part_that_dies_without_a_word_is_an_error(report) -> None:
@@ -129,8 +129,8 @@ def test_a_step_counts_what_it_computes(tmp_path: Path) -> None:
     """32 rows of 64 + 12 tokens, prompts once a group: 512 tokens fed, 416 sampled; width 224, two layers."""
     torch.set_num_threads(1)
     found: dict[str, float] = {}
-    for figures in step.qwen(Place("cpu", True, tmp_path, time.monotonic() + 60)):
-        found |= figures
+    for metrics in step.qwen(Place("cpu", True, tmp_path, time.monotonic() + 60)):
+        found |= metrics
     linear = 2 * (2 * 224 * 224 + 2 * 224 * 32 + 3 * 224 * 672)
     pairs = 2 * (64 * 65 / 2 + 16 * (12 * 13 / 2 + 12 * 64))
     wanted = 6 * 512 * linear + 6 * 416 * 512 * 224 + 14 * pairs * 224 * 2
@@ -143,7 +143,7 @@ def test_a_step_counts_what_it_computes(tmp_path: Path) -> None:
 def test_the_scorers_part_scores_a_quarter_and_then_the_whole_if_there_is_time(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     whole, in_vain = (list(scoring.measure(Place("cpu", True, tmp_path, time.monotonic() + s))) for s in (600, 0))
-    assert [figures.get("2 x 8", {}).get("pairs") for figures in whole] == [32, None, None]
+    assert [metrics.get("2 x 8", {}).get("pairs") for metrics in whole] == [32, None, None]
     assert whole[-1]["8 x 8"]["pairs"] == 512 and whole[-1]["8 x 8"]["tflops_per_second"] > 0
     assert in_vain[-1]["8 x 8"]["skipped"].endswith("s left")
 
@@ -189,7 +189,7 @@ def test_parts_need_few_packages(tmp_path: Path) -> None:
     command = [sys.executable, "-S", "-c", BARE]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr[-3000:]
-    figures: dict[str, object] = {}
+    metrics: dict[str, object] = {}
     for line in done.stdout.splitlines():
-        figures |= json.loads(line)
-    assert figures["device"] == "cpu" and figures["tokens"] == 512 and figures["step_s"] > 0
+        metrics |= json.loads(line)
+    assert metrics["device"] == "cpu" and metrics["tokens"] == 512 and metrics["step_s"] > 0

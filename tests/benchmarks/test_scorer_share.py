@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.scorer_share import EVERY, WARM_UP, Run, figures, order_of
+from benchmarks.scorer_share import EVERY, WARM_UP, Run, order_of, summary
 
 
 def run(
@@ -25,7 +25,7 @@ def test_arms_take_turns_and_neither_always_comes_first() -> None:
 
 
 def test_shares_and_ratios_are_of_the_measured_steps() -> None:
-    found = figures([run("on", 1.05, 0.5), run("off", 1.0, 0.0), run("off", 1.0, 0.0), run("on", 1.05, 1.0)])
+    found = summary([run("on", 1.05, 0.5), run("off", 1.0, 0.0), run("off", 1.0, 0.0), run("on", 1.05, 1.0)])
     assert found["scorer_cpu_share"] == pytest.approx(0.075)
     assert found["seconds"]["step"]["ratio"] == pytest.approx(1.05)
     assert found["outcomes"]["done"] == 4 and found["steps"] == 2 * EVERY
@@ -36,24 +36,24 @@ def test_shares_and_ratios_are_of_the_measured_steps() -> None:
     "on", [run("on", 1.2, 0.5), run("on", 1.05, 1.5), run("on", 1.05, 0.5, skipped=1.0)], ids=["time", "cpu", "skipped"]
 )
 def test_each_of_the_three_bounds_can_be_missed(on: Run) -> None:
-    assert not figures([on, run("off", 1.0, 0.0)])["reached"]
+    assert not summary([on, run("off", 1.0, 0.0)])["reached"]
 
 
 def test_a_scorer_that_only_fails_costs_nothing_and_reaches_nothing() -> None:
-    assert not figures([run("on", 1.0, 0.0, outcome="failed"), run("off", 1.0, 0.0)])["reached"]
+    assert not summary([run("on", 1.0, 0.0, outcome="failed"), run("off", 1.0, 0.0)])["reached"]
 
 
 def test_runs_that_did_other_work_are_told() -> None:
-    found = figures([run("on", 1.0, 0.5), run("off", 1.0, 0.0, tokens=8)])
+    found = summary([run("on", 1.0, 0.5), run("off", 1.0, 0.0, tokens=8)])
     assert not found["same_work"] and not found["reached"]
 
 
 def test_the_probes_share_is_of_a_run_that_reads_it_every_25_steps() -> None:
     one = run("on", 1.0, 0.5)
-    assert figures([one, run("off", 1.0, 0.0)])["probe_cpu_share"] is None
+    assert summary([one, run("off", 1.0, 0.0)])["probe_cpu_share"] is None
     last = one.metrics[-1]
     last |= {"probe/step": last["step"], "probe/cpu_seconds": 4.0, "seconds/probe": 5.0}
-    found = figures([one, run("off", 1.0, 0.0)])
+    found = summary([one, run("off", 1.0, 0.0)])
     reading = 4.0 + 5.0 * 10.0 / (EVERY + 5.0)  # ten CPU seconds in ten seconds: a load of 1
     assert found["probe_cpu_share"] == pytest.approx(reading / (reading + 25 * (10.0 - reading) / EVERY))
     assert not found["reached"], "one reading of 9 CPU seconds to steps of 0.2"

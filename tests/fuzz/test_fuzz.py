@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from benchmarks.fuzz import figures
+from benchmarks.fuzz import summary
 from squelch.envs.untrusted.files import Unreadable
 from tests.fuzz.in_process_worker import content, run
 from tests.fuzz.readers import TARGETS
@@ -56,4 +56,4 @@ def test_a_hang_is_a_fault_and_the_next_input_is_read() -> None:
     target = Target("slow", NAME, lambda _: b"", lambda _: time.sleep(5))
     found = run(target, 0, range(2), hang_s=0.05)
     assert [fault for _, fault in found.faults] == ["a hang: more than 0.05 s"] * 2
-    assert figures([found], 3)["hangs"] == 2 and figures([found], 3)["every_fault"][0]["number"] == 0
+    assert summary([found], 3)["hangs"] == 2 and summary([found], 3)["every_fault"][0]["number"] == 0

@@ -57,8 +57,8 @@ def test_onset_is_the_fall_that_lasts_and_the_alarm_is_measured_from_it() -> Non
     assert onset(healthy) is None and onset(passing) is None
     fallen = series([1.5] * 5 + [0.5] * 5, [0.4] * 40 + [0.1] * 20)
     assert onset(fallen) == 25 and reward_fall(fallen) == 42
-    figures = {"onset": 25, "alarm": 30, "early": 0, "delay": 5, "reward_fall": 42, "lead": 12}
-    assert judged(fallen) == {"run": "run"} | figures
+    metrics = {"onset": 25, "alarm": 30, "early": 0, "delay": 5, "reward_fall": 42, "lead": 12}
+    assert judged(fallen) == {"run": "run"} | metrics
     assert judged(healthy)["delay"] is None and judged(healthy)["lead"] is None
 
 

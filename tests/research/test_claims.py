@@ -32,8 +32,8 @@ SUCCESS = "validation/success"
 
 def kept(arm: str, seed: int, steps: int, success: list[float], **others: list[float]) -> Kept:
     every = [steps * i // (len(success) - 1) for i in range(len(success))]
-    figures = {SUCCESS: success, **{name.replace("__", "/"): values for name, values in others.items()}}
-    return Kept(f"{arm}_s{seed}", "lead", "sokoban", arm, seed, steps, {"validated": {"step": every, **figures}}, {})
+    metrics = {SUCCESS: success, **{name.replace("__", "/"): values for name, values in others.items()}}
+    return Kept(f"{arm}_s{seed}", "lead", "sokoban", arm, seed, steps, {"validated": {"step": every, **metrics}}, {})
 
 
 def claim(region: Region, least: int = 3) -> Claim:
@@ -45,13 +45,13 @@ def test_every_claim_is_about_runs_that_were_made():
     for claim in every_claim():
         found = claim.of(pool)
         if "MI is low" in claim.says:  # no made-up run is so
-            assert "has the figure" in found.note
+            assert "has the metric" in found.note
             continue
         assert found.runs >= claim.least and found.mean is not None, claim
 
 
 def made_up(run: Kept, place: int) -> Kept:
-    """A run with every figure at every fifth step, all different."""
+    """A run with every metric at every fifth step, all different."""
     from research.kept import EACH_STEP, GRADIENTS, PROBE, SCORED, VALIDATED
 
     steps = list(range(0, run.steps + 1, 5))
@@ -219,7 +219,7 @@ def test_mi_that_was_never_above_0_cannot_fall_and_gives_no_warning():
         assert of.warned([run], mi, 100).mean == 0.0
 
 
-def test_figures_of_the_gradient_ignore_what_a_run_did_after_the_horizon():
+def test_metrics_of_the_gradient_ignore_what_a_run_did_after_the_horizon():
     parts = {f"gradients/q{q}/{part}": [float(q), 9.0] for q in range(1, 6) for part in ("task", "regulariser")}
     last = {f"gradients/q6/{part}": [6.0, 1.0] for part in ("task", "regulariser")}
     run = Kept("run", "gradients", "sokoban", "none", 0, 60, {"gradients": {"step": [30, 60], **parts, **last}}, {})
@@ -228,7 +228,7 @@ def test_figures_of_the_gradient_ignore_what_a_run_did_after_the_horizon():
     assert of.bucket_trend("task")(run, 30) == pytest.approx(1.0)
 
 
-def test_a_run_without_a_figure_is_left_out_and_gives_no_verdict():
+def test_a_run_without_a_metric_is_left_out_and_gives_no_verdict():
     pool = Pool([replace(kept("none", s, 180, [0.1, 0.2]), groups={}) for s in range(3)])
     found = pool.mean("sokoban", "none", of.of_groups("reward"), 180)
     assert found.mean is None and found.runs == 0
@@ -250,8 +250,8 @@ def test_a_row_about_the_end_and_the_beginning_says_no_more_than_that():
 def test_no_row_covers_what_is_listed_as_not_covered():
     rows = every_claim()
     ablation = [claim for claim in rows if claim.source == "Table 5"]
-    figures = [claim for claim in ablation if claim.statistic in (RETRIEVAL_BEST.words, ENTROPY_BEST.words)]
-    assert {claim.where for claim in figures} == {"Sokoban, top_k0.5 minus smallest, 60 steps"}
+    metrics = [claim for claim in ablation if claim.statistic in (RETRIEVAL_BEST.words, ENTROPY_BEST.words)]
+    assert {claim.where for claim in metrics} == {"Sokoban, top_k0.5 minus smallest, 60 steps"}
     assert [claim.where for claim in ablation if claim.statistic == WORST.words] == ["Sokoban, none, 300 steps"]
     assert not any("ema" in key for key in WITH_SUCCESS) and not any(claim.source == "Figure 3b" for claim in rows)
     for source in ("Figure 3b, ", "Figure 8, MI-ZScore-EMA", "Table 5, MI and entropy", "Table 5, which other arms"):
@@ -297,8 +297,8 @@ def test_seeds_that_agree_on_an_order_leave_the_mean_an_interval():
     assert sum(one.low > 0 or one.high < 0 for one in told) <= 0.05 * 400 + 10
 
 
-def test_noise_alone_does_not_move_one_figure_more_than_another():
-    """Found by a reviewer: absolute differences of single seeds grew with the noise of the noisier figure."""
+def test_noise_alone_does_not_move_one_metric_more_than_another():
+    """Found by a reviewer: absolute differences of single seeds grew with the noise of the noisier metric."""
     rng, told = np.random.default_rng(1), 0
     for _ in range(300):
         runs = [
@@ -342,7 +342,7 @@ def test_a_share_that_fell_before_the_end_of_the_first_fifth_has_fallen_since_th
     assert of.true_share_change(run, 100) == pytest.approx(0.2 - 0.8 / 3)
 
 
-def test_runs_that_lack_the_figure_tell_nothing_and_are_not_called_open():
+def test_runs_that_lack_the_metric_say_nothing_and_are_not_called_open():
     pool = Pool([kept(arm, s, 60, [0.1, 0.2]) for arm in ("none", "top_p") for s in range(3)])
     missing = of.at_end("no/such")
     for found in (
@@ -351,5 +351,5 @@ def test_runs_that_lack_the_figure_tell_nothing_and_are_not_called_open():
         pool.across("sokoban", ("none", "top_p"), missing, of.at_end(SUCCESS), 60),
         of.shift("no/such", "nor/this", pool, "sokoban", "top_p", "none", 60),
     ):
-        assert found.note == "none of 3 runs has the figure" and verdict(found, claim(above(0))) == "not significant"
+        assert found.note == "none of 3 runs has the metric" and verdict(found, claim(above(0))) == "not significant"
     assert verdict(pool.mean("sokoban", "other", missing, 60), claim(above(0))) == "not run"

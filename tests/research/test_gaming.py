@@ -46,7 +46,7 @@ def made_up(seed: int, steps: int = 120, every: int = 20) -> Course:
     return Course(f"made up {seed}", list(range(1, steps + 1)), variances, validations, TASKS)
 
 
-def test_a_course_is_read_from_the_figures_of_a_run_and_too_short_ones_are_named() -> None:
+def test_a_course_is_read_from_the_metrics_of_a_run_and_too_short_ones_are_named() -> None:
     found = course_of(run(), TASKS)
     assert found.steps == list(range(1, 16)) and found.validations == [(s, 0.5) for s in (0, 5, 10, 15)]
     assert found.variances == pytest.approx(np.full(15, 0.09))

@@ -17,9 +17,9 @@ def test_a_hundred_reasonings_are_labelled_each_with_a_state_that_its_judge_read
 
 
 def test_precision_and_recall_of_the_judges_hold() -> None:
-    figures = counted(labelled()).figures()
-    assert figures["claims"] > 100
-    assert figures["precision"] >= 0.88 and figures["recall"] >= 0.84 and figures["same_verdict"] >= 0.97
+    metrics = counted(labelled()).metrics()
+    assert metrics["claims"] > 100
+    assert metrics["precision"] >= 0.88 and metrics["recall"] >= 0.84 and metrics["same_verdict"] >= 0.97
 
 
 def test_claims_are_counted_by_what_they_say_and_verdicts_by_their_truth() -> None:

@@ -73,7 +73,7 @@ def test_the_bias_is_downwards_and_shrinks_with_n_and_the_interval_covers_what_i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strength", [0.7, 2.0])
-def test_every_figures_interval_covers_its_mean(strength: float) -> None:
+def test_every_metrics_interval_covers_its_mean(strength: float) -> None:
     channel, rng = random_channel(1, strength=strength, max_length=4), np.random.default_rng(1)
     rows = []
     for trial in range(60):

@@ -1,4 +1,4 @@
-"""The study of noise: its cells are runs that can be made, and its criterion judges committed figures as it says."""
+"""The study of noise: its cells are runs that can be made, and its criterion judges committed metrics as it says."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_without_noise_shared_noise_is_the_plain_filter_and_the_policy_variance_
     assert shared == {0: 0.7, 1: 0.7, 2: 0.7} and not validated(runs, "policy_variance", 0.0)
 
 
-def test_the_committed_figures_are_judged_and_nothing_is_run(capsys, tmp_path, monkeypatch) -> None:
+def test_the_committed_metrics_are_judged_and_nothing_is_run(capsys, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(noise, "PAGE", tmp_path / "noise.md")
     assert noise.main(["--quick", "--json", "--write"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]

@@ -22,7 +22,7 @@ RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "verdicts.json").
 
 
 def of_claims() -> dict[str, str]:
-    rows = claims.report().figures["claims"]
+    rows = claims.report().metrics["claims"]
     return {f"{r['source']}: {r['says']} ({r['where']}; {r['statistic']})": r["verdict"] for r in rows}
 
 
@@ -32,13 +32,13 @@ def of_gaming() -> dict[str, int]:
 
 
 def of_faults() -> dict[str, Any]:
-    found = faults.figures(faults.read_boots(COMMITTED))
+    found = faults.summary(faults.read_boots(COMMITTED))
     return {key: found[key] for key in RECORDED["faults"]}
 
 
 VERDICTS = {
     "claims": of_claims,
-    "noise": lambda: {f"{r['arm']} at {r['p']:g}": r["verdict"] for r in noise.report().figures["rows"]},
+    "noise": lambda: {f"{r['arm']} at {r['p']:g}": r["verdict"] for r in noise.report().metrics["rows"]},
     "regimes": lambda: {one.run.name: one.untrue for one in regimes.committed()},
     "regime_counts": lambda: regimes.counted(regimes.committed()),
     "gaming": of_gaming,

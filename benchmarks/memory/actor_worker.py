@@ -1,8 +1,8 @@
-"""Runs one party of `benchmarks.memory` in this process, and prints its peak and its estimate, GiB.
+"""Runs one actor of `benchmarks.memory` in this process, and prints its peak and its estimate, GiB.
 
-python -m benchmarks.memory.party_worker '{"role": "rank" | "scorer" | "engine", "quick": false, ...}'
+python -m benchmarks.memory.actor_worker '{"role": "rank" | "scorer" | "engine", "quick": false, ...}'
 
-The other keys are settings of the party.
+The other keys are settings of the actor.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ IN_FLIGHT = 32
 
 
 def status_gib(name: str, pid: int | str = "self") -> float:
-    """A figure of /proc/PID/status, GiB."""
+    """A metric of /proc/PID/status, GiB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name + ":")) * 1024 / GIB
 
 
-def figures(before: float, measured: float, net_estimate: float, allowance: float) -> dict[str, float]:
-    """The printed figures, GiB. `before`: resident memory before the party's model was made."""
+def summary(before: float, measured: float, net_estimate: float, allowance: float) -> dict[str, float]:
+    """The printed metrics, GiB. `before`: resident memory before the actor's model was made."""
     net = measured - before
     return {"measured": measured, "estimate": net_estimate + allowance, "net": net, "net_estimate": net_estimate}
 
@@ -62,7 +62,7 @@ def rank(folder: Path, settings: dict[str, Any]) -> dict[str, float]:
         if not trainer.train_step(step, groups).updated:
             raise RuntimeError(f"step {step} was refused")
     estimate = memory.estimate(trainer.policy.model.config, config, 1).total / GIB
-    return figures(before, status_gib("VmHWM"), estimate, RANK_RUNTIME_GIB)
+    return summary(before, status_gib("VmHWM"), estimate, RANK_RUNTIME_GIB)
 
 
 def scorer(folder: Path, settings: dict[str, Any]) -> dict[str, float]:
@@ -80,7 +80,7 @@ def scorer(folder: Path, settings: dict[str, Any]) -> dict[str, float]:
     prompts, reasonings = (random_rows(count, tokens, size.vocabulary, 0) for count, tokens in ((8, 100), (64, 40)))
     CrossScorer(model, config.token_budget).matrix(prompts, reasonings)
     allowance = memory.RUNTIME / GIB
-    return figures(before, status_gib("VmHWM"), memory.estimate(size, config) / GIB - allowance, allowance)
+    return summary(before, status_gib("VmHWM"), memory.estimate(size, config) / GIB - allowance, allowance)
 
 
 def size_of(model: torch.nn.Module) -> ModelSize:
@@ -105,7 +105,7 @@ def engine(folder: Path, settings: dict[str, Any]) -> dict[str, float]:
     cache_gib = config.cache_gib
     assert cache_gib is not None, "the engine runs on CPU"
     net = (estimate.weights + estimate.working) / GIB + cache_gib
-    return figures(before, measured, net, allowance)
+    return summary(before, measured, net, allowance)
 
 
 async def sampled(engine: Any, config: RolloutConfig, vocabulary: int) -> float:
@@ -122,7 +122,7 @@ async def sampled(engine: Any, config: RolloutConfig, vocabulary: int) -> float:
 
 
 def main() -> None:
-    """Runs the party that the argument names."""
+    """Runs the actor that the argument names."""
     case = json.loads(sys.argv[1])
     role, quick = case.pop("role"), case.pop("quick")
     actors = {"rank": rank, "scorer": scorer, "engine": engine}
