@@ -35,7 +35,7 @@ from squelch.envs.options import MAX_COMPARED
 from squelch.envs.registry import resolved
 from squelch.envs.settings import Settings
 from squelch.envs.untrusted.files import Unreadable, brief, read_bytes, shortened, state, text_of
-from squelch.envs.untrusted.text import MAX_RECIPE, YamlVersion, parse_yaml, written_yaml
+from squelch.envs.untrusted.text import MAX_DEPTH, MAX_RECIPE, YamlVersion, parse_yaml, written_yaml
 from squelch.learner.config import LearnerConfig
 from squelch.learner.objective.algorithms import differences, merged, with_filter
 from squelch.learner.warmup.settings import WarmupConfig
@@ -457,6 +457,8 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     if not equals or not key:
         raise UserError(f"override {brief(override)} is not of the form key.sub=value, e.g. filter.rho=0.5")
     *parents, leaf = key.split(".")
+    if len(parents) >= MAX_DEPTH:
+        raise UserError(f"override {brief(override)} has more than {MAX_DEPTH} levels")
     node = tree
     for parent in parents:
         if node.get(parent) is None:  # null: a block that is off

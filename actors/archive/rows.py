@@ -13,6 +13,7 @@ from squelch.actors.content import Picture, turn_keys
 from squelch.actors.failures import Failure, failure_of
 from squelch.actors.messages import VersionSpan
 from squelch.actors.records import Group, Trajectory, Turn
+from squelch.envs.untrusted.secrets import masked
 
 
 def to_table(group: Group) -> pa.Table:
@@ -59,7 +60,7 @@ def _row(group: Group, trajectory: Trajectory) -> dict[str, Any]:
         "truncated": t.truncated,
         "bootstrap_last_state": t.bootstrap_last_state,
         "failure_cause": None if t.failure is None else t.failure.cause.value,
-        "failure_detail": None if t.failure is None else t.failure.detail,
+        "failure_detail": None if t.failure is None else masked(t.failure.detail),
         "worker": t.worker,
         "replay_returns": t.replay_returns,
     }

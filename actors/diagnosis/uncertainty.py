@@ -47,6 +47,8 @@ Z95 = NormalDist().inv_cdf((1 + LEVEL) / 2)
 RESAMPLES = 999
 """Number of resamples and of random permutations; the true labels are added, so p-values are multiples of 1/1000."""
 MIN_PROMPTS = 4
+MOST_RATIO = 1e6
+"""An interval that is wider than wanted by more than this is not extrapolated further."""
 MIN_INTERVAL = 6
 SHARES = ("retrieval_accuracy", *(f"recall@{k}" for k in RECALL_AT))
 TESTED = ("retrieval_accuracy", "mi_est", "mi_seq_est")
@@ -104,13 +106,15 @@ class Uncertainty:
 
     def prompts_needed(self, name: str, half_width: float) -> int | None:
         """Distinct prompts needed for an interval of `name` of at most +-`half_width`, extrapolated from this
-        interval's width, which scales as 1/sqrt(N); None without an interval. ValueError unless half_width > 0."""
+        interval's width, which scales as 1/sqrt(N), up to `MOST_RATIO`; None without a finite
+        interval. ValueError unless half_width > 0."""
         if not half_width > 0:
             raise ValueError(f"half_width={half_width} must be above 0, in the unit of {name}")
         found = self.intervals.get(name)
-        if found is None:
+        if found is None or not math.isfinite(found.half_width):
             return None
-        return max(MIN_INTERVAL, math.ceil(self.num_prompts * (found.half_width / half_width) ** 2))
+        ratio = min(found.half_width / half_width, MOST_RATIO)
+        return max(MIN_INTERVAL, math.ceil(self.num_prompts * ratio**2))
 
 
 def uncertainty(

@@ -17,6 +17,7 @@ import hmac
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from socketserver import BaseServer, ThreadingMixIn
@@ -40,10 +41,10 @@ configurations scrape all of them."""
 CLOSE_TIMEOUT_S = 5.0
 TOKEN = "SQUELCH_METRICS_TOKEN"
 LEAST_TOKEN = 16
-SILENT_S = 10.0
-"""Seconds that a connection may be silent."""
-MOST_CLIENTS = 64
-"""Connections at a time; each needs a thread and a file descriptor of the driver."""
+REQUEST_S = 10.0
+"""Seconds of a connection, however much of a request it sends meanwhile."""
+MOST_CLIENTS, MOST_OF_ONE = 64, 16
+"""Connections at a time, in all and of one address; each needs a thread and a file descriptor of the driver."""
 Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
 """A WSGI application."""
 
@@ -157,14 +158,25 @@ class StoreCollector(Collector):
 
 
 class _Quiet(WSGIRequestHandler):
-    """Writes no line for each scrape, and waits `SILENT_S` for a client that says nothing."""
+    """Writes no line for each scrape, and ends a connection after `REQUEST_S`: one that sends a byte now and then would
+    otherwise hold its place for good."""
 
-    timeout = SILENT_S
+    timeout = REQUEST_S
 
     def handle(self) -> None:
-        """Answers one request; a client that is silent for too long gets none."""
-        with suppress(TimeoutError):
-            super().handle()
+        """Answers one request; a client that is too slow gets none."""
+        end = threading.Timer(REQUEST_S, self._end)
+        end.daemon = True
+        end.start()
+        try:
+            with suppress(OSError):
+                super().handle()
+        finally:
+            end.cancel()
+
+    def _end(self) -> None:
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing."""
@@ -177,23 +189,37 @@ def _server(host: str, port: int, app: Application) -> WSGIServer:
     class Server(ThreadingMixIn, WSGIServer):
         address_family = family
         daemon_threads = True
-        places = threading.BoundedSemaphore(MOST_CLIENTS)
+
+        def __init__(self, *arguments: Any) -> None:
+            self.clients, self.lock = Counter[str](), threading.Lock()
+            super().__init__(*arguments)
 
         def process_request(self, request: Any, client_address: Any) -> None:
-            if not self.places.acquire(blocking=False):
+            if not self._enter(client_address[0]):
                 self.shutdown_request(request)
                 return
             try:
                 super().process_request(request, client_address)
             except BaseException:  # no thread could be started
-                self.places.release()
+                self._leave(client_address[0])
                 raise
 
         def process_request_thread(self, request: Any, client_address: Any) -> None:
             try:
                 super().process_request_thread(request, client_address)
             finally:
-                self.places.release()
+                self._leave(client_address[0])
+
+        def _enter(self, address: str) -> bool:
+            with self.lock:
+                has_room = self.clients.total() < MOST_CLIENTS and self.clients[address] < MOST_OF_ONE
+                self.clients[address] += has_room
+                return has_room
+
+        def _leave(self, address: str) -> None:
+            with self.lock:
+                self.clients[address] -= 1
+                self.clients = +self.clients  # without addresses that have left
 
     return make_server(str(address[0]), port, app, Server, _Quiet)
 

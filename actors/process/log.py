@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
+import sys
 from pathlib import Path
 
 from squelch.envs.untrusted.files import open_own
@@ -20,6 +22,16 @@ class MaskedFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The record as text."""
         return masked(super().format(record))
+
+
+class MaskedStream(io.TextIOWrapper):
+    """A stream of text that masks the secrets in each piece that Python code prints, tracebacks included. What C
+    libraries and child processes write passes it by."""
+
+    def write(self, text: str, /) -> int:
+        """Writes the piece; returns its length."""
+        super().write(masked(text))
+        return len(text)
 
 
 def log_variable(folder: Path, actor: str) -> dict[str, str]:
@@ -39,6 +51,9 @@ def take_output() -> None:
     with open_own(path) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        raw = open(number, "wb", buffering=0, closefd=False)  # noqa: SIM115  (stays open as long as the process)
+        setattr(sys, name, MaskedStream(raw, "utf-8", "backslashreplace", write_through=True))
     handler = logging.StreamHandler()
     handler.setFormatter(MaskedFormatter(FORMAT))
     logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -14,6 +14,7 @@ from squelch.actors.process.interfaces import is_loopback
 from squelch.cluster.errors import UserError
 from squelch.cluster.grafana.prometheus import Prometheus
 from squelch.cluster.inspector.app import application
+from squelch.cluster.inspector.connections import Bounded
 from squelch.cluster.inspector.guard import LOOPBACK_NAMES, Access
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.terminal import say_unmasked
@@ -61,7 +62,7 @@ def serve(
         address = url(host, access, "$SQUELCH_INSPECT_TOKEN" if token else access.token)
         say_unmasked(f"{folder.name}: {address}  (Ctrl-C ends it; the run is only read)")
         config = uvicorn.Config(
-            app, log_level="warning", access_log=False, lifespan="off", server_header=False,
+            app, http=Bounded, log_level="warning", access_log=False, lifespan="off", server_header=False,
             timeout_graceful_shutdown=SHUTDOWN_S, h11_max_incomplete_event_size=65536,
         )  # fmt: skip
         uvicorn.Server(config).run(sockets=[listening])

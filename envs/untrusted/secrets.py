@@ -14,11 +14,14 @@ SHORTEST = 8
 """Characters; a shorter value of a variable is not masked, because it would occur in innocent words."""
 _USER_INFO = re.compile(r"(?<=://)[^/?#\s@'\"]*(?:@[^/?#\s@'\"]*)*(?=@)")
 _PARAMETER = re.compile(
-    r"(?i)([?&#;][\w.-]{0,40}(?:token|secret|password|passwd|api_?key|access_?key|signature|credential)[\w.-]{0,40}=)"
+    r"(?i)([?&#;](?:sig|key|auth|"
+    r"[\w.-]{0,40}(?:token|secret|password|passwd|api[_-]?key|access[_-]?key|signature|credential)[\w.-]{0,40})=)"
     r"[^&#\s'\"]+"
 )
 _BEARER = re.compile(r"(?i)\b(bearer\s+)[\w.~+/=-]{8,}")
-_VARIABLE = re.compile(r"(?i)(?:^|_)(?:token|secret|password|passwd|key|access_key_id|connection_string|credentials?)$")
+_VARIABLE = re.compile(
+    r"(?i)(?:token|secret|password|passwd|passphrase|(?:^|_)(?:key|pat|access_key_id|connection_string|credentials?)|_pwd)$"
+)
 
 
 def masked(text: str) -> str:
@@ -53,6 +56,11 @@ def bearer(variable: str) -> dict[str, str]:
 
 def _secret_values() -> list[str]:
     """Values of the environment variables whose names say that they are secret, the longest first, without white space
-    around them: a secret from a file often ends with a line end."""
+    around them: a secret from a file often ends with a line end. Paths of files are none, but a key may begin with `/`
+    too."""
     found = {value.strip() for name, value in os.environ.items() if _VARIABLE.search(name)}
-    return sorted((one for one in found if len(one) >= SHORTEST and not os.path.isabs(one)), key=len, reverse=True)
+    return sorted((one for one in found if len(one) >= SHORTEST and not _is_path(one)), key=len, reverse=True)
+
+
+def _is_path(value: str) -> bool:
+    return os.path.isabs(value) and ("." in value or os.path.lexists(value))

@@ -61,6 +61,14 @@ def test_samples_are_read_from_no_other_kind_of_file(tmp_path: Path, name: str, 
         read_rows(tmp_path / name, None)
 
 
+@pytest.mark.parametrize("wrong", [5, ["x"], {"text": "x"}])
+def test_a_message_whose_reasoning_is_no_text_is_named(tmp_path: Path, wrong: object) -> None:
+    message = {"role": "assistant", "content": "x", "reasoning_content": wrong}
+    (tmp_path / "x.jsonl").write_text(json.dumps({"prompt": "p", "completion": [message]}))
+    with pytest.raises(UserError, match=r"x\.jsonl, row 1: `completion`"):
+        read_rows(tmp_path / "x.jsonl", None)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_output_that_is_no_regular_file_is_refused_and_left(tmp_path: Path, capsys, kind: str) -> None:
     KINDS[kind](tmp_path / "out.npz")
@@ -125,6 +133,7 @@ def test_a_hostile_recipe_is_refused_in_a_short_paragraph(tmp_path: Path, capsys
         "environment.options={1: 2}",
         "learner.optimizer.betas={a: 1}",
         "x" * 5_000 + "=1",
+        "environment.options" + ".a" * 2_000 + "=1",
     ],
 )
 def test_a_hostile_override_is_refused_in_a_short_paragraph(capsys, override: str) -> None:

@@ -195,7 +195,11 @@ def _is_ids(value: Any) -> bool:
 
 def _is_messages(value: Any) -> bool:
     def whole(one: Any) -> bool:
-        return isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content") or "", str)
+        return (
+            isinstance(one, dict)
+            and isinstance(one.get("role"), str)
+            and all(isinstance(one.get(key) or "", str) for key in ("content", "reasoning_content"))
+        )
 
     return isinstance(value, list) and bool(value) and all(map(whole, value))
 

@@ -52,6 +52,9 @@ SPAN_BYTES = MIB
 MAX_BYTES = 256 * MIB
 """Bytes of a manifest."""
 CHUNK_BYTES = 8 << 20
+VERIFIED_BYTES = 16 * MIB
+"""A closed file of at most so many bytes is read whole and verified; a larger one is read in ranges, and verified where
+it is copied."""
 READ_ATTEMPTS = 5
 """Number of times that a reader looks for the newest manifest, while a driver replaces it."""
 _NUMBER = re.compile(rf"{MANIFESTS}/([0-9]{{9}})\.json")
@@ -74,7 +77,7 @@ class Span(Settings):
 
     generation: int = Field(ge=0, lt=10**9)
     sequence: int = Field(ge=0, lt=10**12)
-    size: int = Field(ge=1)
+    size: int = Field(ge=1, lt=2**50)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
     def name(self, key: str) -> str:
@@ -229,10 +232,13 @@ class Snapshot(ReadOnly):
             raise FileNotFoundError(f"{self.where(key)} is not in the run's newest manifest")
         if not found.spans:
             return io.BytesIO()
-        last = self.store.get(found.spans[-1].name(key))
-        if len(found.spans) == 1:
-            return last
-        last.close()
+        only, last = len(found.spans) == 1, found.spans[-1]
+        if only and last.size <= VERIFIED_BYTES:
+            return io.BytesIO(_verified(self.store, key, last))
+        opened = self.store.get(last.name(key))
+        if only:
+            return opened
+        opened.close()
         return io.BufferedReader(_Spans(self.store, key, found), SPAN_BYTES)
 
     def chunks(self, key: str) -> Iterator[bytes]:
@@ -272,15 +278,17 @@ class _Spans(RangeReader):
     def _read_at(self, position: int, length: int) -> bytes:
         number, start = divmod(position, SPAN_BYTES)
         if number != self._number:
-            self._number, self._data = number, self._fetched(self._stored.spans[number])
+            self._number, self._data = number, _verified(self._store, self._key, self._stored.spans[number])
         return self._data[start : start + length]
 
-    def _fetched(self, span: Span) -> bytes:
-        with self._store.get(name := span.name(self._key)) as file:
-            data = file.read(SPAN_BYTES + 1)
-        if hashlib.sha256(data).hexdigest() != span.sha256:
-            raise OSError(_damaged(self._store, name))
-        return data
+
+def _verified(store: Store, key: str, span: Span) -> bytes:
+    """The bytes of a span. OSError if they are not the manifest's."""
+    with store.get(name := span.name(key)) as file:
+        data = file.read(span.size + 1)
+    if hashlib.sha256(data).hexdigest() != span.sha256:
+        raise OSError(_damaged(store, name))
+    return data
 
 
 def find_run(url: str) -> Snapshot:

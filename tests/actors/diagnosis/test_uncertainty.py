@@ -1,6 +1,7 @@
 """What must hold of intervals over prompts and of the exchangeable null."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from squelch.actors.diagnosis.uncertainty import (
     MIN_PROMPTS,
     SHARES,
     TESTED,
+    Interval,
     Uncertainty,
     delete_one,
     t_quantile,
@@ -140,6 +142,9 @@ def test_the_prompts_needed_follow_the_square_of_the_width() -> None:
     half = sure.intervals["mi_est"].half_width
     assert sure.prompts_needed("mi_est", half * 1.0001) == 16
     assert sure.prompts_needed("mi_est", half / 2) in (64, 65)
+    assert sure.prompts_needed("mi_est", 1e-320) == 16 * 10**12, "as far as is extrapolated"
+    wide = replace(sure, intervals={"mi_est": Interval(-math.inf, math.inf, math.inf)})
+    assert wide.prompts_needed("mi_est", 0.1) is None
     assert sure.prompts_needed("mi_est", 1e9) == MIN_INTERVAL
     with pytest.raises(ValueError, match="half_width"):
         sure.prompts_needed("mi_est", 0.0)

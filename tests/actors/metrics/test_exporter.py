@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from socketserver import ThreadingMixIn
 
 import pytest
@@ -177,6 +177,27 @@ def test_silent_connections_are_closed_and_only_so_many_are_held(monkeypatch: py
         recorder.close()
 
 
+def test_a_client_that_sends_byte_by_byte_or_opens_many_connections_keeps_no_other_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exporter, "MOST_OF_ONE", 2)
+    monkeypatch.setattr(exporter, "REQUEST_S", 3.0)
+    recorder = Recorder(RecorderConfig(port=0), REGISTRY)
+    recorder.start()
+    try:
+        where = ("127.0.0.1", recorder.port)
+        many = [socket.create_connection(where, timeout=30, source_address=("127.0.0.2", 0)) for _ in range(6)]
+        assert samples(recorder), "another address is answered"
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not all(ends(one, within_s=0.01) for one in many):
+            for one in many:
+                with suppress(OSError):
+                    one.send(b"G")
+        assert time.monotonic() < deadline
+    finally:
+        recorder.close()
+
+
 def ends(connection: socket.socket, within_s: float) -> bool:
     """Whether the other side ends the connection in time."""
     connection.settimeout(within_s)
@@ -184,6 +205,8 @@ def ends(connection: socket.socket, within_s: float) -> bool:
         return connection.recv(1) == b""
     except TimeoutError:
         return False
+    except ConnectionError:
+        return True
 
 
 def test_a_thread_that_cannot_be_started_costs_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -228,6 +228,34 @@ def test_a_folder_that_is_too_large_is_refused_unpacked_and_its_parts_are_named(
     assert not target.exists()
 
 
+@pytest.mark.timeout(20)
+def test_no_link_of_a_strangers_folder_brings_other_files_or_has_no_end(tmp_path: Path) -> None:
+    (folder := tmp_path / "code").mkdir()
+    (tmp_path / "secret").write_text("mine")
+    (folder / "squelch").mkdir()
+    (folder / "own.py").write_text("")
+    (folder / "also.py").symlink_to("own.py")
+    assert set(job_files.listed(folder)) == {"own.py", "also.py"}
+    for name, target in (
+        ("a", "../secret"),
+        ("b", ".."),
+        ("c", "."),
+        ("squelch/d", "../.."),
+        ("squelch/e", "/etc/passwd"),
+    ):
+        (folder / name).symlink_to(target)
+        with pytest.raises(UserError, match=f"{name} is a link to {target}, and only links to files inside"):
+            job_files.listed(folder)
+        (folder / ".gitignore").write_text(name)
+        assert set(job_files.listed(folder)) == {"own.py", "also.py", ".gitignore"}, "an ignored one does not travel"
+        (folder / ".gitignore").unlink()
+        (folder / name).unlink()
+    for name in "abc":
+        (folder / "squelch" / name).symlink_to("..")
+    with pytest.raises(UserError, match=r"squelch/\w/squelch/\w is a link"):
+        job_files.listed(folder)
+
+
 def test_a_wheel_of_squelch_is_unpacked_and_nothing_else_is_taken_for_one(tmp_path: Path) -> None:
     wheel = tmp_path / "squelch_rl-0.1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as made:

@@ -87,6 +87,17 @@ def test_an_actor_writes_to_its_own_file_and_so_do_its_children(tmp_path: Path) 
     assert "is rollout-0\n" in text and text.endswith("said\nchild\n")
 
 
+def test_a_secret_that_an_actor_prints_or_raises_is_masked_in_its_file(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, squelch.actors.process.log as log; log.take_output(); print('a', os.environ['HF_TOKEN']); "
+        "sys.stderr.write(os.environ['HF_TOKEN']); raise ValueError(os.environ['HF_TOKEN'])"
+    )
+    environment = {**os.environ, **log_variable(tmp_path, "env-0"), "HF_TOKEN": "hf_s3cretvalue"}
+    subprocess.run([sys.executable, "-c", code], env=environment, timeout=60, check=False)
+    text = (tmp_path / "env-0.log").read_text()
+    assert "hf_s3cretvalue" not in text and text.count("***") == 3 and "ValueError: ***" in text
+
+
 @pytest.mark.parametrize("value", ["", "/no/such/folder/env-0.log"])
 def test_an_actor_that_has_no_file_writes_where_it_did(value: str) -> None:
     code = "import squelch.actors.process.log as log; log.take_output(); print('said')"

@@ -1,5 +1,6 @@
 """A run in a store is read as it grows, or copied; every command that reads a folder takes its URL."""
 
+import hashlib
 import io
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from squelch.cluster.commands.existing_runs.watch import watch
 from squelch.cluster.errors import UserError
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.in_store import reading
-from squelch.cluster.runs.in_store.manifest import Snapshot, manifest_key, newest
+from squelch.cluster.runs.in_store.manifest import Manifest, Snapshot, Span, StoredFile, manifest_key, newest
 from squelch.cluster.runs.in_store.mirror import Mirror
 from squelch.cluster.runs.in_store.reading import Followed, local_copy
 from tests.cluster.report.synthetic import Made, write_run
@@ -122,6 +123,22 @@ def test_an_evaluation_fetches_its_checkpoint_and_no_other(tmp_path: Path, monke
     assert main(["eval", url]) == 0
     assert seen["before"] == ["checkpoints/step-1/loop.json", "checkpoints/step-2/loop.json", "config.yaml"]
     assert seen["name"] == "a" and seen["after"] == "hf/model.safetensors of 2" and not seen["folder"].exists()
+
+
+def test_a_closed_file_of_another_digest_is_not_shown(tmp_path: Path) -> None:
+    span = Span(generation=1, sequence=1, size=2, sha256=hashlib.sha256(b"{}").hexdigest())
+    manifest = Manifest(number=1, files={"summary.json": StoredFile(spans=(span,), modified_ns=1)})
+    store = LocalStore(tmp_path)
+    for data in (b"[]", b"{} ", b"{"):
+        with store.put(span.name("summary.json")) as file:
+            file.write(data)
+        with pytest.raises(OSError, match=r"summary\.g1-1\.json is not the file that the manifest names"):
+            Snapshot(store, manifest).get("summary.json")
+    with store.put(span.name("summary.json")) as file:
+        file.write(b"{}")
+    assert Snapshot(store, manifest).get("summary.json").read() == b"{}"
+    with pytest.raises(ValueError, match="less than"):
+        Span(generation=1, sequence=1, size=10**30, sha256=span.sha256)
 
 
 def test_a_copy_of_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
