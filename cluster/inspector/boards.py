@@ -16,13 +16,14 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from squelch.cluster.errors import UserError
 from squelch.cluster.grafana.boards import Board, Panel, shipped
 from squelch.cluster.grafana.prometheus import Prometheus, Span
-from squelch.cluster.plots.panels import Answered, ask, one_panel
+from squelch.cluster.plots.panels import Answered, Values, ask, one_panel, values
+from squelch.cluster.plots.step_axis import StepClock
 from squelch.envs.untrusted.files import brief
 
 REFRESH_S = 15.0
@@ -34,18 +35,29 @@ SILENT_S = 1800.0
 """Seconds without a record after which a run counts as over, whatever its folder says: it was killed."""
 WINDOWS: Mapping[str, float | None] = {"all": None, "15m": 900.0, "1h": 3600.0, "6h": 21600.0}
 """Stretches of time that a reader can choose, in seconds before the newest value."""
+AXES = ("time", "steps")
+"""What the panels can be drawn over."""
 FIRST = "reasoning"
 """The dashboard that is shown first."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """The recorded part of a run: the times of its first and newest record, unix seconds, and whether it is live.
-    Before its first record both times are now."""
+    """The recorded part of a run: the times of its first and newest record, unix seconds, whether it is live, and
+    (step, time) of its records. Before its first record both times are now."""
 
     first: float
     newest: float
     live: bool
+    times: Sequence[tuple[int, float]] = ()
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A panel: its drawing, an `<svg>` element, and its table."""
+
+    svg: str
+    values: Sequence[Values]
 
 
 class Boards:
@@ -55,7 +67,7 @@ class Boards:
         self.run, self.prometheus, self.now = run, prometheus, now
         self.boards = dict(sorted(shipped().items(), key=lambda item: item[0] != FIRST))
         self._lock = threading.Lock()
-        self._drawings: OrderedDict[tuple[object, ...], str] = OrderedDict()
+        self._drawings: OrderedDict[tuple[object, ...], Drawn] = OrderedDict()
         self._marks: Answered | None = None
         self._down: tuple[float, str] = (0.0, "")
 
@@ -65,17 +77,18 @@ class Boards:
             raise UserError(f"`board` is {brief(name)} in the address; it must be one of: {', '.join(self.boards)}")
         return self.boards[name]
 
-    def panel(self, name: str, number: int, recorded: Recorded, window: str = "all") -> str:
-        """The drawing of a panel, an `<svg>` element. UserError without a Prometheus, if it has nothing of the run, or
-        if the address names no such panel."""
+    def panel(self, name: str, number: int, recorded: Recorded, window: str = "all", axis: str = "time") -> Drawn:
+        """A panel over time or steps. UserError without a Prometheus, if it has nothing of the run, or if the address
+        names no such panel. A run of fewer than two steps is drawn over time."""
         board = self.board(name)
         if number >= len(board.panels):
             raise UserError(f"`panel` is {number} in the address; the board {name} has {len(board.panels)} panels")
         span = self.span(recorded, window)
-        key = (name, number, span)
+        clock = StepClock.of(recorded.times, span.start) if axis_of(axis) == "steps" else None
+        key = (name, number, span, clock is not None)
         with self._lock:
             if key not in self._drawings:
-                self._drawings[key] = self._drawn(board, board.panels[number], span)
+                self._drawings[key] = self._drawn(board, board.panels[number], span, clock)
                 while len(self._drawings) > MOST_DRAWINGS:
                     self._drawings.popitem(last=False)
             return self._drawings[key]
@@ -90,7 +103,7 @@ class Boards:
         start = recorded.first - LEAD_S
         return Span(start if seconds is None else max(start, end - seconds), end)
 
-    def _drawn(self, board: Board, panel: Panel, span: Span) -> str:
+    def _drawn(self, board: Board, panel: Panel, span: Span, clock: StepClock | None) -> Drawn:
         if self.prometheus is None:
             raise UserError("no Prometheus was given")
         since, said = self._down
@@ -103,7 +116,8 @@ class Boards:
         except UserError as error:
             self._down = self.now(), str(error)
             raise
-        return one_panel(board, panel, replace(answered, series={**shared.series, **answered.series}))
+        answered = replace(answered, series={**shared.series, **answered.series})
+        return Drawn(one_panel(board, panel, answered, clock), values(panel, answered))
 
     def _shared(self, prometheus: Prometheus, board: Board, span: Span) -> Answered:
         """The context that all panels of a stretch of time share: Grafana's variables for this run, and the marks,
@@ -124,3 +138,10 @@ class Boards:
                 "does it scrape the run's metrics (deploy/prometheus.yml)?"
             )
         return "|".join(re.escape(address) for address in addresses).replace("\\", "\\\\")
+
+
+def axis_of(text: str) -> str:
+    """What the panels are drawn over. UserError for an unknown axis."""
+    if text not in AXES:
+        raise UserError(f"`axis` is {brief(text)} in the address; it must be one of: {', '.join(AXES)}")
+    return text

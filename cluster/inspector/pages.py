@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import numpy as np
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.templating import Jinja2Templates
@@ -19,7 +20,7 @@ from starlette.templating import Jinja2Templates
 from squelch.cluster.errors import UserError
 from squelch.cluster.grafana.prometheus import Prometheus
 from squelch.cluster.inspector import curves, matrices
-from squelch.cluster.inspector.boards import FIRST, REFRESH_S, WINDOWS, Boards, Recorded
+from squelch.cluster.inspector.boards import AXES, FIRST, REFRESH_S, WINDOWS, Boards, Recorded, axis_of
 from squelch.cluster.inspector.groups import GroupIndex, Query
 from squelch.cluster.inspector.run_metrics import CHARTS, CURVES, SMOOTHED, RunMetrics
 from squelch.cluster.inspector.search import search
@@ -308,29 +309,38 @@ class Pages:
 
     def dashboard(self, request: Request) -> Response:
         """A dashboard's rows; its panels are fetched by the page. Without a Prometheus it says how to get one."""
-        name, window = (request.query_params.get(key, first) for key, first in (("board", FIRST), ("window", "all")))
-        recorded, prometheus = self._recorded(), self.boards.prometheus
-        self.boards.span(recorded, window)
+        chosen, recorded, prometheus = self._shown(request), self._recorded(), self.boards.prometheus
+        self.boards.span(recorded, chosen["window"])
         return self._page(
-            request, "boards.html", name=name, board=self.boards.board(name), boards=self.boards.boards, window=window,
-            windows=WINDOWS, refresh=REFRESH_S, live=recorded.live, folder=self.folder.store.where(),
+            request, "boards.html", chosen=chosen, board=self.boards.board(chosen["board"]), boards=self.boards.boards,
+            windows=WINDOWS, axes=AXES, refresh=REFRESH_S, live=recorded.live, folder=self.folder.store.where(),
             source=None if prometheus is None else prometheus.url,
         )  # fmt: skip
 
+    @staticmethod
+    def _shown(request: Request) -> dict[str, str]:
+        """What the address says of a dashboard: its name, the stretch of time, the axis, and whether the tables of
+        values are open."""
+        plain = {"board": FIRST, "window": "all", "axis": AXES[0], "values": ""}
+        found = {name: request.query_params.get(name, first) for name, first in plain.items()}
+        return found | {"axis": axis_of(found["axis"]), "values": "1" if found["values"] else ""}
+
     def panel(self, request: Request) -> Response:
-        """The drawing of a panel; what is wrong as text."""
-        name, window = (request.query_params.get(key, first) for key, first in (("board", FIRST), ("window", "all")))
+        """The drawing of a panel with its table of values; what is wrong as text."""
+        chosen = self._shown(request)
         number = self._number(request, "panel", 1000)
         try:
-            svg = self.boards.panel(name, number, self._recorded(), window)
+            found = self.boards.panel(chosen["board"], number, self._recorded(), chosen["window"], chosen["axis"])
         except UserError as error:
             return PlainTextResponse(str(error), status_code=422)
-        return Response(svg, media_type="image/svg+xml")
+        facts = {"svg": Markup(found.svg), "values": found.values, "open": bool(chosen["values"])}
+        return self.templates.TemplateResponse(request, "panel.html", facts)
 
     def _recorded(self) -> Recorded:
         self.run_metrics.refresh()
-        times, now = [when for _, when in self.run_metrics.times()] or [self.now()], self.now()
-        return Recorded(times[0], times[-1], self.run_metrics.status(now).state in ("starting", "running"))
+        times = self.run_metrics.times()
+        first, newest = (times[0][1], times[-1][1]) if times else (self.now(), self.now())
+        return Recorded(first, newest, self.run_metrics.status(self.now()).state in ("starting", "running"), times)
 
     @staticmethod
     def colours(_: Request) -> Response:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from squelch.cluster.grafana.boards import Panel, State
 from squelch.cluster.plots import draw
+from squelch.cluster.plots.step_axis import StepClock, mark_steps
 from squelch.cluster.plots.style import (
     BASELINE,
     BLUE,
@@ -71,8 +72,16 @@ class Marked:
     events: list[tuple[float, float]]
 
 
-def draw_panel(axes: Axes, panel: Panel, series: Sequence[Named], marks: Sequence[Marked], minutes: float) -> None:
-    """Draws a panel; one without a value says so. `minutes`: where the axes of time end; they begin at 0."""
+def draw_panel(
+    axes: Axes,
+    panel: Panel,
+    series: Sequence[Named],
+    marks: Sequence[Marked],
+    minutes: float,
+    clock: StepClock | None = None,
+) -> None:
+    """Draws a panel; one without a value says so. `minutes`: where the axes of time end, which begin at 0; `clock`:
+    makes them axes of steps."""
     axes.tick_params(labelsize=FONT_PT - 2)
     axes.grid(False, axis="x")
     drawing, known = DRAWINGS[panel.kind], [one for one in series if one.values]
@@ -82,7 +91,10 @@ def draw_panel(axes: Axes, panel: Panel, series: Sequence[Named], marks: Sequenc
     drawing(axes, panel, known)
     if panel.kind in WITH_TIME:
         axes.set_xlim(0.0, minutes)
-        _minutes(axes)
+        if clock is None:
+            _minutes(axes)
+        else:
+            mark_steps(axes, clock)
         _mark(axes, marks)
 
 
@@ -115,16 +127,24 @@ def stretches(minutes: Sequence[float], step: float) -> list[tuple[float, float]
 
 def _time_series(axes: Axes, panel: Panel, series: list[Named]) -> None:
     if panel.stacked:
-        _stack(axes, series)
+        _stack(axes, series, panel.unit)
     else:
-        _lines(axes, series)
-    if not any(value for one in series for value in one.values):
-        axes.set_ylim(0.0, 1.0)
+        _lines(axes, series, panel.unit)
+    values = [value for one in series for value in one.values]
+    if not any(values) or not panel.stacked:
+        _around_a_constant(axes, min(values), max(values))
     _limits(axes, panel)
     _unit(axes, panel.unit)
 
 
-def _lines(axes: Axes, series: list[Named]) -> None:
+def _around_a_constant(axes: Axes, low: float, high: float) -> None:
+    """An axis from 0 with the line half way up, instead of one at the scale of the value's rounding error."""
+    size = max(abs(low), abs(high))
+    if high - low <= 1e-6 * size:
+        axes.set_ylim((0.0, 1.0) if size == 0 else (min(0.0, 2 * low), max(0.0, 2 * high)))
+
+
+def _lines(axes: Axes, series: list[Named], unit: str) -> None:
     ends: dict[str, dict[str, Named]] = {}
     plain: list[Named] = []
     for one in series:
@@ -144,9 +164,9 @@ def _lines(axes: Axes, series: list[Named]) -> None:
     for band in ends.values():  # the interval of a series that has no value itself
         for one in band.values():
             axes.plot(one.minutes, one.values, color=BASELINE, lw=1.0)
-    if len(plain) > 1:
-        for one, name in _labels(plain):
-            _label(axes, name, one.values[-1], colours[one.name])
+    for one, name in _labels(plain):
+        text = _with_value(name if len(plain) > 1 else "", one.values[-1], unit)
+        _label(axes, text, one.values[-1], colours[one.name])
 
 
 def _labels(series: list[Named]) -> list[tuple[Named, str]]:
@@ -163,8 +183,14 @@ def _together(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} (+{len(names) - 1})"
 
 
-def _label(axes: Axes, name: str, y: float, colour: str) -> None:
-    draw.end_label(axes, shortened(name, 2 * LABEL_CHARACTERS), y, colour, LABEL_PT, LABEL_CHARACTERS)
+def _with_value(name: str, value: float, unit: str) -> str:
+    """A label that says the last value, which is never parted from its unit."""
+    last = written(value, unit).replace(" ", "\u00a0")
+    return f"{shortened(name, 2 * LABEL_CHARACTERS)} {last}".strip()
+
+
+def _label(axes: Axes, text: str, y: float, colour: str) -> None:
+    draw.end_label(axes, text, y, colour, LABEL_PT, LABEL_CHARACTERS)
 
 
 def _colours(series: list[Named]) -> dict[str, str]:
@@ -178,7 +204,7 @@ def _base(name: str) -> str:
     return re.sub(rf",? ?({'|'.join(REFERENCES)})$", "", name)
 
 
-def _stack(axes: Axes, series: list[Named]) -> None:
+def _stack(axes: Axes, series: list[Named], unit: str) -> None:
     times = sorted({minute for one in series for minute in one.minutes})
     values = [dict(zip(one.minutes, one.values, strict=True)) for one in series]
     rows = [[known.get(minute, 0.0) for minute in times] for known in values]
@@ -187,7 +213,7 @@ def _stack(axes: Axes, series: list[Named]) -> None:
     below = 0.0
     for one, row, colour in zip(series, rows, colours, strict=True):
         if row[-1] > 0:
-            _label(axes, one.name, below + row[-1] / 2, colour)
+            _label(axes, _with_value(one.name, row[-1], unit), below + row[-1] / 2, colour)
         below += row[-1]
 
 
@@ -201,13 +227,19 @@ def _stat(axes: Axes, panel: Panel, series: list[Named]) -> None:
     inner.axis("off")
 
 
-def _heat_map(axes: Axes, panel: Panel, series: list[Named]) -> None:
-    """Counts by bucket: the series are cumulative by their upper end, from the least to `+Inf`."""
+def by_bucket(series: Sequence[Named]) -> list[Named]:
+    """The counts in each bucket, at the times of all. `series`: cumulative by their upper end, to `+Inf`."""
     ordered = sorted(series, key=lambda one: float(one.name.replace("+Inf", "inf")))
     times = sorted({minute for one in ordered for minute in one.minutes})
     known = [dict(zip(one.minutes, one.values, strict=True)) for one in ordered]
     cumulative = [[values.get(minute, 0.0) for minute in times] for values in known]
     counts = [cumulative[0], *([b - a for a, b in zip(x, y, strict=True)] for x, y in pairwise(cumulative))]
+    return [Named(one.name, times, values) for one, values in zip(ordered, counts, strict=True)]
+
+
+def _heat_map(axes: Axes, panel: Panel, series: list[Named]) -> None:
+    buckets = by_bucket(series)
+    times, counts = buckets[0].minutes, [one.values for one in buckets]
     step = (times[-1] - times[0]) / max(1, len(times) - 1) or 1.0
     edges = [minute - step / 2 for minute in (*times, times[-1] + step)]
     most = max(max(row) for row in counts) or 1.0
@@ -220,7 +252,7 @@ def _heat_map(axes: Axes, panel: Panel, series: list[Named]) -> None:
                 axes.broken_barh(bar, (row, 1), color=BLUE, alpha=min(1.0, value / most), linewidth=0)
             at = until
     axes.set_ylim(0, len(counts))
-    axes.set_yticks([i + 1 for i in range(len(ordered))], [one.name for one in ordered])
+    axes.set_yticks([i + 1 for i in range(len(buckets))], [one.name for one in buckets])
     axes.grid(False)
 
 
@@ -278,7 +310,7 @@ def _xy(axes: Axes, panel: Panel, series: list[Named]) -> None:
             axes.plot(x, y, "o", color=colour, ms=4, alpha=0.3 + 0.7 * (place + 1) / len(points), mew=0)
         if points:
             axes.plot(*zip(*points, strict=True), color=colour, lw=0.8, alpha=0.35)
-            _label(axes, one.name.replace("_", " "), points[-1][1], colour)
+            _label(axes, shortened(one.name.replace("_", " "), 2 * LABEL_CHARACTERS), points[-1][1], colour)
     newest = max(others, key=lambda one: one.minutes[-1], default=None)
     if newest is not None and newest.minutes[-1] in across:
         last = across[newest.minutes[-1]], newest.values[-1]

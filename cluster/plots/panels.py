@@ -1,6 +1,7 @@
 """Draws the panels of a dashboard from the answers of a Prometheus, as Grafana would place them. Pure.
 
     one_panel    a panel as an SVG of its own, for a page that places it (`squelch inspect`)
+    values       what a panel shows as a table, for the same page
     picture      rows of a dashboard as one SVG, for the docs
 
 The table of `cluster.plots.panel_drawings` says how each type of panel is drawn. A panel without a value says so.
@@ -9,12 +10,14 @@ The table of `cluster.plots.panel_drawings` says how each type of panel is drawn
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from squelch.cluster.grafana.boards import COLUMNS, EVERYTHING, Board, Chosen, Panel, Row
 from squelch.cluster.plots import draw
-from squelch.cluster.plots.panel_drawings import COLOURS, Marked, Named, draw_panel, stretches
+from squelch.cluster.plots.panel_drawings import COLOURS, Marked, Named, by_bucket, draw_panel, stretches, written
+from squelch.cluster.plots.step_axis import StepClock
 from squelch.cluster.plots.style import FONT_PT, WIDTH, render
 from squelch.envs.untrusted.files import shortened
 
@@ -84,18 +87,51 @@ def ask(prometheus: Prometheus, wanted: Iterable[str], span: Span, chosen: Chose
     return Answered({expr: prometheus.over(expr, span) for expr in wanted}, chosen, span)
 
 
-def one_panel(board: Board, panel: Panel, answered: Answered) -> str:
-    """The drawing of one panel, an `<svg>` element through which the page's own background is seen."""
+def one_panel(board: Board, panel: Panel, answered: Answered, clock: StepClock | None = None) -> str:
+    """The drawing of one panel, an `<svg>` element through which the page's own background is seen. `clock`: draws it
+    over steps instead of time."""
 
     def drawn() -> Figure:
         from matplotlib.figure import Figure
 
         wide, high = (ALONE * inches for inches in _size(panel))
         figure = Figure(figsize=(wide, high), facecolor="none")
-        _place(figure, Box(0.0, high, wide, high), panel, answered, answered.marks(board))
+        _place(figure, Box(0.0, high, wide, high), panel, answered, answered.marks(board), clock)
         return draw.finish(figure)
 
     return render(f"{board.uid}-{board.panels.index(panel)}", panel.title, panel.help, drawn)
+
+
+@dataclass(frozen=True)
+class Values:
+    """A line of a panel's table: a series, its last, smallest and largest value and their mean, in the panel's unit.
+    Of a state there is only the last."""
+
+    name: str
+    last: str
+    least: str = ""
+    most: str = ""
+    mean: str = ""
+
+
+def values(panel: Panel, answered: Answered) -> list[Values]:
+    """The table of a panel, in the order of its queries."""
+    known = [one for one in answered.named(panel) if one.values]
+    if panel.kind == "state-timeline":
+        states = [panel.states.get(round(one.values[-1])) for one in known]
+        return [Values(one.name, state.text if state else "") for one, state in zip(known, states, strict=True)]
+    if panel.kind == "heatmap" and known:
+        known = [replace(one, name=f"\u2264 {one.name}") for one in by_bucket(known)]
+    return [
+        Values(
+            one.name,
+            *(
+                written(value, panel.unit)
+                for value in (one.values[-1], min(one.values), max(one.values), fmean(one.values))
+            ),
+        )
+        for one in known
+    ]
 
 
 def picture(board: Board, answered: Answered, rows: Sequence[Row]) -> str:
@@ -129,12 +165,19 @@ def _key(figure: Figure, marks: Sequence[Marked]) -> None:
         figure.legend(handles=handles, loc="lower left", ncols=len(marks), frameon=False, handletextpad=0.1)
 
 
-def _place(figure: Figure, box: Box, panel: Panel, answered: Answered, marks: Sequence[Marked]) -> None:
+def _place(
+    figure: Figure,
+    box: Box,
+    panel: Panel,
+    answered: Answered,
+    marks: Sequence[Marked],
+    clock: StepClock | None = None,
+) -> None:
     """Draws a panel with its title in a box."""
     wide, high = figure.get_size_inches()
     title = {"weight": "bold", "fontsize": FONT_PT - 0.5, "va": "top"}
     figure.text((box.left + MARGIN) / wide, (box.top - MARGIN) / high, shortened(panel.title, LONGEST_TITLE), **title)
-    draw_panel(box.axes(figure, panel.kind), panel, answered.named(panel), marks, answered.minutes)
+    draw_panel(box.axes(figure, panel.kind), panel, answered.named(panel), marks, answered.minutes, clock)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,10 @@ document.addEventListener("DOMContentLoaded", () => {
         const answer = await fetch(`${frame.dataset.boards}&panel=${panel.dataset.panel}`);
         const text = await answer.text();
         if (answer.ok) {
-          panel.replaceChildren(document.importNode(new DOMParser().parseFromString(text, "image/svg+xml").documentElement, true));
+          const open = panel.querySelector("details")?.open;
+          panel.replaceChildren(...new DOMParser().parseFromString(text, "text/html").body.children);
+          const table = panel.querySelector("details");
+          if (table && open !== undefined) table.open = open;
         } else {
           say(panel, text);
         }

@@ -31,7 +31,7 @@ def test_a_panel_is_asked_for_the_runs_own_addresses_and_drawn_once_for_all_read
     panel = shipped()["reasoning"].panels[0]
     first = page.panel("reasoning", 0, OVER)
     questions = len(asked.expressions)
-    assert panel.title in first and questions == 1 + len(panel.targets) + len(shipped()["reasoning"].marks)
+    assert panel.title in first.svg and questions == 1 + len(panel.targets) + len(shipped()["reasoning"].marks)
     assert r'instance=~"127\\.0\\.0\\.1:9464|gpu7:9464"' in asked.expressions[1]
     assert page.panel("reasoning", 0, OVER) == first and len(asked.expressions) == questions
     page.panel("system", 1, OVER)
@@ -79,7 +79,7 @@ def test_a_prometheus_that_is_down_is_asked_once_and_then_left_alone_for_a_while
             page.panel("reasoning", 0, LIVE)
     assert len(asked.expressions) == 1
     asked.error, clock["now"] = "", NOW + REFRESH_S
-    assert "<svg" in page.panel("reasoning", 0, LIVE)
+    assert "<svg" in page.panel("reasoning", 0, LIVE).svg
 
 
 def test_a_prometheus_that_never_saw_the_run_is_told_so() -> None:
@@ -112,9 +112,35 @@ def test_the_page_has_every_row_and_panel_of_the_board_with_its_place(finished: 
 def test_a_panel_is_an_image_that_needs_no_inline_style_and_its_colours_have_dark_ones(finished: Path) -> None:
     client = client_of(finished, Asked())
     answer = client.get("/boards/panel?board=reasoning&panel=0")
-    assert answer.status_code == 200 and answer.headers["content-type"].startswith("image/svg+xml")
+    assert answer.status_code == 200 and answer.text.startswith("<svg")
     assert "style=" not in answer.text and "<script" not in answer.text
     assert "prefers-color-scheme" in client.get("/boards/colours.css").text
+
+
+def test_a_panel_has_a_table_of_its_values_which_the_address_can_open(finished: Path) -> None:
+    client = client_of(finished, Asked())
+    closed = client.get("/boards/panel?board=reasoning&panel=0").text
+    assert '<details class="values">' in closed and "mean</th>" in closed
+    row = r"<td>first_turn</td><td class=\"num\">50%</td><td class=\"num\">25%</td>"
+    assert re.search(row, closed), "the last value and the least"
+    assert '<details class="values" open>' in client.get("/boards/panel?board=reasoning&panel=0&values=1").text
+    page = client.get("/boards?values=1&axis=steps").text
+    assert "/boards/panel?board=reasoning&amp;window=all&amp;axis=steps&amp;values=1" in page
+
+
+def test_a_name_that_a_hostile_exporter_gives_stays_text_in_the_table(finished: Path) -> None:
+    asked = Asked()
+    asked.scope = "<script>w()</script>"
+    text = client_of(finished, asked).get("/boards/panel?board=reasoning&panel=0").text
+    assert "<script" not in text and text.count("&lt;script&gt;") > 1
+
+
+def test_panels_are_drawn_over_time_or_over_steps(finished: Path) -> None:
+    client = client_of(finished, Asked())
+    assert " min<" in client.get("/boards/panel?board=reasoning&panel=0").text
+    over_steps = client.get("/boards/panel?board=reasoning&panel=0&axis=steps").text
+    assert ">step 2<" in over_steps and " min<" not in over_steps
+    assert " min<" in over_run(Asked()).panel("reasoning", 0, OVER, axis="steps").svg, "of no step yet"
 
 
 def test_without_a_prometheus_the_page_names_the_command_that_gives_one(finished: Path) -> None:
@@ -131,6 +157,7 @@ def test_without_a_prometheus_the_page_names_the_command_that_gives_one(finished
     [
         ("/boards?board=%3Cscript%3E", "`board` is"),
         ("/boards?window=2w", "`window` is"),
+        ("/boards?axis=tokens", "`axis` is"),
         ("/boards/panel?panel=99", "`panel` is 99"),
         ("/boards/panel?panel=x", "`panel` is"),
         ("/boards/panel?board=x&panel=1", "`board` is"),

@@ -86,11 +86,13 @@ PAGES = {
     "/search?text=goal": ".hits mark",
 }
 """A part that is there once the page is drawn, by address."""
-SIDEWAYS = """() => [document.documentElement, ...document.querySelectorAll("body *")]
+SIDEWAYS = """async () => {
+  await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
+  return [document.documentElement, ...document.querySelectorAll("body *")]
   .filter(e => e.scrollWidth > e.clientWidth + 1 && (e === document.documentElement
     || ["auto", "scroll"].includes(getComputedStyle(e).overflowX)))
-  .map(e => `${e.tagName}.${e.className}: ${e.scrollWidth} in ${e.clientWidth}`)"""
-"""What can be scrolled sideways on a page."""
+  .map(e => `${e.tagName}.${e.className}: ${e.scrollWidth} in ${e.clientWidth}`); }"""
+"""What can be scrolled sideways on a page, once it is painted."""
 
 
 def test_every_page_opens_without_an_error_of_script_or_policy_and_scrolls_sideways_at_no_width(
@@ -227,6 +229,9 @@ def test_panels_in_the_window_are_drawn_and_others_when_they_come_into_it(page: 
     assert 6 <= drawn < page.locator(".panel").count() // 2
     boxes = [page.locator(f"[data-panel='{number}']").bounding_box() for number in (0, 1)]
     assert boxes[0]["y"] == boxes[1]["y"] and boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
+    table = page.locator(".panel .values").first
+    table.locator("summary").click()
+    expect(table.locator("td.num").first).to_be_visible()
     page.locator(".panel").last.scroll_into_view_if_needed()
     expect(page.locator(".panel").last.locator("svg")).to_have_count(1, timeout=15_000)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from squelch.cluster.grafana.boards import EVERYTHING, Board, Chosen, Mark, Panel, State, Target, expressions, shipped
 from squelch.cluster.grafana.prometheus import Series, Span
-from squelch.cluster.plots.panel_drawings import COLOURS, DRAWINGS, stretches, written
-from squelch.cluster.plots.panels import Answered, one_panel, picture
+from squelch.cluster.plots.panel_drawings import COLOURS, DRAWINGS, WITH_TIME, stretches, written
+from squelch.cluster.plots.panels import Answered, one_panel, picture, values
+from squelch.cluster.plots.step_axis import StepClock
 from squelch.deploy.boards.panel import Kind
 
 TIMES = tuple(float(1_700_000_000 + 10 * i) for i in range(8))
@@ -147,7 +148,7 @@ def test_an_interval_is_a_band_and_lines_on_one_another_share_a_label() -> None:
     legends = ("first turn", "first turn, low", "first turn, high", "copy")
     panel = dataclasses.replace(a_panel("timeseries", *legends), stacked=False)
     svg = drawn_alone(panel, series)
-    assert "first turn (+1)" in svg and ", low" not in svg and "copy" not in svg
+    assert "first turn (+1)" in svg and ">0.5<" in svg and ", low" not in svg and "copy" not in svg
     assert 'fill-opacity="0.16"' in svg or 'opacity="0.16"' in svg
 
 
@@ -166,3 +167,48 @@ def test_an_interval_is_a_band_and_lines_on_one_another_share_a_label() -> None:
 )
 def test_values_are_written_in_the_panels_unit(value: float, unit: str, text: str) -> None:
     assert written(value, unit) == text
+
+
+def lines_panel(*legends: str) -> Panel:
+    return dataclasses.replace(a_panel("timeseries", *legends), stacked=False)
+
+
+def test_a_lines_label_says_its_last_value_with_its_unit() -> None:
+    rising = [Series({}, TIMES, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75))]
+    alone = dataclasses.replace(lines_panel("success"), unit="percentunit")
+    assert ">75%<" in drawn_alone(alone, {"query_0": rising})
+    seconds = dataclasses.replace(lines_panel("a", "b"), unit="s")
+    svg = drawn_alone(seconds, {"query_0": rising, "query_1": [Series({}, TIMES, (2.5,) * 8)]})
+    assert ">a 0.75\u00a0s<" in svg and ">b 2.5\u00a0s<" in svg
+
+
+@pytest.mark.parametrize(("value", "marks"), [(0.0, ["0", "1"]), (4.0, ["0", "4", "8"]), (-1e9, ["-2 G", "0"])])
+def test_a_constant_has_an_axis_from_0_and_not_at_its_rounding_error(value: float, marks: list[str]) -> None:
+    nearly = (value,) * 7 + (value * (1 + 1e-12),)
+    svg = drawn_alone(lines_panel("a"), {"query_0": [Series({}, TIMES, nearly)]})
+    assert {f">{mark}<" in svg for mark in marks} == {True}
+
+
+def test_the_table_of_a_panel_has_each_series_and_counts_of_a_heat_map_by_bucket() -> None:
+    rising = {"query_0": [Series({"le": "0.1"}, TIMES, tuple(float(i) for i in range(8)))]}
+    rising["query_0"].append(Series({"le": "+Inf"}, TIMES, tuple(float(3 * i) for i in range(8))))
+    (low, high) = values(a_panel("timeseries", "{{le}}"), answered(rising))
+    assert (low.name, low.last, low.least, low.most, low.mean) == ("0.1", "7", "0", "7", "3.5") and high.last == "21"
+    assert [(one.name, one.last) for one in values(a_panel("heatmap", "{{le}}"), answered(rising))] == [
+        ("\u2264 0.1", "7"),
+        ("\u2264 +Inf", "14"),
+    ]
+    state = {"query_0": [Series({"le": "env-0"}, TIMES, (1.0,) * 7 + (3.0,))]}
+    (one,) = values(a_panel("state-timeline", "{{le}}"), answered(state))
+    assert (one.name, one.last, one.mean) == ("env-0", "healthy", "")
+    assert values(a_panel("heatmap", "{{le}}"), answered({})) == []
+
+
+@pytest.mark.parametrize("kind", sorted(DRAWINGS))
+def test_every_type_with_a_time_axis_is_drawn_over_steps_too(kind: str) -> None:
+    clock = StepClock((0.0, 0.2, 1.0), (10.0, 20.0, 30.0))
+    answers = answered({"query_0": answer("le label_replace"), "event": [Series({}, TIMES[2:3], (1.0,))]})
+    svg = one_panel(
+        one_board(a_panel(kind, "{{le}}"), Mark("Events", "event", "red")), a_panel(kind, "{{le}}"), answers, clock
+    )
+    assert (">step 20<" in svg) == (kind in WITH_TIME) and " min<" not in svg
