@@ -21,6 +21,8 @@ from squelch.cluster.errors import UserError
 from squelch.envs.untrusted.files import reason, shortened
 from squelch.envs.untrusted.secrets import masked
 
+UNKNOWN = "n/a"
+"""What is shown for a value that is not known."""
 MAX_PARAGRAPH = 4_000
 """Characters of an error that are shown."""
 _CONTROL = re.compile(

@@ -134,7 +134,7 @@ class DependenceAlarm:
 
 
 def _text(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+    return "n/a" if value is None else f"{value:.2f}"
 
 
 def alarm_text(since: float | None, reward_trend: float) -> str:

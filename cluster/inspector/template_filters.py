@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from squelch.cluster.terminal import UNKNOWN
+
 FILTERS = {"environment": "environment", "kind": "task_kind"}
 """Column by the name of a filter whose choices are the run's own values."""
 MOST_BARS = 160
@@ -57,32 +59,32 @@ def strip_of(table: pa.Table, selected: np.ndarray) -> list[Bar]:
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """A number with a true minus, or a dash for none."""
+    """A number with a true minus, or `n/a` for none."""
     if value is None or value != value:
-        return "\u2013"
+        return UNKNOWN
     text = f"{value:.{digits}f}"
     return f"{MINUS}{text[1:]}" if text.startswith("-") else text
 
 
 def compact(value: float | None) -> str:
     """A number in few characters, e.g. `0.25`, `3`, `1.5`."""
-    return "\u2013" if value is None or value != value else f"{value:.3g}".replace("-", MINUS)
+    return UNKNOWN if value is None or value != value else f"{value:.3g}".replace("-", MINUS)
 
 
 def whole(value: float | None) -> str:
     """A count with thin spaces between thousands."""
-    return "\u2013" if value is None or value != value else f"{value:,.0f}".replace(",", "\u2009")
+    return UNKNOWN if value is None or value != value else f"{value:,.0f}".replace(",", "\u2009")
 
 
 def percent(value: float | None) -> str:
     """A share as a percentage."""
-    return "\u2013" if value is None or value != value else f"{value:.0%}"
+    return UNKNOWN if value is None or value != value else f"{value:.0%}"
 
 
 def versions(first: int | None, last: int | None) -> str:
     """A range of policy versions."""
     if first is None or last is None:
-        return "\u2013"
+        return UNKNOWN
     return str(first) if first == last else f"{first}\u2013{last}"
 
 

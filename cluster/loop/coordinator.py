@@ -339,4 +339,5 @@ class Coordinator:
             first_validation=validation.first,
             best=(validation.best_success, validation.best_step),
             ledger=self.steps.ledger,
+            warnings=[text for watcher in self.watchers if (text := watcher.verdict())],
         )

@@ -21,6 +21,7 @@ from squelch.cluster.loop.tickets.playing import Play
 from squelch.cluster.loop.watchers.alarms import Alarms
 from squelch.cluster.loop.watchers.decomposing import Decomposing
 from squelch.cluster.loop.watchers.early_stopping import EarlyStopping
+from squelch.cluster.loop.watchers.fruitless_warning import FruitlessWarning
 from squelch.cluster.loop.watchers.gaming_warning import GamingWarning
 from squelch.cluster.loop.watchers.probing import Probing
 from squelch.cluster.loop.watchers.scoring import LastScoring, Scoring
@@ -51,6 +52,7 @@ def make_coordinator(
     watchers: list[Watcher] = [
         early_stopping,
         gaming,
+        FruitlessWarning(config, run_log),
         validation,  # after those that may make the step the last
         scoring,
         Probing(config, play, scoring, run_log),

@@ -360,7 +360,7 @@ SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 def written(value: float, unit: str) -> str:
     """A value in Grafana's unit, short enough for an axis: `41%`, `2.5 s`, `1.2 GB`, `0.12`."""
     if not math.isfinite(value):
-        return "-"
+        return "n/a"
     if unit == "percentunit":
         return f"{round(100 * value, 1):g}%"
     if unit == "s":

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from squelch.cluster.runs.status import Line, RunStatus, dependence
-from squelch.cluster.terminal import duration
+from squelch.cluster.terminal import UNKNOWN, duration
 
 SPARK_WIDTH = 32
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -41,11 +41,11 @@ def sparkline(values: Sequence[float], low: float | None = None, high: float | N
 
 
 def _number(value: float | None, form: str = ".3f") -> str:
-    return "-" if value is None else format(value, form)
+    return UNKNOWN if value is None else format(value, form)
 
 
 def _nats(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f} nats per token"
+    return UNKNOWN if value is None else f"{value:.3f} nats per token"
 
 
 def status_rows(status: RunStatus, lines: Sequence[Line]) -> list[StatusRow]:
@@ -65,7 +65,7 @@ def status_rows(status: RunStatus, lines: Sequence[Line]) -> list[StatusRow]:
         StatusRow("retrieval accuracy", _retrieval(status), history("first_turn/retrieval_accuracy"), 0, 1),
         StatusRow("MI estimate", _nats(status.mi_est), history("first_turn/mi_est"), 0),
         StatusRow("H(Z|X)", _nats(status.conditional_entropy), history("first_turn/conditional_entropy"), 0),
-        StatusRow("regime", (status.regime or "-").replace("_", " ")),
+        StatusRow("regime", (status.regime or UNKNOWN).replace("_", " ")),
         StatusRow("fixed probe", probe_words(status.probe), history("probe/mi"), 0),
         StatusRow("answer on reasoning", link_words(status.probe), history("probe/link/dependence"), 0),
         *(
@@ -78,15 +78,19 @@ def status_rows(status: RunStatus, lines: Sequence[Line]) -> list[StatusRow]:
         StatusRow("format valid", _number(status.format_validity), history("format_validity"), 0, 1),
         StatusRow("throughput", _throughput(status), history("tokens/per_second"), 0),
         StatusRow("members", _members(status)),
-        StatusRow("seconds by part", "  ".join(f"{part} {value:.2f}" for part, value in status.seconds.items()) or "-"),
-        StatusRow("tickets", "  ".join(f"{state} {count}" for state, count in status.ledger.items() if count) or "-"),
-        StatusRow("last finished", status.last_event or "-"),
+        StatusRow(
+            "seconds by part", "  ".join(f"{part} {value:.2f}" for part, value in status.seconds.items()) or UNKNOWN
+        ),
+        StatusRow(
+            "tickets", "  ".join(f"{state} {count}" for state, count in status.ledger.items() if count) or UNKNOWN
+        ),
+        StatusRow("last finished", status.last_event or UNKNOWN),
     ]
 
 
 def _validation(status: RunStatus) -> str:
     if status.validation_success is None:
-        return "-"
+        return UNKNOWN
     text = (
         f"{status.validation_success:.3f}  [{_number(status.validation_low)}, {_number(status.validation_high)}]"
         f"  step {status.validation_step}"
@@ -118,16 +122,16 @@ def kind_words(kinds: Mapping[str, float]) -> str:
 def _retrieval(status: RunStatus) -> str:
     accuracy, chance = status.retrieval_accuracy, status.retrieval_chance
     if accuracy is None or not chance:
-        return "-"
+        return UNKNOWN
     return f"{accuracy:.3f}  chance {chance:.3f}  ({accuracy / chance:.1f} x)"
 
 
 def probe_words(probe: Mapping[str, float | None]) -> str:
     """MI of the fixed probe's last evaluation (`cluster.runs.status.last_probe`) in words."""
     if not probe:
-        return "-"
+        return UNKNOWN
     if probe["mi"] is None:
-        return f"unknown, nothing to score  step {_number(probe['step'], '.0f')}"
+        return f"{UNKNOWN}, nothing to score  step {_number(probe['step'], '.0f')}"
     high = clipped(probe["mi_high"], probe["ceiling"])
     text = f"{_number(probe['mi'], '.2f')}  [{_number(probe['mi_low'], '.2f')}, {_number(high, '.2f')}]"
     text += f" of {_number(probe['ceiling'], '.2f')} nats  step {_number(probe['step'], '.0f')}"
@@ -151,7 +155,7 @@ def true_words(judge: Mapping[str, float | None]) -> str:
 def link_words(probe: Mapping[str, float | None]) -> str:
     """D of the fixed probe's last evaluation in words: whether the answer follows from the reasoning."""
     if probe.get("link_dependence") is None:
-        return "-"
+        return UNKNOWN
     low, high = _number(probe["link_dependence_low"], ".2f"), _number(probe["link_dependence_high"], ".2f")
     follows = probe["link_follows"]
     verdict = "" if follows is None else "  follows" if follows else "  DOES NOT FOLLOW"
@@ -164,7 +168,7 @@ def _members(status: RunStatus) -> str:
         f"{words} {up}" + (f" ({wanted} wanted)" if wanted not in (None, up) else "")
         for words, (up, wanted) in status.members.items()
     ]
-    return "  ".join(shown) or "-"
+    return "  ".join(shown) or UNKNOWN
 
 
 def _throughput(status: RunStatus) -> str:

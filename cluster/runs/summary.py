@@ -22,6 +22,7 @@ from squelch.cluster.runs import driver
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.status import last_probe, last_scorer_step
 from squelch.cluster.runs.status_text import link_words, probe_words
+from squelch.cluster.terminal import UNKNOWN
 
 PARTS = ("rollout", "filter", "train", "publish", "score", "validation", "probe", "archive", "checkpoint", "step")
 
@@ -49,6 +50,8 @@ class Outcome:
     best: tuple[float, int]
     """Best validation success and its step."""
     ledger: Ledger
+    warnings: Sequence[str] = ()
+    """What the run's watchers warn of at its end."""
 
 
 def summarise_run(config: RunConfig, outcome: Outcome, wall_seconds: float) -> dict[str, Any]:
@@ -82,6 +85,7 @@ def summarise_run(config: RunConfig, outcome: Outcome, wall_seconds: float) -> d
         "reasoning": _reasoning(metrics),
         "probe": last_probe(metrics),
         "scorer": _scorer_steps(metrics),
+        "warnings": list(outcome.warnings),
         "ledger": _ledger(config.run_dir, outcome.ledger),
     }
 
@@ -117,7 +121,7 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     )
     counts = "  ".join(f"{state} {n}" for state, n in ledger["counts"].items() if n)
     lines.append(f"ledger         {counts}  ({'balanced' if ledger['balanced'] else 'NOT BALANCED'})")
-    return lines
+    return [*lines, *(f"WARNING        {text}" for text in summary.get("warnings", ()))]
 
 
 def _success(outcome: Outcome, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -202,4 +206,4 @@ def _median(metrics: Sequence[Mapping[str, Any]], key: str) -> float | None:
 
 
 def _text(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.2f}"
+    return UNKNOWN if value is None else f"{value:.2f}"

@@ -17,7 +17,7 @@ from squelch.actors.diagnosis.uncertainty import t_quantile
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.status import last_scorer_step
 from squelch.cluster.sweep.plan import Arm, Plan
-from squelch.cluster.terminal import aligned
+from squelch.cluster.terminal import UNKNOWN, aligned
 
 Metrics = dict[str, float | None]
 INTERVAL = "95% t-interval over seeds"
@@ -129,8 +129,8 @@ def table_lines(arms: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def text(metric: Mapping[str, Any], sign: str = "") -> str:
-    """A metric as text, e.g. `0.676 [0.610, 0.742]`; `-` if there is none."""
+    """A metric as text, e.g. `0.676 [0.610, 0.742]`; `n/a` if there is none."""
     if metric["mean"] is None:
-        return "-"
+        return UNKNOWN
     mean = f"{metric['mean']:{sign}.3f}"
     return mean if metric["low"] is None else f"{mean} [{metric['low']:{sign}.3f}, {metric['high']:{sign}.3f}]"

@@ -22,7 +22,7 @@ from rich.table import Table
 from squelch.cluster.commands.arguments import add_run_dir, run_folder
 from squelch.cluster.errors import UserError
 from squelch.cluster.runs.folder import RunFolder
-from squelch.cluster.terminal import one_line, say_json
+from squelch.cluster.terminal import UNKNOWN, one_line, say_json
 from squelch.learner.decomposition.statistics import BUCKETS, MAX_GRADIENTS, BucketMetrics, Decomposition
 
 if TYPE_CHECKING:
@@ -302,4 +302,4 @@ def _table(title: str, columns: Mapping[str, str], buckets: Sequence[BucketMetri
 
 
 def _text(value: float) -> str:
-    return "-" if value != value else f"{value:.3g}"
+    return UNKNOWN if value != value else f"{value:.3g}"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from squelch.cluster.commands.arguments import add_compat, add_file, natural, positive
 from squelch.cluster.commands.other_trainers.filter import read_npz
 from squelch.cluster.errors import UserError
-from squelch.cluster.terminal import aligned, say, say_json
+from squelch.cluster.terminal import UNKNOWN, aligned, say, say_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -183,4 +183,4 @@ def _mi_rows(report: Proxies) -> list[tuple[str, str, float | None, str]]:
 
 
 def _text(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
+    return UNKNOWN if value is None else f"{value:.4f}"

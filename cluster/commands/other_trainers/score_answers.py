@@ -20,7 +20,7 @@ from squelch.actors.diagnosis.metrics import LINKS
 from squelch.actors.diagnosis.regime import RegimeGauge, RegimeInputs
 from squelch.actors.scorer.linking import Pairs, draw_references, read_scored, score_links
 from squelch.actors.scorer.share import OTHERS, REFERENCES
-from squelch.cluster.terminal import aligned
+from squelch.cluster.terminal import UNKNOWN, aligned
 
 if TYPE_CHECKING:
     from squelch.actors.diagnosis.links import LinksEvaluation
@@ -115,6 +115,6 @@ def answers_text(answers: Answers) -> list[str]:
         interval = "" if math.isnan(low) else f"[{low:.4f}, {high:.4f}]"
         p_value = metrics.get(f"{link}_p_value", math.nan)
         against = "" if math.isnan(p_value) else f"p = {p_value:.3f}"
-        value = "-" if math.isnan(metrics[link]) else f"{metrics[link]:.4f}"
+        value = UNKNOWN if math.isnan(metrics[link]) else f"{metrics[link]:.4f}"
         rows.append((name, value, interval, meaning, against))
     return [f"answers: {metrics['answers']:.0f}", *lines, *aligned(rows)]

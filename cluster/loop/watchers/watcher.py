@@ -13,6 +13,7 @@ and what ends the wait.
     rewind         when groups or weights were lost, before the tickets of the open steps are retried
     end            once, after the last step, or after a stop
     state          for each checkpoint, and after `end`
+    verdict        once, for the summary
 
 Rules:
 
@@ -86,6 +87,10 @@ class Watcher:
 
     async def end(self) -> None:
         """Finishes what is under way."""
+
+    def verdict(self) -> str:
+        """What the summary warns of at the end of the run; empty for nothing."""
+        return ""
 
     def state(self) -> dict[str, Any] | None:
         """For the checkpoint; plain JSON, None without a state."""

@@ -261,6 +261,17 @@ def test_a_step_whose_spread_is_too_small_for_an_absolute_tolerance_says_which_s
     assert not any("no signal" in line for line in outcome.said) and outcome.steps.admission.version == 4
 
 
+def test_a_run_that_learns_nothing_says_why_once_and_in_its_summary(tmp_path: Path) -> None:
+    words = ("filter.no_signal_limit=99", "loop.steps=12")
+    outcome, archive = made(World(configured(tmp_path, *words), rewards=always(0.0)))
+    (line,) = [line for line in outcome.said if "WARNING" in line]
+    assert line.startswith(
+        "step   10  WARNING: for 10 steps no trajectory succeeded and no group had reward variance: the"
+    )
+    assert archive.events.count(("filter", "learns_nothing")) == 1
+    assert list(outcome.coordinator.outcome().warnings) == [line.partition("WARNING: ")[2]]
+
+
 @pytest.mark.parametrize("words", [("filter.on_no_signal=abort",), ("filter.no_signal_limit=2",)])
 def test_a_run_without_signal_ends_where_settings_say_so(tmp_path: Path, words: tuple[str, ...]) -> None:
     outcome, _ = made(World(configured(tmp_path, *words), rewards=always(0.0)))

@@ -162,7 +162,7 @@ def test_an_interval_is_a_band_and_lines_on_one_another_share_a_label() -> None:
         (1.5e9, "bytes", "1.5 GB"),
         (12_000.0, "short", "12 k"),
         (0.12, "suffix: nats", "0.12"),
-        (float("nan"), "short", "-"),
+        (float("nan"), "short", "n/a"),
     ],
 )
 def test_values_are_written_in_the_panels_unit(value: float, unit: str, text: str) -> None:

@@ -404,7 +404,7 @@ def test_one_seed_has_no_interval_and_an_unknown_figure_no_value(tmp_path):
     metrics = arm_metrics(plan, {plan.cells[0].name: {"success": 0.25}})
     assert metrics[0]["figures"]["success"] == {"mean": 0.25, "low": None, "high": None, "n": 1}
     assert metrics[0]["figures"]["mi_est"]["mean"] is None and metrics[1]["finished"] == 0
-    assert "-" in table_lines(metrics)[1].split()
+    assert "n/a" in table_lines(metrics)[1].split()
 
 
 def test_arms_may_have_seeds_of_their_own(tmp_path):

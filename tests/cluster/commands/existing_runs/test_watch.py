@@ -90,7 +90,7 @@ def test_a_probe_in_which_nothing_could_be_scored_is_not_hidden_behind_the_readi
     assert "D 1.00" in status(tmp_path)
     archive.metrics(3, step_metrics(3) | dict.fromkeys(read, math.nan) | {"probe/step": 50.0}, at=NOW)
     text = status(tmp_path)
-    assert "unknown, nothing to score  step 50" in text and "D 1.00" not in text
+    assert "n/a, nothing to score  step 50" in text and "D 1.00" not in text
 
 
 def test_the_status_of_a_running_run_is_what_its_lines_say(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_metrics_that_no_run_has_are_shown_and_end_nothing(tmp_path: Path) -> No
     lines = [{"step": step, "time": time} for step, time in ((1, 0.0), (2, 1e300))]
     lines[-1] |= {"total_steps": 1e300, "kinds/starved": 1, "kinds/kept/a": 0, "kinds/kept/b": 0, "kinds/age/b": 2}
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert "STARVED: 1, success -; b for 2 steps" in status(tmp_path)
+    assert "STARVED: 1, success n/a; b for 2 steps" in status(tmp_path)
     assert json.loads(status(tmp_path, as_json=True), parse_constant=pytest.fail)["seconds_left"] == 1e300
 
 
@@ -268,7 +268,7 @@ def test_status_as_text_shows_interval_chance_and_throughput(tmp_path: Path) -> 
 def test_a_step_without_signal_is_said_loudly(tmp_path: Path) -> None:
     archive = some_run(tmp_path, 1)
     archive.metrics(2, step_metrics(2) | {"kept_mass": None, "kept_groups": 0, "no_signal_streak": 2})
-    assert "-  groups 0/8  NO SIGNAL for 2 steps" in status(tmp_path)
+    assert "n/a  groups 0/8  NO SIGNAL for 2 steps" in status(tmp_path)
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -441,7 +441,7 @@ def test_ctrl_c_ends_the_watching_and_not_the_run(tmp_path: Path) -> None:
 
 def test_the_fixed_probe_the_regime_and_whether_the_answer_follows_are_shown(tmp_path: Path) -> None:
     archive = some_run(tmp_path, 1)
-    assert "regime               -\n  fixed probe          -\n" in status(tmp_path)
+    assert "regime               n/a\n  fixed probe          n/a\n" in status(tmp_path)
     probe = {
         "step": 1.0,
         "mi": 2.5,
