@@ -21,7 +21,7 @@ report=$("$python" -m pip install --quiet --dry-run --ignore-installed --report 
     jq -r '.install[] | select(.download_info.archive_info)
         | (.metadata.name | ascii_downcase | gsub("[-_.]+"; "-")) as $name
         | select($name | IN("torchvision", "torchaudio", "torchcodec") | not)
-        | "\($name)==\(.metadata.version) --hash=sha256:\(.download_info.archive_info.hashes.sha256)"' <<< "$report" \
+        | "\($name)==\(.metadata.version | ltrimstr("v")) --hash=sha256:\(.download_info.archive_info.hashes.sha256)"' <<< "$report" \
         | LC_ALL=C sort -t= -k1,1
 } > deploy/lock-cpu.txt.new
 mv deploy/lock-cpu.txt.new deploy/lock-cpu.txt

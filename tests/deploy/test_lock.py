@@ -71,7 +71,7 @@ def test_whatever_the_project_and_its_packages_require_is_locked() -> None:
 @pytest.mark.skipif(not shutil.which("jq"), reason="deploy/lock.sh needs jq")
 def test_the_project_itself_and_the_builds_that_do_not_load_have_no_line(tmp_path: Path) -> None:
     def item(name: str, **source: object) -> dict[str, object]:
-        return {"metadata": {"name": name, "version": "1"}, "download_info": {"url": "x", **source}}
+        return {"metadata": {"name": name, "version": "v1"}, "download_info": {"url": "x", **source}}
 
     archive = {"archive_info": {"hashes": {"sha256": "0" * 64}}}
     entries = [item("Some_Name", **archive), item("torchaudio", **archive), item("squelch-rl", dir_info={})]
