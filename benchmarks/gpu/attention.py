@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import flex_attention as flex
 
-from benchmarks.gpu.common import QWEN, SMOLLM, Place, shape_of, share_of_peak
+from benchmarks.gpu.common import QWEN, SMOLLM, Setting, shape_of, share_of_peak
 from benchmarks.learner.random_work import random_groups
 from squelch.learner.batching import to_rows
 from squelch.learner.config import ObjectiveConfig
@@ -30,21 +30,21 @@ BOUNDS = {torch.float32: 2e-3, torch.bfloat16: 2e-2}
 WINDOWS = (0, 96)
 
 
-def measure(place: Place) -> Iterator[dict[str, Any]]:
+def measure(setting: Setting) -> Iterator[dict[str, Any]]:
     """Differences for both models' heads, then times."""
-    if place.device == "cpu":
+    if setting.device == "cpu":
         let_the_dense_form_stand_in()
     wrong = []
     for name in (QWEN, SMOLLM):
         for dtype in BOUNDS:
             for window in WINDOWS:
                 key = f"{name}, {str(dtype).removeprefix('torch.')}, window {window}"
-                found = differences(place, name, dtype, window)
+                found = differences(setting, name, dtype, window)
                 yield {key: found}
                 wrong += [key] if not all(value <= BOUNDS[dtype] for value in found.values()) else []
     if wrong:
         raise RuntimeError(f"the kernel differs from the dense form by more than its bound: {'; '.join(wrong)}")
-    yield from times(place)
+    yield from times(setting)
 
 
 def let_the_dense_form_stand_in() -> None:
@@ -54,11 +54,11 @@ def let_the_dense_form_stand_in() -> None:
     vars(attention)["_flex"] = lambda: flex.flex_attention
 
 
-def differences(place: Place, name: str, dtype: torch.dtype, window: int) -> dict[str, float]:
+def differences(setting: Setting, name: str, dtype: torch.dtype, window: int) -> dict[str, float]:
     """Largest differences of output and gradients from the dense form, relative to the dense form's largest value."""
-    forest = packed_groups(2, 64, 13) if place.quick else packed_groups(2, 300, 45)
-    layout = Layout.of(forest, torch.device(place.device))
-    inputs = heads(place, name, forest.num_tokens, dtype, place.quick)
+    forest = packed_groups(2, 64, 13) if setting.quick else packed_groups(2, 300, 45)
+    layout = Layout.of(forest, torch.device(setting.device))
+    inputs = heads(setting, name, forest.num_tokens, dtype, setting.quick)
     own = attention._on_cuda(*inputs, scale=0.2, layout=layout, window=window).transpose(1, 2)
     exact = [x.detach().float().requires_grad_() for x in inputs]
     wanted = dense(*exact, scale=0.2, mask=seen(layout, window))
@@ -70,27 +70,27 @@ def differences(place: Place, name: str, dtype: torch.dtype, window: int) -> dic
     return {name: float((one - right).detach().abs().max() / right.abs().max()) for name, one, right in pairs}
 
 
-def times(place: Place) -> Iterator[dict[str, Any]]:
+def times(setting: Setting) -> Iterator[dict[str, Any]]:
     """Milliseconds of the forward and backward pass of one layer over 16,384 packed tokens: first the kernel, whose
     first call compiles it, then the dense form, which needs far more memory."""
-    forest = packed_groups(2, 64, 13) if place.quick else packed_groups(8, 256, 113)
-    layout = Layout.of(forest, torch.device(place.device))
+    forest = packed_groups(2, 64, 13) if setting.quick else packed_groups(8, 256, 113)
+    layout = Layout.of(forest, torch.device(setting.device))
     rows: dict[str, dict[str, Any]] = {}
     for name in (QWEN, SMOLLM):
-        inputs = heads(place, name, forest.num_tokens, torch.bfloat16, place.quick)
+        inputs = heads(setting, name, forest.num_tokens, torch.bfloat16, setting.quick)
         operations = 14 * forest.pairs() * inputs[0].shape[1] * inputs[0].shape[3]
         start = time.perf_counter()
         by_kernel(inputs, layout)
-        place.synchronize()
+        setting.synchronize()
         first_s = time.perf_counter() - start
-        kernel_s = place.median_s(partial(by_kernel, inputs, layout), 1 if place.quick else 10)
+        kernel_s = setting.median_s(partial(by_kernel, inputs, layout), 1 if setting.quick else 10)
         row = {"tokens": forest.num_tokens, "first_call_s": first_s, "kernel_ms": 1e3 * kernel_s}
-        rows[name] = row | {"kernel_share_of_peak": share_of_peak(operations / kernel_s, place)}
+        rows[name] = row | {"kernel_share_of_peak": share_of_peak(operations / kernel_s, setting)}
         yield {f"time, {name}": rows[name]}
     mask = seen(layout, 0)
     for name, row in rows.items():
-        inputs = heads(place, name, forest.num_tokens, torch.bfloat16, place.quick)
-        dense_ms = 1e3 * place.median_s(partial(by_dense, inputs, mask), 1 if place.quick else 3)
+        inputs = heads(setting, name, forest.num_tokens, torch.bfloat16, setting.quick)
+        dense_ms = 1e3 * setting.median_s(partial(by_dense, inputs, mask), 1 if setting.quick else 3)
         yield {f"time, {name}": row | {"dense_ms": dense_ms, "ratio": dense_ms / row["kernel_ms"]}}
 
 
@@ -114,14 +114,14 @@ def packed_groups(num_groups: int, prompt: int, answer: int) -> Forest:
     return pack([row.token_ids for row in rows])
 
 
-def heads(place: Place, name: str, tokens: int, dtype: torch.dtype, quick: bool) -> list[Tensor]:
+def heads(setting: Setting, name: str, tokens: int, dtype: torch.dtype, quick: bool) -> list[Tensor]:
     """Random queries, keys and values, each (1, heads, tokens, head size)."""
     config: Any = shape_of(name, quick)
     generator = torch.Generator().manual_seed(0)
     size = config.hidden_size // config.num_attention_heads
     counts = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
     made = [torch.randn(1, count, tokens, size, generator=generator) for count in counts]
-    return [x.to(place.device, dtype).requires_grad_() for x in made]
+    return [x.to(setting.device, dtype).requires_grad_() for x in made]
 
 
 def seen(layout: Layout, window: int) -> Tensor:

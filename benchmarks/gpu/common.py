@@ -26,7 +26,7 @@ QWEN, SMOLLM = "Qwen2.5-0.5B", "SmolLM2-135M"
 
 
 @dataclass(frozen=True)
-class Place:
+class Setting:
     """Where and how a part runs. `folder`: for models, empty at the start; `deadline`: `time.monotonic()` at which the
     part is stopped."""
 
@@ -105,7 +105,7 @@ def alone(device: str) -> None:
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
-def share_of_peak(operations_per_second: float, place: Place) -> float | None:
+def share_of_peak(operations_per_second: float, setting: Setting) -> float | None:
     """Share of the card's dense bfloat16 peak; None for an unknown card."""
-    peak = common.peak_of(place.card)
+    peak = common.peak_of(setting.card)
     return None if peak is None else operations_per_second / peak

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.common import Place
+from benchmarks.gpu.common import Setting
 from benchmarks.gpu.parts import installed
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +22,7 @@ SETTINGS = ("strict_config=false", "addopts=")
 COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 
 
-def measure(place: Place) -> Iterator[dict[str, Any]]:
+def measure(setting: Setting) -> Iterator[dict[str, Any]]:
     """Runs the files that hold such tests. Raises RuntimeError when one fails, or when none ran on CUDA."""
     files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_on_cuda.py"))
     options = [*OPTIONS, *(PROCESSES if installed("xdist") else ()), *(f"-o{one}" for one in SETTINGS)]
@@ -37,5 +37,5 @@ def measure(place: Place) -> Iterator[dict[str, Any]]:
     failed = re.findall(r"^(?:FAILED|ERROR) (\S.*)", done.stdout, re.MULTILINE)
     if failed:
         yield {"failed_tests": failed}
-    if done.returncode or (place.device == "cuda" and not counts.get("passed")):
+    if done.returncode or (setting.device == "cuda" and not counts.get("passed")):
         raise RuntimeError(f"pytest ended with {done.returncode}: {last}")

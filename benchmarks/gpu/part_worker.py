@@ -27,13 +27,13 @@ def main() -> None:
     deadline = time.monotonic() + float(seconds)  # before the imports, which take seconds
     metrics = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    from benchmarks.gpu.common import Place
+    from benchmarks.gpu.common import Setting
 
     with tempfile.TemporaryDirectory() as folder:
-        place = Place(device, "--quick" in sys.argv[4:], Path(folder), deadline)
-        write(metrics, {"device": place.card})
+        setting = Setting(device, "--quick" in sys.argv[4:], Path(folder), deadline)
+        write(metrics, {"device": setting.card})
         module, _, function = PARTS[name].function.partition(":")
-        for found in vars(importlib.import_module(module))[function](place):
+        for found in vars(importlib.import_module(module))[function](setting):
             write(metrics, found)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.gpu.common import SMOLLM, Place, alone, shape_of, write_model
+from benchmarks.gpu.common import SMOLLM, Setting, alone, shape_of, write_model
 from benchmarks.gpu.parts import installed
 from benchmarks.gpu.step import GROUP_SIZE, QUICK, WHOLE, against_estimate, settings
 from benchmarks.learner import random_work
@@ -26,23 +26,23 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def measure(place: Place) -> Iterator[dict[str, Any]]:
+def measure(setting: Setting) -> Iterator[dict[str, Any]]:
     """One row for each case, of two training steps with one micro-batch each."""
-    work = QUICK if place.quick else WHOLE
-    config = shape_of(SMOLLM, place.quick)
-    model = write_model(config, place.folder / "model")
+    work = QUICK if setting.quick else WHOLE
+    config = shape_of(SMOLLM, setting.quick)
+    model = write_model(config, setting.folder / "model")
     groups = random_work.random_groups(work.num_groups, GROUP_SIZE, work.prompt, work.answer, config.vocab_size)
-    alone(place.device)
+    alone(setting.device)
     for name, case in CASES.items():
         if "lora" in case and not installed("peft"):
             yield {name: {"skipped": "peft is not installed"}}
-        elif "cpu_offload" in case and place.device == "cpu":
+        elif "cpu_offload" in case and setting.device == "cpu":
             yield {name: {"skipped": "there is no device from which to take the state"}}
         else:
-            place.forget_peak()
-            before, learner = place.peak_gib() or 0.0, settings(work, place.device, **case)
+            setting.forget_peak()
+            before, learner = setting.peak_gib() or 0.0, settings(work, setting.device, **case)
             train(Trainer(model, learner), groups)
-            yield {name: against_estimate(place, config, learner, work.tokens, before)}
+            yield {name: against_estimate(setting, config, learner, work.tokens, before)}
 
 
 def train(trainer: Trainer, groups: random_work.Groups) -> None:

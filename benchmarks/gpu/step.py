@@ -17,7 +17,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from benchmarks.gpu.common import GIB, QWEN, SMOLLM, Place, alone, shape_of, share_of_peak, write_model
+from benchmarks.gpu.common import GIB, QWEN, SMOLLM, Setting, alone, shape_of, share_of_peak, write_model
 from benchmarks.learner import random_work
 from squelch.learner import memory
 from squelch.learner.config import LearnerConfig
@@ -63,30 +63,30 @@ def settings(work: Work, device: str, **others: Any) -> LearnerConfig:
     return LearnerConfig.model_validate(given | others)
 
 
-def qwen(place: Place) -> Iterator[dict[str, Any]]:
+def qwen(setting: Setting) -> Iterator[dict[str, Any]]:
     """At the shape of Qwen2.5-0.5B."""
-    yield from measure(place, QWEN)
+    yield from measure(setting, QWEN)
 
 
-def smollm(place: Place) -> Iterator[dict[str, Any]]:
+def smollm(setting: Setting) -> Iterator[dict[str, Any]]:
     """At the shape of SmolLM2-135M."""
-    yield from measure(place, SMOLLM)
+    yield from measure(setting, SMOLLM)
 
 
-def compiled(place: Place) -> Iterator[dict[str, Any]]:
+def compiled(setting: Setting) -> Iterator[dict[str, Any]]:
     """At the shape of Qwen2.5-0.5B, with `learner.compile`."""
-    yield from measure(place, QWEN, compile=True)
+    yield from measure(setting, QWEN, compile=True)
 
 
-def measure(place: Place, shape: str, **others: Any) -> Iterator[dict[str, Any]]:
+def measure(setting: Setting, shape: str, **others: Any) -> Iterator[dict[str, Any]]:
     """Figures as they become known: the first step, then the median of the later ones, then memory."""
-    work = QUICK if place.quick else WHOLE
-    config = shape_of(shape, place.quick)
-    model = write_model(config, place.folder / "model")
+    work = QUICK if setting.quick else WHOLE
+    config = shape_of(shape, setting.quick)
+    model = write_model(config, setting.folder / "model")
     groups = random_work.random_groups(work.num_groups, GROUP_SIZE, work.prompt, work.answer, config.vocab_size)
-    alone(place.device)
-    place.forget_peak()
-    learner = settings(work, place.device, **others)
+    alone(setting.device)
+    setting.forget_peak()
+    learner = settings(work, setting.device, **others)
     trainer = Trainer(model, learner)
     yield {"shape": shape, "tokens": random_work.tokens_fed(trainer, groups, [0]), "rows": work.num_groups * GROUP_SIZE}
     seconds, parts = [], {}  # of every step, and of the last one by part
@@ -99,23 +99,24 @@ def measure(place: Place, shape: str, **others: Any) -> Iterator[dict[str, Any]]
         if step == 0:
             yield {"first_step_s": seconds[0], "entropy_nats": report.metrics["entropy"]}
         parts = {name: value for name, value in report.seconds.items() if value > 0}
-    yield speed(place, trainer, groups, statistics.median(seconds[WARM_UP:])) | {"seconds_by_part": parts}
-    yield against_estimate(place, config, learner, work.tokens)
+    yield speed(setting, trainer, groups, statistics.median(seconds[WARM_UP:])) | {"seconds_by_part": parts}
+    yield against_estimate(setting, config, learner, work.tokens)
 
 
 def against_estimate(
-    place: Place, config: PreTrainedConfig, learner: LearnerConfig, tokens: int, before_gib: float = 0.0
+    setting: Setting, config: PreTrainedConfig, learner: LearnerConfig, tokens: int, before_gib: float = 0.0
 ) -> dict[str, Any]:
-    """The peak since `Place.forget_peak`, less `before_gib`, and its estimate for micro-batches of `tokens` tokens."""
+    """The peak since `Setting.forget_peak`, less `before_gib`, and its estimate for micro-batches of `tokens`
+    tokens."""
     fed = learner.model_copy(update={"token_budget": tokens})
-    estimate, peak = memory.estimate(config, fed, 1).total / GIB, place.peak_gib()
+    estimate, peak = memory.estimate(config, fed, 1).total / GIB, setting.peak_gib()
     if peak is None:
         return {"estimate_gib": estimate}
     peak -= before_gib
     return {"estimate_gib": estimate, "peak_gib": peak, "peak_of_estimate": peak / estimate}
 
 
-def speed(place: Place, trainer: Trainer, groups: random_work.Groups, step_s: float) -> dict[str, Any]:
+def speed(setting: Setting, trainer: Trainer, groups: random_work.Groups, step_s: float) -> dict[str, Any]:
     """The metrics of a step that took `step_s` seconds."""
     operations = random_work.operations(trainer, groups, 0, padded=False)
     return {
@@ -123,6 +124,6 @@ def speed(place: Place, trainer: Trainer, groups: random_work.Groups, step_s: fl
         "tokens_per_second": random_work.tokens_fed(trainer, groups, [0]) / step_s,
         "model_tflops": operations / 1e12,
         "model_tflops_per_second": operations / step_s / 1e12,
-        "share_of_peak": share_of_peak(operations / step_s, place),
+        "share_of_peak": share_of_peak(operations / step_s, setting),
         "wanted_share": TARGET,
     }

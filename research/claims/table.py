@@ -82,7 +82,7 @@ OTHER_RATIO = Measure("log of the norms' ratio, highest to lowest bucket", of.bu
 
 
 @dataclass(frozen=True)
-class Place:
+class Setting:
     """Where a claim is tested. `arms`: one arm, or two whose difference, first minus second, is paired by seed."""
 
     source: str
@@ -121,49 +121,49 @@ FILTERED = ("top_p", "none")
 
 def lead() -> Iterator[Claim]:
     """The lead: does the filter keep reasoning true where MI cannot see it? Five seeds a side."""
-    both = Place("Beyond the paper", SOKOBAN, FILTERED, plan.LEAD_STEPS, least=5)
+    both = Setting("Beyond the paper", SOKOBAN, FILTERED, plan.LEAD_STEPS, least=5)
     yield both.claim("The filter raises success", LAST, above(0, WORTH))
     yield both.claim("The filter keeps more of the reasoning true", TRUE, above(0, SHARE))
     yield both.claim("MI does not tell the two apart", PROBE_END, within(0.2))
     yield both.claim("MI does not tell the two apart", MI_END, within(0.2))
     for arm in plan.BASE:
-        own = Place("Beyond the paper", SOKOBAN, (arm,), plan.LEAD_STEPS, least=5)
+        own = Setting("Beyond the paper", SOKOBAN, (arm,), plan.LEAD_STEPS, least=5)
         yield own.claim("MI rises during training", PROBE_CHANGE, above(0))
         yield own.claim("The reasoning becomes less true", TRUE_CHANGE, below(0))
         yield own.claim("The answer follows less from the reasoning", LINK_CHANGE, below(0))
-    fresh = Place("Beyond the paper", SOKOBAN, FILTERED, plan.LONG_STEPS)
+    fresh = Setting("Beyond the paper", SOKOBAN, FILTERED, plan.LONG_STEPS)
     yield fresh.claim("With the filter the answer follows more from the reasoning", LINK_CHANGE, above(0))
     for arm in plan.BASE:
-        own = Place("Beyond the paper", SOKOBAN, (arm,), plan.LONG_STEPS)
+        own = Setting("Beyond the paper", SOKOBAN, (arm,), plan.LONG_STEPS)
         yield own.claim("The reasoning becomes less true than it was at first", TRUE_SINCE_FIRST, below(0))
 
 
 def gradients() -> Iterator[Claim]:
     """Figure 3."""
     for arm in ("grpo_kl0.001", "ppo_kl0.001"):
-        task = Place("Figure 3a", SOKOBAN, (arm,), plan.GRADIENT_STEPS)
+        task = Setting("Figure 3a", SOKOBAN, (arm,), plan.GRADIENT_STEPS)
         yield task.claim("The task gradient grows with reward variance", BUCKET_TREND, above(0.5))
         yield task.claim("The task gradient grows with reward variance", TASK_RATIO, above(0))
         if arm.startswith("grpo"):
             yield task.claim("The task gradient grows with reward variance", STD_TREND, above(0.5))
             yield task.claim("The task gradient grows with reward variance", STD_RATIO, above(0))
-        others = Place("Figure 3c", SOKOBAN, (arm,), plan.GRADIENT_STEPS)
+        others = Setting("Figure 3c", SOKOBAN, (arm,), plan.GRADIENT_STEPS)
         yield others.claim("The regularisers' gradient is flat", OTHER_RATIO, within(0.25))
-        low = Place("Section 3.1", SOKOBAN, (arm,), plan.GRADIENT_STEPS)
+        low = Setting("Section 3.1", SOKOBAN, (arm,), plan.GRADIENT_STEPS)
         yield low.claim("Where reward variance is low, the regularisers dominate the update", LOWEST_BUCKET, below(0))
 
 
 def dynamics() -> Iterator[Claim]:
     """Figure 5 and section 4.2."""
     for recipe, steps in LONG.items():
-        yield Place("Figure 5a", recipe, FILTERED, steps).claim(
+        yield Setting("Figure 5a", recipe, FILTERED, steps).claim(
             "Filtering ends with more success", LAST, above(0, worth(recipe))
         )
-        plain, both = (Place("Figure 5b", recipe, arms, steps) for arms in (("none",), FILTERED))
+        plain, both = (Setting("Figure 5b", recipe, arms, steps) for arms in (("none",), FILTERED))
         yield plain.claim("Without the filter MI degrades", RETRIEVAL_CHANGE, below(0))
         yield plain.claim("Without the filter MI degrades", PROBE_CHANGE, below(0))
         yield both.claim("The filter mitigates the decline of MI", RETRIEVAL_CHANGE, above(0))
-        plain, both = (Place("Figure 5c", recipe, arms, steps) for arms in (("none",), FILTERED))
+        plain, both = (Setting("Figure 5c", recipe, arms, steps) for arms in (("none",), FILTERED))
         yield plain.claim("Without the filter entropy rises", ENTROPY_CHANGE, above(0))
         yield both.claim("The filter keeps entropy lower", ENTROPY_CHANGE, below(0))
     yield Claim(
@@ -188,10 +188,10 @@ def rules() -> Iterator[Claim]:
         for arms in (FILTERED, ("top_p", "top_k0.25"), ("top_k0.25", "none")):
             less = "no filter" if arms[1] == "none" else arms[1]
             says = f"{arms[0]} ends with more success than {less}"
-            yield Place("Figure 6", recipe, arms, steps).claim(says, LAST, above(0, worth(recipe)))
+            yield Setting("Figure 6", recipe, arms, steps).claim(says, LAST, above(0, worth(recipe)))
     for recipe, steps in {**LONG, COUNTDOWN: SHORT[COUNTDOWN]}.items():
         says = "Reasoning becomes shorter and shorter"
-        yield Place("Figure 7", recipe, ("none",), steps).claim(says, SHORTER, below(0))
+        yield Setting("Figure 7", recipe, ("none",), steps).claim(says, SHORTER, below(0))
 
 
 PLANE_ARMS = (*plan.BASE, *plan.REGULARISERS)
@@ -208,22 +208,22 @@ STRENGTHS = ("none", "top_p", "top_p0.5")
 def diagnosis() -> Iterator[Claim]:
     """Figures 8 and 13, and the correlations of section 5.2."""
     steps = plan.SHORT_STEPS
-    place = where(SOKOBAN, "runs that differ in filter, entropy bonus and KL", steps)
+    setting = where(SOKOBAN, "runs that differ in filter, entropy bonus and KL", steps)
     for key, (says, region) in WITH_SUCCESS.items():
         words = "rank correlation over the six arms of a seed"
-        yield Claim("Figure 8", says, place, words, _with_success(key), region)
-    place = where(SOKOBAN, "no filter, top_p 0.9, top_p 0.5", steps)
+        yield Claim("Figure 8", says, setting, words, _with_success(key), region)
+    setting = where(SOKOBAN, "no filter, top_p 0.9, top_p 0.5", steps)
     for says, metric in (("MI is higher", of.last(PER_TOKEN)), ("success is higher", of.at_end(SUCCESS))):
         ranks = "rank correlation with the filter's strength"
-        yield Claim("Figure 13", f"With a stronger filter {says}", place, ranks, _with_strength(metric), above(0))
+        yield Claim("Figure 13", f"With a stronger filter {says}", setting, ranks, _with_strength(metric), above(0))
     for arm in ("none_ent0.1", "none_kl0.1"):
-        both = Place("Figure 13", SOKOBAN, (arm, "none"), steps)
+        both = Setting("Figure 13", SOKOBAN, (arm, "none"), steps)
         moved = "difference of H(Z|X) less that of MI-Est, each in its mean direction, end, nats a token"
-        place = where(SOKOBAN, f"{arm} minus none", steps)
-        yield Claim("Figure 13", f"{arm} moves entropy more than MI", place, moved, _shifted(arm), above(0))
+        setting = where(SOKOBAN, f"{arm} minus none", steps)
+        yield Claim("Figure 13", f"{arm} moves entropy more than MI", setting, moved, _shifted(arm), above(0))
         yield both.claim(f"{arm} does not raise success clearly", LAST, below(WORTH))
     for recipe in LONG:
-        own = Place("Section 5.2", recipe, ("none",), plan.LEAD_STEPS)
+        own = Setting("Section 5.2", recipe, ("none",), plan.LEAD_STEPS)
         for name, region in (("reward", above(0.3)), ("entropy", within(0.3)), ("length", within(0.3))):
             says = "goes with reward" if name == "reward" else f"hardly goes with {name}"
             measure = Measure("rank correlation over all groups of a run, however long", of.of_groups(name))
@@ -248,14 +248,14 @@ def noise() -> Iterator[Claim]:
     for level in plan.NOISE_LEVELS:
         arms = (plan.noise_arm("top_p", level), plan.noise_arm("none", level))
         if level in plan.MANY:
-            place = Place("Figure 9", LAKE, arms, plan.SHORT_STEPS, least=5)
-            yield place.claim("No gap is left", LAST, within(WORTH))
+            setting = Setting("Figure 9", LAKE, arms, plan.SHORT_STEPS, least=5)
+            yield setting.claim("No gap is left", LAST, within(WORTH))
         else:
-            place = Place("Figure 9", LAKE, arms, plan.SHORT_STEPS)
-            yield place.claim("The filter keeps a clear advantage", LAST, above(0, worth(LAKE)))
-    place = where(LAKE, "top_p minus none, noise 0, 0.2 and 0.5 against 0.8 and 1", plan.SHORT_STEPS)
+            setting = Setting("Figure 9", LAKE, arms, plan.SHORT_STEPS)
+            yield setting.claim("The filter keeps a clear advantage", LAST, above(0, worth(LAKE)))
+    setting = where(LAKE, "top_p minus none, noise 0, 0.2 and 0.5 against 0.8 and 1", plan.SHORT_STEPS)
     words = "mean difference in the last validation at the lower levels, minus that at the higher ones"
-    yield Claim("Figure 9", "The gap closes", place, words, _narrowing, above(0))
+    yield Claim("Figure 9", "The gap closes", setting, words, _narrowing, above(0))
     metrics = (
         ("top_p", "Figure 9", "Success falls as noise rises, also with the filter", LAST, below(-0.5)),
         ("none", "Figure 9", "Success falls as noise rises", LAST, below(-0.5)),
@@ -282,17 +282,17 @@ def _over_noise(arm: str, metric: Metric) -> Callable[[Pool], Estimate]:
 def filter_at_work() -> Iterator[Claim]:
     """Figures 10, 11 and 12."""
     for recipe, steps in LONG.items():
-        own = Place("Figure 10", recipe, ("top_p",), steps)
+        own = Setting("Figure 10", recipe, ("top_p",), steps)
         yield own.claim(
             "The filter keeps a smaller share of the groups at the end than at the beginning", KEPT, below(0)
         )
         yield own.claim("More prompts have no reward variance", FLAT, above(0))
-    own = Place("Figure 11", SOKOBAN, ("top_p",), plan.LONG_STEPS)
+    own = Setting("Figure 11", SOKOBAN, ("top_p",), plan.LONG_STEPS)
     yield own.claim("The hard portion shrinks", FAIL, below(0))
     yield own.claim("The mixed portion expands", MIXED, above(0))
     yield own.claim("Reward variance is lower at the end than at the beginning", VARIANCE, below(0))
     for recipe, steps in LONG.items():
-        own = Place("Figure 12", recipe, ("none",), steps)
+        own = Setting("Figure 12", recipe, ("none",), steps)
         yield own.claim("Format validity is decoupled from MI", VALID_AND_MI, within(0.3))
         yield own.claim("Validity stays near perfect while MI is low", VALID_AT_LEAST, above(0.95))
 
@@ -313,10 +313,10 @@ def algorithms() -> Iterator[Claim]:
     """Table 4: the algorithms."""
     for recipe in LONG:
         for name, arms in TABLE_4.items():
-            place = Place("Table 4", recipe, arms, SHORT[recipe])
+            setting = Setting("Table 4", recipe, arms, SHORT[recipe])
             says = f"Filtering raises the peak success of {name}{UNLIKE.get((recipe, name), '')}"
-            yield place.claim(says, BEST, above(0, worth(recipe, name)))
-    own = Place("Table 4", COUNTDOWN, FILTERED, SHORT[COUNTDOWN])
+            yield setting.claim(says, BEST, above(0, worth(recipe, name)))
+    own = Setting("Table 4", COUNTDOWN, FILTERED, SHORT[COUNTDOWN])
     yield own.claim("Filtering raises the peak success of GRPO", BEST, above(0, worth(COUNTDOWN)))
 
 
@@ -324,17 +324,17 @@ def ablation() -> Iterator[Claim]:
     """Table 5; its top-p is Table 4's GRPO on Sokoban and stands there."""
     steps = plan.SHORT_STEPS
     for arm in ("top_p0.5", "min_p0.05", "min_p0.2", "top_k0.25", "top_k0.5"):
-        place = Place("Table 5", SOKOBAN, (arm, "none"), steps)
-        yield place.claim(f"{arm} raises peak success", BEST, above(0, WORTH))
+        setting = Setting("Table 5", SOKOBAN, (arm, "none"), steps)
+        yield setting.claim(f"{arm} raises peak success", BEST, above(0, WORTH))
     for arm in ("reward_sum", "entropy", "entropy_variance", "length"):
         by_variance = "top_k0.5" if arm == "reward_sum" else "top_p"  # under the same rule as the arm's own
-        place = Place("Table 5", SOKOBAN, (by_variance, arm), steps)
-        yield place.claim(f"Reward variance is a better criterion than {arm}", BEST, above(0, WORTH))
-    keep = Place("Table 5", SOKOBAN, ("top_k0.5", "smallest"), steps)
+        setting = Setting("Table 5", SOKOBAN, (by_variance, arm), steps)
+        yield setting.claim(f"Reward variance is a better criterion than {arm}", BEST, above(0, WORTH))
+    keep = Setting("Table 5", SOKOBAN, ("top_k0.5", "smallest"), steps)
     yield keep.claim("Keeping the largest is better than the smallest", BEST, above(0, WORTH))
     yield keep.claim("Keeping the largest preserves MI", RETRIEVAL_BEST, above(0))
     yield keep.claim("Keeping the smallest raises entropy", ENTROPY_BEST, below(0))
-    plain = Place("Table 5", SOKOBAN, ("none",), plan.LONG_STEPS)
+    plain = Setting("Table 5", SOKOBAN, ("none",), plan.LONG_STEPS)
     yield plain.claim("Without the filter training collapses", WORST, below(0.01))
 
 

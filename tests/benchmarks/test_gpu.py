@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from benchmarks import common
 from benchmarks.gpu import attention, part_worker, scoring, step
 from benchmarks.gpu import measure as gpu
-from benchmarks.gpu.common import GIB, QWEN, SMOLLM, Place, shape_of
+from benchmarks.gpu.common import GIB, QWEN, SMOLLM, Setting, shape_of
 from benchmarks.gpu.parts import PARTS, Part
 from squelch.learner import memory, process_group
 
@@ -64,7 +64,7 @@ def test_a_kernel_without_finite_gradients_is_an_error_and_null_in_the_object(mo
     monkeypatch.setattr(attention, "let_the_dense_form_stand_in", lambda: None)
     metrics = io.StringIO()
     with pytest.raises(RuntimeError, match="the kernel differs"):
-        list(attention.measure(Place("cpu", True, tmp_path, 0.0)))
+        list(attention.measure(Setting("cpu", True, tmp_path, 0.0)))
     part_worker.write(metrics, {"window 0": {"output": 0.0, "d query": math.nan}})
     assert json.loads(metrics.getvalue()) == {"window 0": {"output": 0.0, "d query": None}}
 
@@ -129,7 +129,7 @@ def test_a_step_counts_what_it_computes(tmp_path: Path) -> None:
     """32 rows of 64 + 12 tokens, prompts once a group: 512 tokens fed, 416 sampled; width 224, two layers."""
     torch.set_num_threads(1)
     found: dict[str, float] = {}
-    for metrics in step.qwen(Place("cpu", True, tmp_path, time.monotonic() + 60)):
+    for metrics in step.qwen(Setting("cpu", True, tmp_path, time.monotonic() + 60)):
         found |= metrics
     linear = 2 * (2 * 224 * 224 + 2 * 224 * 32 + 3 * 224 * 672)
     pairs = 2 * (64 * 65 / 2 + 16 * (12 * 13 / 2 + 12 * 64))
@@ -142,7 +142,7 @@ def test_a_step_counts_what_it_computes(tmp_path: Path) -> None:
 
 def test_the_scorers_part_scores_a_quarter_and_then_the_whole_if_there_is_time(tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    whole, in_vain = (list(scoring.measure(Place("cpu", True, tmp_path, time.monotonic() + s))) for s in (600, 0))
+    whole, in_vain = (list(scoring.measure(Setting("cpu", True, tmp_path, time.monotonic() + s))) for s in (600, 0))
     assert [metrics.get("2 x 8", {}).get("pairs") for metrics in whole] == [32, None, None]
     assert whole[-1]["8 x 8"]["pairs"] == 512 and whole[-1]["8 x 8"]["tflops_per_second"] > 0
     assert in_vain[-1]["8 x 8"]["skipped"].endswith("s left")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import attention
-from benchmarks.gpu.common import QWEN, SMOLLM, Place, alone
+from benchmarks.gpu.common import QWEN, SMOLLM, Setting, alone
 from squelch.learner import process_group
 from squelch.learner.config import LearnerConfig
 from squelch.learner.kernels import attention as attention_kernel
@@ -64,8 +64,8 @@ def moved(folder: Path, device: str, **others: object) -> np.ndarray:
 @pytest.mark.parametrize("dtype", attention.BOUNDS, ids=str)
 @pytest.mark.parametrize("name", [QWEN, SMOLLM])
 def test_the_kernel_gives_what_the_dense_form_gives(name: str, dtype: torch.dtype, window: int, tmp_path: Path) -> None:
-    place = Place(DEVICE, False, tmp_path, time.monotonic() + 60)
-    found = attention.differences(place, name, dtype, window)
+    setting = Setting(DEVICE, False, tmp_path, time.monotonic() + 60)
+    found = attention.differences(setting, name, dtype, window)
     assert max(found.values()) < attention.BOUNDS[dtype], found
 
 
