@@ -11,6 +11,7 @@ import io
 import json
 import os
 import re
+import shutil
 import stat
 import sys
 from collections.abc import Mapping, Sequence
@@ -78,6 +79,11 @@ def visible(text: str) -> str:
 def controls_visible(text: str) -> str:
     """The text with control and format characters as `\\xNN` or `\\uNNNN`, except line ends and tabs."""
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def columns() -> int | None:
+    """The width of the terminal that standard output is; None if it is none."""
+    return shutil.get_terminal_size((0, 0)).columns or None
 
 
 def one_line(text: str) -> str:

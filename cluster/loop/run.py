@@ -25,6 +25,7 @@ docs/architecture.md has a diagram of the actors and of the data between them.
 from __future__ import annotations
 
 import asyncio
+import logging
 import platform
 import signal
 import time
@@ -54,6 +55,7 @@ from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.ends import EXIT_FAILED, RunEnd, has_begun, nothing_left, with_trace
 from squelch.cluster.loop.heartbeat import Heartbeat, beating, limits
 from squelch.cluster.loop.initial_policy import prepare_model
+from squelch.cluster.loop.opening import opening_lines
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
 from squelch.cluster.loop.persistence.state import LoopState, check_folder, read_state
 from squelch.cluster.loop.persistence.uploading import Uploads, open_uploads, watched
@@ -69,6 +71,8 @@ from squelch.cluster.runs.logs import log_folder, quiet
 from squelch.envs.untrusted.files import Unreadable
 from squelch.learner.checkpoint.manifest import read_manifest
 from squelch.learner.refusal import SettingRefused
+
+log = logging.getLogger(__name__)
 
 
 class Interrupted(Exception):
@@ -162,8 +166,13 @@ def _run(
             driver.hold(say)
             if not resume:
                 find_run(config, resume)  # another process may have begun it meanwhile
+            for line in opening_lines(config, model_dir, recorder.url):
+                say(line)
+            if recorder.has_moved:
+                say(f"port {PORTS[0]} is taken; deploy/prometheus.yml scrapes {recorder.port} as well")
             create_run(config, say)
             output.keep(config.run_dir)
+            log.info("new weights reach rollout workers %s", config.weight_transfer_text)
             for note in notes:
                 say(note)
             with _open_loggers(config, recorder, state.clock if checkpoint else -1) as loggers:
@@ -267,9 +276,6 @@ async def _train(
     if uploads is not None:
         uploads.begin()
     try:
-        say(f"metrics at {recorder.url}; run folder {config.run_dir}")
-        if recorder.has_moved:
-            say(f"another process listens on port {PORTS[0]}; deploy/prometheus.yml scrapes {recorder.port} as well")
         await _stoppable(_start(fleet, checkpoint, startup), stop_signal)
         if checkpoint is not None:
             say(f"resumed from {checkpoint} after step {state.clock}")
@@ -339,9 +345,6 @@ def create_run(config: RunConfig, say: Callable[[str], None]) -> None:
     if resolved.exists() and has_begun(config.run_dir):  # else a sweep wrote what it is to start with
         for change in changes(settings_of(resolved), config):
             say(f"setting changed since the run started: {change}")
-    say(f"new weights reach rollout workers {config.weight_transfer_text}")
-    departures = config.algorithm_differences
-    say(f"algorithm {config.learner.algorithm}" + (f", but {'; '.join(departures)}" if departures else ""))
     for setting in idle_settings(config):
         say(f"setting without effect: {setting}")
     write_whole(resolved, dump(config))

@@ -140,6 +140,7 @@ def _bar(screen: TextIO | None) -> Progress | None:
         TextColumn("{task.fields[times]}", markup=False, style="dim"),
         console=console,
         transient=True,
+        refresh_per_second=4,
         redirect_stdout=False,
         redirect_stderr=False,
     )

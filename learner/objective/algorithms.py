@@ -152,15 +152,23 @@ def with_filter(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def differences(name: str, learner: Mapping[str, Any]) -> list[str]:
     """One line `learner.KEY: algorithm's value -> run's value` for each setting of a resolved `learner` block that
     differs from its algorithm."""
-    found = []
+    return [
+        f"learner.{key}: {as_written(theirs)} -> {as_written(ours)}" for key, theirs, ours in departures(name, learner)
+    ]
+
+
+def departures(name: str, learner: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(key under `learner`, the algorithm's value, the run's) of each setting of a resolved `learner` block that departs
+    from its algorithm."""
+    found: list[tuple[str, Any, Any]] = []
     for key, value in ALGORITHMS[name].settings.items():
         node: Any = learner
         for part in key.split("."):
             node = node[part]
         if node != value:
-            found.append(f"learner.{key}: {as_written(value)} -> {as_written(node)}")
+            found.append((key, value, node))
     if ALGORITHMS[name].filter and not learner["algorithm_filter"]:
-        found.append("learner.algorithm_filter: true -> false")
+        found.append(("algorithm_filter", True, False))
     return found
 
 

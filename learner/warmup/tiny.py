@@ -50,7 +50,7 @@ NUM_FINGERPRINT = 16
 NUM_VOCABULARY = {"words": 200, "bytes": 1000}
 """Demonstrations that the tokenizer is built from, together with the environment's own list of phrases."""
 
-COLLECTED = 0.2
+COLLECTED = 0.07
 """Share of a build's time in which its demonstrations are collected."""
 TOLD_EVERY = 64
 """Demonstrations between two words on how far the collection is."""

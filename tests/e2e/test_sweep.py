@@ -32,7 +32,7 @@ def test_an_interrupted_sweep_goes_on_with_the_cells_that_are_not_finished(tmp_p
     first = Run(*words, timeout_s=600.0)
     first.until(lambda line: line.startswith("cell 2/2 algorithm-dapo_s0 starts"))
     log = dapo / "train.log"
-    while "algorithm dapo" not in (log.read_text() if log.exists() else ""):
+    while "algorithm    dapo" not in (log.read_text() if log.exists() else ""):
         assert time.monotonic() < first.deadline
         time.sleep(0.1)
     below = children(first.process.pid)

@@ -22,6 +22,7 @@ from squelch.cluster.fleet.waiting import outcomes
 from squelch.cluster.metrics import WAITED_FOR
 from squelch.cluster.runs.step_line import step_line
 from squelch.cluster.runs.timing.intervals import clip_intervals, union_seconds
+from squelch.cluster.terminal import columns
 
 TOTALLED = ("tokens/sampled", "tokens/trained", "trajectories", "seconds/step")
 
@@ -118,7 +119,7 @@ class RunLog:
         self.last |= flat
         self._show(step, flat)
         self.archive.metrics(step, flat)
-        self.say(step_line(step, self.steps, flat))
+        self.say(step_line(step, self.steps, flat, columns()))
 
     def _show(self, step: int, flat: dict[str, float]) -> None:
         """Exports the metrics. If the registry refuses one, the component that reported it has a bug."""

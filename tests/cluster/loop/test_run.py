@@ -55,7 +55,9 @@ def ending(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception) ->
     monkeypatch.setattr(run.RunEnd, "watch_ray", lambda _: None)
     monkeypatch.setattr(run, "prepare_model", lambda *_: tmp_path)
     monkeypatch.setattr(run, "weight_bytes", lambda *_: 0)
-    monkeypatch.setattr(run, "_open_recorder", lambda _: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(run, "opening_lines", lambda *_: [])
+    exporter = SimpleNamespace(close=lambda: None, url="", has_moved=False)
+    monkeypatch.setattr(run, "_open_recorder", lambda _: exporter)
     monkeypatch.setattr(run, "_train", fail)
     config = load("frozenlake", [f"runs_dir={tmp_path}", "name=it"])
     return lambda say=lambda _: None: run.train(config, False, say)
@@ -159,7 +161,7 @@ def test_a_signal_while_a_checkpoint_loads_ends_the_run_before_it_trains(monkeyp
     monkeypatch.setattr(run, "make_coordinator", lambda *_: pytest.fail("the run went on to train"))
     (tmp_path / "tokenizer.json").write_text("{}")
     config = load("frozenlake", [f"runs_dir={tmp_path}", "name=it"])
-    recorder = SimpleNamespace(url="", has_moved=False)
+    recorder = SimpleNamespace()
     with pytest.raises(run.Interrupted, match=f"^{number.name}$"):
         state, end = LoopState(clock=3), run.RunEnd(config, lambda _: None, 0.0, lambda: None)
         asyncio.run(run._train(config, tmp_path, state, tmp_path, recorder, recorder, None, Quiet(), end))
@@ -297,7 +299,7 @@ class Spy:
 
 def test_a_runs_loggers_get_its_steps_and_its_exit_code(monkeypatch, tmp_path) -> None:
     train, exporter, logger = ending(monkeypatch, tmp_path, ValueError("unused")), Spy(), Spy()
-    exporter.close = lambda: None
+    exporter.close, exporter.url, exporter.has_moved = lambda: None, "", False
 
     async def steps(*arguments: object) -> int:
         (loggers,) = (one for one in arguments if isinstance(one, Loggers))

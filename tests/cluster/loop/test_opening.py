@@ -1,0 +1,27 @@
+"""The first screen of a run says in words what is trained, how, where it is written, and what to type elsewhere."""
+
+from pathlib import Path
+
+from squelch.cluster.config import load
+from squelch.cluster.loop.opening import opening_lines
+
+
+def test_the_first_lines_say_what_a_newcomer_asks(tiny_policy: Path) -> None:
+    config = load("frozenlake", ["runs_dir=some where", "learner.objective.kl.coefficient=0.01"])
+    lines = opening_lines(config, tiny_policy, "http://127.0.0.1:9464/metrics")
+    said = dict(line.strip().split(maxsplit=1) for line in lines[1:])
+    assert lines[0] == "frozenlake" and max(map(len, lines)) <= 120 + len(str(tiny_policy))
+    assert said["model"].startswith("tiny, 805 k parameters (") and str(tiny_policy) in said["model"]
+    assert said["environment"] == "FrozenLake, 60 steps of 8 tasks with 16 attempts each"
+    assert said["algorithm"] == (
+        "grpo, with kl coefficient 0.01 instead of 0.0, aggregation token_mean instead of sequence_mean"
+    )
+    assert said["filter"] == "top_p 0.9 by reward variance" and said["files"] == "some where/frozenlake"
+    assert said["elsewhere"] == "squelch watch 'some where/frozenlake'    squelch inspect 'some where/frozenlake'"
+    assert "learner." not in "".join(lines), "no keys: `squelch config` prints them"
+
+
+def test_what_is_off_or_beside_the_folder_is_said(tiny_policy: Path) -> None:
+    config = load("frozenlake-unfiltered", ["store=s3://bucket/runs", "learner.objective.aggregation=sequence_mean"])
+    said = "\n".join(opening_lines(config, tiny_policy, ""))
+    assert "none: a step learns from all groups" in said and "copied to s3://bucket/runs" in said
