@@ -158,8 +158,8 @@ def differences(name: str, learner: Mapping[str, Any]) -> list[str]:
 
 
 def departures(name: str, learner: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """(key under `learner`, the algorithm's value, the run's) of each setting of a resolved `learner` block that departs
-    from its algorithm."""
+    """(key under `learner`, the algorithm's value, the run's) of each setting of a resolved `learner` block that
+    departs from its algorithm."""
     found: list[tuple[str, Any, Any]] = []
     for key, value in ALGORITHMS[name].settings.items():
         node: Any = learner
