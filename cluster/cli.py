@@ -18,7 +18,7 @@ from squelch.envs.untrusted.files import reason
 COMMANDS = {
     "train": ("train", "train a policy"),
     "submit": ("submit", "run `train` as a job on a Ray cluster that is up"),
-    "status": ("existing_runs.status", "show the progress of a run once"),
+    "status": ("existing_runs.status", "show the progress of a run once; alone: list the runs"),
     "watch": ("existing_runs.watch", "show the progress of a run live"),
     "inspect": ("existing_runs.inspect", "show a run's groups, trajectories and spans in the browser"),
     "trace": ("existing_runs.trace", "write who worked when, for Perfetto"),
@@ -74,6 +74,19 @@ class Parser(argparse.ArgumentParser):
         (say if file is sys.stdout else remark)(message.removesuffix("\n"))
 
 
+class Version(argparse.Action):
+    """Prints the version and ends; asks git only then."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, dest, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from squelch.cluster.package import version_text
+
+        say(f"squelch {version_text()}")
+        parser.exit()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns the exit code. For bad input it prints one paragraph on stderr and returns 2."""
     os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bars of libraries; actors inherit it
@@ -124,6 +137,7 @@ def build_parser(command: str | None = None) -> Parser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action=Version, help="print the version, and in a checkout the commit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (module, text) in COMMANDS.items():
         of_command = commands.add_parser(name, help=text)

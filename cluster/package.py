@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import squelch
 from squelch.cluster.errors import UserError
 
 DISTRIBUTION = "squelch-rl"
+GIT_TIMEOUT_S = 5.0
 
 
 def installed_version() -> str:
@@ -54,6 +56,25 @@ def code_version() -> str:
     if root is None:
         return installed_version()
     return str(tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
+
+
+def commit() -> str | None:
+    """The commit of the checkout from which the code runs, with `-dirty` if files differ from it; None without one."""
+    root = checkout()
+    if root is None:
+        return None
+    words = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):  # git is not installed, or its disk hangs
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def version_text() -> str:
+    """Version and commit of the code that runs, e.g. `0.1.0, commit 239a9d0e1f2a`."""
+    found = commit()
+    return code_version() + (f", commit {found}" if found else "")
 
 
 def versions() -> str:

@@ -92,12 +92,14 @@ def one_line(text: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """The duration as text: `45 s`, `3 min 20 s`, `2 h 05 min`."""
+    """The duration as text: `45 s`, `3 min 20 s`, `2 h 05 min`, `3 d 4 h`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
+    if whole >= 48 * 3600:
+        return f"{whole // 86400} d {whole % 86400 // 3600} h"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from squelch.cluster.errors import UserError, bad_files_are_the_users
+from squelch.envs.options import MAX_COMPARED
 from squelch.envs.untrusted.files import is_file
 
 if TYPE_CHECKING:
     from squelch.actors.archive.store import Store
+
+RUNS = Path("runs")
+"""The folder of runs unless `runs_dir` is set; a run in it may be given by its name."""
 
 
 def add_recipe(parser: argparse.ArgumentParser, of_what: str = "dotted overrides, e.g. filter.rho=0.5") -> None:
@@ -23,13 +29,13 @@ def add_recipe(parser: argparse.ArgumentParser, of_what: str = "dotted overrides
 
 def add_run_dir(parser: argparse.ArgumentParser) -> None:
     """Adds the positional argument RUN_DIR."""
-    parser.add_argument("run_dir", type=Path, help="the run's folder, e.g. runs/frozenlake")
+    parser.add_argument("run_dir", type=run_path, metavar="RUN", help="the run's name or folder, e.g. runs/frozenlake")
 
 
 def add_run_place(parser: argparse.ArgumentParser) -> None:
     """Adds the positional argument RUN_DIR for a command that also reads a run in a store."""
-    text = "the run's folder, e.g. runs/frozenlake, or its place in a store, e.g. s3://bucket/prefix/frozenlake"
-    parser.add_argument("run_dir", help=text)
+    text = "the run's name or folder, e.g. runs/frozenlake, or its place in a store, e.g. s3://bucket/prefix/frozenlake"
+    parser.add_argument("run_dir", type=named, metavar="RUN", help=text)
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:
@@ -48,13 +54,35 @@ def add_compat(parser: argparse.ArgumentParser, ragen: str) -> None:
     )
 
 
+def named(place: str) -> str:
+    """The folder of the run of this name in `RUNS`; the place itself if it exists, is a URL, or no run has the name."""
+    if in_store(place) or os.path.isabs(place) or os.path.lexists(place):
+        return place
+    found = os.path.normpath(RUNS / place)
+    return found if os.path.isdir(found) else place
+
+
+def run_path(place: str) -> Path:
+    """As `named`, for a command that reads folders alone."""
+    return Path(named(place))
+
+
 def run_folder(path: Path) -> Path:
     """Returns the folder if it holds a run; UserError otherwise."""
     with bad_files_are_the_users():
         found = is_file(path / "config.yaml")
     if not found:
-        raise UserError(f"{path} holds no run: it has no config.yaml; give a folder such as runs/frozenlake")
+        close = difflib.get_close_matches(path.name[:MAX_COMPARED], _names(), n=1)
+        meant = f"Did you mean {close[0]!r}? " if close else ""
+        raise UserError(
+            f"{path} holds no run: it has no config.yaml. {meant}`squelch status` lists the runs in {RUNS}; give a "
+            "name or a folder"
+        )
     return path
+
+
+def _names() -> list[str]:
+    return [entry.name for entry in RUNS.iterdir()] if RUNS.is_dir() else []
 
 
 def in_store(place: str) -> bool:

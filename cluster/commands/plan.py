@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squelch.cluster.commands.arguments import add_recipe, positive, run_folder
+from squelch.cluster.commands.arguments import add_recipe, positive, run_folder, run_path
 from squelch.cluster.errors import UserError
 from squelch.cluster.runs.timing.step_time import NEARLY, Observed, StepModel, fitted, observed
 from squelch.cluster.terminal import say, say_json
@@ -85,8 +85,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
     parser.add_argument(
         "--run",
-        metavar="RUN_DIR",
-        type=Path,
+        metavar="RUN",
+        type=run_path,
         action="append",
         default=[],
         dest="runs",

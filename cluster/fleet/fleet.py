@@ -144,7 +144,7 @@ class Fleet:
     def _parts(self) -> dict[str, str]:
         """What an actor does while it starts, by its name, where that takes long."""
         ranks = self.config.learner.ranks
-        engines = {member.name: f"{member.name} (its engine loads)" for member in self.workers.present()}
+        engines = {member.name: f"{member.name} (engine)" for member in self.workers.present()}
         return engines | {"learner": "learner" if ranks == 1 else f"learner ({ranks} ranks)"}
 
     async def stop(self, timeout_s: float = 30.0) -> None:

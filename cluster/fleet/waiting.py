@@ -46,7 +46,7 @@ def told(calls: Mapping[str, Awaitable[Any]], words: Mapping[str, str], on_stage
     def tell() -> None:
         named = [words.get(name, name) for name in list(awaited)[:MOST_NAMED]]
         more = f" and {len(awaited) - MOST_NAMED} more" if len(awaited) > MOST_NAMED else ""
-        text = f"{len(calls) - len(awaited)} of {len(calls)} are up"
+        text = f"{len(calls) - len(awaited)} of {len(calls)} up"
         on_stage(f"{text}, waiting for {', '.join(named)}{more}" if awaited else text, None)
 
     async def one(name: str, call: Awaitable[Any]) -> Any:

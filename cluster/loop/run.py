@@ -63,7 +63,7 @@ from squelch.cluster.loop.startup import FirstStep, Startup
 from squelch.cluster.loop.stopping import stop_signals
 from squelch.cluster.loop.wiring import make_coordinator
 from squelch.cluster.metrics import REGISTRY
-from squelch.cluster.package import installed_version, needs_extra
+from squelch.cluster.package import installed_version, needs_extra, version_text
 from squelch.cluster.runs.driver import Driver
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.folder import EARLIER_SUMMARY, SUMMARY
@@ -298,7 +298,7 @@ async def _start(fleet: Fleet, checkpoint: Path | None, startup: Startup) -> Non
     """Returns once every actor is ready and the learner has loaded the checkpoint, if there is one. UserError, with
     where its trace is, if an actor refuses the settings, the model or the checkpoint."""
     try:
-        startup.stage("starting the actors", "20 to 60 s, and minutes with a large model")
+        startup.stage("starting the actors", "20 to 60 s, more for a large model")
         await fleet.start(on_stage=startup.advance)
         if checkpoint is not None:
             startup.stage("loading the checkpoint")
@@ -347,7 +347,7 @@ def create_run(config: RunConfig, say: Callable[[str], None]) -> None:
             say(f"setting changed since the run started: {change}")
     for setting in idle_settings(config):
         say(f"setting without effect: {setting}")
-    write_whole(resolved, dump(config))
+    write_whole(resolved, f"# Written by Squelch {version_text()}.\n{dump(config)}")
 
 
 async def _stoppable(work: Any, stop_signal: list[int]) -> None:

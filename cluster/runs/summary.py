@@ -18,6 +18,7 @@ from squelch.actors.process.disk import write_whole
 from squelch.actors.scorer.pace import OUTCOMES
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.ledger import Ledger
+from squelch.cluster.package import code_version, commit
 from squelch.cluster.runs import driver
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.status import last_probe, last_scorer_step
@@ -62,6 +63,8 @@ def summarise_run(config: RunConfig, outcome: Outcome, wall_seconds: float) -> d
     return {
         "schema": VERSION,
         "run": config.name,
+        "version": code_version(),
+        "commit": commit(),
         "driver": driver.name(),
         "finished": outcome.steps >= config.loop.steps and not (ending and ending.cause is EndCause.FAILED),
         "stopped": ending.text if ending else None,

@@ -1,12 +1,15 @@
 import json
+import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from squelch.cluster import cli, package
 from squelch.cluster.cli import main, parse
 from squelch.cluster.config import dump, load
 from tests.learner.checkpoint.hostile import write_older
@@ -126,3 +129,50 @@ def test_the_driver_of_a_run_and_the_check_of_a_built_tiny_policy_load_neither_t
 
 def test_doctor_finds_this_machine_well(capsys):
     assert main(["doctor"]) == 0, capsys.readouterr().out
+
+
+def test_the_version_names_the_commit_of_a_checkout(capsys, monkeypatch):
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["--version"])
+    found = re.fullmatch(r"squelch (\S+), commit ([0-9a-f]{7,}(?:-dirty)?)\n", capsys.readouterr().out)
+    assert found is not None and (found[1], found[2]) == (package.code_version(), package.commit())
+    monkeypatch.setattr(package, "checkout", lambda: None)
+    assert package.commit() is None and package.version_text() == package.installed_version()
+
+
+@pytest.fixture
+def three_runs(tmp_path, monkeypatch):
+    """A folder in which `runs` holds a run that ended, one of a sweep, and one that cannot be read."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "sweep/arm_s0", "damaged"):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text(dump(load("frozenlake")))
+    line = {"step": 3, "time": time.time() - 200, "success": 0.25, "total_steps": 60, "no_signal_streak": 2}
+    (tmp_path / "runs/mine/metrics.jsonl").write_text(json.dumps(line | {"schema": 1}) + "\n")
+    (tmp_path / "runs/damaged/metrics.jsonl").write_text("not JSON\n")
+    return tmp_path
+
+
+def test_status_alone_lists_the_runs_the_newest_first(three_runs, capsys):
+    assert main(["status"]) == 0
+    header, *rows = [re.split("  +", line) for line in capsys.readouterr().out.splitlines()]
+    assert header == ["run", "state", "step", "success", "last step", "alarms"]
+    assert rows[0] == ["mine", "running", "3/60", "0.250", "3 min 20 s ago", "no signal for 2 steps"]
+    assert {row[0]: row[1] for row in rows[1:]} == {"damaged": "unreadable", "sweep/arm_s0": "starting"}
+    assert main(["status", str(three_runs / "runs" / "sweep"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["arm_s0"]["state"] == "starting"
+    os.chdir(three_runs / "runs")
+    assert main(["status"]) == 2 and "`squelch train frozenlake` makes one" in capsys.readouterr().err
+
+
+def test_a_run_may_be_given_by_its_name_and_a_path_wins(three_runs, capsys):
+    assert main(["status", "mine"]) == 0 and "mine: running, step 3/60" in capsys.readouterr().out
+    assert main(["status", "sweep/arm_s0"]) == 0 and "arm_s0: starting" in capsys.readouterr().out
+    for command in ("eval", "gradients", "inspect", "report", "trace", "watch"):
+        options = cli.parse([command, "mine"])
+        assert "runs/mine" in (str(vars(options).get("run_dir")), *vars(options).get("runs", ()))
+    assert main(["trace", "mien"]) == 2 and "mien holds no run" in (said := capsys.readouterr().err)
+    assert "Did you mean 'mine'?" in said
+    (three_runs / "mine").mkdir()
+    assert main(["status", "mine"]) == 2 and "runs/mine" not in capsys.readouterr().err

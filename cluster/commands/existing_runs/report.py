@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from squelch.cluster.commands.arguments import in_store, place_of
+from squelch.cluster.commands.arguments import in_store, named, place_of
 from squelch.cluster.errors import UserError
 from squelch.cluster.package import variables
 from squelch.cluster.terminal import say
@@ -29,8 +29,8 @@ what each needs. Runs of one configuration but for the seed form an arm, with in
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.description = DESCRIPTION
-    help_text = "a run's folder, a sweep's with its runs, or a run's place in a store"
-    parser.add_argument("runs", metavar="RUN", nargs="+", help=help_text)
+    help_text = "a run's name or folder, a sweep's with its runs, or a run's place in a store"
+    parser.add_argument("runs", metavar="RUN", type=named, nargs="+", help=help_text)
     parser.add_argument(
         "--out",
         type=Path,

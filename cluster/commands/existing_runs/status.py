@@ -1,17 +1,19 @@
-"""`squelch status`: prints the progress of a run once."""
+"""`squelch status`: prints the progress of a run once, or lists runs."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from squelch.actors.archive.store import Store
-from squelch.cluster.commands.arguments import add_run_place, described_place
-from squelch.cluster.errors import bad_files_are_the_users
+from squelch.cluster.commands.arguments import RUNS, described_place, in_store, named, place_of
+from squelch.cluster.errors import UserError, bad_files_are_the_users
 from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.runs.listing import is_run, runs_below, statuses, table
 from squelch.cluster.runs.status import read_status
 from squelch.cluster.runs.status_text import headline, status_rows
 from squelch.cluster.terminal import say
@@ -20,16 +22,46 @@ from squelch.envs.untrusted.memory import memory_of_at_most
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    add_run_place(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    text = "a run's name, folder, or place in a store; a folder or store of runs lists them (default: %(default)s)"
+    parser.add_argument("run_dir", metavar="RUN", type=named, nargs="?", default=str(RUNS), help=text)
+    parser.add_argument("--json", action="store_true", help="print one JSON object, of each run if several are listed")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the status."""
+    """Prints the status, or the list."""
     with bad_files_are_the_users(), memory_of_at_most(str(options.run_dir)):
-        text = status(described_place(options.run_dir), as_json=options.json)
+        runs = _several(options.run_dir)
+        if runs is None:
+            text = status(described_place(options.run_dir), as_json=options.json)
+        else:
+            text = listed(runs, as_json=options.json)
     say(text)
     return 0
+
+
+def _several(place: str) -> dict[str, Path | str] | None:
+    """The folders or URLs of the runs below the place by name; None if it is one run, or nothing."""
+    if in_store(place):
+        from squelch.cluster.runs.in_store.reading import runs_at
+
+        return runs_at(place)
+    folder = Path(place)
+    if is_run(folder):
+        return None
+    found = runs_below(folder)
+    if not found and folder == RUNS:
+        raise UserError(
+            f"there is no run in {RUNS}: `squelch train frozenlake` makes one; or give the folder of others"
+        )
+    return found or None
+
+
+def listed(runs: Mapping[str, Path | str], as_json: bool = False) -> str:
+    """A table of the runs, the most recent first; as JSON an object by name, where text says why one is unreadable."""
+    found = statuses(runs, time.time(), lambda place: place if isinstance(place, Path) else place_of(place))
+    if as_json:
+        return json.dumps({name: one if isinstance(one, str) else asdict(one) for name, one in found.items()}, indent=2)
+    return "\n".join(table(found))
 
 
 def status(place: Path | str | Store, as_json: bool = False) -> str:

@@ -13,9 +13,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from squelch.actors.archive.bucket import open_store
 from squelch.actors.archive.store import LocalStore, Stat
 from squelch.actors.process.disk import whole_file
-from squelch.cluster.runs.in_store.manifest import ReadOnly, Snapshot, find_run, newest
+from squelch.cluster.runs.in_store.manifest import (
+    ReadOnly,
+    Snapshot,
+    answering,
+    find_run,
+    newest,
+    numbers,
+)
+from squelch.cluster.runs.listing import runs_in
 
 FOLLOW_S = 5.0
 
@@ -54,6 +63,19 @@ class Followed(ReadOnly):
     def where(self, key: str = "") -> str:
         """As `Store.where`."""
         return self._snapshot.where(key)
+
+
+def runs_at(url: str) -> dict[str, Path | str] | None:
+    """The URLs of the runs below a store's URL by name; None if a run itself is there, or nothing.
+
+    Raises:
+        UserError: there is no such store, or it cannot be read.
+    """
+    with answering(url):
+        store = open_store(url)
+        if numbers(store):
+            return None
+        return {name: f"{url.rstrip('/')}/{name}" for name in runs_in(store)} or None
 
 
 class LocalCopy:

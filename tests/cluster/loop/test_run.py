@@ -22,7 +22,7 @@ from squelch.cluster.control.actor_errors import Refused
 from squelch.cluster.errors import UserError
 from squelch.cluster.loop import run
 from squelch.cluster.loop.persistence.state import LoopState, check_folder
-from squelch.cluster.package import installed_version
+from squelch.cluster.package import installed_version, version_text
 from squelch.cluster.runs.driver import Driver
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.envs.untrusted.files import Unreadable
@@ -426,3 +426,4 @@ def test_what_changed_is_reported_of_a_run_that_began_and_not_of_one_that_a_swee
         ["setting changed since the run started: scorer.every: None -> 7"] if began else []
     )
     assert load(str(prepared.run_dir / "config.yaml")) == started
+    assert (prepared.run_dir / "config.yaml").read_text().startswith(f"# Written by Squelch {version_text()}.\n")

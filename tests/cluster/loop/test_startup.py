@@ -108,11 +108,11 @@ def test_actors_that_are_still_awaited_are_named() -> None:
 
     async def main() -> None:
         calls = {name: asyncio.sleep(at / 100) for at, name in enumerate(["learner", "rollout-0", "b", "c", "d"])}
-        await asyncio.gather(*told(calls, {"rollout-0": "rollout-0 (its engine loads)"}, on_stage).values())
+        await asyncio.gather(*told(calls, {"rollout-0": "rollout-0 (engine)"}, on_stage).values())
 
     asyncio.run(main())
-    assert heard[0] == "0 of 5 are up, waiting for learner, rollout-0 (its engine loads), b and 2 more"
-    assert heard[1].startswith("1 of 5 are up, waiting for rollout-0") and heard[-1] == "5 of 5 are up"
+    assert heard[0] == "0 of 5 up, waiting for learner, rollout-0 (engine), b and 2 more"
+    assert heard[1].startswith("1 of 5 up, waiting for rollout-0") and heard[-1] == "5 of 5 up"
 
 
 def test_no_thread_of_a_start_up_outlives_it(tmp_path: Path) -> None:

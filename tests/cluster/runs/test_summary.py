@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from squelch.actors.archive.writer import Archive
 from squelch.cluster.config import load
 from squelch.cluster.control.ledger import Ledger
+from squelch.cluster.package import code_version, commit
 from squelch.cluster.runs.summary import Outcome, _success, summarise_run
 
 
@@ -35,6 +36,8 @@ def test_the_seconds_of_a_run_are_those_of_all_its_lines_and_of_the_work_after_t
         ending=None, steps=1, optimizer_steps=1, policy_version=1, training_seconds=2.0, totals={}, last={},
         carried={"seconds/checkpoint": 0.5}, first_validation=None, best=(0.0, 0), ledger=Ledger(),
     )  # fmt: skip
-    seconds = summarise_run(config, outcome, 11.5)["seconds"]
+    summary = summarise_run(config, outcome, 11.5)
+    assert (summary["version"], summary["commit"]) == (code_version(), commit())
+    seconds = summary["seconds"]
     known = {part: value for part, value in seconds.items() if value}
     assert known == {"validation": 8.0, "probe": 1.0, "checkpoint": 0.5, "step": 2.0}

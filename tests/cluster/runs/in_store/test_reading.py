@@ -32,6 +32,18 @@ def sent(tmp_path: Path, folder: Path) -> tuple[Mirror, str]:
     return mirror, f"file://{tmp_path}/store/{folder.name}"
 
 
+def test_the_runs_of_a_store_are_listed_if_the_store_is_given(tmp_path: Path, capsys) -> None:
+    for name in ("a", "b"):
+        sent(tmp_path, write_run(tmp_path, Made(name, steps=3)))
+    damaged = LocalStore(tmp_path / "store" / "c")
+    with damaged.put(manifest_key(1)) as file:
+        file.write(b"{")
+    assert main(["status", f"file://{tmp_path}/store"]) == 0
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert rows["a"].split()[:3] == ["a", "running", "3"] and "unreadable" in rows["c"] and "b" in rows
+    assert main(["status", f"file://{tmp_path}/store/a"]) == 0 and capsys.readouterr().out.startswith("a: ")
+
+
 def test_a_run_in_a_store_is_followed_while_its_driver_replaces_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
