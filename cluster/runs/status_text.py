@@ -189,8 +189,8 @@ def headline(status: RunStatus) -> str:
     parts = [status.state if not status.stopped else f"{status.state} ({status.stopped})"]
     if status.starting:
         parts[0] = f"{status.state}, {status.starting} ({status.starting_times})"
-    if status.total_steps:
-        parts.append(f"step {status.step}/{status.total_steps}")
+    if status.total_steps or status.step:
+        parts.append(f"step {status.step}/{status.total_steps or '?'}")
     elif status.state == "ended":
         parts.append("before its first step")
     if status.seconds_left:

@@ -40,7 +40,7 @@ def test_the_runs_of_a_store_are_listed_if_the_store_is_given(tmp_path: Path, ca
         file.write(b"{")
     assert main(["status", f"file://{tmp_path}/store"]) == 0
     rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert rows["a"].split()[:3] == ["a", "running", "3"] and "unreadable" in rows["c"] and "b" in rows
+    assert rows["a"].split()[:3] == ["a", "running", "2"] and "unreadable" in rows["c"] and "b" in rows
     assert main(["status", f"file://{tmp_path}/store/a"]) == 0 and capsys.readouterr().out.startswith("a: ")
 
 
