@@ -158,7 +158,12 @@ def _run(
         model_dir = prepare_model(config, say, startup.advance)
         _check_scorer(config, model_dir)
         config = choose_scoring(config, model_dir, resume, say)
-        end = RunEnd(config, say, startup.began, after_ray)
+
+        def without_ray() -> None:
+            startup.close()
+            after_ray()
+
+        end = RunEnd(config, say, startup.began, without_ray)
         try:
             startup.stage("starting Ray" if not config.cluster.address else "joining the Ray cluster", "5 to 15 s")
             connect(config, say, weights=weight_bytes(model_dir, config))
@@ -166,10 +171,8 @@ def _run(
             driver.hold(say)
             if not resume:
                 find_run(config, resume)  # another process may have begun it meanwhile
-            for line in opening_lines(config, model_dir, recorder.url):
+            for line in _first_screen(config, model_dir, recorder):
                 say(line)
-            if recorder.has_moved:
-                say(f"port {PORTS[0]} is taken; deploy/prometheus.yml scrapes {recorder.port} as well")
             create_run(config, say)
             output.keep(config.run_dir)
             log.info("new weights reach rollout workers %s", config.weight_transfer_text)
@@ -193,6 +196,11 @@ def _run(
         finally:
             end.close()
             disconnect()
+
+
+def _first_screen(config: RunConfig, model_dir: Path, recorder: Recorder) -> list[str]:
+    moved = f"port {PORTS[0]} is taken; deploy/prometheus.yml scrapes {recorder.port} as well"
+    return [*opening_lines(config, model_dir, recorder.url), *([moved] if recorder.has_moved else [])]
 
 
 def _is_a_setting(error: Exception) -> bool:
