@@ -1,10 +1,11 @@
-"""A run that loses a learner rank, is stopped, and is killed in the middle of training, goes on as if nothing had
+"""A run that loses a learner rank, is stopped, and loses Ray in the middle of training, goes on as if nothing had
 happened: to the bit, with one rollout worker, float32, no staleness and the recomputed anchor.
 
 At every other point of a run, on fakes: tests/cluster/loop/test_the_loop.py."""
 
 import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +130,13 @@ def test_a_run_that_loses_its_learner_and_is_stopped_and_killed_and_resumed_twic
     engine = children(worker.pid)
     worker.kill()
     assert engine and not wait_gone(engine), "a worker that is killed takes its engine along"
-    started = [*children(run.process.pid), psutil.Process(run.process.pid)]
-    run.kill()
-    assert not wait_gone(started)
+    started, killed_at = [*children(run.process.pid), psutil.Process(run.process.pid)], time.monotonic()
+    for process in started:
+        if process.name() in ("gcs_server", "raylet"):
+            process.kill()
+    assert run.finish() == 1 and time.monotonic() - killed_at < 30, run.text
+    assert "its raylet" in run.lines[-1] and "continue with --resume" in run.lines[-1] and "Traceback" not in run.text
+    assert summary(folder)["end_cause"] == "failed" and not wait_gone(started)
     newest = checkpoints(folder)[-1][0]
     assert newest < STEPS
 
