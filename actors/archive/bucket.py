@@ -35,6 +35,10 @@ CONCURRENT = 4
 CONNECT_S, SILENCE_S, REQUEST_S, RETRIES = 5, 30, 300, 2
 _CODE = re.compile(r"<Code>([^<]{1,80})</Code>\s*(?:<Message>([^<]{0,300})</Message>)?")
 _STATUS = re.compile(r"Server returned non-2xx status code: ([^:\n]{1,60})")
+_REASON = re.compile(r'\b(?:message|error): "((?:[^"\\\n]|\\.){1,300})"')
+"""A reason in the chain of errors that the library shows below its first line; the innermost is last."""
+_LATE = re.compile(r"\bTimedOut\b|kind: Timeout\b")
+_SERVER = re.compile(r"https?://[^/\s,?]{1,200}")
 _MAY_NOT = "; check the bucket's name, and that the credentials in the environment may read it and write to it"
 
 
@@ -182,8 +186,8 @@ def _named(where: str) -> Iterator[None]:
 
 
 def _answer(error: Exception) -> str:
-    """The server's code and message, or else the library's first line. The rest of the library's text is left out: it
-    shows the request."""
+    """The server's code and message, or else the innermost reason, or else the library's first line. The rest of the
+    library's text is left out: it shows the request."""
     text = str(error)
     if found := _CODE.search(text):
         return ": ".join(part.strip() for part in found.groups() if part)
@@ -192,7 +196,16 @@ def _answer(error: Exception) -> str:
     first = text.partition("\n")[0]
     if "169.254." in first:  # the library asks the machine for a role when it finds no other credentials
         return "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role"
-    return shortened(first, 200) if first else reason(error)
+    return _innermost(text) or (shortened(first, 200) if first else reason(error))
+
+
+def _innermost(text: str) -> str | None:
+    """The reason in which the library's chain of errors ends, and the server; None if the text shows no reason."""
+    reasons = _REASON.findall(text)
+    if not reasons and not _LATE.search(text):
+        return None
+    server = _SERVER.search(text)
+    return (reasons[-1] if reasons else "no answer in time") + (f" ({server[0]})" if server else "")
 
 
 class _Sink(io.RawIOBase):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +24,7 @@ from typing import Any, BinaryIO, cast
 MIB = 2**20
 MAX_REASON = 300
 """Characters of a library's error message that are passed on."""
+_CAUSED_BY = re.compile(r"Caused by \w+\(['\"]?(?:<[^>]*>: )?(.+)")
 _PANIC = "PanicException"
 """A fault of a library that is written in Rust; it derives from BaseException, and no module exports it."""
 _KINDS = {
@@ -199,10 +201,14 @@ def decoding(where: str, fault: str, remedy: str = "") -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """The error as one line of at most `MAX_REASON` characters."""
+    """The error as one line of at most `MAX_REASON` characters; of a chain of errors in one text, as urllib3 writes
+    them, the innermost."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return shortened(" ".join(str(error).split()) or type(error).__name__, MAX_REASON)
+    text = " ".join(str(error).split())
+    if inner := _CAUSED_BY.findall(text):
+        text = inner[-1].rstrip("'\")") or text
+    return shortened(text or type(error).__name__, MAX_REASON)
 
 
 def brief(value: Any, most: int = 80) -> str:

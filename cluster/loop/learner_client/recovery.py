@@ -200,7 +200,7 @@ class Recovery:
             raise RuntimeError(
                 f"the learner is lost ({self.cause}), and after {wanted.regroup_timeout_s:g} s "
                 f"(learner.regroup_timeout_s) the cluster {lacks} room for one rank of {wanted.num_cpus:g} CPU and "
-                f"{wanted.num_gpus:g} GPU. Checkpoints are intact"
+                f"{wanted.num_gpus:g} GPU"
             )
         return min(room, wanted.ranks)
 

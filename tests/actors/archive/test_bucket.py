@@ -103,6 +103,13 @@ def test_a_bucket_that_is_missing_and_a_server_that_is_gone_are_said_without_the
     monkeypatch.setattr(bucket, "RETRIES", 0)
     with pytest.raises(OSError, match="s3://bucket/x") as silent:
         open_store("s3://bucket").stat("x")
+    assert f"s3://bucket/x: Connection refused (http://127.0.0.1:{port})" in str(silent.value)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        monkeypatch.setattr(bucket, "SILENCE_S", 1)
+        monkeypatch.setattr(bucket, "REQUEST_S", 1)
+        with pytest.raises(OSError, match="s3://bucket/x: no answer in time ") as silent:
+            open_store("s3://bucket").stat("x")
     assert SECRET not in str(silent.value) and "\n" not in str(silent.value)
     assert SECRET not in repr(open_store("s3://bucket"))
 

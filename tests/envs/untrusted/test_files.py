@@ -135,3 +135,13 @@ def test_a_folder_is_its_own_if_no_link_in_it_leads_out(tmp_path: Path) -> None:
         with pytest.raises(WrongKind, match="run/below/out is a link that leads out of"):
             require_own(run)
         (run / "below" / "out").unlink()
+
+
+def test_of_a_chain_of_errors_in_one_text_the_innermost_is_said_whole() -> None:
+    text = (
+        "HTTPSConnectionPool(host='hub.example', port=443): Max retries exceeded with url: /api (Caused by "
+        "NewConnectionError('<urllib3.connection.HTTPSConnection object at 0x7f>: Failed to establish a new "
+        "connection: [Errno 111] Connection refused'))"
+    )
+    assert reason(ConnectionError(text)) == "Failed to establish a new connection: [Errno 111] Connection refused"
+    assert reason(ValueError("plain (text)")) == "plain (text)"
