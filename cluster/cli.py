@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import IO, Any
 
-from squelch.actors.process.preparation import protect
+from squelch.actors.process.preparation import protect, settle
 from squelch.cluster.errors import UserError, bad_files_are_the_users
 from squelch.cluster.terminal import complain, remark, say
 from squelch.envs.untrusted.files import reason
@@ -94,6 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.excepthook = _show_bug
     protect()
     try:
+        settle()
         options = parse(sys.argv[1:] if argv is None else argv)
         run: Callable[[argparse.Namespace], int] = options.run
         with bad_files_are_the_users():

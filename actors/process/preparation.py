@@ -3,7 +3,11 @@ import modules of the current folder; an actor's process also redirects its outp
 
 from __future__ import annotations
 
+import errno
 import os
+import pwd
+import stat
+import tempfile
 from typing import Any
 
 HOOK = f"{__name__}.prepare"
@@ -28,6 +32,27 @@ def prepare() -> None:
     own._config["semprefix"] = f"/{SEMAPHORES}"  # there is no public name for it
     os.chdir(os.environ.get(START_FOLDER, "."))
     take_output()
+
+
+def settle() -> None:
+    """Gives this process and its children a home and a user's name where the system knows none, as in a container whose
+    user has no entry in its list: Ray, torch and vLLM ask for both.
+
+    Raises:
+        PermissionError: the folder that would be the home is another user's.
+    """
+    user = os.geteuid()
+    if os.path.expanduser("~") == "~":
+        home = os.path.join(tempfile.gettempdir(), f"squelch-home-{user}")
+        os.makedirs(home, mode=0o700, exist_ok=True)
+        if (found := os.lstat(home)).st_uid != user or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o077:
+            raise PermissionError(errno.EACCES, "must be a folder of yours with mode 0700, or set HOME", home)
+        os.environ["HOME"] = home
+    if not any(os.environ.get(name) for name in ("LOGNAME", "USER", "LNAME", "USERNAME")):
+        try:
+            pwd.getpwuid(user)
+        except KeyError:
+            os.environ["USER"] = f"user-{user}"
 
 
 def protect() -> None:

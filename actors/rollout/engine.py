@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import tempfile
 import time
 import uuid
 from collections.abc import Iterable
@@ -56,6 +57,10 @@ class TransferRefused(RuntimeError):
     """The received weights differ from the published ones; the engine keeps its previous weights."""
 
 
+SOCKET_FOLDER_BYTES = 70
+"""Longest path of a folder in which vLLM can make a socket: a socket's has 107 bytes, and its name 37 of them."""
+
+
 @dataclass(frozen=True)
 class LoadTimes:
     """Seconds for which sampling was paused to load a version, and the part of them that loading took."""
@@ -77,6 +82,8 @@ def engine_environment(config: RolloutConfig) -> dict[str, str]:
         "VLLM_HOST_IP": "127.0.0.1",
         PARENT_VARIABLE: str(os.getpid()),
     }
+    if len(os.fsencode(tempfile.gettempdir())) > SOCKET_FOLDER_BYTES and "VLLM_RPC_BASE_PATH" not in os.environ:
+        variables["VLLM_RPC_BASE_PATH"] = "/tmp"  # the engine's sockets; others may not connect, for lack of a right
     if config.weight_transfer not in ("nccl", "gloo"):  # the worker has chosen the interface that reaches the learner
         variables |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
     if config.num_gpus == 0:

@@ -1,5 +1,6 @@
 """What other users may do with the files of a process, and what its children import."""
 
+import getpass
 import os
 import stat
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from squelch.actors.process.preparation import START_FOLDER, prepare, protect
+from squelch.actors.process.preparation import START_FOLDER, prepare, protect, settle
 
 
 @pytest.fixture(autouse=True)
@@ -45,3 +46,28 @@ def test_an_actor_works_in_the_folder_in_which_the_run_was_started(monkeypatch, 
     monkeypatch.setenv(START_FOLDER, str(tmp_path))
     prepare()
     assert Path.cwd() == tmp_path
+
+
+def test_a_user_without_an_entry_and_a_home_gets_both(monkeypatch, tmp_path: Path) -> None:
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    for name in ("HOME", "LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(name, "")  # so that it is restored
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    settle()
+    home = Path.home()
+    assert home.parent == tmp_path and stat.S_IMODE(home.stat().st_mode) == 0o700
+    assert getpass.getuser() == f"user-{os.geteuid()}"
+    monkeypatch.delenv("HOME")
+    home.chmod(0o755)
+    with pytest.raises(PermissionError, match=f"or set HOME: '{home}'"):
+        settle()
+
+
+def test_a_home_that_is_known_is_kept(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settle()
+    assert Path.home() == tmp_path

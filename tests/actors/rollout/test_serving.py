@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
+import uuid
 from typing import Any
 
 import numpy as np
@@ -153,6 +155,14 @@ def test_an_engine_that_does_not_start_leads_to_the_log_in_which_its_process_say
     stand_in.refusal = RuntimeError("Engine core initialization failed. See root cause above.")
     with pytest.raises(RuntimeError, match=r"^rollout worker rollout-0: .*log/rollout-0\.log.*initialization failed"):
         asyncio.run(engine.start())
+
+
+@pytest.mark.parametrize(("length", "moved"), [(70, False), (71, True)])
+def test_the_engines_sockets_have_short_paths_below_a_long_temporary_folder(monkeypatch, length, moved) -> None:
+    monkeypatch.delenv("VLLM_RPC_BASE_PATH", raising=False)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: "/" + "x" * (length - 1))
+    chosen = engine_environment(RolloutConfig()).get("VLLM_RPC_BASE_PATH", tempfile.gettempdir())
+    assert (chosen == "/tmp") == moved and len(f"{chosen}/{uuid.uuid4()}") <= 107
 
 
 def test_a_gpus_engine_multiplies_float32_in_float32() -> None:
