@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from squelch.actors.process.preparation import protect, settle
 from squelch.cluster.errors import UserError, bad_files_are_the_users
-from squelch.cluster.terminal import complain, remark, say
+from squelch.cluster.terminal import complain, open_standard_streams, remark, say
 from squelch.envs.untrusted.files import reason
 
 COMMANDS = {
@@ -91,6 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns the exit code. For bad input it prints one paragraph on stderr and returns 2."""
     os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bars of libraries; actors inherit it
     if argv is None:
+        _speak_utf8()
+        open_standard_streams()
         sys.excepthook = _show_bug
     protect()
     try:
@@ -108,6 +110,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         complain("squelch: interrupted")
         return 130
+
+
+def _speak_utf8() -> None:
+    """Starts the command again with Python's UTF-8 mode if the locale's encoding is another: words of the command line,
+    names of files and the texts of child processes are UTF-8 everywhere."""
+    if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _show_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -34,6 +34,20 @@ _CONTROL = re.compile(
 text. Lone surrogates cannot be printed."""
 
 
+def open_standard_streams() -> None:
+    """Sends the streams that the caller has closed (`>&-`) nowhere: a file that is opened later would get the number,
+    and the output with it."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(nowhere := os.open(os.devnull, os.O_RDWR), number)
+            if nowhere != number:
+                os.close(nowhere)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w" if number else "r", encoding="utf-8"))  # noqa: SIM115
+
+
 def say(text: str) -> None:
     """Prints a text to stdout and flushes it. UserError if stdout cannot be written, e.g. because its disk is full."""
     _print(visible(text))

@@ -61,6 +61,33 @@ def test_samples_are_read_from_no_other_kind_of_file(tmp_path: Path, name: str, 
         read_rows(tmp_path / name, None)
 
 
+@pytest.mark.parametrize(
+    ("command", "name", "read"),
+    [
+        ("filter", "x.json", "an .npz with `rewards`, a run's folder, or a .parquet"),
+        ("filter", "x.JSONL", "an .npz with `rewards`, a run's folder, or a .parquet"),
+        ("filter", "x.jsonl.gz", "an .npz with `rewards`, a run's folder, or a .parquet"),
+        ("mi", "x.json", "an .npz with"),
+        ("score", "x.jsonl.gz", "a .jsonl, .json or .parquet"),
+        ("score", "x.CSV", "a .jsonl, .json or .parquet"),
+    ],
+)
+def test_the_suffixes_that_are_read_are_named(tmp_path: Path, capsys, command: str, name: str, read: str) -> None:
+    (tmp_path / name).write_bytes(b"\x1f\x8b")
+    words = [command, str(tmp_path / name), *(["--model", str(tmp_path)] if command == "score" else [])]
+    assert f"files are not read here; give {read}" in refusal(capsys, *words)
+
+
+def test_suffixes_are_read_in_either_case(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", rewards=np.array([[0.0, 1.0]]))
+    (tmp_path / "x.npz").rename(tmp_path / "x.NPZ")
+    assert len(read_windows(tmp_path / "x.NPZ")[0].groups) == 1
+    row = {"prompt": "p", "reasoning": "r"}
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "x.PARQUET")
+    (tmp_path / "x.JSONL").write_text(json.dumps(row))
+    assert read_rows(tmp_path / "x.PARQUET", None) == read_rows(tmp_path / "x.JSONL", None)
+
+
 @pytest.mark.parametrize("wrong", [5, ["x"], {"text": "x"}])
 def test_a_message_whose_reasoning_is_no_text_is_named(tmp_path: Path, wrong: object) -> None:
     message = {"role": "assistant", "content": "x", "reasoning_content": wrong}

@@ -112,3 +112,24 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     done = command(tmp_path, stdout=writing)
     os.close(writing)
     assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+
+
+def squelch(words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command as a shell runs it."""
+    command = f"{sys.executable} -m squelch.cluster.cli {words}"
+    known = {**os.environ, **environment}
+    return subprocess.run(["sh", "-c", command], capture_output=True, text=True, env=known, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_a_stream_that_the_caller_has_closed_is_no_traceback(closed: str) -> None:
+    done = squelch(f"config frozenlake filter.rho=0.3 {closed}")
+    assert done.returncode == 0 and done.stderr == ""
+    assert ("rho: 0.3" in done.stdout) is (">&-" not in closed.split())
+
+
+def test_a_legacy_locale_does_not_refuse_words_beyond_ascii(tmp_path: Path) -> None:
+    (tmp_path / "ö.yaml").write_text("extends: frozenlake\n", encoding="utf-8")
+    legacy = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = squelch(f"config {tmp_path}/ö.yaml runs_dir=ü", **legacy)
+    assert done.returncode == 0 and r'runs_dir: "\xFC"' in done.stdout

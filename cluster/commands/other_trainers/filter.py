@@ -23,9 +23,10 @@ from squelch.actors.filter.scores import STATISTICS
 from squelch.actors.lookup import look_up
 from squelch.cluster.commands.arguments import add_compat, add_file
 from squelch.cluster.commands.other_trainers.filter_table import filter_table
+from squelch.cluster.commands.other_trainers.formats import suffix_of
 from squelch.cluster.errors import UserError, bad_files_are_the_users
 from squelch.cluster.terminal import aligned, remark, say, say_json
-from squelch.envs.untrusted.files import is_file, state
+from squelch.envs.untrusted.files import state
 from squelch.envs.untrusted.memory import memory_of_at_most
 
 if TYPE_CHECKING:
@@ -145,8 +146,7 @@ RANGES = {
 """The valid range of each flag whose value argparse cannot check."""
 
 
-NEEDED = "give an .npz with `rewards`, a run's folder, or a Parquet file of Squelch's trajectories"
-OTHER_FORMATS = (".jsonl", ".json", ".csv", ".npy", ".pt")
+NEEDED = "give an .npz with `rewards`, a run's folder, or a .parquet of Squelch's trajectories"
 """What other trainers write rewards to, and what would be read as damaged Parquet."""
 COLUMNS = (
     *("group_id", "trajectory", "step", "split", "episode_return", "format_penalty", "failure_cause"),
@@ -205,9 +205,8 @@ def read_windows(path: Path) -> list[Window]:
     with bad_files_are_the_users():
         if state(path) is None:
             raise UserError(f"{path} does not exist; {NEEDED}")
-        if path.suffix in OTHER_FORMATS and is_file(path):
-            raise UserError(f"{path}: files of this kind are not read; {NEEDED}")
-        return _windows_of_npz(path) if path.suffix == ".npz" else _windows_of_archive(path)
+        suffix = suffix_of(path, (".npz", ".parquet"), NEEDED)
+        return _windows_of_npz(path) if suffix == ".npz" else _windows_of_archive(path)
 
 
 def _windows_of_npz(path: Path) -> list[Window]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from squelch.cluster.commands.arguments import add_compat, add_file, natural, positive
 from squelch.cluster.commands.other_trainers.filter import read_npz
+from squelch.cluster.commands.other_trainers.formats import suffix_of
 from squelch.cluster.errors import UserError
 from squelch.cluster.terminal import UNKNOWN, aligned, say, say_json
 
@@ -78,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
 def mi_reports(path: Path, compat: Compat, seed: int = 0) -> tuple[list[tuple[Proxies, Uncertainty]], bool]:
     """The proxies and their uncertainty at each time, and whether the file has a time axis. The moving average runs
     over the times."""
+    suffix_of(path, (".npz",), "give an .npz with `log_likelihood`")
     arrays = read_npz(path, "log_likelihood", ("prompt_id",), also=("lengths",))
     matrix, lengths, prompt = arrays["log_likelihood"], arrays["lengths"], arrays.get("prompt_id")
     has_time = matrix.ndim == 4

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from squelch.actors.content import content_key
+from squelch.cluster.commands.other_trainers.formats import suffix_of
 from squelch.cluster.errors import UserError, bad_files_are_the_users
 from squelch.envs.format import ANSWER_CLOSE
 from squelch.envs.untrusted.files import brief, decoding, open_file, shortened, state
@@ -107,7 +108,8 @@ def read_rows(path: Path, step: int | None) -> list[tuple[int, Row]]:
     with bad_files_are_the_users(), memory_of_at_most(str(path)):
         if state(path) is None:
             raise UserError(f"{path} does not exist; give a JSONL or Parquet file with {NEEDED}")
-        raw = _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path)
+        suffix = suffix_of(path, (".jsonl", ".json", ".parquet"), f"give a .jsonl, .json or .parquet with {NEEDED}")
+        raw = _parquet_rows(path) if suffix == ".parquet" else _json_rows(path)
         found, seen = list[tuple[int, Row]](), set[int | None]()
         for number, row in ((number, _named(path, number, row)) for number, row in raw):
             seen.add(row["step"])
