@@ -199,8 +199,10 @@ def _run(
 
 
 def _first_screen(config: RunConfig, model_dir: Path, recorder: Recorder) -> list[str]:
-    moved = f"port {PORTS[0]} is taken; deploy/prometheus.yml scrapes {recorder.port} as well"
-    return [*opening_lines(config, model_dir, recorder.url), *([moved] if recorder.has_moved else [])]
+    lines = opening_lines(config, model_dir, recorder.url)
+    if recorder.has_moved:
+        lines.append(f"port {PORTS[0]} is taken; deploy/prometheus.yml scrapes {recorder.port} as well")
+    return lines
 
 
 def _is_a_setting(error: Exception) -> bool:
