@@ -12,6 +12,8 @@ DEAD = (RayActorError, OutOfMemoryError)
 KERNEL_COUNTS = Path("/proc/vmstat")
 _MEMORY = re.compile(r"was (\S+ used / \S+ limit)")
 _LOST_NODE = re.compile(r"the actor's node was terminated [a-z]+: (.*)")
+_OWNER = re.compile(r"its owner has died.*Worker exit detail: (.*)", re.DOTALL)
+"""Ray's text about an actor whose owner, the driver, it has lost, as when the driver's raylet is gone."""
 _PEER = re.compile(r"ipv4:([\d.]+):\d+")
 """Whom a call of Ray's could not reach."""
 UNREACHED = "was lost or cannot be reached"
@@ -58,6 +60,8 @@ def cause_of_death(error: BaseException, kills: KernelKills = HOST) -> str:
         return f"the host of its process{place} {UNREACHED}: {lost[1]}"
     if isinstance(error, ActorUnavailableError):
         return f"the host of its process{place} {UNREACHED}: a call to it failed"
+    if owner := _OWNER.search(text):
+        return f"Ray ended its process{place}, because it took the driver for gone: {owner[1]}"
     if _ENDED_ALONE not in text:
         return text
     if new := kills.new():

@@ -20,6 +20,21 @@ MONITOR = """6 worker(s) were killed due to the node running low on memory. Memo
 OOM kill reason: Memory usage 24026124288B exceeded threshold of 24012677120B (95.0% of 25276502016B limit)"""
 
 
+ORPHANED = """The actor died unexpectedly before finishing this task.
+\tclass_name: RolloutWorker
+\tpid: 4257
+\tip: 127.0.0.1
+The actor is dead because its owner has died. Owner Id: 01000000ffff Owner Ip address: 127.0.0.1 Owner worker exit type: \
+SYSTEM_ERROR Worker exit detail: Owner's node has crashed."""
+
+
+def test_an_actor_that_lost_its_driver_says_so_in_one_line() -> None:
+    said = cause_of_death(RayActorError("ab", ORPHANED))
+    assert said == (
+        "Ray ended its process 4257 on 127.0.0.1, because it took the driver for gone: Owner's node has crashed."
+    )
+
+
 def kernel(folder: Path, kills: int) -> Path:
     counts = folder / "vmstat"
     counts.write_text(f"nr_free_pages 4\noom_kill {kills}\nballoon_inflate 0\n")

@@ -27,7 +27,7 @@ def test_every_row_names_a_function_that_takes_as_many_arguments_as_the_row_decl
     for row in table.rows:
         declared = next(key for key, one in ROWS.items() if one is row)
         inspect.signature(getattr(held, row.method)).bind(None, *[None] * num_arguments(declared))
-    assert all(callable(getattr(held, method)) for method in table.direct)
+    assert all(callable(getattr(held, method)) for method in (*table.direct, "progress")), "each is supervised"
 
 
 def test_every_row_belongs_to_an_actor_and_watches_the_learner_alone() -> None:
