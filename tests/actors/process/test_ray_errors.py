@@ -24,7 +24,7 @@ ORPHANED = """The actor died unexpectedly before finishing this task.
 \tclass_name: RolloutWorker
 \tpid: 4257
 \tip: 127.0.0.1
-The actor is dead because its owner has died. Owner Id: 01000000ffff Owner Ip address: 127.0.0.1 Owner worker exit type: \
+The actor is dead because its owner has died. Owner Id: 01000000ffff Owner worker exit type: \
 SYSTEM_ERROR Worker exit detail: Owner's node has crashed."""
 
 
