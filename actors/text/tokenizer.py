@@ -42,6 +42,11 @@ _READ_WITH_THEM = ("config.json", "generation_config.json")
 _MORE_TEMPLATES = "additional_chat_templates/*.jinja"
 _faults: dict[bytes, str] = {}
 """Why a tokenizer that was tried cannot be used, empty if it can, by the digest of its file."""
+GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+READ_AS_WRITTEN = {"trust_remote_code": True}
+"""Entries of tokenizer_config.json with which `AutoTokenizer` reads tokenizer.json as it is written. Without them,
+transformers 5 ignores a generic `tokenizer_class` beside a Qwen2 model and rebuilds the tokenizer with Qwen's own rules
+for splitting text. No code is run: the folder holds none, and only the reader of tokenizer.json looks at the entry."""
 DAMAGED, REMEDY = "cannot be read", "copy the model's files again"
 
 
@@ -96,6 +101,12 @@ def check_files(folder: Path) -> None:
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a configuration file; empty if there is no such file."""
     return {} if state(path) is None else parse_object(read_bytes(path, MAX_FILE_BYTES), str(path))
+
+
+def write_settings(path: Path, settings: dict[str, Any]) -> None:
+    """Writes a tokenizer_config.json with which other programs read tokenizer.json as this project does."""
+    generic = settings.get("tokenizer_class") in GENERIC_CLASSES
+    path.write_text(json.dumps(settings | (READ_AS_WRITTEN if generic else {}), indent=2) + "\n", encoding="utf-8")
 
 
 def byte_alphabet() -> dict[str, int]:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+from squelch.actors.text.tokenizer import GENERIC_CLASSES, read_object, write_settings
 from squelch.learner.checkpoint.shards import numbered
 from squelch.learner.checkpoint.together import WRITE_ERRORS, on_rank_zero
 from squelch.learner.policy.model import Policy
@@ -19,9 +20,10 @@ from squelch.learner.publish import gathered, published
 
 EXPORT_BYTES = 4 << 30
 """Largest size of one safetensors file of the export; larger models get several files, as Hugging Face's own do."""
+SETTINGS = "tokenizer_config.json"
 TOKENIZER_FILES = (
     "tokenizer.json",
-    "tokenizer_config.json",
+    SETTINGS,
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
@@ -48,6 +50,8 @@ def _write_folder(path: Path, policy: Policy, model_dir: Path) -> None:
     for name in (*TOKENIZER_FILES, "generation_config.json"):
         if (model_dir / name).is_file():
             shutil.copyfile(model_dir / name, path / name)
+    if (settings := read_object(path / SETTINGS)).get("tokenizer_class") in GENERIC_CLASSES:
+        write_settings(path / SETTINGS, settings)
     policy.model.config.save_pretrained(path)
 
 

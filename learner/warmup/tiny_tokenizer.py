@@ -16,11 +16,12 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from squelch.actors.text.tokenizer import write_settings
 
 UNKNOWN, PAD, END = "<unk>", "<|pad|>", "<|end|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
@@ -87,5 +88,5 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
         "eos_token": END,
         "clean_up_tokenization_spaces": False,
     }
-    (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    write_settings(directory / "tokenizer_config.json", settings)
     (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE)
