@@ -15,6 +15,8 @@ from typing import BinaryIO
 
 from squelch.envs.untrusted.files import require_output
 
+_PARTIAL, _REPLACED = ".partial", ".replaced"
+
 
 def sync(path: Path) -> None:
     """Waits until a file's bytes, or a folder's entries, are on the disk."""
@@ -27,7 +29,7 @@ def sync(path: Path) -> None:
 
 def partial_path(path: Path) -> Path:
     """The temporary path at which a file or folder `path` is written, before it is renamed."""
-    return path.with_name(f".{path.name}.partial")
+    return path.with_name(f".{path.name}{_PARTIAL}")
 
 
 @contextmanager
@@ -53,16 +55,31 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 def put_in_place(aside: Path, target: Path) -> None:
     """Gives a complete folder, made at `aside` beside it, its final name, durably. An older folder of that name is
-    replaced, under a name of half-written ones until it is deleted."""
+    replaced, under a name of half-written ones until it is deleted. A process killed between the two renames leaves no
+    folder `target`; `restore_names` gives the older one its name back. (NFS cannot exchange two names.)"""
     for path in (*aside.rglob("*"), aside):
         sync(path)
-    replaced = partial_path(target.with_name(f"{target.name}.replaced"))
+    replaced = partial_path(target.with_name(f"{target.name}{_REPLACED}"))
+    _restore_name(replaced, target)
     shutil.rmtree(replaced, ignore_errors=True)  # of a killed process
     if target.exists():
         target.rename(replaced)
     aside.rename(target)
     sync(target.parent)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def restore_names(folder: Path) -> None:
+    """Gives the folders in `folder` their names back that a killed process was about to replace. Only for the process
+    that alone writes there."""
+    for replaced in folder.glob(f".*{_REPLACED}{_PARTIAL}"):
+        _restore_name(replaced, folder / replaced.name[1:].removesuffix(f"{_REPLACED}{_PARTIAL}"))
+
+
+def _restore_name(replaced: Path, target: Path) -> None:
+    if replaced.is_dir() and not target.exists():
+        replaced.rename(target)
+        sync(target.parent)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -56,7 +56,7 @@ from squelch.cluster.loop.ends import EXIT_FAILED, RunEnd, has_begun, nothing_le
 from squelch.cluster.loop.heartbeat import Heartbeat, beating, limits
 from squelch.cluster.loop.initial_policy import prepare_model
 from squelch.cluster.loop.opening import opening_lines
-from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
+from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints, restore
 from squelch.cluster.loop.persistence.state import LoopState, check_folder, read_state
 from squelch.cluster.loop.persistence.uploading import Uploads, open_uploads, watched
 from squelch.cluster.loop.startup import FirstStep, Startup
@@ -140,6 +140,7 @@ def _run(
     state, checkpoint = find_run(config, resume)
     if resume:
         driver.hold(say)
+        restore(config.run_dir)
         state, checkpoint = find_run(config, resume)  # again: now nobody else writes there
         if said := nothing_left(config):
             say(said)

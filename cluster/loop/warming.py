@@ -53,7 +53,7 @@ from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.fleet import Fleet, UpdateFailed
 from squelch.cluster.fleet.supervision import Supervisor, Watchdog
 from squelch.cluster.fleet.waiting import within
-from squelch.cluster.loop.persistence.checkpoint_folders import checkpoint_dir, checkpoints
+from squelch.cluster.loop.persistence.checkpoint_folders import checkpoint_dir, checkpoints, restore
 from squelch.cluster.loop.tickets.playing import Play, failed_text, failures
 from squelch.learner.checkpoint.manifest import read_loop
 from squelch.learner.config import CriticConfig, ObjectiveConfig
@@ -197,6 +197,7 @@ class Warming:
 
     def _saved(self) -> Path | None:
         """The newest checkpoint, whose progress this continues; None if there is none."""
+        restore(self.work)
         found = checkpoints(self.work)
         if not found:
             return None

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from squelch.actors.process.disk import partial_path
+from squelch.actors.process.disk import partial_path, restore_names
 from squelch.cluster.runs.folder import RunFolder
 
 
@@ -30,10 +30,16 @@ def newest_until(saved: Sequence[tuple[int, Path]], step: int | None) -> int | N
     return max((at for at, _ in saved if step is not None and at <= step), default=None)
 
 
+def restore(run_dir: Path) -> None:
+    """Gives a checkpoint its name back that a killed process was about to replace. Only for the run's driver."""
+    restore_names(run_dir / "checkpoints")
+
+
 def prune(run_dir: Path, keep: int, best_step: int, healthy: int | None = None) -> None:
     """Deletes all checkpoints except the `keep` newest, the best and the newest that is not after the step `healthy`,
     and partly written ones of a killed process. A checkpoint loses its name first, so that no reader takes a half
     deleted one for complete."""
+    restore(run_dir)
     saved = checkpoints(run_dir)
     spared = {best_step, newest_until(saved, healthy)}
     for step, folder in saved[:-keep]:
