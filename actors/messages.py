@@ -120,6 +120,8 @@ class UpdateReport:
     seconds_probe: float
     seconds_fetched: float = 0.0
     """Seconds until the worker had all chunks; it samples meanwhile."""
+    seconds_copied: float = 0.0
+    """Seconds in which the worker copied the chunks for its engine; it samples meanwhile."""
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ STEPS, QUICK_STEPS = 10_000, 1_000
 SCRAPES = 30
 WEIGHT_KEYS = (
     "seconds_fetched",
+    "seconds_copied",
     "seconds_paused",
     "seconds_loaded",
     "seconds_probe",

@@ -26,7 +26,8 @@ import os
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -341,14 +342,26 @@ class VllmEngine:
                 f"rollout worker {self.name} did not join weight group {member.number}: {error}"
             ) from error
 
-    async def load(self, bundle: WeightBundle, arrays: list[tuple[str, np.ndarray]]) -> LoadTimes:
-        """Pause sampling, load a version, clear the prefix cache, resume. `arrays`: its parameters in published order.
+    @asynccontextmanager
+    async def copied(self, bundle: WeightBundle, arrays: list[tuple[str, np.ndarray]]) -> AsyncIterator[dict[str, Any]]:
+        """A version's parameters, in published order, in memory that the engine's processes can map, for `load`.
+
+        A thread copies them (0.7 s a GiB), so that the event loop goes on; where the call is cancelled, the copy ends
+        by itself and is freed.
+        """
+        memory = written_arrays(arrays, bundle.bfloat16_names)
+        path, table = await asyncio.to_thread(memory.__enter__)
+        try:
+            yield {"path": str(path), "version": bundle.version, "checksum": bundle.checksum, "arrays": table}
+        finally:
+            memory.__exit__(None, None, None)
+
+    async def load(self, bundle: WeightBundle, copied: dict[str, Any]) -> LoadTimes:
+        """Pause sampling, load a version, clear the prefix cache, resume. `copied`: as the context of that name yields.
 
         Raises TransferRefused if nothing was loaded, and RuntimeError if the weights may be partly loaded.
         """
-        with written_arrays(arrays, bundle.bfloat16_names) as (path, table):
-            info = {"path": str(path), "version": bundle.version, "checksum": bundle.checksum, "arrays": table}
-            return await self._load(bundle, info)
+        return await self._load(bundle, copied)
 
     async def receive(self, bundle: WeightBundle) -> LoadTimes:
         """As `load`, with the weights that the learner broadcasts in the weight group."""

@@ -15,7 +15,8 @@ METRICS: Table = {
         MetricSpec(
             "squelch_weight_update_seconds",
             "gauge",
-            "Seconds of the last weight update: chunks fetched, generation paused, weights loaded, probe answered",
+            "Seconds of the last weight update: chunks fetched, copied for the engine, generation paused, weights "
+            "loaded, probe answered",
             "weights/{worker}/seconds_{part}",
             ("worker", "part"),
             open=True,
@@ -58,6 +59,7 @@ def update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float]:
         key = f"weights/{report.worker}"
         flat |= {
             f"{key}/seconds_fetched": report.seconds_fetched,
+            f"{key}/seconds_copied": report.seconds_copied,
             f"{key}/seconds_paused": report.seconds_paused,
             f"{key}/seconds_loaded": report.seconds_loaded,
             f"{key}/seconds_probe": report.seconds_probe,

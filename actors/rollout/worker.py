@@ -5,13 +5,14 @@
 
 Invariants:
 
-- Between the start of a weight update and its passed parity probe, the worker delivers no completion and starts no
-  request.
+- From the moment that a weight update pauses sampling until its parity probe passes, the worker delivers no completion
+  and starts no request. Before, while the weights are fetched and copied for the engine, it serves on.
 - After a damaged transfer the worker keeps serving the old version. It never serves weights that failed the probe or
   were only partly loaded: it discards all completions that were sampled under them, and refuses requests until an
   update passes.
 - Every submitted request ends: it returns a completion (with finish reason `error` if it failed), or its client aborts
-  it, or `collect` raises because the worker can no longer serve.
+  it, or `collect` raises because the worker can no longer serve. The requests of a client that is gone are
+  aborted (`actors.rollout.mailboxes`).
 
 | call | waits for | unblocked by | on time-out |
 |---|---|---|---|
@@ -32,7 +33,8 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +48,9 @@ from squelch.actors.process.progress_marks import Progress
 from squelch.actors.process.shipping import Folder, local, own_node
 from squelch.actors.process.spans import Span, Spans
 from squelch.actors.rollout.engine import LoadTimes, TransferRefused, VllmEngine
+from squelch.actors.rollout.mailboxes import ClientGone, Mailbox, Mailboxes
 
 HEALTH_TIMEOUT_S = 30.0
-
-
-@dataclass
-class _Mailbox:
-    """One client's requests in flight and its completions that it has not collected."""
-
-    tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    finished: deque[Completion] = field(default_factory=deque)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass
@@ -95,7 +89,7 @@ class Engine:
         self.version = self.vllm.version
         """Policy version that is served; the model folder's version is 0."""
         self._config = config
-        self._mailboxes: dict[str, _Mailbox] = {}
+        self._mailboxes = Mailboxes()
         self._serving = asyncio.Event()
         self._updating = asyncio.Lock()
         self._unproven: str | None = None
@@ -125,9 +119,8 @@ class Engine:
     async def stop(self) -> None:
         """Cancel all requests, and end the engine with its processes."""
         self._serving.clear()
-        for mailbox in self._mailboxes.values():
-            for task in list(mailbox.tasks.values()):
-                task.cancel()
+        for client in list(self._mailboxes):
+            self._mailboxes.drop(client)
         await self.vllm.stop()
 
     async def health(self, timeout_s: float = HEALTH_TIMEOUT_S) -> dict[str, Any]:
@@ -164,7 +157,7 @@ class Engine:
     def submit(self, client: str, requests: list[GenerationRequest]) -> None:
         """Start sampling; results come through `collect` under the same client name."""
         self._require_serving()
-        mailbox = self._mailboxes.setdefault(client, _Mailbox())
+        mailbox = self._mailboxes.of(client)
         for request in requests:
             mailbox.tasks[request.request_id] = asyncio.create_task(self._play(mailbox, request))
 
@@ -172,10 +165,16 @@ class Engine:
         """All finished sequences of a client.
 
         Waits up to `timeout_s` for the first one, then up to `linger_s` for more of them. The list is empty after
-        `timeout_s`. Raises RuntimeError with the worker's name if the worker can no longer serve.
+        `timeout_s`. Raises RuntimeError with the worker's name if the worker can no longer serve, or has aborted the
+        client's requests because it seemed gone.
         """
-        mailbox = self._mailboxes.setdefault(client, _Mailbox())
-        deadline = time.monotonic() + timeout_s
+        try:
+            with self._mailboxes.collecting(client) as mailbox:
+                return await self._collect(mailbox, time.monotonic() + timeout_s)
+        except ClientGone as error:
+            raise RuntimeError(f"{self._name}: {error}") from None
+
+    async def _collect(self, mailbox: Mailbox, deadline: float) -> list[Completion]:
         await self._until(mailbox, lambda: bool(mailbox.finished) and self._serving.is_set(), deadline)
         if mailbox.finished:
             await self._until(mailbox, lambda: not mailbox.tasks, time.monotonic() + self._config.linger_s)
@@ -187,12 +186,12 @@ class Engine:
 
     def abort(self, client: str, request_ids: Iterable[str]) -> None:
         """Stop sampling for requests that their client no longer wants; it gets no completions for them."""
-        mailbox, unwanted = self._mailboxes.get(client, _Mailbox()), set(request_ids)
+        mailbox, unwanted = self._mailboxes.get(client, Mailbox()), set(request_ids)
         for request_id in unwanted & mailbox.tasks.keys():
             mailbox.tasks.pop(request_id).cancel()
         mailbox.finished = deque(one for one in mailbox.finished if one.request_id not in unwanted)
 
-    async def _until(self, mailbox: _Mailbox, condition: Callable[[], bool], deadline: float) -> None:
+    async def _until(self, mailbox: Mailbox, condition: Callable[[], bool], deadline: float) -> None:
         """Wait for the condition or the deadline; raises RuntimeError if the worker can no longer serve."""
         while True:
             self._require_serving()
@@ -205,7 +204,7 @@ class Engine:
             except TimeoutError:
                 return
 
-    async def _play(self, mailbox: _Mailbox, request: GenerationRequest) -> None:
+    async def _play(self, mailbox: Mailbox, request: GenerationRequest) -> None:
         if not self._usage.in_flight:
             self.vllm.marks.begin()
         self._usage.change_in_flight(1)
@@ -249,10 +248,12 @@ class Engine:
         """
         bound = self._config.update_timeout_s
         async with self._updating:
-            self._serving.clear()
+            started = time.monotonic()
             try:
-                async with asyncio.timeout(bound):
-                    return await self._update(bundle, arrays)
+                async with asyncio.timeout(bound), self._source(bundle, arrays) as source:
+                    copied = 0.0 if source is None else time.monotonic() - started
+                    self._serving.clear()
+                    return replace(await self._update(bundle, source), seconds_copied=copied)
             except TransferRefused:
                 self._serve_unless_unproven()
                 raise
@@ -274,8 +275,14 @@ class Engine:
             finally:
                 self._serve_unless_unproven()
 
-    async def _update(self, bundle: WeightBundle, arrays: list[tuple[str, np.ndarray]] | None) -> UpdateReport:
-        times = await (self.vllm.receive(bundle) if arrays is None else self.vllm.load(bundle, arrays))
+    def _source(
+        self, bundle: WeightBundle, arrays: list[tuple[str, np.ndarray]] | None
+    ) -> AbstractAsyncContextManager[dict[str, Any] | None]:
+        """The copy of the arrays that the engine reads; None if the weights come from the weight group."""
+        return nullcontext() if arrays is None else self.vllm.copied(bundle, arrays)
+
+    async def _update(self, bundle: WeightBundle, source: dict[str, Any] | None) -> UpdateReport:
+        times = await (self.vllm.receive(bundle) if source is None else self.vllm.load(bundle, source))
         started = time.monotonic()
         mean, largest = await self._probe(bundle)
         self.version, self._unproven = bundle.version, None

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import time
 import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +17,10 @@ import pytest
 from squelch.actors.config import RolloutConfig
 from squelch.actors.messages import Completion, GenerationRequest, WeightBundle
 from squelch.actors.process.progress_marks import Marks
-from squelch.actors.rollout.engine import LoadTimes, TransferRefused, engine_environment, require_build
+from squelch.actors.rollout.engine import LoadTimes, TransferRefused, VllmEngine, engine_environment, require_build
+from squelch.actors.rollout.mailboxes import CLIENT_GONE_S
 from squelch.actors.rollout.worker import Engine
+from tests.fakes.clock import run
 
 PROBE = np.arange(3, dtype=np.int32)
 
@@ -42,7 +48,11 @@ class StandIn:
         await self.samples.wait()
         return Completion(request.request_id, PROBE, np.zeros(3, np.float32), "stop", 0, 0)
 
-    async def load(self, bundle: WeightBundle, arrays: Any) -> LoadTimes:
+    @asynccontextmanager
+    async def copied(self, bundle: WeightBundle, arrays: Any) -> AsyncIterator[dict[str, Any]]:
+        yield {}
+
+    async def load(self, bundle: WeightBundle, copied: dict[str, Any]) -> LoadTimes:
         await self.loads.wait()
         if self.refusal is not None:
             raise self.refusal
@@ -148,6 +158,72 @@ def test_giving_up_a_request_loses_no_completion_of_one_that_still_samples() -> 
         return [completion.request_id for completion in await engine.collect("c", 1.0)]
 
     assert asyncio.run(give_up()) == ["b"]
+
+
+def test_the_requests_of_clients_that_died_are_aborted_and_nothing_of_them_is_kept() -> None:
+    async def die() -> tuple[int, float, int]:
+        engine, stand_in = serving()
+        for client in range(50):
+            engine.submit(f"c{client}", [request(f"{k}") for k in range(16)])
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(engine.collect("c0", 100.0), 5.0)  # its process dies while it polls
+        await asyncio.sleep(CLIENT_GONE_S + 1.0)
+        left, in_flight = len(engine._mailboxes), engine.stats()["in_flight"]
+        stand_in.samples.set()
+        await asyncio.sleep(1.0)
+        return left, in_flight, int(engine.stats()["requests"])
+
+    assert run(die()) == (0, 0, 0)
+
+
+def test_a_client_that_polls_keeps_its_requests_however_long_they_take() -> None:
+    async def poll() -> list[str]:
+        engine, stand_in = serving()
+        engine.submit("c", [request("a")])
+        for _ in range(10):
+            assert await engine.collect("c", 30.0) == []
+            await asyncio.sleep(CLIENT_GONE_S - 1.0)
+        stand_in.samples.set()
+        return [completion.request_id for completion in await engine.collect("c", 1.0)]
+
+    assert run(poll()) == ["a"]
+
+
+def test_a_client_that_only_seemed_gone_is_told_so_once() -> None:
+    async def come_back() -> list[str]:
+        engine, stand_in = serving()
+        engine.submit("c", [request("a")])
+        await asyncio.sleep(CLIENT_GONE_S + 1.0)
+        with pytest.raises(RuntimeError, match="rollout-0: requests aborted"):
+            await engine.collect("c", 1.0)
+        engine.submit("c", [request("b")])
+        stand_in.samples.set()
+        return [completion.request_id for completion in await engine.collect("c", 1.0)]
+
+    assert run(come_back()) == ["b"]
+
+
+def test_the_event_loop_goes_on_and_the_worker_serves_while_weights_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def slowly(arrays: Any, names: Any) -> Iterator[tuple[Path, list[Any]]]:
+        time.sleep(0.5)
+        yield Path("/memory"), []
+
+    async def update() -> tuple[list[str], float, float]:
+        engine, stand_in = serving()
+        monkeypatch.setattr(stand_in, "copied", VllmEngine("rollout-0", "no-folder", RolloutConfig(), []).copied)
+        stand_in.samples.set()
+        stand_in.loads.set()
+        updating = asyncio.ensure_future(engine.update_weights(bundle(1), []))
+        await asyncio.sleep(0.01)
+        engine.submit("c", [request("a")])
+        started = time.monotonic()
+        found = [completion.request_id for completion in await engine.collect("c", 5.0)]
+        return found, time.monotonic() - started, (await updating).seconds_copied
+
+    monkeypatch.setattr("squelch.actors.rollout.engine.written_arrays", slowly)
+    found, waited_s, copied_s = asyncio.run(update())
+    assert found == ["a"] and waited_s < 0.4 < copied_s
 
 
 def test_an_engine_that_does_not_start_leads_to_the_log_in_which_its_process_says_why() -> None:
