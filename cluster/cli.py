@@ -18,6 +18,7 @@ from squelch.envs.untrusted.files import reason
 COMMANDS = {
     "train": ("train", "train a policy"),
     "submit": ("submit", "run `train` as a job on a Ray cluster that is up"),
+    "job": ("job", "list submitted jobs; show status or logs of one, or stop it"),
     "status": ("existing_runs.status", "show the progress of a run once; alone: list the runs"),
     "watch": ("existing_runs.watch", "show the progress of a run live"),
     "inspect": ("existing_runs.inspect", "show a run's groups, trajectories and spans in the browser"),

@@ -17,6 +17,7 @@ from squelch.envs.untrusted.files import is_file
 if TYPE_CHECKING:
     from squelch.actors.archive.store import Store
 
+JOB_SERVER = "http://127.0.0.1:8265"
 RUNS = Path("runs")
 """The folder of runs unless `runs_dir` is set; a run in it may be given by its name."""
 
@@ -25,6 +26,11 @@ def add_recipe(parser: argparse.ArgumentParser, of_what: str = "dotted overrides
     """Adds the positional arguments RECIPE and key=value ..."""
     parser.add_argument("recipe", help="a shipped recipe (see `squelch config --list`) or a YAML file")
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=of_what)
+
+
+def add_job_server(parser: argparse.ArgumentParser) -> None:
+    """Adds `--address`, the address of the cluster's job server."""
+    parser.add_argument("--address", default=JOB_SERVER, help="the cluster's dashboard address")
 
 
 def add_run_dir(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from squelch.cluster.commands.arguments import add_recipe
+from squelch.cluster.commands.arguments import add_job_server, add_recipe
 from squelch.cluster.terminal import say
 
 
@@ -13,10 +13,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Submits the recipe as a Ray job, follows its logs until it ends, and returns its success. A recipe that is a "
         "file travels with the job, and so does the checkout that this command runs from. RAY_AUTH_TOKEN or "
-        "RAY_AUTH_TOKEN_PATH authenticate, as for `ray job`, which lists jobs, shows their logs and stops them."
+        "RAY_AUTH_TOKEN_PATH authenticate, as for `ray job`."
     )
     add_recipe(parser)
-    parser.add_argument("--address", default="http://127.0.0.1:8265", help="the cluster's dashboard address")
+    add_job_server(parser)
     parser.add_argument("--no-wait", action="store_true", help="return after the submission; do not follow the logs")
     parser.add_argument("--resume", action="store_true", help="continue the run of this name from its last checkpoint")
     code = parser.add_mutually_exclusive_group()

@@ -40,13 +40,14 @@ from squelch.cluster.config import RunConfig
 from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.job_files import NOTHING, Code, pack
 from squelch.cluster.package import versions
+from squelch.cluster.terminal import aligned
 from squelch.envs.untrusted.files import reason
 
 ACCEPT_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 20.0
 UPLOAD_TIMEOUT_S = 600.0
 STOP_S = 300
-"""Seconds that `ray job stop` gives the run to finish its step and checkpoint before Ray kills it; Ray's default
+"""Seconds that `squelch job stop` gives the run to finish its step and checkpoint before Ray kills it; Ray's default
 is 3."""
 INTERPRETER = r"""
 raylet=$(sed -n 's/^PPid:[[:space:]]*//p' /proc/$PPID/status)
@@ -150,7 +151,7 @@ def submit(address: str, job: Job, wait: bool, say: Callable[[str], None]) -> in
         if package is not None:
             environment["working_dir"] = str(package)
         job_id = _accepted(jobs, entrypoint(job, recipe), environment, {"recipe": job.recipe})
-    say(f"submitted {job_id}; `ray job logs {job_id} --follow --address {address}` shows its progress")
+    say(f"submitted {job_id}; `squelch job status {job_id} --address {address}` shows its progress")
     return asyncio.run(_follow(jobs, job_id, say)) if wait else 0
 
 
@@ -183,7 +184,7 @@ def _accepted(jobs: JobSubmissionClient, command: str, environment: dict[str, An
         except requests.exceptions.ReadTimeout as error:
             raise UserError(
                 f"the cluster did not answer within {ANSWER_TIMEOUT_S:g} s and may have accepted the job all the same: "
-                "see `ray job list` before you submit it again"
+                "see `squelch job list` before you submit it again"
             ) from error
         except (OSError, RuntimeError, ValueError, RayError) as error:
             if "No available agent" not in str(error) or time.monotonic() > deadline:
@@ -199,7 +200,7 @@ async def _follow(jobs: JobSubmissionClient, job_id: str, say: Callable[[str], N
     except (OSError, RuntimeError, RayError, aiohttp.ClientError) as error:
         raise UserError(
             f"{job_id}: the connection to the cluster is lost ({reason(error)}). The job goes on if the cluster does; "
-            f"`ray job logs {job_id} --follow` shows the rest"
+            f"`squelch job logs {job_id} --follow` shows the rest"
         ) from error
 
 
@@ -207,3 +208,40 @@ def _ended(jobs: JobSubmissionClient, job_id: str, say: Callable[[str], None]) -
     info: Any = jobs.get_job_info(job_id)
     say(f"{job_id}: {info.status.value}" + (f" ({info.message})" if info.message else ""))
     return 0 if info.status == JobStatus.SUCCEEDED else 1
+
+
+def act(address: str, action: str, job_id: str, follow: bool, say: Callable[[str], None]) -> int:
+    """Prints the list of jobs, or the status or logs of one, or stops it. Returns 1 for the status of a failed job, and
+    for followed logs of a job that did not succeed, else 0."""
+    jobs = client(address)
+    try:
+        if action == "list":
+            return _list(jobs, say)
+        return asyncio.run(_follow(jobs, job_id, say)) if follow else _act(jobs, action, job_id, say)
+    except (OSError, RuntimeError, RayError) as error:
+        raise UserError(f"{job_id or 'the list of jobs'} at {address}: {reason(error)}") from error
+
+
+def _act(jobs: JobSubmissionClient, action: str, job_id: str, say: Callable[[str], None]) -> int:
+    if action == "logs":
+        say(jobs.get_job_logs(job_id).rstrip("\n"))
+        return 0
+    if action == "stop":
+        asked: Any = jobs.stop_job(job_id)
+        say(f"{job_id}: {'asked to stop' if asked else 'had already ended'}")
+        return 0
+    status = jobs.get_job_status(job_id)
+    say(f"{job_id}: {status.value}")
+    return 1 if status == JobStatus.FAILED else 0
+
+
+def _list(jobs: JobSubmissionClient, say: Callable[[str], None]) -> int:
+    """Prints the submitted jobs, the newest first."""
+    found: list[Any] = [job for job in jobs.list_jobs() if job.submission_id]
+    rows = [["job", "status", "started", "recipe"]]
+    for job in sorted(found, key=lambda job: job.start_time or 0, reverse=True):
+        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((job.start_time or 0) / 1000))
+        rows.append([job.submission_id, job.status.value, started, (job.metadata or {}).get("recipe", "-")])
+    for line in aligned(rows) if found else ["no job was submitted to this cluster"]:
+        say(line)
+    return 0

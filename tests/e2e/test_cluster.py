@@ -94,10 +94,12 @@ def test_a_job_is_followed_and_stopped_and_its_run_goes_on_elsewhere_from_its_st
         settings = recipe.read_text()
         recipe.unlink()
         run.until(lambda line: line.startswith("step    2/500"))
-        assert "RUNNING" in ray_job("status", job_id, cluster)
+        status = Run("job", "status", job_id, *here, env=cluster.env)
+        assert status.finish() == 0 and "RUNNING" in status.text
         assert_scales(tmp_path / "a/job", cluster)
         started = cluster.actors(*ACTORS)
-        ray_job("stop", job_id, cluster)
+        stop = Run("job", "stop", job_id, *here, env=cluster.env)
+        assert stop.finish() == 0 and "asked to stop" in stop.text
         assert run.finish() == 1 and "STOPPED" in run.lines[-1]
         assert started and not wait_gone(started)
         done = int(re.search(r"stopped by SIGTERM after step (\d+); continue with --resume", run.text)[1])
@@ -120,19 +122,13 @@ def test_a_job_is_followed_and_stopped_and_its_run_goes_on_elsewhere_from_its_st
         assert any(e["actor"] == "store" and e["name"] == "upload" for e in read_events(tmp_path / "b/job"))
         shown = Run("status", f"{place}/job", env=server.env)
         assert shown.finish() == 0 and f"{done + 1}/{done + 1}" in shown.text
-        assert "STOPPED" in ray_job("status", job_id, cluster)
+        listed = Run("job", "list", *here, env=cluster.env)
+        assert listed.finish() == 0 and job_id in listed.text and "STOPPED" in listed.text
         with patch.dict(os.environ, server.env):
             bucket = open_store(place)
             kept = {key: bucket.get(key).read() for key in bucket.list()}
     sent = [*kept.values(), *first.values(), *last.values(), run.text.encode(), second.text.encode()]
     assert len(kept) > 10 and not any(SECRET.encode() in data for data in sent), "the store's key is nowhere"
-
-
-def ray_job(action: str, job_id: str, cluster: Cluster) -> str:
-    """What Ray's own command says, which has to do for submitted jobs."""
-    command = [RAY, "job", action, job_id, "--address", cluster.dashboard]
-    env = {**os.environ, **cluster.env}
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=300).stdout
 
 
 def assert_scales(run_dir: Path, cluster: Cluster) -> None:

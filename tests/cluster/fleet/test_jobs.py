@@ -45,12 +45,31 @@ class Server:
                 self.sent.append({name: sent.read(name) for name in sent.namelist()})
         return "job-1"
 
+    def list_jobs(self) -> list[SimpleNamespace]:
+        facts = {"status": JobStatus.RUNNING, "metadata": {"recipe": "sokoban"}}
+        return [
+            SimpleNamespace(submission_id="job-1", start_time=1_000, **facts),
+            SimpleNamespace(submission_id="job-2", start_time=2_000, status=JobStatus.FAILED, metadata=None),
+            SimpleNamespace(submission_id=None, start_time=3_000, **facts),
+        ]
+
     async def tail_job_logs(self, job_id: str) -> AsyncIterator[str]:
         for lines in ("ready after 1 s\n", "step    1/1\nstep    2/2\n"):
             yield lines
 
     def get_job_info(self, job_id: str) -> SimpleNamespace:
         return SimpleNamespace(status=self.status, message="told why" if self.status is JobStatus.FAILED else "")
+
+    def get_job_status(self, job_id: str) -> JobStatus:
+        if job_id != "job-1":
+            raise RuntimeError("does not exist")
+        return self.status
+
+    def get_job_logs(self, job_id: str) -> str:
+        return "step    1/1\n"
+
+    def stop_job(self, job_id: str) -> bool:
+        return self.status is JobStatus.RUNNING
 
 
 def served(monkeypatch: pytest.MonkeyPatch, server: Server) -> Server:
@@ -126,27 +145,57 @@ def test_a_recipe_that_is_a_file_travels_with_the_files_that_it_extends(monkeypa
     assert load(str(tmp_path / "there.yaml")) == load(recipe)
 
 
+@pytest.mark.parametrize(
+    ("action", "status", "code", "says"),
+    [
+        ("status", JobStatus.RUNNING, 0, "job-1: RUNNING"),
+        ("status", JobStatus.FAILED, 1, "job-1: FAILED"),
+        ("logs", JobStatus.RUNNING, 0, "step    1/1"),
+        ("stop", JobStatus.RUNNING, 0, "job-1: asked to stop"),
+        ("stop", JobStatus.SUCCEEDED, 0, "job-1: had already ended"),
+    ],
+)
+def test_the_status_of_a_job_is_printed_and_a_job_is_stopped(monkeypatch, action, status, code, says) -> None:
+    served(monkeypatch, Server(status))
+    said = list[str]()
+    assert jobs.act("http://it", action, "job-1", False, said.append) == code and said == [says]
+
+
+def test_jobs_are_listed_the_newest_first_and_logs_can_be_followed(monkeypatch) -> None:
+    served(monkeypatch, Server(JobStatus.SUCCEEDED))
+    said = list[str]()
+    assert jobs.act("http://it", "list", "", False, said.append) == 0
+    assert [line.split()[0] for line in said] == ["job", "job-2", "job-1"]
+    assert "FAILED" in said[1] and said[2].endswith("sokoban")
+    said.clear()
+    assert jobs.act("http://it", "logs", "job-1", True, said.append) == 0
+    assert said[0] == "ready after 1 s" and said[-1] == "job-1: SUCCEEDED"
+    monkeypatch.setattr(Server, "list_jobs", lambda _: [])
+    said.clear()
+    jobs.act("http://it", "list", "", False, said.append)
+    assert said == ["no job was submitted to this cluster"]
+
+
 def test_what_the_server_refuses_is_the_users(monkeypatch) -> None:
     served(monkeypatch, Server(JobStatus.RUNNING))
+    with pytest.raises(UserError, match="job-2 at http://it: does not exist"):
+        jobs.act("http://it", "status", "job-2", False, lambda _: None)
     monkeypatch.setattr(Server, "submit_job", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("no room")))
     with pytest.raises(UserError, match="did not accept the job: no room"):
         jobs.submit("http://it", Job("frozenlake", []), True, lambda _: None)
 
     late = requests.exceptions.ReadTimeout("Read timed out. (read timeout=20.0)")
     monkeypatch.setattr(Server, "submit_job", lambda *_, **__: (_ for _ in ()).throw(late))
-    with pytest.raises(UserError, match=r"may have accepted the job all the same: see `ray job list`"):
+    with pytest.raises(UserError, match=r"may have accepted the job all the same: see `squelch job list`"):
         jobs.submit("http://it", Job("frozenlake", []), True, lambda _: None)
 
-
-def test_a_connection_that_is_cut_names_the_command_that_shows_the_rest(monkeypatch) -> None:
     async def cut(*_: object) -> AsyncIterator[str]:
         yield "step    1/9\n"
         raise RuntimeError("WebSocket connection closed unexpectedly")
 
-    served(monkeypatch, Server(JobStatus.RUNNING))
     monkeypatch.setattr(Server, "tail_job_logs", cut)
     with pytest.raises(UserError, match=r"job-1: the connection to the cluster is lost .*logs job-1 --follow"):
-        jobs.submit("http://it", Job("frozenlake", []), True, lambda _: None)
+        jobs.act("http://it", "logs", "job-1", True, lambda _: None)
 
 
 def test_a_head_that_is_gone_when_the_last_line_has_come_is_said_in_one_paragraph(monkeypatch) -> None:
@@ -300,6 +349,8 @@ def test_versions_that_differ_end_the_job_before_anything_starts(monkeypatch, tm
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (["job", "status"], "squelch job status needs the id of a job; `squelch job list` shows them"),
+        (["job", "status", "job-1", "--follow"], "--follow goes with `squelch job logs`"),
         (["submit", "frozenlake"], "runs_dir='runs' is relative"),
         (["submit", "frozenlake", "runs_dir=/tmp/x", "store=s3://id:hunter2@bucket"], "credentials come from the"),
         (["submit", "frozenlake", "runs_dir=/tmp/x", "--env", "NOT_SET"], "--env NOT_SET: this environment has no"),
