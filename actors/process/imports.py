@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _LOCK = threading.Lock()
-_STARTS: list[tuple[bool, int]] = []
-"""Of the imports under way, oldest first: whether the collector ran, and the folder in which the process stood."""
+_STARTS: list[tuple[bool, int | None]] = []
+"""Of the imports under way, oldest first: whether the collector ran, and the folder in which the process stood; None if
+this user may not enter it, so that no library reads a file there."""
 
 
 @contextmanager
@@ -24,16 +25,25 @@ def importing() -> Iterator[None]:
     downloads. Other threads must use absolute paths meanwhile.
     """
     with _LOCK:
-        _STARTS.append((gc.isenabled(), os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)))
+        _STARTS.append((gc.isenabled(), _current_folder()))
         gc.disable()
-        os.chdir("/")
+        if _STARTS[0][1] is not None:
+            os.chdir("/")
     try:
         yield
     finally:
         with _LOCK:
             was_enabled, folder = _STARTS.pop()
-            if not _STARTS:
-                os.fchdir(folder)
-                if was_enabled:
-                    gc.enable()
-            os.close(folder)
+            if not _STARTS and was_enabled:
+                gc.enable()
+            if folder is not None:
+                if not _STARTS:
+                    os.fchdir(folder)
+                os.close(folder)
+
+
+def _current_folder() -> int | None:
+    try:
+        return os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:
+        return None
