@@ -52,7 +52,7 @@ METRICS: Table = {
         MetricSpec(
             "squelch_recall_ratio",
             "gauge",
-            "Share of reasonings whose own X is among the k that explain them best",
+            "Share of reasonings whose own X is among the k that explain them best; NaN below k + 1 prompts",
             "{scope}/recall@{k}",
             ("scope", "k"),
             product(SCOPES, ("2", "4", "8")),

@@ -31,7 +31,7 @@ from squelch.actors.diagnosis.budget import draw_pairs, estimate, others_within
 from squelch.actors.diagnosis.fixed_probe import saturated
 from squelch.actors.diagnosis.grounding import JUDGED, judge_of, shares
 from squelch.actors.diagnosis.metrics import SCOPES
-from squelch.actors.diagnosis.proxies import METRIC_KEYS, RECALL_AT, EmaState, proxies_of_scores, usable
+from squelch.actors.diagnosis.proxies import METRIC_KEYS, RECALL_AT, EmaState, Proxies, proxies_of_scores, usable
 from squelch.actors.diagnosis.regime import RegimeGauge, RegimeInputs, one_hot, true_share
 from squelch.actors.diagnosis.uncertainty import MIN_INTERVAL, Uncertainty, uncertainty
 from squelch.actors.scorer.drawing import (
@@ -246,6 +246,7 @@ class Scorer:
         counts = {"prompts_needed": math.nan if needed is None else float(needed)}
         if report.mi_seq_est is not None and report.upper_bound is not None:
             counts["mi_saturated"] = float(saturated(report.mi_seq_est, report.upper_bound))
+        counts |= dict.fromkeys(_certain(report), math.nan)
         return report.metrics() | sure.metrics() | counts | {"num_samples": float(report.num_samples)}
 
     def _estimate(
@@ -327,6 +328,12 @@ class Scorer:
             self._ema[scope].restore(state["ema"][scope])
             self._regime[scope].restore(state["regime"][scope])
         self._parts = set(state["parts"])
+
+
+def _certain(report: Proxies) -> list[str]:
+    """Keys of Recall@k, and of its interval, for each k that reaches the number of prompts: it is 1 by construction."""
+    shares = [f"recall@{k}" for k, chance in report.recall_chance.items() if chance >= 1]
+    return [f"{share}{end}" for share in shares for end in ("", "_low", "_high")]
 
 
 def _with_turns(matrix: np.ma.MaskedArray, draw: Draw) -> ScoreMatrix:

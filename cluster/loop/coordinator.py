@@ -89,8 +89,6 @@ class Coordinator:
     scaling: Scaling
     supervisor: Supervisor
     stopping: Stopping
-    training: int | None = None
-    """The step that has been selected and is not yet recorded, which a stop waits for."""
 
     @property
     def ending(self) -> Ending | None:
@@ -104,8 +102,8 @@ class Coordinator:
     @property
     def last_work(self) -> str:
         """What is still done before the run ends if it is asked to stop now, in words."""
-        if self.training is not None:
-            return f"finishing step {self.training}, then a checkpoint"
+        if self.stopping.training is not None:
+            return f"finishing step {self.stopping.training}, then a checkpoint"
         clock = self.steps.admission.clock
         if self.stopping.asked or clock >= self.config.loop.steps:
             return "the run is ending already"
@@ -149,16 +147,16 @@ class Coordinator:
                 self._end_with(step, ending)
         await self.run_log.collect_spans(self.fleet)
         self._record(selected)
-        self.training = None
+        self.stopping.training = None
         await self._upkeep(step)
 
     async def _select_and_train(self, number: int) -> tuple[Selected, StepReport | None]:
         """The step with the filter's decision, and the learner's report. RetrySteps if its groups, or the weights that
         sampled them, are lost before it is trained on."""
-        self.training = None
+        self.stopping.training = None
         selected = await self._select(number)
         step, stopwatch = selected.step, selected.stopwatch
-        self.training, decided = number, stopwatch.last
+        self.stopping.training, decided = number, stopwatch.last
         for watcher in self.watchers:
             await watcher.before_train(step)
         stopwatch.lap()

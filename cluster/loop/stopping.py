@@ -28,6 +28,8 @@ class Stopping:
     def __init__(self, steps: int) -> None:
         self.last_step = steps
         self.ending: Ending | None = None
+        self.training: int | None = None
+        """The step that has been selected and is not yet recorded, which a stop waits for."""
         self._asked = asyncio.Event()
 
     def ask(self, ending: Ending) -> None:

@@ -159,7 +159,9 @@ def _arms_table(rows: Sequence[Row]) -> _Table:
     head = ("environment", "arm", "seeds", "steps", *AT_THE_END.values())
     lines: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
-        key = tuple(str(row[name]) for name in ("environment", "arm", "seeds", "steps"))
+        seeds = row["seeds"].split()
+        named = f"{_count(len(seeds), 'seed')}: {', '.join(seeds)}"
+        key = (row["environment"], row["arm"], named, str(row["steps"]))
         lines.setdefault(key, []).append(text(row))
     return _Table(head, [(*key, *cells) for key, cells in lines.items()])
 

@@ -145,10 +145,13 @@ def clipped(high: float | None, ceiling: float | None) -> float | None:
     return high if high is None or ceiling is None else min(high, ceiling)
 
 
+NONE_STATES = "no reasoning states anything"
+
+
 def true_words(judge: Mapping[str, float | None]) -> str:
     """The judge's metrics in words: how many of the first reasonings that state anything state nothing false."""
     names, right = judge["names"] or 0.0, judge["right"] or 0.0
-    text = f"{right / names:.3f} of the {names:.3f} that state anything" if names else "no reasoning states anything"
+    text = f"{right / names:.3f} of those that state anything, {names:.3f} of all" if names else NONE_STATES
     return f"{text}  UNTRUE" if judge.get("untrue") == 1 else text
 
 

@@ -126,11 +126,13 @@ def mean_of(name: str) -> str:
     return f"{series(f'{name}_sum')} / {series(f'{name}_count')}"
 
 
-def per_second(name: str, legend: str, empty_when: str = "", **labels: str) -> Query:
+def per_second(name: str, legend: str, empty_when: str = "", most: int | None = None, **labels: str) -> Query:
     """A query for a counter's growth per second of the run's time, where the counter grows when a step ends. `rate`
     divides by its window, which is shorter than a long step: it shows 0 between two ends and several times the truth
-    at each. Both sides of this quotient grow at the same scrapes, so that the length of a step does not matter."""
+    at each. Both sides of this quotient grow at the same scrapes, so that the length of a step does not matter. `most`
+    is the largest quotient that is shown, where part of the counter's growth was spent before the window."""
     grown = f"increase({series(name, **labels)}[$__rate_interval])"
     passed = f"increase({selector('squelch_part_seconds_total', INSTANCE, _WHOLE)}[$__rate_interval])"
     expr = f"{grown} / on (instance, job) group_left () (sum by (instance, job) ({passed}) > 0)"
+    expr = expr if most is None else f"clamp_max({expr}, {most})"
     return Query(expr, legend, f"{empty_when}, or {NO_STEP}" if empty_when else NO_STEP)

@@ -23,8 +23,9 @@ TIME = Row(
         ),
         Panel(
             "Share of wall time",
-            "Seconds of each part per second of the run's time, over the steps that ended last.",
-            (_per_second("squelch_part_seconds_total", "{{part}}"),),
+            "Seconds of each part per second of the run's time, over the steps that ended last. A part that goes on "
+            "beside several steps (score) counts where it ends, with all of the time shown at most.",
+            (_per_second("squelch_part_seconds_total", "{{part}}", most=1),),
             unit="percentunit",
             low=0,
         ),

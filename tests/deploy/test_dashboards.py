@@ -232,6 +232,7 @@ def test_shares_of_time_hold_whatever_a_step_takes(step_s: float) -> None:
     for name, value in (
         (("Share of wall time", "train"), 0.2),
         (("Share of wall time", "validation"), 1 / 3),
+        (("Share of wall time", "score"), 1),
         (("Waiting times", "coordinator for environment"), 0.4),
         (("Tokens", "sampled"), 100.0),
         (("Step duration", "mean"), step_s),
@@ -242,8 +243,8 @@ def test_shares_of_time_hold_whatever_a_step_takes(step_s: float) -> None:
 
 
 def recorded_step(number: int, at: float, step_s: float) -> dict[str, float]:
-    """A step that takes `step_s`, and a validation of half as long."""
-    seconds = {"step": step_s, "train": 0.3 * step_s, "validation": 0.5 * step_s}
+    """A step that takes `step_s`, a validation of half as long, and the end of a scorer step that took six steps."""
+    seconds = {"step": step_s, "train": 0.3 * step_s, "validation": 0.5 * step_s, "score": 6 * step_s}
     flat = {f"seconds/{part}": value for part, value in seconds.items()}
     waits = {"wait/coordinator/environment": 0.6 * step_s}
     return flat | waits | {"step": number, "time": at, "tokens/sampled": 150.0 * step_s}

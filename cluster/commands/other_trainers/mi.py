@@ -8,7 +8,7 @@ file and the key and says what would be right.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,10 +156,29 @@ def mi_table(report: Proxies, sure: Uncertainty, half_width: float, title: str =
         against = f"null {null.point_95:.4f}, p = {null.p_value:.3f}" if null else ""
         rows.append((label, _text(value), interval, note, against))
     notes = [f"no intervals: {sure.why_not}"] if sure.why_not else []
+    zeros = {"retrieval_accuracy": report.retrieval_chance, "mi_est": 0.0, "mi_seq_est": 0.0}
+    notes += disagreement(
+        (sure.nulls[name].p_value, found.low, found.high, zeros[name])
+        for name, found in sure.intervals.items()
+        if name in sure.nulls
+    )
     needed = sure.prompts_needed("mi_est", half_width)
     if needed is not None:
         notes.append(f"a 95% interval of MI-Est of +-{half_width:g} nats per token needs about {needed} prompts")
     return "\n".join([*([title] if title else []), *aligned(rows), *notes])
+
+
+SMALL_P = 0.05
+DISAGREEMENT = (
+    "a small p beside an interval that holds 0 (or chance): p compares with these reasonings dealt to these prompts at "
+    "random, and the interval is about other prompts too; dependence on these prompts is shown, its size is not"
+)
+
+
+def disagreement(tested: Iterable[tuple[float, float, float, float]]) -> list[str]:
+    """The note on p-values beside intervals that hold the value without dependence, if there are such. `tested`:
+    p-value, ends of the interval, and that value, of each metric."""
+    return [DISAGREEMENT] if any(p <= SMALL_P and low <= zero <= high for p, low, high, zero in tested) else []
 
 
 def _mi_rows(report: Proxies) -> list[tuple[str, str, float | None, str]]:
@@ -174,6 +193,7 @@ def _mi_rows(report: Proxies) -> list[tuple[str, str, float | None, str]]:
         *(
             (f"recall@{k}", f"recall@{k}", value, f"chance {report.recall_chance[k]:.4f}")
             for k, value in report.recall.items()
+            if k < report.num_prompts  # else it is 1 by construction
         ),
         ("mi_est", "MI-Est", report.mi_est, f"nats per token, at most {_text(report.upper_bound_per_token)}"),
         ("mi_seq_est", "MI-Seq-Est", report.mi_seq_est, f"nats per sequence, at most {_text(report.upper_bound)}"),

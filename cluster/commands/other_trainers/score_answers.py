@@ -20,6 +20,7 @@ from squelch.actors.diagnosis.metrics import LINKS
 from squelch.actors.diagnosis.regime import RegimeGauge, RegimeInputs
 from squelch.actors.scorer.linking import Pairs, draw_references, read_scored, score_links
 from squelch.actors.scorer.share import OTHERS, REFERENCES
+from squelch.cluster.commands.other_trainers.mi import disagreement
 from squelch.cluster.terminal import UNKNOWN, aligned
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def answers_text(answers: Answers) -> list[str]:
     if answers.links is None:
         return ["answers are not linked: links need scored answers of 2 prompts", *lines]
     metrics = answers.links.metrics()
-    rows = []
+    rows, tested = [], []
     for link in sorted(LINKS, key=list(NAMES).index):
         name, meaning = NAMES[link]
         low, high = metrics[f"{link}_low"], metrics[f"{link}_high"]
@@ -117,4 +118,5 @@ def answers_text(answers: Answers) -> list[str]:
         against = "" if math.isnan(p_value) else f"p = {p_value:.3f}"
         value = UNKNOWN if math.isnan(metrics[link]) else f"{metrics[link]:.4f}"
         rows.append((name, value, interval, meaning, against))
-    return [f"answers: {metrics['answers']:.0f}", *lines, *aligned(rows)]
+        tested.append((p_value, low, high, 0.0))
+    return [f"answers: {metrics['answers']:.0f}", *lines, *aligned(rows), *disagreement(tested)]

@@ -67,6 +67,9 @@ def test_reasoning_that_names_its_input_is_retrieved_and_a_template_is_not() -> 
         assert template[f"{scope}/mi_est"] == pytest.approx(0.0, abs=1e-12)
     assert grounded["first_turn/mi_seq_est"] == pytest.approx(np.log(8))
     assert grounded["first_turn/num_prompts"] == 8 and grounded["first_turn/num_samples"] == 16
+    certain = [grounded[f"first_turn/recall@8{end}"] for end in ("", "_low", "_high")]
+    assert all(map(math.isnan, certain)), "of 8 prompts all are among the first 8"
+    assert grounded["first_turn/recall@4"] == 1.0
 
 
 def test_marginal_and_conditional_entropy_differ_by_the_estimate() -> None:

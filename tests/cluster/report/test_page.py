@@ -74,6 +74,12 @@ def test_the_data_beside_the_page_is_what_is_drawn(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"one.html", "one-data"}
 
 
+def test_the_table_of_arms_counts_their_seeds_and_names_them() -> None:
+    runs = study(Made("a", steps=3), Made("b", seed=4, steps=3), Made("c", rule="top_k", steps=3))
+    html = make_report(runs, "d").html
+    assert "2 seeds: 0, 4" in html and "1 seed: 0" in html
+
+
 def test_data_of_a_figure_that_is_no_longer_drawn_goes_and_other_files_stay(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     (tmp_path / "report-data").mkdir()

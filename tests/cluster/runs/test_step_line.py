@@ -43,3 +43,9 @@ def test_a_wide_terminal_shows_more_and_a_narrow_one_never_less_than_success_kep
     assert len(found) <= max(width, len("step    1/60  success 0.422  kept 7/8, mass 0.96  5.66 s"))
     assert ("812 tokens/s" in found) == (width >= 200) and "tokens/s" not in logged
     assert ("entropy" in found) == (width > 60)
+
+
+def test_what_is_not_known_is_not_shown_as_a_number() -> None:
+    nothing = {"success": math.nan, "reward_mean": math.nan, "kept_mass": math.nan, "format_validity": math.nan}
+    found = step_line(1, 60, FLAT | nothing)
+    assert "nan" not in found and "success n/a  kept 7/8, mass n/a  reasoning" in found

@@ -24,7 +24,7 @@ from squelch.cluster.errors import UserError
 from squelch.cluster.inspector.run_metrics import RunMetrics
 from squelch.cluster.runs import status as statuses
 from squelch.cluster.runs import status_text
-from squelch.cluster.runs.driver import Driver
+from squelch.cluster.runs.driver import Driver, named
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.status import seconds_per_step
 from squelch.cluster.runs.status_text import SPARKS, sparkline, step_text
@@ -142,12 +142,12 @@ def test_a_summary_ends_a_run_and_says_why_it_stopped(tmp_path: Path) -> None:
     assert "stopped (SIGTERM)" in status(tmp_path)
 
 
-def test_a_summary_older_than_the_metrics_is_of_an_earlier_process(tmp_path: Path) -> None:
+def test_a_finished_run_is_finished_whatever_the_times_of_its_files(tmp_path: Path) -> None:
     some_run(tmp_path, 4)
     finish(tmp_path)
     assert statuses.read_status(RunFolder(tmp_path), NOW).state == "finished"
     os.utime(tmp_path / "summary.json", (1, 1))
-    assert statuses.read_status(RunFolder(tmp_path), NOW).state == "running"
+    assert statuses.read_status(RunFolder(tmp_path), NOW).state == "finished"
 
 
 def drive(folder: Path) -> Driver:
@@ -215,9 +215,8 @@ def test_a_resume_that_fails_leaves_the_run_as_it_was(tmp_path: Path) -> None:
 
 def test_a_summary_counts_while_its_process_still_uploads(tmp_path: Path) -> None:
     driver = drive(tmp_path)
-    time.sleep(0.02)
     some_run(tmp_path, 4)
-    finish(tmp_path)
+    finish(tmp_path, driver=named(tmp_path))
     assert statuses.read_status(RunFolder(tmp_path), NOW).state == "finished"
     driver.close()
 
@@ -476,9 +475,9 @@ def test_what_the_judge_finds_is_shown_where_there_is_one(tmp_path: Path) -> Non
     archive.metrics(2, step_metrics(2) | found)
     archive.metrics(3, step_metrics(2))  # without a scorer step
     text = status(tmp_path)
-    assert "true statements      0.750 of the 0.960 that state anything" in text and "UNTRUE" not in text
+    assert "true statements      0.750 of those that state anything, 0.960 of all" in text and "UNTRUE" not in text
     archive.metrics(4, step_metrics(4) | found | {"judge/right": 0.12, "judge/untrue": 1.0})
-    assert "0.125 of the 0.960 that state anything  UNTRUE" in status(tmp_path)
+    assert "0.125 of those that state anything, 0.960 of all  UNTRUE" in status(tmp_path)
     archive.metrics(5, step_metrics(5) | found | {"judge/names": 0.0, "judge/right": 0.0, "judge/untrue": None})
     assert "no reasoning states anything" in status(tmp_path)
     archive.metrics(6, step_metrics(6) | dict.fromkeys(found, None) | {"scorer/step": 6.0})

@@ -379,3 +379,19 @@ def test_filter_says_of_each_step_why_nothing_of_it_is_kept(tmp_path, capsys) ->
     assert lines[-3].endswith("why nothing is kept") and "filter.epsilon_unit=relative" in lines[-1]
     assert main(["filter", str(part)]) == 0
     assert "why nothing is kept" not in capsys.readouterr().out
+
+
+def test_mi_shows_no_recall_that_is_certain_and_says_why_a_small_p_may_stand_beside_zero(tmp_path, capsys) -> None:
+    rng = np.random.default_rng(5)
+    scores, lengths = rng.normal(size=(8, 4, 8)) - 20, np.full((8, 4), 5)
+    scores[0, :, 0] += 6
+    scores[1, :, 1] += 3  # two of eight prompts are named by their reasonings
+    file = save(tmp_path / "m.npz", log_likelihood=scores, lengths=lengths)
+    found = output(capsys, "mi", file)
+    p_value, (low, high) = found["null"]["mi_est"]["p_value"], found["interval_95"]["mi_est"]
+    assert p_value < 0.05 and low <= 0 <= high
+    assert main(["mi", file]) == 0
+    text = capsys.readouterr().out
+    assert "recall@4" in text and "recall@8" not in text and "a small p beside an interval that holds 0" in text
+    save(tmp_path / "m.npz", log_likelihood=scores + 9 * np.eye(8)[:, None, :], lengths=lengths)
+    assert main(["mi", file]) == 0 and "a small p beside" not in capsys.readouterr().out
