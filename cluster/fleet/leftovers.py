@@ -15,21 +15,30 @@ from squelch.actors.process.preparation import SEMAPHORES
 SHARED_MEMORY = Path("/dev/shm")
 """Where Linux keeps named semaphores: `sem.NAME`."""
 _WAIT_S = 5.0
+_TITLE = "ray::"
+"""Beginning of the titles that Ray gives processes, in place of their command lines."""
 
 
 def end_processes(folder: Path) -> list[int]:
-    """Kills this user's processes whose command line names something below a cluster's folder, as Ray's own processes
-    and its agents do; returns their ids. The caller knows that the cluster has ended."""
+    """Kills this user's processes of a cluster that has ended, as the caller knows; returns their ids. Their command
+    line names something below the cluster's folder; those with a title of their own, such as Ray's agents, have a log
+    file open there."""
     inside = re.compile(rf"(^|=){re.escape(str(folder))}/")
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             own = process.uids().real == os.geteuid() and process.pid != os.getpid()
-            if own and any(inside.search(word) for word in process.cmdline()):
+            if own and any(inside.search(word) for word in _words(process)):
                 process.kill()
                 found.append(process)
     psutil.wait_procs(found, _WAIT_S)
     return [process.pid for process in found]
+
+
+def _words(process: psutil.Process) -> list[str]:
+    words = process.cmdline()
+    titled = bool(words) and words[0].startswith(_TITLE)
+    return [*words, *(file.path for file in process.open_files())] if titled else words
 
 
 def remove_semaphores() -> list[str]:

@@ -29,6 +29,31 @@ def test_processes_of_a_cluster_that_has_ended_are_ended_and_those_of_others_liv
             process.wait(5)
 
 
+TITLED = """
+import sys, time
+from setproctitle import setproctitle
+log = open(sys.argv[1], "w")
+setproctitle("ray::DashboardAgent")
+print(flush=True)
+time.sleep(60)
+"""
+
+
+def test_an_agent_that_has_a_title_is_known_by_its_log(tmp_path: Path) -> None:
+    (tmp_path / "abc").mkdir()
+    agents = [
+        subprocess.Popen([sys.executable, "-c", TITLED, str(tmp_path / name)], stdout=subprocess.PIPE)
+        for name in ("abc/agent.log", "other.log")
+    ]
+    try:
+        assert all(agent.stdout.readline() for agent in agents)
+        assert end_processes(tmp_path / "abc") == [agents[0].pid]
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.wait(5)
+
+
 def test_the_next_start_ends_the_processes_of_a_folder_whose_starter_has_ended(tmp_path: Path) -> None:
     (tmp_path / "abc").mkdir()
     agent = sleeper(f"{tmp_path}/abc/session_1/agent")
