@@ -246,6 +246,9 @@ class LearnerConfig(Settings):
     """Seconds that one training step may take; after that the late rank is named, and all ranks are replaced."""
     start_timeout_s: float = Field(300.0, gt=0)
     """Seconds until every rank must have loaded the model."""
+    checkpoint_timeout_s: float = Field(1800.0, gt=0)
+    """Seconds that the ranks may take to write a checkpoint or an export (of 7 billion parameters about 114 GiB), or to
+    load one."""
     hung_after_s: float = Field(60.0, gt=0)
     """Ranks that finish no micro-batch for this long, or for 10 times their median if that is longer, count as hung and
     are replaced. Time without a processor does not count. Until its first micro-batch, and with `compile`, a rank must

@@ -1,14 +1,18 @@
 """The learner's own process group. It contains learner ranks only and is never rebuilt during a run.
 
-Invariants: no collective waits longer than `timeout_s`. Sockets are bound to the rank's own address, never to all
-interfaces (`actors.process.interfaces`). A single rank needs no port, because its store is in memory.
+Invariants: no collective waits longer than `timeout_s`, or than the time of `waiting`. Sockets are bound to the rank's
+own address, never to all interfaces (`actors.process.interfaces`). A single rank needs no port, because its store is in
+memory.
 """
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from squelch.actors.process.interfaces import bind_collectives
 
@@ -49,6 +53,17 @@ def _store(
     # Without a listener of ours, TCPStore would listen on every interface.
     listener = listener or socket.create_server((address, port))
     return dist.TCPStore(address, port, world_size, is_master=True, timeout=timeout, master_listen_fd=listener.detach())
+
+
+@contextmanager
+def waiting(timeout_s: float, before_s: float) -> Iterator[None]:
+    """Collectives inside wait up to `timeout_s`, for ranks that use their disks; before and after, up to `before_s`."""
+    set_timeout = distributed_c10d._set_pg_timeout  # torch has no public way
+    set_timeout(timedelta(seconds=timeout_s))
+    try:
+        yield
+    finally:
+        set_timeout(timedelta(seconds=before_s))
 
 
 def stop() -> None:

@@ -23,6 +23,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -180,11 +181,13 @@ class LearnerRank:
 
     def save(self, path: Path | str, loop: Mapping[str, Any]) -> None:
         """Writes a checkpoint that contains the coordinator's data `loop`."""
-        self.trainer.save(Path(path), loop)
+        with self._waiting():
+            self.trainer.save(Path(path), loop)
 
     def load(self, folder: Folder | Path) -> dict[str, Any]:
         """Loads a checkpoint; returns the coordinator's data."""
-        return self.trainer.load(local(folder))
+        with self._waiting():
+            return self.trainer.load(local(folder))
 
     def forget(self, folder: Folder | Path) -> None:
         """Removes this node's copy of a loaded checkpoint, if there is one."""
@@ -193,7 +196,12 @@ class LearnerRank:
 
     def export(self, path: Path | str) -> None:
         """Writes the policy as a Hugging Face folder."""
-        self.trainer.export(Path(path))
+        with self._waiting():
+            self.trainer.export(Path(path))
+
+    def _waiting(self) -> AbstractContextManager[None]:
+        """Other ranks may wait for this one as long as a checkpoint may take."""
+        return process_group.waiting(self.config.checkpoint_timeout_s, self.config.step_timeout_s)
 
     def sees(self, folder: str, token: str) -> bool:
         """Whether this rank sees the driver's folder."""

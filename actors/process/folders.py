@@ -21,6 +21,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -30,6 +31,8 @@ from squelch.envs.file_lock import held
 CHUNK_BYTES = 32 << 20
 COPY_WAIT_S = 1800.0
 """Seconds to wait for another process of the host that makes the same copy."""
+FILES_AT_ONCE = 4
+"""Files that are read at the same time: a checkpoint's shards one after another would leave the disk idle."""
 STALE_S = 24 * 3600.0
 """Age in seconds after which an unfinished copy is assumed to belong to a dead process."""
 EVERYTHING = ("**/*",)
@@ -58,8 +61,12 @@ Fetch = Callable[[int, int], bytes]
 
 def listing(folder: Path, patterns: Iterable[str] = EVERYTHING) -> tuple[Entry, ...]:
     """The files of a folder that match a pattern (as `Path.glob` reads it), by name. Reads every byte of them."""
-    files = sorted(_matching(folder, patterns))
-    return tuple(Entry(f.relative_to(folder).as_posix(), f.stat().st_size, file_digest(f)) for f in files)
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        return tuple(pool.map(lambda file: _entry(folder, file), sorted(_matching(folder, patterns))))
+
+
+def _entry(folder: Path, file: Path) -> Entry:
+    return Entry(file.relative_to(folder).as_posix(), file.stat().st_size, file_digest(file))
 
 
 def _matching(folder: Path, patterns: Iterable[str]) -> set[Path]:

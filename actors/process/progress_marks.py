@@ -21,6 +21,7 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import median
 
+from squelch.actors.process import compilations
 from squelch.actors.process.processor_wait import ProcessorWait
 
 WATCHING = {"watch": 2}
@@ -68,6 +69,6 @@ class Marks:
             self._count, self._last = self._count + 1, now
 
     def seen(self, busy: bool = True) -> Progress:
-        """The progress so far."""
-        intervals = list(self._intervals)
+        """The progress so far. A process that compiles code is not busy: no mark is expected of it meanwhile."""
+        intervals, busy = list(self._intervals), busy and not compilations.under_way()
         return Progress(self._count, median(intervals) if intervals else 0.0, busy, self._wait.seconds())

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,16 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from squelch.actors.process.folders import EVERYTHING, Entry, content_digest, copied, holds, listing, read_chunk
+from squelch.actors.process.folders import (
+    EVERYTHING,
+    FILES_AT_ONCE,
+    Entry,
+    content_digest,
+    copied,
+    holds,
+    listing,
+    read_chunk,
+)
 from squelch.envs.retrieval.index import cache_folder
 
 CHUNK_TIMEOUT_S = 60.0
@@ -56,7 +66,8 @@ def offer(path: Path, patterns: Iterable[str] = EVERYTHING, ship: bool = True) -
     path, (node, host), patterns = path.resolve(), own_node(), tuple(patterns)
     in_cache = path.parent == cache_folder().resolve()
     entries = listing(path, patterns) if ship else ()
-    chunks = tuple(_put(path / entry.name, entry) for entry in entries)
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        chunks = tuple(pool.map(lambda entry: _put(path / entry.name, entry), entries))
     return Folder(str(path), node, host, entries, chunks, in_cache, patterns)
 
 

@@ -170,6 +170,7 @@ LEARNER_RANK = Table(
     "squelch.learner.rank:LearnerRank", direct=("forget", "sees", "stage", "staged", "read_staged", "unstage")
 )
 _START, _STEP = setting("learner.start_timeout_s"), setting("learner.step_timeout_s")
+_DISK = setting("learner.checkpoint_timeout_s")
 
 
 def _collective(method: str, signs: Signs, bound: Callable[..., float] = _STEP, **columns: Any) -> Call[..., Any]:
@@ -212,11 +213,11 @@ JOIN_GROUP: Call[[GroupMember], str | None] = LEARNER_RANK.row("join_group", of_
 """Rank 0 forms the group that it announced; the reason if others did not come."""
 SEND: Call[[str], str | None] = LEARNER_RANK.row("send", broadcast_s, guarded=True, all_ranks=True, reduce=any_failure)
 """Broadcasts the current weights in the weight group, in this dtype; the reason if the group failed."""
-SAVE: Call[[Path, Mapping[str, Any]], None] = _collective("save", Signs.ANSWERS_BEFORE, folder=Folder.WRITTEN)
+SAVE: Call[[Path, Mapping[str, Any]], None] = _collective("save", Signs.ANSWERS_BEFORE, _DISK, folder=Folder.WRITTEN)
 """Writes a checkpoint that contains the state of the training loop."""
-LOAD: Call[[Path], dict[str, Any]] = _collective("load", Signs.ANSWERS_BEFORE, folder=Folder.READ)
+LOAD: Call[[Path], dict[str, Any]] = _collective("load", Signs.ANSWERS_BEFORE, _DISK, folder=Folder.READ)
 """Loads a checkpoint; the loop's state in it."""
-EXPORT: Call[[Path], None] = _collective("export", Signs.ANSWERS_BEFORE, folder=Folder.WRITTEN)
+EXPORT: Call[[Path], None] = _collective("export", Signs.ANSWERS_BEFORE, _DISK, folder=Folder.WRITTEN)
 """Writes the policy as a Hugging Face folder."""
 STOP_RANKS: Call[[], None] = LEARNER_RANK.row("stop", seconds(2 * GRACE_S), all_ranks=True)
 """Leaves the process group."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from squelch.actors.process import compilations
 from squelch.actors.process.compile_cache import own_compile_cache
 
 VARIANTS = 64
@@ -15,9 +16,27 @@ or several, with or without a window, with or without gradients, and perhaps of 
 Beyond torch's own limit of 8 it would compute the dense form instead, which holds the scores of all pairs of tokens."""
 
 
+def watch_compilations() -> None:
+    """Notes this process's compilations from now on, for its progress. May be called again."""
+    from torch._dynamo.callback import callback_handler  # here, because the import takes a second
+
+    if _began not in callback_handler.start_callbacks:
+        callback_handler.register_start_callback(_began)
+        callback_handler.register_end_callback(_ended)
+
+
+def _began(_: Any) -> None:
+    compilations.note(True)
+
+
+def _ended(_: Any) -> None:
+    compilations.note(False)
+
+
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, compiled at its first call for sizes that may differ from call to call."""
     os.environ.update(own_compile_cache())
+    watch_compilations()
     compile_: Any = torch.compile  # its annotations leave the limit out
     if "recompile_limit" in inspect.signature(compile_).parameters:
         return compile_(function, dynamic=True, recompile_limit=VARIANTS)

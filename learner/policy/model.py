@@ -34,6 +34,7 @@ from squelch.actors.model_folder import load_model_folder
 from squelch.actors.process.compile_cache import own_compile_cache
 from squelch.learner.config import LearnerConfig, LoraSettings
 from squelch.learner.kernels.choice import KERNELS
+from squelch.learner.kernels.compiled import watch_compilations
 from squelch.learner.kernels.layout import Layout
 from squelch.learner.kernels.packing import MIN_SAVED, pack
 from squelch.learner.policy.lora import add_adapters
@@ -136,6 +137,7 @@ def equip(model: PreTrainedModel, config: LearnerConfig, lora: LoraSettings | No
     layers = decoder_layers(model)
     if config.compile:
         os.environ.update(own_compile_cache())
+        watch_compilations()
     if lora is not None:
         add_adapters(model, lora)
     for layer in layers:

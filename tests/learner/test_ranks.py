@@ -1,7 +1,9 @@
 """Two learner ranks, each layer sharded by itself, against one that has all of its small layers in one piece."""
 
 import shutil
+import time
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +66,16 @@ def load_with_one_bad_value(trainer: Trainer, folder: Path) -> str:
     return "loaded"
 
 
+def late_rank_is_waited_for(trainer: Trainer) -> bool:
+    """A rank that uses its disk for longer than a collective may take is waited for as long as a checkpoint may."""
+    process_group.distributed_c10d._set_pg_timeout(timedelta(seconds=0.5))
+    with process_group.waiting(TIMEOUT_S, TIMEOUT_S):
+        if trainer.rank == 1:
+            time.sleep(1.5)
+        dist.barrier()
+    return True
+
+
 def work(trainer: Trainer, folder: Path) -> None:
     """Gradients, parameters after five steps, a checkpoint and one that fails, one step more, refused steps, too few
     rows for all."""
@@ -81,6 +93,7 @@ def work(trainer: Trainer, folder: Path) -> None:
     )  # only one rank sees the ratio that overflows
     found["refused"], found["unchanged"] = refused.refused, bool((parameters(trainer) == found["after"]).all())
     found["passes"] = trainer.marks.seen().marks - before
+    found["waited"] = late_rank_is_waited_for(trainer)
     single = [(group_id, members[:1]) for group_id, members in make_groups(1)]
     found["single"] = trainer.train_step(STEPS, single).updated
     lopsided = [(group_id, members[:3]) for group_id, members in make_groups(1)]
@@ -157,6 +170,10 @@ def test_a_checkpoint_that_one_rank_cannot_write_fails_on_all_and_keeps_the_one_
     for name, rank in found.items():
         assert f"from-{name[0]} could not be written, and nothing of it was kept" in rank["full disk"]
     assert not list(folder.glob(".from-*.partial"))
+
+
+def test_a_rank_that_uses_its_disk_is_waited_for(found: dict[str, dict]) -> None:
+    assert all(rank["waited"] for rank in found.values())
 
 
 def test_fewer_rows_than_ranks_still_train(found: dict[str, dict]) -> None:

@@ -12,7 +12,7 @@ step was trained on (the driver or the archive has their rows), and the factor o
                       move, for those that are up                                 many as fit; none: the run ends.
                                                                                   An answer: 30 s, then asked again
     start             every rank of the new group        the ranks                `learner.start_timeout_s`; again
-    load              every rank, disk                   the ranks                `learner.step_timeout_s`; again
+    load              every rank, disk                   the ranks                `learner.checkpoint_timeout_s`; again
     rows              the archive's part                 disk                     the run ends and names the path
     train, publish    every rank                         the ranks                as in a step; again
 

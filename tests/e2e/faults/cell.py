@@ -59,6 +59,7 @@ IMPATIENT = (
     "cluster.hung_after_s=8",
     "learner.hung_after_s=8",
     "learner.step_timeout_s=60",
+    "learner.checkpoint_timeout_s=60",
     "learner.regroup_timeout_s=10",
     "loop.group_timeout_s=60",
     "environment_actor.generation_timeout_s=25",
