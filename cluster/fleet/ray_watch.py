@@ -14,13 +14,18 @@ Ray, and `local_ray.patient_client` makes the client's time-out so long that thi
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NoReturn
 
 import ray
 
+from squelch.cluster.fleet import local_ray
 from squelch.cluster.fleet.bootstrap import probe
 
 POLL_S = 1.0
@@ -97,6 +102,32 @@ class RayWatch:
             if why is not None and not self._closed.is_set():
                 self._on_gone(why)
                 return
+
+
+def leave() -> NoReturn:
+    """Ends this process at once, with exit code 1, and the processes of its own cluster. Python's own end would have
+    Ray disconnect, which may take as long as its client waits for gcs."""
+    try:
+        local_ray.kill()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    finally:
+        os._exit(1)
+
+
+@contextmanager
+def ray_watched(say: Callable[[str], None]) -> Iterator[None]:
+    """Ends the process, with a line, if Ray is gone while the block runs; for commands that leave nothing to write."""
+
+    def gone(why: str) -> None:
+        say(f"failed: {why}. Repeat the command once Ray is up")
+        leave()
+
+    watch = watch_ray(gone)
+    try:
+        yield
+    finally:
+        watch.close()
 
 
 def watch_ray(on_gone: Callable[[str], None]) -> RayWatch:

@@ -15,9 +15,7 @@ the process leaves without Python's own end, in which Ray would disconnect: `Run
 from __future__ import annotations
 
 import asyncio
-import os
 import shlex
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -30,8 +28,7 @@ from squelch.actors.archive.writer import Archive
 from squelch.cluster.config import RunConfig, changes, settings_of
 from squelch.cluster.control.actor_errors import Failed
 from squelch.cluster.errors import UserError
-from squelch.cluster.fleet import local_ray
-from squelch.cluster.fleet.ray_watch import RayWatch, watch_ray
+from squelch.cluster.fleet.ray_watch import RayWatch, leave, watch_ray
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
 from squelch.cluster.runs.ending import EndCause, Ending, ending_of, is_complete
@@ -123,10 +120,7 @@ class RunEnd:
                 self._failed(RayGone(why))
                 self.after_ray()
             finally:
-                local_ray.kill()
-                for stream in (sys.stdout, sys.stderr):
-                    stream.flush()
-                os._exit(EXIT_FAILED)
+                leave()
 
     def _summarise(self, ending: Ending | None) -> dict[str, Any]:
         assert self.coordinator is not None

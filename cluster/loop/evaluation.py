@@ -18,6 +18,7 @@ from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.bootstrap import connect, disconnect
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.ray_actors import RayActors
+from squelch.cluster.fleet.ray_watch import ray_watched
 from squelch.cluster.fleet.supervision import Supervisor, Watchdog
 from squelch.cluster.loop.initial_policy import prepare_model
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
@@ -50,7 +51,8 @@ def evaluate(
         output.keep(run_dir, "eval")
         try:
             connect(config, aloud, learning=False)
-            solved, failed = asyncio.run(_play(config, model_dir, log_folder(run_dir)))
+            with ray_watched(aloud):
+                solved, failed = asyncio.run(_play(config, model_dir, log_folder(run_dir)))
         finally:
             disconnect()
     low, high = wilson_interval(int(solved.sum()), len(solved))

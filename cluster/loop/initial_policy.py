@@ -42,6 +42,7 @@ from squelch.cluster.fleet.bootstrap import (
     weight_bytes,
 )
 from squelch.cluster.fleet.ray_actors import RayActors
+from squelch.cluster.fleet.ray_watch import ray_watched
 from squelch.cluster.loop.stopping import stop_signals
 from squelch.cluster.loop.warming import REPORT, Progress, Stopped, Warming, learner_settings, truth_of
 from squelch.cluster.runs.logs import log_folder, write_trace
@@ -145,7 +146,8 @@ def _warm_up(
         connect(settings, say, weights=weight_bytes(folder, settings))
         actors = RayActors(settings, folder.resolve(), log_folder(work))
         warming = Warming(settings, warmup, corpus, plays, work, actors, digest, say, truth, on_stage)
-        progress = asyncio.run(_stoppable(warming, out))
+        with ray_watched(say):
+            progress = asyncio.run(_stoppable(warming, out))
     except Stopped as stopped:
         say(f"{stopped}; repeat the command to continue")
         raise SystemExit(128 + stopped.number) from stopped

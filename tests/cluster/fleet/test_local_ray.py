@@ -232,3 +232,15 @@ def test_a_token_that_cannot_be_hidden_is_refused(home: Path) -> None:
     (home / ".ray").touch()
     with pytest.raises(UserError, match="set RAY_AUTH_TOKEN_PATH to such a file"):
         local_ray._hide_token()
+
+
+@pytest.mark.parametrize("users", [None, "90"])
+def test_rays_client_is_told_to_wait_for_gcs_only_while_it_connects(monkeypatch, users) -> None:
+    monkeypatch.delenv(local_ray.RECONNECTS, raising=False)
+    if users is not None:
+        monkeypatch.setenv(local_ray.RECONNECTS, users)
+    before = dict(os.environ)
+    with local_ray.patient_client():
+        assert os.environ[local_ray.RECONNECTS] == (users or "3600")
+        assert os.environ[local_ray.RAYLET] == str(os.getpid())
+    assert dict(os.environ) == before

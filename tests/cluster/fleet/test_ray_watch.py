@@ -1,6 +1,8 @@
 """Ray's own processes are missed in time, and only if they are gone."""
 
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,3 +86,19 @@ def test_a_machine_that_slept_gets_another_chance_to_answer(monkeypatch) -> None
     monkeypatch.setattr(raylet, "error", TimeoutError)
     monkeypatch.setattr(ray_watch.time, "monotonic", lambda: next(clock))
     assert raylet.gone() is None
+
+
+GONE = """
+import atexit, threading, time
+from squelch.cluster.fleet import ray_watch
+ray_watch.POLL_S = 0.05
+ray_watch.watch_ray = lambda gone: ray_watch.RayWatch([ray_watch.Watched("raylet", "127.0.0.1:1", 0.0)], gone)
+atexit.register(time.sleep, 600)
+with ray_watch.ray_watched(lambda text: print(text, flush=True)):
+    time.sleep(600)
+"""
+
+
+def test_a_command_whose_ray_is_gone_ends_with_a_line() -> None:
+    done = subprocess.run([sys.executable, "-c", GONE], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and done.stdout.startswith("failed: raylet at 127.0.0.1:1 has ended")
