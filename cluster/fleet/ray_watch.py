@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NoReturn
 
 import ray
 
@@ -104,7 +103,7 @@ class RayWatch:
                 return
 
 
-def leave() -> NoReturn:
+def leave() -> None:
     """Ends this process at once, with exit code 1, and the processes of its own cluster. Python's own end would have
     Ray disconnect, which may take as long as its client waits for gcs."""
     try:
