@@ -44,6 +44,7 @@ from research.kept import (
 )
 from research.tables import FOLDER
 from squelch.cluster.sweep.table import INTERVAL, t_interval, text
+from squelch.cluster.terminal import UNKNOWN
 
 PAGE, RESULTS = PAGES / "noise.md", FOLDER / "noise.parquet"
 TOLERANCE = 0.03
@@ -120,8 +121,8 @@ COLUMNS = (
 
 def cells(found: Mapping[str, Any]) -> list[str]:
     """The printed cells of a row."""
-    numbers = ["-" if found[name] is None else f"{found[name]:.3g}" for name in OF_REPLAYS]
-    said = f"**{found['verdict']}**" if found["judged"] else found["verdict"] or "-"
+    numbers = [UNKNOWN if found[name] is None else f"{found[name]:.3g}" for name in OF_REPLAYS]
+    said = f"**{found['verdict']}**" if found["judged"] else found["verdict"] or UNKNOWN
     parts = [text(found["success"]), text(found["minus_none"], "+")]
     return [f"{found['p']:g}", found["arm"], str(found["seeds"]), *parts, said, *numbers]
 
