@@ -63,9 +63,9 @@ class ProgressWatch:
 
     @property
     def late_s(self) -> float:
-        """Seconds without a sign after which the actor is reported: a quarter of the limit, or a half where the limit
+        """Seconds without a sign after which the actor is reported: a fifth of the limit, or a half where the limit
         follows the actor's own marks, whose intervals vary."""
-        return max(self.patience.hung_after_s / 4, self.limit_s / 2 if self.limit_s > self.patience.hung_after_s else 0)
+        return max(self.patience.hung_after_s / 5, self.limit_s / 2 if self.limit_s > self.patience.hung_after_s else 0)
 
     def see(self, found: Sequence[Progress | None], now: float) -> None:
         """Takes the progress of each process; None for one that did not answer."""

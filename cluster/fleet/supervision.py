@@ -6,7 +6,7 @@ One task for each actor waits for its death and asks for its progress every `pol
     the process is gone                   a player, worker or scorer is replaced at once; a filter service and a control
                                           endpoint at their next call, which fails with this cause
     no sign of progress for its limit     the actor is ended, and then as above (`cluster.control.progress`)
-    no sign for a quarter of it           the watchdog names the actor in a warning and an event; a gauge shows it
+    no sign for a fifth of it             the watchdog names the actor in a warning and an event; a gauge shows it
     it cannot work any more (`Failed`)    as a death; a rollout worker says so when its engine has died
 
 Nothing waits for the supervisor. The learner is not among its actors: its calls are watched by its client
