@@ -65,7 +65,7 @@ def run_arm(arm: str, steps: int, samples: int | None = None) -> Run:
     """Runs the demo once, with the scorer on or off. `samples`: the probe's trajectories per task; None: as set."""
     probe = [f"scorer.probe.samples={samples}"] if samples is not None and arm == "on" else []
     with tempfile.TemporaryDirectory() as folder:
-        cpu = run_steps(RECIPE, steps, [*ARMS[arm], *probe], Path(folder), WARM_UP)
+        cpu, _ = run_steps(RECIPE, steps, [*ARMS[arm], *probe], Path(folder), WARM_UP)
         return Run(arm, read_metrics(Path(folder) / "loop"), cpu)
 
 

@@ -11,7 +11,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RaySystemError, RayT
 
 from squelch.cluster.config import load
 from squelch.cluster.control.actor_errors import ActorError, Died, Failed, Refused
-from squelch.cluster.control.calls import READY, UPDATE_WEIGHTS
+from squelch.cluster.control.calls import FILTER_SERVICE, READY, UPDATE_WEIGHTS
 from squelch.cluster.control.client import Client
 from squelch.cluster.control.rank_client import LearnerClient
 from squelch.cluster.fleet import ray_actors
@@ -144,7 +144,7 @@ def test_the_scorer_asks_ray_for_what_its_settings_say(monkeypatch: pytest.Monke
     for overrides in ([selector], [selector, "scorer.num_gpus=0.5", "scorer.num_cpus=2"]):
         actors = RayActors(load("frozenlake", overrides), Path("policy"), Path("log"))
         assert actors.scorer().handle == "scorer of policy"
-    where = {"label_selector": {"role": "score"}}
+    where = {"label_selector": {"role": "score"}, "enable_task_events": False}
     assert asked == [{"num_cpus": 0.25, "num_gpus": 0.0, **where}, {"num_cpus": 2.0, "num_gpus": 0.5, **where}]
 
 
@@ -201,3 +201,12 @@ def test_an_actor_that_cannot_be_created_keeps_no_place(tmp_path: Path, monkeypa
     with pytest.raises((Failed, RaySystemError), match="the object store is full"):
         actors.worker("rollout-7") if what == "worker" else actors.learner(1)
     assert released == [what]
+
+
+def test_no_call_of_an_actor_is_a_task_event_that_gcs_would_keep(tmp_path: Path) -> None:
+    given: dict[str, Any] = {}
+    made = RayActors.__new__(RayActors)
+    made.logs = tmp_path
+    shell = SimpleNamespace(options=given.update)
+    made._created("filter", FILTER_SERVICE, lambda *_: shell, {})
+    assert given["enable_task_events"] is False
