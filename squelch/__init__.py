@@ -1,1 +1,62 @@
-"""Squelch: the package. Its rooms are the folders beside it; links reach them, so that the wheel installs one name."""
+"""Squelch: the package. Its rooms are the folders beside it; links reach them, so that the wheel installs one name.
+
+The public API (`squelch.api`) is loaded name by name at its first use: this module imports nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from squelch.actors.diagnosis.proxies import EmaState
+    from squelch.api.filtering import FilterResult, filter
+    from squelch.api.information import MIResult, mi
+    from squelch.api.monitor import Monitor
+    from squelch.api.scoring import ScoreResult, score
+
+__version__ = "0.1.0"
+__all__ = ["EmaState", "FilterResult", "MIResult", "Monitor", "ScoreResult", "filter", "mi", "score"]
+
+_MODULES = {
+    "EmaState": "squelch.actors.diagnosis.proxies",
+    "FilterResult": "squelch.api.filtering",
+    "MIResult": "squelch.api.information",
+    "Monitor": "squelch.api.monitor",
+    "ScoreResult": "squelch.api.scoring",
+    "filter": "squelch.api.filtering",
+    "mi": "squelch.api.information",
+    "score": "squelch.api.scoring",
+}
+"""The module of each public name."""
+
+
+class Deprecated(NamedTuple):
+    """A name that will be removed: the public name to use instead, and the first release without it."""
+
+    successor: str
+    removed_in: str
+
+
+DEPRECATED: dict[str, Deprecated] = {}
+"""The names that still work and will be removed."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in DEPRECATED:
+        import warnings
+
+        successor, removed_in = DEPRECATED[name]
+        text = f"squelch.{name} will be removed in squelch-rl {removed_in}; use squelch.{successor}"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return __getattr__(successor)
+    if name not in _MODULES:
+        raise AttributeError(f"module 'squelch' has no attribute {name!r}; public are {', '.join(__all__)}")
+    from importlib import import_module
+
+    found = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -59,6 +59,7 @@ def test_the_wheel_holds_the_rooms_and_what_they_read(wheel: Path) -> None:
     kinds = {".yaml", ".yml", ".json", ".csv", ".txt", ".html", ".j2", ".js", ".css", ".svg"}
     read = [p.relative_to(ROOT) for room in ROOMS for p in (ROOT / room).rglob("*") if p.suffix in kinds]
     assert len(read) > 20 and {f"squelch/{path}" for path in read} <= names
+    assert {"squelch/py.typed", "squelch/api/scoring.py"} <= names
 
 
 def test_the_wheel_registers_the_command_and_the_plugin_of_vllm(wheel: Path) -> None:
@@ -76,6 +77,7 @@ def test_packages_of_the_users_own_with_the_rooms_names_are_neither_loaded_nor_h
         (tmp_path / room).mkdir()
         (tmp_path / room / "__init__.py").write_text("MINE = True\n")
     code = f"import {', '.join(ROOMS)}; from squelch.cluster import config; from squelch.envs import base; "
+    code += "import squelch; assert squelch.filter([[0, 1]]).kept.all() and squelch.Monitor and squelch.score; "
     code += f"print(all(room.MINE for room in ({', '.join(ROOMS)})), config.RECIPES.parent.name, base.NAMESPACE)"
     words = [str(installed.with_name("python")), "-c", code]
     done = subprocess.run(

@@ -100,8 +100,8 @@ ANSWERS = (
     MetricSpec(
         "squelch_answer_link_nats",
         "gauge",
-        "Fixed probe, nats per answer: I(A;Z|X) and its upper form, D (does the answer follow from the reasoning), and "
-        "the information of the prompt beyond the reasoning",
+        "Fixed probe (in squelch.Monitor without one: the step), nats per answer: I(A;Z|X) and its upper form, D (does "
+        "the answer follow from the reasoning), and the information of the prompt beyond the reasoning",
         "probe/link/{link}",
         ("link",),
         product(LINKS),

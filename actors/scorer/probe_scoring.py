@@ -143,9 +143,12 @@ class FixedProbe:
 
     def read(self, step: int, version: int, groups: Groups) -> dict[str, float]:
         """Metrics by the registry's flat keys. `groups`: the tasks' trajectories by task name, all of `version`."""
-        started, cpu = time.perf_counter(), time.thread_time()
         refuse_pictures(step, groups)
-        draw = draw_probe(groups, version, self.engine.context_length)
+        return self.evaluate(step, version, draw_probe(groups, version, self.engine.context_length))
+
+    def evaluate(self, step: int, version: int, draw: ProbeDraw) -> dict[str, float]:
+        """As `read`, from reasonings that are drawn already."""
+        started, cpu = time.perf_counter(), time.thread_time()
         found = dict.fromkeys(METRICS, math.nan) | {"samples": float(len(draw.reasonings)), "tasks": 0.0}
         excluded = draw.excluded.total()
         if len(draw.prompts) > 1 and draw.reasonings:

@@ -74,6 +74,17 @@ class Engine(PathEngine, Protocol):
         ...
 
 
+def matrix_metrics(report: Proxies, sure: Uncertainty, half_width: float) -> dict[str, float]:
+    """Flat keys, without their scope, of the proxies of a whole matrix. `half_width`: nats per token, the half width of
+    MI-Est's interval for which `prompts_needed` is given."""
+    needed = sure.prompts_needed("mi_est", half_width)
+    counts = {"prompts_needed": math.nan if needed is None else float(needed)}
+    if report.mi_seq_est is not None and report.upper_bound is not None:
+        counts["mi_saturated"] = float(saturated(report.mi_seq_est, report.upper_bound))
+    counts |= dict.fromkeys(_certain(report), math.nan)
+    return report.metrics() | sure.metrics() | counts | {"num_samples": float(report.num_samples)}
+
+
 @dataclass(frozen=True)
 class Followed:
     """Result of the last probe evaluation. `follows`: 1 if the answers follow from their reasoning, 0 if not, NaN if
@@ -242,12 +253,7 @@ class Scorer:
         compat, epsilon = self.config.compat, self.config.zscore_epsilon
         report = proxies_of_scores(scores, ema=ema, compat=compat, epsilon=epsilon)
         sure = uncertainty(scores, report, compat=compat, epsilon=epsilon, seed=seed)
-        needed = sure.prompts_needed("mi_est", self.config.half_width)
-        counts = {"prompts_needed": math.nan if needed is None else float(needed)}
-        if report.mi_seq_est is not None and report.upper_bound is not None:
-            counts["mi_saturated"] = float(saturated(report.mi_seq_est, report.upper_bound))
-        counts |= dict.fromkeys(_certain(report), math.nan)
-        return report.metrics() | sure.metrics() | counts | {"num_samples": float(report.num_samples)}
+        return matrix_metrics(report, sure, self.config.half_width)
 
     def _estimate(
         self, matrix: np.ma.MaskedArray, draw: Draw, ema: EmaState | None, seed: tuple[int, ...]

@@ -1,6 +1,7 @@
 """Pages lead only to what exists: links, anchors, files, modules, tests, commands and recipes."""
 
 import re
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -71,6 +72,16 @@ def all_tests() -> set[str]:
     files = list((ROOT / "tests").rglob("test_*.py"))
     functions = (re.findall(r"^def (test_\w+)", file.read_text(encoding="utf-8"), flags=re.MULTILINE) for file in files)
     return {file.stem for file in files}.union(*functions)
+
+
+def test_nothing_tells_anybody_to_install_the_strangers_package_squelch() -> None:
+    """The distribution is `squelch-rl`; `squelch` on the package index is a SQL tool."""
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    strangers = re.compile(r"(?:pip|uv|pipx) (?:add|install)[^\n`]*[ '\"]squelch(?![\w-])")
+    assert strangers.search("pip install -U 'squelch[wandb]'") and not strangers.search("pip install squelch-rl")
+    texts = [ROOT / name for name in names if name.endswith((".md", ".py", ".html", ".yaml", ".yml", ".toml", ".sh"))]
+    found = [file for file in texts if file.is_file() and file != Path(__file__)]
+    assert [file for file in found if strangers.search(file.read_text(encoding="utf-8"))] == []
 
 
 def test_every_file_in_the_tables_of_the_architecture_exists() -> None:

@@ -4,8 +4,7 @@
     mi              the mutual-information proxies of a score matrix
     score           the same from prompts and reasonings, which it scores
     score_files     the files of `squelch score`, converted to ids
-    score_messages  prompts that are lists of messages, rendered with a model folder's chat template
-    score_answers   whether answers follow from their reasonings
+    score_answers   the answers of `squelch score` as JSON and as text
 
-None of them starts Ray or vLLM.
+They read and print; the functions of `squelch.api` compute. None of them starts Ray or vLLM.
 """

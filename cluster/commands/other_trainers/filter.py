@@ -11,11 +11,9 @@ import argparse
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
-
-from pydantic import ValidationError
 
 from squelch.actors.config import FilterConfig
 from squelch.actors.filter.rules import RULES, EpsilonUnit
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from squelch.actors.filter.measure import GroupStatistics
-    from squelch.actors.filter.selection import Selection
+    from squelch.api.filtering import FilterResult
 
 FILTER_HELP = """\
 Which groups would the filter keep? Ranks groups by a statistic of their rewards and applies a selection rule (RAGEN-2,
@@ -138,14 +136,6 @@ def _name_of(table: Mapping[str, Any], what: str) -> Callable[[str], str]:
     return read
 
 
-RANGES = {
-    "rho": "in (0, 1]",
-    "epsilon": "at least 0",
-    "band": "two quantiles, 0 <= LOW <= HIGH <= 1",
-}
-"""The valid range of each flag whose value argparse cannot check."""
-
-
 NEEDED = "give an .npz with `rewards`, a run's folder, or a .parquet of Squelch's trajectories"
 """What other trainers write rewards to, and what would be read as damaged Parquet."""
 COLUMNS = (
@@ -187,17 +177,15 @@ def missing_steps(windows: Sequence[Window]) -> list[int]:
 
 def filter_config(args: argparse.Namespace) -> FilterConfig:
     """The filter's settings from the flags; UserError for a value out of range."""
+    from squelch.api.filtering import OutOfRange, filter_settings
+
     names = ("rule", "rho", "statistic", "keep", "include_zero", "epsilon", "epsilon_unit", "compat")
     try:
-        return FilterConfig(**{name: getattr(args, name) for name in names}, band=tuple(args.band))
-    except ValidationError as error:
-        first = error.errors()[0]
-        text = first["msg"].removeprefix("Value error, ")
-        if not first["loc"] and not text.startswith("band"):
-            raise UserError(text) from error
-        field = str((first["loc"] or ("band",))[0])
-        given = getattr(args, field)
-        raise UserError(f"--{field} is {given}; it must be {RANGES[field]}") from error
+        return filter_settings(**{name: getattr(args, name) for name in names}, band=tuple(args.band))
+    except OutOfRange as error:
+        raise UserError(f"--{error}") from error
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def read_windows(path: Path) -> list[Window]:
@@ -210,34 +198,14 @@ def read_windows(path: Path) -> list[Window]:
 
 
 def _windows_of_npz(path: Path) -> list[Window]:
-    import numpy as np
-
-    from squelch.actors.filter.measure import GroupStatistics
+    from squelch.api.filtering import groups_of
 
     arrays = read_npz(path, "rewards", ("lengths", "surprisals", "penalties", "replay_returns", "kinds"))
-    rewards, kinds = arrays.pop("rewards"), arrays.pop("kinds", None)
-    if rewards.ndim != 2 or 0 in rewards.shape:
-        raise UserError(
-            f"{path}: `rewards` has shape {rewards.shape}; it must be (num_groups, group_size) with at least one group "
-            "and one trajectory; a failed trajectory is NaN"
-        )
-    for name, array in arrays.items():
-        of_replays = name == "replay_returns"
-        if (array.shape[:-1] if of_replays else array.shape) != rewards.shape or (of_replays and array.shape[-1] == 1):
-            wanted = f"{rewards.shape} and a last axis of 2 or more replays" if of_replays else f"{rewards.shape}"
-            raise UserError(f"{path}: `{name}` has shape {array.shape}; it must be that of `rewards`, {wanted}")
-    if kinds is not None and kinds.shape != rewards.shape[:1]:
-        raise UserError(
-            f"{path}: `kinds` has shape {kinds.shape}; it must be ({len(rewards)},), one kind for each group"
-        )
-    rows = [
-        GroupStatistics.from_row(str(i), 0, rewards[i], **{name: np.asarray(a[i]) for name, a in arrays.items()})
-        for i in range(len(rewards))
-    ]
-    if kinds is not None:
-        names = [kind.decode(errors="replace") if isinstance(kind, bytes) else str(kind) for kind in kinds.tolist()]
-        rows = [replace(row, kind=name) for row, name in zip(rows, names, strict=True)]
-    return [Window(None, list(range(len(rows))), rows)]
+    try:
+        groups = groups_of(**arrays)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from error
+    return [Window(None, list(range(len(groups))), groups)]
 
 
 def _windows_of_archive(path: Path) -> list[Window]:
@@ -340,58 +308,49 @@ def filter_report(path: Path, windows: Sequence[Window], config: FilterConfig) -
     """The output of `--json`. Positions count groups over the whole file, in order of step and ticket."""
     from squelch.actors.filter.metrics import kept_fraction, kept_mass
 
-    chosen = [_select(path, window, config) for window in windows]
-    variances = [variance for found in chosen for variance in found[1].tolist()]
-    rows = [row for window, found in zip(windows, chosen, strict=True) for row in _rows(window, found[2], found[0])]
+    chosen = [_decision(path, window, config) for window in windows]
+    variances = [variance for found in chosen for variance in found.variances.tolist()]
+    rows = [row for window, found in zip(windows, chosen, strict=True) for row in _rows(window, found)]
     kept = [row["decision"] == "kept" for row in rows]
     whole: dict[str, Any] = {
         "kept": [row["index"] for row in rows if row["decision"] == "kept"],
         "statistic": [row["score"] for row in rows],
         "kept_mass": kept_mass(variances, kept),
         "kept_fraction": kept_fraction(kept),
-        "num_zero": sum(found[0].num_zero for found in chosen),
+        "num_zero": sum(found.num_zero for found in chosen),
         "rejected": [_rejected(row) for row in rows if row["decision"] != "kept"],
         "num_groups": len(rows),
         "filter": config.describe(),
         "compat": config.compat,
-        "threshold": chosen[0][0].threshold if len(chosen) == 1 else None,
-        "rejection": chosen[0][0].rejection if len(chosen) == 1 else "",
+        "threshold": chosen[0].threshold if len(chosen) == 1 else None,
+        "rejection": chosen[0].rejection if len(chosen) == 1 else "",
         **_coverage([group for window in windows for group in window.groups], rows),
     }
     if windows[0].step is not None:
         whole["group_ids"] = [row["group_id"] for row in rows]
-        whole["steps"] = [_step_row(window, found[0]) for window, found in zip(windows, chosen, strict=True)]
+        whole["steps"] = [_step_row(window, found) for window, found in zip(windows, chosen, strict=True)]
     return whole
 
 
-def _select(path: Path, window: Window, config: FilterConfig) -> tuple[Selection, np.ndarray, np.ndarray]:
-    """(selection, reward variances, scores) of a window; the latter two (num_groups,)."""
-    from squelch.actors.filter.measure import measure
-    from squelch.actors.filter.selection import select
-    from squelch.actors.filter.tickets import ticket_order
+def _decision(path: Path, window: Window, config: FilterConfig) -> FilterResult:
+    from squelch.api.filtering import decide
 
     try:
-        measured = measure(window.groups, config.statistic, config.compat, config.rule)
-        order = ticket_order([group.group_id for group in window.groups])
-        found = select(measured.scores, order, config, variances=measured.variances, refusals=measured.refusals)
+        return decide(window.groups, config)
     except ValueError as error:
         raise UserError(f"{path}: {error}") from error
-    return found, measured.variances, measured.scores
 
 
-def _rows(window: Window, scores: np.ndarray, selection: Selection) -> Iterable[dict[str, Any]]:
-    kept = set(selection.kept)
+def _rows(window: Window, found: FilterResult) -> Iterable[dict[str, Any]]:
     for i, (position, group) in enumerate(zip(window.positions, window.groups, strict=True)):
-        code = selection.codes[i]
-        decision = "refused" if code == "refused" else "kept" if i in kept else "dropped"
-        value = float(scores[i]) if math.isfinite(scores[i]) else None
+        code, score = found.codes[i], float(found.scores[i])
         yield {
             "index": position,
             "group_id": group.group_id,
-            "score": value,
-            "decision": decision,
+            "score": score if math.isfinite(score) else None,
+            "decision": "refused" if code == "refused" else "kept" if found.kept[i] else "dropped",
             "code": code,
-            "reason": selection.reasons[i],
+            "reason": found.reasons[i],
         }
 
 
@@ -418,10 +377,10 @@ def _rejected(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: row[key] for key in ("index", "reason", "decision", "code")}
 
 
-def _step_row(window: Window, found: Selection) -> dict[str, Any]:
+def _step_row(window: Window, found: FilterResult) -> dict[str, Any]:
     return {
         "step": window.step,
-        "kept": [window.positions[i] for i in found.kept],
+        "kept": [window.positions[i] for i in found.kept.nonzero()[0]],
         "num_groups": len(window.groups),
         "kept_mass": found.kept_mass,
         "kept_fraction": found.kept_fraction,

@@ -89,8 +89,6 @@ def mi_reports(path: Path, compat: Compat, seed: int = 0) -> tuple[list[tuple[Pr
         )
     if lengths.shape != matrix.shape[:-1]:
         raise UserError(f"{path}: `lengths` has shape {lengths.shape}; it must be {matrix.shape[:-1]}")
-    if (lengths < 0).any() or (lengths % 1 != 0).any():
-        raise UserError(f"{path}: `lengths` must hold whole numbers of tokens, 0 where a reasoning is missing")
     if not has_time:
         matrix, lengths = matrix[None], lengths[None]
     if prompt is not None and prompt.ndim == 2 and len(prompt) == len(matrix):
@@ -113,15 +111,15 @@ def _measured(
         lengths: (T, N, K), tokens.
         prompts: the ids of the N prompts at each time; None if all prompts are distinct.
     """
-    from squelch.actors.diagnosis.proxies import EmaState, proxies_of_scores, scores_of_matrix
-    from squelch.actors.diagnosis.uncertainty import uncertainty
+    from squelch.actors.diagnosis.proxies import EmaState
+    from squelch.api.information import mi
 
-    ema, found = EmaState(), []
-    for time, prompt in enumerate(prompts):
-        scores = scores_of_matrix(matrix[time], lengths[time], prompt)
-        report = proxies_of_scores(scores, ema=ema, compat=compat)
-        found.append((report, uncertainty(scores, report, compat=compat, seed=(seed, time))))
-    return found
+    ema = EmaState()
+    found = [
+        mi(matrix[time], lengths[time], prompt, compat=compat, seed=(seed, time), ema=ema)
+        for time, prompt in enumerate(prompts)
+    ]
+    return [(one.proxies, one.uncertainty) for one in found]
 
 
 def mi_json(report: Proxies, sure: Uncertainty, half_width: float) -> dict[str, Any]:

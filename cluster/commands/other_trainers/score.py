@@ -1,7 +1,7 @@
 """`squelch score`: measures whether reasoning depends on its input, for prompts and reasonings of any trainer.
 
 The command reads the file (`score_files.py`), scores every reasoning under every prompt with one model
-(actors/scorer/cross_scoring.py), prints the metrics of `squelch mi` with their intervals, and lists the reasonings that
+(`squelch.api.scoring`), prints the metrics of `squelch mi` with their intervals, and lists the reasonings that
 fit every prompt. It runs in one process, without Ray or vLLM. Bad input raises a `UserError` that names the file and
 the row.
 """
@@ -9,9 +9,7 @@ the row.
 from __future__ import annotations
 
 import argparse
-import math
-from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +22,9 @@ from squelch.envs.untrusted.files import is_folder, reason, require_output
 if TYPE_CHECKING:
     import numpy as np
 
-    from squelch.actors.diagnosis.proxies import Proxies
-    from squelch.actors.diagnosis.templates import Template
-    from squelch.actors.diagnosis.uncertainty import Uncertainty
     from squelch.actors.scorer.cross_scoring import CrossScorer
-    from squelch.cluster.commands.other_trainers.score_answers import Answers
-    from squelch.cluster.commands.other_trainers.score_files import Reasonings
+    from squelch.api.samples import Reasonings
+    from squelch.api.scoring import ScoreResult
 
 SCORE_HELP = """\
 Does the reasoning in a trainer's samples depend on its input? Scores every reasoning under every prompt with a model,
@@ -51,30 +46,6 @@ how to read it: see `squelch mi --help`; docs/guide/use-with-other-trainers.md d
 examples:
   squelch score completions_00100.parquet --model checkpoint-100
   squelch score rollouts/100.jsonl --model policy/ --out scores.npz --json"""
-
-
-@dataclass(frozen=True)
-class ScoreReport:
-    """The data of the command's output. `fits_any`: number of reasonings whose gap is 0 or below."""
-
-    facts: dict[str, Any]
-    proxies: Proxies
-    uncertainty: Uncertainty
-    templates: list[Template]
-    fits_any: int
-    notes: list[str]
-    reasoned: float
-    """As of `Reasonings`."""
-    answers: Answers | None = None
-    """The links from reasoning to answer; None if the file has no answers, or with `--no-links`."""
-
-    @property
-    def regime(self) -> str:
-        """The regime, one of `actors.diagnosis.metrics.REGIMES`."""
-        from squelch.cluster.commands.other_trainers.score_answers import regime_of
-
-        links = self.answers.links if self.answers else None
-        return regime_of(self.proxies, self.uncertainty, self.reasoned, links)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -128,19 +99,15 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         _check_output(args.out, args.file)
     found, engine = load(args)
-    matrix = engine.matrix(found.prompts, found.ids)
-    answers = None
-    if args.links and any(answer is not None for answer in found.answers):
-        from squelch.cluster.commands.other_trainers.score_answers import read_answers
+    from squelch.api.scoring import scored
 
-        answers = read_answers(engine, engine.context_length, found, args.seed)
+    result = scored(engine, found, compat=args.compat, links=args.links, seed=args.seed)
     if args.out is not None:
-        write_npz(args.out, matrix, found)
-    report = replace(measure(args, found, matrix, engine.model.config.get_text_config().vocab_size), answers=answers)
+        write_npz(args.out, result.matrix, found)
     if args.json:
-        say_json(score_json(report, args))
+        say_json(score_json(result, args))
     else:
-        say(score_text(report, args))
+        say(score_text(result, args))
     return 0
 
 
@@ -157,7 +124,9 @@ def _check_output(path: Path, read: Path) -> None:
 def load(args: argparse.Namespace) -> tuple[Reasonings, CrossScorer]:
     """The reasonings and the model that scores them. The file is read and checked before the model is loaded."""
     from squelch.actors.model_folder import check_model_folder, model_config
-    from squelch.cluster.commands.other_trainers.score_files import Reader, at_most, read_rows, within_context
+    from squelch.api.samples import at_most, within_context
+    from squelch.api.scoring import require_two_prompts
+    from squelch.cluster.commands.other_trainers.score_files import Reader, read_rows
 
     rows = read_rows(args.file, args.step)
     try:
@@ -168,7 +137,13 @@ def load(args: argparse.Namespace) -> tuple[Reasonings, CrossScorer]:
         reader = Reader(args.file, args.model, config.vocab_size, None if args.whole else tuple(args.markers))
         found = reader.read(rows)
         found = at_most(within_context(found, config.max_position_embeddings), args.max_prompts, args.seed)
-        _require_two_prompts(args.file, found)
+    except (ValueError, OSError) as error:
+        raise UserError(f"--model {args.model}: {error}") from error
+    try:
+        require_two_prompts(found)
+    except ValueError as error:
+        raise UserError(f"{args.file}: {error}") from error
+    try:
         return found, _engine(args)
     except (ValueError, OSError) as error:
         raise UserError(f"--model {args.model}: {error}") from error
@@ -187,16 +162,6 @@ def _engine(args: argparse.Namespace) -> CrossScorer:
     except (RuntimeError, AssertionError) as error:  # the latter: a torch without CUDA
         raise UserError(f"--device {device}: {str(error).splitlines()[0]}") from error
     return CrossScorer(model, args.token_budget, args.temperature)
-
-
-def _require_two_prompts(path: Path, found: Reasonings) -> None:
-    if len(found.prompts) > 1:
-        return
-    left_out = "; ".join(f"{reason}: {count}" for reason, count in found.excluded.items()) or "none"
-    raise UserError(
-        f"{path}: {len(found.ids)} reasonings of {len(found.prompts)} distinct prompts can be scored, but a comparison "
-        f"needs at least 2 prompts (intervals need 6). Excluded rows: {left_out}"
-    )
 
 
 def write_npz(path: Path, matrix: np.ndarray, found: Reasonings) -> None:
@@ -220,79 +185,40 @@ def write_npz(path: Path, matrix: np.ndarray, found: Reasonings) -> None:
         raise UserError(f"--out {path} cannot be written: {reason(error)}; the scores are lost") from error
 
 
-def measure(args: argparse.Namespace, found: Reasonings, matrix: np.ndarray, vocab_size: int) -> ScoreReport:
-    """The metrics of `matrix` (num_samples, num_prompts). `squelch mi` gives the same for the file of `write_npz`."""
-    import numpy as np
-
-    from squelch.actors.diagnosis.proxies import EmaState, proxies_of_scores, usable
-    from squelch.actors.diagnosis.templates import gaps, ranked
-    from squelch.actors.diagnosis.uncertainty import uncertainty
-
-    lengths = np.array([len(z) for z in found.ids])
-    scores = usable(matrix, lengths, found.source)
-    report = proxies_of_scores(scores, ema=EmaState(), compat=args.compat)
-    sure = uncertainty(scores, report, compat=args.compat, seed=(args.seed, 0))
-    excluded = dict(found.excluded) | report.excluded
-    report = replace(report, excluded=excluded, num_excluded=sum(excluded.values()))
-    gap = gaps(matrix, found.source)
-    templates = ranked(gap, found.source, found.texts, lengths, found.rows)
-    facts = {"file": str(args.file), "model": str(args.model), "temperature": args.temperature, "step": args.step}
-    facts["control_tokens"] = dict(found.control_tokens.most_common())
-    notes = _control_notes(found.control_tokens) + _notes(report, vocab_size)
-    return ScoreReport(facts, report, sure, templates, int((gap <= 0).sum()), notes, found.reasoned)
-
-
-def _control_notes(counted: Counter[str], shown: int = 6) -> list[str]:
-    if not counted:
-        return []
-    named = ", ".join(f"{name} {count}" for name, count in counted.most_common(shown))
-    more = f", and {len(counted) - shown} others" if len(counted) > shown else ""
-    return [f"prompts that are text are taken as already rendered; control tokens in them: {named}{more}"]
-
-
-def _notes(report: Proxies, vocab_size: int) -> list[str]:
-    if report.conditional_entropy is None or report.conditional_entropy < math.log(vocab_size):
-        return []
-    return [
-        f"H(Z|X) is above log of the vocabulary, {math.log(vocab_size):.2f}: the model finds these reasonings less "
-        "likely than random tokens; is it the one that wrote them, with the same tokenizer and prompt format?"
-    ]
-
-
-def score_json(report: ScoreReport, args: argparse.Namespace) -> dict[str, Any]:
+def score_json(found: ScoreResult, args: argparse.Namespace) -> dict[str, Any]:
     """The output of `--json`: the keys of `squelch mi`, and facts about the file, the model and the templates."""
     from squelch.cluster.commands.other_trainers.mi import mi_json
     from squelch.cluster.commands.other_trainers.score_answers import answers_json
 
+    facts = {"file": str(args.file), "model": str(args.model), "temperature": args.temperature, "step": args.step}
     return {
-        **report.facts,
-        **mi_json(report.proxies, report.uncertainty, args.half_width),
-        "fits_any_prompt": report.fits_any,
-        "links": answers_json(report.answers),
-        "answers_excluded": dict(+report.answers.excluded) if report.answers else {},
-        "regime": report.regime,
-        "templates": [asdict(template) for template in report.templates[: args.templates]],
-        "notes": report.notes,
+        **facts,
+        "control_tokens": dict(found.samples.control_tokens.most_common()),
+        **mi_json(found.proxies, found.uncertainty, args.half_width),
+        "fits_any_prompt": found.fits_any,
+        "links": answers_json(found.answers),
+        "answers_excluded": dict(+found.answers.excluded) if found.answers else {},
+        "regime": found.regime,
+        "templates": [asdict(template) for template in found.templates[: args.templates]],
+        "notes": list(found.notes),
     }
 
 
-def score_text(report: ScoreReport, args: argparse.Namespace) -> str:
+def score_text(found: ScoreResult, args: argparse.Namespace) -> str:
     """The report as text: the table of `squelch mi`, the regime, the links of the answers, then the templates."""
     from squelch.cluster.commands.other_trainers.mi import mi_table
     from squelch.cluster.commands.other_trainers.score_answers import answers_text, regime_text
 
-    head = f"{report.facts['file']} under {report.facts['model']}, temperature {report.facts['temperature']:g}"
-    lines = [mi_table(report.proxies, report.uncertainty, args.half_width, head), *report.notes]
-    lines += ["", regime_text(report.regime)]
-    if report.answers is not None:
-        lines += answers_text(report.answers)
-    total = report.proxies.num_samples
-    lines += ["", f"{report.fits_any} of {total} reasonings fit the other prompts as well as their own or better"]
+    head = f"{args.file} under {args.model}, temperature {args.temperature:g}"
+    lines = [mi_table(found.proxies, found.uncertainty, args.half_width, head), *found.notes]
+    lines += ["", regime_text(found.regime)]
+    if found.answers is not None:
+        lines += answers_text(found.answers)
+    total = found.proxies.num_samples
+    lines += ["", f"{found.fits_any} of {total} reasonings fit the other prompts as well as their own or better"]
     rows = [("gap", "times", "prompts", "row", "reasoning")]
-    for found in report.templates[: args.templates]:
-        rows.append(
-            (f"{found.gap:.3f}", str(found.count), str(found.num_prompts), str(found.rows[0]), _line(found.text))
-        )
+    for each in found.templates[: args.templates]:
+        rows.append((f"{each.gap:.3f}", str(each.count), str(each.num_prompts), str(each.rows[0]), _line(each.text)))
     return "\n".join([*lines, *(aligned(rows) if len(rows) > 1 else [])])
 
 

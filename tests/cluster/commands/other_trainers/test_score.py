@@ -20,17 +20,11 @@ from squelch.actors.diagnosis.metrics import REGIMES
 from squelch.actors.diagnosis.templates import gaps, ranked
 from squelch.actors.scorer.linking import score_links
 from squelch.actors.scorer.share import OTHERS, REFERENCES
+from squelch.api import answers as answers_module
+from squelch.api.answers import read_answers
+from squelch.api.completions import EMPTY, TEXT_BEFORE, UNCLOSED, split_completion
+from squelch.api.samples import TOO_LONG, Reasonings
 from squelch.cluster.cli import main
-from squelch.cluster.commands.other_trainers import score_answers
-from squelch.cluster.commands.other_trainers.score_answers import read_answers
-from squelch.cluster.commands.other_trainers.score_files import (
-    EMPTY,
-    TEXT_BEFORE,
-    TOO_LONG,
-    UNCLOSED,
-    Reasonings,
-    split_completion,
-)
 from squelch.envs.untrusted.files import MIB
 
 
@@ -183,7 +177,7 @@ def test_an_answer_is_scored_under_as_many_others_as_the_probes_under_a_budget(m
         return score_links(engine, prompts, pairs, wanted, past, references)
 
     seen, num, each = [], OTHERS + 5, REFERENCES + 1
-    monkeypatch.setattr(score_answers, "score_links", spied)
+    monkeypatch.setattr(answers_module, "score_links", spied)
     source = np.repeat(np.arange(num), each)
     ids, answers = [np.array([k, k + 1]) for k in range(num * each)], [np.array([k]) for k in range(num * each)]
     prompts = [np.array([j]) for j in range(num)]

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from squelch.actors.text.chat_template import read_chat_tokenizer
+from squelch.api.samples import Reasonings
 from squelch.cluster.cli import main
-from squelch.cluster.commands.other_trainers.score_files import Reader, Reasonings
+from squelch.cluster.commands.other_trainers.score_files import Reader
 from squelch.cluster.errors import UserError
 from tests.actors.text.made import CHATML, CHATML_TOKENS, HOSTILE, NOT_SPECIAL, chatml_bpe, metaspace, save_folder
 

@@ -95,10 +95,12 @@ def test_trl_ids_from_a_reward_function(here, texts, tiny_policy, capsys) -> Non
     ids = [tokenizer.encode(f"<think>{z}</think> <answer>", add_special_tokens=False) for _, z in texts]
     ids[0] = ids[0][:3]  # cut: never closed
     keep = module(here, "trl_ids").keep_ids
-    assert keep(prompts, ids, SimpleNamespace(global_step=100), tokenizer) == [0.0] * len(ids)
+    given = {"prompts": prompts, "completions": [[] for _ in ids], "completion_ids": ids, "answer": [""] * len(ids)}
+    state = {"trainer_state": SimpleNamespace(global_step=100), "log_extra": print, "log_metric": print}
+    assert keep(**given, **state) == [None] * len(ids), "TRL passes all by keyword, and scores no row by it"
     assert main(["score", "out/ids_100.parquet", "--model", "ckpt", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["num_samples"], found["excluded"]) == (len(ids) - 1, {"empty reasoning": 1})
+    assert (found["num_samples"], found["excluded"]) == (len(ids) - 1, {"reasoning never closed": 1})
     write_trl(here, [f"<|user|>{x}<|end|><|assistant|>" for x, _ in texts], [f"<think>{z}</think>" for _, z in texts])
     whole = scored("trl", capsys)
     by_text = {each["text"]: each["gap"] for each in whole["templates"]}
@@ -128,18 +130,13 @@ def test_openrlhf_samples(here, texts, capsys) -> None:
 REWARDS = np.array([[0, 0, 0, 0], [1, 0, 1, 0], [1, 1, 1, 1], [0, 0, 0, 1], [np.nan, np.nan, np.nan, 1]])
 
 
-def test_the_filter_as_a_function(tmp_path) -> None:
-    kept_groups = module(tmp_path, "filter").kept_groups
-    assert kept_groups(REWARDS).tolist() == [False, True, False, True, False]
-
-
 def test_the_filter_on_flat_rewards_and_advantages(tmp_path) -> None:
-    masked = module(tmp_path, "filter", "filter_trl").mask_advantages
+    masked = module(tmp_path, "filter_trl").mask_advantages
     found = masked(np.ones(12), REWARDS[:3].ravel(), 4)
     assert found.tolist() == [0.0] * 4 + [1.0] * 4 + [0.0] * 4
 
 
 def test_the_filter_on_rows_with_a_uid_in_any_order_and_number(tmp_path) -> None:
-    rows = module(tmp_path, "filter", "filter_verl").kept_rows
+    rows = module(tmp_path, "filter_verl").kept_rows
     uids = ["b", "a", "b", "c", "a", "b", "c"]
     assert rows(uids, [1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0]).tolist() == [0, 2, 3, 5, 6]

@@ -1,22 +1,20 @@
-"""Renders the prompts of a file that are lists of messages, with the chat template of a model folder.
+"""Renders prompts that are lists of messages with a model's chat template.
 
 Only the template's own text yields control tokens (`actors/text`). A content without control tokens is rendered as it
 is, because templates may look into it (for example, to leave out old reasoning). A content with control tokens is
 rendered as a placeholder, and its control tokens are encoded as ordinary text. Control tokens in any other field are
-refused with the row's number. This module imports transformers.
+refused with the row's number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from squelch.actors.text.chat_template import TemplateRefused, Words, read_chat_template, read_chat_tokenizer
+from squelch.actors.text.chat_template import ChatTemplate, TemplateRefused, Words
 from squelch.actors.text.control_tokens import Piece, TextEncoder, foreign_pieces
-from squelch.cluster.errors import UserError
 
 Messages = list[dict[str, Any]]
 HELD_FIELDS = ("content", "reasoning_content")
@@ -24,20 +22,23 @@ BATCH_CHARACTERS = 2**22
 """Characters of messages that are rendered in one process."""
 
 
+class BadSample(ValueError):
+    """A row that cannot be converted; the text names it and says what would be right."""
+
+
 class MessageRenderer:
     """Renders messages as pieces of text. `allowed`: texts that may be matched in contents, such as the markers of a
-    reasoning, which instructions name. Raises ValueError if the folder has no chat template."""
+    reasoning, which instructions name; `where`: the source of the rows, as errors name it."""
 
-    def __init__(self, path: Path, model_dir: Path, tokenizer: Tokenizer, allowed: Sequence[str]) -> None:
-        self._path, self._allowed = path, tuple(allowed)
-        self._template = read_chat_template(model_dir, read_chat_tokenizer(model_dir))
-        self._encoder = TextEncoder(tokenizer, self._template.source)
+    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, allowed: Sequence[str], where: str = "") -> None:
+        self._template, self._allowed, self._where = template, tuple(allowed), f"{where}, " if where else ""
+        self._encoder = TextEncoder(tokenizer, template.source)
         self._words = Words()
 
     def render(self, prompts: Sequence[tuple[int, Messages]]) -> Iterator[tuple[int, list[Piece]]]:
         """(row number, pieces of its prompt) of each prompt, in order; `prompts`: (row number, messages).
 
-        Raises UserError with the row's number if its messages cannot be rendered.
+        Raises BadSample with the row's number if its messages cannot be rendered.
         """
         for batch in _batches(prompts):
             held: list[list[str]] = [[] for _ in batch]
@@ -45,7 +46,7 @@ class MessageRenderer:
             try:
                 texts = self._template.render(shown)
             except TemplateRefused as error:
-                raise UserError(f"{self._path}, row {batch[error.index][0]}: {error}") from error
+                raise BadSample(f"{self._where}row {batch[error.index][0]}: {error}") from error
             for (row, _), text, contents in zip(batch, texts, held, strict=True):
                 yield row, self._pieces(text, contents)
 
@@ -61,8 +62,8 @@ class MessageRenderer:
             return self._words.hide(value, len(held) - 1)
         for text in _strings(value):
             if found := self._encoder.matched(text):
-                raise UserError(
-                    f"{self._path}, row {row}: `{key}` of a message holds the control token {next(iter(found))!r}; "
+                raise BadSample(
+                    f"{self._where}row {row}: `{key}` of a message holds the control token {next(iter(found))!r}; "
                     "only `content` may"
                 )
         return value
@@ -72,6 +73,19 @@ class MessageRenderer:
         for part in self._words.split(text):
             pieces += [(part, False)] if isinstance(part, str) else foreign_pieces(held[part], self._allowed)
         return pieces
+
+
+def is_messages(value: Any) -> bool:
+    """Whether a value is a list of messages, each with a role, and contents that are text or missing."""
+
+    def whole(one: Any) -> bool:
+        return (
+            isinstance(one, dict)
+            and isinstance(one.get("role"), str)
+            and all(isinstance(one.get(key) or "", str) for key in ("content", "reasoning_content"))
+        )
+
+    return isinstance(value, list) and bool(value) and all(map(whole, value))
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -1,0 +1,178 @@
+"""`squelch.score`: whether the reasoning in samples depends on its input, under a live model (docs/guide/reasoning.md).
+
+rows ──inputs, samples──▶ X, Z, A ──CrossScorer──▶ matrix ──information──▶ proxies, intervals ─┐
+                             └──────answers──────▶ links ────────────────────────────────────▶ regime
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from squelch.actors.diagnosis.proxies import Compat, EmaState, Proxies, usable
+from squelch.actors.diagnosis.templates import Template, gaps, ranked
+from squelch.actors.diagnosis.uncertainty import Uncertainty
+from squelch.api.answers import Answers, read_answers, regime_of
+from squelch.api.completions import UNCLOSED, Markers
+from squelch.api.information import MIResult, measured
+from squelch.api.inputs import reader_of, rows_of
+from squelch.api.samples import Reasonings, at_most, within_context
+from squelch.envs.format import THINK_CLOSE, THINK_OPEN
+
+if TYPE_CHECKING:
+    from squelch.actors.scorer.cross_scoring import CrossScorer
+
+MARKERS: Markers = (THINK_OPEN, THINK_CLOSE)
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreResult:
+    """What one step's samples say."""
+
+    matrix: np.ndarray
+    """(num_samples, num_prompts) float64: log p(Z_s | X_j), nats, summed over the tokens of Z_s."""
+    samples: Reasonings
+    """What was scored: `prompts`, `ids`, `texts`, `source` (the prompt of each reasoning), `rows` (the row of each),
+    and `excluded`, the number of rows that were left out, by reason."""
+    proxies: Proxies
+    """As of `squelch.MIResult`; its excluded reasonings include the rows left out."""
+    uncertainty: Uncertainty
+    """As of `squelch.MIResult`."""
+    regime: str
+    """One of `actors.diagnosis.metrics.REGIMES`, without a judge: never `private_code`."""
+    templates: tuple[Template, ...]
+    """The distinct reasonings, those that fit any prompt first; `gap` in nats per sequence."""
+    fits_any: int
+    """Reasonings that fit the other prompts as well as their own, or better."""
+    answers: Answers | None
+    """`links`: whether the answers follow from their reasonings (`metrics()["dependence"]` is D, nats per answer);
+    `excluded`: answers left out, by reason. None if there are no answers, or with links=False."""
+    notes: tuple[str, ...]
+    """What to know before believing the rest."""
+
+    def metrics(self) -> dict[str, float]:
+        """The proxies with their intervals, as of `MIResult.metrics`."""
+        return MIResult(self.proxies, self.uncertainty).metrics()
+
+
+def score(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[Any],
+    completions: Sequence[Any] | None = None,
+    *,
+    reasonings: Sequence[Any] | None = None,
+    answers: Sequence[Any] | None = None,
+    markers: Markers | None = MARKERS,
+    temperature: float = 1.0,
+    compat: Compat = "paper",
+    links: bool = True,
+    max_prompts: int | None = None,
+    token_budget: int = 16384,
+    seed: int = 0,
+) -> ScoreResult:
+    """Scores every reasoning under every prompt with a model, and the answers after the reasonings. `squelch score` is
+    this function on a file. The model stays as it was (`squelch.api`); the work is about num_samples * num_prompts
+    forward passes of a reasoning, without gradients.
+
+    Args:
+        model: a causal language model of transformers with full attention, on its device; the weights that sampled the
+            completions. It may be training, and wrapped (`actors.scorer.borrowed`).
+        tokenizer: its fast tokenizer, or a processor that holds one. It is needed for ids too, to find the markers.
+        prompts: one for each completion: text as fed to the model, or messages, or token ids.
+        completions: text, or messages (of which the first counts), or sampled token ids. Ids are exact and may follow
+            any kind of prompt; text goes with text.
+        reasonings: in place of `completions`: text or ids of the reasoning alone; prompts end where it begins.
+        answers: with `reasonings` that are ids: ids from the closing of the reasoning to the end of the answer.
+        markers: texts that open and close the reasoning; the opening may be in the prompt. None: completions consist of
+            reasoning only.
+        temperature: of the sampling, above 0.
+        compat: as of `squelch.mi`.
+        links: whether the answers are scored too.
+        max_prompts: score a random sample of so many prompts; None: all.
+        token_budget: most tokens forwarded at once.
+        seed: of the resampling and of `max_prompts`.
+
+    Raises:
+        ValueError: a row is malformed or longer than what the tokenizer or the model can express, fewer than two
+            prompts have a usable reasoning, or the model cannot be scored (sharded, a sliding window, no causal model).
+            Rows count from 0.
+    """
+    from squelch.actors.scorer.borrowed import borrowed
+    from squelch.actors.scorer.cross_scoring import CrossScorer
+
+    if not temperature > 0:
+        raise ValueError(f"temperature is {temperature}; it must be above 0")
+    rows = rows_of(prompts, completions, reasonings, answers)
+    with borrowed(model) as own:
+        config: Any = own.config.get_text_config()
+        found = reader_of(tokenizer, config.vocab_size, markers).read(rows)
+        found = at_most(within_context(found, config.max_position_embeddings), max_prompts, seed)
+        require_two_prompts(found)
+        return scored(CrossScorer(own, token_budget, temperature), found, compat=compat, links=links, seed=seed)
+
+
+def scored(
+    engine: CrossScorer,
+    found: Reasonings,
+    *,
+    compat: Compat = "paper",
+    links: bool = True,
+    seed: int = 0,
+    ema: EmaState | None = None,
+) -> ScoreResult:
+    """The result of samples of two prompts or more; arguments as of `score` and `mi`."""
+    matrix = engine.matrix(found.prompts, found.ids)
+    answered = links and any(answer is not None for answer in found.answers)
+    answers = read_answers(engine, engine.context_length, found, seed) if answered else None
+    lengths = np.array([len(z) for z in found.ids])
+    report = measured(usable(matrix, lengths, found.source), compat=compat, seed=seed, ema=ema)
+    excluded = dict(found.excluded) | report.proxies.excluded
+    gap = gaps(matrix, found.source)
+    config: Any = engine.model.config.get_text_config()
+    return ScoreResult(
+        matrix=matrix,
+        samples=found,
+        proxies=replace(report.proxies, excluded=excluded, num_excluded=sum(excluded.values())),
+        uncertainty=report.uncertainty,
+        regime=regime_of(report.metrics(), found.reasoned, answers.links if answers else None),
+        templates=tuple(ranked(gap, found.source, found.texts, lengths, found.rows)),
+        fits_any=int((gap <= 0).sum()),
+        answers=answers,
+        notes=(*_control_notes(found.control_tokens), *_notes(report.proxies, config.vocab_size)),
+    )
+
+
+def require_two_prompts(found: Reasonings) -> None:
+    """Raises ValueError with what was left out unless two prompts have a usable reasoning."""
+    if len(found.prompts) > 1:
+        return
+    left_out = "; ".join(f"{reason}: {count}" for reason, count in found.excluded.items()) or "none"
+    unclosed = not found.ids and found.excluded[UNCLOSED] > 0
+    hint = ". The markers say where a reasoning ends; choose those of the model's template" if unclosed else ""
+    raise ValueError(
+        f"{len(found.ids)} reasonings of {len(found.prompts)} distinct prompts can be scored, but a comparison needs "
+        f"at least 2 prompts (intervals need 6). Excluded rows: {left_out}{hint}"
+    )
+
+
+def _control_notes(counted: Counter[str], shown: int = 6) -> list[str]:
+    if not counted:
+        return []
+    named = ", ".join(f"{name} {count}" for name, count in counted.most_common(shown))
+    more = f", and {len(counted) - shown} others" if len(counted) > shown else ""
+    return [f"prompts that are text are taken as already rendered; control tokens in them: {named}{more}"]
+
+
+def _notes(report: Proxies, vocab_size: int) -> list[str]:
+    if report.conditional_entropy is None or report.conditional_entropy < math.log(vocab_size):
+        return []
+    return [
+        f"H(Z|X) is above log of the vocabulary, {math.log(vocab_size):.2f}: the model finds these reasonings less "
+        "likely than random tokens; is it the one that wrote them, with the same tokenizer and prompt format?"
+    ]

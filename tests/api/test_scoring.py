@@ -1,0 +1,151 @@
+"""`squelch.score` gives what the command gives for the same samples, as text, messages or ids, and names bad input."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+import squelch
+from squelch.api.completions import EMPTY, TEXT_BEFORE, UNCLOSED, split_ids
+from squelch.api.inputs import complete
+from squelch.cluster.cli import main
+from tests.actors.text.made import chatml_bpe, metaspace
+
+
+def fed(prompts: list[str]) -> list[str]:
+    return [f"<|user|>{prompt}<|end|><|assistant|>" for prompt in prompts]
+
+
+def test_a_live_model_and_the_command_give_the_same(tmp_path, tiny_policy, model, tokenizer, texts, capsys) -> None:
+    prompts, said = fed(texts[0]), texts[1]
+    rows = [{"prompt": x, "completion": c} for x, c in zip(prompts, said, strict=True)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["score", str(tmp_path / "rows.jsonl"), "--model", str(tiny_policy), "--json"]) == 0
+    command = json.loads(capsys.readouterr().out)
+    found = squelch.score(model, tokenizer, prompts, said)
+    assert found.proxies.mi_est == pytest.approx(command["mi_est"], abs=1e-6) and found.regime == command["regime"]
+    assert found.answers is not None and found.answers.links is not None
+    assert found.answers.links.metrics()["dependence"] == pytest.approx(command["links"]["dependence"], abs=1e-5)
+    low, high = command["interval_95"]["mi_seq_est"]
+    interval = found.uncertainty.intervals["mi_seq_est"]
+    assert (interval.low, interval.high) == pytest.approx((low, high), abs=1e-5)
+    assert [t.text for t in found.templates[:5]] == [t["text"] for t in command["templates"]]
+    assert found.matrix.shape == (21, 7) and found.metrics()["mi_est"] == found.proxies.mi_est
+    assert found.matrix == pytest.approx(squelch.score(model, tokenizer, prompts, said).matrix, abs=0)
+
+
+def test_text_messages_and_ids_in_arrays_and_tensors_give_the_same(model, tokenizer, texts) -> None:
+    prompts, said = texts
+    x = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in fed(prompts)]
+    ids = [[*tokenizer.encode(c, add_special_tokens=False), tokenizer.eos_token_id] for c in said]
+    messages = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    split = [split_ids(row, tokenizer.decode, ("<think>", "</think>")) for row in ids]
+    forms: list[dict[str, Any]] = [
+        {"prompts": fed(prompts), "completions": said},
+        {"prompts": messages, "completions": [[{"role": "assistant", "content": c}] for c in said]},
+        {"prompts": messages, "completions": [torch.tensor(row) for row in ids]},
+        {"prompts": [np.array(row) for row in x], "completions": ids},
+        {
+            "prompts": [[*a, *row[: s.start]] for a, row, s in zip(x, ids, split, strict=True)],
+            "reasonings": [row[s.start : s.end] for row, s in zip(ids, split, strict=True)],
+            "answers": [row[s.end : s.answer_end] for row, s in zip(ids, split, strict=True)],
+        },
+    ]
+    found = [squelch.score(model, tokenizer, **form) for form in forms]
+    for one in found:
+        assert one.matrix == pytest.approx(found[0].matrix, abs=1e-4)
+        assert one.answers is not None and one.answers.links is not None
+        assert one.answers.links.metrics() == pytest.approx(found[0].answers.links.metrics(), abs=1e-4, nan_ok=True)
+
+
+@pytest.mark.parametrize("make", [chatml_bpe, metaspace])
+def test_ids_are_cut_where_the_text_is(make) -> None:
+    tokenizer = make()
+
+    def parts(text: str) -> list[str] | str:
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        found = split_ids(ids, lambda row: tokenizer.decode(row, skip_special_tokens=False), ("<think>", "</think>"))
+        if isinstance(found, str):
+            return found
+        start, end, last = found
+        cut = [ids[:start], ids[start:end], ids[end:last] if last else []]
+        return [tokenizer.decode(part, skip_special_tokens=False).strip() for part in cut]
+
+    said = "<think> go up</think> <answer>goal</answer> the end"
+    assert parts(said) == ["<think>", "go up", "</think> <answer>goal</answer>"]
+    assert parts("go up</think> the goal") == ["", "go up", "</think> the goal"]
+    assert parts("<think> go up</think>") == ["<think>", "go up", ""]
+    assert (parts("<think> go up"), parts("<think> </think> x")) == (UNCLOSED, EMPTY)
+    assert parts("so <think> go up</think>") == TEXT_BEFORE
+
+
+def test_what_cannot_be_scored_is_left_out_under_its_reason(model, tokenizer, texts) -> None:
+    prompts, said = fed(texts[0]), [*texts[1]]
+    said[0], said[4], said[8] = "<think> </think>", said[4].split("</think>")[0], "so " + said[8]
+    found = squelch.score(model, tokenizer, prompts, said, links=False)
+    assert found.samples.excluded == {EMPTY: 1, UNCLOSED: 1, TEXT_BEFORE: 1} == found.proxies.excluded
+    assert (found.proxies.num_samples, found.answers) == (18, None)
+    few = squelch.score(model, tokenizer, prompts, texts[1], max_prompts=4)
+    assert few.matrix.shape == (12, 4)
+
+
+def test_a_tokenizer_that_cuts_and_pads_stays_as_it_is_and_does_neither_here(tiny_policy, model, texts) -> None:
+    cutting = PreTrainedTokenizerFast.from_pretrained(tiny_policy)
+    cutting.backend_tokenizer.enable_truncation(2)
+    cutting.backend_tokenizer.enable_padding(length=4)
+    plain = PreTrainedTokenizerFast.from_pretrained(tiny_policy)
+    found = squelch.score(model, cutting, fed(texts[0]), texts[1], links=False)
+    assert np.array_equal(found.matrix, squelch.score(model, plain, fed(texts[0]), texts[1], links=False).matrix)
+    assert cutting.backend_tokenizer.truncation["max_length"] == 2 and cutting.backend_tokenizer.padding["length"] == 4
+    assert complete(plain) is plain.backend_tokenizer
+
+
+X, Z = ["a", "b"], ["<think> go</think>"] * 2
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"prompts": X}, "give either `completions`, or `reasonings`"),
+        ({"prompts": X, "completions": Z[:1]}, "2 `prompts`, 1 `completions`; each row needs one of each"),
+        ({"prompts": "ab", "completions": Z}, "`prompts` is a str; it must hold one entry for each sample"),
+        ({"prompts": [[1], [2]], "completions": Z}, "row 0: the prompt is ids and the rest is not"),
+        ({"prompts": [[1], [-2]], "completions": [[1], [1]]}, r"`prompts\[1\]` must be one list of token ids"),
+        ({"prompts": [[1], [2]], "reasonings": [[3], [150_000]]}, "row 1: token id 150000 is outside the vocabulary"),
+        ({"prompts": [[1], []], "reasonings": [[3], [3]]}, "row 1: the prompt is empty"),
+        ({"prompts": X, "completions": Z, "answers": [[1], [1]]}, "`answers` go with `reasonings`"),
+        ({"prompts": X, "completions": Z, "markers": ("<think>", "")}, "`markers` must be two texts"),
+        ({"prompts": X, "completions": Z, "temperature": 0.0}, "temperature is 0.0; it must be above 0"),
+        ({"prompts": ["a", "a"], "completions": Z}, "cannot express|2 reasonings of 1 distinct prompts"),
+    ],
+)
+def test_bad_input_is_named(model, tokenizer, given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        squelch.score(model, tokenizer, **given)
+
+
+def test_completions_without_a_place_for_reasoning_are_refused_with_the_markers(model, tokenizer, texts) -> None:
+    bare = [said.split("</think>")[0].removeprefix("<think>") for said in texts[1]]
+    with pytest.raises(ValueError, match=f"{UNCLOSED}: 21. The markers say where a reasoning ends"):
+        squelch.score(model, tokenizer, fed(texts[0]), bare)
+    assert squelch.score(model, tokenizer, fed(texts[0]), bare, markers=None).proxies.num_samples == 21
+
+
+def test_a_tokenizer_of_another_model_is_refused(tiny_policy, model, texts) -> None:
+    larger = PreTrainedTokenizerFast.from_pretrained(tiny_policy)
+    larger.add_tokens([f"more{i}" for i in range(4000)])
+    with pytest.raises(ValueError, match="and the model has rows for the ids 0 to"):
+        squelch.score(model, larger, fed(texts[0]), texts[1])
+    with pytest.raises(ValueError, match="`tokenizer` is a str; a fast tokenizer is needed"):
+        squelch.score(model, "tiny", fed(texts[0]), texts[1])
+
+
+def test_messages_without_a_template_are_refused_with_what_would_do(tiny_policy, model, texts) -> None:
+    silent = PreTrainedTokenizerFast.from_pretrained(tiny_policy)
+    silent.chat_template = None
+    messages = [[{"role": "user", "content": prompt}] for prompt in texts[0]]
+    with pytest.raises(ValueError, match=r"has no chat template of its own .* Or give prompts as text, or as ids"):
+        squelch.score(model, silent, messages, texts[1])
