@@ -17,28 +17,32 @@ SHARED_MEMORY = Path("/dev/shm")
 _WAIT_S = 5.0
 _TITLE = "ray::"
 """Beginning of the titles that Ray gives processes, in place of their command lines."""
+_FILE = re.compile(r"/ray/(core|dashboard|_private|autoscaler)/")
+"""A file of Ray's package, which its processes run."""
 
 
 def end_processes(folder: Path) -> list[int]:
-    """Kills this user's processes of a cluster that has ended, as the caller knows; returns their ids. Their command
-    line names something below the cluster's folder; those with a title of their own, such as Ray's agents, have a log
-    file open there."""
+    """Kills Ray's processes of a cluster that has ended, as the caller knows; returns their ids. They are this user's,
+    run a file of Ray, and name something below the cluster's folder; those with a title of their own, such as Ray's
+    agents, have a log file open there. Whoever merely reads a log there lives."""
     inside = re.compile(rf"(^|=){re.escape(str(folder))}/")
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             own = process.uids().real == os.geteuid() and process.pid != os.getpid()
-            if own and any(inside.search(word) for word in _words(process)):
+            if own and any(inside.search(word) for word in _rays_words(process)):
                 process.kill()
                 found.append(process)
     psutil.wait_procs(found, _WAIT_S)
     return [process.pid for process in found]
 
 
-def _words(process: psutil.Process) -> list[str]:
+def _rays_words(process: psutil.Process) -> list[str]:
+    """The command line of a process of Ray, or the open files of one with a title; empty for others."""
     words = process.cmdline()
-    titled = bool(words) and words[0].startswith(_TITLE)
-    return [*words, *(file.path for file in process.open_files())] if titled else words
+    if words and words[0].startswith(_TITLE):
+        return [file.path for file in process.open_files()]
+    return words if any(_FILE.search(word) for word in words[:4]) else []
 
 
 def remove_semaphores() -> list[str]:

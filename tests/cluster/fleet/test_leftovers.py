@@ -13,13 +13,15 @@ from squelch.cluster.fleet import local_ray
 from squelch.cluster.fleet.leftovers import SHARED_MEMORY, end_processes, remove_semaphores
 
 
-def sleeper(*words: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", *words])
+def sleeper(*words: str, file: str = "/x/ray/dashboard/agent.py") -> subprocess.Popen[bytes]:
+    """A process that looks as if it ran a file of Ray's package."""
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", file, *words])
 
 
 def test_processes_of_a_cluster_that_has_ended_are_ended_and_those_of_others_live(tmp_path: Path) -> None:
     agent = sleeper(f"--session-dir={tmp_path}/abc/session_1/x")
     others = [sleeper(f"--session-dir={tmp_path}/abcd/session_1"), sleeper(f"x{tmp_path}/abc/session_1")]
+    others.append(sleeper(f"{tmp_path}/abc/session_1/logs/raylet.out", file="-f"))
     try:
         assert end_processes(tmp_path / "abc") == [agent.pid]
         assert not psutil.pid_exists(agent.pid) and all(other.poll() is None for other in others)
