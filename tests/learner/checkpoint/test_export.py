@@ -1,6 +1,10 @@
 """Exports in the hands of other programs: plain transformers reads and generates what the run does."""
 
 import itertools
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,15 +12,20 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from squelch.actors.messages import GenerationRequest
 from squelch.actors.play.codec import ChatCodec
+from squelch.actors.rollout.engine import engine_environment
+from squelch.actors.rollout.worker import Engine
 from squelch.envs.config import EnvironmentConfig
 from squelch.learner.batching import Row, collate
 from squelch.learner.tensors import inputs_of
 from squelch.learner.trainer import Trainer
 from squelch.learner.warmup import tiny, tiny_model
 from squelch.learner.warmup.demonstrations import transcripts
+from squelch.learner.warmup.tiny import build_tiny
+from tests.actors.rollout import vllm_support
 from tests.learner.models import make_config
-from tests.learner.warmup.small import SMALL
+from tests.learner.warmup.small import LAKE, SMALL
 
 pytestmark = pytest.mark.usefixtures("alone")
 KINDS = {"words": ("FrozenLake", None), "bytes": ("MetaMathQA", None), "adapters": ("FrozenLake", {"rank": 2})}
@@ -57,3 +66,49 @@ def test_plain_transformers_reads_and_generates_what_the_run_does(kind: str, tmp
         trainer.policy, inputs_of(collate([row(found.sequences[0].numpy(), ids.shape[1])]), trainer.device)
     )
     assert own.tolist() == pytest.approx(scores, abs=1e-4)
+
+
+PLAIN = """
+import json, sys
+from vllm import LLM, SamplingParams
+llm = LLM(sys.argv[1], dtype="float32", enforce_eager=True, max_model_len=256, max_num_seqs=4,
+          kv_cache_memory_bytes=2**26, disable_log_stats=True)
+(found,) = llm.generate([sys.argv[2]], SamplingParams(temperature=0, max_tokens=12))
+json.dump([found.prompt_token_ids, list(found.outputs[0].token_ids), found.outputs[0].text], open(sys.argv[3], "w"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(400)
+def test_plain_vllm_generates_what_the_runs_engine_and_plain_transformers_do(tmp_path: Path) -> None:
+    wide = SMALL.model_copy(update={"width": 64})  # vLLM's attention on a CPU takes heads of 32 and more
+    build_tiny(tmp_path / "base", LAKE, seed=3, recipe=wide)
+    folder, out = tmp_path / "hf", tmp_path / "found.json"
+    Trainer(tmp_path / "base", make_config()).export(folder)
+    reader, codec = AutoTokenizer.from_pretrained(folder), ChatCodec(folder)
+    prompt = reader.apply_chat_template(MESSAGES, add_generation_prompt=True, tokenize=False) + "<think>"
+    settings = vllm_support.CONFIG
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN, folder, prompt, out],
+        env=os.environ | engine_environment(settings),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-9000:]
+    ids, sampled, text = json.loads(out.read_text())
+    assert ids == codec.first_turn(MESSAGES).tolist()
+
+    loop, engine = vllm_support.Loop(), Engine("rollout-test", str(folder), settings, codec.stop_ids)
+    loop.run(engine.start())
+    request = GenerationRequest("one", codec.first_turn(MESSAGES), 12, 0.0, 1)
+    own = loop.run(vllm_support.sample(engine, [request]))["one"].token_ids
+    loop.run(engine.stop())
+    loop.close()
+    plain = AutoModelForCausalLM.from_pretrained(folder).generate(
+        torch.tensor([ids]), max_new_tokens=12, do_sample=False
+    )
+    assert sampled == own.tolist() == plain[0, len(ids) :].tolist()
+    assert text == codec.text(own) == reader.decode(own, skip_special_tokens=True)
