@@ -55,9 +55,6 @@ RECONNECTS = "RAY_gcs_rpc_server_reconnect_timeout_s"
 """Variable with the seconds after which Ray's client ends the process, without an exception, if gcs does not answer. By
 default that is a minute; `cluster.fleet.ray_watch` ends the process sooner, and says why."""
 RECONNECT_S = 3600
-RAYLET = "RAY_RAYLET_PID"
-"""Variable with the process that Ray's client takes for the raylet when a call to the raylet fails: if that process is
-gone, or without the variable if init has adopted this one (as after `setsid`), the client ends this one at once."""
 SOCKET_BYTES = 107
 """Longest path of a Unix socket on Linux."""
 BELOW_FOLDER = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
@@ -142,18 +139,15 @@ def away() -> Iterator[None]:
 @contextmanager
 def patient_client() -> Iterator[None]:
     """For a call of `ray.init`: Ray's client in this process waits RECONNECT_S for gcs, unless the user has set another
-    time, and does not end the process when its raylet is gone."""
-    chosen = {RECONNECTS: os.environ.get(RECONNECTS, str(RECONNECT_S)), RAYLET: str(os.getpid())}
-    before = {name: os.environ.get(name) for name in chosen}
-    os.environ.update(chosen)
+    time."""
+    before = os.environ.get(RECONNECTS)
+    os.environ.setdefault(RECONNECTS, str(RECONNECT_S))
     Config.initialize("{}")  # Ray has read its settings when it was imported; this makes it read them again
     try:
         yield
     finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
+        if before is None:
+            del os.environ[RECONNECTS]
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 `ray._raylet`. A newer Ray that moves one of these breaks here, and `tests/cluster/fleet/test_ray_internals.py` says
 which."""
 
-from ray._private import ray_constants, services
+from pathlib import Path
+
+from ray._private import ray_constants, services, worker
 from ray._private.authentication.authentication_token_setup import enable_token_auth_by_default
 from ray._private.ray_constants import DASHBOARD_CLIENT_MAX_SIZE
 from ray._private.runtime_env.packaging import _dir_travel as walk_uploaded
@@ -10,12 +12,19 @@ from ray._private.runtime_env.packaging import _get_excludes as excluded_from_up
 from ray._private.state import actors, state
 from ray._raylet import Config
 
+
+def logs_folder() -> Path:
+    """The folder of the logs of Ray's processes on this node, to whose cluster this process is connected."""
+    return Path(worker._global_node.get_logs_dir_path())
+
+
 __all__ = [
     "DASHBOARD_CLIENT_MAX_SIZE",
     "Config",
     "actors",
     "enable_token_auth_by_default",
     "excluded_from_upload",
+    "logs_folder",
     "ray_constants",
     "services",
     "state",

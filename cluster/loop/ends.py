@@ -28,9 +28,12 @@ from squelch.actors.archive.writer import Archive
 from squelch.cluster.config import RunConfig, changes, settings_of
 from squelch.cluster.control.actor_errors import Failed
 from squelch.cluster.errors import UserError
+from squelch.cluster.fleet.ray_internals import logs_folder
 from squelch.cluster.fleet.ray_watch import RayWatch, leave, watch_ray
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
+from squelch.cluster.loop.witness import Witness
+from squelch.cluster.runs import driver
 from squelch.cluster.runs.ending import EndCause, Ending, ending_of, is_complete
 from squelch.cluster.runs.folder import SUMMARY, RunFolder
 from squelch.cluster.runs.logs import one_paragraph, write_trace
@@ -57,16 +60,20 @@ class RunEnd:
         self.coordinator: Coordinator | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self._watch: RayWatch | None = None
+        self._witness: Witness | None = None
         self._begun, self._one = threading.Event(), threading.Lock()
 
     def watch_ray(self) -> None:
         """Ends the process from now on if a process of Ray ends on which it depends."""
+        self._witness = Witness(self.config.run_dir, logs_folder(), driver.name())
         self._watch = watch_ray(self.without_ray)
 
     def close(self) -> None:
         """Ends the watch: Ray may end."""
         if self._watch is not None:
             self._watch.close()
+        if self._witness is not None:
+            self._witness.close()
 
     def done(self, archive: Archive, stop_signal: list[int]) -> int:
         """The end of a run that no error ended."""
@@ -120,6 +127,7 @@ class RunEnd:
                 self._failed(RayGone(why))
                 self.after_ray()
             finally:
+                self.close()
                 leave()
 
     def _summarise(self, ending: Ending | None) -> dict[str, Any]:
