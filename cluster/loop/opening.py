@@ -18,7 +18,7 @@ def opening_lines(config: RunConfig, model_dir: Path, url: str) -> list[str]:
     size = sum(math.prod(header.shape) for header in weight_headers(model_dir).values())
     files = f"{config.run_dir}" + (f", copied to {config.store}" if config.store else "")
     rows = {
-        "model": f"{config.model.path}, {_count(size)} parameters ({model_dir})",
+        "model": f"{config.model.path}, {_count(size)} parameters ({_short(model_dir)})",
         "environment": f"{config.environment.name}, {loop.steps} steps of {loop.prompts} tasks with "
         f"{config.sampling.group_size} attempts each",
         "algorithm": _algorithm(config),
@@ -28,6 +28,12 @@ def opening_lines(config: RunConfig, model_dir: Path, url: str) -> list[str]:
         "elsewhere": f"squelch watch {place}    squelch inspect {place}",
     }
     return [config.name, *(f"  {name:12s} {value}" for name, value in rows.items())]
+
+
+def _short(folder: Path) -> Path:
+    """The folder as seen from the working directory, if it is below that."""
+    here = Path.cwd()
+    return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
 def _count(number: int) -> str:

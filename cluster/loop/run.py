@@ -309,7 +309,7 @@ async def _start(fleet: Fleet, checkpoint: Path | None, startup: Startup) -> Non
     """Returns once every actor is ready and the learner has loaded the checkpoint, if there is one. UserError, with
     where its trace is, if an actor refuses the settings, the model or the checkpoint."""
     try:
-        startup.stage("starting the actors", "20 to 60 s, more for a large model")
+        startup.stage("starting the actors", "20 to 60 s or more")
         await fleet.start(on_stage=startup.advance)
         if checkpoint is not None:
             startup.stage("loading the checkpoint")
