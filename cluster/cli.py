@@ -134,10 +134,22 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     options, rest = parser.parse_known_args(argv)
     late = [word for word in rest if "=" in word and not word.startswith("-") and "overrides" in options]
     if late != rest:
-        parser.error(f"unrecognized arguments: {' '.join(word for word in rest if word not in late)}")
+        unknown = [word for word in rest if word not in late]
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown, options)}")
     if late:
         options.overrides = [*options.overrides, *late]
     return options
+
+
+def _meant(unknown: Sequence[str], options: argparse.Namespace) -> str:
+    """How to give the first unknown flag of a command that takes settings, as a clause; empty if that is not known."""
+    if "overrides" not in options or not unknown or not unknown[0].startswith("--"):
+        return ""
+    from squelch.cluster.settings import flag_meant
+
+    given = unknown[1] if len(unknown) > 1 else next(iter(options.overrides), None)
+    meant = flag_meant(unknown[0], given)
+    return f"; {meant}" if meant else ""
 
 
 def build_parser(command: str | None = None) -> Parser:

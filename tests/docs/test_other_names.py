@@ -4,8 +4,9 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from docs.writers.other_names import PAGE, page, rows
+from docs.writers.other_names import PAGE, page
 from squelch.cluster.commands import train
+from squelch.cluster.other_names import rows
 from squelch.cluster.settings import of_run
 
 
