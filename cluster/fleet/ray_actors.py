@@ -166,7 +166,7 @@ class RayActors:
     ) -> Any:
         """The Ray actor class of a table with its resources, place and environment. Ray titles the process by the class
         that it holds; its output goes to the log of `name`. Its calls are no task events, of which gcs would keep
-        100,000: about 60 MiB for each thousand steps until then."""
+        100,000 with about 3 KiB each."""
         actor = shell(table.title, table.target, table.methods)
         return actor.options(runtime_env=self._process(name, variables), enable_task_events=False, **options)
 
