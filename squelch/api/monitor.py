@@ -129,7 +129,7 @@ class Monitor:
         rows = rows_of(prompts, completions)
         if rewards is not None:
             self._record_rewards(step, rewards, len(rows))
-        started, cpu = time.perf_counter(), time.thread_time()
+        started, cpu = time.perf_counter(), time.process_time()  # torch may use several threads
         with self._engine(model) as (engine, reader):
             found = within_context(reader.read(rows), engine.context_length)
             found = at_most(found, self._max_prompts, self._seed + step)
@@ -141,7 +141,7 @@ class Monitor:
         if self._links and self._probe_step is None:
             metrics |= _link_metrics(result.answers if result else None)
         metrics["seconds/score"] = time.perf_counter() - started
-        return metrics | {"scorer/cpu_seconds": time.thread_time() - cpu}
+        return metrics | {"scorer/cpu_seconds": time.process_time() - cpu}
 
     def observe_probe(
         self, step: int, model: Any, prompts: Sequence[Any], completions: Sequence[Any]
@@ -150,7 +150,7 @@ class Monitor:
         MI and D on them are the policy's and not the prompts'. Several completions of each prompt narrow the intervals.
 
         Args:
-            step: the training step after which they were sampled, not below that of the last call.
+            step: the training step after which they were sampled, above that of the last call.
             model: as of `squelch.score`: with the weights that sampled the completions.
             prompts, completions: as of `squelch.score`. The distinct prompts of the first call, as far as they had a
                 usable reasoning, are the probe; rows of other prompts are left out later, and counted.

@@ -75,7 +75,7 @@ def all_tests() -> set[str]:
 
 
 def test_nothing_tells_anybody_to_install_the_strangers_package_squelch() -> None:
-    """The distribution is `squelch-rl`; `squelch` on the package index is a SQL tool."""
+    """The distribution is `squelch-rl`; `squelch` alone is a SQL tool."""
     names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     strangers = re.compile(r"(?:pip|uv|pipx) (?:add|install)[^\n`]*[ '\"]squelch(?![\w-])")
     assert strangers.search("pip install -U 'squelch[wandb]'") and not strangers.search("pip install squelch-rl")
