@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -99,7 +101,7 @@ def test_what_cannot_fit_is_refused_with_what_would_make_it_fit() -> None:
         memory.check(config, small, 2)
     advice = dict(word.split("=") for word in str(refused.value).rsplit("set ", 1)[1].split())
     mended = LearnerConfig.model_validate(
-        {**small.model_dump(), **{key.removeprefix("learner."): value for key, value in advice.items()}}
+        {**small.model_dump(), **{key.removeprefix("learner."): json.loads(value) for key, value in advice.items()}}
     )
     assert memory.check(config, mended, max(2, mended.ranks)).startswith("learner needs")
 

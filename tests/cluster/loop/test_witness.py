@@ -9,7 +9,7 @@ import pytest
 
 from squelch.actors.archive.writer import Archive
 from squelch.cluster.config import dump, load
-from squelch.cluster.loop.witness import ENDED
+from squelch.cluster.loop.witness import ENDED, PROCESS
 
 DRIVER = "process 4242 on here"
 BROKEN = (
@@ -24,7 +24,7 @@ def witnessed(tmp_path: Path, log: str, sent: bytes) -> str:
     Archive(config.run_dir).metrics(3, {})
     (config.run_dir / "config.yaml").write_text(dump(config))
     (tmp_path / "python-core-driver-0100ff_4242.log").write_text(f"[state-dump] ...\n{log}\n")
-    command = [sys.executable, "-m", "squelch.cluster.loop.witness", str(config.run_dir), str(tmp_path), DRIVER]
+    command = [sys.executable, "-m", PROCESS, str(config.run_dir), str(tmp_path), DRIVER]
     done = subprocess.run(command, input=sent, capture_output=True, timeout=60, check=True)
     return done.stdout.decode()
 
