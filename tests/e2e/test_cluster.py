@@ -148,7 +148,7 @@ def assert_scales(run_dir: Path, cluster: Cluster) -> None:
     until(lambda: "rollout-1" in read_index(run_dir)["worker"].to_pylist(), "its first group", timeout_s=240)
     fewer = scale(1, cluster.env)
     assert fewer.finish() == 0 and "rollout workers: 2 -> 1" in fewer.text
-    until(lambda: reported("left"), "its end", timeout_s=120)
+    until(lambda: reported("left"), "its end", timeout_s=240)
     assert wrong.finish() == 2 and "RAY_AUTH_TOKEN" in wrong.text and "Traceback" not in wrong.text
 
 
