@@ -29,7 +29,7 @@ import logging
 import platform
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ from squelch.cluster.package import installed_version, needs_extra, version_text
 from squelch.cluster.runs.driver import Driver
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.folder import EARLIER_SUMMARY, SUMMARY
-from squelch.cluster.runs.logs import log_folder, quiet
+from squelch.cluster.runs.logs import Output, log_folder, quiet
 from squelch.envs.untrusted.files import Unreadable
 from squelch.learner.checkpoint.manifest import read_manifest
 from squelch.learner.refusal import SettingRefused
@@ -153,12 +153,7 @@ def _run(
         say = startup.say
         if uploads is not None:
             uploads.say = say
-        check_address(config)  # first, because a warm-up may take minutes
-        config, notes = _with_environment(config)
-        startup.stage("preparing the model", "2 to 4 minutes once for the tiny policy")
-        model_dir = prepare_model(config, say, startup.advance)
-        _check_scorer(config, model_dir)
-        config = choose_scoring(config, model_dir, resume, say)
+        config, model_dir, notes = _prepare(config, resume, startup)
 
         def without_ray() -> None:
             startup.close()
@@ -172,13 +167,7 @@ def _run(
             driver.hold(say)
             if not resume:
                 find_run(config, resume)  # another process may have begun it meanwhile
-            for line in _first_screen(config, model_dir, recorder):
-                say(line)
-            create_run(config, say)
-            output.keep(config.run_dir)
-            log.info("new weights reach rollout workers %s", config.weight_transfer_text)
-            for note in notes:
-                say(note)
+            _begin(config, _first_screen(config, model_dir, recorder), notes, output, say)
             with _open_loggers(config, recorder, state.clock if checkpoint else -1) as loggers:
                 training = _train(config, model_dir, state, checkpoint, recorder, loggers, uploads, startup, end)
                 loggers.exit_code = asyncio.run(training)
@@ -197,6 +186,30 @@ def _run(
         finally:
             end.close()
             disconnect()
+
+
+def _prepare(config: RunConfig, resume: bool, startup: Startup) -> tuple[RunConfig, Path, list[str]]:
+    """The configuration with what environment and scorer fix in it, the folder of the initial policy, and notes for the
+    user."""
+    check_address(config)  # first, because a warm-up may take minutes
+    config, notes = _with_environment(config)
+    startup.stage("preparing the model", "2 to 4 minutes once for the tiny policy")
+    model_dir = prepare_model(config, startup.say, startup.advance)
+    _check_scorer(config, model_dir)
+    return choose_scoring(config, model_dir, resume, startup.say), model_dir, notes
+
+
+def _begin(
+    config: RunConfig, screen: Sequence[str], notes: Sequence[str], output: Output, say: Callable[[str], None]
+) -> None:
+    """Says what is trained and makes the run's folder, which keeps the output from then on."""
+    for line in screen:
+        say(line)
+    create_run(config, say)
+    output.keep(config.run_dir)
+    log.info("new weights reach rollout workers %s", config.weight_transfer_text)
+    for note in notes:
+        say(note)
 
 
 def _first_screen(config: RunConfig, model_dir: Path, recorder: Recorder) -> list[str]:
