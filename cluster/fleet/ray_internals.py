@@ -13,9 +13,11 @@ from ray._private.state import actors, state
 from ray._raylet import Config
 
 
-def logs_folder() -> Path:
-    """The folder of the logs of Ray's processes on this node, to whose cluster this process is connected."""
-    return Path(worker._global_node.get_logs_dir_path())
+def logs_folder() -> Path | None:
+    """The folder of the logs of Ray's processes on this node, to whose cluster this process is connected; None if it is
+    connected by an address `ray://`, from a machine that need not be a node."""
+    node = worker._global_node
+    return None if node is None else Path(node.get_logs_dir_path())
 
 
 __all__ = [

@@ -41,6 +41,9 @@ from squelch.cluster.runs.summary import summarise_run, summary_lines, write_sum
 from squelch.envs.untrusted.files import Unreadable
 
 EXIT_FAILED = 1
+REMEDIES = ("filter.", "validation.", "sampling.", "learner.", "environment.prompt")
+"""Settings whose change lets a run go on that its own rules ended. A run writes what it fixed itself, such as
+`scorer.every`, into its configuration, so those that differ are not always changes of the user's."""
 LOOP_S = 3.0
 """Seconds for the event loop to end the run without Ray; then it waits inside Ray, and another thread does that."""
 
@@ -65,7 +68,8 @@ class RunEnd:
 
     def watch_ray(self) -> None:
         """Ends the process from now on if a process of Ray ends on which it depends."""
-        self._witness = Witness(self.config.run_dir, logs_folder(), driver.name())
+        if (logs := logs_folder()) is not None:
+            self._witness = Witness(self.config.run_dir, logs, driver.name())
         self._watch = watch_ray(self.without_ray)
 
     def close(self) -> None:
@@ -156,7 +160,7 @@ def nothing_left(config: RunConfig) -> str | None:
     if ending is None:
         return f"{config.run_dir} is finished: it has made its {steps} steps. To go on, raise loop.steps={steps}"
     changed = changes(settings_of(config.run_dir / "config.yaml"), config)
-    if any(change.startswith(("filter.", "validation.")) for change in changed):
+    if any(change.startswith(REMEDIES) for change in changed):
         return None
     rule = f"it ended after step {steps} by its own settings ({ending.text})"
     return f"{config.run_dir} is finished: {rule}. To go on, change the setting that ended it"

@@ -104,6 +104,9 @@ def _driven(
     config: RunConfig, resume: bool, driver: Driver, say: Callable[[str], None], at_end: Callable[[], None]
 ) -> int:
     """As `train`, by the driver of the run's folder."""
+    if resume and (said := nothing_left(config)):  # before the store is touched: nothing may change
+        say(said)
+        return 0
     uploads = open_uploads(config, resume, say)
 
     def upload_rest(code: int) -> int:

@@ -61,12 +61,18 @@ class Startup:
     def say(self, text: str) -> None:
         """Prints a line, above the bar if there is one."""
         with self._lock:
-            if self._bar is not None:
-                self._bar.stop()
+            self._on_bar(Progress.stop)
             self._say(text)
             self._said = self._clock()
-            if self._bar is not None:
-                self._bar.start()
+            self._on_bar(Progress.start)
+
+    def _on_bar(self, draw: Callable[[Progress], object]) -> None:
+        """Draws, if there is a bar; a terminal that is gone has none from then on."""
+        if self._bar is not None:
+            try:
+                draw(self._bar)
+            except OSError:
+                self._bar = None
 
     def stage(self, name: str, usual: str = "") -> None:
         """The next stage begins. `usual`: how long it takes as a rule."""
@@ -102,8 +108,8 @@ class Startup:
         share = self._stage.share
         total, done = (None, 0.0) if share is None else (1.0, share)
         words, times = one_line(self._stage.words), self._stage.times(now)
-        self._bar.update(self._task, total=total, completed=done, description=words, times=times)
-        self._bar.start()
+        self._on_bar(lambda bar: bar.update(self._task, total=total, completed=done, description=words, times=times))
+        self._on_bar(Progress.start)
 
     def _tick(self) -> None:
         while not self._ended.wait(TICK_S):
@@ -118,9 +124,8 @@ class Startup:
         """The run has started, or has failed to: removes the bar and the file. May be called again."""
         with self._lock:
             self._ended.set()
-            if self._bar is not None:
-                self._bar.stop()
-                self._bar = None
+            self._on_bar(Progress.stop)
+            self._bar = None
             if self._in_folder:
                 remove_stage(self._folder)
                 self._in_folder = False

@@ -372,7 +372,8 @@ def test_a_finished_run_is_not_resumed_and_says_what_to_raise(tmp_path, facts, w
     finished(tmp_path, **facts)
     before = (tmp_path / "it" / "summary.json").read_bytes()
     said: list[str] = []
-    assert run.train(load("frozenlake", [f"runs_dir={tmp_path}", "name=it", *words]), True, said.append) == 0
+    config = load("frozenlake", [f"runs_dir={tmp_path}", "name=it", *words])
+    assert run.train(config, True, said.append, lambda: pytest.fail("a report is written")) == 0
     assert "is finished" in said[-1] and remedy in said[-1] and len(said) == 1
     assert (tmp_path / "it" / "summary.json").read_bytes() == before
 
@@ -382,6 +383,7 @@ def test_a_finished_run_is_not_resumed_and_says_what_to_raise(tmp_path, facts, w
     [
         ({}, "loop.steps=4"),
         (EARLY, "filter.rule=none"),
+        (EARLY, "sampling.temperature=0.9"),
         ({"finished": False, "stopped": "stopped by SIGINT"}, "seed=0"),
     ],
 )

@@ -6,6 +6,7 @@ import os
 import pty
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,20 @@ def test_outside_a_terminal_a_line_comes_although_nothing_happens(monkeypatch, t
     ended = len(said)
     time.sleep(0.4)
     assert len(said) == ended
+
+
+def test_a_terminal_that_is_gone_costs_the_bar_alone(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    said: list[str] = []
+    with suppress(OSError), open(theirs, "w", buffering=1) as screen:
+        start = Startup(said.append, screen, tmp_path / "never")
+        start.stage("starting Ray")
+        os.close(ours)
+        start.say("a line")
+        start.stage("another stage")
+        start.close()
+        said.append("closed")
+    assert said == ["a line", "closed"]
 
 
 def test_a_terminal_shows_a_bar_below_the_lines_and_nothing_of_it_stays() -> None:
