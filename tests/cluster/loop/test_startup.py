@@ -1,12 +1,12 @@
 """A start-up says what it is doing: a bar on a terminal, a line elsewhere, a file for `status` and `watch`."""
 
 import asyncio
+import errno
 import io
 import os
 import pty
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -43,18 +43,23 @@ def test_outside_a_terminal_a_line_comes_although_nothing_happens(monkeypatch, t
     assert len(said) == ended
 
 
-def test_a_terminal_that_is_gone_costs_the_bar_alone(tmp_path: Path) -> None:
+def test_a_terminal_that_is_gone_costs_the_bar_alone(monkeypatch, tmp_path: Path) -> None:
+    def gone(bar: startup.Progress) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
     ours, theirs = pty.openpty()
     said: list[str] = []
-    with suppress(OSError), open(theirs, "w", buffering=1) as screen:
+    with open(theirs, "w", buffering=1) as screen, open(ours, "rb"):
         start = Startup(said.append, screen, tmp_path / "never")
         start.stage("starting Ray")
-        os.close(ours)
+        stop = startup.Progress.stop
+        monkeypatch.setattr(startup.Progress, "stop", gone)
+        assert start._bar is not None
+        bar = start._bar
         start.say("a line")
-        start.stage("another stage")
         start.close()
-        said.append("closed")
-    assert said == ["a line", "closed"]
+        stop(bar)
+    assert said == ["a line"]
 
 
 def test_a_terminal_shows_a_bar_below_the_lines_and_nothing_of_it_stays() -> None:
