@@ -25,7 +25,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
 def test_the_run_ends_well_and_leaves_no_process(whole: Finished) -> None:
     assert whole.code == 0, whole.run.text
-    assert whole.run.lines[-2:] == [f"done: {whole.folder}", f"report: {whole.folder / 'report.html'}"]
+    inspect, report = f"to see what it learned: squelch inspect {whole.folder}", whole.folder / "report.html"
+    assert whole.run.lines[-3:] == [f"done: {whole.folder}", inspect, f"report: {report}"]
     found = summary(whole.folder)
     assert found["steps"] == STEPS and found["finished"] and found["policy_version"] >= 1
     assert found["success"]["before"]["step"] == 0 and found["success"]["after"]["step"] == STEPS
