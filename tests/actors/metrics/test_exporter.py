@@ -21,6 +21,7 @@ from squelch.actors.metrics import exporter
 from squelch.actors.metrics.exporter import Recorder
 from squelch.cluster.metrics import REGISTRY
 from squelch.deploy.dashboards import ROOT
+from tests.connections import ends
 from tests.prometheus import free_ports
 
 
@@ -196,17 +197,6 @@ def test_a_client_that_sends_byte_by_byte_or_opens_many_connections_keeps_no_oth
         assert time.monotonic() < deadline
     finally:
         recorder.close()
-
-
-def ends(connection: socket.socket, within_s: float) -> bool:
-    """Whether the other side ends the connection in time."""
-    connection.settimeout(within_s)
-    try:
-        return connection.recv(1) == b""
-    except TimeoutError:
-        return False
-    except ConnectionError:
-        return True
 
 
 def test_a_thread_that_cannot_be_started_costs_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
