@@ -8,7 +8,6 @@ torch nor Ray.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,11 +27,10 @@ from squelch.actors.config import (
     ScorerConfig,
 )
 from squelch.actors.filter.scores import STATISTICS
-from squelch.cluster.errors import UserError, bad_files_are_the_users
+from squelch.cluster.errors import UserError, bad_files_are_the_users, did_you_mean
 from squelch.cluster.first_task import made
 from squelch.cluster.other_names import answer
 from squelch.envs.config import EnvironmentConfig
-from squelch.envs.options import MAX_COMPARED
 from squelch.envs.registry import resolved
 from squelch.envs.settings import Settings
 from squelch.envs.untrusted.files import Unreadable, brief, read_bytes, shortened, state, text_of
@@ -380,8 +378,8 @@ def read_recipe(recipe: str, extended_by: tuple[Path, ...] = ()) -> dict[str, An
     if missing:
         raise UserError(
             f"no recipe {brief(recipe)}{_asked_by(extended_by)}: {path} does not exist. "
-            f"{_meant(recipe, recipe_names())}Shipped recipes: {', '.join(recipe_names())}; or give a path that ends "
-            "in .yaml."
+            f"{did_you_mean(recipe, recipe_names())}Shipped recipes: {', '.join(recipe_names())}; or give a path that "
+            "ends in .yaml."
         )
     chain = (*extended_by, path.resolve())
     if path.resolve() in extended_by:
@@ -512,7 +510,7 @@ def _key_meant(path: tuple[int | str, ...], value: Any) -> str:
     fields, key = _fields_at(path[:-1]), ".".join(map(str, path))
     inner = flat(value, f"{key}.") if isinstance(value, dict) else {}
     known = " ".join(filter(None, (answer(one, loosely=False) for one in list(inner or [key])[:MAX_FAULTS])))
-    return known or _meant(word, fields).strip() or answer(key) or _nearest(word, fields)
+    return known or did_you_mean(word, fields).strip() or answer(key) or f"Valid keys: {', '.join(fields)}."
 
 
 def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -524,22 +522,12 @@ def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
                 yield from _keys(kind, f"{prefix}{name}.")
 
 
-def _nearest(word: str, valid: list[str]) -> str:
-    return _meant(word, valid).strip() or f"Valid keys: {', '.join(valid)}."
-
-
 def _meant_value(error: ErrorDetails) -> str:
     """The question `Did you mean ...?` if a setting that takes one of a few names has another; else empty."""
     if error["type"] != "literal_error":
         return ""
     names = re.findall(r"'([^']*)'", error["ctx"]["expected"])
-    return f". {_meant(str(error['input']), names)}".rstrip(". ")
-
-
-def _meant(word: str, valid: list[str]) -> str:
-    """The question `Did you mean ...? `, with a space at its end; empty if no valid word is similar."""
-    close = difflib.get_close_matches(word[:MAX_COMPARED], valid, n=1, cutoff=0.6)
-    return f"Did you mean {close[0]!r}? " if close else ""
+    return f". {did_you_mean(str(error['input']), names)}".rstrip(". ")
 
 
 def _resolve_learner(config: RunConfig, environment: EnvironmentConfig) -> LearnerConfig:

@@ -1,8 +1,10 @@
 """Errors that a user can correct: the command line prints them as one paragraph and exits with code 2."""
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from squelch.envs.options import MAX_COMPARED
 from squelch.envs.untrusted.files import Unreadable
 
 
@@ -17,3 +19,9 @@ def bad_files_are_the_users() -> Iterator[None]:
         yield
     except Unreadable as error:
         raise UserError(str(error)) from error
+
+
+def did_you_mean(word: str, valid: Sequence[str]) -> str:
+    """The question `Did you mean ...? `, with a space at its end; empty if no valid word is similar."""
+    close = difflib.get_close_matches(word[:MAX_COMPARED], valid, n=1, cutoff=0.6)
+    return f"Did you mean {close[0]!r}? " if close else ""

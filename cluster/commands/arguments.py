@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from squelch.cluster.errors import UserError, bad_files_are_the_users
-from squelch.envs.options import MAX_COMPARED
+from squelch.cluster.errors import UserError, bad_files_are_the_users, did_you_mean
 from squelch.envs.untrusted.files import is_file
 
 if TYPE_CHECKING:
@@ -78,8 +76,7 @@ def run_folder(path: Path) -> Path:
     with bad_files_are_the_users():
         found = is_file(path / "config.yaml")
     if not found:
-        close = difflib.get_close_matches(path.name[:MAX_COMPARED], _names(), n=1)
-        meant = f"Did you mean {close[0]!r}? " if close else ""
+        meant = did_you_mean(path.name, _names())
         raise UserError(
             f"{path} holds no run: it has no config.yaml. {meant}`squelch status` lists the runs in {RUNS}; give a "
             "name or a folder"
