@@ -19,6 +19,7 @@ torch and transformers are imported inside the functions that need them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -182,6 +183,11 @@ def weight_headers(folder: Path) -> dict[str, TensorHeader]:
                 f"model folder {folder}: the weight {brief(name)} has the type {header.dtype}; floating point is needed"
             )
     return found
+
+
+def num_parameters(folder: Path) -> int:
+    """The number of parameters in the weight files, by their headers. Raises as `weight_headers`."""
+    return sum(math.prod(header.shape) for header in weight_headers(folder).values())
 
 
 def check_model_folder(folder: Path) -> PreTrainedConfig:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import re
 import socket
@@ -153,10 +152,10 @@ def build_tiny_policy(config: RunConfig, say: Callable[[str], None], on_stage: O
 
 def weight_bytes(model_dir: Path, config: RunConfig) -> int:
     """Bytes of one published version of a model folder's weights."""
-    from squelch.actors.model_folder import weight_headers
+    from squelch.actors.model_folder import num_parameters
     from squelch.actors.model_size import BYTES
 
-    return BYTES[config.rollout.dtype] * sum(math.prod(header.shape) for header in weight_headers(model_dir).values())
+    return BYTES[config.rollout.dtype] * num_parameters(model_dir)
 
 
 def choose_scoring(config: RunConfig, model_dir: Path, resume: bool, say: Callable[[str], None]) -> RunConfig:

@@ -3,11 +3,10 @@ Pure, but for the headers of the model's weights."""
 
 from __future__ import annotations
 
-import math
 import shlex
 from pathlib import Path
 
-from squelch.actors.model_folder import weight_headers
+from squelch.actors.model_folder import num_parameters
 from squelch.cluster.config import RunConfig
 from squelch.learner.objective.algorithms import as_written, departures
 
@@ -15,7 +14,7 @@ from squelch.learner.objective.algorithms import as_written, departures
 def opening_lines(config: RunConfig, model_dir: Path, url: str) -> list[str]:
     """The lines. `url`: where the metrics are exported."""
     loop, place = config.loop, shlex.quote(str(config.run_dir))
-    size = sum(math.prod(header.shape) for header in weight_headers(model_dir).values())
+    size = num_parameters(model_dir)
     files = f"{config.run_dir}" + (f", copied to {config.store}" if config.store else "")
     rows = {
         "model": f"{config.model.path}, {_count(size)} parameters ({_short(model_dir)})",
