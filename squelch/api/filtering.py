@@ -129,7 +129,7 @@ def filter(
         return decide(groups_of(values, **given), config, owner)
     names, owner = _owners(values, labels("group_ids", group_ids))
     _require_shapes(values, given)
-    rows = [np.flatnonzero(owner == group) for group in range(len(names))]
+    rows = np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
     groups = [
         GroupStatistics.from_row(str(index), 0, values[own], **{name: array[own] for name, array in given.items()})
         for index, own in enumerate(rows)

@@ -39,6 +39,7 @@ from squelch.actors.scorer.probe_scoring import FixedProbe, ProbeDraw
 from squelch.actors.scorer.scorer import UNKNOWN, matrix_metrics
 from squelch.actors.scorer.share import OTHERS, REFERENCES
 from squelch.api.answers import Answers, regime_of
+from squelch.api.arrays import numbers
 from squelch.api.completions import EMPTY, TEXT_BEFORE, UNCLOSED, Markers
 from squelch.api.inputs import reader_of, rows_of
 from squelch.api.samples import TOO_LONG, Reasonings, SampleReader, at_most, within_context
@@ -235,8 +236,6 @@ class Monitor:
         return self._alarm.metrics()
 
     def _record_rewards(self, step: int, rewards: Any, num_rows: int) -> None:
-        from squelch.api.arrays import numbers
-
         values = numbers("rewards", rewards)
         if values.shape != (num_rows,):
             raise ValueError(f"`rewards` has shape {values.shape}; it must be ({num_rows},), one for each completion")
