@@ -1,9 +1,8 @@
 """Prompts and completions converted to the ids that a model scores: X, its reasonings Z, and their answers.
 
 Each row is text (`prompt` with `reasoning` or `completion`), or ids (`prompt_ids` with `reasoning_ids` or
-`completion_ids`; a `completion_ids` may also follow a prompt that is text or messages). The tokenizer encodes text,
-prompt and reasoning separately; ids are used unchanged. X ends with the opening marker of the reasoning; Z is what lies
-between the markers (`completions.py`).
+`completion_ids`; a `completion_ids` may also follow a prompt that is text or messages). X ends with the opening marker
+of the reasoning; Z is what lies between the markers (`completions.py`).
 
 A prompt that is text is taken as already rendered: what it spells as control tokens are control tokens, and they are
 counted. In messages only the chat template writes control tokens (`messages.py`).
@@ -35,7 +34,20 @@ TOO_LONG = "longer than the model's context"
 NOT_DRAWN = "prompts beyond --max-prompts"
 
 Row = dict[str, Any]
-"""One sample, by the keys of the module's head, `answer_ids` and `prompt_id`; None, or no key, for what it lacks."""
+"""One sample; None, or no key, for what it lacks:
+
+    prompt            text as fed to the model, or messages (of any role, with `tool_calls`)
+    completion        text, or messages: those of role `assistant` are turns, the others (`tool`, `user`) stand between
+                      them. A message's reasoning is in its `content` between the markers, under `reasoning_content`,
+                      `reasoning` or `thinking`, or a block of its `content`; its `tool_calls` are no answer
+    reasoning         text of the reasoning alone
+    tools             list of JSON schemas, which the chat template shows in X
+    prompt_ids, reasoning_ids, answer_ids, completion_ids    lists of token ids
+    completion_mask   one entry for each of `completion_ids`: 1 where the policy sampled, 0 for what it was fed between
+                      its turns (TRL's `tool_mask`, others' `response_mask`)
+    turn              number of the turn in its trajectory, from 0, if each turn is a row with a prompt of its own
+    prompt_id         rows of one id have one prompt
+"""
 
 
 @dataclass(frozen=True)
