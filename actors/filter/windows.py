@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from squelch.actors.records import GroupSummary
 
 
+class FilterChanged(ValueError):
+    """A window's state is of other settings than this window's."""
+
+
 @dataclass
 class NoSignal:
     """Policy for steps that select nothing: `on_no_signal`, and the limit on consecutive such steps."""
@@ -179,9 +183,9 @@ class FilterWindow:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Inverse of `state`. Raises ValueError if that state was measured under other settings."""
+        """Inverse of `state`. Raises FilterChanged if that state was measured under other settings."""
         if state["measured"] != self._measured_by():
-            raise ValueError(
+            raise FilterChanged(
                 f"the checkpoint's filter used {state['measured']}, this run uses {self._measured_by()}: restore "
                 "filter.statistic, filter.compat and filter.window, or start without --resume"
             )
@@ -192,12 +196,12 @@ class FilterWindow:
         self._steps = {int(step): _step_from(found) for step, found in state["steps"].items()}
 
     def _require_unit(self, state: dict[str, Any]) -> None:
-        """Raises ValueError if the checkpoint names no unit of epsilon, which is absolute then, and the run would take
-        it for relative unasked."""
+        """Raises FilterChanged if the checkpoint names no unit of epsilon, which is absolute then, and the run would
+        take it for relative unasked."""
         config = self.config
         decides = config.rule == "top_p" and config.rho < 1 and config.epsilon > 0 and config.compat == "paper"
         if "epsilon_unit" not in state and decides and config.epsilon_unit is None:
-            raise ValueError(
+            raise FilterChanged(
                 f"the checkpoint's filter used an absolute filter.epsilon={config.epsilon:g}: set "
                 "filter.epsilon_unit=absolute to go on with it, or filter.epsilon_unit=relative"
             )

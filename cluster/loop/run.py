@@ -57,7 +57,7 @@ from squelch.cluster.loop.heartbeat import Heartbeat, beating, limits
 from squelch.cluster.loop.initial_policy import prepare_model
 from squelch.cluster.loop.opening import opening_lines
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints, restore
-from squelch.cluster.loop.persistence.state import LoopState, check_folder, read_state
+from squelch.cluster.loop.persistence.state import LoopState, check_folder, read_state, require_usable
 from squelch.cluster.loop.persistence.uploading import Uploads, open_uploads, watched
 from squelch.cluster.loop.startup import FirstStep, Startup
 from squelch.cluster.loop.stopping import stop_signals
@@ -69,7 +69,7 @@ from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.folder import EARLIER_SUMMARY, SUMMARY
 from squelch.cluster.runs.logs import Output, log_folder, quiet
 from squelch.envs.untrusted.files import Unreadable
-from squelch.learner.checkpoint.manifest import read_manifest
+from squelch.learner.checkpoint.manifest import read_manifest, require_same_algorithm
 from squelch.learner.refusal import SettingRefused
 
 log = logging.getLogger(__name__)
@@ -339,7 +339,7 @@ def find_run(config: RunConfig, resume: bool) -> tuple[LoopState, Path | None]:
     """The state to start from and its checkpoint: the newest checkpoint's if the run is resumed, else a new state.
 
     Raises:
-        UserError: the folder already holds a run, or a run to be resumed is missing or damaged.
+        UserError: the folder already holds a run, or a run to be resumed is missing, damaged, or of other settings.
     """
     run_dir = config.run_dir
     if not resume and has_begun(run_dir):
@@ -357,10 +357,12 @@ def find_run(config: RunConfig, resume: bool) -> tuple[LoopState, Path | None]:
         return LoopState(), None
     newest = saved[-1][1]
     try:
-        read_manifest(newest)
+        require_same_algorithm(newest, read_manifest(newest).algorithm, config.learner.algorithm)
     except ValueError as error:
         raise UserError(str(error)) from error
-    return read_state(newest), newest
+    state = read_state(newest)
+    require_usable(state, newest, config.filter)
+    return state, newest
 
 
 def create_run(config: RunConfig, say: Callable[[str], None]) -> None:

@@ -56,6 +56,7 @@ from squelch.learner.checkpoint.manifest import (
     Manifest,
     read_loop,
     read_manifest,
+    require_same_algorithm,
 )
 from squelch.learner.checkpoint.state import (
     PARAMETER,
@@ -63,7 +64,6 @@ from squelch.learner.checkpoint.state import (
     Trained,
     identity,
     parameter_pieces,
-    require_same_algorithm,
     require_same_identity,
     require_same_parameters,
     require_same_stepped,

@@ -23,6 +23,8 @@ MANIFEST_BYTES = 64 * MIB
 LOOP_BYTES = 256 * MIB
 """Most bytes of `loop.json`; a ticket of the run takes about 40."""
 MAX_DIMENSIONS = 16
+MAX_NAME = 200
+"""Characters of a name out of a file that an error shows."""
 Shape = Annotated[list[NonNegativeInt], Field(max_length=MAX_DIMENSIONS)]
 
 
@@ -69,6 +71,16 @@ def read_manifest(path: Path) -> Manifest:
         raise Unreadable(f"{file}: {brief(place)}: {first['msg']} ({error.error_count()} such faults)") from error
 
 
+def require_same_algorithm(path: Path, saved: str, own: str) -> None:
+    """Raises ValueError if both algorithms are known and differ."""
+    if saved and own and saved != own:
+        name = shown(saved)
+        raise ValueError(
+            f"checkpoint {path} was written under learner.algorithm={name}, and this run asks for {own}. Resume with "
+            f"learner.algorithm={name}, or start a new run from its weights: model.path={path / EXPORT}"
+        )
+
+
 def read_loop(path: Path) -> dict[str, Any]:
     """The caller's data in the checkpoint `path`. Raises Unreadable, naming the file, if it is damaged."""
     file = path / LOOP
@@ -86,3 +98,8 @@ def _of_another_format(path: Path, found: Any) -> str:
             f"not read. {remedy}"
         )
     return f"checkpoint {path} has the format {brief(found)}, and this Squelch reads format {FORMAT}. {remedy}"
+
+
+def shown(name: str) -> str:
+    """A name out of a file: as it is if it is printable and short, else escaped and cut."""
+    return name if name.isprintable() and len(name) <= MAX_NAME else brief(name, MAX_NAME)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from squelch.envs.untrusted.files import brief
-from squelch.learner.checkpoint.manifest import EXPORT, Manifest, Module
+from squelch.learner.checkpoint.manifest import EXPORT, Manifest, Module, shown
 from squelch.learner.checkpoint.shards import STEP, Piece, held
 from squelch.learner.policy.model import Policy
 from squelch.learner.publish import entries
@@ -20,8 +20,6 @@ from squelch.learner.publish import entries
 POLICY = "policy"
 PARAMETER = "parameter"
 MOMENTS = ("exp_avg", "exp_avg_sq")
-MAX_NAME = 200
-"""Characters of a name out of a file that an error shows."""
 VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model", "added_tokens.json")
 """The tokenizer files that map ids to texts."""
 NO_PART_OF_THE_FUNCTION = frozenset(
@@ -119,16 +117,6 @@ def identity(policy: Policy, model_dir: Path | None) -> dict[str, Any]:
     return json.loads(json.dumps(found))
 
 
-def require_same_algorithm(path: Path, saved: str, own: str) -> None:
-    """Raises ValueError if both algorithms are known and differ."""
-    if saved and own and saved != own:
-        name = _shown(saved)
-        raise ValueError(
-            f"checkpoint {path} was written under learner.algorithm={name}, and this run asks for {own}. Resume with "
-            f"learner.algorithm={name}, or start a new run from its weights: model.path={path / EXPORT}"
-        )
-
-
 def require_same_parameters(path: Path, manifest: Manifest, name: str, module: nn.Module) -> None:
     """Raises ValueError unless the checkpoint's module `name` has the names and shapes of `module`."""
     saved = manifest.modules[name].parameters if name in manifest.modules else {}
@@ -140,7 +128,7 @@ def require_same_parameters(path: Path, manifest: Manifest, name: str, module: n
         what = f"{each} has shape {brief(saved[each])} there and {own[each]} here"
     else:
         lone = sorted(saved.keys() ^ own.keys())
-        what = f"{_shown(lone[0])} exists only {'there' if lone[0] in saved else 'here'} ({len(lone)} such parameters)"
+        what = f"{shown(lone[0])} exists only {'there' if lone[0] in saved else 'here'} ({len(lone)} such parameters)"
     raise ValueError(
         f"checkpoint {path} is of another {'model' if name == POLICY else name}: {what}. Resume with the model that "
         f"wrote it (its weights are in {path / EXPORT}), or start a new run."
@@ -154,7 +142,7 @@ def require_same_stepped(path: Path, manifest: Manifest, own: Trained) -> None:
     frozen = sorted(set(stepped) - own.trainable())
     if frozen:
         raise ValueError(
-            f"checkpoint {path} has moments of {_shown(frozen[0])}, which this run does not train. Resume with the "
+            f"checkpoint {path} has moments of {shown(frozen[0])}, which this run does not train. Resume with the "
             "learner.* settings that wrote it, or start a new run."
         )
     if manifest.optimizer_steps and not stepped:
@@ -175,8 +163,3 @@ def require_same_identity(path: Path, saved: Mapping[str, Any], own: Mapping[str
             f"Resume with the model and adapters that wrote it (its weights are in {path / EXPORT}), or start a new "
             "run."
         )
-
-
-def _shown(name: str) -> str:
-    """A name out of a file: as it is if it is printable and short, else escaped and cut."""
-    return name if name.isprintable() and len(name) <= MAX_NAME else brief(name, MAX_NAME)

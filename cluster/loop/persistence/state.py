@@ -17,9 +17,12 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from squelch.actors.config import FilterConfig
+from squelch.actors.filter.windows import FilterChanged, make_window
 from squelch.actors.process.disk import write_whole
 from squelch.actors.records import Ticket
 from squelch.cluster.config import RunConfig
+from squelch.cluster.control.ledger import Ledger
 from squelch.cluster.errors import UserError
 from squelch.cluster.runs.folder import LOOP_FILE
 from squelch.envs.config import EnvironmentConfig
@@ -128,10 +131,30 @@ def read_state(checkpoint: Path) -> LoopState:
         _TICKETS.validate_python(state.open_tickets)
         return state
     except ValueError as error:
-        raise UserError(
-            f"{checkpoint / LOOP_FILE} cannot be read ({_reason(error)}); the checkpoint is damaged. Remove "
-            f"{checkpoint} to resume from the one before it."
-        ) from error
+        raise _damaged(checkpoint, _reason(error)) from error
+
+
+def require_usable(state: LoopState, checkpoint: Path, config: FilterConfig) -> None:
+    """Restores the parts that actors take over, for a trial, so that no actor has to start to refuse them.
+
+    Raises:
+        UserError: a part is damaged, or the filter's is of settings under which this run cannot go on.
+    """
+    try:
+        Ledger.restore(state.ledger)
+        if state.filter:
+            make_window(config).restore(state.filter)
+    except FilterChanged as error:
+        raise UserError(f"{checkpoint / LOOP_FILE}: {error}") from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _damaged(checkpoint, f"{type(error).__name__}: {brief(str(error))}") from error
+
+
+def _damaged(checkpoint: Path, why: str) -> UserError:
+    return UserError(
+        f"{checkpoint / LOOP_FILE} cannot be read ({why}); the checkpoint is damaged. Remove {checkpoint} to resume "
+        "from the one before it."
+    )
 
 
 def _reason(error: ValueError) -> str:

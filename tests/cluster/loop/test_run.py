@@ -10,22 +10,26 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from squelch.actors.archive.store import ArchiveError
+from squelch.actors.filter.windows import make_window
 from squelch.actors.metrics.loggers import Loggers
 from squelch.cluster.config import load
 from squelch.cluster.control.actor_errors import Refused
 from squelch.cluster.errors import UserError
 from squelch.cluster.loop import run
+from squelch.cluster.loop.persistence.checkpoint_folders import checkpoint_dir
 from squelch.cluster.loop.persistence.state import LoopState, check_folder
 from squelch.cluster.package import installed_version, version_text
 from squelch.cluster.runs.driver import Driver
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.envs.untrusted.files import Unreadable
+from squelch.learner.checkpoint.manifest import FORMAT, LOOP, MANIFEST, SHARDED, Manifest
 from squelch.learner.refusal import SettingRefused
 
 
@@ -130,6 +134,32 @@ def test_a_cluster_found_too_small_is_left(monkeypatch, tmp_path) -> None:
     with pytest.raises(UserError, match="the cluster has 1 CPUs"):
         train()
     assert left == [True]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "says"),
+    [
+        ("grpo", {"epsilon_unit": None}, r"loop\.json: .*filter\.epsilon_unit=absolute to go on with it"),
+        ("grpo", {"measured": {"statistic": "sum"}}, r"loop\.json: .*restore filter\.statistic"),
+        ("grpo", {"no_signal": {}}, r"loop\.json cannot be read \(KeyError: .*the checkpoint is damaged"),
+        ("grpo", {"totals": 3}, r"loop\.json cannot be read \(TypeError: .*the checkpoint is damaged"),
+        ("ppo", {}, r"step-3 was written under learner\.algorithm=ppo, and this run asks for grpo"),
+    ],
+)
+def test_a_checkpoint_that_this_run_cannot_continue_is_refused_before_anything_starts(
+    monkeypatch, tmp_path, algorithm, changes, says
+) -> None:
+    config = load("frozenlake", [f"runs_dir={tmp_path}", "name=it"])
+    folder = checkpoint_dir(config.run_dir, 3)
+    (folder / SHARDED).mkdir(parents=True)
+    (config.run_dir / "config.yaml").touch()
+    manifest = Manifest(format=FORMAT, optimizer_steps=3, algorithm=algorithm, identity={}, modules={})
+    (folder / MANIFEST).write_text(manifest.model_dump_json())
+    window = {key: value for key, value in (make_window(config.filter).state() | changes).items() if value is not None}
+    (folder / LOOP).write_text(json.dumps(asdict(LoopState(clock=3, filter=window))))
+    monkeypatch.setattr(run, "_open_recorder", lambda _: pytest.fail("the run was started"))
+    with pytest.raises(UserError, match=says):
+        run.train(config, True, lambda _: None)
 
 
 class LoadingFleet:
