@@ -13,7 +13,7 @@ NONE_CHOSEN = [ $$? -eq 5 ]
 
 .PHONY: train check test docs setup setup-smollm2 lint clean
 
-train: setup $(if $(filter smollm2%,$(RECIPE)),setup-smollm2)
+train: setup $(if $(filter smollm2% prompts,$(RECIPE)),setup-smollm2)
 	$(VENV)/bin/squelch train $(RECIPE) $(ARGS)
 
 check: lint

@@ -57,6 +57,6 @@ def _number(value: int) -> bytes:
     return value.to_bytes(8, "little")
 
 
-def turn_keys(token_ids: np.ndarray, sample_starts: Sequence[int], pictures: Sequence[Picture] = ()) -> list[str]:
-    """The content key of each turn's prompt X: `token_ids[:sample_start]` and its pictures."""
-    return [content_key(token_ids[:end], [p for p in pictures if p.position < end]) for end in sample_starts]
+def turn_keys(token_ids: np.ndarray, prompt_ends: Sequence[int], pictures: Sequence[Picture] = ()) -> list[str]:
+    """The content key of each turn's prompt X: `token_ids[:prompt_end]` and its pictures."""
+    return [content_key(token_ids[:end], [p for p in pictures if p.position < end]) for end in prompt_ends]

@@ -5,8 +5,9 @@ Invariants:
 - A trajectory is one append-only sequence of the exact token ids that were fed and sampled. `loss_mask` is true at
   sampled ids only; `log_probs` holds, at those ids, the log-probability (nats) under the distribution they were drawn
   from, and 0 elsewhere.
-- Turn t samples `token_ids[sample_start:sample_end]`. X of the turn is `token_ids[:sample_start]`, which ends with
-  the opening of the reasoning; Z is `token_ids[reasoning_start:reasoning_end]`. A turn without reasoning has
+- Turn t samples `token_ids[sample_start:sample_end]`. X of the turn is `token_ids[:prompt_end]`, which ends with the
+  opening of the reasoning: at `sample_start`, or after a `<think>` that the policy sampled itself; Z is
+  `token_ids[reasoning_start:reasoning_end]`. A turn without reasoning has
   `reasoning_start == reasoning_end`: both are `sample_start` if there is no text before the closing marker, and
   `sample_end` if the reasoning was never closed.
 - A group's identity is its ticket's id, which the coordinator assigns; it is never derived from text.
@@ -82,6 +83,11 @@ class Turn:
     version_max: int
 
     @property
+    def prompt_end(self) -> int:
+        """Number of ids of X: those before the turn, and the opening of a reasoning that the policy opened itself."""
+        return self.reasoning_start if self.reasoning_start < self.reasoning_end else self.sample_start
+
+    @property
     def closed_reasoning(self) -> bool:
         """Whether the closing marker of the reasoning was sampled."""
         return self.reasoning_start < self.sample_end
@@ -123,8 +129,8 @@ class Trajectory:
     """Why a replay failed; not archived."""
 
     def prompt_ids(self, turn: int) -> np.ndarray:
-        """X of a turn (from 0): the ids that were fed and sampled before it samples."""
-        return self.token_ids[: self.turns[turn].sample_start]
+        """X of a turn (from 0): the ids before its reasoning; for a turn without one, before it samples."""
+        return self.token_ids[: self.turns[turn].prompt_end]
 
     def reasoning_ids(self, turn: int) -> np.ndarray:
         """Z of a turn (from 0); empty for a turn without reasoning."""

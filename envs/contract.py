@@ -1,4 +1,4 @@
-"""The protocols of environments: one that is required for playing, and three optional ones.
+"""The protocols of environments: one that is required for playing, and four optional ones.
 
 | protocol | members | used by |
 |---|---|---|
@@ -6,6 +6,7 @@
 | `Demonstrator` | `demonstrate` | the warm-up of a policy, and benchmarks that play demonstrations |
 | `Judged` | `judge` | the judge of reasonings (docs/guide/reasoning.md) |
 | `ClosedVocabulary` | `phrases`, `step_rewards` | a tokenizer of whole words; others are read as byte pairs |
+| `GroupRewarded` | `group_rewards` | the player, once all trajectories of a group have ended |
 
 `Environment` uses the signatures of Gymnasium's `reset` and `step`, but this module does not import Gymnasium. Derive a
 wrapper from `Environment`: only the four methods and `max_turns` have no default. `envs/base.py` (`TextEnv`) is the
@@ -57,6 +58,11 @@ class Environment(Protocol):
     first_seed: int = 0
     """Seed of the run's first training task, so that the k-th one has `first_seed + k`; `envs.registry.make` sets it,
     for a player from `environment.train_seed`. Only a curriculum needs it."""
+    whole_turns: bool = False
+    """Whether the environment has no turn format of Squelch. Its `reset` then gives the first messages of the
+    conversation (`info["messages"]`, of system, user and assistant), nothing is added to them, and `step` is called
+    once a turn with the whole text that was sampled, without `read_action`; the observation is the next user message.
+    A turn is badly formatted only if it is cut at its token limit, and no turn earns a format penalty."""
     wording: Wording | None = None
     """Words in the style `prompt`, whose worked turn the system message shows; None if the environment has only
     `rules`."""
@@ -102,6 +108,11 @@ class Environment(Protocol):
         """Messages to the user at the start of a run, such as how this machine isolates programs."""
         return []
 
+    def longest_opening(self) -> list[dict[str, str]] | None:
+        """The longest first messages of a task, so that a run whose context they exceed is refused at its start; None
+        if the environment does not know its tasks."""
+        return None
+
     def pinned(self) -> dict[str, Any]:
         """Options that a run fixes at its start for all of its actors, because they follow from something that may
         change meanwhile, such as the version of a service."""
@@ -111,6 +122,22 @@ class Environment(Protocol):
         """The most seconds that a call may take by the environment's own settings, and which these are; (0, "") if
         none bounds it. A run that would abandon the call sooner says so at its start."""
         return 0.0, ""
+
+
+GroupReward = tuple[float, bool] | str
+"""(reward, success) of a trajectory, or the reason why it has none: the trajectory fails with it."""
+
+
+class GroupRewarded(Protocol):
+    """An environment that rewards the trajectories of a task together, after all of them have ended."""
+
+    @abc.abstractmethod
+    def group_rewards(self, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]) -> list[GroupReward]:
+        """The rewards of the task that `reset` started, one for each trajectory, added to those of its steps.
+
+        `completions`: the text of each trajectory's last turn; `completion_ids`: its sampled token ids. An error fails
+        all of them with the error's text.
+        """
 
 
 class Demonstrator(Protocol):

@@ -3,7 +3,7 @@
 Invariants: an episode ends when the environment ends it or after `max_turns` turns; badly formatted turns count, too.
 The format penalty is separate from the environment's rewards. A turn that is cut at its token limit gets the penalty of
 a badly formatted turn, and the episode continues. An episode keeps its plan, so that it can be replayed under fresh
-noise (`envs.noise.replay`).
+noise (`envs.noise.replay`). An environment of whole turns (`Environment.whole_turns`) writes its messages itself.
 """
 
 from __future__ import annotations
@@ -78,16 +78,20 @@ class Episode:
         self.task_key, self.task_kind = _task_of(info)
         self._actions_left = self._max_turns * self._max_actions
         self._plan, self._turns, self._done, self._success, self._paid = [], 0, False, False, False
+        if self._env.whole_turns:
+            return _required(info, "messages", "reset")
         return [
             {"role": "system", "content": system_message(self._env, self._config)},
             {"role": "user", "content": self._turn_message(None)},
         ]
 
     def act(self, text: str, hit_token_limit: bool = False) -> TurnOutcome:
-        """Play what the policy sampled after `<think>`; `hit_token_limit`: the turn was cut at its token limit."""
+        """Play a turn that the policy sampled, after the `<think>` of Squelch's format if the environment uses that;
+        `hit_token_limit`: the turn was cut at its token limit."""
         if self._done:
             raise RuntimeError(f"turn {self._turns + 1} was played in an episode that is not running")
-        parsed = parse(text, self._max_actions, self._env.read_action)
+        whole = self._env.whole_turns
+        parsed = ParsedTurn("", (text,), True, None) if whole else parse(text, self._max_actions, self._env.read_action)
         reward, played, ending = self._play(parsed)
         self._plan += parsed.actions
         self._turns += 1
@@ -96,7 +100,7 @@ class Episode:
         valid = parsed.valid and not hit_token_limit
         return TurnOutcome(
             reward=reward + (self._reward_noise.draw(self._noise_seed) if self._done else 0.0),
-            format_penalty=0.0 if valid else self._config.format_penalty,
+            format_penalty=0.0 if valid or whole else self._config.format_penalty,
             format_valid=valid,
             format_reason="cut at the token limit" if hit_token_limit else parsed.reason,
             num_actions=played,
@@ -134,6 +138,8 @@ class Episode:
         return {"role": "user", "content": self._turn_message(reward)}
 
     def _turn_message(self, reward: float | None) -> str:
+        if self._env.whole_turns:
+            return self._observation
         return turn_message(self._observation, self._actions_left, reward, self._env.prompt)
 
 

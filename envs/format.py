@@ -139,7 +139,10 @@ def well_formed(reasoning: str, actions: Sequence[str]) -> str:
 
 def phrases(environment: type[Environment], config: FormatConfig) -> list[str]:
     """Texts that are fed to a policy, or shown in demonstrations, in this environment under all options in the prompt
-    style `tiny`, each with the white space that can precede it. They contain every word of a closed vocabulary."""
+    style `tiny`, each with the white space that can precede it. They contain every word of a closed vocabulary. None if
+    the environment has a format of its own."""
+    if environment.whole_turns:
+        return []
     if not reads_words(environment):
         return format_phrases(config.resolved(environment), (0.0,))
     words = cast("type[ClosedVocabulary]", environment)

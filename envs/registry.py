@@ -31,10 +31,11 @@ ADAPTERS: dict[str, str] = {
     "Gymnasium": "squelch.envs.adapters.gymnasium_text:GymnasiumText",
     "Http": "squelch.envs.adapters.http:Http",
     "OwnProcess": "squelch.envs.adapters.own_process:AnyInItsProcess",
+    "Prompts": "squelch.envs.prompt_file.environment:Prompts",
     "ReasoningGym": "squelch.envs.adapters.reasoning_gym:ReasoningGym",
     "TextArena": "squelch.envs.adapters.textarena:TextArena",
 }
-"""Wrappers of third-party environments. They can be played, but have no demonstrations."""
+"""What others bring: files of prompts, and third-party environments. They can be played, but have no demonstrations."""
 
 
 def environment_names() -> list[str]:

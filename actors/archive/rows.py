@@ -37,7 +37,7 @@ def unpacked(rows: pa.Buffer) -> pa.Table:
 
 def _row(group: Group, trajectory: Trajectory) -> dict[str, Any]:
     t, ticket, task = trajectory, group.ticket, group.ticket.task
-    keys = turn_keys(t.token_ids, [turn.sample_start for turn in t.turns], t.pictures)
+    keys = turn_keys(t.token_ids, [turn.prompt_end for turn in t.turns], t.pictures)
     return {
         "group_id": ticket.ticket_id,
         "trajectory": t.index,

@@ -4,7 +4,9 @@ Invariants:
 
 - Sampled ids are never decoded and encoded again. An episode's sequence is
   `first_turn | sampled | next_turn | sampled | ...`; each part is encoded once, separately.
-- X of a turn is all ids up to and including the opening of the reasoning, `<think>`, which the codec appends.
+- X of a turn is all ids up to and including the opening of the reasoning, `<think>`, which the codec appends. Where an
+  environment has a format of its own (`whole_turns`) nothing is appended; unless the template itself opens the
+  reasoning, a turn has one if it begins with `<think>`.
 - `next_turn` is rendered by the model's own chat template: the template is rendered with a placeholder for the sampled
   text, and what follows it is the next turn. A template whose continuation depends on earlier turns is refused, and so
   is one that removes the reasoning of earlier turns: it would show the trained policy other text than it was fed.
@@ -21,7 +23,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -113,19 +115,26 @@ class ChatCodec:
 
     # --- what is fed ---
 
-    def first_turn(self, messages: list[Message]) -> np.ndarray:
-        """(num_tokens,) int32: the rendered messages, the generation prompt and the opening of the reasoning."""
+    def first_turn(self, messages: list[Message], opening: bool = True) -> np.ndarray:
+        """(num_tokens,) int32: the rendered messages, the generation prompt and, with `opening`, the opening of the
+        reasoning."""
         (parts,) = self._template.parts([messages])
-        return self._encode_parts(parts, messages)
+        return self._encode_parts(parts, messages, opening)
 
-    def next_turn(self, message: Message, closed: bool) -> np.ndarray:
-        """(num_tokens,) int32: the ids that are fed between two sampled turns.
+    def next_turn(self, message: Message, closed: bool, opening: bool = True) -> np.ndarray:
+        """(num_tokens,) int32: the ids that are fed between two sampled turns; `opening` as in `first_turn`.
 
         `closed`: whether the sampled turn ended with one of `stop_ids`, which replaces the template's end of turn. If
         it did not, the ids begin with the end of turn.
         """
-        ids = self._between(message["role"], message["content"])
+        ids = self._between(message["role"], message["content"], opening)
         return ids[1:] if closed else ids
+
+    @cached_property
+    def template_opens(self) -> bool:
+        """Whether the chat template itself ends a prompt with the opening of the reasoning."""
+        (parts,) = self._template.parts([_TURN[: len(_OPENING)]])
+        return not _opening_of_reasoning(parts)
 
     # --- what was sampled ---
 
@@ -133,21 +142,26 @@ class ChatCodec:
         """The sampled text without end-of-turn and other control tokens; bytes that are not UTF-8 become U+FFFD."""
         return b"".join(self.token_bytes(int(index)) for index in ids).decode("utf-8", errors="replace")
 
-    def reasoning_span(self, ids: np.ndarray | list[int]) -> tuple[int, int]:
-        """(start, end) of the reasoning among the sampled ids: the ids whose bytes all precede `</think>`.
+    def reasoning_span(self, ids: np.ndarray | list[int], opened: bool = True) -> tuple[int, int]:
+        """(start, end) of the reasoning among the sampled ids: the ids whose bytes all precede `</think>`. `opened`:
+        whether the ids before them open the reasoning; if not, it follows the `<think>` with which the turn begins.
 
         White space at either end counts as reasoning. The span is empty if there is no reasoning: (0, 0) if only white
-        space precedes `</think>`, and (n, n), after all n ids, if the reasoning was never closed.
+        space precedes `</think>` or the turn opens none, and (n, n), after all n ids, if it was never closed.
         """
         pieces = [self.token_bytes(int(index)) for index in ids]
         text = b"".join(pieces)
+        if not opened and not text.lstrip().startswith(THINK_OPEN.encode()):
+            return 0, 0
         marker = text.find(THINK_CLOSE.encode())
         if marker < 0:
             return len(pieces), len(pieces)
         ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
+        first = 0 if opened else text.find(THINK_OPEN.encode()) + len(THINK_OPEN)
+        start = int(np.searchsorted(ends, first)) + 1 if first else 0
         end = int(np.searchsorted(ends, marker, side="right"))
-        blank = end == 0 or not text[: ends[end - 1]].strip()
-        return (0, 0) if blank else (0, end)
+        blank = end <= start or not text[ends[start - 1] if start else 0 : ends[end - 1]].strip()
+        return (0, 0) if blank else (start, end)
 
     def answer_end(self, ids: np.ndarray | list[int]) -> int | None:
         """Number of ids up to the one that completes the answer, among the ids sampled from the closing of the
@@ -238,11 +252,11 @@ class ChatCodec:
             )
         return [0 if part == last else part for part in after]
 
-    def _encode_between(self, role: str, content: str) -> np.ndarray:
+    def _encode_between(self, role: str, content: str, opening: bool) -> np.ndarray:
         message = {"role": role, "content": content}
         messages = [*_TURN[:-1], message]
         (parts,) = self._template.parts([messages])
-        return self._encode_parts(self._after(parts, messages), [message])
+        return self._encode_parts(self._after(parts, messages), [message], opening)
 
     def _find_stop_ids(self) -> tuple[int, ...]:
         own = self._tokenizer.eos_token_id
@@ -253,10 +267,11 @@ class ChatCodec:
             raise ValueError(f"{self._dir}: eos_token_id {largest} is none of the model's {self.vocab_size} ids")
         return tuple(dict.fromkeys(found))
 
-    def _encode_parts(self, parts: Sequence[Part], messages: Sequence[Message]) -> np.ndarray:
-        """The ids of a rendered conversation, opening of the reasoning included, whose parts stand for `messages`."""
+    def _encode_parts(self, parts: Sequence[Part], messages: Sequence[Message], opening: bool = True) -> np.ndarray:
+        """The ids of a rendered conversation, whose parts stand for `messages`; with `opening`, that of the reasoning
+        is among them."""
         pieces: list[Piece] = []
-        for part in [*parts, *_opening_of_reasoning(parts)]:
+        for part in [*parts, *(_opening_of_reasoning(parts) if opening else ())]:
             if isinstance(part, str):
                 pieces.append((part, False))
             else:

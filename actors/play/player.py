@@ -15,6 +15,8 @@ Invariants:
   is a digest of (ticket seed, ticket, trajectory), or of (ticket seed, ticket) if the environment shares its noise.
 - A ticket may ask for replays of its trajectories under fresh noise, which follow each episode
   (`actors.play.replaying`).
+- An environment may reward the trajectories of a group together (`GroupRewarded`), once all have ended: each of them
+  gets a reward, or fails with the reason why it has none.
 
 | waits for | unblocked by | on time-out |
 |---|---|---|
@@ -44,9 +46,10 @@ from squelch.actors.play.seeds import noise_seed, request_seed
 from squelch.actors.play.step_pool import CallFailed, StepPool
 from squelch.actors.records import Group, Task, Ticket, Trajectory, Turn
 from squelch.envs.config import EnvironmentConfig
-from squelch.envs.contract import Environment
+from squelch.envs.contract import Environment, GroupReward, GroupRewarded, lacking, require
 from squelch.envs.episode import Episode, Message, TurnOutcome
 from squelch.envs.registry import make
+from squelch.envs.untrusted.rewards import finite_reward
 
 Generate = Callable[[str, GenerationRequest], Awaitable[Completion]]
 MakeEnv = Callable[[Task], Environment]
@@ -72,6 +75,11 @@ class _Transcript:
     parts: list[np.ndarray] = field(default_factory=list)
     log_probs: list[np.ndarray | None] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
+    last_text: str = ""
+    """Text of the last turn."""
+    group_rewarded: bool = False
+    """Whether the environment rewards the group (`GroupRewarded`)."""
+    failure: Failure | None = None
     version_spans: tuple[VersionSpan, ...] | None = ()
     length: int = 0
     task_key: str = ""
@@ -102,7 +110,11 @@ class _Transcript:
         """All ids so far, (num_tokens,) int32."""
         return np.concatenate(self.parts).astype(np.int32, copy=False) if self.parts else np.zeros(0, np.int32)
 
-    def trajectory(self, index: int, worker: str, failure: Failure | None) -> Trajectory:
+    def last_ids(self) -> np.ndarray:
+        """The sampled ids of the last turn."""
+        return self.token_ids()[self.turns[-1].sample_start :]
+
+    def trajectory(self, index: int, worker: str) -> Trajectory:
         """The trajectory; one that failed is neither a success nor truncated."""
         mask, log_probs = np.zeros(self.length, dtype=bool), np.zeros(self.length, dtype=np.float32)
         position = 0
@@ -111,7 +123,7 @@ class _Transcript:
                 mask[position : position + len(part)] = True
                 log_probs[position : position + len(part)] = sampled
             position += len(part)
-        ended = failure is None
+        ended = self.failure is None
         return Trajectory(
             index,
             self.token_ids(),
@@ -120,7 +132,7 @@ class _Transcript:
             self.turns,
             success=ended and self.success,
             truncated=ended and self.truncated,
-            failure=failure,
+            failure=self.failure,
             worker=worker,
             bootstrap_last_state=ended and self.bootstrap_last_state,
             version_spans=self.version_spans,
@@ -154,14 +166,14 @@ class EnvironmentPlayer:
 
     async def play(self, ticket: Ticket) -> Group:
         """Play a ticket's `group_size` trajectories concurrently; an error in one of them is not raised."""
-        played = await asyncio.gather(*(self._play_one(ticket, index) for index in range(ticket.group_size)))
-        transcripts, trajectories = zip(*played, strict=True)
+        transcripts = await asyncio.gather(*(self._play_one(ticket, index) for index in range(ticket.group_size)))
+        await self._reward_group(ticket, [one for one in transcripts if one.group_rewarded and one.failure is None])
         started = next((transcript for transcript in transcripts if transcript.task_key), transcripts[0])
         return Group(
             ticket=ticket,
             task_key=started.task_key,
             task_kind=started.task_kind,
-            trajectories=list(trajectories),
+            trajectories=[one.trajectory(index, ticket.worker) for index, one in enumerate(transcripts)],
             seconds_environment=sum(one.seconds_environment for one in transcripts) / len(transcripts),
             seconds_generation=sum(one.seconds_generation for one in transcripts) / len(transcripts),
             seconds_replays=sum(one.replayed.seconds for one in transcripts),
@@ -173,29 +185,31 @@ class EnvironmentPlayer:
 
     # --- one trajectory ---
 
-    async def _play_one(self, ticket: Ticket, index: int) -> tuple[_Transcript, Trajectory]:
-        transcript, failure = _Transcript(), None
+    async def _play_one(self, ticket: Ticket, index: int) -> _Transcript:
+        transcript = _Transcript()
         try:
             async with asyncio.timeout(self._config.episode_timeout_s):
                 env, episode = await self._episode(ticket, index, transcript)
         except TimeoutError:
-            failure = Failure(FailureCause.EPISODE_TIMEOUT)
+            transcript.failure = Failure(FailureCause.EPISODE_TIMEOUT)
         except _Failed as error:
-            failure = error.failure
+            transcript.failure = error.failure
         else:
             transcript.replayed = await replay(episode, ticket, index, self.steps, self._config.episode_timeout_s)
             if not transcript.replayed.lost_environment:
                 self._idle.setdefault(_idle_key(ticket.task), []).append(env)
-        return transcript, transcript.trajectory(index, ticket.worker, failure)
+        return transcript
 
     async def _episode(self, ticket: Ticket, index: int, transcript: _Transcript) -> tuple[Environment, Episode]:
         env, episode, messages = await self._call(transcript, lambda: self._begin(ticket, index))
         transcript.task_key, transcript.task_kind = episode.task_key, episode.task_kind
-        feed = self._codec.first_turn(messages)
+        transcript.group_rewarded = not lacking(env, GroupRewarded)
+        opens = not env.whole_turns
+        feed = self._codec.first_turn(messages, opens)
         while self._fits(transcript, feed):
             transcript.add(feed)
             completion = await self._sample(ticket, index, transcript)
-            outcome = await self._act(episode, transcript, completion)
+            outcome = await self._act(episode, transcript, completion, opens or self._codec.template_opens)
             transcript.success = outcome.success
             transcript.truncated = outcome.truncated
             transcript.bootstrap_last_state = outcome.bootstrap_last_state
@@ -204,18 +218,21 @@ class EnvironmentPlayer:
             if len(transcript.turns) == ticket.most_turns:
                 transcript.truncated = True
                 break
-            feed = self._codec.next_turn(outcome.next_message, closed=completion.finish_reason == "stop")
+            feed = self._codec.next_turn(outcome.next_message, completion.finish_reason == "stop", opens)
         return env, episode
 
     def _begin(self, ticket: Ticket, index: int) -> tuple[Environment, Episode, list[Message]]:
         """In a step thread: take or make an environment and start the task in it."""
-        try:
-            env = self._idle.get(_idle_key(ticket.task), []).pop()
-        except IndexError:
-            env = self._make_env(ticket.task)
+        env = self._taken(ticket.task)
         noise = noise_seed(ticket, index, env.shared_noise)
         episode = Episode(env, ticket.task.seed, noise, self._format, self._reward_noise)
         return env, episode, episode.start()
+
+    def _taken(self, task: Task) -> Environment:
+        try:
+            return self._idle.get(_idle_key(task), []).pop()
+        except IndexError:
+            return self._make_env(task)
 
     def _fits(self, transcript: _Transcript, feed: np.ndarray) -> bool:
         """Whether the context has room for `feed` and a turn of full length. If not, the episode ends as truncated."""
@@ -254,14 +271,18 @@ class EnvironmentPlayer:
         finally:
             transcript.seconds_generation += time.monotonic() - started
 
-    async def _act(self, episode: Episode, transcript: _Transcript, completion: Completion) -> TurnOutcome:
-        """Record a sampled turn and pass its text to the episode, with whether it was cut at its token limit."""
+    async def _act(
+        self, episode: Episode, transcript: _Transcript, completion: Completion, opened: bool
+    ) -> TurnOutcome:
+        """Record a sampled turn and pass its text to the episode, with whether it was cut at its token limit.
+        `opened`: whether what was fed opened its reasoning."""
         ids = completion.token_ids
         start = transcript.add_sampled(completion)
         hit_token_limit = completion.finish_reason == "length"
         text = self._codec.text(ids)
         outcome = await self._call(transcript, lambda: episode.act(text, hit_token_limit))
-        first, last = self._codec.reasoning_span(ids)
+        transcript.last_text = text
+        first, last = self._codec.reasoning_span(ids, opened)
         transcript.turns.append(
             Turn(
                 sample_start=start,
@@ -278,6 +299,39 @@ class EnvironmentPlayer:
             )
         )
         return outcome
+
+    # --- a group ---
+
+    async def _reward_group(self, ticket: Ticket, ended: list[_Transcript]) -> None:
+        """Adds the rewards that the environment gives the group. `ended`: its trajectories without a failure."""
+        if not ended:
+            return
+        texts, ids = [one.last_text for one in ended], [one.last_ids().tolist() for one in ended]
+        shared = _Transcript()
+        try:
+            rewards = await self._call(shared, lambda: self._group_rewards(ticket, texts, ids))
+        except _Failed as error:
+            rewards = [error.failure] * len(ended)
+        for one, reward in zip(ended, rewards, strict=True):
+            one.seconds_environment += shared.seconds_environment / len(ended)
+            if isinstance(reward, Failure):
+                one.failure = reward
+            elif isinstance(reward, str):
+                one.failure = Failure(FailureCause.ENVIRONMENT_ERROR, reward)
+            else:
+                one.turns[-1].reward += reward[0]
+                one.success = reward[1]
+
+    def _group_rewards(self, ticket: Ticket, texts: list[str], ids: list[list[int]]) -> list[GroupReward]:
+        """In a step thread: the group's rewards, in an environment in which its task was started."""
+        env = self._taken(ticket.task)
+        env.reset(seed=ticket.task.seed, options={"noise_seed": noise_seed(ticket, 0, env.shared_noise)})
+        rewards = require(ticket.task.environment, env, GroupRewarded, "a group").group_rewards(texts, ids)
+        if len(rewards) != len(texts):
+            raise ValueError(f"group_rewards() returned {len(rewards)} rewards for {len(texts)} trajectories")
+        rewards = [r if isinstance(r, str) else (finite_reward(r[0], "group_rewards"), bool(r[1])) for r in rewards]
+        self._idle.setdefault(_idle_key(ticket.task), []).append(env)
+        return rewards
 
     async def _call(self, transcript: _Transcript, function: Callable[[], Any]) -> Any:
         """Run an environment call in a step thread. If it fails, the episode's environment is not used again."""

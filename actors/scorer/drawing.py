@@ -182,7 +182,7 @@ def _sample(group: str, trajectory: Trajectory, index: int, mass: float) -> _Sam
     turn = trajectory.turns[index]
     prompt = np.asarray(trajectory.prompt_ids(index), dtype=np.int64)
     reasoning = np.asarray(trajectory.reasoning_ids(index), dtype=np.int64)
-    pictures = tuple(picture for picture in trajectory.pictures if picture.position < turn.sample_start)
+    pictures = tuple(picture for picture in trajectory.pictures if picture.position < turn.prompt_end)
     key, versions = content_key(prompt, pictures), (turn.version_min, turn.version_max)
     return _Sample(group, trajectory.index, index, prompt, pictures, key, reasoning, versions, mass)
 

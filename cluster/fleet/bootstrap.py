@@ -281,14 +281,14 @@ def _check_speech(folder: Path, config: RunConfig) -> None:
     positions = read_config(folder).get("max_position_embeddings")
     codec = ChatCodec(folder)
     codec.check(phrases(environment_class(config.environment.name), config.environment.format))
-    first_turn = _opening(config, codec)
+    first_turn = _opening(config, codec, longest=True)
     needed = len(first_turn) + config.sampling.max_tokens_per_turn
     limits = {"rollout.max_model_len": config.rollout.max_model_len, "the model's context": positions}
     for name, limit in limits.items():
         if limit is not None and needed > limit:
             raise ValueError(
-                f"the first prompt of {config.environment.name} has {len(first_turn)} tokens and the turn may add "
-                f"sampling.max_tokens_per_turn={config.sampling.max_tokens_per_turn}, which exceeds {name}={limit}"
+                f"the longest first prompt of {config.environment.name} has {len(first_turn)} tokens and the turn may "
+                f"add sampling.max_tokens_per_turn={config.sampling.max_tokens_per_turn}, which exceeds {name}={limit}"
             )
     if positions is not None and config.rollout.max_model_len > positions:
         raise ValueError(
@@ -296,11 +296,13 @@ def _check_speech(folder: Path, config: RunConfig) -> None:
         )
 
 
-def _opening(config: RunConfig, codec: ChatCodec) -> np.ndarray:
-    """The ids of the first prompt of the first training task; ValueError for words that the tokenizer lacks."""
+def _opening(config: RunConfig, codec: ChatCodec, longest: bool = False) -> np.ndarray:
+    """The ids of the first prompt of the first training task; with `longest`, of the longest one of any task if the
+    environment knows it. ValueError for words that the tokenizer lacks."""
     try:
-        messages = first_task(config.environment, config.cluster.start_timeout_s).messages
+        first = first_task(config.environment, config.cluster.start_timeout_s)
+        messages = (longest and first.environment.longest_opening()) or first.messages
     except ValueError as error:
         raise UserError(f"environment {config.environment.name}: {error}") from error
     codec.check([message["content"] for message in messages])
-    return codec.first_turn(messages)
+    return codec.first_turn(messages, opening=not first.environment.whole_turns)

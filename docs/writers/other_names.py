@@ -26,9 +26,9 @@ configuration as read in 2026; their defaults differ from Squelch's, so set what
 
 Three things work differently:
 
-- **A task is an environment.** Instead of a data set and reward functions you name an environment, which gives tasks,
-  answers actions over several turns and pays rewards. [Adding an environment](adding-an-environment.md) wraps your own;
-  the text environments also read your data files ([environments.md](environments.md)).
+- **A task is an environment.** Data set and reward functions are the environment `Prompts`
+  ([bring-your-own.md](bring-your-own.md)); others answer actions over several turns and pay rewards, and
+  [your own](adding-an-environment.md) is one file.
 - **The filter is on.** A step learns from the groups that hold 90% of the step's reward variance
   ([filter.md](filter.md)). `filter.rule=none` trains on all groups, as the others do by default.
 - **Actors are counted, not colocated.** Rollout workers, learner ranks and environment actors have counts and

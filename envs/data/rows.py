@@ -8,7 +8,7 @@
     mine = split_rows("path/to/MetaMathQA", "validation", Question, group_by="query")
 
 A row type is a pydantic model whose fields (or their aliases) are the wanted columns; a field with a default is
-optional, and other columns are not read. Invariants:
+optional, and other columns are not read unless the model allows extra fields. Invariants:
 
 - Opening reads no rows: for Parquet only the footers, for JSON one pass that finds the beginnings of rows. A row is
   read when it is accessed, a row group at a time, and at most `CACHE_BYTES` of row groups are cached, so that a data
@@ -16,7 +16,7 @@ optional, and other columns are not read. Invariants:
 - Bad data in a file raise `Unreadable`, a ValueError, that names file, row (from 1; for JSON Lines the line) and
   column, and says what would be right. Files may be hostile: what is decoded at once is bounded (`envs.untrusted`).
 - `split_rows`: no group is in both splits. If a data set publishes no validation split, the held-out part is a function
-  of the groups' digests, so it is the same in every run and is never trained on.
+  of the groups' digests, so it is the same in every run and is never trained on. Two groups are enough.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import threading
 from abc import ABC, abstractmethod
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -68,7 +68,8 @@ def read_rows(source: Source, split: str, row_type: type[Row], subset: str | Non
     subsets. Raises ValueError naming the missing split or file and the existing ones. Opening needs a pass over JSON
     files, so share the result.
     """
-    columns = [field.alias or name for name, field in row_type.model_fields.items()]
+    named = [field.alias or name for name, field in row_type.model_fields.items()]
+    columns = None if row_type.model_config.get("extra") == "allow" else named
     required = {field.alias or name for name, field in row_type.model_fields.items() if field.is_required()}
     shards = [_open(path, columns, required) for path in find_files(source, split, subset)]
     rows = Rows(shards, row_type)
@@ -77,24 +78,39 @@ def read_rows(source: Source, split: str, row_type: type[Row], subset: str | Non
     return rows
 
 
+def plain_text(value: Any) -> str:
+    """The value, which must be text: a ValueError says so."""
+    if not isinstance(value, str):
+        raise ValueError(f"text is needed (got {brief(value)})")
+    return value
+
+
 def split_rows(
-    source: Source, split: Split, row_type: type[Row], group_by: str, subset: str | None = None
+    source: Source,
+    split: Split,
+    row_type: type[Row],
+    group_by: str,
+    subset: str | None = None,
+    text_of: Callable[[Any], str] = plain_text,
 ) -> Part[Row]:
     """The rows of one of Squelch's two splits. Rows with the same text in column `group_by`, ignoring case and white
-    space, are always in the same split.
+    space, are always in the same split. `text_of`: the text of a value of that column; its ValueError is raised with
+    the row.
 
     A published validation split is used as it is, and training rows of its groups are excluded. Without one, groups of
-    `train` are held out by their digest (`envs.base.split_of`). A published `test` is never read.
+    `train` are held out by their digest (`envs.splits.split_of`); if it leaves a split empty, that gets the group whose
+    digest is nearest. A published `test` is never read.
     """
     rows = read_rows(source, "train", row_type, subset)
     try:
         published = read_rows(source, "validation", row_type, subset)
     except UnknownSplitError:
-        owned = [split_of(f"{digest:016x}") == split for digest in _digests(rows, group_by).tolist()]
-        return Part(rows, np.flatnonzero(owned), f"the {split} part of {rows}")
+        digests = _digests(rows, group_by, text_of)
+        held_out = np.isin(digests, _held_out(np.unique(digests), f"{rows}, column {group_by}"))
+        return Part(rows, np.flatnonzero(held_out == (split == "validation")), f"the {split} part of {rows}")
     if split == "validation":
         return Part(published, np.arange(len(published)), str(published))
-    theirs = np.isin(_digests(rows, group_by), _digests(published, group_by))
+    theirs = np.isin(_digests(rows, group_by, text_of), _digests(published, group_by, text_of))
     return Part(rows, np.flatnonzero(~theirs), f"{rows} without what {published} holds")
 
 
@@ -151,14 +167,17 @@ class Rows(LazyRows[Row]):
         return f"{shard.path}, {shard.row_name(offset)}"
 
     def column(self, name: str) -> Iterator[str]:
-        """One text column in order, without reading the others if the format allows it. Raises ValueError for other
-        types."""
+        """One text column in order, as `values`. Raises ValueError for other types."""
+        for index, value in enumerate(self.values(name)):
+            try:
+                yield plain_text(value)
+            except ValueError as error:
+                raise Unreadable(f"{self.location(index)}, column {name}: {error}") from error
+
+    def values(self, name: str) -> Iterator[Any]:
+        """One column in order, without reading the others if the format allows it."""
         for shard in self._shards:
-            for offset, value in enumerate(shard.column(name)):
-                if not isinstance(value, str):
-                    where = f"{shard.path}, {shard.row_name(offset)}, column {name}"
-                    raise Unreadable(f"{where}: text is needed (got {brief(value)})")
-                yield value
+            yield from shard.column(name)
 
     def _find(self, index: int) -> tuple[Shard, int]:
         which = bisect.bisect_right(self._ends, index)
@@ -188,7 +207,7 @@ class Part(LazyRows[Row]):
 class Shard(ABC):
     """One file."""
 
-    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+    def __init__(self, path: Path, columns: Sequence[str] | None) -> None:
         self.path, self.columns = path, columns
 
     @abstractmethod
@@ -196,7 +215,7 @@ class Shard(ABC):
 
     @abstractmethod
     def row(self, index: int) -> dict[str, Any]:
-        """The wanted columns that the row has."""
+        """The wanted columns that the row has; all of them if `columns` is None."""
 
     @abstractmethod
     def row_name(self, index: int) -> str:
@@ -210,14 +229,14 @@ class Shard(ABC):
 class ParquetShard(Shard):
     """A Parquet file; decodes the wanted columns of one row group at a time."""
 
-    def __init__(self, path: Path, columns: Sequence[str], required: set[str]) -> None:
+    def __init__(self, path: Path, columns: Sequence[str] | None, required: set[str]) -> None:
         super().__init__(path, columns)
         require_regular(path)
         self._file = open_parquet(path, str(path))
         known = self._file.schema_arrow.names
         for name in sorted(required - set(known)):
             raise Unreadable(f"{path}: no column {name!r}; it has {_some(known)}")
-        self._present = [name for name in columns if name in known]
+        self._present = known if columns is None else [name for name in columns if name in known]
         with decoding(str(path), DAMAGED):
             sizes = [self._file.metadata.row_group(g).num_rows for g in range(self._file.num_row_groups)]
         if any(size < 0 for size in sizes):
@@ -269,7 +288,7 @@ class ParquetShard(Shard):
 class JsonShard(Shard):
     """JSON Lines, or one JSON array of objects; the file is memory-mapped and a row is parsed when it is accessed."""
 
-    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+    def __init__(self, path: Path, columns: Sequence[str] | None) -> None:
         super().__init__(path, columns)
         with open_file(path) as file:
             if not file.seek(0, 2):
@@ -285,7 +304,7 @@ class JsonShard(Shard):
     def row(self, index: int) -> dict[str, Any]:
         """As `Shard.row`."""
         found = self._parse(index)
-        return {name: found[name] for name in self.columns if name in found}
+        return found if self.columns is None else {name: found[name] for name in self.columns if name in found}
 
     def row_name(self, index: int) -> str:
         """As `Shard.row_name`."""
@@ -293,11 +312,13 @@ class JsonShard(Shard):
 
     def column(self, name: str) -> Iterator[Any]:
         """As `Shard.column`."""
+        needed = [name]
         for index in range(len(self)):
             found = self._parse(index)
-            if name not in found:
+            needed = list({name: None, **found}) if self.columns is None and not index else needed
+            if lacking := [one for one in needed if one not in found]:
                 where = f"{self.path}, {self.row_name(index)}"
-                raise Unreadable(f"{where}: no column {name!r}; it has {_some(found)}")
+                raise Unreadable(f"{where}: no column {lacking[0]!r}; it has {_some(found)}")
             yield found[name]
 
     def _parse(self, index: int) -> dict[str, Any]:
@@ -308,7 +329,7 @@ class JsonShard(Shard):
         return parse_object(self._data[start:end], where)
 
 
-def _open(path: Path, columns: Sequence[str], required: set[str]) -> Shard:
+def _open(path: Path, columns: Sequence[str] | None, required: set[str]) -> Shard:
     return ParquetShard(path, columns, required) if path.suffix == ".parquet" else JsonShard(path, columns)
 
 
@@ -378,11 +399,32 @@ def _only_separators(data: mmap.mmap, start: int, end: int, path: Path, row: int
         raise Unreadable(f"{where}: an object of columns is needed (got {got})")
 
 
-def _digests(rows: Rows[Any], column: str) -> np.ndarray:
+def _digests(rows: Rows[Any], column: str, text_of: Callable[[Any], str]) -> np.ndarray:
     """The leading 64 bits of each row's digest of `column`, shape (num_rows,), uint64. Case and white space are
     ignored: data sets repeat questions with an additional line break, and such copies must be in the same split."""
-    keys = (int(task_key_of("data", " ".join(text.split()).casefold())[:16], 16) for text in rows.column(column))
-    return np.fromiter(keys, np.uint64, len(rows))
+    found = np.empty(len(rows), np.uint64)
+    for index, value in enumerate(rows.values(column)):
+        try:
+            text = text_of(value)
+        except ValueError as error:
+            raise Unreadable(f"{rows.location(index)}, column {column}: {error}") from error
+        found[index] = int(task_key_of("data", " ".join(text.split()).casefold())[:16], 16)
+    return found
+
+
+def _held_out(digests: np.ndarray, where: str) -> np.ndarray:
+    """The digests, of those that differ, whose rows are validation's; (num_held_out,) uint64. Raises Unreadable if
+    there is only one, which cannot be in both splits."""
+    if len(digests) < 2:
+        raise Unreadable(
+            f"{where}: all rows are the same; at least two must differ, because one is held out for validation"
+        )
+    theirs = np.array([split_of(f"{digest:016x}") == "validation" for digest in digests.tolist()])
+    if not theirs.any():
+        theirs[0] = True
+    elif theirs.all():
+        theirs[-1] = False
+    return digests[theirs]
 
 
 def _complaint(error: ValidationError) -> str:

@@ -7,7 +7,9 @@ class to make; every later frame is one call, which is answered before the next 
 |---|---|---|
 | `make` | split, options, prompt, first_seed | rules, wording, the noise's three facts, the two limits of turns |
 | `notes` | | the lines |
-| `reset` | seed, noise_seed | observation, task_key, task_kind |
+| `longest_opening` | | messages, or null |
+| `group_rewards` | completions, completion_ids | (reward, success) of each, or why it has none |
+| `reset` | seed, noise_seed | observation, task_key, task_kind, messages |
 | `read_action` | text | action, or null |
 | `step` | action | observation, reward, terminated, truncated, success |
 
@@ -107,10 +109,16 @@ class Environments:
     def _notes(self, name: str) -> "list[str]":
         return [str(line) for line in self._held[name].notes()]
 
+    def _longest_opening(self, name: str) -> "list[dict[str, str]] | None":
+        return self._held[name].longest_opening()
+
     def _reset(self, name: str, seed: int, noise_seed: int) -> "list[Any]":
         self._generators.seed(seed)
         observation, info = self._held[name].reset(seed=seed, options={"noise_seed": noise_seed})
-        return [observation, info["task_key"], info.get("task_kind")]
+        return [observation, info["task_key"], info.get("task_kind"), info.get("messages")]
+
+    def _group_rewards(self, name: str, completions: "list[str]", completion_ids: "list[list[int]]") -> "list[Any]":
+        return self._held[name].group_rewards(completions, completion_ids)
 
     def _read_action(self, name: str, text: str) -> "str | None":
         action = self._held[name].read_action(text)

@@ -87,6 +87,11 @@ class OwnProcess(Environment):
         with self._refused("cannot be asked for its notes"):
             return self._session.notes()
 
+    def longest_opening(self) -> list[dict[str, str]] | None:
+        """The environment's own. Raises ValueError if its process does not answer."""
+        with self._refused("cannot be asked for its longest prompt"):
+            return self._session.longest_opening()
+
     def longest_call(self) -> tuple[float, str]:
         """After which the process is ended."""
         return self.options.timeout_s, "timeout_s"
@@ -121,8 +126,9 @@ class OwnProcess(Environment):
 
     def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """As `Environment.reset`."""
-        observation, key, kind = self._session.reset(seed, options["noise_seed"])
-        return observation, {"task_key": key, "task_kind": kind}
+        observation, key, kind, messages = self._session.reset(seed, options["noise_seed"])
+        opening = {} if messages is None else {"messages": messages}
+        return observation, {"task_key": key, "task_kind": kind, **opening}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """As `Environment.step`."""

@@ -30,6 +30,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -282,6 +283,10 @@ class Session:
         """The environment's messages to the user at the start of a run. The call changes no state, as `read_action`."""
         return self._answer("notes")
 
+    def longest_opening(self) -> list[dict[str, str]] | None:
+        """The longest first messages of a task. The call changes no state, as `read_action`."""
+        return self._answer("longest_opening")
+
     def reset(self, seed: int, noise_seed: int) -> list[Any]:
         """Starts a task; what was played before is forgotten."""
         self._history = []
@@ -290,6 +295,10 @@ class Session:
     def step(self, action: str) -> list[Any]:
         """Plays an action."""
         return self._played("step", action)
+
+    def group_rewards(self, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]) -> list[Any]:
+        """The rewards of the task's trajectories. The call changes no state, as `read_action`."""
+        return self._answer("group_rewards", list(completions), [list(map(int, ids)) for ids in completion_ids])
 
     def read_action(self, text: str) -> str | None:
         """The action that a text means. The call changes nothing, so a successor of the process does not repeat it."""

@@ -9,8 +9,8 @@ from typing import Any
 from squelch.envs.untrusted.files import brief
 
 
-def finite_reward(reward: Any) -> float:
-    """The reward of one step. Raises ValueError if it is no finite number."""
+def finite_reward(reward: Any, method: str = "step") -> float:
+    """The reward that a method of the environment gave. Raises ValueError if it is no finite number."""
     if not isinstance(reward, Real) or not math.isfinite(reward):
-        raise ValueError(f"the environment's step() returned the reward {brief(reward)}; a finite number is needed")
+        raise ValueError(f"the environment's {method}() returned the reward {brief(reward)}; a finite number is needed")
     return float(reward)

@@ -57,6 +57,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "TextArena": {"game": "GuessTheNumber-v0", "timeout_s": 60},
 }
 WITHOUT_KINDS = {"Gymnasium", "TextArena", "OwnProcess", "docs.examples.sort_words:SortWords"}
+WHOLE_TURNS = {"Prompts"}
+"""Environments without a turn format; `tests/envs/prompt_file` plays them."""
 SAID = {"OwnProcess": ("moon pear", "pear", "moon island engine pear")}
 """Actions of an environment without demonstrations, where numbers are none."""
 SERVED = "Countdown"
@@ -296,7 +298,7 @@ def game(request: pytest.FixtureRequest, codec: ChatCodec) -> Game:
 
 def test_every_environment_of_the_table_is_played_here() -> None:
     played = {name.partition("/")[0] for name in OPTIONS}
-    assert played >= set(environment_names()) == set(ENVIRONMENTS) and played >= set(ADAPTERS)
+    assert played >= set(environment_names()) == set(ENVIRONMENTS) and played >= set(ADAPTERS) - WHOLE_TURNS
 
 
 @pytest.mark.slow

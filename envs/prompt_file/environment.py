@@ -1,0 +1,117 @@
+"""Prompts of a file, rewarded by functions of the user: one turn a task, in the model's own format.
+
+    environment.name=Prompts
+    environment.options.data=questions.jsonl
+    environment.options.reward=rewards.py:right
+
+A task is a row's prompt; the completion is all that the policy samples, and nothing is added to the prompt. All
+trajectories of a group are rewarded in one call (`rewards.py`), in a process of their own (`envs.own_process`): a
+function that raises, hangs, ends the process or returns no rewards fails its group with a reason that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from squelch.envs.contract import Environment, GroupReward, GroupRewarded
+from squelch.envs.own_process.isolated import OwnProcess, ProcessOptions
+from squelch.envs.prompt_file import rewards
+from squelch.envs.prompt_file.rows import Prompt, open_prompts
+from squelch.envs.settings import Settings
+from squelch.envs.splits import Split
+
+
+class TaskOptions(Settings):
+    """The file, and what is rewarded."""
+
+    data: str | tuple[str, ...]
+    """The prompts: a Parquet, JSON or JSON Lines file, several of them, a folder, a file of an installed
+    package (`package:file`), or the id of a data set on the Hugging Face hub (downloaded). A split that the names call validation is used for validation; without one, every
+    eighth prompt, chosen by its content, is held out."""
+    reward: str | dict[str, float]
+    """Reward function, `module:function` or `file.py:function`, or several with their weights
+    (`{rewards.py:right: 1.0, rewards.py:short: 0.2}`). The signature is TRL's."""
+    prompt_column: str = "prompt"
+    """The column of the prompts: text, which becomes a user's message, or messages with `role` and `content`. Every
+    other column is passed to the reward functions under its name."""
+    success_at: float = 1.0
+    """A trajectory counts as a success from this reward on; it only affects what is reported."""
+
+    @field_validator("reward")
+    @classmethod
+    def _names_functions(cls, value: str | dict[str, float]) -> str | dict[str, float]:
+        if not value:
+            raise ValueError("name at least one reward function")
+        if isinstance(value, dict) and not all(value.values()):
+            raise ValueError("a function of weight 0 adds nothing; leave it out")
+        return value
+
+
+class PromptsOptions(TaskOptions, ProcessOptions):
+    """The file and the functions, and the process in which they are."""
+
+    timeout_s: float = Field(60.0, gt=0)
+    """Most seconds for the reward functions of one group; then their process is ended, and the group fails. Keep it
+    below `environment_actor.step_timeout_s`."""
+
+
+class Prompts(OwnProcess, GroupRewarded):
+    """A prompt of the file and the reward functions, in a process of their own."""
+
+    Options = PromptsOptions
+    options: PromptsOptions
+    inside = f"{__name__}:PromptTask"
+    max_turns = 1
+    whole_turns = True
+
+    def group_rewards(self, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]) -> list[GroupReward]:
+        """As `PromptTask.group_rewards`."""
+        return self._session.group_rewards(completions, completion_ids)
+
+
+class PromptTask(Environment, GroupRewarded):
+    """A prompt of the file, in the process that calls the reward functions."""
+
+    Options = TaskOptions
+    options: TaskOptions
+    max_turns = 1
+    whole_turns = True
+
+    def __init__(self, split: Split = "train", **options: Any) -> None:
+        super().__init__(split, **options)
+        given = self.options
+        named = {given.reward: 1.0} if isinstance(given.reward, str) else given.reward
+        self._functions = [rewards.load(name, weight) for name, weight in named.items()]
+        self._prompts = open_prompts(given.data, given.prompt_column, split)
+        self._prompt: Prompt | None = None
+
+    def rules(self) -> str:
+        """None: the file's prompts say what they ask for."""
+        return ""
+
+    def read_action(self, text: str) -> str:
+        """The text: a turn has no actions."""
+        return text
+
+    def longest_opening(self) -> list[dict[str, str]]:
+        """The prompt with most characters."""
+        return self._prompts.longest
+
+    def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Takes the prompt of the seed."""
+        prompt = self._prompt = self._prompts.of(seed)
+        return "", {"task_key": prompt.key, "messages": prompt.messages}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Ends the episode; the reward comes with the group's."""
+        return "", 0.0, True, False, {"success": False}
+
+    def group_rewards(self, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]) -> list[GroupReward]:
+        """The sums of the functions' rewards. RuntimeError if one of them raises or returns no rewards."""
+        if self._prompt is None:
+            raise RuntimeError("group_rewards was called before reset")
+        found = rewards.group_rewards(self._functions, self._prompt, completions, completion_ids)
+        return [one if isinstance(one, str) else (one, one >= self.options.success_at) for one in found]

@@ -1,0 +1,140 @@
+"""Reward functions of the user, with TRL's signature:
+
+    def right(prompts, completions, answer, **columns):
+        return [1.0 if wanted in said else 0.0 for said, wanted in zip(completions, answer)]
+
+One call gets the trajectories of one group, by keyword: `prompts`, `completions`, `completion_ids`, and each other
+column of the file, all lists of the same length. Where prompts are messages a completion is a list with one message of
+the assistant, else it is text. A function returns one number for each, or None where it does not apply; it may be
+`async`. Several functions are summed with their weights, without those that do not apply, as TRL does.
+
+Contract: whatever a function returns that is no such list (NaN, text, a wrong length), and whatever it raises, is an
+error that names the function, file and line. No such reward becomes 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import math
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from squelch.envs.options import nearest
+from squelch.envs.prompt_file.rows import Prompt
+from squelch.envs.untrusted.files import brief, reason
+
+KEY = "environment.options.reward"
+NONE_APPLIES = "no reward function applies to it: all returned None"
+
+
+class RewardFunction(NamedTuple):
+    """One function; `name`: as the settings name it."""
+
+    name: str
+    weight: float
+    call: Callable[..., Any]
+
+
+def load(name: str, weight: float) -> RewardFunction:
+    """The function `module:function` or `file.py:function`, also of a module in the working folder. Raises ValueError
+    that says what is wrong."""
+    source, _, attribute = name.rpartition(":")
+    if not source or not attribute.isidentifier():
+        raise ValueError(f"{KEY}: {brief(name)} is not of the form module:function or file.py:function")
+    module = _module(source, name)
+    found = vars(module).get(attribute)
+    if not callable(found):
+        functions = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
+        raise ValueError(f"{KEY}: {source} defines no function {attribute!r}; {nearest(attribute, functions)}")
+    return RewardFunction(name, weight, found)
+
+
+def _module(source: str, name: str) -> Any:
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # a module beside the run is found, as with `python script.py`
+    try:
+        if not source.endswith(".py"):
+            return importlib.import_module(source)
+        path = Path(source).resolve()
+        if not path.is_file():
+            raise ValueError(f"there is no file {path}")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules.setdefault(path.stem, module)  # what it defines can be pickled, and its dataclasses resolved
+        spec.loader.exec_module(module)
+        return module
+    except Exception as error:  # the module is the user's, and may be unfinished
+        raise ValueError(f"{KEY}: {brief(name)} cannot be imported: {reason(error)}{_place(error)}") from error
+
+
+def group_rewards(
+    functions: Sequence[RewardFunction], prompt: Prompt, completions: Sequence[str], ids: Sequence[Sequence[int]]
+) -> list[float | str]:
+    """The weighted sum of the functions for each completion; text, the reason, where none applies.
+
+    Raises:
+        RuntimeError: a function raised, or returned what is no list of numbers or None; the text names it.
+    """
+    count = len(completions)
+    chat = not isinstance(prompt.given, str)
+    said = [[{"role": "assistant", "content": text}] if chat else text for text in completions]
+    given: dict[str, Any] = {name: [value] * count for name, value in prompt.columns.items()}
+    given |= {"prompts": [prompt.given] * count, "completions": said, "completion_ids": [list(one) for one in ids]}
+    answers = asyncio.run(_answers(functions, given))
+    rows = [_checked(function, answer, count) for function, answer in zip(functions, answers, strict=True)]
+    found: list[float | str] = []
+    for values in zip(*rows, strict=True):
+        applied = [one.weight * value for one, value in zip(functions, values, strict=True) if value is not None]
+        found.append(math.fsum(applied) if applied else NONE_APPLIES)
+    return found
+
+
+async def _answers(functions: Sequence[RewardFunction], given: Mapping[str, Any]) -> list[Any]:
+    """What the functions return; those that are `async` wait beside each other."""
+
+    async def answer(function: RewardFunction) -> Any:
+        try:
+            returned = function.call(**given)
+            return await returned if inspect.isawaitable(returned) else returned
+        except Exception as error:  # the function is the user's
+            said = f"{type(error).__name__}: {reason(error)}{_place(error)}"
+            raise RuntimeError(f"the reward function {function.name} raised {said}") from error
+
+    waiting: list[Awaitable[Any]] = [answer(function) for function in functions]
+    return list(await asyncio.gather(*waiting))
+
+
+def _checked(function: RewardFunction, answer: Any, count: int) -> list[float | None]:
+    """The numbers of one function. Raises RuntimeError for anything else."""
+    where = f"the reward function {function.name} returned"
+    if isinstance(answer, str | bytes | Mapping) or not hasattr(answer, "__len__"):
+        raise RuntimeError(f"{where} {brief(answer)}; a list with a number, or None, for each completion is needed")
+    if len(answer) != count:
+        raise RuntimeError(f"{where} {len(answer)} rewards for {count} completions")
+    return [None if value is None else _number(where, value) for value in answer]
+
+
+def _number(where: str, value: Any) -> float:
+    """A reward as a float; also a number of NumPy or a tensor with one element."""
+    try:
+        number = math.nan if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise RuntimeError(f"{where} the reward {brief(value)}; a finite number, or None, is needed")
+    return number
+
+
+def _place(error: BaseException) -> str:
+    """File and line of the last frame of an error that is in the user's code."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "squelch" not in frame.filename]
+    frames = [frame for frame in frames if not frame.filename.startswith("<")]
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

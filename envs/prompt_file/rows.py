@@ -1,0 +1,115 @@
+"""The rows of a file of prompts: a conversation each, with all other columns, split by the prompt's content.
+
+Rows with the same prompt are in the same split (`envs.data.rows.split_rows`). Files are read lazily and within bounds,
+and every error names file, row and column.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from squelch.envs.data.rows import Part, shuffled, split_rows
+from squelch.envs.splits import Split, task_key_of
+from squelch.envs.untrusted.files import brief
+
+Message = dict[str, str]
+
+
+ROLES = ("system", "user", "assistant")
+
+
+class PromptRow(BaseModel):
+    """A row; its other columns are kept as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    prompt: Any
+
+
+def messages_of(value: Any) -> list[Message]:
+    """The conversation that a prompt begins, a text being a user's message. Raises ValueError for what is none, and for
+    what a rendered conversation would leave out; Arrow's nulls are none of it."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, list) or not value or not all(isinstance(one, dict) for one in value):
+        raise ValueError(f"text, or a list of messages, is needed (got {brief(value)})")
+    found = []
+    for message in value:
+        role, content = message.get("role"), message.get("content")
+        if role not in ROLES or not isinstance(content, str):
+            raise ValueError(
+                f"a message needs a role of {', '.join(ROLES)}, and text as its content (got {brief(message)})"
+            )
+        if others := sorted(name for name in message.keys() - {"role", "content"} if message[name] is not None):
+            raise ValueError(f"a message has {', '.join(others)} beside role and content, which is not supported")
+        found.append({"role": role, "content": content})
+    if found[-1]["role"] != "user":
+        raise ValueError(f"the last message must be the user's (its role is {found[-1]['role']})")
+    return found
+
+
+def _located(data: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    """The data, `package:file` replaced by the path of that file."""
+    package, colon, file = data.partition(":") if isinstance(data, str) else ("", "", "")
+    if not colon or not all(part.isidentifier() for part in package.split(".")):
+        return data
+    try:
+        return str(files(package) / file)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{data}: there is no package {package!r}") from error
+
+
+def _text_of(value: Any) -> str:
+    return "\n".join(f"{one['role']}: {one['content']}" for one in messages_of(value))
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One task. `given`: the prompt as the file has it, text or messages; `messages`: the conversation that it begins,
+    a text being a user's message; `columns`: the row's other columns; `key`: digest of the prompt."""
+
+    given: str | list[Message]
+    messages: list[Message]
+    columns: dict[str, Any]
+    key: str
+
+
+class Prompts:
+    """The prompts of one split. Consecutive seeds go through all rows in a fixed shuffled order."""
+
+    def __init__(self, rows: Part[PromptRow], longest: list[Message]) -> None:
+        self._rows = rows
+        self.longest = longest
+        """The prompt with most characters, of both splits."""
+
+    def of(self, seed: int) -> Prompt:
+        """The prompt of a task. Raises Unreadable with file and row."""
+        row = self._rows[shuffled(seed, len(self._rows))]
+        messages, key = messages_of(row.prompt), task_key_of("Prompts", _text_of(row.prompt))
+        return Prompt(
+            row.prompt if isinstance(row.prompt, str) else messages, messages, dict(row.model_extra or {}), key
+        )
+
+
+@lru_cache(maxsize=8)
+def open_prompts(data: str | tuple[str, ...], column: str, split: Split) -> Prompts:
+    """The prompts of a split, opened once per process; every row's prompt is checked. Raises ValueError naming file,
+    row and column."""
+    row_type = create_model("PromptRow", __base__=PromptRow, prompt=(Any, Field(alias=column)))
+    longest: list[tuple[int, Any]] = [(0, "")]
+
+    def text_of(value: Any) -> str:
+        text = _text_of(value)
+        longest[0] = max(longest[0], (len(text), value), key=lambda one: one[0])
+        return text
+
+    try:
+        rows = split_rows(_located(data), split, row_type, group_by=column, text_of=text_of)
+    except ValueError as error:
+        raise ValueError(f"environment.options.data: {error}") from error
+    return Prompts(rows, messages_of(longest[0][1]))

@@ -1,0 +1,135 @@
+"""Prompts of a file as tasks of a run: what the policy is shown, how a group is rewarded, and what a fault costs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
+from squelch.actors.failures import FailureCause
+from squelch.actors.messages import Completion, GenerationRequest
+from squelch.actors.play.codec import ChatCodec
+from squelch.actors.play.player import EnvironmentPlayer
+from squelch.actors.records import Group, Task, Ticket
+from squelch.envs.config import EnvironmentConfig
+from squelch.envs.registry import make
+from tests.actors.play.test_codec import byte_level_bpe, save_model
+
+REWARDS = Path(__file__).with_name("user_rewards.py")
+TEXTS = ["<think> 2 and 3</think>It is 5", "6", "<think>never closed", "5" * 30]
+
+
+@pytest.fixture(scope="module")
+def codec(tmp_path_factory: pytest.TempPathFactory) -> ChatCodec:
+    return ChatCodec(save_model(Path(tmp_path_factory.mktemp("bpe")), byte_level_bpe()))
+
+
+def options(folder: Path, *functions: str, **more: Any) -> dict[str, Any]:
+    path = folder / "questions.jsonl"
+    rows = [{"prompt": [{"role": "user", "content": f"2 + 3? ({i})"}], "answer": "5"} for i in range(12)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"data": str(path), "reward": {f"{REWARDS}:{name}": 1.0 for name in functions}, **more}
+
+
+def play(codec: ChatCodec, given: dict[str, Any], cut: bool = False) -> tuple[Group, list[GenerationRequest]]:
+    """A group of one trajectory for each of TEXTS."""
+    asked: list[GenerationRequest] = []
+
+    async def generate(worker: str, request: GenerationRequest) -> Completion:
+        asked.append(request)
+        index = int(request.request_id.split("/")[1])
+        ids = np.array([*codec.encode(TEXTS[index]), *([] if cut else codec.stop_ids[:1])], np.int32)
+        return Completion(request.request_id, ids, np.zeros(len(ids), np.float32), "length" if cut else "stop", 0, 0)
+
+    environment = EnvironmentConfig(name="Prompts", options=given)
+    one = EnvironmentPlayer(codec, environment, SamplingConfig(), EnvironmentActorConfig(), 4096, generate)
+    task = Task("Prompts", 5, options=tuple(given.items()))
+    try:
+        ticket = Ticket("000001-000", 1, task, len(TEXTS), 3, 1.0, "rollout-0")
+        return asyncio.run(asyncio.wait_for(one.play(ticket), 60)), asked
+    finally:
+        one.close()
+
+
+def test_the_prompt_is_the_files_alone_and_the_completion_all_that_was_sampled(codec, tmp_path):
+    given = options(tmp_path, "right", "short")
+    group, asked = play(codec, given)
+    shown = "".join(codec.token_bytes(int(i)).decode() for i in asked[0].prompt_ids)
+    env = make("Prompts", "train", given)
+    content = env.reset(seed=5, options={"noise_seed": 0})[1]["messages"][0]["content"]
+    assert content in shown and "<think>" not in shown and "<answer>" not in shown
+    assert [t.episode_return for t in group.trajectories] == [1.0, 1.0, 1.0, 1.0]
+    assert [t.success for t in group.trajectories] == [True] * 4
+    assert all(t.turns[0].format_valid and t.turns[0].format_penalty == 0 for t in group.trajectories)
+
+
+def test_a_group_is_rewarded_in_one_call_and_success_begins_at_its_bound(codec, tmp_path):
+    group, _ = play(codec, options(tmp_path, "right", "short", success_at=1.5))
+    assert [t.episode_return for t in group.trajectories] == [1.0, 1.0, 1.0, 1.0]
+    group, _ = play(codec, options(tmp_path, "right", success_at=0.5))
+    assert [(t.episode_return, t.success) for t in group.trajectories] == [
+        (1.0, True),
+        (0.0, False),
+        (0.0, False),
+        (1.0, True),
+    ]
+
+
+def test_reasoning_is_what_a_turn_opens_itself(codec, tmp_path):
+    group, _ = play(codec, options(tmp_path, "right"))
+    thought, none, unclosed, _ = group.trajectories
+    assert codec.text(thought.reasoning_ids(0)).strip() == "2 and 3"
+    assert codec.text(thought.prompt_ids(0)).rstrip().endswith("<think>")
+    assert len(none.reasoning_ids(0)) == 0 and none.turns[0].reasoning_length == 0
+    assert not unclosed.turns[0].closed_reasoning and unclosed.turns[0].reasoning_length > 0
+
+
+def test_a_turn_that_is_cut_counts_as_badly_formatted_and_earns_no_penalty(codec, tmp_path):
+    group, _ = play(codec, options(tmp_path, "right"), cut=True)
+    turns = [t.turns[0] for t in group.trajectories]
+    assert not any(turn.format_valid for turn in turns) and all(turn.format_penalty == 0 for turn in turns)
+    assert group.trajectories[0].episode_return == 1.0
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("raising", "the reward function .*:raising raised KeyError"),
+        ("nan", "the reward function .*:nan returned the reward nan"),
+        ("ending", r"process ended in group_rewards\(\) with status 3; it last wrote: about to go"),
+        ("hanging", r"group_rewards\(\) did not return within 0.5 s \(it was in user_rewards.py"),
+    ],
+)
+def test_a_bad_reward_function_fails_its_group_by_name_and_never_pays_0(codec, tmp_path, function, said):
+    group, _ = play(codec, options(tmp_path, "right", function, timeout_s=0.5))
+    for trajectory in group.trajectories:
+        assert trajectory.failure is not None and trajectory.failure.cause is FailureCause.ENVIRONMENT_ERROR
+        assert len(trajectory.token_ids) and not trajectory.success
+        assert re.search(said, trajectory.failure.detail), trajectory.failure.detail
+
+
+def test_where_no_function_applies_only_those_trajectories_fail(codec, tmp_path):
+    group, _ = play(codec, options(tmp_path, "short"))
+    failures = [trajectory.failure for trajectory in group.trajectories]
+    assert [failure is None for failure in failures] == [False, True, True, False]
+    assert "no reward function applies" in failures[0].detail
+
+
+def test_bad_settings_are_refused_before_anything_starts(tmp_path):
+    good = options(tmp_path, "right")
+    for changed, complaint in (
+        ({"data": f"{tmp_path}/none.jsonl"}, "environment.options.data: .*none.jsonl: no such file"),
+        ({"reward": "rewards.py"}, "environment.options.reward: 'rewards.py' is not of the form"),
+        ({"reward": {}}, "environment.options.reward: name at least one reward function"),
+        ({"reward": {f"{REWARDS}:right": 0}}, "environment.options.reward: a function of weight 0 adds nothing"),
+        ({"prompt_column": "question"}, "no column 'question'; it has prompt, answer"),
+        ({"datas": "x"}, "environment.options.datas: Prompts has no such option; did you mean 'data'?"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            make("Prompts", "train", {**good, **changed})

@@ -1,0 +1,107 @@
+"""A file of prompts: what a row may hold, how it is split, and what is refused with file and row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from squelch.envs.prompt_file.rows import open_prompts
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> str:
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def chat(text: str, **more: Any) -> list[dict[str, Any]]:
+    return [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text, **more}]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "parquet"])
+def test_text_and_messages_begin_a_conversation_and_other_columns_are_kept(tmp_path: Path, suffix: str) -> None:
+    rows = [{"prompt": f"q{i}", "answer": str(i), "extra": {"kind": "sum"}} for i in range(16)]
+    found = open_prompts(write(tmp_path / f"a.{suffix}", rows), "prompt", "train").of(0)
+    assert found.messages == [{"role": "user", "content": found.given}]
+    assert found.columns == {"answer": str(found.given)[1:], "extra": {"kind": "sum"}}
+    rows = [{"question": chat(f"q{i}"), "answer": i} for i in range(16)]
+    found = open_prompts(write(tmp_path / f"b.{suffix}", rows), "question", "train").of(0)
+    assert found.given == found.messages == chat(f"q{found.columns['answer']}")
+
+
+def test_the_nulls_that_arrow_adds_to_messages_are_left_out(tmp_path: Path) -> None:
+    rows = [{"prompt": [{"role": "user", "content": f"q{i}", "name": None}]} for i in range(8)]
+    assert open_prompts(write(tmp_path / "a.jsonl", rows), "prompt", "train").of(0).messages[0].keys() == {
+        "role",
+        "content",
+    }
+
+
+@given(st.sets(st.integers(0, 10**6), min_size=2, max_size=30), st.integers(1, 3))
+def test_no_prompt_is_in_both_splits_and_neither_is_empty(
+    tmp_path_factory: pytest.TempPathFactory, numbers: set[int], times: int
+) -> None:
+    path = tmp_path_factory.mktemp("rows") / "a.jsonl"
+    write(path, [{"prompt": f"q{i}", "copy": k} for i in sorted(numbers) for k in range(times)])
+    splits = {}
+    for split in ("train", "validation"):
+        prompts = open_prompts(str(path), "prompt", split)
+        tasks = [prompts.of(seed) for seed in range(len(numbers) * times)]
+        splits[split] = {one.given for one in tasks}
+        assert len({one.key for one in tasks}) == len(splits[split]), "the task's key is the prompt's"
+    assert not splits["train"] & splits["validation"]
+    assert splits["train"] | splits["validation"] == {f"q{i}" for i in numbers}
+
+
+def test_the_longest_prompt_is_known_whichever_split_it_is_in(tmp_path: Path) -> None:
+    rows = [{"prompt": "x" * (i % 17)} for i in range(1, 40)]
+    path = write(tmp_path / "a.jsonl", rows)
+    for split in ("train", "validation"):
+        assert open_prompts(path, "prompt", split).longest == [{"role": "user", "content": "x" * 16}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "complaint"),
+    [
+        ([{"prompt": "a"}, {"prompt": "a"}], "all rows are the same; at least two must differ"),
+        ([{"prompt": "a", "answer": 1}, {"prompt": "b"}], "line 2: no column 'answer'; it has prompt"),
+        ([{"prompt": "a"}, {"text": "b"}], "line 2: no column 'prompt'; it has text"),
+        (
+            [{"prompt": "a"}, {"prompt": None}],
+            r"line 2, column prompt: text, or a list of messages, is needed \(got None",
+        ),
+        ([{"prompt": "a"}, {"prompt": []}], "line 2, column prompt: text, or a list of messages"),
+        (
+            [{"prompt": "a"}, {"prompt": [{"role": "user", "content": [{"type": "image"}]}]}],
+            "line 2, column prompt: a message needs a role of system, user, assistant, and text as its content",
+        ),
+        ([{"prompt": "a"}, {"prompt": chat("b", tool_calls=[1])}], "line 2, column prompt: a message has tool_calls"),
+        (
+            [{"prompt": "a"}, {"prompt": [{"role": "assistant", "content": "b"}]}],
+            "line 2, column prompt: the last message must be the user's",
+        ),
+    ],
+)
+def test_a_row_that_begins_no_conversation_is_refused_by_file_row_and_column(
+    tmp_path: Path, rows: list[dict[str, Any]], complaint: str
+) -> None:
+    path = write(tmp_path / "a.jsonl", rows)
+    with pytest.raises(ValueError, match=f"environment.options.data: .*a.jsonl, .*{complaint}"):
+        open_prompts(path, "prompt", "train")
+
+
+def test_a_file_of_a_package_is_found_by_its_name() -> None:
+    assert open_prompts("squelch.envs.prompt_file:example.jsonl", "prompt", "train").of(0).columns.keys() == {"letter"}
+    with pytest.raises(ValueError, match="environment.options.data: nowhere:a.jsonl: there is no package 'nowhere'"):
+        open_prompts("nowhere:a.jsonl", "prompt", "train")
