@@ -28,9 +28,9 @@ class TaskOptions(Settings):
     """The file, and what is rewarded."""
 
     data: str | tuple[str, ...]
-    """The prompts: a Parquet, JSON or JSON Lines file, several of them, a folder, a file of an installed
-    package (`package:file`), or the id of a data set on the Hugging Face hub (downloaded). A split that the names call validation is used for validation; without one, every
-    eighth prompt, chosen by its content, is held out."""
+    """The prompts: a Parquet, JSON or JSON Lines file, several of them, a folder, a file of an installed package
+    (`package:file`), or the id of a data set on the Hugging Face hub (downloaded). A split that names call validation
+    is used for validation; without one, every eighth prompt, chosen by its content, is held out."""
     reward: str | dict[str, float]
     """Reward function, `module:function` or `file.py:function`, or several with their weights
     (`{rewards.py:right: 1.0, rewards.py:short: 0.2}`). The signature is TRL's."""

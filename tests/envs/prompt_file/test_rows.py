@@ -103,5 +103,5 @@ def test_a_row_that_begins_no_conversation_is_refused_by_file_row_and_column(
 
 def test_a_file_of_a_package_is_found_by_its_name() -> None:
     assert open_prompts("squelch.envs.prompt_file:example.jsonl", "prompt", "train").of(0).columns.keys() == {"letter"}
-    with pytest.raises(ValueError, match="environment.options.data: nowhere:a.jsonl: there is no package 'nowhere'"):
+    with pytest.raises(ValueError, match=r"data: nowhere:a\.jsonl: there is no package 'nowhere'"):
         open_prompts("nowhere:a.jsonl", "prompt", "train")
