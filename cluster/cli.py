@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import IO, Any
 
 from squelch.actors.process.preparation import protect, settle
-from squelch.cluster.errors import UserError, bad_files_are_the_users
+from squelch.cluster.errors import UserError, bad_files_are_the_users, did_you_mean
 from squelch.cluster.terminal import complain, open_standard_streams, remark, say
-from squelch.envs.untrusted.files import reason
+from squelch.envs.untrusted.files import reason, shortened
 
 COMMANDS = {
     "train": ("train", "train a policy"),
@@ -130,7 +130,13 @@ def _show_bug(kind: type[BaseException], error: BaseException, trace: TracebackT
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The parsed arguments of a command; overrides may stand before or after its flags."""
-    parser = build_parser(next((word for word in argv if not word.startswith("-")), None))
+    command = next((word for word in argv if not word.startswith("-")), None)
+    parser = build_parser(command)
+    if not argv:
+        parser.error("give a command: `squelch --help` lists them, and `squelch train frozenlake` is the demo")
+    if command is not None and command == argv[0] and command not in COMMANDS:
+        meant = did_you_mean(command, list(COMMANDS))
+        parser.error(f"there is no command {shortened(command, 80)!r}. {meant}`squelch --help` lists them")
     options, rest = parser.parse_known_args(argv)
     late = [word for word in rest if "=" in word and not word.startswith("-") and "overrides" in options]
     if late != rest:

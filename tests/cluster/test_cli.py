@@ -22,11 +22,20 @@ def test_overrides_may_stand_before_or_behind_flags():
     assert options.resume and options.overrides == ["loop.steps=2", "filter.rho=0.5"]
 
 
-@pytest.mark.parametrize("words", [["train", "frozenlake", "--resum"], ["status", "runs/x", "a=b"], ["trian"]])
-def test_an_unknown_word_is_an_error_of_usage(words, capsys):
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["train", "frozenlake", "--resum"], "--resum"),
+        (["status", "runs/x", "a=b"], "a=b"),
+        (["trian"], "there is no command 'trian'. Did you mean 'train'?"),
+        ([], "`squelch train frozenlake` is the demo"),
+    ],
+)
+def test_an_unknown_or_missing_word_is_an_error_of_usage(words, says, capsys):
     with pytest.raises(SystemExit) as caught:
         parse(words)
-    assert caught.value.code == 2 and "usage" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert caught.value.code == 2 and "usage" in said and says in said
 
 
 @pytest.mark.parametrize(
