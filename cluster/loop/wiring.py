@@ -45,7 +45,7 @@ def make_coordinator(
     learning = Learning(config, fleet, run_log, archiving, state, watchdog, say)
     play = Play(config, fleet)
     steps = OpenSteps(config, fleet, play, state, say)
-    alarms, scaling = Alarms(config.run_dir, run_log), Scaling(config, fleet, say)
+    alarms, scaling = Alarms(config, run_log), Scaling(config, fleet, say)
     scoring = Scoring(config, fleet, run_log, alarms, stopping, steps.cancel)
     early_stopping, gaming = EarlyStopping(config), GamingWarning(config, run_log)
     validation = Validation(config, play, run_log, (early_stopping.validated, gaming.validated))

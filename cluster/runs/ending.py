@@ -23,6 +23,8 @@ class EndCause(StrEnum):
     """The learner refused `learner.max_bad_steps` steps in a row."""
     STORE = "store"
     """The run's store failed for `upload.give_up_after_s`, or another driver took the run over."""
+    PAUSED = "paused"
+    """An alarm was raised and `loop.on_alarm` is `pause`. A resumed run goes on, and does not pause for it again."""
     SIGNAL = "signal"
     """The process was asked to stop; the detail is the signal's name, e.g. `SIGTERM`."""
     FAILED = "failed"
@@ -32,6 +34,7 @@ class EndCause(StrEnum):
 _OPENINGS = {
     EndCause.EARLY_STOP: "early stop: ",
     EndCause.NO_SIGNAL: "no signal: ",
+    EndCause.PAUSED: "paused: ",
     EndCause.SIGNAL: "stopped by ",
     EndCause.STORE: "store: ",
     EndCause.FAILED: "failed: ",

@@ -3,24 +3,27 @@ reasoning (`actors.diagnosis.soundness`). Waits for nobody.
 
 The alarms run beside the coordinator and not in the scorer, because the first needs the rewards of every step too. They
 see each scorer step and each probe evaluation once, when it is recorded. While an alarm is raised, or the reasoning is
-in a bad state, the newest checkpoint from before is kept, so that a new run can start from there.
+in a bad state, the newest checkpoint from before is kept, so that a new run can start from there. With
+`loop.on_alarm=pause` the step after the report is the run's last.
 """
 
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 from squelch.actors.diagnosis.alarm import DependenceAlarm, score_of
 from squelch.actors.diagnosis.probe_alarm import WORDS, ProbeAlarm
 from squelch.actors.diagnosis.regime import MUTE
 from squelch.actors.diagnosis.soundness import UNTRUE, Soundness
+from squelch.cluster.config import RunConfig
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints, newest_until
 from squelch.cluster.loop.persistence.run_log import RunLog
 from squelch.cluster.loop.watchers.watcher import Step, Watcher
+from squelch.cluster.runs.ending import EndCause, Ending
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +33,17 @@ class Alarms(Watcher):
 
     name = "alarms"
 
-    def __init__(self, run_dir: Path, run_log: RunLog) -> None:
-        self.run_dir, self.run_log = run_dir, run_log
+    def __init__(self, config: RunConfig, run_log: RunLog) -> None:
+        self.config, self.run_dir, self.run_log = config, config.run_dir, run_log
+        self._pause: Ending | None = None
         self.alarm, self.probe_alarm, self._soundness = DependenceAlarm(), ProbeAlarm(), Soundness()
         self._blind: tuple[str, ...] = ()
         """Metrics of the probe's alarm that were unknown in the last evaluation; a resumed run reports them again."""
+
+    async def after_train(self, step: Step) -> Ending | None:
+        """The pause for what was reported since the step before, if the run pauses for alarms."""
+        pause, self._pause = self._pause, None
+        return pause
 
     def metrics(self, step: Step) -> dict[str, float]:
         """Passes the step's scorer metrics and mean reward to the alarms; returns the alarms' metrics."""
@@ -95,6 +104,20 @@ class Alarms(Watcher):
         if kept is not None:
             which = f"checkpoints/step-{kept} is from before it, and stays"
         self._report(step, event, f"{text}; {which}", checkpoint=kept, **facts)
+        if self.config.loop.on_alarm == "pause":
+            self._pause = Ending(EndCause.PAUSED, f"{text}; {which}. {self._ways_on(kept)}")
+
+    def _ways_on(self, kept: int | None) -> str:
+        """The commands after a pause."""
+        settings, change = self.config.filter, "filter.rule=top_p filter.rho=0.9"
+        if settings.rule != "none":
+            change = f"filter.rho={max(settings.rho / 2, 0.1):g}"
+        source = ["squelch", "train", str(self.run_dir / "config.yaml"), f"name={self.config.name}-again"]
+        if kept is not None:
+            folder = self.run_dir / "checkpoints" / f"step-{kept}" / "hf"
+            source += [f"model.path={folder}", "model.warmup=null", "environment.train_seed=100000"]
+        begins = "from its beginning" if kept is None else "from that checkpoint"
+        return f"Go on with --resume, or {begins} with a stricter filter: {shlex.join(source)} {change}"
 
     @property
     def healthy_until(self) -> int | None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,7 +74,7 @@ def watching(
 ) -> Watched:
     config, stopping = load("frozenlake", [*words]), Stopping(9)
     run_log = RunLog(archive or FakeArchive(), None, 9, {}, say)
-    alarms = Alarms(config.run_dir, run_log)
+    alarms = Alarms(config, run_log)
 
     async def nothing() -> None:
         """Plays nothing that could be cancelled."""
@@ -232,12 +232,8 @@ def test_a_fall_on_the_fixed_probe_is_said_once_and_survives_a_resume() -> None:
     assert all(REGISTRY.series_of(key) for key in metrics)
 
 
-@pytest.mark.parametrize(("falls_at", "kept"), [(6, [4, 10]), (99, [10])])
-def test_the_newest_checkpoint_from_before_a_fall_is_kept_until_the_end(
-    tmp_path: Path, falls_at: int, kept: list[int]
-) -> None:
-    several = ("loop.steps=10", "loop.checkpoint_every=1", "loop.keep_checkpoints=1", "validation.every=0")
-    world = World(settings(tmp_path, *several))
+def falling_at(falls_at: int) -> Callable[[Coordinator], None]:
+    """Prepares a coordinator whose fixed probe falls from that step on."""
 
     def fall(coordinator: Coordinator) -> None:
         assert coordinator.fleet.scorer is not None
@@ -250,7 +246,33 @@ def test_the_newest_checkpoint_from_before_a_fall_is_kept_until_the_end(
 
         scorer.probe = probe
 
-    outcome = drive(world, FakeArchive(), fall)
+    return fall
+
+
+def test_a_run_that_pauses_for_alarms_ends_with_a_checkpoint_and_goes_on_when_it_is_resumed(tmp_path: Path) -> None:
+    several = ("loop.steps=10", "loop.checkpoint_every=1", "loop.keep_checkpoints=1", "validation.every=0")
+    world, archive = World(settings(tmp_path, *several, "loop.on_alarm=pause")), FakeArchive()
+    outcome = drive(world, archive, falling_at(4))
+    found = outcome.coordinator.outcome()
+    ending, last = found.ending, found.steps
+    assert ending is not None and ending.cause is EndCause.PAUSED and not ending.final and last < 10
+    assert [step for step, _ in checkpoints(world.config.run_dir)][-1] == last
+    kept = checkpoints(world.config.run_dir)[0][0]
+    assert f"checkpoints/step-{kept} is from before it" in ending.detail and "Go on with --resume" in ending.detail
+    assert f"model.path={world.config.run_dir}/checkpoints/step-{kept}/hf" in ending.detail
+    assert ending.detail.endswith("filter.rho=0.45")
+    resumed = drive(world, archive, falling_at(4), resume=True).coordinator.outcome()
+    assert (resumed.steps, resumed.ending) == (10, None), "the same alarm pauses it once"
+
+
+@pytest.mark.parametrize(("falls_at", "kept"), [(6, [4, 10]), (99, [10])])
+def test_the_newest_checkpoint_from_before_a_fall_is_kept_until_the_end(
+    tmp_path: Path, falls_at: int, kept: list[int]
+) -> None:
+    several = ("loop.steps=10", "loop.checkpoint_every=1", "loop.keep_checkpoints=1", "validation.every=0")
+    world = World(settings(tmp_path, *several))
+
+    outcome = drive(world, FakeArchive(), falling_at(falls_at))
     assert [step for step, _ in checkpoints(world.config.run_dir)] == kept
     reported = [line for line in outcome.said if "ALARM" in line]
     assert [line.endswith("checkpoints/step-4 is from before it, and stays") for line in reported] == [True] * (

@@ -41,7 +41,7 @@ def test_open_tickets_survive_json_unchanged(tmp_path):
 def watchers(config: RunConfig, folder: Path) -> dict[str, Watcher]:
     """Those whose state is paired by task, or compared with a level."""
     run_log, fleet = SimpleNamespace(archive=None), SimpleNamespace(scorer=None)
-    alarms = Alarms(folder, run_log)
+    alarms = Alarms(config, run_log)
     scoring = Scoring(config, fleet, run_log, alarms, Stopping(9), None)
     found = [EarlyStopping(config), GamingWarning(config, run_log), Validation(config, None, run_log), scoring, alarms]
     return {watcher.name: watcher for watcher in found}
