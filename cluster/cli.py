@@ -61,7 +61,8 @@ examples:
   squelch submit frozenlake runs_dir=/shared/runs --address http://127.0.0.1:8265
 
 Any setting of a recipe can be overridden as key.sub=value; `squelch config RECIPE` prints all of them.
-Exit codes: 0 done, 1 failed, 2 bad input (one paragraph says what and where), 128 + signal when stopped."""
+Exit codes: 0 done, 1 failed, 2 bad input (one paragraph says what and where), 3 paused at an alarm,
+128 + signal when stopped."""
 
 
 class Parser(argparse.ArgumentParser):

@@ -97,7 +97,7 @@ class LoopConfig(Settings):
     of the reasoning."""
     on_alarm: Literal["none", "pause"] = "none"
     """What happens beside the report when an alarm is raised, or the reasoning falls silent or becomes untrue: `pause`
-    ends the run after the next step's checkpoint with exit code 1; `--resume` goes on."""
+    ends the run after the next step's checkpoint with exit code 3; `--resume` goes on."""
 
 
 class ValidationConfig(Settings):

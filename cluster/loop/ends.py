@@ -1,8 +1,8 @@
 """How a run ends: what its user reads, what its folder holds, and the exit code.
 
     end              on the terminal                        summary.json    exit code
-    done, or one of  the summary's lines, and why           yes             0, or 1 if it was not planned
-    its rules
+    done, or one of  the summary's lines, and why           yes             0, or 1 if it was not planned;
+    its rules                                                               3 if it paused at an alarm
     a signal         the same                               yes             128 + signal
     an error         `failed:`, the cause, the trace's      once it trains  1
                      file, whether it can be resumed
@@ -41,6 +41,7 @@ from squelch.cluster.runs.summary import summarise_run, summary_lines, write_sum
 from squelch.envs.untrusted.files import Unreadable
 
 EXIT_FAILED = 1
+EXIT_PAUSED = 3
 REMEDIES = ("filter.", "validation.", "sampling.", "learner.", "environment.prompt")
 """Settings whose change lets a run go on that its own rules ended. A run writes what it fixed itself, such as
 `scorer.every`, into its configuration, so those that differ are not always changes of the user's."""
@@ -96,7 +97,9 @@ class RunEnd:
         run_dir = self.config.run_dir
         self.say(f"done: {run_dir}" if ending is None else f"ended after step {summary['steps']}: {ending.text}")
         self.say(f"to see what it learned: squelch inspect {shlex.quote(str(run_dir))}")
-        return 0 if ending is None or ending.complete else EXIT_FAILED
+        if ending is None or ending.complete:
+            return 0
+        return EXIT_PAUSED if ending.cause is EndCause.PAUSED else EXIT_FAILED
 
     def failed(self, error: Exception) -> int:
         """The end by an error of an actor, or by a bug. If Ray's own end is behind it, the process ends."""

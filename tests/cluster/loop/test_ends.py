@@ -15,6 +15,7 @@ from squelch.cluster.config import dump, load
 from squelch.cluster.control.actor_errors import Failed
 from squelch.cluster.control.ledger import Ledger
 from squelch.cluster.loop.ends import RunEnd
+from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.status import read_status
 from squelch.cluster.runs.summary import Outcome
@@ -49,6 +50,19 @@ def ending(folder: str | Path, say, coordinator: bool = True) -> RunEnd:
         )  # fmt: skip
         end.coordinator = SimpleNamespace(outcome=lambda: outcome)
     return end
+
+
+@pytest.mark.parametrize(
+    ("cause", "code"),
+    [(EndCause.EARLY_STOP, 0), (EndCause.NO_SIGNAL, 1), (EndCause.PAUSED, 3), (EndCause.STORE, 1)],
+)
+def test_the_exit_code_says_whether_a_rule_ended_the_run_or_paused_it(tmp_path, cause: EndCause, code: int) -> None:
+    end, said = ending(tmp_path, lambda _: None), list[str]()
+    end.say = said.append
+    assert end.coordinator is not None
+    end.coordinator.ending = Ending(cause, "as it says")
+    assert end.done(SimpleNamespace(finish=lambda: None), []) == code
+    assert "as it says" in said[-2] and "squelch inspect" in said[-1]
 
 
 def test_a_run_that_fails_leaves_a_summary_with_the_cause_and_is_not_finished(tmp_path) -> None:
