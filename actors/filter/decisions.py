@@ -16,7 +16,7 @@ Action = Literal["learn", "skip", "abort"]
 LossScale = Literal["none", "rho", "kept_mass", "kept_fraction", "sqrt_kept_fraction"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Decision:
     """The filter's decision on one group."""
 

@@ -27,7 +27,7 @@ from squelch.actors.lookup import nearest
 from squelch.actors.metrics.specification import LabelValues, MetricSpec, Section, Table
 
 Series = tuple[MetricSpec, LabelValues]
-KEYS = 4096
+KEYS = 16384
 
 
 class Registry:
@@ -72,8 +72,15 @@ class Registry:
         return known
 
     @cached_property
-    def _patterns(self) -> list[tuple[MetricSpec, re.Pattern[str]]]:
-        return [(spec, pattern) for spec in self.specs.values() if (pattern := spec.pattern()) is not None]
+    def _patterns(self) -> dict[str, list[tuple[MetricSpec, re.Pattern[str]]]]:
+        """The patterns of open metrics by the first part of their keys: a step of a large fleet has thousands of keys,
+        and each is matched against few patterns. Those that begin with a label are under the empty text."""
+        found: dict[str, list[tuple[MetricSpec, re.Pattern[str]]]] = {}
+        for spec in self.specs.values():
+            if (pattern := spec.pattern()) is not None:
+                first = spec.key.split("/")[0]
+                found.setdefault("" if "{" in first else first, []).append((spec, pattern))
+        return found
 
     def series_of(self, key: str) -> tuple[Series, ...]:
         """The series that a flat key feeds: (specification, label values). Raises ValueError if it feeds none."""
@@ -82,7 +89,7 @@ class Registry:
     def _series_of(self, key: str) -> tuple[Series, ...]:
         series = list(self.known_keys.get(key, ()))
         found = {spec.name for spec, _ in series}
-        for spec, pattern in self._patterns:
+        for spec, pattern in (*self._patterns.get(key.split("/")[0], ()), *self._patterns.get("", ())):
             match = pattern.fullmatch(key)
             if match and spec.name not in found:
                 series.append((spec, tuple(match[label] for label in spec.labels)))

@@ -18,7 +18,7 @@ that a member can be removed at once: `Member.cut_off` ends its calls with `CutO
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
@@ -72,7 +72,7 @@ class Member(Generic[P]):
     name: str
     actor: P
     state: MemberState = S.STARTING
-    calls: set[asyncio.Future[Any]] = field(default_factory=set)
+    calls: set[_Call] = field(default_factory=set)
     """Calls under way that it serves (`at_work`)."""
     removed: bool = False
     """Whether its calls were cut off."""
@@ -82,7 +82,7 @@ class Member(Generic[P]):
         """Ends the calls that it serves with `CutOff`; returns their number."""
         self.removed = True
         for call in self.calls:
-            call.cancel()
+            call.cut_off()
         return len(self.calls)
 
     async def idle(self) -> None:
@@ -91,34 +91,59 @@ class Member(Generic[P]):
             self._idle.clear()
             await self._idle.wait()
 
-    def end(self, call: asyncio.Future[Any]) -> None:
+    def end(self, call: _Call) -> None:
         """Forgets a call that has ended."""
         self.calls.discard(call)
         self._idle.set()
 
 
-async def at_work(work: Awaitable[T], *members: Member[Any]) -> T:
+class _Call:
+    """A call under way. It runs in the task that awaits it: every group is a call, and a task costs as much as it."""
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self._task, self._cancelling = task, task.cancelling()
+        self._cut = 0
+
+    def cut_off(self) -> None:
+        """Cancels it, once."""
+        if not self._cut:
+            self._cut = 1
+            self._task.cancel()
+
+    def task_is_cancelled(self) -> bool:
+        """Whether its task is being cancelled as a whole."""
+        return self._task.cancelling() > self._cancelling + self._cut
+
+    def end(self) -> None:
+        """Takes the cancellation by `cut_off` back, so that its task goes on."""
+        if self._cut:
+            self._task.uncancel()
+
+
+async def at_work(work: Coroutine[Any, Any, T], *members: Member[Any]) -> T:
     """The result of work that these members serve; CutOff if one of them was removed at once, before or meanwhile."""
-    call = asyncio.ensure_future(work)
+    if any(member.removed for member in members):
+        work.close()
+        raise _cut_off(members)
+    task = asyncio.current_task()
+    assert task is not None, "a coroutine runs in a task"
+    call = _Call(task)
     for member in members:
         member.calls.add(call)
-    if any(member.removed for member in members):
-        call.cancel()
     try:
-        return await call
+        return await work
     except (asyncio.CancelledError, ActorError, TimeoutError) as error:
-        if any(member.removed for member in members) and not _cancelled():
-            raise CutOff(f"{', '.join(member.name for member in members if member.removed)} was removed") from error
+        if any(member.removed for member in members) and not call.task_is_cancelled():
+            raise _cut_off(members) from error
         raise
     finally:
         for member in members:
             member.end(call)
+        call.end()
 
 
-def _cancelled() -> bool:
-    """Whether the running task itself is being cancelled."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+def _cut_off(members: Sequence[Member[Any]]) -> CutOff:
+    return CutOff(f"{', '.join(member.name for member in members if member.removed)} was removed")
 
 
 class Membership(Generic[P]):

@@ -40,6 +40,8 @@ SETTING = "cluster.hung_after_s"
 STEP_GRACE_S = 10.0
 """Seconds beyond `environment_actor.step_timeout_s` after which an environment actor without an end of a call may count
 as hung: within them it reports the call as late itself, which costs one trajectory."""
+LEAST_SILENCE_S = 0.1
+"""Shorter silences are shown as 0: they are the time that an answer takes."""
 SILENCE = "squelch_without_progress_seconds"
 Show = Callable[..., None]
 """Sets a gauge: name, value, labels."""
@@ -51,11 +53,13 @@ class Watchdog:
     def __init__(self, on_event: Callable[..., None], show: Show) -> None:
         self.on_event, self.show = on_event, show
         self._named: set[str] = set()
+        self._shown: dict[str, float] = {}
+        """The value of each actor's gauge. In a large fleet nearly every look finds 0 again, which sets nothing."""
 
     def see(self, name: str, watch: ProgressWatch, now: float) -> None:
         """Takes the present silence of the actor `name`; warns once when it has lasted `ProgressWatch.late_s`."""
         silence = watch.silence_s(now)
-        self.show(SILENCE, silence, actor=name)
+        self._show(name, silence if silence >= LEAST_SILENCE_S else 0.0)
         if silence < watch.late_s:
             self._named.discard(name)
         elif name not in self._named:
@@ -67,7 +71,13 @@ class Watchdog:
     def forget(self, name: str) -> None:
         """Forgets an actor that has ended, or whose call has."""
         self._named.discard(name)
-        self.show(SILENCE, 0.0, actor=name)
+        self._show(name, 0.0)
+        del self._shown[name]
+
+    def _show(self, name: str, silence: float) -> None:
+        if self._shown.get(name) != silence:
+            self._shown[name] = silence
+            self.show(SILENCE, silence, actor=name)
 
 
 class Supervisor:

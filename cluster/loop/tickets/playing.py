@@ -21,9 +21,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -104,7 +104,7 @@ class Play:
     async def _attempts(
         self,
         what: str,
-        play: Callable[[Client, str], Awaitable[T]],
+        play: Callable[[Client, str], Coroutine[Any, Any, T]],
         summaries: Callable[[T], Sequence[GroupSummary]],
     ) -> T:
         """The result of `play` on an environment actor and the rollout worker of this name. If an actor is dead, is

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squelch.actors.metrics.registry import KEYS, Registry
+from squelch.actors.metrics.registry import Registry
 from squelch.actors.metrics.series import MetricStore
 from squelch.actors.metrics.specification import Section, gauge
 from squelch.cluster.control.ledger import Ledger
@@ -149,16 +149,28 @@ def test_a_wrong_name_or_label_is_refused_with_the_nearest() -> None:
         store.observe("squelch_mi_zscore", 1.0, scope="first-turn")
 
 
-def test_workers_that_come_and_go_leave_no_series_and_no_memory_behind() -> None:
+def test_a_step_of_a_thousand_workers_looks_no_key_up_twice() -> None:
+    registry, names = Registry({section: specs for section, specs in REGISTRY.sections.items()}), range(1000)
+    workers = {
+        f"weights/rollout-{n}/{key}" for n in names for key in ("version", "parity", "parity_max", "seconds_probe")
+    }
+    step = dict.fromkeys(workers | {f"{kind}/rollout-{n}" for n in names for kind in ("up", "restarts")}, 1.0)
+    for _ in range(2):
+        MetricStore(registry).step(step)
+    assert registry._found.cache_info().misses == len(step)
+
+
+def test_workers_that_come_and_go_leave_no_series_and_no_memory_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("squelch.actors.metrics.registry.KEYS", 64)
     registry = Registry({section: specs for section, specs in REGISTRY.sections.items()})
     store = MetricStore(registry)
-    for number in range(2 * KEYS):
+    for number in range(128):
         name = f"rollout-{number}"
         store.step({f"weights/{name}/version": 1.0, f"up/{name}": 1.0})
         store.forget("worker", {name})
         store.forget("actor", {name})
     assert not store.scalars["squelch_worker_policy_version"] and not store.scalars["squelch_actor_up"]
-    assert registry._found.cache_info().currsize <= KEYS
+    assert registry._found.cache_info().currsize <= 64
 
 
 def test_a_gauge_is_replaced_as_a_whole_and_only_by_its_own_labels() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squelch.cluster.control.membership import FINAL, PLAYER_MOVES, WORKER_MOVES, Member, Membership
+from squelch.cluster.control.membership import FINAL, PLAYER_MOVES, WORKER_MOVES, CutOff, Member, Membership, at_work
 from squelch.cluster.control.membership import MemberState as State
 
 TABLES = [WORKER_MOVES, PLAYER_MOVES]
@@ -101,3 +101,28 @@ def test_work_goes_to_the_healthy_members_in_turn() -> None:
     assert [members.in_turn(turn).name for turn in range(3)] == ["a", "c", "a"]
     members.move(joined[1], State.HEALTHY)
     assert members.in_turn(1) is joined[1] and list(members.healthy()) == ["a", "b", "c"]
+
+
+def test_a_call_runs_in_its_callers_task_which_goes_on_after_a_cut_and_ends_when_it_is_cancelled() -> None:
+    async def scenario() -> None:
+        member, found = Member("worker-0", object()), []
+
+        async def work() -> None:
+            found.append(asyncio.current_task())
+            await asyncio.sleep(3600)
+
+        async def caller() -> str:
+            with pytest.raises(CutOff):
+                await at_work(work(), member)
+            await asyncio.sleep(0)
+            return "goes on"
+
+        cut, both = (asyncio.create_task(caller()) for _ in range(2))
+        await asyncio.sleep(0)
+        assert found == [cut, both] and member.cut_off() == 2
+        both.cancel()
+        assert await cut == "goes on" and cut.cancelling() == 0 and not member.calls
+        with pytest.raises(asyncio.CancelledError):
+            await both
+
+    asyncio.run(scenario())
