@@ -101,12 +101,19 @@ class ChatTemplate:
             self._known[shape] = self._checked(shape, text)
         return texts[len(new) :]
 
-    def render(self, conversations: Sequence[Sequence[Message]]) -> list[str]:
-        """The text of each conversation with the generation prompt, rendered in one process.
+    def render(
+        self,
+        conversations: Sequence[Sequence[Message]],
+        tools: Sequence[list[Any] | None] = (),
+        replies: Sequence[bool] = (),
+    ) -> list[str]:
+        """The text of each conversation with the generation prompt, rendered in one process; `tools`, `replies`: as of
+        `render.rendered`.
 
         Raises TemplateRefused if the template refuses a conversation or exceeds its bounds.
         """
-        request = {"template": self.source, "conversations": list(map(list, conversations))}
+        request: dict[str, Any] = {"template": self.source, "conversations": list(map(list, conversations))}
+        request |= {"tools": list(tools), "replies": list(replies)}
         answer = _in_a_child(request | {"variables": self._variables})
         if "texts" in answer:
             return answer["texts"]

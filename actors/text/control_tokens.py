@@ -65,13 +65,14 @@ class TextEncoder:
 
         Raises ValueError if the tokenizer makes a control token of a single foreign character.
         """
-        texts, foreign, place = [], [], 0
-        for text, is_foreign in pieces:
-            if is_foreign and text:
-                foreign.append((place, place + len(text)))
-            texts.append(text)
-            place += len(text)
-        return self._encode("".join(texts), foreign)
+        return [index for _, part in self._encode(*_joined(pieces)) for index in part.ids]
+
+    def encode_at(self, pieces: Iterable[Piece]) -> tuple[list[int], list[int]]:
+        """The ids as of `encode`, and for each of them the position in the pieces' text at which its token ends."""
+        parts = self._encode(*_joined(pieces))
+        ids = [index for _, part in parts for index in part.ids]
+        ends = np.array([start + end for start, part in parts for _, end in part.offsets], dtype=np.int64)
+        return ids, np.maximum.accumulate(ends).tolist()  # some tokenizers leave white space out of their offsets
 
     def matched(self, text: str) -> Counter[str]:
         """The control tokens that the tokenizer finds in a text, with their numbers."""
@@ -87,16 +88,19 @@ class TextEncoder:
                 return True
         return bool(self.matched(text).keys() - set(allowed))
 
-    def _encode(self, text: str, foreign: list[Span], again: bool = False) -> list[int]:
+    def _encode(
+        self, text: str, foreign: list[Span], again: bool = False, place: int = 0
+    ) -> list[tuple[int, Encoding]]:
+        """The text's parts in order, each with its position, which begins at `place`."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         hits = self._hits(text, encoding) if foreign else []
         cuts = sorted({cut for _, start, end in hits for cut in _cuts(start, end, foreign, again)})
         if not cuts:
-            return encoding.ids
-        ids: list[int] = []
+            return [(place, encoding)]
+        parts: list[tuple[int, Encoding]] = []
         for start, end in pairwise([0, *cuts, len(text)]):
-            ids += self._encode(text[start:end], _within(foreign, start, end), again=True)
-        return ids
+            parts += self._encode(text[start:end], _within(foreign, start, end), True, place + start)
+        return parts
 
     def _hits(self, text: str, encoding: Encoding) -> list[tuple[int, int, int]]:
         """(id, start, end) of each control token that the text spells; the range leaves out white space that the token
@@ -116,6 +120,17 @@ class TextEncoder:
 
     def _spells(self, text: str, name: str) -> bool:
         return text == name or self._normal(text) == self._normal(name)
+
+
+def _joined(pieces: Iterable[Piece]) -> tuple[str, list[Span]]:
+    """The text of all pieces, and the ranges in it that are foreign."""
+    texts, foreign, place = [], [], 0
+    for text, is_foreign in pieces:
+        if is_foreign and text:
+            foreign.append((place, place + len(text)))
+        texts.append(text)
+        place += len(text)
+    return "".join(texts), foreign
 
 
 def _is_control(text: str, special: bool, written: bool) -> bool:

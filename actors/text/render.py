@@ -2,8 +2,8 @@
 
 A template is a program of the model folder's author: it can loop, or double a string until the memory is gone, inside
 jinja's sandbox, too. `actors/text/chat_template.py` starts this script, writes one JSON object to its standard input
-(`template`, `conversations`, `variables`) and reads one from its standard output: `texts`, or `error` with the `index`
-of the conversation at fault. The arguments are the bounds: bytes of memory and seconds of CPU time.
+(the arguments of `rendered`) and reads one from its standard output: `texts`, or `error` with the `index` of the
+conversation at fault. The arguments are the bounds: bytes of memory and seconds of CPU time.
 
 The environment is that of transformers' `apply_chat_template`, which this process does not import because the import
 takes ten times as long as everything else here; a test compares the two.
@@ -14,7 +14,9 @@ from __future__ import annotations
 import json
 import resource
 import sys
+from collections.abc import Sequence
 from datetime import datetime
+from itertools import zip_longest
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, nodes
@@ -65,14 +67,21 @@ def compiled(template: str) -> Template:
     return environment.from_string(template, globals=functions)
 
 
-def rendered(template: str, conversations: list[list[dict[str, Any]]], variables: dict[str, str]) -> dict[str, Any]:
-    """`texts`, one a conversation and each with the generation prompt; or the first `error` and its `index`."""
+def rendered(
+    template: str,
+    conversations: list[list[dict[str, Any]]],
+    variables: dict[str, str],
+    tools: Sequence[list[Any] | None] = (),
+    replies: Sequence[bool] = (),
+) -> dict[str, Any]:
+    """`texts`, one a conversation; or the first `error` and its `index`. `tools`: the schemas of each conversation;
+    `replies`: whether it ends with a reply, and so without the generation prompt. None has either if they are empty."""
     texts: list[str] = []
     try:
         program = compiled(template)
-        for messages in conversations:
+        for messages, schemas, reply in zip_longest(conversations, tools, replies):
             text = program.render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=True, **variables
+                messages=messages, tools=schemas, documents=None, add_generation_prompt=not reply, **variables
             )
             if sum(map(len, texts)) + len(text) > MAX_CHARACTERS:
                 raise MemoryError
@@ -90,7 +99,7 @@ def main(memory_bytes: int, cpu_s: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))  # the first bound sends SIGXCPU, the second kills
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     request = json.load(sys.stdin.buffer)
-    answer = rendered(request["template"], request["conversations"], request["variables"])
+    answer = rendered(**request)
     sys.stdout.write(json.dumps(answer))
 
 

@@ -1,9 +1,9 @@
-"""Where a completion's reasoning and answer lie, in its text or in its ids.
+"""Where the reasoning and the answer of one turn lie, in its text and in its ids.
 
-The reasoning lies between two markers; its opening may be in the prompt instead. White space before the opening is
-dropped, white space after it belongs to the reasoning. The answer goes from the closing of the reasoning through
-`</answer>`, or to the end. In ids a token that holds a part of a marker belongs to the marker, as in a run
-(`actors.play.codec`).
+The reasoning lies between two markers; its opening may be in the prompt instead. White space around the reasoning
+belongs to it. The answer goes from the closing of the reasoning through `</answer>`, or up to a call of a tool, or to
+the end of the turn. A turn's text is encoded whole and cut between its tokens, so that text and ids are cut alike: a
+token that holds a part of a marker belongs to the marker, as in a run (`actors.play.codec`).
 """
 
 from __future__ import annotations
@@ -17,61 +17,89 @@ from squelch.envs.format import ANSWER_CLOSE
 EMPTY = "empty reasoning"
 UNCLOSED = "reasoning never closed"
 TEXT_BEFORE = "text before the reasoning"
+CALLS_ONLY = "calls of tools without reasoning"
+
+TOOL_CALLS = (
+    "<tool_call",
+    "<tool_code>",
+    "<function_call",
+    "<function=",
+    "[TOOL_CALLS]",
+    "<|tool_call",
+    "<|python_tag|>",
+)
+TOOL_CALLS += ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<|channel|>commentary")
+"""With which models begin a call of a tool."""
 
 Markers = tuple[str, str]
 """The texts that open and close a reasoning."""
 
 
-def split_completion(text: str, opening: str, closing: str) -> tuple[str | None, str | None]:
-    """(reasoning, None), or (None, the reason why it cannot be scored)."""
-    before, opened, rest = text.partition(opening)
-    if opened and before.strip():
-        return None, TEXT_BEFORE
-    reasoning, closed, _ = (rest if opened else text).partition(closing)
-    if not closed:
-        return None, UNCLOSED
-    return (reasoning, None) if reasoning.strip() else (None, EMPTY)
-
-
-def answer_text(text: str, closing: str) -> str | None:
-    """The end of a completion from the closing of its reasoning on; None if nothing follows the closing."""
-    _, closed, rest = text.partition(closing)
-    answer, ended, _ = rest.partition(ANSWER_CLOSE)
-    return closed + answer + ended if closed and answer.strip() else None
-
-
 class Spans(NamedTuple):
-    """Positions in a completion's ids: of the first id of the reasoning, of the first after it, and of the first after
-    the answer, None without an answer."""
+    """Positions in a turn's text, or in its ids: at which the reasoning begins and ends, and at which the answer ends,
+    None without an answer."""
 
     start: int
     end: int
     answer_end: int | None
 
 
-def split_ids(ids: Sequence[int], decode: Callable[[Sequence[int]], str], markers: Markers) -> Spans | str:
-    """The spans of a completion, or the reason why its reasoning cannot be scored. `decode`: ids to text, with control
-    tokens."""
+def spans_of(text: str, markers: Markers) -> Spans | str:
+    """The spans in a turn's text, or the reason why its reasoning cannot be scored."""
     opening, closing = markers
-    text = decode(ids)
-    reason = split_completion(text, opening, closing)[1]
-    if reason is not None:
-        return reason
-    start = _through(opening, ids, decode) if opening in text else 0
-    rest = ids[start:]
-    place = decode(rest).index(closing)
+    opened, closed = text.find(opening), text.find(closing)
+    start = 0
+    if opened >= 0 and (closed < 0 or opened < closed):  # else the opening is in the prompt
+        if text[:opened].strip():
+            return TEXT_BEFORE
+        start = opened + len(opening)
+        closed = text.find(closing, start)
+    if closed < 0:
+        return UNCLOSED
+    return Spans(start, closed, _answer_end(text, closed + len(closing))) if text[start:closed].strip() else EMPTY
+
+
+def _answer_end(text: str, start: int) -> int | None:
+    ended = text.find(ANSWER_CLOSE, start)
+    end = len(text) if ended < 0 else ended + len(ANSWER_CLOSE)
+    called = [place for place in (text.find(name, start, end) for name in TOOL_CALLS) if place >= 0]
+    if called:
+        end = start + len(text[start : min(called)].rstrip())
+    return end if text[start:end].removesuffix(ANSWER_CLOSE).strip() else None
+
+
+def calls_tools(text: str) -> bool:
+    """Whether a turn's text calls a tool."""
+    return any(name in text for name in TOOL_CALLS)
+
+
+def cut(spans: Spans, num_ids: int, end_of: Callable[[int], int]) -> Spans:
+    """The spans in a turn's ids; `end_of`: index of an id to the position in the text at which its token ends."""
+
+    def through(position: int) -> int:
+        """Number of ids up to the one with which the text reaches a position."""
+        return min(num_ids, 1 + bisect_left(range(num_ids), position, key=end_of)) if position else 0
+
+    start, end = through(spans.start), ids_before(spans.end, num_ids, end_of)
+    return Spans(start, max(start, end), None if spans.answer_end is None else through(spans.answer_end))
+
+
+def ids_before(position: int, num_ids: int, end_of: Callable[[int], int]) -> int:
+    """Number of ids that lie wholly before a position in their text; `end_of`: as of `cut`."""
+    return bisect_left(range(num_ids), True, key=lambda k: end_of(k) > position)
+
+
+def split_ids(ids: Sequence[int], decode: Callable[[Sequence[int]], str], markers: Markers) -> Spans | str:
+    """The spans in a turn's ids, or the reason why its reasoning cannot be scored. `decode`: ids to text, with control
+    tokens."""
+    spans = spans_of(decode(ids), markers)
+    if isinstance(spans, str):
+        return spans
+    found = cut(spans, len(ids), ends_in(ids, decode))
+    return found if decode(ids[found.start : found.end]).strip() else EMPTY
+
+
+def ends_in(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> Callable[[int], int]:
+    """What `cut` needs to know of ids that were sampled."""
     # a token that holds a part of a character decodes to U+FFFD
-    end = bisect_left(range(len(rest)), True, key=lambda k: len(decode(rest[: k + 1]).rstrip("\ufffd")) > place)
-    if not decode(rest[:end]).strip():
-        return EMPTY
-    after = rest[end:]
-    spoken = answer_text(decode(after), closing)
-    if spoken is None:
-        return Spans(start, start + end, None)
-    size = _through(ANSWER_CLOSE, after, decode) if spoken.endswith(ANSWER_CLOSE) else len(after)
-    return Spans(start, start + end, start + end + size)
-
-
-def _through(marker: str, ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> int:
-    """Number of ids up to the one that completes the marker."""
-    return 1 + bisect_left(range(len(ids)), True, key=lambda k: marker in decode(ids[: k + 1]))
+    return lambda k: len(decode(ids[: k + 1]).rstrip("\ufffd"))

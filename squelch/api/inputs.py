@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from tokenizers import Tokenizer, models
 
@@ -13,17 +13,23 @@ from squelch.actors.text.tokenizer import encode_completely
 from squelch.api.arrays import token_ids
 from squelch.api.completions import Markers
 from squelch.api.messages import MessageRenderer, is_messages
-from squelch.api.samples import Row, SampleReader
+from squelch.api.samples import SampleReader
+from squelch.api.turns import Row, Turns
 
 
-def rows_of(prompts: Any, completions: Any, reasonings: Any = None, answers: Any = None) -> list[tuple[int, Row]]:
+def rows_of(
+    prompts: Any, completions: Any, reasonings: Any = None, answers: Any = None, masks: Any = None
+) -> list[tuple[int, Row]]:
     """(index, row) of each sample; arguments as of `squelch.score`. ValueError names the argument and the row."""
     if (completions is None) == (reasonings is None):
         raise ValueError("give either `completions`, or `reasonings` that are already cut out of them")
     if answers is not None and reasonings is None:
         raise ValueError("`answers` go with `reasonings`; those of `completions` are found in them")
+    if masks is not None and completions is None:
+        raise ValueError("`masks` go with `completions` that are token ids")
     said = completions if completions is not None else reasonings
     columns = {"prompts": prompts, "completions" if reasonings is None else "reasonings": said, "answers": answers}
+    columns["masks"] = masks
     lists = {name: _listed(name, value) for name, value in columns.items() if value is not None}
     sizes = {name: len(rows) for name, rows in lists.items()}
     if len(set(sizes.values())) > 1 or not sizes["prompts"]:
@@ -45,10 +51,14 @@ def _row(given: dict[str, Any], index: int) -> Row:
         spoken = name in ("prompts", "completions") and is_messages(value)
         if spoken or (isinstance(value, str) and name != "answers"):
             row[key] = value
-        elif value is None and name == "answers":
+        elif value is None and name in ("answers", "masks"):
             continue
+        elif name == "masks":
+            row["completion_mask"] = token_ids(where, value).tolist()
         else:
             row[f"{key}_ids"] = token_ids(where, value).tolist()
+    if "completion_mask" in row and "completion_ids" not in row:
+        raise ValueError(f"row {index}: `masks` go with `completions` that are token ids")
     said, fed = "completion" in row or "reasoning" in row, "prompt" in row
     if said != fed and "completion_ids" not in row:
         raise ValueError(
@@ -58,12 +68,22 @@ def _row(given: dict[str, Any], index: int) -> Row:
     return row
 
 
-def reader_of(tokenizer: Any, vocab_size: int, markers: Markers | None) -> SampleReader:
-    """What converts rows with the caller's tokenizer, which stays as it is.
+def reader_of(
+    tokenizer: Any,
+    vocab_size: int,
+    markers: Markers | None,
+    turns: Turns = "first",
+    tools: Sequence[Any] | None = None,
+) -> SampleReader:
+    """What converts rows with the caller's tokenizer, which stays as it is; arguments as of `squelch.score`.
 
-    Raises ValueError for a tokenizer that is not fast, or has a token for which the model has no row, and for markers
-    that are no two texts.
+    Raises ValueError for a tokenizer that is not fast, or has a token for which the model has no row, and for arguments
+    of another form.
     """
+    if turns not in get_args(Turns):
+        raise ValueError(f"`turns` is {turns!r}; it must be one of {', '.join(get_args(Turns))}")
+    if tools is not None and not all(isinstance(tool, Mapping) for tool in tools):
+        raise ValueError("`tools` must be a list of JSON schemas, as the chat template shows them")
     if markers is not None and (len(markers) != 2 or not all(isinstance(one, str) and one for one in markers)):
         raise ValueError("`markers` must be two texts, or None where completions consist of reasoning only")
     own = complete(tokenizer)
@@ -80,7 +100,8 @@ def reader_of(tokenizer: Any, vocab_size: int, markers: Markers | None) -> Sampl
         folder = Path(getattr(tokenizer, "name_or_path", "") or "the tokenizer")
         return MessageRenderer(read_chat_template(folder, tokenizer), own, markers or ())
 
-    return SampleReader(own, vocab_size, markers, renderer)
+    schemas = [dict(tool) for tool in tools or []] or None
+    return SampleReader(own, vocab_size, markers, renderer, turns=turns, tools=schemas)
 
 
 def complete(tokenizer: Any) -> Tokenizer:

@@ -1,4 +1,4 @@
-"""Renders prompts that are lists of messages with a model's chat template.
+"""Conversations, as lists of messages: their form, and how a model's chat template renders them.
 
 Only the template's own text yields control tokens (`actors/text`). A content without control tokens is rendered as it
 is, because templates may look into it (for example, to leave out old reasoning). A content with control tokens is
@@ -8,8 +8,9 @@ refused with the row's number.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -17,13 +18,43 @@ from squelch.actors.text.chat_template import ChatTemplate, TemplateRefused, Wor
 from squelch.actors.text.control_tokens import Piece, TextEncoder, foreign_pieces
 
 Messages = list[dict[str, Any]]
-HELD_FIELDS = ("content", "reasoning_content")
-BATCH_CHARACTERS = 2**22
-"""Characters of messages that are rendered in one process."""
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+"""Under which keys of a message trainers and templates keep its reasoning."""
+TEXT_BLOCKS, REASONING_BLOCKS = ("text", "input_text", "output_text"), ("thinking", "reasoning", "reasoning_text")
+CALL_BLOCKS = ("tool_use", "tool_call", "function_call")
+"""The types of a content's blocks."""
+HELD_FIELDS = ("content", *REASONING_FIELDS)
+BATCH_CHARACTERS, BATCH_SIZE = 2**22, 256
+"""Bounds of the messages, and of the conversations, that are rendered in one process."""
 
 
 class BadSample(ValueError):
     """A row that cannot be converted; the text names it and says what would be right."""
+
+
+class Conversation(NamedTuple):
+    """What the template renders: `row`, the number by which errors name it; `tools`, JSON schemas; `reply`, whether it
+    ends with the assistant's reply and so without the generation prompt."""
+
+    row: int
+    messages: Messages
+    tools: list[Any] | None = None
+    reply: bool = False
+
+    @property
+    def key(self) -> str:
+        """Equal for what is rendered alike."""
+        return json.dumps([self.messages, self.tools, self.reply])
+
+
+class Spoken(NamedTuple):
+    """A message of the assistant, taken apart."""
+
+    content: str
+    reasoning: str
+    """Empty if the content holds it, or nothing does."""
+    calls: bool
+    """Whether it calls tools."""
 
 
 class MessageRenderer:
@@ -31,28 +62,35 @@ class MessageRenderer:
     reasoning, which instructions name; `where`: the source of the rows, as errors name it."""
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, allowed: Sequence[str], where: str = "") -> None:
-        self._template, self._allowed, self._where = template, tuple(allowed), f"{where}, " if where else ""
+        self.template, self._allowed, self._where = template, tuple(allowed), f"{where}, " if where else ""
         self._encoder = TextEncoder(tokenizer, template.source)
         self._words = Words()
+        named = [name for name in REASONING_FIELDS if name in template.source]
+        self._reasoning_field = named[0] if named else REASONING_FIELDS[0]
 
-    def render(self, prompts: Sequence[tuple[int, Messages]]) -> Iterator[tuple[int, list[Piece]]]:
-        """(row number, pieces of its prompt) of each prompt, in order; `prompts`: (row number, messages).
-
-        Raises BadSample with the row's number if its messages cannot be rendered.
-        """
-        for batch in _batches(prompts):
+    def render(self, conversations: Sequence[Conversation]) -> Iterator[list[Piece]]:
+        """The pieces of each conversation, in order. Raises BadSample with the row's number if one cannot be
+        rendered."""
+        for batch in _batches(conversations):
             held: list[list[str]] = [[] for _ in batch]
-            shown = [self._hidden(row, messages, held[place]) for place, (row, messages) in enumerate(batch)]
+            shown = [self._hidden(one, held[place]) for place, one in enumerate(batch)]
             try:
-                texts = self._template.render(shown)
+                texts = self.template.render(shown, [one.tools for one in batch], [one.reply for one in batch])
             except TemplateRefused as error:
-                raise BadSample(f"{self._where}row {batch[error.index][0]}: {error}") from error
-            for (row, _), text, contents in zip(batch, texts, held, strict=True):
-                yield row, self._pieces(text, contents)
+                raise BadSample(f"{self._where}row {batch[error.index].row}: {error}") from error
+            for text, contents in zip(texts, held, strict=True):
+                yield self._pieces(text, contents)
 
-    def _hidden(self, row: int, messages: Messages, held: list[str]) -> Messages:
+    def reply(self, spoken: Spoken) -> dict[str, Any]:
+        """A message of the assistant as the template reads it, without its calls of tools."""
+        return {"role": "assistant", "content": spoken.content, self._reasoning_field: spoken.reasoning}
+
+    def _hidden(self, one: Conversation, held: list[str]) -> Messages:
         """The messages with a placeholder in place of each content that may yield control tokens; `held` takes it."""
-        return [{key: self._field(row, key, value, held) for key, value in one.items()} for one in messages]
+        self._refuse_control(one.row, "`tools`", one.tools)
+        return [
+            {key: self._field(one.row, key, value, held) for key, value in plain(each).items()} for each in one.messages
+        ]
 
     def _field(self, row: int, key: str, value: Any, held: list[str]) -> Any:
         if key in HELD_FIELDS and isinstance(value, str):
@@ -60,13 +98,15 @@ class MessageRenderer:
                 return value
             held.append(value.strip())
             return self._words.hide(value, len(held) - 1)
+        self._refuse_control(row, f"`{key}` of a message", value)
+        return value
+
+    def _refuse_control(self, row: int, name: str, value: Any) -> None:
         for text in _strings(value):
             if found := self._encoder.matched(text):
                 raise BadSample(
-                    f"{self._where}row {row}: `{key}` of a message holds the control token {next(iter(found))!r}; "
-                    "only `content` may"
+                    f"{self._where}row {row}: {name} holds the control token {next(iter(found))!r}; only `content` may"
                 )
-        return value
 
     def _pieces(self, text: str, held: Sequence[str]) -> list[Piece]:
         pieces: list[Piece] = []
@@ -76,16 +116,62 @@ class MessageRenderer:
 
 
 def is_messages(value: Any) -> bool:
-    """Whether a value is a list of messages, each with a role, and contents that are text or missing."""
+    """Whether a value is a list of messages, each with a role. Contents are text, missing, or blocks with a type."""
+    return isinstance(value, list) and bool(value) and all(map(_is_message, value))
 
-    def whole(one: Any) -> bool:
+
+def _is_message(one: Any) -> bool:
+    if not isinstance(one, dict) or not isinstance(one.get("role"), str):
+        return False
+    texts = all(isinstance(one.get(key) or "", str) for key in REASONING_FIELDS)
+    calls, content = one.get("tool_calls") or [], one.get("content") or ""
+    return texts and isinstance(calls, list) and (isinstance(content, str) or _is_blocks(content))
+
+
+def _is_blocks(content: Any) -> bool:
+    def whole(block: Any) -> bool:
+        texts = ("text", *REASONING_FIELDS)
         return (
-            isinstance(one, dict)
-            and isinstance(one.get("role"), str)
-            and all(isinstance(one.get(key) or "", str) for key in ("content", "reasoning_content"))
+            isinstance(block, dict)
+            and isinstance(block.get("type"), str)
+            and all(isinstance(block.get(key) or "", str) for key in texts)
         )
 
-    return isinstance(value, list) and bool(value) and all(map(whole, value))
+    return isinstance(content, list) and all(map(whole, content))
+
+
+def is_tools(value: Any) -> bool:
+    """Whether a value is a list of JSON schemas."""
+    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
+
+
+def plain(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message without its empty fields, its blocks joined to one text."""
+    found = {key: value for key, value in message.items() if value is not None}
+    if isinstance(found.get("content"), list):
+        found["content"] = "".join(
+            block.get("text") or "" for block in found["content"] if block["type"] in TEXT_BLOCKS
+        )
+    return found
+
+
+def spoken(message: Mapping[str, Any]) -> Spoken:
+    """A message of the assistant, with its reasoning wherever it is kept."""
+    shown, blocks = plain(message), message.get("content")
+    blocks = blocks if isinstance(blocks, list) else []
+    thought = [block for block in blocks if block["type"] in REASONING_BLOCKS]
+    places = [(shown, key) for key in REASONING_FIELDS]
+    places += [(block, key) for block in thought for key in (*REASONING_FIELDS, "text")]
+    reasoning = next((one[key] for one, key in places if one.get(key)), "")
+    calls = bool(message.get("tool_calls")) or any(block["type"] in CALL_BLOCKS for block in blocks)
+    return Spoken(shown.get("content") or "", reasoning, calls)
+
+
+def without_nulls(value: Any) -> Any:
+    """A value of an Arrow table without the null fields of its objects, which say that another row has the field."""
+    if isinstance(value, dict):
+        return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _strings(value: Any) -> Iterator[str]:
@@ -101,16 +187,16 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(inner)
 
 
-def _batches(prompts: Sequence[tuple[int, Messages]]) -> Iterator[list[tuple[int, Messages]]]:
-    """Prompts in order, at most `BATCH_CHARACTERS` together unless one alone has more."""
-    batch: list[tuple[int, Messages]] = []
+def _batches(conversations: Sequence[Conversation]) -> Iterator[list[Conversation]]:
+    """Conversations in order, within the bounds of one process unless one alone exceeds them."""
+    batch: list[Conversation] = []
     size = 0
-    for row, messages in prompts:
-        own = sum(map(len, _strings(messages)))
-        if batch and size + own > BATCH_CHARACTERS:
+    for one in conversations:
+        own = sum(map(len, _strings([one.messages, one.tools])))
+        if batch and (size + own > BATCH_CHARACTERS or len(batch) == BATCH_SIZE):
             yield batch
             batch, size = [], 0
-        batch.append((row, messages))
+        batch.append(one)
         size += own
     if batch:
         yield batch

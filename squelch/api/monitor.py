@@ -40,7 +40,7 @@ from squelch.actors.scorer.scorer import UNKNOWN, matrix_metrics
 from squelch.actors.scorer.share import OTHERS, REFERENCES
 from squelch.api.answers import Answers, regime_of
 from squelch.api.arrays import numbers
-from squelch.api.completions import EMPTY, TEXT_BEFORE, UNCLOSED, Markers
+from squelch.api.completions import CALLS_ONLY, EMPTY, TEXT_BEFORE, UNCLOSED, Markers
 from squelch.api.inputs import reader_of, rows_of
 from squelch.api.samples import TOO_LONG, Reasonings, SampleReader, at_most, within_context
 from squelch.api.scoring import MARKERS, ScoreResult, require_two_prompts, scored
@@ -48,7 +48,8 @@ from squelch.api.scoring import MARKERS, ScoreResult, require_two_prompts, score
 if TYPE_CHECKING:
     from squelch.actors.scorer.cross_scoring import CrossScorer
 
-REASONS = {EMPTY: "empty", TEXT_BEFORE: "empty", UNCLOSED: "unclosed", TOO_LONG: "too_long", NON_FINITE: "non_finite"}
+REASONS = {EMPTY: "empty", TEXT_BEFORE: "empty", CALLS_ONLY: "empty", UNCLOSED: "unclosed"}
+REASONS |= {TOO_LONG: "too_long", NON_FINITE: "non_finite"}
 """The metric's reason for each reason of a sample's exclusion; a completion that does not begin with its reasoning has
 none where one is expected."""
 
@@ -58,7 +59,7 @@ class Monitor:
 
     Args:
         tokenizer: as of `squelch.score`; it must stay the same.
-        markers, temperature, compat, links, token_budget: as of `squelch.score`.
+        tools, markers, temperature, compat, links, token_budget: as of `squelch.score`.
         max_prompts: most prompts of a step that are scored, at least 2; the cost grows with its square.
         ema_alpha: weight of the past in MI-ZScore-EMA, [0, 1).
         half_width: nats per token, the half width of MI-Est's interval for which `prompts_needed` is given.
@@ -72,6 +73,7 @@ class Monitor:
         self,
         tokenizer: Any,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         markers: Markers | None = MARKERS,
         temperature: float = 1.0,
         compat: Compat = "paper",
@@ -87,7 +89,7 @@ class Monitor:
         _require("token_budget", token_budget, token_budget >= 1, "1 or more")
         _require("ema_alpha", ema_alpha, 0 <= ema_alpha < 1, "in [0, 1)")
         _require("half_width", half_width, half_width > 0, "above 0")
-        self._tokenizer, self._markers, self._temperature = tokenizer, markers, temperature
+        self._tokenizer, self._tools, self._markers, self._temperature = tokenizer, tools, markers, temperature
         self._compat: Compat = compat
         self._links, self._max_prompts, self._token_budget = links, max_prompts, token_budget
         self._half_width, self._seed = half_width, seed
@@ -109,14 +111,21 @@ class Monitor:
         self._alarm.reward(step, float(mean))
 
     def observe(
-        self, step: int, model: Any, prompts: Sequence[Any], completions: Sequence[Any], *, rewards: Any = None
+        self,
+        step: int,
+        model: Any,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        *,
+        rewards: Any = None,
+        masks: Sequence[Any] | None = None,
     ) -> dict[str, float]:
-        """Scores the samples of a training step. The model stays as it was.
+        """Scores the first turns of a training step's samples. The model stays as it was.
 
         Args:
             step: the training step, above that of the last call.
             model: as of `squelch.score`: with the weights that sampled the completions, so before the update.
-            prompts, completions: as of `squelch.score`.
+            prompts, completions, masks: as of `squelch.score`.
             rewards: (num_samples,) the rewards, whose mean is recorded; NaN or None for a row without one.
 
         Returns:
@@ -127,7 +136,7 @@ class Monitor:
             ValueError: as of `squelch.score`, or the step does not come after the last.
         """
         self._require_order("observe", step, self._step)
-        rows = rows_of(prompts, completions)
+        rows = rows_of(prompts, completions, masks=masks)
         if rewards is not None:
             self._record_rewards(step, rewards, len(rows))
         started, cpu = time.perf_counter(), time.process_time()  # torch may use several threads
@@ -206,7 +215,8 @@ class Monitor:
         with borrowed(model) as own:
             config: Any = own.config.get_text_config()
             if self._reader is None or self._reader[0] != config.vocab_size:
-                self._reader = config.vocab_size, reader_of(self._tokenizer, config.vocab_size, self._markers)
+                reader = reader_of(self._tokenizer, config.vocab_size, self._markers, tools=self._tools)
+                self._reader = config.vocab_size, reader
             yield CrossScorer(own, self._token_budget, self._temperature), self._reader[1]
 
     def _scored(self, engine: CrossScorer, found: Reasonings) -> ScoreResult:

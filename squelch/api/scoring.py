@@ -7,8 +7,7 @@ rows ──inputs, samples──▶ X, Z, A ──CrossScorer──▶ matrix �
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +21,20 @@ from squelch.api.completions import UNCLOSED, Markers
 from squelch.api.information import MIResult, measured
 from squelch.api.inputs import reader_of, rows_of
 from squelch.api.samples import Reasonings, at_most, within_context
+from squelch.api.turns import Turns
 from squelch.envs.format import THINK_CLOSE, THINK_OPEN
 
 if TYPE_CHECKING:
     from squelch.actors.scorer.cross_scoring import CrossScorer
 
 MARKERS: Markers = (THINK_OPEN, THINK_CLOSE)
+UNLIKELY_NATS = 0.5
+"""By how much H(Z|X) must exceed the logarithm of the vocabulary size before the model cannot have written the text. A
+model with random weights is near that logarithm, and text that is encoded again lies a little above."""
+
+
+class CannotHaveWritten(ValueError):
+    """The model did not write the reasonings."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +75,9 @@ def score(
     *,
     reasonings: Sequence[Any] | None = None,
     answers: Sequence[Any] | None = None,
+    masks: Sequence[Any] | None = None,
+    turns: Turns = "first",
+    tools: Sequence[Mapping[str, Any]] | None = None,
     markers: Markers | None = MARKERS,
     temperature: float = 1.0,
     compat: Compat = "paper",
@@ -75,6 +85,7 @@ def score(
     max_prompts: int | None = None,
     token_budget: int = 16384,
     seed: int = 0,
+    force: bool = False,
 ) -> ScoreResult:
     """Scores every reasoning under every prompt with a model, and the answers after the reasonings. `squelch score` is
     this function on a file. The model stays as it was (`squelch.api`); the work is about num_samples * num_prompts
@@ -85,10 +96,14 @@ def score(
             completions. It may be training, and wrapped (`actors.scorer.borrowed`).
         tokenizer: its fast tokenizer, or a processor that holds one. It is needed for ids too, to find the markers.
         prompts: one for each completion: text as fed to the model, or messages, or token ids.
-        completions: text, or messages (of which the first counts), or sampled token ids. Ids are exact and may follow
-            any kind of prompt; text goes with text.
+        completions: text, or messages, or sampled token ids. Ids are exact and may follow any kind of prompt; text goes
+            with text.
         reasonings: in place of `completions`: text or ids of the reasoning alone; prompts end where it begins.
         answers: with `reasonings` that are ids: ids from the closing of the reasoning to the end of the answer.
+        masks: with completions that are ids of several turns: for each id 1 if the policy sampled it, 0 if it was fed
+            (a tool's output). Without masks the chat template's own text says where turns end.
+        turns: which turns of a completion are scored, `first` or `all`, each under all that was fed before it.
+        tools: JSON schemas that the chat template shows in prompts that are messages.
         markers: texts that open and close the reasoning; the opening may be in the prompt. None: completions consist of
             reasoning only.
         temperature: of the sampling, above 0.
@@ -97,24 +112,26 @@ def score(
         max_prompts: score a random sample of so many prompts; None: all.
         token_budget: most tokens forwarded at once.
         seed: of the resampling and of `max_prompts`.
+        force: give the result even if the model cannot have written the reasonings.
 
     Raises:
         ValueError: a row is malformed or longer than what the tokenizer or the model can express, fewer than two
-            prompts have a usable reasoning, or the model cannot be scored (sharded, a sliding window, no causal model).
-            Rows count from 0.
+            prompts have a usable reasoning, the model finds the reasonings less likely than random tokens, or it
+            cannot be scored (sharded, a sliding window, no causal model). Rows count from 0.
     """
     from squelch.actors.scorer.borrowed import borrowed
     from squelch.actors.scorer.cross_scoring import CrossScorer
 
     if not temperature > 0:
         raise ValueError(f"temperature is {temperature}; it must be above 0")
-    rows = rows_of(prompts, completions, reasonings, answers)
+    rows = rows_of(prompts, completions, reasonings, answers, masks)
     with borrowed(model) as own:
         config: Any = own.config.get_text_config()
-        found = reader_of(tokenizer, config.vocab_size, markers).read(rows)
+        found = reader_of(tokenizer, config.vocab_size, markers, turns, tools).read(rows)
         found = at_most(within_context(found, config.max_position_embeddings), max_prompts, seed)
         require_two_prompts(found)
-        return scored(CrossScorer(own, token_budget, temperature), found, compat=compat, links=links, seed=seed)
+        engine = CrossScorer(own, token_budget, temperature)
+        return scored(engine, found, compat=compat, links=links, seed=seed, force=force)
 
 
 def scored(
@@ -125,16 +142,19 @@ def scored(
     links: bool = True,
     seed: int = 0,
     ema: EmaState | None = None,
+    force: bool = True,
 ) -> ScoreResult:
     """The result of samples of two prompts or more; arguments as of `score` and `mi`."""
     matrix = engine.matrix(found.prompts, found.ids)
-    answered = links and any(answer is not None for answer in found.answers)
-    answers = read_answers(engine, engine.context_length, found, seed) if answered else None
     lengths = np.array([len(z) for z in found.ids])
     report = measured(usable(matrix, lengths, found.source), compat=compat, seed=seed, ema=ema)
+    unlikely = _unlikely(report, engine.model.config.get_text_config().vocab_size)
+    if unlikely and not force:
+        raise CannotHaveWritten(unlikely)
+    answered = links and any(answer is not None for answer in found.answers)
+    answers = read_answers(engine, engine.context_length, found, seed) if answered else None
     excluded = dict(found.excluded) | report.proxies.excluded
     gap = gaps(matrix, found.source)
-    config: Any = engine.model.config.get_text_config()
     return ScoreResult(
         matrix=matrix,
         samples=found,
@@ -144,7 +164,7 @@ def scored(
         templates=tuple(ranked(gap, found.source, found.texts, lengths, found.rows)),
         fits_any=int((gap <= 0).sum()),
         answers=answers,
-        notes=(*_control_notes(found.control_tokens), *_notes(report.proxies, config.vocab_size)),
+        notes=(*found.notes, *_notes(found), *([unlikely] if unlikely else [])),
     )
 
 
@@ -157,22 +177,36 @@ def require_two_prompts(found: Reasonings) -> None:
     hint = ". The markers say where a reasoning ends; choose those of the model's template" if unclosed else ""
     raise ValueError(
         f"{len(found.ids)} reasonings of {len(found.prompts)} distinct prompts can be scored, but a comparison needs "
-        f"at least 2 prompts (intervals need 6). Excluded rows: {left_out}{hint}"
+        f"at least 2 prompts (intervals need 6). Excluded rows: {'. '.join([left_out + hint, *found.notes])}"
     )
 
 
-def _control_notes(counted: Counter[str], shown: int = 6) -> list[str]:
-    if not counted:
-        return []
-    named = ", ".join(f"{name} {count}" for name, count in counted.most_common(shown))
-    more = f", and {len(counted) - shown} others" if len(counted) > shown else ""
-    return [f"prompts that are text are taken as already rendered; control tokens in them: {named}{more}"]
+def _notes(found: Reasonings, shown: int = 6) -> Iterator[str]:
+    """What to know about the samples."""
+    if control := found.control_tokens:
+        named = ", ".join(f"{name} {count}" for name, count in control.most_common(shown))
+        more = f", and {len(control) - shown} others" if len(control) > shown else ""
+        yield f"prompts that are text are taken as already rendered; control tokens in them: {named}{more}"
+    total, later, silent = (found.turns[key] for key in ("total", "later", "answer nothing"))
+    if later:
+        yield (
+            f"{later} of {total} turns ({later / total:.0%}) are later ones and left out; turns=all scores each under "
+            "its own prompt"
+        )
+    if silent:
+        yield f"{silent} turns call tools and answer nothing; calls of tools are no answers"
+    if len(found.ids) == len(found.prompts):
+        yield "each prompt has one reasoning: the variety within a prompt is not known, and intervals are wide"
 
 
-def _notes(report: Proxies, vocab_size: int) -> list[str]:
-    if report.conditional_entropy is None or report.conditional_entropy < math.log(vocab_size):
-        return []
-    return [
-        f"H(Z|X) is above log of the vocabulary, {math.log(vocab_size):.2f}: the model finds these reasonings less "
-        "likely than random tokens; is it the one that wrote them, with the same tokenizer and prompt format?"
-    ]
+def _unlikely(report: MIResult, vocab_size: int) -> str | None:
+    """Why the model cannot have written the reasonings, or None if it can."""
+    found, bound = report.proxies.conditional_entropy, math.log(vocab_size)
+    interval = report.uncertainty.intervals.get("conditional_entropy")
+    if found is None or found < bound + UNLIKELY_NATS or (interval is not None and interval.low < bound):
+        return None
+    return (
+        f"H(Z|X) is {found:.2f} nats per token, above {bound:.2f}, the logarithm of the vocabulary size: the model "
+        "finds these reasonings less likely than random tokens, so it did not write them, or not with this tokenizer "
+        "and prompt format"
+    )

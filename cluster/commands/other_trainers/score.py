@@ -17,14 +17,18 @@ from squelch.actors.process.disk import whole_file
 from squelch.cluster.commands.arguments import add_compat, add_file, natural, positive
 from squelch.cluster.errors import UserError, bad_files_are_the_users
 from squelch.cluster.terminal import aligned, say, say_json
-from squelch.envs.untrusted.files import is_folder, reason, require_output
+from squelch.envs.untrusted.files import MIB, is_folder, read_bytes, reason, require_output
+from squelch.envs.untrusted.text import parse_json
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from squelch.actors.adapter_folder import Checkpoint
     from squelch.actors.scorer.cross_scoring import CrossScorer
     from squelch.api.samples import Reasonings
     from squelch.api.scoring import ScoreResult
+
+MAX_TOOLS = 16 * MIB
 
 SCORE_HELP = """\
 Does the reasoning in a trainer's samples depend on its input? Scores every reasoning under every prompt with a model,
@@ -56,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", type=Path, required=True, metavar="DIR", help="Hugging Face folder of the policy that sampled them"
     )
+    parser.add_argument("--base", type=Path, metavar="DIR", help="folder of the base model, if DIR is a LoRA adapter")
     parser.add_argument("--out", type=Path, metavar="NPZ", help="also write the score matrix, for `squelch mi`")
     parser.add_argument("--step", type=int, help="score only the rows of this step")
     parser.add_argument(
@@ -68,9 +73,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar=("OPEN", "CLOSE"),
         help="markers around the reasoning in a completion (default: <think> </think>)",
     )
+    parser.add_argument(
+        "--turns",
+        choices=("first", "all"),
+        default="first",
+        help="which turns of a completion are scored, each under its own prompt (default: first)",
+    )
+    parser.add_argument(
+        "--tools",
+        type=Path,
+        metavar="JSON",
+        help="file with the list of JSON schemas that the chat template shows, for rows without a column `tools`",
+    )
     parser.add_argument("--whole", action="store_true", help="take the whole completion as the reasoning")
     parser.add_argument(
         "--no-links", dest="links", action="store_false", help="do not score the answers that follow the reasonings"
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="print the result even if the model cannot have written the reasonings"
     )
     parser.add_argument("--max-prompts", type=positive(int), metavar="N", help="score a random sample of N prompts")
     parser.add_argument(
@@ -99,9 +119,12 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         _check_output(args.out, args.file)
     found, engine = load(args)
-    from squelch.api.scoring import scored
+    from squelch.api.scoring import CannotHaveWritten, scored
 
-    result = scored(engine, found, compat=args.compat, links=args.links, seed=args.seed)
+    try:
+        result = scored(engine, found, compat=args.compat, links=args.links, seed=args.seed, force=args.force)
+    except CannotHaveWritten as error:
+        raise UserError(f"{args.file} under {args.model}: {error}; give its model, or --force") from error
     if args.out is not None:
         write_npz(args.out, result.matrix, found)
     if args.json:
@@ -123,18 +146,22 @@ def _check_output(path: Path, read: Path) -> None:
 
 def load(args: argparse.Namespace) -> tuple[Reasonings, CrossScorer]:
     """The reasonings and the model that scores them. The file is read and checked before the model is loaded."""
+    from squelch.actors.adapter_folder import checkpoint_of
     from squelch.actors.model_folder import check_model_folder, model_config
     from squelch.api.samples import at_most, within_context
     from squelch.api.scoring import require_two_prompts
     from squelch.cluster.commands.other_trainers.score_files import Reader, read_rows
 
-    rows = read_rows(args.file, args.step)
+    rows, tools = read_rows(args.file, args.step), None if args.tools is None else read_tools(args.tools)
     try:
-        check_model_folder(args.model)
-        config: Any = model_config(args.model).get_text_config()  # knows defaults, and other names such as n_positions
+        checkpoint = checkpoint_of(args.model, args.base)
+        check_model_folder(checkpoint.model)
+        # it knows defaults, and other names such as n_positions
+        config: Any = model_config(checkpoint.model).get_text_config()
         if not hasattr(config, "max_position_embeddings"):
             raise UserError(f"--model {args.model}: config.json states no max_position_embeddings, the model's context")
-        reader = Reader(args.file, args.model, config.vocab_size, None if args.whole else tuple(args.markers))
+        markers = None if args.whole else (args.markers[0], args.markers[1])
+        reader = Reader(args.file, checkpoint.tokenizer, config.vocab_size, markers, args.turns, tools)
         found = reader.read(rows)
         found = at_most(within_context(found, config.max_position_embeddings), args.max_prompts, args.seed)
     except (ValueError, OSError) as error:
@@ -144,19 +171,31 @@ def load(args: argparse.Namespace) -> tuple[Reasonings, CrossScorer]:
     except ValueError as error:
         raise UserError(f"{args.file}: {error}") from error
     try:
-        return found, _engine(args)
+        return found, _engine(args, checkpoint)
     except (ValueError, OSError) as error:
         raise UserError(f"--model {args.model}: {error}") from error
 
 
-def _engine(args: argparse.Namespace) -> CrossScorer:
+def read_tools(path: Path) -> list[Any]:
+    """The JSON schemas of a file: a list, or an object with the list `tools`. UserError if it holds none."""
+    from squelch.api.messages import is_tools
+
+    with bad_files_are_the_users():
+        found = parse_json(read_bytes(path, MAX_TOOLS), str(path))
+    found = found.get("tools") if isinstance(found, dict) else found
+    if not found or not is_tools(found):
+        raise UserError(f"--tools {path}: a list of JSON schemas is needed, as the chat template shows them")
+    return found
+
+
+def _engine(args: argparse.Namespace, checkpoint: Checkpoint) -> CrossScorer:
     import torch
 
-    from squelch.actors.model_folder import load_model_folder
+    from squelch.actors.adapter_folder import load_checkpoint
     from squelch.actors.scorer.cross_scoring import CrossScorer
 
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model: Any = load_model_folder(args.model, torch.float32)
+    model: Any = load_checkpoint(checkpoint, torch.float32)
     try:
         model = model.to(device)
     except (RuntimeError, AssertionError) as error:  # the latter: a torch without CUDA
@@ -193,6 +232,7 @@ def score_json(found: ScoreResult, args: argparse.Namespace) -> dict[str, Any]:
     facts = {"file": str(args.file), "model": str(args.model), "temperature": args.temperature, "step": args.step}
     return {
         **facts,
+        "turns": dict(+found.samples.turns),
         "control_tokens": dict(found.samples.control_tokens.most_common()),
         **mi_json(found.proxies, found.uncertainty, args.half_width),
         "fits_any_prompt": found.fits_any,

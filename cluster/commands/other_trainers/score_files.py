@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from squelch.api.completions import Markers
-from squelch.api.messages import BadSample, MessageRenderer, is_messages
+from squelch.api.messages import BadSample, MessageRenderer, is_messages, is_tools, without_nulls
 from squelch.api.samples import Reasonings, Row, SampleReader
+from squelch.api.turns import Turns
 from squelch.cluster.commands.other_trainers.formats import suffix_of
 from squelch.cluster.errors import UserError, bad_files_are_the_users
 from squelch.envs.untrusted.files import brief, decoding, open_file, shortened, state
@@ -31,6 +32,7 @@ NAMES = {
     "prompt_ids": ("prompt_ids",),
     "reasoning_ids": ("reasoning_ids",),
     "answer_ids": ("answer_ids",),
+    "tools": ("tools",),
     "completion_ids": ("completion_ids",),
     "prompt_id": ("prompt_id", "group_id"),
     "step": ("step", "global_step"),
@@ -96,7 +98,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Row]]:
         first = 1
         for batch in batches:
             with decoding(f"{path}, rows {first} to {first + len(batch) - 1}", DAMAGED):
-                rows = batch.to_pylist()
+                rows = without_nulls(batch.to_pylist())
             yield from enumerate(rows, first)
             first += len(rows)
 
@@ -114,6 +116,8 @@ def _named(path: Path, number: int, raw: Mapping[str, Any]) -> Row:
     for key in ("prompt", "completion"):
         if row[key] is not None and not isinstance(row[key], str) and not is_messages(row[key]):
             raise UserError(f"{where}: `{key}` must be text or a list of messages with role and content")
+    if row["tools"] is not None and not is_tools(row["tools"]):
+        raise UserError(f"{where}: `tools` must be a list of JSON schemas")
     row["step"] = _step(row["step"], where)
     if isinstance(row["prompt_id"], list | dict):
         raise UserError(f"{where}: `prompt_id` is {brief(row['prompt_id'])}; it must be one text or number")
@@ -145,10 +149,19 @@ class Reader:
     """Converts the rows of a file to ids with a model folder's tokenizer; see `squelch.api.samples.SampleReader`.
     ValueError if the folder has no tokenizer.json."""
 
-    def __init__(self, path: Path, model_dir: Path, vocab_size: int, markers: Markers | None) -> None:
-        from squelch.actors.text.tokenizer import read_tokenizer
+    def __init__(
+        self,
+        path: Path,
+        model_dir: Path,
+        vocab_size: int,
+        markers: Markers | None,
+        turns: Turns = "first",
+        tools: list[Any] | None = None,
+    ) -> None:
+        from squelch.actors.text.tokenizer import TOKENIZER_FILE, check_vocabulary, read_tokenizer
 
         tokenizer = read_tokenizer(model_dir, of_a_stranger=True)
+        check_vocabulary(model_dir / TOKENIZER_FILE, tokenizer, vocab_size)
 
         def renderer() -> MessageRenderer:
             from squelch.actors.text.chat_template import read_chat_template, read_chat_tokenizer
@@ -156,7 +169,8 @@ class Reader:
             template = read_chat_template(model_dir, read_chat_tokenizer(model_dir))
             return MessageRenderer(template, tokenizer, markers or (), str(path))
 
-        self._reader = SampleReader(tokenizer, vocab_size, markers, renderer, str(path), str(model_dir))
+        where = str(path), str(model_dir)
+        self._reader = SampleReader(tokenizer, vocab_size, markers, renderer, *where, turns=turns, tools=tools)
 
     def read(self, rows: Sequence[tuple[int, Row]]) -> Reasonings:
         """The samples of all rows that have a reasoning; UserError with the row for a malformed one."""

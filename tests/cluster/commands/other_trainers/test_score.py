@@ -22,7 +22,7 @@ from squelch.actors.scorer.linking import score_links
 from squelch.actors.scorer.share import OTHERS, REFERENCES
 from squelch.api import answers as answers_module
 from squelch.api.answers import read_answers
-from squelch.api.completions import EMPTY, TEXT_BEFORE, UNCLOSED, split_completion
+from squelch.api.completions import EMPTY, TEXT_BEFORE, UNCLOSED, spans_of
 from squelch.api.samples import TOO_LONG, Reasonings
 from squelch.cluster.cli import main
 from squelch.envs.untrusted.files import MIB
@@ -415,18 +415,27 @@ def test_a_context_that_config_json_leaves_to_its_default_is_known(tmp_path, tin
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("<think> a b</think> c", (" a b", None)),
+        ("<think> a b</think> c", (" a b", "</think> c")),
         ("\n<think>a</think>", ("a", None)),
-        (" a </think><answer>", (" a ", None)),
-        ("<think>a</think> b <think>c</think>", ("a", None)),
-        ("<think>a", (None, UNCLOSED)),
-        ("a", (None, UNCLOSED)),
-        ("</think>a", (None, EMPTY)),
-        ("so <think>a</think>", (None, TEXT_BEFORE)),
+        (" a </think><answer>", (" a ", "</think><answer>")),
+        ("<think>a</think> b <think>c</think>", ("a", "</think> b <think>c</think>")),
+        ("a</think> b <think>c</think>", ("a", "</think> b <think>c</think>")),
+        ("<think>a</think> b <answer>c</answer> d", ("a", "</think> b <answer>c</answer>")),
+        ("<think>a</think> b\n<tool_call>c</tool_call>", ("a", "</think> b")),
+        ("<think>a</think><tool_call>c</tool_call>", ("a", None)),
+        ("<think>a</think> </answer>", ("a", None)),
+        ("<think>a", UNCLOSED),
+        ("a", UNCLOSED),
+        ("</think>a", EMPTY),
+        ("so <think>a</think>", TEXT_BEFORE),
     ],
 )
-def test_a_reasoning_is_what_stands_between_the_markers(text, found):
-    assert split_completion(text, "<think>", "</think>") == found
+def test_a_reasoning_stands_between_the_markers_and_an_answer_after_them(text, found):
+    spans = spans_of(text, ("<think>", "</think>"))
+    if not isinstance(spans, str):
+        start, end, last = spans
+        spans = text[start:end], None if last is None else text[end:last]
+    assert spans == found
 
 
 def test_gap_is_own_less_the_mean_likelihood_of_the_others_that_were_scored():
