@@ -148,9 +148,10 @@ def scored(
     matrix = engine.matrix(found.prompts, found.ids)
     lengths = np.array([len(z) for z in found.ids])
     report = measured(usable(matrix, lengths, found.source), compat=compat, seed=seed, ema=ema)
-    unlikely = _unlikely(report, engine.model.config.get_text_config().vocab_size)
-    if unlikely and not force:
-        raise CannotHaveWritten(unlikely)
+    config: Any = engine.model.config.get_text_config()
+    unlikely = _unlikely(report.proxies, config.vocab_size)
+    if not force and _impossible(report, config.vocab_size):
+        raise CannotHaveWritten(*unlikely)
     answered = links and any(answer is not None for answer in found.answers)
     answers = read_answers(engine, engine.context_length, found, seed) if answered else None
     excluded = dict(found.excluded) | report.proxies.excluded
@@ -164,7 +165,7 @@ def scored(
         templates=tuple(ranked(gap, found.source, found.texts, lengths, found.rows)),
         fits_any=int((gap <= 0).sum()),
         answers=answers,
-        notes=(*found.notes, *_notes(found), *([unlikely] if unlikely else [])),
+        notes=(*found.notes, *_notes(found), *unlikely),
     )
 
 
@@ -199,14 +200,20 @@ def _notes(found: Reasonings, shown: int = 6) -> Iterator[str]:
         yield "each prompt has one reasoning: the variety within a prompt is not known, and intervals are wide"
 
 
-def _unlikely(report: MIResult, vocab_size: int) -> str | None:
-    """Why the model cannot have written the reasonings, or None if it can."""
-    found, bound = report.proxies.conditional_entropy, math.log(vocab_size)
-    interval = report.uncertainty.intervals.get("conditional_entropy")
-    if found is None or found < bound + UNLIKELY_NATS or (interval is not None and interval.low < bound):
-        return None
-    return (
-        f"H(Z|X) is {found:.2f} nats per token, above {bound:.2f}, the logarithm of the vocabulary size: the model "
-        "finds these reasonings less likely than random tokens, so it did not write them, or not with this tokenizer "
-        "and prompt format"
-    )
+def _unlikely(found: Proxies, vocab_size: int) -> list[str]:
+    """A note if the model finds the reasonings less likely than random tokens."""
+    bound = math.log(vocab_size)
+    if found.conditional_entropy is None or found.conditional_entropy < bound:
+        return []
+    return [
+        f"H(Z|X) is {found.conditional_entropy:.2f} nats per token, above {bound:.2f}, the logarithm of the vocabulary "
+        "size: the model finds these reasonings less likely than random tokens, so it did not write them, or not with "
+        "this tokenizer and prompt format"
+    ]
+
+
+def _impossible(report: MIResult, vocab_size: int) -> bool:
+    """Whether chance does not explain it either."""
+    found, interval = report.proxies.conditional_entropy, report.uncertainty.intervals.get("conditional_entropy")
+    bound = math.log(vocab_size)
+    return found is not None and interval is not None and interval.low > bound and found > bound + UNLIKELY_NATS

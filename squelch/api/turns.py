@@ -185,27 +185,29 @@ class TurnReader:
         return [(ids_before(start, len(ids), end_of), ids_before(end, len(ids), end_of)) for start, end in spans]
 
     def _of_text(self, number: int, row: Row) -> Iterator[Said | str]:
-        fed, separators = self._fed(number, row), self._templates.separators()
-        text = row["completion"]
+        text, separators, after = row["completion"], self._templates.separators(), list[int]()
         spans, between = separators.divide(text) if separators else ([(0, len(text))], [])
         for place, (start, end) in enumerate(self._chosen(spans)):
             turn: list[Piece] = [(text[start:end], False)]
-            yield self._cut(number, fed, turn, False)
+            said = self._cut(number, turn, False)
+            yield said if isinstance(said, str) else said._replace(fed=[*self._fed(number, row), *after])
             if place < len(between) and self._which == "all":
-                fed = [*fed, *self._encoder.encode(number, turn), *self._encoder.encode(number, between[place])]
+                after = [*after, *self._encoder.encode(number, turn), *self._encoder.encode(number, between[place])]
 
     def _of_messages(self, number: int, row: Row) -> Iterator[Said | str]:
         completion: Messages = row["completion"]
         for place in self._chosen(_places(completion)):
-            said, asked = spoken(completion[place]), self._asked(number, row, place)
+            parts, asked = spoken(completion[place]), self._asked(number, row, place)
             if asked is None and place:
                 yield LATER
-                continue
-            fed = self._encoder.encode(number, self._rendered[asked.key]) if asked and place else self._fed(number, row)
-            if said.calls and not said.reasoning and not said.content.strip():
+            elif parts.calls and not parts.reasoning and not parts.content.strip():
                 yield CALLS_ONLY
-                continue
-            yield self._cut(number, fed, self._written(number, row, place, said), said.calls)
+            else:
+                said = self._cut(number, self._written(number, row, place, parts), parts.calls)
+                if not isinstance(said, str):
+                    later = self._encoder.encode(number, self._rendered[asked.key]) if asked and place else None
+                    said = said._replace(fed=later or self._fed(number, row))
+                yield said
 
     def _written(self, number: int, row: Row, place: int, said: Spoken) -> list[Piece]:
         """The pieces of a turn as the policy wrote it, as far as that is known."""
@@ -239,12 +241,12 @@ class TurnReader:
             text = bare = bare.removesuffix(name)
         return [*pieces[:-1], (text, foreign)]
 
-    def _cut(self, number: int, fed: list[int], pieces: list[Piece], calls: bool) -> Said | str:
-        """A turn's text, encoded whole and cut between its tokens."""
+    def _cut(self, number: int, pieces: list[Piece], calls: bool) -> Said | str:
+        """A turn's text, encoded whole and cut between its tokens; what was fed is left to the caller."""
         text = "".join(text for text, _ in pieces)
         if self._markers is None:
             ids = self._encoder.encode(number, pieces)
-            return Said(fed, ids, Spans(0, len(ids), None), text, calls) if text.strip() else EMPTY
+            return Said([], ids, Spans(0, len(ids), None), text, calls) if text.strip() else EMPTY
         spans = spans_of(text, self._markers)
         if isinstance(spans, str):
             return spans
@@ -254,7 +256,7 @@ class TurnReader:
         if not self._encoder.decode(ids[found.start : found.end]).strip():
             return EMPTY
         self._encoder.require_known(number, ids[: found.end], text[: spans.end])
-        return Said(fed, ids, found, text[spans.start : spans.end], calls or calls_tools(text))
+        return Said([], ids, found, text[spans.start : spans.end], calls or calls_tools(text))
 
     def control_tokens(self) -> Counter[str]:
         """The control tokens in the distinct prompts that are text, apart from the markers."""
