@@ -12,6 +12,8 @@ from typing import IO, Any
 
 from squelch.actors.process.preparation import protect, settle
 from squelch.cluster.errors import UserError, bad_files_are_the_users, did_you_mean
+from squelch.cluster.leaving import has_to_leave, leave
+from squelch.cluster.signals import Interrupted
 from squelch.cluster.terminal import complain, open_standard_streams, remark, say
 from squelch.envs.untrusted.files import reason, shortened
 
@@ -90,7 +92,22 @@ class Version(argparse.Action):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command and returns the exit code. For bad input it prints one paragraph on stderr and returns 2."""
+    """Runs a command and returns the exit code; ends the process with it where Python's own end may not return."""
+    try:
+        code = _main(argv)
+    except BaseException as error:
+        if has_to_leave() is None:
+            raise
+        code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
+        if not isinstance(error, SystemExit):
+            sys.excepthook(type(error), error, error.__traceback__)
+    if has_to_leave() is not None:
+        leave(code)
+    return code
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    """As `main`. For bad input it prints one paragraph on stderr and returns 2."""
     os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bars of libraries; actors inherit it
     if argv is None:
         _speak_utf8()
@@ -105,10 +122,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             return run(options)
     except UserError as error:
         complain(f"squelch: {error}")
-        return 2
+        return error.exit_code
     except OSError as error:  # e.g. a name that is too long, or a folder that may not be entered
         complain(f"squelch: {error.filename or 'a file'}: {reason(error)}")
         return 2
+    except Interrupted as error:
+        complain(f"squelch: stopped by {error}")
+        return 128 + error.signal
     except KeyboardInterrupt:
         complain("squelch: interrupted")
         return 130

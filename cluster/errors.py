@@ -11,6 +11,14 @@ from squelch.envs.untrusted.files import Unreadable
 class UserError(Exception):
     """Bad input. The message names the key, file or actor at fault and says what would be right."""
 
+    exit_code = 2
+
+
+class Fault(UserError):
+    """An actor, Ray or a disk failed, and not the input: the same command may succeed."""
+
+    exit_code = 1
+
 
 @contextmanager
 def bad_files_are_the_users() -> Iterator[None]:

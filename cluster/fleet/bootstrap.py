@@ -110,6 +110,7 @@ def _address(config: RunConfig) -> str:
 def _join(config: RunConfig, options: dict[str, Any]) -> None:
     repository = checkout()
     code = {"env_vars": {"PYTHONPATH": str(repository)}} if repository else {}
+    local_ray.require_free()
     try:
         with local_ray.patient_client(), local_ray.away():
             ray.init(address=_address(config), runtime_env={**code, **PREPARED}, **options)
@@ -128,7 +129,7 @@ def _unreachable(config: RunConfig, error: Exception) -> UserError:
 
 
 def disconnect() -> None:
-    """Leaves the cluster; a cluster that `connect` started ends."""
+    """Leaves the cluster; a cluster that `connect` started ends. Bounded (`local_ray.stop`)."""
     local_ray.stop()
 
 

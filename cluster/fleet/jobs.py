@@ -152,7 +152,7 @@ def submit(address: str, job: Job, wait: bool, say: Callable[[str], None]) -> in
             environment["working_dir"] = str(package)
         job_id = _accepted(jobs, entrypoint(job, recipe), environment, {"recipe": job.recipe})
     say(f"submitted {job_id}; `squelch job status {job_id} --address {address}` shows its progress")
-    return asyncio.run(_follow(jobs, job_id, say)) if wait else 0
+    return _followed(jobs, job_id, address, say) if wait else 0
 
 
 def entrypoint(job: Job, recipe: str) -> str:
@@ -192,6 +192,16 @@ def _accepted(jobs: JobSubmissionClient, command: str, environment: dict[str, An
             time.sleep(1.0)
 
 
+def _followed(jobs: JobSubmissionClient, job_id: str, address: str, say: Callable[[str], None]) -> int:
+    """Follows the job to its end, or until Ctrl-C, which the job does not notice; returns the exit code."""
+    try:
+        return asyncio.run(_follow(jobs, job_id, say))
+    except KeyboardInterrupt:
+        at = f"{job_id} --address {address}"
+        say(f"{job_id} goes on: `squelch job logs {at} --follow` shows the rest, `squelch job stop {at}` ends it")
+        raise
+
+
 async def _follow(jobs: JobSubmissionClient, job_id: str, say: Callable[[str], None]) -> int:
     try:
         async for lines in jobs.tail_job_logs(job_id):
@@ -217,7 +227,7 @@ def act(address: str, action: str, job_id: str, follow: bool, say: Callable[[str
     try:
         if action == "list":
             return _list(jobs, say)
-        return asyncio.run(_follow(jobs, job_id, say)) if follow else _act(jobs, action, job_id, say)
+        return _followed(jobs, job_id, address, say) if follow else _act(jobs, action, job_id, say)
     except (OSError, RuntimeError, RayError) as error:
         raise UserError(f"{job_id or 'the list of jobs'} at {address}: {reason(error)}") from error
 

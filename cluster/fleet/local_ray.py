@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import shutil
 import stat
@@ -33,8 +34,12 @@ from squelch.actors.process.disk import write_whole
 from squelch.actors.process.preparation import START_FOLDER
 from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.leftovers import end_processes, remove_semaphores
-from squelch.cluster.fleet.ray_internals import Config, ray_constants, services
+from squelch.cluster.fleet.ray_internals import Config, handlers_kept, only_here, ray_constants, services
+from squelch.cluster.leaving import before_leaving, has_to_leave, must_leave
+from squelch.cluster.own_thread import OwnThread
 from squelch.cluster.package import checkout
+
+log = logging.getLogger(__name__)
 
 LOOPBACK_ONLY = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
 """Variable whose value 0 makes a process of Ray take 127.0.0.1 for the address of its node. Ray has it for systems
@@ -55,6 +60,8 @@ RECONNECTS = "RAY_gcs_rpc_server_reconnect_timeout_s"
 """Variable with the seconds after which Ray's client ends the process, without an exception, if gcs does not answer. By
 default that is a minute; `cluster.fleet.ray_watch` ends the process sooner, and says why."""
 RECONNECT_S = 3600
+END_S = 30.0
+"""Seconds that this process may take to leave a cluster: without gcs that would take RECONNECT_S."""
 SOCKET_BYTES = 107
 """Longest path of a Unix socket on Linux."""
 BELOW_FOLDER = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
@@ -83,9 +90,11 @@ def start(
     are further ones of `ray.init`; `run_dir`: the folder of the run by which `running` finds the cluster.
 
     Raises:
-        UserError: no folder can be made that only this user can enter, Ray's token cannot be hidden from others, or
-            Ray does not start within START_S.
+        UserError: no folder can be made that only this user can enter, Ray's token cannot be hidden from others, Ray
+            does not start within START_S, or this process could not leave the cluster before.
     """
+    require_free()
+    before_leaving(kill)
     variables = _start_folder() | runtime_env.get("env_vars", {})
     folder = _held.enter_context(_folder())
     _own.append(folder)
@@ -107,10 +116,22 @@ def start(
 
 
 def stop() -> None:
-    """Leaves the cluster to which this process is connected; ends it and removes its files if `start` started it."""
-    ray.shutdown()
+    """Leaves the cluster to which this process is connected; ends it and removes its files if `start` started it. If
+    Ray does not let go within END_S, the end of this process does that (`leaving`)."""
+    try:
+        OwnThread().submit(ray.shutdown).result(END_S)
+    except TimeoutError:
+        must_leave(f"Ray has not ended within {END_S:g} s")
+        log.warning("Ray has not ended within %g s; its processes are killed with this one", END_S)
+        return
     _held.close()
     _own.clear()
+
+
+def require_free() -> None:
+    """UserError if this process could not leave its last cluster: Ray allows one at a time."""
+    if (why := has_to_leave()) is not None:
+        raise UserError(f"{why}, so this process can use no other cluster: repeat the command, which goes on from here")
 
 
 def kill() -> None:
@@ -138,13 +159,14 @@ def away() -> Iterator[None]:
 
 @contextmanager
 def patient_client() -> Iterator[None]:
-    """For a call of `ray.init`: Ray's client in this process waits RECONNECT_S for gcs, unless the user has set another
-    time."""
+    """For a call of `ray.init`: Ray's client in this process, and in no other, waits RECONNECT_S for gcs, unless the
+    user has set another time. Signals keep their handlers."""
     before = os.environ.get(RECONNECTS)
     os.environ.setdefault(RECONNECTS, str(RECONNECT_S))
     Config.initialize("{}")  # Ray has read its settings when it was imported; this makes it read them again
     try:
-        yield
+        with only_here([RECONNECTS] if before is None else []), handlers_kept():
+            yield
     finally:
         if before is None:
             del os.environ[RECONNECTS]

@@ -2,9 +2,13 @@
 `ray._raylet`. A newer Ray that moves one of these breaks here, and `tests/cluster/fleet/test_ray_internals.py` says
 which."""
 
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from ray._private import ray_constants, services, worker
+from ray._private import ray_constants, services, utils, worker
 from ray._private.authentication.authentication_token_setup import enable_token_auth_by_default
 from ray._private.ray_constants import DASHBOARD_CLIENT_MAX_SIZE
 from ray._private.runtime_env.packaging import _dir_travel as walk_uploaded
@@ -20,13 +24,45 @@ def logs_folder() -> Path | None:
     return None if node is None else Path(node.get_logs_dir_path())
 
 
+@contextmanager
+def only_here(variables: Iterable[str]) -> Iterator[None]:
+    """For a call of `ray.init`: the processes that it starts get none of these environment variables."""
+    start = services.start_ray_process
+
+    def start_without(*arguments: Any, **options: Any) -> Any:
+        held = {name: os.environ.pop(name) for name in variables if name in os.environ}
+        try:
+            return start(*arguments, **options)
+        finally:
+            os.environ.update(held)
+
+    services.start_ray_process = start_without
+    try:
+        yield
+    finally:
+        services.start_ray_process = start
+
+
+@contextmanager
+def handlers_kept() -> Iterator[None]:
+    """For a call of `ray.init`: this process keeps its handler of SIGTERM."""
+    set_handler = utils.set_sigterm_handler
+    utils.set_sigterm_handler = lambda _: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = set_handler
+
+
 __all__ = [
     "DASHBOARD_CLIENT_MAX_SIZE",
     "Config",
     "actors",
     "enable_token_auth_by_default",
     "excluded_from_upload",
+    "handlers_kept",
     "logs_folder",
+    "only_here",
     "ray_constants",
     "services",
     "state",

@@ -14,8 +14,6 @@ Ray, and `local_ray.patient_client` makes the client's time-out so long that thi
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +22,8 @@ from dataclasses import dataclass
 
 import ray
 
-from squelch.cluster.fleet import local_ray
 from squelch.cluster.fleet.bootstrap import probe
+from squelch.cluster.leaving import leave
 
 POLL_S = 1.0
 PROBE_S = 5.0
@@ -103,24 +101,13 @@ class RayWatch:
                 return
 
 
-def leave() -> None:
-    """Ends this process at once, with exit code 1, and the processes of its own cluster. Python's own end would have
-    Ray disconnect, which may take as long as its client waits for gcs."""
-    try:
-        local_ray.kill()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-    finally:
-        os._exit(1)
-
-
 @contextmanager
 def ray_watched(say: Callable[[str], None]) -> Iterator[None]:
     """Ends the process, with a line, if Ray is gone while the block runs; for commands that leave nothing to write."""
 
     def gone(why: str) -> None:
         say(f"failed: {why}. Repeat the command once Ray is up")
-        leave()
+        leave(1)
 
     watch = watch_ray(gone)
     try:

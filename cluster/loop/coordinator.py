@@ -100,12 +100,18 @@ class Coordinator:
         self.stopping.ask(ending)
 
     @property
+    def is_ending(self) -> bool:
+        """Whether the run ends without being asked to: no step follows, or it was asked already."""
+        done = self.stopping.training is None and self.steps.admission.clock >= self.config.loop.steps
+        return self.stopping.asked or done
+
+    @property
     def last_work(self) -> str:
         """What is still done before the run ends if it is asked to stop now, in words."""
         if self.stopping.training is not None:
             return f"finishing step {self.stopping.training}, then a checkpoint"
         clock = self.steps.admission.clock
-        if self.stopping.asked or clock >= self.config.loop.steps:
+        if self.is_ending:
             return "the run is ending already"
         return f"leaving step {clock + 1}, which is not trained yet" + ("; writing a checkpoint" if clock else "")
 

@@ -4,6 +4,8 @@
     done, or one of  the summary's lines, and why           yes             0, or 1 if it was not planned;
     its rules                                                               3 if it paused at an alarm
     a signal         the same                               yes             128 + signal
+    a second signal  the last checkpoint, and what the      once it trains  128 + signal
+                     store lacks, at once
     an error         `failed:`, the cause, the trace's      once it trains  1
                      file, whether it can be resumed
     Ray is gone      the same, within 30 s                  once it trains  1
@@ -16,9 +18,11 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +33,8 @@ from squelch.cluster.config import RunConfig, changes, settings_of
 from squelch.cluster.control.actor_errors import Failed
 from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.ray_internals import logs_folder
-from squelch.cluster.fleet.ray_watch import RayWatch, leave, watch_ray
+from squelch.cluster.fleet.ray_watch import RayWatch, watch_ray
+from squelch.cluster.leaving import leave
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
 from squelch.cluster.loop.witness import Witness
@@ -38,6 +43,7 @@ from squelch.cluster.runs.ending import EndCause, Ending, ending_of, is_complete
 from squelch.cluster.runs.folder import SUMMARY, RunFolder
 from squelch.cluster.runs.logs import one_paragraph, write_trace
 from squelch.cluster.runs.summary import summarise_run, summary_lines, write_summary
+from squelch.cluster.signals import current
 from squelch.envs.untrusted.files import Unreadable
 
 EXIT_FAILED = 1
@@ -54,18 +60,34 @@ class RayGone(RuntimeError):
 
 
 class RunEnd:
-    """The end of one run. `coordinator` is None until all actors are ready; `loop` until there is one. `after_ray`:
-    what follows an end without Ray, such as the last upload."""
+    """The end of one run. `coordinator` is None until all actors are ready; `loop` until there is one.
+
+    Args:
+        after_ray: what follows an end without Ray, such as the last upload; takes and returns the exit code.
+        unsent: which checkpoints are where, if the store lacks some of the run's files.
+    """
 
     def __init__(
-        self, config: RunConfig, say: Callable[[str], None], started: float, after_ray: Callable[[], None]
+        self,
+        config: RunConfig,
+        say: Callable[[str], None],
+        started: float,
+        after_ray: Callable[[int], int],
+        unsent: Callable[[], str | None] = lambda: None,
     ) -> None:
-        self.config, self.say, self.started, self.after_ray = config, say, started, after_ray
+        self.config, self.started, self.after_ray, self.unsent = config, started, after_ray, unsent
+        self._say = say
         self.coordinator: Coordinator | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
+        self._is_summarised = False
         self._watch: RayWatch | None = None
         self._witness: Witness | None = None
         self._begun, self._one = threading.Event(), threading.Lock()
+
+    def say(self, text: str) -> None:
+        """Prints a line; an output that cannot be written, as on a full disk, does not keep the run from its end."""
+        with suppress(UserError):
+            self._say(text)
 
     def watch_ray(self) -> None:
         """Ends the process from now on if a process of Ray ends on which it depends."""
@@ -73,25 +95,32 @@ class RunEnd:
             self._witness = Witness(self.config.run_dir, logs, driver.name())
         self._watch = watch_ray(self.without_ray)
 
-    def close(self) -> None:
+    def unwatch(self) -> None:
         """Ends the watch: Ray may end."""
         if self._watch is not None:
             self._watch.close()
+
+    def close(self) -> None:
+        """Ends the watch, and tells the witness that this process ends by itself."""
+        self.unwatch()
         if self._witness is not None:
             self._witness.close()
 
-    def done(self, archive: Archive, stop_signal: list[int]) -> int:
+    def done(self, archive: Archive, stop_signal: Sequence[int]) -> int:
         """The end of a run that no error ended."""
         assert self.coordinator is not None, "a run that ends so has trained"
         archive.finish()
-        ending = self.coordinator.ending
+        outcome = self.coordinator.outcome()
+        ending = outcome.ending
+        if ending is not None and ending.cause is EndCause.SIGNAL and outcome.steps >= self.config.loop.steps:
+            ending = None  # it came with the last step
         summary = self._summarise(ending)
         for line in summary_lines(summary):
             self.say(line)
         if not summary["ledger"]["balanced"]:
             self.say(f"failed: the ledger does not balance: {summary['ledger']}")
             return EXIT_FAILED
-        if stop_signal and ending is not None:
+        if stop_signal and ending is not None and ending.cause is EndCause.SIGNAL:
             self.say(f"{ending.text} after step {summary['steps']}; continue with --resume")
             return 128 + stop_signal[0]
         run_dir = self.config.run_dir
@@ -112,11 +141,21 @@ class RunEnd:
         self.say(f"failed: {text}. {outlook(self.config.run_dir)}")
         if self.coordinator is not None:
             cause = error.cause if isinstance(error, Failed) else error
-            try:
-                self._summarise(Ending(EndCause.FAILED, one_paragraph(str(cause)) or type(cause).__name__))
-            except (ArchiveError, Unreadable, UserError, OSError) as refused:
-                self.say(f"{SUMMARY} cannot be written: {refused}")
+            self._try_to_summarise(Ending(EndCause.FAILED, one_paragraph(str(cause)) or type(cause).__name__))
         return EXIT_FAILED
+
+    def already(self, _: signal.Signals) -> None:
+        """Answers a first signal that comes when the run ends anyway."""
+        self.say("the run is ending already; again to stop now")
+
+    def at_once(self, number: signal.Signals) -> None:
+        """The end by a second signal, but for the process's own. Any thread may call it, whatever the others wait for:
+        nothing of Ray is called."""
+        self.say(f"stopping now; {last_checkpoint(self.config.run_dir)}")
+        if (where := self.unsent()) is not None:
+            self.say(f"store: not everything has been sent. {where}")
+        if self.coordinator is not None and not self._is_summarised:
+            self._try_to_summarise(Ending(EndCause.SIGNAL, f"{number.name}, at once"))
 
     def without_ray(self, why: str) -> None:
         """Ends the run and this process because Ray is gone. May be called on any thread: the event loop's does it if
@@ -129,19 +168,27 @@ class RunEnd:
     def _leave(self, why: str) -> None:
         """Does not return."""
         self._begun.set()
+        code = EXIT_FAILED
         with self._one:  # never released: whoever comes second waits for the end of the process
             try:
-                self._failed(RayGone(why))
-                self.after_ray()
+                current().first_does(self.already)
+                code = self.after_ray(self._failed(RayGone(why)))
             finally:
                 self.close()
-                leave()
+                leave(code)
+
+    def _try_to_summarise(self, ending: Ending) -> None:
+        try:
+            self._summarise(ending)
+        except (ArchiveError, Unreadable, UserError, OSError) as refused:
+            self.say(f"{SUMMARY} cannot be written: {refused}")
 
     def _summarise(self, ending: Ending | None) -> dict[str, Any]:
         assert self.coordinator is not None
         outcome = replace(self.coordinator.outcome(), ending=ending)
         summary = summarise_run(self.config, outcome, time.time() - self.started)
         write_summary(self.config.run_dir / SUMMARY, summary)
+        self._is_summarised = True
         return summary
 
 
@@ -181,3 +228,13 @@ def outlook(run_dir: Path) -> str:
     if has_begun(run_dir):
         return f"It had written no checkpoint: remove {run_dir}, or choose another name, and start it again"
     return "Nothing was trained: start it again once the cause is removed"
+
+
+def last_checkpoint(run_dir: Path) -> str:
+    """How a run that ends at once can be continued, in words."""
+    saved = checkpoints(run_dir)
+    if not saved:
+        begun = f"{run_dir} has no checkpoint: remove it, or give another name, to start again"
+        return begun if has_begun(run_dir) else "nothing was trained: start it again"
+    step, folder = saved[-1]
+    return f"the last checkpoint is {folder}: --resume continues after step {step}"

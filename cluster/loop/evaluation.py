@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -23,12 +24,16 @@ from squelch.cluster.fleet.supervision import Supervisor, Watchdog
 from squelch.cluster.loop.initial_policy import prepare_model
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
 from squelch.cluster.loop.persistence.state import read_state
+from squelch.cluster.loop.stopping import interruptible
 from squelch.cluster.loop.tickets.playing import Play, causes, failed_text, failures
 from squelch.cluster.loop.watchers.validation import fixed_tickets
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.logs import log_folder, quiet
+from squelch.cluster.signals import listening
 from squelch.cluster.terminal import say_json
 from squelch.learner.checkpoint.manifest import EXPORT
+
+log = logging.getLogger(__name__)
 
 
 def evaluate(
@@ -45,14 +50,15 @@ def evaluate(
     config = RunFolder(run_dir).config(
         [f"validation.tasks={tasks}", f"validation.temperature={temperature}", "scorer.probe.tasks=null"]
     )
-    with quiet() as output:
+    with listening() as signals, quiet() as output:
         aloud = _silent if as_json else output.aloud(say)
         model_dir, step = _weights(config, run_dir, checkpoint, aloud, fetch)
         output.keep(run_dir, "eval")
         try:
             connect(config, aloud, learning=False)
-            with ray_watched(aloud):
-                solved, failed = asyncio.run(_play(config, model_dir, log_folder(run_dir)))
+            with ray_watched(log.error if as_json else aloud):
+                playing = _play(config, model_dir, log_folder(run_dir))
+                solved, failed = asyncio.run(interruptible(playing, signals, aloud))
         finally:
             disconnect()
     low, high = wilson_interval(int(solved.sum()), len(solved))

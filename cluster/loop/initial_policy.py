@@ -20,6 +20,7 @@ import hashlib
 import itertools
 import json
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from squelch.actors.text.shipped_templates import with_template
 from squelch.actors.text.tokenizer import MAX_FILE_BYTES, TOKENIZER_FILE, try_tokenizer
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import ActorError, Failed
-from squelch.cluster.errors import UserError
+from squelch.cluster.errors import Fault, UserError
 from squelch.cluster.fleet.bootstrap import (
     build_tiny_policy,
     check_demonstrator,
@@ -43,9 +44,9 @@ from squelch.cluster.fleet.bootstrap import (
 )
 from squelch.cluster.fleet.ray_actors import RayActors
 from squelch.cluster.fleet.ray_watch import ray_watched
-from squelch.cluster.loop.stopping import stop_signals
 from squelch.cluster.loop.warming import REPORT, Progress, Stopped, Warming, learner_settings, truth_of
 from squelch.cluster.runs.logs import log_folder, write_trace
+from squelch.cluster.signals import Signals, listening
 from squelch.envs.file_lock import held
 from squelch.envs.untrusted.files import MIB, Unreadable, is_file, read_bytes, require_regular
 from squelch.envs.untrusted.text import parse_object
@@ -146,14 +147,14 @@ def _warm_up(
         connect(settings, say, weights=weight_bytes(folder, settings))
         actors = RayActors(settings, folder.resolve(), log_folder(work))
         warming = Warming(settings, warmup, corpus, plays, work, actors, digest, say, truth, on_stage)
-        with ray_watched(say):
-            progress = asyncio.run(_stoppable(warming, out))
+        with listening() as signals, ray_watched(say):
+            progress = asyncio.run(_stoppable(warming, out, signals, say))
     except Stopped as stopped:
         say(f"{stopped}; repeat the command to continue")
         raise SystemExit(128 + stopped.number) from stopped
-    except (ActorError, RuntimeError, TimeoutError) as error:
+    except (ActorError, RuntimeError, OSError) as error:  # a TimeoutError is an OSError, and so is a full disk
         text = write_trace(work, error, error.cause if isinstance(error, Failed) else None)
-        raise UserError(f"the warm-up failed: {text}. Repeat the command to continue it") from error
+        raise Fault(f"the warm-up failed: {text}. Repeat the command to continue it") from error
     finally:
         disconnect()
     shutil.rmtree(work)
@@ -161,11 +162,18 @@ def _warm_up(
         say(line)
 
 
-async def _stoppable(warming: Warming, out: Path) -> Progress:
+async def _stoppable(warming: Warming, out: Path, signals: Signals, say: Say) -> Progress:
     loop = asyncio.get_running_loop()
-    for number in stop_signals():
-        loop.add_signal_handler(number, warming.stop, number)
-    return await warming.run(out)
+
+    def stop(number: int) -> None:
+        say("finishing the warm-up's step or check, then a checkpoint; again to stop now")
+        loop.call_soon_threadsafe(warming.stop, number)
+
+    def last_words(number: signal.Signals) -> None:
+        say(f"stopped by {number.name}, at once; repeat the command to continue")
+
+    with signals.answering(stop, last_words):
+        return await warming.run(out)
 
 
 def summary(progress: Progress) -> list[str]:

@@ -32,7 +32,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import Any
 
 from squelch.actors.archive.store import ArchiveError
 from squelch.actors.archive.writer import Archive
@@ -52,7 +51,7 @@ from squelch.cluster.fleet.fleet import Fleet, actor_names
 from squelch.cluster.fleet.ray_actors import RayActors
 from squelch.cluster.idle_settings import idle_settings
 from squelch.cluster.loop.coordinator import Coordinator
-from squelch.cluster.loop.ends import EXIT_FAILED, RunEnd, has_begun, nothing_left, with_trace
+from squelch.cluster.loop.ends import EXIT_FAILED, RunEnd, has_begun, last_checkpoint, nothing_left, with_trace
 from squelch.cluster.loop.heartbeat import Heartbeat, beating, limits
 from squelch.cluster.loop.initial_policy import prepare_model
 from squelch.cluster.loop.opening import opening_lines
@@ -60,7 +59,7 @@ from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints, res
 from squelch.cluster.loop.persistence.state import LoopState, check_folder, read_state, require_usable
 from squelch.cluster.loop.persistence.uploading import Uploads, open_uploads, watched
 from squelch.cluster.loop.startup import FirstStep, Startup
-from squelch.cluster.loop.stopping import stop_signals
+from squelch.cluster.loop.stopping import interruptible
 from squelch.cluster.loop.wiring import make_coordinator
 from squelch.cluster.metrics import REGISTRY
 from squelch.cluster.package import installed_version, needs_extra, version_text
@@ -68,19 +67,12 @@ from squelch.cluster.runs.driver import Driver
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.folder import EARLIER_SUMMARY, SUMMARY
 from squelch.cluster.runs.logs import Output, log_folder, quiet
+from squelch.cluster.signals import Interrupted, Signals, listening
 from squelch.envs.untrusted.files import Unreadable
 from squelch.learner.checkpoint.manifest import read_manifest, require_same_algorithm
 from squelch.learner.refusal import SettingRefused
 
 log = logging.getLogger(__name__)
-
-
-class Interrupted(Exception):
-    """A signal arrived before the actors were ready."""
-
-    def __init__(self, number: signal.Signals) -> None:
-        super().__init__(number.name)
-        self.signal = number
 
 
 def train(
@@ -96,12 +88,18 @@ def train(
     """
     check_folder(config.run_dir)
     _check_loggers(config)
-    with closing(Driver(config.run_dir)) as driver:
-        return _driven(config, resume, driver, say, at_end)
+    with listening() as signals, closing(Driver(config.run_dir)) as driver:
+        signals.last_words = lambda _: say(f"stopping now; {last_checkpoint(config.run_dir)}")
+        return _driven(config, resume, driver, signals, say, at_end)
 
 
 def _driven(
-    config: RunConfig, resume: bool, driver: Driver, say: Callable[[str], None], at_end: Callable[[], None]
+    config: RunConfig,
+    resume: bool,
+    driver: Driver,
+    signals: Signals,
+    say: Callable[[str], None],
+    at_end: Callable[[], None],
 ) -> int:
     """As `train`, by the driver of the run's folder."""
     if resume and (said := nothing_left(config)):  # before the store is touched: nothing may change
@@ -117,14 +115,14 @@ def _driven(
         say(f"failed: {left}")
         return EXIT_FAILED if uploads.stopped_by is None else 128 + uploads.stopped_by
 
-    def without_ray() -> None:
+    def without_ray(code: int) -> int:
         at_end()
-        upload_rest(EXIT_FAILED)
+        return upload_rest(code)
 
     with closing(uploads) if uploads is not None else nullcontext():
         code = EXIT_FAILED
         try:
-            code = _run(config, resume, driver, uploads, say, without_ray)
+            code = _run(config, resume, driver, uploads, signals, say, without_ray)
             at_end()
         finally:
             code = upload_rest(code)
@@ -136,8 +134,9 @@ def _run(
     resume: bool,
     driver: Driver,
     uploads: Uploads | None,
+    signals: Signals,
     say: Callable[[str], None],
-    after_ray: Callable[[], None],
+    after_ray: Callable[[int], int],
 ) -> int:
     """As `train`, without the store's part. `after_ray` ends that part, if the process must leave Ray behind."""
     state, checkpoint = find_run(config, resume)
@@ -156,13 +155,15 @@ def _run(
         say = startup.say
         if uploads is not None:
             uploads.say = say
-        config, model_dir, notes = _prepare(config, resume, startup)
 
-        def without_ray() -> None:
+        def without_ray(code: int) -> int:
             startup.close()
-            after_ray()
+            return after_ray(code)
 
-        end = RunEnd(config, say, startup.began, without_ray)
+        end = RunEnd(config, say, startup.began, without_ray, uploads.unsent if uploads is not None else lambda: None)
+        signals.last_words = end.at_once
+        config, model_dir, notes = _prepare(config, resume, startup)
+        end.config = config
         try:
             startup.stage("starting Ray" if not config.cluster.address else "joining the Ray cluster", "5 to 15 s")
             connect(config, say, weights=weight_bytes(model_dir, config))
@@ -172,12 +173,14 @@ def _run(
                 find_run(config, resume)  # another process may have begun it meanwhile
             _begin(config, _first_screen(config, model_dir, recorder), notes, output, say)
             with _open_loggers(config, recorder, state.clock if checkpoint else -1) as loggers:
-                training = _train(config, model_dir, state, checkpoint, recorder, loggers, uploads, startup, end)
+                training = _train(
+                    config, model_dir, state, checkpoint, recorder, loggers, uploads, startup, signals, end
+                )
                 loggers.exit_code = asyncio.run(training)
             return loggers.exit_code
-        except UserError:
-            raise
-        except (ArchiveError, Unreadable) as error:  # e.g. a full disk, or a folder without write permission
+        except (ArchiveError, Unreadable, UserError) as error:  # e.g. a full disk, or a folder without write permission
+            if end.coordinator is not None:  # it has trained, so that this is how it ends
+                return end.failed(error)
             raise UserError(str(error)) from error
         except Interrupted as interrupted:
             say(f"stopped by {interrupted.signal.name} before the actors were ready")
@@ -187,8 +190,10 @@ def _run(
                 raise UserError(with_trace(error, config.run_dir)) from error
             return end.failed(error)
         finally:
-            end.close()
+            signals.first_does(end.already)
+            end.unwatch()
             disconnect()
+            end.close()
 
 
 def _prepare(config: RunConfig, resume: bool, startup: Startup) -> tuple[RunConfig, Path, list[str]]:
@@ -292,6 +297,7 @@ async def _train(
     loggers: Loggers,
     uploads: Uploads | None,
     startup: Startup,
+    signals: Signals,
     end: RunEnd,
 ) -> int:
     say, end.loop = startup.say, asyncio.get_running_loop()
@@ -299,15 +305,14 @@ async def _train(
     archive.truncate_after(state.clock if checkpoint else -1)  # -1: validation before step 1 is repeated
     archive.keep_tokenizer(model_dir)
     fleet = Fleet(config, RayActors(config, model_dir, log_folder(config.run_dir)), archive.event)
-    stop_signal: list[int] = []
     if uploads is not None:
         uploads.begin()
     try:
-        await _stoppable(_start(fleet, checkpoint, startup), stop_signal)
+        await interruptible(_start(fleet, checkpoint, startup), signals, say)
         if checkpoint is not None:
             say(f"resumed from {checkpoint} after step {state.clock}")
         coordinator = end.coordinator = make_coordinator(config, fleet, archive, loggers, state, say)
-        _stop_on_signals(coordinator, stop_signal, say)
+        _stop_on_signals(coordinator, signals, say)
         coordinator.watchers.append(FirstStep(startup))
         say(f"ready after {time.time() - startup.began:.1f} s")
         startup.stage("publishing the weights and measuring before the first step")
@@ -316,9 +321,10 @@ async def _train(
         async with beating(heartbeat), watching:
             await coordinator.scaling.beside(coordinator.run())
     finally:
+        signals.first_does(end.already)
         await fleet.stop()
         archive.close()
-    return end.done(archive, stop_signal)
+    return end.done(archive, signals.arrived)
 
 
 async def _start(fleet: Fleet, checkpoint: Path | None, startup: Startup) -> None:
@@ -379,54 +385,16 @@ def create_run(config: RunConfig, say: Callable[[str], None]) -> None:
     write_whole(resolved, f"# Written by Squelch {version_text()}.\n{dump(config)}")
 
 
-async def _stoppable(work: Any, stop_signal: list[int]) -> None:
-    """Awaits the start-up; a signal meanwhile ends the run at once (`Interrupted`). Before that, asyncio itself cancels
-    the task on SIGINT and makes that a KeyboardInterrupt."""
-    task = asyncio.ensure_future(work)
+def _stop_on_signals(coordinator: Coordinator, signals: Signals, say: Callable[[str], None]) -> None:
+    """The first signal ends the run after the step in training, and is answered with a line at once, also while the
+    loop is busy; so is one that arrived just after the start-up."""
     loop = asyncio.get_running_loop()
 
-    def interrupt(number: int) -> None:
-        stop_signal.append(number)
-        task.cancel()
-
-    for number in stop_signals():
-        loop.add_signal_handler(number, interrupt, number)
-    try:
-        await task
-    except asyncio.CancelledError:
-        if not stop_signal:
-            raise
-        raise Interrupted(signal.Signals(stop_signal[0])) from None
-
-
-def _stop_on_signals(coordinator: Coordinator, stop_signal: list[int], say: Callable[[str], None]) -> None:
-    """The first signal ends the run after the step in training, a second signal ends it at once. Each is answered with
-    a line. `stop_signal` already holds the first signal if that arrived just after the start-up."""
-    loop = asyncio.get_running_loop()
-
-    def stop() -> None:
+    def stop(number: signal.Signals) -> None:
         say(f"{coordinator.last_work}; again to stop now")
-        coordinator.stop(Ending(EndCause.SIGNAL, signal.Signals(stop_signal[0]).name))
+        if not coordinator.is_ending:
+            loop.call_soon_threadsafe(coordinator.stop, Ending(EndCause.SIGNAL, number.name))
 
-    def ask(number: int) -> None:
-        if number == signal.SIGHUP and number in stop_signal:
-            return  # a shell repeats it to its jobs, and nobody means by it what a second Ctrl-C does
-        stop_signal.append(number)
-        if len(stop_signal) > 1:
-            say(f"stopping now; {_last_checkpoint(coordinator.config.run_dir)}")
-            raise KeyboardInterrupt
-        stop()
-
-    for number in stop_signals():
-        loop.add_signal_handler(number, ask, number)
-    if stop_signal:
-        stop()
-
-
-def _last_checkpoint(run_dir: Path) -> str:
-    """How a run that ends at once can be continued, in words."""
-    saved = checkpoints(run_dir)
-    if not saved:
-        return f"{run_dir} has no checkpoint: remove it, or give another name, to start again"
-    step, folder = saved[-1]
-    return f"the last checkpoint is {folder}: --resume continues after step {step}"
+    signals.first_does(stop)
+    if signals.arrived:
+        stop(signals.arrived[0])

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from squelch.cluster.runs.ending import EndCause, Ending
+from squelch.cluster.signals import Interrupted, Signals
 
 T = TypeVar("T")
-
-
-def stop_signals() -> tuple[signal.Signals, ...]:
-    """The signals that ask a run to end in good order. A closed terminal is one, unless it is ignored (`nohup`)."""
-    hang_up = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
-    return (signal.SIGINT, signal.SIGTERM, *hang_up)
 
 
 class Stopped(Exception):
@@ -64,3 +58,20 @@ class Stopping:
             stop.cancel()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+async def interruptible(work: Awaitable[T], signals: Signals, say: Callable[[str], None]) -> T:
+    """The result of `work`. A signal meanwhile cancels it, and is raised as `Interrupted` once it has ended."""
+    task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
+
+    def cancel(_: int) -> None:
+        loop.call_soon_threadsafe(task.cancel)
+        say("stopping; again to stop now")
+
+    with signals.answering(cancel):
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if not signals.arrived:
+                raise
+            raise Interrupted(signals.arrived[0]) from None

@@ -49,7 +49,7 @@ from squelch.cluster.control.admission import validation_tickets
 from squelch.cluster.control.calls import EXPORT, IMITATE, IMITATION_LOSS, LOAD, PUBLISH, SAVE
 from squelch.cluster.control.protocols import Actors
 from squelch.cluster.control.rank_client import LEARNER, LearnerClient
-from squelch.cluster.errors import UserError
+from squelch.cluster.errors import Fault, UserError
 from squelch.cluster.fleet.fleet import Fleet, UpdateFailed
 from squelch.cluster.fleet.supervision import Supervisor, Watchdog
 from squelch.cluster.fleet.waiting import within
@@ -176,10 +176,8 @@ class Warming:
         self._signals: list[int] = []
 
     def stop(self, number: int) -> None:
-        """A signal: the first ends the warm-up after the step under way, a second one at once."""
+        """A signal ends the warm-up after the step under way."""
         self._signals.append(number)
-        if len(self._signals) > 1:
-            raise KeyboardInterrupt
 
     async def run(self, out: Path) -> Progress:
         """Warms the model up and writes it to `out`; returns what happened. Stopped if a signal came."""
@@ -288,7 +286,7 @@ class Warming:
         if failed:
             self.say(f"WARNING: {failed_text(failed, tasks, 'trajectories of the check')}")
         if len(failed) > FAILED_SHARE * tasks:
-            raise UserError(
+            raise Fault(
                 f"the warm-up's check at step {self.progress.step}: {failed_text(failed, tasks, 'trajectories')}; "
                 "more than a quarter, so that it says nothing of the weights"
             )

@@ -35,12 +35,12 @@ from typing import IO, Any, Literal, Protocol
 
 from squelch.actors.process.disk import write_whole
 from squelch.cluster.config import RunConfig, dump
-from squelch.cluster.errors import UserError
+from squelch.cluster.errors import Fault, UserError
 from squelch.cluster.loop.persistence.state import check_folder
-from squelch.cluster.loop.stopping import stop_signals
 from squelch.cluster.package import variables
 from squelch.cluster.runs.ending import EndCause, ending_of
 from squelch.cluster.runs.folder import SUMMARY, RunFolder
+from squelch.cluster.signals import Signals, listening
 from squelch.cluster.sweep.plan import Cell, Plan, check_folders, is_finished, started
 from squelch.cluster.sweep.table import INTERVAL, Metrics, arm_metrics, cell_metrics, table_lines
 from squelch.cluster.terminal import remark, say, say_json
@@ -357,15 +357,19 @@ def execute(plan: Plan, parallel: int, as_json: bool = False) -> int:
     check_folders(plan)
     check_folder(plan.folder)
     sweep = Sweep(plan, ProcessRunner(), parallel, output)
-    prepare([cell.config for cell in sweep.open_cells], parallel, output)
-    try:
-        asyncio.run(_stoppable(sweep))
-        report = sweep.report()
-        write_report(plan.folder, report)
-    except OSError as error:
-        raise UserError(
-            f"{plan.folder}: {error}; running cells were asked to end; the same command continues the sweep"
-        ) from error
+    with listening() as signals:
+        signals.last_words = lambda number: output(
+            f"stopped by {number.name}, at once; cells under way go on. The same command continues the sweep"
+        )
+        prepare([cell.config for cell in sweep.open_cells], parallel, output)
+        try:
+            asyncio.run(_stoppable(sweep, signals))
+            report = sweep.report()
+            write_report(plan.folder, report)
+        except OSError as error:
+            raise Fault(
+                f"{plan.folder}: {error}; running cells were asked to end; the same command continues the sweep"
+            ) from error
     if as_json:
         say_json(report)
     else:
@@ -375,11 +379,17 @@ def execute(plan: Plan, parallel: int, as_json: bool = False) -> int:
     return _close(sweep, output)
 
 
-async def _stoppable(sweep: Sweep) -> None:
+async def _stoppable(sweep: Sweep, signals: Signals) -> None:
+    """Runs the sweep; each of the first two signals is passed on to the cells, a third ends the sweep alone."""
     loop = asyncio.get_running_loop()
-    for number in stop_signals():
-        loop.add_signal_handler(number, sweep.stop, number)
-    await sweep.run()
+
+    def stop(number: int) -> None:
+        if len(signals.arrived) == 1:
+            signals.next = stop
+        loop.call_soon_threadsafe(sweep.stop, number)
+
+    with signals.answering(stop):
+        await sweep.run()
 
 
 def _close(sweep: Sweep, say: Callable[[str], None]) -> int:

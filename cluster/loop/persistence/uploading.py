@@ -32,12 +32,12 @@ from squelch.actors.archive.bucket import open_store
 from squelch.cluster.config import RunConfig, UploadConfig
 from squelch.cluster.control.protocols import Archive
 from squelch.cluster.errors import UserError
-from squelch.cluster.loop.stopping import stop_signals
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.in_store.lease import Lease, acquire, this_process
 from squelch.cluster.runs.in_store.manifest import Superseded, answering, newest, require_base, words
 from squelch.cluster.runs.in_store.mirror import Mirror, Stopped
+from squelch.cluster.signals import listening
 
 SLOW_S = 60.0
 """Seconds without progress after which an upload under way is reported."""
@@ -245,13 +245,14 @@ class Uploads:
         """Uploads what is left, with the same patience; returns why that failed, or None. The run's folder does not
         change any more."""
         if not self._finished:
-            self._finished, self._verdict = True, self._finish() if self._thread.is_alive() else self.verdict()
+            self._verdict = self._finish() if self._thread.is_alive() else self.verdict()
+            self._finished = True
         return self._verdict
 
     def _finish(self) -> str | None:
         self._last.set()
         verdict, began, said_at = self.verdict(), time.monotonic(), -math.inf
-        with self._stoppable():
+        with listening() as signals, signals.answering(self._stop):
             while self._thread.is_alive() and not verdict:
                 self._thread.join(WATCH_S)
                 self._report_changes()
@@ -278,19 +279,13 @@ class Uploads:
         steps = ["none" if step is None else f"step {step}" for step in (here[-1] if here else None, there)]
         return f"Newest checkpoint: {steps[0]} in {self.mirror.run_dir}, {steps[1]} in {self.mirror.store.where()}"
 
-    @contextmanager
-    def _stoppable(self) -> Iterator[None]:
-        """Within the block a signal ends the wait. Only the main thread can be told of one."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        numbers = stop_signals()
-        before = [signal.signal(number, lambda number, _: setattr(self, "stopped_by", number)) for number in numbers]
-        try:
-            yield
-        finally:
-            for number, handler in zip(numbers, before, strict=True):
-                signal.signal(number, handler)
+    def unsent(self) -> str | None:
+        """Which checkpoints are where, if files of the run may be missing in the store. Any thread may call it."""
+        sent = not self._thread.ident or (self._finished and self._verdict is None)
+        return None if sent else self._whereabouts()
+
+    def _stop(self, number: signal.Signals) -> None:
+        self.stopped_by = number
 
     def _stopped(self) -> str | None:
         if self.stopped_by is None:

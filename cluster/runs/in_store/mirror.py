@@ -200,7 +200,8 @@ class Mirror:
     def newest_checkpoint(self) -> int | None:
         """The step of the newest checkpoint in the store; None if it has none."""
         found = (
-            re.fullmatch(rf"{CHECKPOINTS}/step-([0-9]+)/{re.escape(LOOP_FILE)}", key) for key in self.manifest.files
+            re.fullmatch(rf"{CHECKPOINTS}/step-([0-9]+)/{re.escape(LOOP_FILE)}", key)
+            for key in list(self.manifest.files)  # whole, as another thread may add to it
         )
         return max((int(match[1]) for match in found if match), default=None)
 

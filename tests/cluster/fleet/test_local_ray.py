@@ -4,8 +4,10 @@ What a real one opens: tests/e2e/test_whole_run.py and tests/learner/test_actor.
 
 import json
 import os
+import signal
 import stat
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -16,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from squelch.actors.process.preparation import START_FOLDER
+from squelch.cluster import leaving
 from squelch.cluster.errors import UserError
-from squelch.cluster.fleet import local_ray
+from squelch.cluster.fleet import local_ray, ray_internals
 from squelch.cluster.fleet.local_ray import BELOW_FOLDER, LOOPBACK_ONLY, SOCKET_BYTES
 from squelch.cluster.fleet.ray_internals import ray_constants, services
 
@@ -243,3 +246,26 @@ def test_rays_client_is_told_to_wait_for_gcs_only_while_it_connects(monkeypatch,
     with local_ray.patient_client():
         assert os.environ[local_ray.RECONNECTS] == (users or "3600")
     assert dict(os.environ) == before
+
+
+def test_processes_that_ray_starts_are_not_told_to_wait_for_gcs_and_sigterm_stays_whose_it_is(monkeypatch) -> None:
+    monkeypatch.delenv(local_ray.RECONNECTS, raising=False)
+    before, seen = signal.getsignal(signal.SIGTERM), []
+    monkeypatch.setattr(services, "start_ray_process", lambda: seen.append(local_ray.RECONNECTS in os.environ))
+    with local_ray.patient_client():
+        services.start_ray_process()
+        assert os.environ[local_ray.RECONNECTS] == "3600"
+        ray_internals.utils.set_sigterm_handler(lambda *_: None)
+    assert seen == [False] and signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_ray_that_does_not_let_go_is_left_behind_after_the_bound(monkeypatch) -> None:
+    held = threading.Event()
+    monkeypatch.setattr("ray.shutdown", lambda: held.wait(60.0))
+    monkeypatch.setattr(local_ray, "END_S", 0.1)
+    monkeypatch.setattr("squelch.cluster.leaving._held_by", [])
+    local_ray.stop()
+    assert leaving.has_to_leave() == "Ray has not ended within 0.1 s"
+    with pytest.raises(UserError, match=r"^Ray has not ended within 0\.1 s, so this process can use no other cluster"):
+        local_ray.start(1, 1 << 20, {})
+    held.set()

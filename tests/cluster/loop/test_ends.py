@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +16,7 @@ from squelch.actors.archive.writer import Archive
 from squelch.cluster.config import dump, load
 from squelch.cluster.control.actor_errors import Failed
 from squelch.cluster.control.ledger import Ledger
+from squelch.cluster.errors import UserError
 from squelch.cluster.loop.ends import RunEnd
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.folder import RunFolder
@@ -39,7 +42,7 @@ asyncio.run(main(sys.argv[2] == "blocked"))
 def ending(folder: str | Path, say, coordinator: bool = True) -> RunEnd:
     """The end of a run that made 3 of its steps."""
     config = load("frozenlake", [f"runs_dir={folder}", "name=it", "loop.steps=3"])
-    end = RunEnd(config, say, time.time(), lambda: say("uploaded"))
+    end = RunEnd(config, say, time.time(), lambda code: say("uploaded") or code)
     if coordinator:
         archive = Archive(config.run_dir)
         archive.metrics(3, {"seconds/step": 2.0, "total_steps": 3.0})
@@ -95,3 +98,54 @@ def test_without_ray_the_process_ends_at_once_with_cause_and_summary(tmp_path, l
     summary = json.loads((tmp_path / "it" / "summary.json").read_text())
     assert summary["stopped"] == "failed: Ray's head: its gcs at h:1 has ended (refused)"
     assert (tmp_path / "it" / "log" / "failure.log").exists()
+
+
+def test_a_second_signal_names_the_last_checkpoint_and_what_the_store_lacks_and_leaves_a_summary(tmp_path) -> None:
+    said: list[str] = []
+    end = ending(tmp_path, said.append)
+    end.unsent = lambda: "Newest checkpoint: step 3 in the folder, step 2 in the store"
+    folder = tmp_path / "it" / "checkpoints" / "step-3"
+    folder.mkdir(parents=True)
+    (folder / "loop.json").touch()
+    end.at_once(signal.SIGTERM)
+    assert said == [
+        f"stopping now; the last checkpoint is {folder}: --resume continues after step 3",
+        "store: not everything has been sent. Newest checkpoint: step 3 in the folder, step 2 in the store",
+    ]
+    summary = json.loads((tmp_path / "it" / "summary.json").read_text())
+    assert (summary["end_cause"], summary["stopped"]) == ("signal", "stopped by SIGTERM, at once")
+
+
+def test_a_second_signal_leaves_the_summary_of_a_run_that_has_ended_as_it_is(tmp_path) -> None:
+    end = ending(tmp_path, lambda _: None)
+    end.failed(RuntimeError("no room for one rank"))
+    end.at_once(signal.SIGTERM)
+    assert json.loads((tmp_path / "it" / "summary.json").read_text())["stopped"] == "failed: no room for one rank"
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_second_signal_before_a_checkpoint_sends_nobody_to_resume(tmp_path, has_begun) -> None:
+    said: list[str] = []
+    ending(tmp_path, said.append, coordinator=has_begun).at_once(signal.SIGTERM)
+    assert "--resume" not in said[-1] and (f"{tmp_path / 'it'} has no checkpoint" in said[-1]) == has_begun
+
+
+def test_an_output_that_cannot_be_written_does_not_cost_the_summary(tmp_path) -> None:
+    def full(_: str) -> None:
+        raise UserError("standard output cannot be written: No space left on device")
+
+    assert ending(tmp_path, full).failed(RuntimeError("no room for one rank")) == 1
+    assert json.loads((tmp_path / "it" / "summary.json").read_text())["end_cause"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("cause", "steps", "code"),
+    [(EndCause.SIGNAL, 2, 143), (EndCause.SIGNAL, 3, 0), (EndCause.EARLY_STOP, 2, 0), (EndCause.STORE, 3, 1)],
+)
+def test_a_signal_decides_the_exit_code_only_of_a_run_that_it_stopped(tmp_path, cause, steps, code) -> None:
+    said: list[str] = []
+    end = ending(tmp_path, said.append)
+    outcome = replace(end.coordinator.outcome(), ending=Ending(cause, "SIGTERM"), steps=steps)
+    end.coordinator = SimpleNamespace(outcome=lambda: outcome)
+    assert end.done(Archive(tmp_path / "it"), [signal.SIGTERM]) == code
+    assert any("continue with --resume" in line for line in said) == (code == 143)

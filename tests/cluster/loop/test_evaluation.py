@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from squelch.cluster.config import load
+from squelch.cluster.config import dump, load
 from squelch.cluster.errors import UserError
 from squelch.cluster.loop import evaluation
 from squelch.cluster.loop.persistence.state import LoopState
+from squelch.cluster.signals import Interrupted
 
 
 @pytest.mark.parametrize(("best", "played"), [(20, "step 20"), (0, "initial"), (-1, "step 40")])
@@ -35,3 +40,25 @@ def test_a_checkpoint_that_is_no_step_is_refused(tmp_path: Path, monkeypatch, ch
     monkeypatch.setattr(evaluation, "checkpoints", lambda run_dir: [(20, tmp_path / "checkpoints/step-20")])
     with pytest.raises(UserError, match=r"has best, last, initial and steps \[20\]"):
         evaluation._weights(load("frozenlake"), tmp_path, checkpoint, lambda text: None, lambda key: None)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_an_evaluation_once_its_actors_have_stopped(tmp_path: Path, monkeypatch, number) -> None:
+    happened: list[str] = []
+
+    async def play(*_: object) -> None:
+        os.kill(os.getpid(), number)
+        try:
+            await asyncio.sleep(30.0)
+        finally:
+            happened.append("stopped")
+
+    monkeypatch.setattr(evaluation, "_play", play)
+    monkeypatch.setattr(evaluation, "_weights", lambda *_: (tmp_path, "step 3"))
+    monkeypatch.setattr(evaluation, "connect", lambda *_, **__: None)
+    monkeypatch.setattr(evaluation, "disconnect", lambda: happened.append("left"))
+    monkeypatch.setattr(evaluation, "ray_watched", lambda _: nullcontext())
+    (tmp_path / "config.yaml").write_text(dump(load("frozenlake")))
+    with pytest.raises(Interrupted, match=f"^{number.name}$"):
+        evaluation.evaluate(tmp_path, "best", 4, 0.5, False, happened.append)
+    assert happened == ["stopping; again to stop now", "stopped", "left"]

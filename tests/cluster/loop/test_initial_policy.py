@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -131,3 +133,21 @@ def test_a_share_of_true_reasonings_is_refused_without_a_judge(model: Path, warm
     words = ("environment.name=MetaMathQA", "environment.options={}", "model.warmup.true_reasonings=0.5")
     with pytest.raises(UserError, match=r"model\.warmup\.true_reasonings=0\.5: MetaMathQA has no judge"):
         prepare_model(recipe(model, *words), quietly)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("no rank is left")])
+def test_a_warm_up_that_fails_is_no_bad_input_and_says_how_to_go_on(monkeypatch, model, error) -> None:
+    corpus = SimpleNamespace(num_steps=lambda _: 3, num_left_out=0, trained=[], num_tokens=0, digest=lambda: "0")
+    monkeypatch.setattr("squelch.actors.play.codec.ChatCodec", lambda _: SimpleNamespace(text=str))
+    monkeypatch.setattr("squelch.learner.warmup.corpus.make_corpus", lambda *_: corpus)
+    monkeypatch.setattr(initial_policy, "weight_bytes", lambda *_: 0)
+    monkeypatch.setattr(initial_policy, "disconnect", lambda: None)
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(initial_policy, "connect", fail)
+    config = recipe(model)
+    with pytest.raises(UserError, match=r"^the warm-up failed: .*Repeat the command to continue it$") as failed:
+        warmed_up(config, config.model.warmup, model, model.parent / "out", True, quietly)
+    assert failed.value.exit_code == 1 and str(error) in str(failed.value)

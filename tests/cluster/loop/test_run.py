@@ -1,6 +1,7 @@
 """How a run ends that meets an error or a signal on the way: one paragraph for the user; no trace of a fault lost."""
 
 import asyncio
+import errno
 import json
 import os
 import platform
@@ -12,7 +13,9 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from queue import Queue
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -28,6 +31,7 @@ from squelch.cluster.loop.persistence.state import LoopState, check_folder
 from squelch.cluster.package import installed_version, version_text
 from squelch.cluster.runs.driver import Driver
 from squelch.cluster.runs.ending import EndCause, Ending
+from squelch.cluster.signals import Interrupted, Signals, listening
 from squelch.envs.untrusted.files import Unreadable
 from squelch.learner.checkpoint.manifest import FORMAT, LOOP, MANIFEST, SHARDED, Manifest
 from squelch.learner.refusal import SettingRefused
@@ -114,6 +118,30 @@ def test_what_is_surely_the_users_is_said_as_it_is_and_leaves_no_trace(monkeypat
     assert not (tmp_path / "it" / "log" / "failure.log").exists()
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        ArchiveError("no space is left"),
+        Unreadable("x.json is no file"),
+        UserError("standard output cannot be written"),
+        OSError(errno.ENOSPC, "No space left on device"),
+    ],
+)
+def test_a_disk_that_is_full_once_a_run_trains_is_how_it_ends_and_no_bad_input(monkeypatch, tmp_path, error) -> None:
+    train, ended = ending(monkeypatch, tmp_path, error), []
+
+    async def begun(*arguments: Any) -> int:
+        arguments[-1].coordinator = object()
+        raise error
+
+    monkeypatch.setattr(run, "_train", begun)
+    monkeypatch.setattr(run.RunEnd, "_try_to_summarise", lambda _, how: ended.append(how))
+    said: list[str] = []
+    assert train(said.append) == 1
+    assert [how.cause for how in ended] == [EndCause.FAILED] and str(error) in ended[0].text
+    assert said[-1].startswith(f"failed: {error} (trace: ") and "failure.log" in said[-1]
+
+
 def test_a_trace_that_cannot_be_written_hides_nothing(monkeypatch, tmp_path) -> None:
     (tmp_path / "it" / "log" / "failure.log").mkdir(parents=True)
     train, said = ending(monkeypatch, tmp_path, ValueError("too wide")), []
@@ -192,22 +220,13 @@ def test_a_signal_while_a_checkpoint_loads_ends_the_run_before_it_trains(monkeyp
     (tmp_path / "tokenizer.json").write_text("{}")
     config = load("frozenlake", [f"runs_dir={tmp_path}", "name=it"])
     recorder = SimpleNamespace()
-    with pytest.raises(run.Interrupted, match=f"^{number.name}$"):
-        state, end = LoopState(clock=3), run.RunEnd(config, lambda _: None, 0.0, lambda: None)
-        asyncio.run(run._train(config, tmp_path, state, tmp_path, recorder, recorder, None, Quiet(), end))
-
-
-def test_a_signal_that_comes_before_the_run_listens_for_one_interrupts_it() -> None:
-    async def main() -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        await run._stoppable(asyncio.sleep(10.0), [])
-
-    with pytest.raises(KeyboardInterrupt):
-        asyncio.run(main())
+    with listening() as signals, pytest.raises(Interrupted, match=f"^{number.name}$"):
+        state, end = LoopState(clock=3), run.RunEnd(config, lambda _: None, 0.0, lambda code: code)
+        asyncio.run(run._train(config, tmp_path, state, tmp_path, recorder, recorder, None, Quiet(), signals, end))
 
 
 def test_a_signal_before_the_actors_are_ready_ends_with_its_own_code(monkeypatch, tmp_path) -> None:
-    train, said = ending(monkeypatch, tmp_path, run.Interrupted(signal.SIGTERM)), []
+    train, said = ending(monkeypatch, tmp_path, Interrupted(signal.SIGTERM)), []
     assert train(said.append) == 128 + signal.SIGTERM
     assert said[-1] == "stopped by SIGTERM before the actors were ready"
 
@@ -224,54 +243,79 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_starts(monke
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def coordinator(stop, is_ending: bool = False) -> SimpleNamespace:
+    """A run in its seventh step."""
+    work = "the run is ending already" if is_ending else "finishing step 7, then a checkpoint"
+    return SimpleNamespace(stop=stop, last_work=work, is_ending=is_ending)
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Lets the loop run until something holds; at most 10 s."""
+    for _ in range(1000):
+        if holds():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("it never held")
+
+
 @pytest.mark.parametrize(("before", "said"), [([], []), ([signal.SIGTERM], [Ending(EndCause.SIGNAL, "SIGTERM")])])
 def test_a_signal_that_came_as_the_start_up_ended_stops_the_run(before, said) -> None:
     reasons: list[Ending] = []
 
     async def begin() -> None:
-        run._stop_on_signals(SimpleNamespace(stop=reasons.append, last_work=""), list(before), lambda _: None)
+        signals = Signals()
+        signals.arrived += before
+        run._stop_on_signals(coordinator(reasons.append), signals, lambda _: None)
+        await asyncio.sleep(0)
 
     asyncio.run(begin())
     assert reasons == said
 
 
-@pytest.mark.parametrize("saved", [True, False])
-def test_each_ctrl_c_is_answered_at_once_and_the_second_says_how_to_go_on(tmp_path, saved) -> None:
-    config = load("frozenlake", [f"runs_dir={tmp_path}", "name=it"])
-    folder = config.run_dir / "checkpoints" / "step-6"
-    if saved:
-        folder.mkdir(parents=True)
-        (folder / "loop.json").touch()
-    work = "finishing step 7, then a checkpoint"
-    coordinator, said = SimpleNamespace(stop=lambda _: None, last_work=work, config=config), []
+def test_a_signal_is_answered_at_once_also_while_the_loop_is_busy() -> None:
+    reasons: list[Ending] = []
+    answers: Queue[str] = Queue()
 
-    async def twice() -> None:
-        run._stop_on_signals(coordinator, [], said.append)
-        for answers in (1, 2):
-            os.kill(os.getpid(), signal.SIGINT)
-            await asyncio.sleep(0.05)
-            assert len(said) == answers
+    async def busy() -> None:
+        run._stop_on_signals(coordinator(reasons.append), signals, answers.put)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert answers.get(timeout=5.0) == "finishing step 7, then a checkpoint; again to stop now"
+        await until(lambda: reasons)
 
-    with pytest.raises(KeyboardInterrupt):
-        asyncio.run(twice())
-    last = f"the last checkpoint is {folder}: --resume continues after step 6" if saved else "it has no checkpoint"
-    assert said[0] == f"{work}; again to stop now" and "stopping now; " in said[1] and last in said[1]
+    with listening() as signals:
+        asyncio.run(busy())
+    assert reasons == [Ending(EndCause.SIGNAL, "SIGINT")]
+
+
+def test_a_signal_while_a_finished_run_writes_its_last_checkpoint_does_not_make_it_a_stopped_one() -> None:
+    answers: Queue[str] = Queue()
+
+    async def ending() -> None:
+        run._stop_on_signals(coordinator(pytest.fail, is_ending=True), signals, answers.put)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert answers.get(timeout=5.0) == "the run is ending already; again to stop now"
+        await asyncio.sleep(0.05)
+
+    with listening() as signals:
+        asyncio.run(ending())
 
 
 def test_a_closed_terminal_stops_a_run_once_as_sigterm_does_unless_it_was_ignored_at_the_start() -> None:
     reasons: list[Ending] = []
 
     async def hang_up() -> None:
-        run._stop_on_signals(SimpleNamespace(stop=reasons.append, last_work=""), [], lambda _: None)
+        run._stop_on_signals(coordinator(reasons.append), signals, lambda _: None)
         for _ in range(2):  # a shell and the kernel both say so
             os.kill(os.getpid(), signal.SIGHUP)
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
 
-    asyncio.run(hang_up())
+    with listening() as signals:
+        asyncio.run(hang_up())
     assert reasons == [Ending(EndCause.SIGNAL, "SIGHUP")]
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
-        asyncio.run(hang_up())
+        with listening() as signals:
+            asyncio.run(hang_up())
     finally:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     assert len(reasons) == 1
@@ -281,17 +325,20 @@ HUNG_UP = """
 import asyncio, os, signal, sys
 from types import SimpleNamespace
 from squelch.cluster.loop import run
+from squelch.cluster.signals import listening
 from squelch.cluster.terminal import say
 
 async def main():
     stopped = asyncio.Event()
-    run._stop_on_signals(SimpleNamespace(stop=lambda _: stopped.set(), last_work="finishing step 7"), [], say)
+    coordinator = SimpleNamespace(stop=lambda _: stopped.set(), last_work="finishing step 7", is_ending=False)
+    run._stop_on_signals(coordinator, signals, say)
     say("ready")
     await stopped.wait()
     say("step 7")
     open(sys.argv[1], "w").write("ended in good order")
 
-asyncio.run(main())
+with listening() as signals:
+    asyncio.run(main())
 """
 
 
@@ -436,7 +483,7 @@ def test_what_happens_to_the_store_is_said_on_the_terminal(monkeypatch, tmp_path
         uploads.say("store: it is slow")
         raise ArchiveError("over")
 
-    uploads.finish, uploads.close, uploads.stopped_by = lambda: None, lambda: None, None
+    uploads.finish, uploads.close, uploads.stopped_by, uploads.unsent = lambda: None, lambda: None, None, lambda: None
     monkeypatch.setattr(run, "open_uploads", lambda *_: uploads)
     monkeypatch.setattr(run, "_train", fail)
     with pytest.raises(UserError, match="over"):

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -240,6 +242,46 @@ def test_whoever_waits_for_a_store_that_hangs_is_told_and_can_stop_it_and_is_tol
     assert left.endswith(f"Newest checkpoint: step 25 in {tmp_path / 'run'}, step 19 in memory:")
     assert watched.uploads.stopped_by == signal.SIGTERM and signal.getsignal(signal.SIGTERM) == before
     assert "waits at most 900 s for one. Ctrl-C or SIGTERM stops waiting" in watched.said[0] and len(watched.said) == 1
+
+
+STUCK = """
+import threading, time
+from pathlib import Path
+from squelch.cluster.loop.persistence import uploading
+from tests.cluster.loop.persistence.test_uploading import Memory, Watched, hanging
+from tests.cluster.test_signals import START
+exec(START)
+uploading.WATCH_S = 0.02
+watched = Watched(Path(sys.argv[1]), Memory(), every_s=0.02, give_up_after_s=900.0)
+
+def end():  # as the watch of Ray does
+    with hanging(watched):
+        say(watched.uploads.finish())
+        os._exit(128 + watched.uploads.stopped_by)
+
+with listening():
+    threading.Thread(target=end, daemon=True).start()
+    send(signal.SIGTERM)
+    stuck()
+"""
+
+
+def test_a_signal_stops_waiting_for_the_store_also_where_the_main_thread_is_stuck_in_ray(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STUCK, str(tmp_path / "run")]
+    root = Path(__file__).parents[4]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=root)
+    assert done.returncode == 143, done.stderr
+    assert done.stdout.startswith("SIGTERM ended the wait for the store before everything had been sent. Newest")
+
+
+def test_a_run_that_ends_at_once_knows_what_the_store_lacks(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(uploading, "WATCH_S", 0.02)
+    watched = Watched(tmp_path / "run", Memory(), every_s=0.02)
+    assert watched.uploads.unsent() is None, "nothing is to be sent yet"
+    watched.uploads.begin()
+    assert watched.uploads.unsent().startswith("Newest checkpoint: none in ")
+    assert watched.uploads.finish() is None and watched.uploads.unsent() is None
+    watched.uploads.close()
 
 
 def test_the_end_of_a_lease_waits_no_longer_than_its_bound(tmp_path: Path, monkeypatch, caplog) -> None:

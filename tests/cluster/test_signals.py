@@ -1,0 +1,131 @@
+"""Signals end a command whatever its main thread does: with the first as it says, with a second at once."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from queue import Queue
+
+import pytest
+
+from squelch.cluster import signals as module
+from squelch.cluster.signals import Interrupted, Signals, listening
+
+START = """
+import ctypes, os, signal, sys, threading, time
+from squelch.cluster import signals as module
+from squelch.cluster.leaving import before_leaving
+from squelch.cluster.signals import listening
+from squelch.cluster.terminal import say
+
+def stuck():
+    "A call that neither returns nor lets Python's handlers run, as Ray's without its head."
+    mutex = ctypes.create_string_buffer(64)
+    lock = ctypes.CDLL(None).pthread_mutex_lock
+    lock(mutex), lock(mutex)
+
+def send(*numbers):
+    "Signals to this process, one after another."
+    def work():
+        for number in numbers:
+            time.sleep(0.5)
+            os.kill(os.getpid(), number)
+    threading.Thread(target=work, daemon=True).start()
+"""
+
+
+def command(text: str, timeout_s: float = 60.0) -> tuple[int, list[str], float]:
+    """(exit code, lines, seconds) of a program that begins with START."""
+    began, program = time.monotonic(), START + textwrap.dedent(text)
+    root, words = Path(__file__).parents[2], [sys.executable, "-c", program]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=timeout_s, cwd=root, check=False)
+    return done.returncode, [*done.stdout.splitlines(), *done.stderr.splitlines()], time.monotonic() - began
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_first_signal_interrupts_the_main_thread_if_nothing_else_was_said(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with listening() as signals, pytest.raises(Interrupted, match=f"^{number.name}$") as interrupted:
+        os.kill(os.getpid(), number)
+        time.sleep(5.0)
+    assert interrupted.value.signal == number and signals.arrived == [number]
+    assert signal.getsignal(number) == before and signal.set_wakeup_fd(-1) == -1
+
+
+def test_what_is_expected_of_a_signal_is_done_once_and_a_wait_inside_ends_first() -> None:
+    heard: Queue[tuple[str, int]] = Queue()
+    with listening() as signals:
+        signals.first_does(lambda number: heard.put(("run", number)))
+        with listening() as same, same.answering(lambda number: heard.put(("wait", number))):
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert heard.get(timeout=5.0) == ("wait", signal.SIGTERM)
+        assert same is signals and signals.next is None, "what comes next ends the process"
+        signals.first_does(lambda number: heard.put(("late", number)))
+        assert signals.next is None
+
+
+def test_a_wait_that_no_signal_ended_changes_nothing() -> None:
+    signals, answer = Signals(), lambda number: None
+    with signals.answering(answer):
+        with signals.answering(lambda number: None, lambda number: None):
+            pass
+        assert signals.next is answer
+    assert signals.next is None
+
+
+@pytest.mark.parametrize(("numbers", "code"), [("2, 2", 130), ("15, 15", 143), ("2, 15", 143), ("15, 2", 130)])
+def test_a_second_signal_ends_a_process_whose_main_thread_is_stuck_with_its_own_code(numbers: str, code: int) -> None:
+    ended, lines, _ = command(f"""
+        with listening() as signals:
+            before_leaving(lambda: say("killed"))
+            signals.first_does(lambda number: say(f"first {{number.name}}"))
+            signals.last_words = lambda number: say(f"last {{number.name}}")
+            send({numbers})
+            stuck()
+    """)
+    first, second = (signal.Signals(int(number)).name for number in numbers.split(", "))
+    assert (ended, lines) == (code, [f"first {first}", f"last {second}", "killed"])
+
+
+@pytest.mark.parametrize("numbers", ["15, 15", "15, 15, 15"])
+def test_last_words_that_hang_are_not_waited_for(numbers: str) -> None:
+    bound = 0.5 if numbers == "15, 15" else 60.0
+    ended, _, seconds = command(f"""
+        module.LAST_S = {bound}
+        with listening() as signals:
+            signals.first_does(lambda number: time.sleep(60))
+            signals.last_words = lambda number: time.sleep(60)
+            send({numbers})
+            stuck()
+    """)
+    assert ended == 143 and seconds < 50
+
+
+def test_a_child_that_was_forked_has_signals_of_its_own() -> None:
+    ended, lines, _ = command("""
+        with listening() as signals:
+            signals.first_does(lambda number: say("the parent was told"))
+            pid = os.fork()
+            if pid == 0:
+                time.sleep(60)
+            time.sleep(0.5)
+            os.kill(pid, signal.SIGTERM)
+            say(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+    """)
+    assert (ended, lines) == (0, [str(-signal.SIGTERM)])
+
+
+def test_elsewhere_than_on_the_main_thread_nobody_listens() -> None:
+    heard: Queue[Signals] = Queue()
+
+    def elsewhere() -> None:
+        with listening() as signals:
+            heard.put(signals)
+
+    thread = module.threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert heard.get(timeout=5.0).arrived == [] and module._current == []
