@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -66,6 +67,9 @@ Any setting of a recipe can be overridden as key.sub=value; `squelch config RECI
 Exit codes: 0 done, 1 failed, 2 bad input (one paragraph says what and where), 3 paused at an alarm,
 128 + signal when stopped."""
 
+DISK_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""Errors that are no bad input: the same command may succeed."""
+
 
 class Parser(argparse.ArgumentParser):
     """An argument parser that does not complete abbreviated flags: they are errors."""
@@ -125,7 +129,7 @@ def _main(argv: Sequence[str] | None) -> int:
         return error.exit_code
     except OSError as error:  # e.g. a name that is too long, or a folder that may not be entered
         complain(f"squelch: {error.filename or 'a file'}: {reason(error)}")
-        return 2
+        return 1 if error.errno in DISK_FAILED else 2
     except Interrupted as error:
         complain(f"squelch: stopped by {error}")
         return 128 + error.signal

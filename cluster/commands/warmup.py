@@ -48,6 +48,7 @@ def run(options: argparse.Namespace) -> int:
     from squelch.cluster.fleet.bootstrap import check_model
     from squelch.cluster.loop.initial_policy import check_source, find_model, warmed_up
     from squelch.cluster.runs.logs import quiet
+    from squelch.cluster.signals import listening
 
     warmup = config.model.warmup
     if warmup is None:
@@ -59,8 +60,9 @@ def run(options: argparse.Namespace) -> int:
             "model.warmup.format_validity and true_reasonings are found by play, for which --data names no "
             "environment: give --env NAME too, or leave them out"
         )
-    with quiet() as output:
+    with listening() as signals, quiet() as output:
         aloud = output.aloud(say)
+        signals.last_words = lambda number: aloud(f"stopped by {number.name}, at once; repeat the command to continue")
         folder = find_model(config, aloud)
         check_model(folder, config, aloud)
         warmed_up(config, warmup, folder, options.out, plays, aloud)

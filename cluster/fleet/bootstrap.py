@@ -48,12 +48,19 @@ PREPARED = {"worker_process_setup_hook": HOOK}
 """Ray's runtime environment that prepares each actor's process (`actors.process.preparation`)."""
 
 
-def connect(config: RunConfig, say: Callable[[str], None], learning: bool = True, weights: int = 0) -> None:
+def connect(
+    config: RunConfig,
+    say: Callable[[str], None],
+    learning: bool = True,
+    weights: int = 0,
+    joined: Callable[[], object] = lambda: None,
+) -> None:
     """Joins the cluster at `cluster.address`, or starts a cluster on this machine.
 
     Args:
         learning: if false, the cluster needs room only for the actors that play.
         weights: bytes of a published version, which the object store must hold.
+        joined: called once this process is connected, before it waits for room; begins to watch Ray.
 
     Raises:
         UserError: the cluster cannot be joined, or is too small for the run, even after its autoscaler had time.
@@ -63,12 +70,14 @@ def connect(config: RunConfig, say: Callable[[str], None], learning: bool = True
     if address:
         check_address(config)
         _join(config, options)
+        joined()
         check_joined(weights, ray.nodes())
         say(f"joined the Ray cluster at {address}")
     else:
         cpus = config.cluster.num_cpus or max(needed(config, "CPU", learning), float(os.cpu_count() or 1))
         store = local_mib(weights, config.cluster.object_store_mib) * 2**20
         local_ray.start(int(-(-cpus // 1)), store, PREPARED, config.run_dir if learning else None, **options)
+        joined()
     make_room(config, learning, say)
 
 

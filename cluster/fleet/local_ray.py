@@ -22,6 +22,7 @@ import os
 import shutil
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, chdir, contextmanager
@@ -35,7 +36,7 @@ from squelch.actors.process.preparation import START_FOLDER
 from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.leftovers import end_processes, remove_semaphores
 from squelch.cluster.fleet.ray_internals import Config, handlers_kept, only_here, ray_constants, services
-from squelch.cluster.leaving import before_leaving, has_to_leave, must_leave
+from squelch.cluster.leaving import before_leaving, has_to_leave, leave, must_leave
 from squelch.cluster.own_thread import OwnThread
 from squelch.cluster.package import checkout
 
@@ -60,6 +61,8 @@ RECONNECTS = "RAY_gcs_rpc_server_reconnect_timeout_s"
 """Variable with the seconds after which Ray's client ends the process, without an exception, if gcs does not answer. By
 default that is a minute; `cluster.fleet.ray_watch` ends the process sooner, and says why."""
 RECONNECT_S = 3600
+INIT_S = 300.0
+"""Seconds that a call of `ray.init` may take; the process ends after that, since nothing else ends the call."""
 END_S = 30.0
 """Seconds that this process may take to leave a cluster: without gcs that would take RECONNECT_S."""
 SOCKET_BYTES = 107
@@ -164,12 +167,21 @@ def patient_client() -> Iterator[None]:
     before = os.environ.get(RECONNECTS)
     os.environ.setdefault(RECONNECTS, str(RECONNECT_S))
     Config.initialize("{}")  # Ray has read its settings when it was imported; this makes it read them again
+    watchdog = threading.Timer(INIT_S, _give_up)
+    watchdog.daemon = True
+    watchdog.start()
     try:
         with only_here([RECONNECTS] if before is None else []), handlers_kept():
             yield
     finally:
+        watchdog.cancel()
         if before is None:
             del os.environ[RECONNECTS]
+
+
+def _give_up() -> None:
+    log.error("failed: Ray did not answer within %g s as this process joined it. Repeat the command", INIT_S)
+    leave(1)
 
 
 @contextmanager

@@ -6,6 +6,8 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +54,13 @@ def evaluate(
     )
     with listening() as signals, quiet() as output:
         aloud = _silent if as_json else output.aloud(say)
+        signals.last_words = lambda number: output.aloud(say)(f"stopped by {number.name}, at once")
         model_dir, step = _weights(config, run_dir, checkpoint, aloud, fetch)
         output.keep(run_dir, "eval")
         try:
-            connect(config, aloud, learning=False)
-            with ray_watched(log.error if as_json else aloud):
+            with ExitStack() as watching:
+                watch = partial(watching.enter_context, ray_watched(log.error if as_json else aloud))
+                connect(config, aloud, learning=False, joined=watch)
                 playing = _play(config, model_dir, log_folder(run_dir))
                 solved, failed = asyncio.run(interruptible(playing, signals, aloud))
         finally:

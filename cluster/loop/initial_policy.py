@@ -22,6 +22,8 @@ import json
 import shutil
 import signal
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from squelch.actors.diagnosis.grounding import judge_of
@@ -144,10 +146,11 @@ def _warm_up(
     digest = f"{warmup_digest(config, warmup, folder)} {corpus.digest()}"
     try:
         on_stage("starting Ray and the actors of the warm-up", None)
-        connect(settings, say, weights=weight_bytes(folder, settings))
-        actors = RayActors(settings, folder.resolve(), log_folder(work))
-        warming = Warming(settings, warmup, corpus, plays, work, actors, digest, say, truth, on_stage)
-        with listening() as signals, ray_watched(say):
+        with listening() as signals, ExitStack() as watching:
+            watch = partial(watching.enter_context, ray_watched(say))
+            connect(settings, say, weights=weight_bytes(folder, settings), joined=watch)
+            actors = RayActors(settings, folder.resolve(), log_folder(work))
+            warming = Warming(settings, warmup, corpus, plays, work, actors, digest, say, truth, on_stage)
             progress = asyncio.run(_stoppable(warming, out, signals, say))
     except Stopped as stopped:
         say(f"{stopped}; repeat the command to continue")

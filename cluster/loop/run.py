@@ -117,7 +117,10 @@ def _driven(
 
     def without_ray(code: int) -> int:
         at_end()
-        return upload_rest(code)
+        code = upload_rest(code)
+        if uploads is not None:
+            uploads.close()
+        return code
 
     with closing(uploads) if uploads is not None else nullcontext():
         code = EXIT_FAILED
@@ -165,9 +168,10 @@ def _run(
         config, model_dir, notes = _prepare(config, resume, startup)
         end.config = config
         try:
+            if signals.arrived:  # as a warm-up ended
+                raise Interrupted(signals.arrived[0])
             startup.stage("starting Ray" if not config.cluster.address else "joining the Ray cluster", "5 to 15 s")
-            connect(config, say, weights=weight_bytes(model_dir, config))
-            end.watch_ray()
+            connect(config, say, weights=weight_bytes(model_dir, config), joined=end.watch_ray)
             driver.hold(say)
             if not resume:
                 find_run(config, resume)  # another process may have begun it meanwhile

@@ -269,3 +269,11 @@ def test_a_ray_that_does_not_let_go_is_left_behind_after_the_bound(monkeypatch) 
     with pytest.raises(UserError, match=r"^Ray has not ended within 0\.1 s, so this process can use no other cluster"):
         local_ray.start(1, 1 << 20, {})
     held.set()
+
+
+def test_a_ray_that_never_answers_ends_the_process_after_the_bound(monkeypatch) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(local_ray, "INIT_S", 0.05)
+    monkeypatch.setattr(local_ray, "leave", lambda code: ended.set() if code == 1 else None)
+    with local_ray.patient_client():
+        assert ended.wait(10.0)

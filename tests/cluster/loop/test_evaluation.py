@@ -55,10 +55,10 @@ def test_a_signal_ends_an_evaluation_once_its_actors_have_stopped(tmp_path: Path
 
     monkeypatch.setattr(evaluation, "_play", play)
     monkeypatch.setattr(evaluation, "_weights", lambda *_: (tmp_path, "step 3"))
-    monkeypatch.setattr(evaluation, "connect", lambda *_, **__: None)
+    monkeypatch.setattr(evaluation, "connect", lambda *_, joined, **__: joined())
     monkeypatch.setattr(evaluation, "disconnect", lambda: happened.append("left"))
-    monkeypatch.setattr(evaluation, "ray_watched", lambda _: nullcontext())
+    monkeypatch.setattr(evaluation, "ray_watched", lambda _: nullcontext(happened.append("watched")))
     (tmp_path / "config.yaml").write_text(dump(load("frozenlake")))
     with pytest.raises(Interrupted, match=f"^{number.name}$"):
         evaluation.evaluate(tmp_path, "best", 4, 0.5, False, happened.append)
-    assert happened == ["stopping; again to stop now", "stopped", "left"]
+    assert happened == ["watched", "stopping; again to stop now", "stopped", "left"]

@@ -231,6 +231,20 @@ def test_a_signal_before_the_actors_are_ready_ends_with_its_own_code(monkeypatch
     assert said[-1] == "stopped by SIGTERM before the actors were ready"
 
 
+def test_a_signal_that_came_as_the_models_warm_up_ended_starts_no_actors(monkeypatch, tmp_path) -> None:
+    train, said = ending(monkeypatch, tmp_path, AssertionError("it trained")), []
+
+    def prepare(*_: object) -> Path:
+        heard = threading.Event()
+        with listening() as signals, signals.answering(lambda _: heard.set()):
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert heard.wait(5.0)
+        return tmp_path
+
+    monkeypatch.setattr(run, "prepare_model", prepare)
+    assert train(said.append) == 143 and said[-1] == "stopped by SIGTERM before the actors were ready"
+
+
 @pytest.mark.parametrize("folder", ["/proc/none", "file/below"])
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_starts(monkeypatch, tmp_path, folder) -> None:
     (tmp_path / "file").touch()
@@ -337,6 +351,7 @@ async def main():
     say("step 7")
     open(sys.argv[1], "w").write("ended in good order")
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it
 with listening() as signals:
     asyncio.run(main())
 """
