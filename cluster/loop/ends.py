@@ -110,9 +110,8 @@ class RunEnd:
         """The end of a run that no error ended."""
         assert self.coordinator is not None, "a run that ends so has trained"
         archive.finish()
-        outcome = self.coordinator.outcome()
-        ending = outcome.ending
-        if ending is not None and ending.cause is EndCause.SIGNAL and outcome.steps >= self.config.loop.steps:
+        ending, steps = self.coordinator.ending, self.coordinator.outcome().steps
+        if ending is not None and ending.cause is EndCause.SIGNAL and steps >= self.config.loop.steps:
             ending = None  # it came with the last step
         summary = self._summarise(ending)
         for line in summary_lines(summary):

@@ -145,7 +145,7 @@ def test_an_output_that_cannot_be_written_does_not_cost_the_summary(tmp_path) ->
 def test_a_signal_decides_the_exit_code_only_of_a_run_that_it_stopped(tmp_path, cause, steps, code) -> None:
     said: list[str] = []
     end = ending(tmp_path, said.append)
-    outcome = replace(end.coordinator.outcome(), ending=Ending(cause, "SIGTERM"), steps=steps)
-    end.coordinator = SimpleNamespace(outcome=lambda: outcome)
+    outcome = replace(end.coordinator.outcome(), steps=steps)
+    end.coordinator = SimpleNamespace(outcome=lambda: outcome, ending=Ending(cause, "SIGTERM"))
     assert end.done(Archive(tmp_path / "it"), [signal.SIGTERM]) == code
     assert any("continue with --resume" in line for line in said) == (code == 143)
