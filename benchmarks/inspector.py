@@ -34,11 +34,12 @@ import pyarrow.parquet as pq
 from playwright.sync_api import Page, sync_playwright
 
 from benchmarks.common import parser_of, print_metrics
-from squelch.actors.archive.group_index import STEPS_PER_BLOCK, block_of, index_rows
-from squelch.actors.archive.reader import block_key, part_key, read_index, stream_groups
+from squelch.actors.archive.group_index import index_rows
+from squelch.actors.archive.parts import GROUPS, SCORES, STEPS_PER_BLOCK, block_of, part_key
+from squelch.actors.archive.reader import block_key, read_index, stream_groups
 from squelch.actors.archive.rows import to_table
 from squelch.actors.archive.schema import ARCHIVE_SCHEMA, DECISION, INDEX_SCHEMA
-from squelch.actors.archive.scores import ScoreMatrix, TurnPlace, encoded, scores_key, scores_table
+from squelch.actors.archive.scores import ScoreMatrix, TurnPlace, encoded, scores_table
 from squelch.actors.archive.writer import ROWS_PER_ROW_GROUP
 from squelch.actors.records import Group, Task, Ticket, Trajectory, Turn
 from squelch.cluster.config import dump, load
@@ -138,15 +139,17 @@ def _write_groups(folder: Path, steps: Sequence[pa.Table], count: int) -> None:
     indexed, block = [index_rows(table) for table in steps], list[pa.Table]()
     for step in range(1, count + 1):
         at = (step - 1) % len(steps)
-        path = folder / part_key(step)
+        path = folder / part_key(GROUPS, step)
         if step <= len(steps):
             pq.write_table(steps[at], path, compression="zstd", row_group_size=ROWS_PER_ROW_GROUP)
         else:
-            shutil.copyfile(folder / part_key(at + 1), path)
+            shutil.copyfile(folder / part_key(GROUPS, at + 1), path)
         number = indexed[at].schema.get_field_index("step")
         block.append(indexed[at].set_column(number, "step", pa.array([step] * len(indexed[at]), pa.int32())))
         if step % 50 == 1:
-            (folder / scores_key(step)).write_bytes(encoded(scores_table({"first_turn": _matrix(block[-1])}, step)))
+            (folder / part_key(SCORES, step)).write_bytes(
+                encoded(scores_table({"first_turn": _matrix(block[-1])}, step))
+            )
         if (step + 1) % STEPS_PER_BLOCK == 0 or step == count:
             table = pa.concat_tables(block).cast(INDEX_SCHEMA)
             pq.write_table(table, folder / block_key(block_of(step)), compression="zstd")

@@ -2,8 +2,8 @@
 
     groups/index-000100.parquet     the groups of steps 100 to 199, `INDEX_SCHEMA`, in order of step
 
-A block of `STEPS_PER_BLOCK` steps shares a file, which is rewritten after each of its steps: 100,000 groups at 8 per
-step make 125 files. All index rows can be computed from the parts; a step whose rows are missing (after a crash
+A block of steps (`actors.archive.parts`) shares a file, which is rewritten after each of its steps: 100,000 groups at 8
+per step make 125 files. All index rows can be computed from the parts; a step whose rows are missing (after a crash
 between the part and the index) is read from its part.
 """
 
@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 from squelch.actors.archive.rows import list_column
 from squelch.actors.archive.schema import INDEX_SCHEMA
 
-STEPS_PER_BLOCK = 100
 NEEDED = (
     *("group_id", "trajectory", "step", "environment", "split", "task_seed", "task_key", "task_kind"),
     *("loss_mask", "turns", "episode_return", "success", "truncated", "failure_cause", "worker"),
@@ -31,11 +30,6 @@ _LISTS = ("loss_mask", "turns")
 """The needed columns that hold lists."""
 _SAME = ("step", "environment", "split", "task_seed", "task_key", "task_kind", "decision", "reason", "score", "worker")
 """Columns that all trajectories of a group share."""
-
-
-def block_of(step: int) -> int:
-    """The first step of the block that contains `step`."""
-    return step // STEPS_PER_BLOCK * STEPS_PER_BLOCK
 
 
 def index_rows(table: pa.Table) -> pa.Table:

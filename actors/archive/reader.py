@@ -1,19 +1,21 @@
 """Reads the files of a live or finished run, and trajectory files of any trainer.
 
 Every function takes a place: a run folder (or, for groups, its `groups` folder or one Parquet file), or a store with a
-run. A file must have schema 1; one that states no version is read as schema 1. Errors are ArchiveErrors that name the
-file and say what would be right. Files may be hostile (`envs.untrusted`): what is read fits the schema, also inside
-lists, or it is refused. Imports neither Ray nor torch.
+run. `actors.archive.parts` says which file a step is read from. A file must have schema 1; one that states no version
+is read as schema 1. Errors are ArchiveErrors that name the file and say what would be right. Files may be hostile
+(`envs.untrusted`): what is read fits the schema, also inside lists, or it is refused. Imports neither Ray nor torch.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+from squelch.actors.archive.parts import GROUPS, Part, by_step, opened, part_key, parts_in, row_groups_of
 from squelch.actors.archive.store import ArchiveError, LocalStore, Store, as_store, reading
 from squelch.actors.archive.version import READ_BY, VERSION, check_version, version_of
 from squelch.envs.untrusted.files import MIB, brief, is_folder, require_regular, state
@@ -25,19 +27,13 @@ if TYPE_CHECKING:
 
     Place = Path | str | Store
 
-GROUPS = "groups"
 METRICS, METRICS_TABLE, EVENTS = "metrics.jsonl", "metrics.parquet", "events.jsonl"
 CONFIG, TOKENIZER = "config.yaml", "tokenizer.json"
 MOST_ROWS = 2**18
 """Trajectories of a step, and groups of a block of the index, that are read at once."""
 MOST_OF_A_BLOCK, MOST_OF_AN_INDEX, MOST_GROUPS = 256 * MIB, 1024 * MIB, 10_000_000
 """Bytes of a block, decoded, and of a step's columns from which its rows are computed; bytes and rows of an index."""
-_PART, _BLOCK = re.compile(r"(?:groups/)?step-([0-9]{1,9})\.parquet"), re.compile(r"groups/index-([0-9]{1,9})\.parquet")
-
-
-def part_key(step: int) -> str:
-    """The key of a step's groups, e.g. `groups/step-000012.parquet`."""
-    return f"{GROUPS}/step-{step:06d}.parquet"
+_BLOCK = re.compile(r"groups/index-([0-9]{1,9})\.parquet")
 
 
 def block_key(first_step: int) -> str:
@@ -45,19 +41,15 @@ def block_key(first_step: int) -> str:
     return f"{GROUPS}/index-{first_step:06d}.parquet"
 
 
-def part_keys(store: Store) -> dict[int, str]:
-    """The parts of a run by step, ascending."""
-    return _numbered(store, f"{GROUPS}/step-", _PART)
+def group_parts(store: Store) -> dict[int, Part]:
+    """The files from which the groups of each archived step are read, by step, ascending."""
+    return by_step(parts_in(store, GROUPS))
 
 
 def block_keys(store: Store) -> dict[int, str]:
     """The index files of a run by their first step, ascending."""
-    return _numbered(store, f"{GROUPS}/index-", _BLOCK)
-
-
-def _numbered(store: Store, prefix: str, pattern: re.Pattern[str]) -> dict[int, str]:
     with reading(store.where()):
-        found = [(pattern.fullmatch(key), key) for key in store.list(prefix)]
+        found = [(_BLOCK.fullmatch(key), key) for key in store.list(f"{GROUPS}/index-")]
     return dict(sorted((int(match[1]), key) for match, key in found if match))
 
 
@@ -84,64 +76,84 @@ def stream_groups(
     from squelch.actors.archive.schema import ARCHIVE_SCHEMA
 
     names = ARCHIVE_SCHEMA.names if columns is None else list(columns)
-    for store, key in _files(place, steps):
-        yield from _read_part(store, key, names)
+    if (one := _only_file(place)) is not None:
+        with reading(one), LocalStore(one.parent).get(one.name) as raw:
+            yield from _tables(raw, str(one), names)
+        return
+    store = as_store(place)
+    parts, folder = group_parts(store), GROUPS
+    if not parts:
+        parts, folder = by_step(parts_in(store, "")), ""  # the place may be the `groups` folder itself
+    wanted = [step for step in parts if steps is None or step in steps]
+    if not wanted:
+        raise ArchiveError(_nothing(store, steps, any_part=bool(parts)))
+    with reading(store.where(folder)), closing(opened(store, folder, wanted)) as files:
+        for part, found, raw in files:
+            where = store.where(part.key)
+            with reading(where):
+                yield from _tables(raw, where, names, part, found)
 
 
 def read_group(place: Place, step: int, group_id: str) -> pa.Table:
     """The trajectories of one group of a run, in order; only the row groups that hold them are decoded.
 
     Raises:
-        ArchiveError: the step or the group is not archived, or the step's part is damaged or has a newer schema.
+        ArchiveError: the step or the group is not archived, or the step's file is damaged or has a newer schema.
     """
     import pyarrow.compute as pc
 
     from squelch.actors.archive.schema import ARCHIVE_SCHEMA
     from squelch.envs.untrusted.parquet import MOST_BYTES, in_one
 
-    store, key = as_store(place), part_key(step)
-    tables = _read_part(store, key, ARCHIVE_SCHEMA.names, only=group_id)
-    found = (table.filter(pc.equal(table["group_id"], group_id)) for table in tables)
-    with reading(store.where(key)):
-        whole = in_one(chain([ARCHIVE_SCHEMA.empty_table()], found), store.where(key), MOST_BYTES, MOST_ROWS)
+    with _step(place, step, ARCHIVE_SCHEMA.names, only=group_id) as (where, tables):
+        found = (table.filter(pc.equal(table["group_id"], group_id)) for table in tables)
+        whole = in_one(chain([ARCHIVE_SCHEMA.empty_table()], found), where, MOST_BYTES, MOST_ROWS)
     if not len(whole):
-        raise ArchiveError(f"{store.where(key)} holds no group {brief(group_id)}")
+        raise ArchiveError(f"{where} holds no group {brief(group_id)}")
     return whole.sort_by("trajectory")
 
 
 def read_index_of(place: Place, step: int) -> pa.Table:
-    """The rows of one step in the index, computed from the step's part."""
+    """The rows of one step in the index, computed from the step's groups."""
     from squelch.actors.archive.group_index import NEEDED, index_rows
     from squelch.envs.untrusted.parquet import in_one
 
-    store, key = as_store(place), part_key(step)
-    with reading(store.where(key)):
-        return index_rows(in_one(_read_part(store, key, NEEDED), store.where(key), MOST_OF_A_BLOCK, MOST_ROWS))
+    with _step(place, step, NEEDED) as (where, tables):
+        return index_rows(in_one(chain([_empty(NEEDED)], tables), where, MOST_OF_A_BLOCK, MOST_ROWS))
+
+
+@contextmanager
+def _step(
+    place: Place, step: int, names: Sequence[str], only: str | None = None
+) -> Iterator[tuple[str, Iterator[pa.Table]]]:
+    """The name of the file from which the groups of a step are read, and their rows, a row group at a time."""
+    store = as_store(place)
+    with reading(store.where(part_key(GROUPS, step))), closing(opened(store, GROUPS, [step])) as files:
+        part, steps, raw = next(files)
+        where = store.where(part.key)
+        with reading(where):
+            yield where, _tables(raw, where, names, part, steps, only)
 
 
 def group_steps(place: Place) -> list[int]:
     """The archived steps of a run, ascending. Raises ArchiveError if there is none."""
     store = as_store(place)
-    steps = list(part_keys(store))
+    steps = list(group_parts(store))
     if not steps:
         raise ArchiveError(_nothing(store, None, any_part=False))
     return steps
 
 
-def _files(place: Place, steps: Sequence[int] | None) -> list[tuple[Store, str]]:
-    """(store, key) of the Parquet files that `read_groups` reads, in order of their steps."""
-    if isinstance(place, (Path, str)):
-        path = Path(place)
-        with reading(path):
-            if state(path) is not None and not is_folder(path):
-                require_regular(path)
-                return [(LocalStore(path.parent), path.name)]
-    store = as_store(place)
-    parts = part_keys(store) or _numbered(store, "step-", _PART)  # the place may be the `groups` folder itself
-    found = [(store, key) for step, key in parts.items() if steps is None or step in steps]
-    if not found:
-        raise ArchiveError(_nothing(store, steps, any_part=bool(parts)))
-    return found
+def _only_file(place: Place) -> Path | None:
+    """The file at a place; None for a folder, a store, or nothing."""
+    if not isinstance(place, (Path, str)):
+        return None
+    path = Path(place)
+    with reading(path):
+        if state(path) is None or is_folder(path):
+            return None
+        require_regular(path)
+    return path
 
 
 def _nothing(store: Store, steps: Sequence[int] | None, any_part: bool) -> str:
@@ -151,47 +163,60 @@ def _nothing(store: Store, steps: Sequence[int] | None, any_part: bool) -> str:
     return f"{store.where()} holds no groups{wanted}: give a run's folder, or a Parquet file of trajectories"
 
 
-def _read_part(store: Store, key: str, names: Sequence[str], only: str | None = None) -> Iterator[pa.Table]:
-    """These columns of one file, in schema 1, a row group at a time; with `only`, of the row groups that hold a row of
-    that group."""
+def _tables(
+    raw: BinaryIO,
+    where: str,
+    names: Sequence[str],
+    part: Part | None = None,
+    steps: Sequence[int] = (),
+    only: str | None = None,
+) -> Iterator[pa.Table]:
+    """These columns of an open file, in schema 1, a row group at a time; with `part`, of the row groups of these of its
+    steps; with `only`, of the row groups that hold a row of that group."""
     from squelch.actors.archive.schema import OPTIONAL
     from squelch.envs.untrusted.parquet import open_parquet, row_groups
 
-    where = store.where(key)
-    with reading(where), store.get(key) as raw:
-        file = open_parquet(raw, where)
-        there, stated = file.schema_arrow.names, version_of(file.schema_arrow.metadata)
-        check_version(stated, where)
-        if missing := [name for name in names if name not in there and name not in OPTIONAL]:
-            raise ArchiveError(_lacks(where, missing, stated is None))
-        numbers = None if only is None else _holding(file, where, only)
-        for table in row_groups(file, where, [name for name in names if name in there], numbers):
-            yield _in_schema(table, names, where)
+    file = open_parquet(raw, where)
+    there, stated = file.schema_arrow.names, version_of(file.schema_arrow.metadata)
+    check_version(stated, where)
+    if missing := [name for name in names if name not in there and name not in OPTIONAL]:
+        raise ArchiveError(_lacks(where, missing, stated is None))
+    numbers = None if part is None else row_groups_of(file, where, part, steps)
+    if only is not None:
+        numbers = _holding(file, where, only, range(file.num_row_groups) if numbers is None else numbers)
+    for table in row_groups(file, where, [name for name in names if name in there], numbers):
+        yield _in_schema(table, names, where)
 
 
-def _holding(file: pq.ParquetFile, where: str, group_id: str) -> list[int]:
-    """The row groups of a file that hold a row of the group."""
+def _holding(file: pq.ParquetFile, where: str, group_id: str, numbers: Sequence[int]) -> list[int]:
+    """Those of these row groups of a file that hold a row of the group."""
     import pyarrow.compute as pc
 
     from squelch.envs.untrusted.parquet import read_row_group
 
-    ids = (read_row_group(file, where, number, ["group_id"])["group_id"] for number in range(file.num_row_groups))
-    return [number for number, column in enumerate(ids) if pc.any(pc.equal(column, group_id)).as_py()]
+    ids = ((number, read_row_group(file, where, number, ["group_id"])["group_id"]) for number in numbers)
+    return [number for number, column in ids if pc.any(pc.equal(column, group_id)).as_py()]
 
 
 def _in_schema(table: pa.Table, names: Sequence[str], where: str) -> pa.Table:
     """The columns `names` of schema 1. Raises Unreadable for values that the schema does not allow."""
-    import pyarrow as pa
-
     from squelch.actors.archive.checks import check_rows
-    from squelch.actors.archive.schema import ARCHIVE_SCHEMA
     from squelch.envs.untrusted.files import decoding
 
-    fields = pa.schema([ARCHIVE_SCHEMA.field(name) for name in names], metadata=ARCHIVE_SCHEMA.metadata)
+    fields = _empty(names).schema
     with decoding(where, f"does not fit schema {VERSION}", "docs/reference/schema.md lists it"):
         found = _with_nulls(table, fields).cast(fields)
     check_rows(found, where)
     return found
+
+
+def _empty(names: Sequence[str]) -> pa.Table:
+    """No rows, with these columns of the archive."""
+    import pyarrow as pa
+
+    from squelch.actors.archive.schema import ARCHIVE_SCHEMA
+
+    return pa.schema([ARCHIVE_SCHEMA.field(name) for name in names], ARCHIVE_SCHEMA.metadata).empty_table()
 
 
 def _with_nulls(table: pa.Table, wanted: pa.Schema) -> pa.Table:
@@ -221,7 +246,7 @@ def read_index(place: Place) -> pa.Table:
     store = as_store(place)
     blocks = (read_block(store, key) for key in block_keys(store).values())
     table = index_of(store, [INDEX_SCHEMA.empty_table()], blocks)
-    parts = part_keys(store)
+    parts = group_parts(store)
     held = set(pc.unique(table["step"]).to_pylist())
     late = [step for step in parts if step not in held]
     known = table.filter(pc.is_in(table["step"], pa.array(list(parts), pa.int32())))

@@ -1,7 +1,10 @@
 """The score matrices of one scorer step in a file: which reasoning was how likely under which prompt.
 
-    scores/step-000012.parquet      `SCORES_SCHEMA`: one row per scored pair (reasoning, prompt), in order of scope,
-                                    reasoning and prompt; at most `MAX_BYTES`
+    scores/step-000012.parquet                  `SCORES_SCHEMA`: one row per scored pair (reasoning, prompt), in order
+                                                of scope, reasoning and prompt; at most `MAX_BYTES`
+
+    scores/steps-000100-000198-MASK.parquet     several scorer steps' (`actors.archive.parts`), with two more columns:
+                                                `step`, and `policy_version` as in the metadata of the other files
 
 A pair names its texts by group, trajectory and turn; the texts are in the step's part of the archive. A matrix of more
 than `MAX_PAIRS` pairs keeps evenly spaced reasonings with all of their pairs. Each scorer step replaces the file of its
@@ -13,15 +16,18 @@ step; a scorer step without a matrix (fewer than two prompts) writes an empty on
 from __future__ import annotations
 
 import io
-import re
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from squelch.actors.archive.parts import SCORES, Part, by_step, opened, part_key, parts_in, row_groups_of
 from squelch.actors.archive.schema import SCORES_SCHEMA
 from squelch.actors.archive.store import Store, as_store, reading
 from squelch.actors.archive.version import check_version, version_of
@@ -29,19 +35,24 @@ from squelch.envs.untrusted.files import MIB, decoding
 from squelch.envs.untrusted.parquet import MOST_BYTES, in_one, open_parquet, row_groups
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from squelch.actors.archive.reader import Place
 
-SCORES = "scores"
 MAX_BYTES = MIB
 MAX_PAIRS = 200_000
 """Pairs of one scorer step, all scopes together: 4 bytes a pair do not compress, the rest of a row does."""
 POLICY_KEY = b"squelch.policy_version"
-_FILE = re.compile(rf"{SCORES}/step-([0-9]{{1,9}})\.parquet")
+MERGED_SCHEMA = pa.schema(
+    [*SCORES_SCHEMA, pa.field("step", pa.int32()), pa.field("policy_version", pa.int32())], SCORES_SCHEMA.metadata
+)
+"""Of a merged file. A policy version is null where the step's own file stated none."""
+_ADDED = ("step", "policy_version")
 _REMEDY = "delete it: the run does not need it"
 
-_TEXT = [field.name for field in SCORES_SCHEMA if field.type == pa.string()]
+DICTIONARY = [
+    *(field.name for field in SCORES_SCHEMA if field.type == pa.string()),
+    *("sample", "prompt", "num_tokens"),
+]
+"""Columns whose values repeat."""
 
 
 @dataclass(frozen=True)
@@ -89,16 +100,9 @@ class ScoreMatrix:
         )
 
 
-def scores_key(step: int) -> str:
-    """The key of a step's score matrices, e.g. `scores/step-000012.parquet`."""
-    return f"{SCORES}/step-{step:06d}.parquet"
-
-
-def scores_keys(store: Store) -> dict[int, str]:
-    """The files of score matrices of a run by step, ascending."""
-    with reading(store.where()):
-        found = [(_FILE.fullmatch(key), key) for key in store.list(f"{SCORES}/step-")]
-    return dict(sorted((int(match[1]), key) for match, key in found if match))
+def scored_steps(store: Store) -> list[int]:
+    """The steps of a run that have score matrices, ascending."""
+    return list(by_step(parts_in(store, SCORES)))
 
 
 def scores_table(matrices: dict[str, ScoreMatrix], policy_version: int) -> pa.Table:
@@ -130,7 +134,7 @@ def _pairs(scope: str, matrix: ScoreMatrix) -> pa.Table:
 def encoded(table: pa.Table) -> bytes:
     """The file of a table of `SCORES_SCHEMA`; RuntimeError if it is larger than `MAX_BYTES`."""
     buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd", use_dictionary=[*_TEXT, "sample", "prompt", "num_tokens"])
+    pq.write_table(table, buffer, compression="zstd", use_dictionary=DICTIONARY)
     if buffer.tell() > MAX_BYTES:
         raise RuntimeError(f"{len(table)} scored pairs take {buffer.tell()} bytes, more than {MAX_BYTES}")
     return buffer.getvalue()
@@ -139,20 +143,50 @@ def encoded(table: pa.Table) -> bytes:
 def read_scores(place: Place, step: int) -> dict[str, ScoreMatrix]:
     """The matrices of a scored step by scope. Raises ArchiveError if there is no such file or if it is damaged."""
     store = as_store(place)
-    key = scores_key(step)
-    where = store.where(key)
-    with reading(where), store.get(key) as raw:
-        file = open_parquet(raw, where, _REMEDY)
-        check_version(version_of(file.schema_arrow.metadata), where)
-        with decoding(where, "holds no score matrix", _REMEDY):
-            rows = row_groups(file, where, SCORES_SCHEMA.names)
-            table = in_one(rows, where, MOST_BYTES, 4 * MAX_PAIRS).cast(SCORES_SCHEMA)
-            if any(column.null_count for column in table.columns):
-                raise ValueError("it holds nulls")
-            if not np.isfinite(table["log_likelihood"].to_numpy()).all():
-                raise ValueError("a log-likelihood is not finite")
-            scopes = pc.unique(table["scope"]).to_pylist()
-            return {scope: _matrix(table.filter(pc.equal(table["scope"], scope))) for scope in scopes}
+    with reading(store.where(part_key(SCORES, step))), closing(opened(store, SCORES, [step])) as files:
+        part, _, raw = next(files)
+        with reading(where := store.where(part.key)):
+            table = _pairs_of(_opened(raw, where), where, part, step)
+    with reading(where), decoding(where, "holds no score matrix", _REMEDY):
+        if not np.isfinite(table["log_likelihood"].to_numpy()).all():
+            raise ValueError("a log-likelihood is not finite")
+        scopes = pc.unique(table["scope"]).to_pylist()
+        return {scope: _matrix(table.filter(pc.equal(table["scope"], scope))) for scope in scopes}
+
+
+def rows_to_merge(store: Store, steps: Sequence[int]) -> Iterator[pa.Table]:
+    """The pairs of these scored steps (`MERGED_SCHEMA`), a step at a time. ArchiveError for a damaged file."""
+    with reading(store.where(SCORES)), closing(opened(store, SCORES, steps)) as files:
+        for part, found, raw in files:
+            file = _opened(raw, where := store.where(part.key))
+            for step in found:
+                table = _pairs_of(file, where, part, step, _ADDED if part.merged else ())
+                if not part.merged:
+                    stated = (file.schema_arrow.metadata or {}).get(POLICY_KEY, b"")
+                    version = int(stated) if stated.isdigit() else None
+                    for name, value in zip(_ADDED, (step, version), strict=True):
+                        table = table.append_column(name, pa.array([value] * len(table), pa.int32()))
+                yield table.cast(MERGED_SCHEMA)
+
+
+def _opened(raw: BinaryIO, where: str) -> pq.ParquetFile:
+    file = open_parquet(raw, where, _REMEDY)
+    check_version(version_of(file.schema_arrow.metadata), where)
+    return file
+
+
+def _pairs_of(file: pq.ParquetFile, where: str, part: Part, step: int, added: Sequence[str] = ()) -> pa.Table:
+    """The pairs of one of a file's steps, in the columns of `SCORES_SCHEMA` and those `added` of `MERGED_SCHEMA`."""
+    names = [*SCORES_SCHEMA.names, *added]
+    schema = pa.schema([MERGED_SCHEMA.field(name) for name in names], SCORES_SCHEMA.metadata)
+    with decoding(where, "holds no score matrix", _REMEDY):
+        rows = row_groups(file, where, names, row_groups_of(file, where, part, [step]))
+        table = in_one(
+            chain([schema.empty_table()], (one.cast(schema) for one in rows)), where, MOST_BYTES, 4 * MAX_PAIRS
+        )
+        if any(table[name].null_count for name in SCORES_SCHEMA.names):
+            raise ValueError("it holds nulls")
+    return table
 
 
 def _matrix(table: pa.Table) -> ScoreMatrix:

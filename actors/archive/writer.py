@@ -1,6 +1,7 @@
 """Writes a run's files: every group in Parquet, metrics and spans as JSON lines.
 
-    runs/<name>/groups/step-000012.parquet       every group of step 12, kept or not, `ARCHIVE_SCHEMA`, zstd
+    runs/<name>/groups/step-000012.parquet       every group of step 12, kept or not, `ARCHIVE_SCHEMA`, zstd; the parts
+                                                 of finished blocks of steps are merged (`actors.archive.parts`)
     runs/<name>/groups/index-000000.parquet      one row per group of steps 0 to 99 (`actors.archive.group_index`)
     runs/<name>/scores/step-000012.parquet       step 12's score matrices, if it was scored (`actors.archive.scores`)
     runs/<name>/tokenizer.json                   the policy's tokenizer, with which the groups' ids are read
@@ -33,23 +34,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from squelch.actors.archive.group_index import block_of, index_rows, replaced
+from squelch.actors.archive.group_index import index_rows, replaced
+from squelch.actors.archive.merging import Merging
+from squelch.actors.archive.parts import GROUPS, SCORES, block_of, part_key
 from squelch.actors.archive.reader import (
     EVENTS,
-    GROUPS,
     METRICS,
     METRICS_TABLE,
     TOKENIZER,
     block_key,
     block_keys,
-    part_key,
-    part_keys,
+    group_parts,
     read_block,
     read_groups,
     read_metrics,
+    stream_groups,
 )
-from squelch.actors.archive.schema import DECISION, INDEX_SCHEMA, TRAJECTORY_SCHEMA
-from squelch.actors.archive.scores import encoded, scores_key, scores_keys
+from squelch.actors.archive.schema import ARCHIVE_SCHEMA, DECISION, INDEX_SCHEMA, TRAJECTORY_SCHEMA
+from squelch.actors.archive.scores import DICTIONARY, MERGED_SCHEMA, encoded, rows_to_merge
 from squelch.actors.archive.store import ArchiveError, LocalStore, Store, writing
 from squelch.actors.archive.version import VERSION, VERSION_KEY
 from squelch.actors.process.disk import whole_file
@@ -92,6 +94,8 @@ class Archive:
             (self.run_dir / GROUPS).mkdir(parents=True, exist_ok=True)
         self._metrics = _LineFile(self.run_dir / METRICS)
         self._events = _LineFile(self.run_dir / EVENTS)
+        self._groups = Merging(self.store, GROUPS, ARCHIVE_SCHEMA, _text(ARCHIVE_SCHEMA), stream_groups)
+        self._scores = Merging(self.store, SCORES, MERGED_SCHEMA, DICTIONARY, rows_to_merge)
 
     def write_groups(
         self,
@@ -101,7 +105,7 @@ class Archive:
         filter_text: str = "",
     ) -> None:
         """Writes all groups of a training step, then their rows in the index; both replace an earlier write of the
-        step.
+        step. Then merges a few older parts.
 
         Args:
             tables: one table of `TRAJECTORY_SCHEMA` per group.
@@ -110,12 +114,14 @@ class Archive:
         """
         plain = [_plain_rows(table) for table in tables] or [TRAJECTORY_SCHEMA.empty_table()]
         whole = _with_decision(pa.concat_tables(plain).combine_chunks(), decisions, filter_text)
-        self._write(part_key(step), whole, ROWS_PER_ROW_GROUP)
+        self._groups.written_again(step)
+        self._write(part_key(GROUPS, step), whole, ROWS_PER_ROW_GROUP)
         key = block_key(block_of(step))
         with writing(self.store.where(key)):
             known = self.store.stat(key) is not None
         block = read_block(self.store, key) if known else INDEX_SCHEMA.empty_table()
         self._write(key, replaced(block, step, index_rows(whole)))
+        self._groups.advance()
 
     def keep_tokenizer(self, model_dir: Path) -> None:
         """Copies the policy's tokenizer into the run, because groups hold token ids."""
@@ -124,10 +130,12 @@ class Archive:
             file.write(data)
 
     def write_scores(self, step: int, table: pa.Table) -> None:
-        """Writes the score matrices of a step (`actors.archive.scores`)."""
-        key = scores_key(step)
+        """Writes the score matrices of a step (`actors.archive.scores`). Then merges a few older ones."""
+        key = part_key(SCORES, step)
+        self._scores.written_again(step)
         with writing(self.store.where(key)), self.store.put(key) as file:
             file.write(encoded(table))
+        self._scores.advance()
 
     def groups(self, step: int, ids: Sequence[str]) -> list[pa.Table]:
         """The rows of these groups of a written step, one table of `TRAJECTORY_SCHEMA` each, in the order of `ids`.
@@ -136,13 +144,12 @@ class Archive:
         found = [rows.filter(pc.equal(rows["group_id"], group_id)) for group_id in ids]
         lacking = [group_id for group_id, table in zip(ids, found, strict=True) if not len(table)]
         if lacking:
-            raise ArchiveError(
-                f"{self.store.where(part_key(step))} lacks the groups {lacking}, which were written to it"
-            )
+            where = self.store.where(group_parts(self.store)[step].key)
+            raise ArchiveError(f"{where} lacks the groups {lacking}, which were written to it")
         return found
 
     def _write(self, key: str, table: pa.Table, row_group_size: int | None = None) -> None:
-        text = [field.name for field in table.schema if field.type == pa.string()]
+        text = _text(table.schema)
         with writing(self.store.where(key)), self.store.put(key) as file:
             pq.write_table(table, file, compression="zstd", use_dictionary=text, row_group_size=row_group_size)
 
@@ -162,7 +169,9 @@ class Archive:
         kept = [line for line in lines if line["step"] <= step]
         if len(kept) < len(lines):
             self._rewrite_metrics(kept)
-        self._truncate_groups(step)
+        self._groups.truncate_after(step)
+        self._scores.truncate_after(step)
+        self._truncate_index(step)
 
     def _rewrite_metrics(self, lines: Sequence[Mapping[str, Any]]) -> None:
         self._metrics.close()
@@ -170,11 +179,8 @@ class Archive:
             file.writelines(_line(record) for record in lines)
         self._metrics = _LineFile(self.run_dir / METRICS)
 
-    def _truncate_groups(self, step: int) -> None:
+    def _truncate_index(self, step: int) -> None:
         with writing(self.store.where(GROUPS)):
-            for number, key in [*part_keys(self.store).items(), *scores_keys(self.store).items()]:
-                if number > step:
-                    self.store.delete(key)
             blocks = block_keys(self.store)
             for first, key in blocks.items():
                 if first > step:
@@ -184,8 +190,11 @@ class Archive:
             self._write(key, block.filter(pc.less_equal(block["step"], step)))
 
     def finish(self) -> bool:
-        """Writes `metrics.parquet` from the lines; returns False if there are none. The lines stay, for a resume."""
+        """Writes `metrics.parquet` from the lines; returns False if there are none. The lines stay, for a resume. A
+        merge in progress is given up."""
         self.close()
+        self._groups.drop()
+        self._scores.drop()
         records = read_metrics(self.run_dir)
         if records:
             self._write(METRICS_TABLE, _metrics_table(records))
@@ -256,6 +265,11 @@ def _drop_torn_line(file: BinaryIO) -> None:
 
 def _without_stamp(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in ("step", "time")}
+
+
+def _text(schema: pa.Schema) -> list[str]:
+    """The columns of text, whose values repeat."""
+    return [field.name for field in schema if field.type == pa.string()]
 
 
 def _plain_rows(table: pa.Table) -> pa.Table:

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from squelch.actors.archive.reader import block_keys, index_of, part_keys, read_block, read_index_of
+from squelch.actors.archive.reader import block_keys, group_parts, index_of, read_block, read_index_of
 from squelch.actors.archive.schema import INDEX_SCHEMA
 from squelch.actors.archive.store import Stat, Store, reading
 from squelch.cluster.errors import UserError, bad_files_are_the_users
@@ -152,7 +152,8 @@ class GroupIndex:
         self.table = _prepared(INDEX_SCHEMA.empty_table())
         self.version = 0
         """Counts the changes of `table`."""
-        self._files: dict[str, tuple[Stat | None, pa.Table]] = {}
+        self._files: dict[tuple[str, int], tuple[Stat | None, pa.Table]] = {}
+        """By file and step: the file's facts, and its rows."""
         self._lock = threading.Lock()
         self._checked = -FRESH_S
         self._cached: dict[Query, Selection] = {}
@@ -167,18 +168,19 @@ class GroupIndex:
             self._checked = time.monotonic()
 
     def _read(self) -> None:
-        parts, files = part_keys(self.store), dict[str, tuple[Stat | None, pa.Table]]()
+        parts, files = group_parts(self.store), dict[tuple[str, int], tuple[Stat | None, pa.Table]]()
 
         def blocks() -> Iterator[pa.Table]:
-            for key in block_keys(self.store).values():
-                files[key] = self._file(key, lambda key=key: read_block(self.store, key))
-                yield files[key][1]
+            for first, key in block_keys(self.store).items():
+                files[key, first] = self._file(key, first, lambda key=key: read_block(self.store, key))
+                yield files[key, first][1]
 
         def late(held: Container[int]) -> Iterator[pa.Table]:
-            for step, key in parts.items():
+            for step, part in parts.items():
                 if step not in held:
-                    files[key] = self._file(key, lambda step=step: read_index_of(self.store, step))
-                    yield files[key][1]
+                    at = part.key, step
+                    files[at] = self._file(*at, lambda step=step: read_index_of(self.store, step))
+                    yield files[at][1]
 
         whole = index_of(self.store, [INDEX_SCHEMA.empty_table()], blocks())
         whole = index_of(self.store, [whole], late(set(pc.unique(whole["step"]).to_pylist())))
@@ -190,10 +192,10 @@ class GroupIndex:
         self.table, self._cached = _prepared(known.take(order)), {}
         self.version += 1
 
-    def _file(self, key: str, read: Any) -> tuple[Stat | None, pa.Table]:
+    def _file(self, key: str, step: int, read: Any) -> tuple[Stat | None, pa.Table]:
         with reading(self.store.where(key)):
             stat = self.store.stat(key)
-        known = self._files.get(key)
+        known = self._files.get((key, step))
         return known if known is not None and known[0] == stat else (stat, read())
 
     def select(self, query: Query) -> Selection:

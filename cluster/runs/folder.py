@@ -9,7 +9,7 @@ says, and `cluster.runs.shapes` defines their shape.
     config.yaml                        config            from the start
     metrics.jsonl                      metrics           from the first step; an incomplete last line is left out
     events.jsonl                       events            from the start
-    groups/step-NNNNNN.parquet         groups, steps     one step late
+    groups/step-NNNNNN.parquet         groups, steps     one step late; merged ones: `actors.archive.parts`
     groups/index-NNNNNN.parquet        index             with the step's part
     scores/step-NNNNNN.parquet         scores, scored    after each scorer step
     tokenizer.json                     tokenizer         from the start
@@ -147,10 +147,10 @@ class RunFolder:
 
     def scored(self) -> list[int]:
         """The steps that have score matrices, ascending."""
-        from squelch.actors.archive.scores import scores_keys
+        from squelch.actors.archive.scores import scored_steps
 
         with bad_files_are_the_users():
-            return list(scores_keys(self.store))
+            return scored_steps(self.store)
 
     def scores(self, step: int) -> dict[str, ScoreMatrix]:
         """The score matrices of a step by scope (`actors.archive.scores`)."""

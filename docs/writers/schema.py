@@ -24,6 +24,10 @@ row per group for a hundred steps. Both have **schema {VERSION}**: the metadata 
 - A file that states no version, as another trainer may write it, is read as schema {VERSION}. Files of runs from before
   schema {VERSION} state none either; they lack columns and are refused. Commit {READ_BY} of Squelch reads them.
 - A nullable column may be missing from a file; it is then read as null. Every other column is required.
+- After every hundred steps their files are merged into one of the same columns, e.g.
+  `groups/steps-000100-000199.parquet`, each row group of one step. `squelch` reads both; other programs read
+  `groups/step*.parquet`. During a merge, and from a kill in it until the run is resumed, they may see a row in two
+  files; `step`, `group_id` and `trajectory` name a row.
 - Positions count from 0 and ends are exclusive. Lists have one entry per token, per turn, or per trajectory.
 """
 
@@ -31,7 +35,9 @@ SCORES = """\
 One row of `scores/step-NNNNNN.parquet`, which each scorer step writes: the score matrices that the mutual-information
 metrics were computed from, at most 1 MiB. The texts are in the step's part, at the group, trajectory and turn that the
 row names. `squelch.policy_version` in the metadata is the policy version of the scorer's weights. A matrix of more
-pairs than fit keeps evenly spaced reasonings."""
+pairs than fit keeps evenly spaced reasonings. A merged file, e.g. `scores/steps-000100-000195-8421....parquet`, has two
+more columns, `step` and `policy_version`; the last number of its name is a hexadecimal mask of its steps, counted from
+the first, if there are gaps."""
 
 
 def page() -> str:

@@ -6,7 +6,7 @@
 A scan finds one consistent state of the run: checkpoints are listed first, and a checkpoint is written after the
 records and the archived groups of its steps, so these are on the disk by then. Later lines and parts do no harm,
 because a resumed run cuts them off. A checkpoint's folder that was replaced or removed meanwhile makes the scan start
-again.
+again. So does a merged file of parts that has appeared: the listing may lack it, and parts that were deleted for it.
 
 Of files that are appended to (`grows`) a full span that was sent is not sent again; the last span is, once the file has
 grown (`cluster.runs.in_store.manifest`). Files of lines are sent up to their last line break. The local file must begin
@@ -37,6 +37,7 @@ from itertools import accumulate, takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
+from squelch.actors.archive.parts import GROUPS, SCORES
 from squelch.actors.archive.reader import CONFIG, EVENTS
 from squelch.actors.archive.store import LocalStore, Store
 from squelch.actors.process.disk import partial_path, sync, whole_file, write_whole
@@ -230,7 +231,7 @@ class Mirror:
         count = num_bytes = 0
         known = {span for file in self.manifest.files.values() for span in file.spans}
         for _ in range(SCANS):
-            before = self._checkpoints()
+            before = self._replaced()
             files, key = dict[str, StoredFile](), ""
             try:
                 for key in self._keys():
@@ -244,7 +245,7 @@ class Mirror:
                 if not self.run_dir.is_dir() or (self.run_dir / key).is_file():
                     raise
                 continue
-            if self._checkpoints() == before:
+            if self._replaced() == before:
                 return files, count, num_bytes
         raise StillChanging(f"{self.run_dir} changed during each of {SCANS} scans")
 
@@ -275,11 +276,11 @@ class Mirror:
             if key in self._sent or (path.is_file() and path.resolve() == direct):
                 yield key
 
-    def _checkpoints(self) -> dict[str, tuple[int, ...]]:
-        """Facts that change when a checkpoint appears, is replaced, amended or removed."""
-        folder = self.run_dir / CHECKPOINTS
-        found = [path for path in folder.glob("step-*")] if folder.is_dir() else []
-        return {path.name: _state(path) for path in found}
+    def _replaced(self) -> dict[Path, tuple[int, ...]]:
+        """Facts that change when a checkpoint appears, is replaced, amended or removed, or parts are merged."""
+        kinds = ((CHECKPOINTS, "step-*"), (GROUPS, "steps-*"), (SCORES, "steps-*"))
+        found = (path for name, names in kinds for path in (self.run_dir / name).glob(names))
+        return {path: _state(path) for path in found}
 
     def _send(self, key: str) -> tuple[StoredFile, bool]:
         """The file in the store, and whether it was sent just now."""

@@ -13,8 +13,7 @@ from squelch.actors.archive.scores import (
     TurnPlace,
     encoded,
     read_scores,
-    scores_key,
-    scores_keys,
+    scored_steps,
     scores_table,
 )
 from squelch.actors.archive.store import ArchiveError, LocalStore
@@ -58,7 +57,7 @@ def test_pairs_without_a_likelihood_and_reasonings_without_their_own_are_left_ou
 def test_the_largest_matrix_stays_within_a_mebibyte_with_whole_rows(tmp_path: Path) -> None:
     large = matrix(256, 16)
     found = read_scores(written(tmp_path, 1, first_turn=large, trajectory=matrix(300, 1)), 1)
-    assert (tmp_path / scores_key(1)).stat().st_size <= MAX_BYTES
+    assert (tmp_path / "scores/step-000001.parquet").stat().st_size <= MAX_BYTES
     assert found["first_turn"].values.shape == (390, 256) and np.isfinite(found["first_turn"].values).all()
     assert found["trajectory"].values.shape == (300, 300)
 
@@ -73,7 +72,7 @@ def test_scores_after_the_step_of_a_resume_are_deleted(tmp_path: Path) -> None:
         archive_step(archive, step, 1)
         archive.write_scores(step, scores_table({"first_turn": matrix()}, 0))
     archive.truncate_after(5)
-    assert list(scores_keys(LocalStore(tmp_path))) == [1]
+    assert scored_steps(LocalStore(tmp_path)) == [1]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from squelch.actors.archive.parts import by_step, merged_key, parts_in
 from squelch.actors.archive.store import LocalStore, Store
 from squelch.cluster.commands.arguments import place_of
 from squelch.cluster.commands.existing_runs.status import status
@@ -59,7 +61,7 @@ class Host:
     def step(self) -> None:
         step = self.clock + 1
         (self.folder / "groups").mkdir(exist_ok=True)
-        (self.folder / f"groups/step-{step:06d}.parquet").write_text(f"groups of {step}")
+        (self.folder / f"groups/step-{step:06d}.parquet").write_text(f"groups of {step}\n")
         with (self.folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": step, "time": 1.0}) + "\n")
 
@@ -79,9 +81,23 @@ class Host:
         step = max((step for step, _ in checkpoints(self.folder)), default=0)
         lines = (self.folder / "metrics.jsonl").read_text().splitlines(keepends=True)[:step]
         (self.folder / "metrics.jsonl").write_text("".join(lines))
-        for part in (self.folder / "groups").glob("step-*"):
-            if int(part.stem.partition("-")[2]) > step:
-                part.unlink()
+        for part in parts_in(LocalStore(self.folder), "groups"):
+            if part.steps[-1] > step:
+                self._merge(part.steps[: bisect_right(part.steps, step)])
+                (self.folder / part.key).unlink()
+
+    def merge(self) -> None:
+        """Merges all parts but the newest, as the archive does."""
+        found = parts_in(LocalStore(self.folder), "groups")
+        self._merge(range(1, self.clock))
+        for part in found:
+            if part.steps[-1] < self.clock and part.key != merged_key("groups", range(1, self.clock)):
+                (self.folder / part.key).unlink()
+
+    def _merge(self, steps: Sequence[int]) -> None:
+        if steps:
+            text = "".join(f"groups of {step}\n" for step in steps)
+            (self.folder / merged_key("groups", steps)).write_text(text)
 
 
 def assert_whole(store: Store) -> int:
@@ -98,13 +114,14 @@ def assert_whole(store: Store) -> int:
         assert json.loads(content[f"{key}/loop.json"]) == {"clock": step}
         assert content[f"{key}/sharded/0-0.safetensors"] == f"weights of {step}".encode()
         assert len(lines) >= step
+        parts = by_step(parts_in(snapshot, "groups"))
         for earlier in range(1, step + 1):
-            assert content[f"groups/step-{earlier:06d}.parquet"] == f"groups of {earlier}".encode()
+            assert f"groups of {earlier}".encode() in content[parts[earlier].key].splitlines()
     return max(saved, default=0)
 
 
 OPERATIONS = st.one_of(
-    st.sampled_from(["step", "checkpoint", "torn", "upload"]),
+    st.sampled_from(["step", "checkpoint", "merge", "torn", "upload"]),
     st.tuples(st.sampled_from(["fails", "fails late"]), st.integers(0, 12)),
     st.sampled_from(["killed", "empty host"]),
 )
@@ -129,7 +146,7 @@ def test_at_every_moment_the_store_holds_a_state_from_which_the_run_goes_on(tmp_
     mirror.mark()
     for operation in operations:
         store.lives, store.late = 10**9, False
-        if operation in ("step", "checkpoint"):
+        if operation in ("step", "checkpoint", "merge"):
             getattr(host, operation)()
         elif operation == "torn":
             with (host.folder / "events.jsonl").open("a") as file:
@@ -169,7 +186,7 @@ def test_at_every_moment_the_store_holds_a_state_from_which_the_run_goes_on(tmp_
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 12), st.sampled_from(["step", "checkpoint"])), max_size=8))
+@given(st.lists(st.tuples(st.integers(0, 12), st.sampled_from(["step", "checkpoint", "merge"])), max_size=8))
 def test_what_the_loop_writes_during_an_upload_leaves_the_state_whole(tmp_path_factory, meanwhile) -> None:
     host, mirror = started(tmp_path_factory.mktemp("host") / "run", store := Memory())
     for _ in range(2):
@@ -191,6 +208,25 @@ def test_what_the_loop_writes_during_an_upload_leaves_the_state_whole(tmp_path_f
     store.put = put
     mirror.upload()
     assert assert_whole(store) == max(step for step, _ in checkpoints(host.folder))
+
+
+def test_parts_that_are_merged_while_the_folder_is_listed_are_not_missing_from_the_copy(tmp_path: Path) -> None:
+    host, mirror = started(tmp_path / "run", store := Memory())
+    for _ in range(4):
+        host.step()
+    host.checkpoint()
+    keys = mirror._keys
+
+    def torn() -> Iterator[str]:
+        """A listing that was read piece by piece: of the merged file the piece before, of the parts the one after."""
+        listed = [key for key in keys() if "groups/" not in key]
+        host.merge()
+        mirror._keys = keys
+        return iter([*listed, "groups/step-000004.parquet"])
+
+    mirror._keys = torn
+    mirror.upload()
+    assert assert_whole(store) == 4
 
 
 def _of(store: Memory, number: int) -> set[str]:
