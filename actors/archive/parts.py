@@ -34,7 +34,7 @@ import errno
 import os
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
@@ -108,7 +108,7 @@ def by_step(parts: Sequence[Part]) -> dict[int, Part]:
     return dict(sorted({step: part for part in parts for step in part.steps}.items()))
 
 
-def opened(store: Store, folder: str, steps: Sequence[int]) -> Iterator[tuple[Part, Sequence[int], BinaryIO]]:
+def opened(store: Store, folder: str, steps: Sequence[int]) -> Generator[tuple[Part, Sequence[int], BinaryIO]]:
     """The files that hold these steps, in their order, each open, with the wanted steps that are read from it.
 
     Raises FileNotFoundError for a step that no file holds (any more).
