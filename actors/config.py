@@ -218,6 +218,10 @@ class FilterConfig(Settings):
     """Play as many further groups as were dropped, up to `max_refill_rounds` times."""
     max_refill_rounds: int = Field(3, ge=0)
     """Most refill rounds in one step."""
+    target: Literal["groups", "regulariser", "task"] = "groups"
+    """What dropped groups do not enter. `groups`: the step, as in the paper. `regulariser`: entropy bonus and KL term
+    alone; `task`: the policy's surrogate alone. In the last two every group counts in the loss's means, and the loss is
+    not scaled; a step of which nothing is kept is skipped under each (docs/guide/filter.md)."""
     on_no_signal: Literal["warn", "abort", "passthrough"] = "warn"
     """Action if nothing is selected: skip the update (warn), end the run (abort), or learn from all valid groups
     (passthrough)."""

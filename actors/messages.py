@@ -125,6 +125,21 @@ class UpdateReport:
 
 
 @dataclass(frozen=True)
+class StepTerms:
+    """What the filter decides of a training step's loss, beside the groups."""
+
+    loss_scale: float = 1.0
+    """Factor on the whole loss."""
+    spared: tuple[str, ...] = ()
+    """Ids of the groups that count in the means of the loss and lack one term of it, which `without` names."""
+    without: Literal["task", "regulariser"] = "task"
+    """`task`: the policy's surrogate; `regulariser`: entropy bonus and KL term."""
+    window_std: float | None = None
+    """Root of the mean reward variance of the step's groups before the filter, for `learner.objective.divisor=window`;
+    None: that of the groups that are learned from."""
+
+
+@dataclass(frozen=True)
 class StepReport:
     """Result of one training step of the learner. Means are over kept sampled tokens unless stated otherwise."""
 

@@ -280,6 +280,16 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _a_filtered_term_is_in_the_loss(self) -> RunConfig:
+        kl, target = self.learner.objective.kl, self.filter.target
+        if target != "groups" and kl.coefficient > 0 and kl.place == "reward":
+            raise ValueError(
+                f"filter.target={target} filters one term of the loss, and learner.objective.kl.place=reward makes the "
+                "KL term part of the other; set kl.place=loss or filter.target=groups"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _probe_is_of_the_validation_tasks(self) -> RunConfig:
         probe = self.scorer.probe
         if probe.tasks is not None and probe.tasks > self.validation.tasks:

@@ -78,10 +78,11 @@ CASES: tuple[Case, ...] = (
     Case(("learner.placement",), lambda run: run.learner.ranks == 1, _with("learner.ranks")),
     *_of_other_rules(),
     Case(
-        ("filter.keep", "filter.include_zero", f"{OBJECTIVE}.loss_scale"),
+        ("filter.keep", "filter.include_zero", "filter.target", f"{OBJECTIVE}.loss_scale"),
         lambda run: not RULES[run.filter.rule].filters,
         _with("filter.rule"),
     ),
+    Case((f"{OBJECTIVE}.loss_scale",), lambda run: run.filter.target != "groups", _with("filter.target")),
     Case(("filter.window_size",), lambda run: run.filter.window != "sliding", _with("filter.window")),
     Case(("filter.max_refill_rounds",), lambda run: not run.filter.refill, _with("filter.refill")),
     Case(("gradients.groups",), lambda run: run.gradients.every == 0, _with("gradients.every")),

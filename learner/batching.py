@@ -10,12 +10,14 @@ Invariants:
   communication.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from squelch.actors.content import Picture
+from squelch.actors.messages import StepTerms
 from squelch.actors.records import Trajectory
 from squelch.actors.shared_prefix import common_lengths, identities, in_order
 from squelch.learner.config import ObjectiveConfig
@@ -23,6 +25,8 @@ from squelch.learner.kernels.packing import Forest, added_tokens, pack
 from squelch.learner.objective.advantages import group_advantages, overlong_penalties, shaped_returns, token_rewards
 from squelch.learner.refusal import SettingRefused, StepRefused
 
+NO_TERMS = StepTerms()
+"""A loss that is not scaled, of which no group lacks a term."""
 Groups = Sequence[tuple[str, Sequence[Trajectory]]]
 """(group id, its trajectories) per group. Failed trajectories may be among them; `survivors` excludes them."""
 
@@ -52,6 +56,8 @@ class Row:
     versions: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     """(num_sampled,) int64, the policy version that sampled each token; where only the oldest and the newest of a turn
     are known, the oldest."""
+    spared: bool = False
+    """Whether one term of the loss leaves the row out (`StepTerms.without`)."""
 
     @property
     def length(self) -> int:
@@ -78,6 +84,8 @@ class MicroBatch:
     """(num_rows,) sampled tokens of each row."""
     ends: np.ndarray
     """(num_rows,) index, among the packed tokens, of each row's last input."""
+    spared: np.ndarray | None
+    """(num_sampled,) bool, the tokens that one term of the loss leaves out; None if no row of the micro-batch is."""
 
 
 @dataclass(frozen=True)
@@ -120,14 +128,25 @@ def refuse_non_finite(groups: Groups) -> None:
                 raise StepRefused(f"non-finite log-probability in group {group_id}")
 
 
-def to_rows(groups: Groups, config: ObjectiveConfig) -> list[Row]:
+def to_rows(groups: Groups, config: ObjectiveConfig, terms: StepTerms = NO_TERMS) -> list[Row]:
     """Rows of all surviving trajectories that have sampled tokens, sorted by (group id, index)."""
     rows: list[Row] = []
-    for group_id, alive in survivors(groups):
-        advantages = group_advantages(ranked_returns(alive, config), config.advantage)
+    of_all, spared = survivors(groups), set(terms.spared)
+    divisor = None
+    if config.divisor == "window":
+        divisor = _window_std([alive for _, alive in of_all]) if terms.window_std is None else terms.window_std
+    for group_id, alive in of_all:
+        advantages = group_advantages(ranked_returns(alive, config), config.advantage, divisor)
         pairs = zip(alive, advantages.tolist(), strict=True)
-        rows += [_row(group_id, t, advantage, config) for t, advantage in pairs if t.loss_mask.any()]
+        found = [_row(group_id, t, advantage, config) for t, advantage in pairs if t.loss_mask.any()]
+        rows += [replace(row, spared=True) for row in found] if group_id in spared else found
     return rows
+
+
+def _window_std(groups: Sequence[Sequence[Trajectory]]) -> float:
+    """Root of the groups' mean reward variance."""
+    variances = [np.var([t.episode_return for t in alive], ddof=1) for alive in groups if len(alive) > 1]
+    return math.sqrt(np.mean(variances)) if variances else 0.0
 
 
 def ranked_returns(alive: Sequence[Trajectory], config: ObjectiveConfig) -> np.ndarray:
@@ -278,6 +297,9 @@ def collate(rows: Sequence[Row], share: bool = True) -> MicroBatch:
         advantages=_join([np.full(row.num_sampled, row.advantage) for row in rows], np.float32),
         lengths=np.array([row.num_sampled for row in rows], dtype=np.int64),
         ends=np.array([place[-1] for place, _ in zip(forest.places, rows, strict=False)], dtype=np.int64),
+        spared=_join([np.full(row.num_sampled, row.spared) for row in rows], bool)
+        if any(r.spared for r in rows)
+        else None,
     )
 
 

@@ -70,6 +70,9 @@ class ObjectiveConfig(Settings):
     advantage: Literal[*ADVANTAGES] = "grpo"
     """`grpo_no_std` subtracts the group mean; `grpo` also divides by the group's std; `gae` uses a critic's values as
     the baseline."""
+    divisor: Literal["group", "window"] = "group"
+    """What advantage=grpo divides by. `group`: the std of the group's returns. `window`: the root of the mean reward
+    variance of the step's groups before the filter, so that the groups' relative weights are those of `grpo_no_std`."""
     ratio: Literal[*RATIOS] = "token"
     """Probability ratio of the policy to the anchor. `token`: of each token. `sequence`: of all sampled tokens of a
     trajectory together, to the power 1 / (their number); it needs far smaller clipping ranges (GSPO: 0.0003,
@@ -115,6 +118,16 @@ class ObjectiveConfig(Settings):
             )
         if self.gae != GAEConfig():
             raise ValueError(f"gae settings do nothing with advantage={self.advantage}; set advantage=gae or drop them")
+        return self
+
+    @model_validator(mode="after")
+    def _divides_by_something(self) -> "ObjectiveConfig":
+        if self.divisor == "window" and not ADVANTAGES[self.advantage].divides_by_std:
+            raise ValueError(f"divisor=window does nothing with advantage={self.advantage}, which divides by no std")
+        if self.divisor == "window" and self.kl.coefficient > 0 and self.kl.place == "reward":
+            raise ValueError(
+                "divisor=window needs kl.place=loss: a KL term in the reward has no part in the window's std"
+            )
         return self
 
     @model_validator(mode="after")

@@ -19,6 +19,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from squelch.actors.messages import StepTerms
 from squelch.learner.config import LearnerConfig
 from squelch.learner.tensors import Batch
 
@@ -46,7 +47,7 @@ class Learner(Protocol):
     def zero_grad(self) -> None:
         """Clears the gradients."""
 
-    def backward(self, batches: Sequence[Batch], scale: float) -> tuple[float, float, float]:
+    def backward(self, batches: Sequence[Batch], terms: StepTerms) -> tuple[float, float, float]:
         """Adds the gradients of micro-batches. The gradient norm, loss and critic's gradient norm, over all ranks."""
         ...
 
@@ -54,8 +55,8 @@ class Learner(Protocol):
 class Search:
     """The search in one optimizer step. `begun`: `time.monotonic` at the begin of the training step, on this rank."""
 
-    def __init__(self, trainer: Learner, scale: float, begun: float) -> None:
-        self.trainer, self.scale = trainer, scale
+    def __init__(self, trainer: Learner, terms: StepTerms, begun: float) -> None:
+        self.trainer, self.terms = trainer, terms
         self.deadline = begun + SHARE * trainer.config.step_timeout_s
         self._suspects: Sequence[str] = ()
         self._kind = "value"
@@ -96,7 +97,7 @@ class Search:
         self._check_time()
         if not summed:
             self.trainer.zero_grad()
-        norm, loss, critic = self.trainer.backward([batch], self.scale)
+        norm, loss, critic = self.trainer.backward([batch], self.terms)
         bad = not math.isfinite(norm + loss + critic)
         if bad:
             self._kind = "gradient" if math.isfinite(loss) else "loss"

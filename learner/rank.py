@@ -34,7 +34,7 @@ from ray.exceptions import GetTimeoutError
 from transformers.utils import logging as hf_logging
 
 from squelch.actors.archive.rows import from_table, unpacked
-from squelch.actors.messages import GroupMember, Imitation, StepReport, WeightBundle
+from squelch.actors.messages import GroupMember, Imitation, StepReport, StepTerms, WeightBundle
 from squelch.actors.process.folders import Entry
 from squelch.actors.process.interfaces import bind_nccl, listen
 from squelch.actors.process.progress_marks import Marks, Progress
@@ -111,12 +111,12 @@ class LearnerRank:
 
     # -- training ----------------------------------------------------------------------------------------------------
 
-    def train_step(self, step: int, refs: Sequence[Any], group_ids: Sequence[str], loss_scale: float) -> StepReport:
-        """Fetches the kept groups' tables (`refs`, in order of `group_ids`) and learns from them."""
+    def train_step(self, step: int, refs: Sequence[Any], group_ids: Sequence[str], terms: StepTerms) -> StepReport:
+        """Fetches the groups' tables (`refs`, in order of `group_ids`) and learns from them."""
         start = time.perf_counter()
         groups = self._fetch(f"step {step}", refs, group_ids)
         fetch = time.perf_counter() - start
-        report = self.trainer.train_step(step, groups, loss_scale)
+        report = self.trainer.train_step(step, groups, terms)
         return replace(report, seconds={**report.seconds, "fetch": fetch})
 
     def decompose(self, refs: Sequence[Any], group_ids: Sequence[str]) -> Decomposition:

@@ -50,6 +50,7 @@ class Batch:
                 weights=tokens.weights[keep],
                 sequences=tokens.sequences[keep],
                 reference=None if tokens.reference is None else tokens.reference[keep],
+                spared=None if tokens.spared is None else tokens.spared[keep],
             ),
             recomputed=None if self.recomputed is None else self.recomputed[keep],
             versions=self.versions[keep],
@@ -85,6 +86,7 @@ def to_batch(
         weights=weights,
         sequences=sequences_of(lengths),
         reference=reference,
+        spared=None if micro.spared is None else torch.from_numpy(micro.spared).to(device),
     )
     return Batch(micro.rows, inputs, tokens, recomputed, torch.from_numpy(micro.versions).to(device))
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from squelch.actors.messages import StepReport, WeightBundle
+from squelch.actors.messages import StepReport, StepTerms, WeightBundle
 from squelch.actors.model_folder import model_config
 from squelch.actors.process.progress_marks import Marks
 from squelch.learner import batching, memory
@@ -156,19 +156,19 @@ class Trainer:
         policy = Policy(equip(load_model(self.model_dir, kernels), self.config, lora), lora, kernels).to(self.device)
         return shard(policy, self.mesh, self.config)
 
-    def train_step(self, step: int, groups: Groups, loss_scale: float = 1.0) -> StepReport:
+    def train_step(self, step: int, groups: Groups, terms: StepTerms = batching.NO_TERMS) -> StepReport:
         """Learn from the groups in up to `learner.minibatches` optimizer steps. See `StepReport`."""
         clock, rows = Clock(), list[Row]()
         try:
             with clock.part("prepare"):
                 batching.refuse_non_finite(groups)
-                rows = batching.to_rows(groups, self.config.objective)
-            taken, metrics = self._learn(step, rows, loss_scale, clock)
+                rows = batching.to_rows(groups, self.config.objective, terms)
+            taken, metrics = self._learn(step, rows, terms, clock)
         except StepRefused as refused:
             return self._report(step, rows, 0, {}, clock, str(refused))
         return self._report(step, rows, taken, metrics, clock, None)
 
-    def _learn(self, step: int, rows: Sequence[Row], loss_scale: float, clock: Clock) -> tuple[int, dict[str, float]]:
+    def _learn(self, step: int, rows: Sequence[Row], terms: StepTerms, clock: Clock) -> tuple[int, dict[str, float]]:
         """Takes the optimizer steps on the rows; their number and the metrics. StepRefused if it took none."""
         with clock.part("prepare"):
             plan = self.plan(rows, self.config.minibatches, step)
@@ -178,7 +178,7 @@ class Trainer:
         if (silent := self._silent(batches)) is not None:
             return 0, silent
         totals = Totals.zeros(self.device)
-        self._optimize(batches, [part.groups(rows) for part in plan], loss_scale, totals, clock)
+        self._optimize(batches, [part.groups(rows) for part in plan], terms, totals, clock)
         return len(plan), self._metrics(rows, totals, len(plan)) | metrics
 
     def _report(
@@ -268,7 +268,7 @@ class Trainer:
         return log_probs
 
     def _optimize(
-        self, prepared: list[list[Batch]], groups: list[list[list[str]]], scale: float, totals: Totals, clock: Clock
+        self, prepared: list[list[Batch]], groups: list[list[list[str]]], terms: StepTerms, totals: Totals, clock: Clock
     ) -> None:
         """Takes all optimizer steps; raises StepRefused, and takes none, if a loss or gradient is not finite. `groups`:
         `OptimizerStep.groups` of each."""
@@ -277,13 +277,13 @@ class Trainer:
         taken = self.optimizer_steps
         for k, batches in enumerate(prepared):
             with clock.part("forward_backward"):
-                loss = self._accumulate(batches, scale, totals, self.config.objective, first=k == 0)
+                loss = self._accumulate(batches, terms, totals, self.config.objective, first=k == 0)
             with clock.part("critic"):
                 loss += self._accumulate_values(batches, totals)
             with clock.part("optimizer"):
                 finite = self.apply(loss, totals)
             if not finite:
-                reason = Search(self, scale, clock.begun).run(batches, groups[k])
+                reason = Search(self, terms, clock.begun).run(batches, groups[k])
                 self.zero_grad()
                 for snapshot in before:
                     snapshot.restore()
@@ -291,17 +291,17 @@ class Trainer:
                 raise StepRefused(reason)
 
     def _accumulate(
-        self, batches: Sequence[Batch], scale: float, totals: Totals, objective: ObjectiveConfig, first: bool
+        self, batches: Sequence[Batch], terms: StepTerms, totals: Totals, objective: ObjectiveConfig, first: bool
     ) -> Tensor:
         """Gradients of one optimizer step, summed over ranks; returns this rank's share of the loss, float64."""
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         for batch in batches:
             log_probs, entropies = self.policy(*batch.inputs, self.temperature, objective.entropy_coefficient > 0)
-            terms = policy_loss(log_probs, entropies, batch.tokens, objective, scale)
-            terms.loss.backward()
-            loss += terms.sums[0]
-            totals.sums += terms.sums
-            totals.ratio_max = torch.maximum(totals.ratio_max, terms.ratio_max)
+            found = policy_loss(log_probs, entropies, batch.tokens, objective, terms.loss_scale, terms.without)
+            found.loss.backward()
+            loss += found.sums[0]
+            totals.sums += found.sums
+            totals.ratio_max = torch.maximum(totals.ratio_max, found.ratio_max)
             self._count_mismatch(batch, log_probs.detach(), totals, first)
             self.marks.add()
         return loss
@@ -363,10 +363,10 @@ class Trainer:
         square, total, critic = both.tolist()
         return math.sqrt(square), total, math.sqrt(critic)
 
-    def backward(self, batches: Sequence[Batch], scale: float) -> tuple[float, float, float]:
+    def backward(self, batches: Sequence[Batch], terms: StepTerms) -> tuple[float, float, float]:
         """Adds the gradients of micro-batches and counts nothing; as `_norm`."""
         totals = Totals.zeros(self.device)
-        loss = self._accumulate(batches, scale, totals, self.config.objective, first=False)
+        loss = self._accumulate(batches, terms, totals, self.config.objective, first=False)
         return self._norm(loss + self._accumulate_values(batches, totals))
 
     def _metrics(self, rows: Sequence[Row], totals: Totals, num_steps: int) -> dict[str, float]:
@@ -401,13 +401,13 @@ class Trainer:
             "critic_grad_norm": sum(totals.critic_norms) / num_steps,
         }
 
-    def gradients(self, groups: Groups, loss_scale: float = 1.0) -> dict[str, Tensor]:
+    def gradients(self, groups: Groups, terms: StepTerms = batching.NO_TERMS) -> dict[str, Tensor]:
         """Unsharded gradients by parameter name, with all groups in one optimizer step; nothing is updated.
 
         A collective. Raises StepRefused for groups with a non-finite value.
         """
         batching.refuse_non_finite(groups)
-        self._backward(batching.to_rows(groups, self.config.objective), self.config.objective, loss_scale)
+        self._backward(batching.to_rows(groups, self.config.objective, terms), self.config.objective, terms)
         named: list[tuple[str, Any]] = [
             (name.removeprefix(publication.PREFIX), p.grad) for name, p in self.policy.named_parameters()
         ]
@@ -421,17 +421,17 @@ class Trainer:
 
         A KL term in `objective` needs the reference, which is loaded only if the trainer's own objective has a KL term.
         """
-        self._backward(rows, objective, 1.0)
+        self._backward(rows, objective, batching.NO_TERMS)
         trained = [p for p in self.policy.parameters() if p.requires_grad]
         shards = [torch.zeros_like(local(p)) if p.grad is None else local(p.grad).clone() for p in trained]
         self.optimizer.zero_grad()
         return shards
 
-    def _backward(self, rows: Sequence[Row], objective: ObjectiveConfig, loss_scale: float) -> None:
+    def _backward(self, rows: Sequence[Row], objective: ObjectiveConfig, terms: StepTerms) -> None:
         """Computes the gradient of `objective` on the rows, as one optimizer step, into the parameters' `grad`."""
         plan = self.plan(rows, 1, 0)
         batches, _ = self._prepare(rows, plan, Clock(), objective)
-        self._accumulate(batches[0], loss_scale, Totals.zeros(self.device), objective, first=True)
+        self._accumulate(batches[0], terms, Totals.zeros(self.device), objective, first=True)
 
     def publish(self, version: int, put: publication.Put, dtype: torch.dtype = torch.float32) -> WeightBundle | None:
         """The present weights, on rank 0; None on the other ranks. A collective."""

@@ -76,6 +76,12 @@ class StepDecision:
         return [*self.kept, *self.dropped, *self.refused]
 
     @property
+    def window_std(self) -> float:
+        """Root of the mean reward variance of the step's groups, kept or dropped; 0 if there are none."""
+        variances = [one.reward_variance for one in (*self.kept, *self.dropped) if one.reward_variance is not None]
+        return math.sqrt(sum(variances) / len(variances)) if variances else 0.0
+
+    @property
     def why_nothing(self) -> str:
         """The rejection; in a sliding window, or if every group was refused, with the reason of the group with the
         highest score."""

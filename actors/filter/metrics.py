@@ -69,6 +69,11 @@ METRICS = {
         gauge(
             "squelch_zero_variance_groups", "zero_variance_groups", "Groups of the last step without reward variance"
         ),
+        gauge(
+            "squelch_dropped_with_variance_ratio",
+            "dropped_with_variance",
+            "Share of the last step's dropped groups that have reward variance; NaN if none was dropped",
+        ),
         gauge("squelch_floor_groups", "floor_groups", "Groups of the last step that a floor of the filter added"),
         gauge("squelch_kinds", "kinds/played", "Kinds of tasks among the last filter.kind_window groups"),
         gauge(
@@ -144,6 +149,7 @@ def step_metrics(groups: Sequence[Group], refill_rounds: int, no_signal_streak: 
         "num_groups": float(len(groups)),
         **{f"{name}_groups": float(sum(group.verdict == name for group in groups)) for name in DECISIONS},
         "zero_variance_groups": float(count_zero(group.variance for group in valid)),
+        "dropped_with_variance": mean(float(group.variance > ZERO) for group in valid if group.verdict == "dropped"),
         "reward_variance_mean": mean(group.variance for group in valid),
         **_by_variance([group.variance for group in valid]),
         "reward_mean": mean(group.mean for group in valid),

@@ -37,7 +37,7 @@ from transformers.utils import logging as hf_logging
 from benchmarks import common
 from benchmarks.learner import random_work
 from benchmarks.learner import work as learner_work
-from squelch.actors.messages import StepReport
+from squelch.actors.messages import StepReport, StepTerms
 from squelch.actors.records import Trajectory, Turn
 from squelch.learner import process_group
 from squelch.learner.batching import collate, to_rows
@@ -102,7 +102,7 @@ def measure_steps(model: Path, settings: Mapping[str, Any], groups: list, steps:
     walls, cpus, parts = [], [], []
     for step in range(steps + 1):
         start, cpu = time.perf_counter(), time.process_time()
-        report = trainer.train_step(step, groups, 0.9)
+        report = trainer.train_step(step, groups, StepTerms(0.9))
         walls.append(time.perf_counter() - start)
         cpus.append(time.process_time() - cpu)
         parts.append(report.seconds)

@@ -26,7 +26,7 @@ from benchmarks.peer import work as peer_work
 from benchmarks.peer.work import Channel, Work
 from squelch.actors.archive.rows import packed, to_table
 from squelch.actors.config import RolloutConfig
-from squelch.actors.messages import Completion, GenerationRequest, UpdateReport
+from squelch.actors.messages import Completion, GenerationRequest, StepTerms, UpdateReport
 from squelch.actors.records import Group, Task, Ticket, Trajectory, Turn, summarise
 from squelch.actors.rollout.worker import Engine
 from squelch.cluster.config import load
@@ -148,7 +148,7 @@ class Peer:
         marks.append(time.perf_counter())
         groups = put_groups(self.work, self.step, asked, completions)
         kept = dict(list(groups.items())[: self.work.kept_groups(self.step)])
-        report = await self.learner.call(TRAIN_STEP, self.step + 1, list(kept.values()), list(kept), 1.0)
+        report = await self.learner.call(TRAIN_STEP, self.step + 1, list(kept.values()), list(kept), StepTerms())
         marks.append(time.perf_counter())
         published = await self.publish()
         marks.append(time.perf_counter())

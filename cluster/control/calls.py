@@ -3,7 +3,7 @@
 A call has two definitions: the function, a method of the class that the actor holds, and its row here. The row says
 what the caller needs to know, and the type checker sees the function's arguments and result where the call is made:
 
-    report = await learner.call(TRAIN_STEP, step, payloads, ids, loss_scale)
+    report = await learner.call(TRAIN_STEP, step, payloads, ids, terms)
 
 `cluster.control.client` makes the calls, on whatever transport; `actors.process.shell` receives them on Ray. Each table
 names the class that an actor holds, which only the actor's own process imports.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from squelch.actors.filter.decisions import StepDecision
-    from squelch.actors.messages import GroupMember, Imitation, StepReport, UpdateReport, WeightBundle
+    from squelch.actors.messages import GroupMember, Imitation, StepReport, StepTerms, UpdateReport, WeightBundle
     from squelch.actors.process.spans import Span
     from squelch.actors.records import GroupSummary, Ticket
     from squelch.cluster.config import RunConfig
@@ -193,10 +193,10 @@ UNREACHABLE: Call[[Sequence[Endpoint]], list[dict[int, str]]] = LEARNER_RANK.row
 """For each rank, why it cannot connect to others, by their rank."""
 START: Call[[Sequence[Endpoint]], None] = _collective("start", Signs.NONE, _START)
 """Joins the process group and loads the model."""
-TRAIN_STEP: Call[[int, Sequence[Payload], Sequence[str], float], StepReport] = _collective(
+TRAIN_STEP: Call[[int, Sequence[Payload], Sequence[str], StepTerms], StepReport] = _collective(
     "train_step", Signs.MARKS, reduce=slowest, payloads=1
 )
-"""One training step on the groups with these ids; the last argument multiplies the loss."""
+"""One training step on the groups with these ids."""
 IMITATE: Call[[int, Sequence[Row]], Imitation] = _collective("imitate", Signs.MARKS)
 """One supervised optimizer step on these rows; `Refused` if its loss or gradient is not finite."""
 IMITATION_LOSS: Call[[Sequence[Row]], float] = _collective("imitation_loss", Signs.MARKS)

@@ -36,8 +36,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from squelch.actors.filter.decisions import StepDecision, loss_scale
-from squelch.actors.messages import StepReport
+from squelch.actors.filter.decisions import loss_scale
+from squelch.actors.messages import StepReport, StepTerms
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.ledger import DROPPED, FAILED, TRAINED, TRAINING
 from squelch.cluster.fleet.fleet import Fleet
@@ -51,6 +51,7 @@ from squelch.cluster.loop.scaling import Scaling
 from squelch.cluster.loop.stopping import Stopped, Stopping
 from squelch.cluster.loop.stopwatch import Stopwatch
 from squelch.cluster.loop.tickets.open_steps import OpenSteps
+from squelch.cluster.loop.tickets.playing import PlayedGroup
 from squelch.cluster.loop.watchers.watcher import Step, Watcher
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.summary import Outcome
@@ -184,13 +185,13 @@ class Coordinator:
         step = Step(number, window, decision, self.steps.admission.version, is_last, window.metrics(decision))
         rollout = stopwatch.last - max(entered, window.issued_at) - window.seconds_filter
         step.metrics |= {"seconds/filter": window.seconds_filter, "seconds/rollout": rollout}
-        step.metrics |= {"loss_scale": self._scale(decision)} | self.steps.staleness(step.kept)
+        step.metrics |= {"loss_scale": self._terms(step).loss_scale} | self.steps.staleness(step.kept)
         ids = (group.ticket.ticket_id for group in step.groups)
         self.archiving.hold(number, dict(zip(ids, found.tables, strict=True)))
         return Selected(step, found.tables, began, stopwatch)
 
     async def _train(self, step: Step) -> StepReport | None:
-        """Trains on the kept groups; None if the filter kept none. Ends the run if `filter.on_no_signal`,
+        """Trains on the kept groups, or on all; None if the filter kept none. Ends the run if `filter.on_no_signal`,
         `filter.no_signal_limit` or `learner.max_bad_steps` say so."""
         kept, ledger = step.kept, self.steps.ledger
         if not kept:
@@ -199,7 +200,7 @@ class Coordinator:
         ids = [group.ticket.ticket_id for group in kept]
         for ticket_id in ids:
             ledger.move(ticket_id, TRAINING)
-        report = await self.learning.train(step.number, kept, self._scale(step.decision))
+        report = await self.learning.train(step.number, self._learned(step), self._terms(step))
         for ticket_id in ids:
             ledger.move(ticket_id, FAILED if report.refused else TRAINED, "refused_by_learner")
         if why := self.learning.too_many_refused(report):
@@ -215,8 +216,18 @@ class Coordinator:
             setting = "on_no_signal=abort" if policy == "abort" else f"no_signal_limit={limit}"
             self._end_with(step, Ending(EndCause.NO_SIGNAL, f"filter.{setting}, nothing kept of {found}"))
 
-    def _scale(self, decision: StepDecision) -> float:
-        return loss_scale(self.config.learner.objective.loss_scale, decision, self.config.filter.rho)
+    def _learned(self, step: Step) -> list[PlayedGroup]:
+        """The groups that the learner gets: the kept ones, or all valid ones if only a term of the loss is filtered."""
+        return step.kept if self.config.filter.target == "groups" else step.valid
+
+    def _terms(self, step: Step) -> StepTerms:
+        """What the filter's decision means for the loss of the step."""
+        decision, target = step.decision, self.config.filter.target
+        std = decision.window_std if self.config.learner.objective.divisor == "window" else None
+        if target == "groups":
+            kind = self.config.learner.objective.loss_scale
+            return StepTerms(loss_scale(kind, decision, self.config.filter.rho), window_std=std)
+        return StepTerms(spared=tuple(one.group_id for one in decision.dropped), without=target, window_std=std)
 
     def _end_with(self, step: Step, ending: Ending) -> None:
         """Makes this step the last and records why."""

@@ -7,6 +7,7 @@ from squelch.deploy.boards.panel import panel_query as _q
 from squelch.deploy.boards.panel import per_second as _per_second
 
 NO_CRITIC = "the algorithm has no critic"
+NO_DROPPED = "the filter dropped no group"
 _STEP, _PLANNED = series("squelch_step"), series("squelch_planned_steps")
 _MEAN_STEP = mean_of("squelch_step_duration_seconds")
 
@@ -172,8 +173,11 @@ OPTIMISER = Row(
         ),
         Panel(
             "Loss scale",
-            "Factor on the loss of a filtered step.",
-            (_q("squelch_loss_scale", "scale"),),
+            "Factor on the loss of a filtered step, and the share of its dropped groups that have reward variance.",
+            (
+                _q("squelch_loss_scale", "scale"),
+                _q("squelch_dropped_with_variance_ratio", "dropped with variance", NO_DROPPED),
+            ),
             low=0,
             high=1,
         ),

@@ -26,11 +26,17 @@ def shaped_returns(returns: np.ndarray, format_penalties: np.ndarray, include_pe
     return base + np.asarray(format_penalties, dtype=np.float64) if include_penalty else base
 
 
-def group_advantages(returns: np.ndarray, estimator: str) -> np.ndarray:
+def group_advantages(returns: np.ndarray, estimator: str, divisor: float | None = None) -> np.ndarray:
     """Advantages of one group's surviving trajectories, (num_survivors,) float64, by an entry of
-    `learner.objective.components.ADVANTAGES`. Returns that do not differ, and a single survivor, have advantage 0."""
+    `learner.objective.components.ADVANTAGES`. Returns that do not differ, and a single survivor, have advantage 0.
+
+    `divisor`: instead of the rule, the centred returns are divided by this value; by 1 if it is 0, where only penalties
+    differ.
+    """
     values = np.asarray(returns, dtype=np.float64)
-    return np.zeros_like(values) if _all_alike(values) else ADVANTAGES[estimator].of_group(values)
+    if _all_alike(values):
+        return np.zeros_like(values)
+    return ADVANTAGES[estimator].of_group(values) if divisor is None else centred(values) / (divisor or 1.0)
 
 
 def group_advantages_with_costs(returns: np.ndarray, costs: np.ndarray, estimator: str) -> np.ndarray:

@@ -13,6 +13,7 @@ Invariants:
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -58,6 +59,8 @@ class TokenBatch:
     sequences: Tensor
     """int64, the index of each token's sequence in the micro-batch."""
     reference: Tensor | None = None
+    spared: Tensor | None = None
+    """bool, the tokens that one term of the loss leaves out (`StepTerms.without`); None if there are none."""
 
 
 @dataclass(frozen=True)
@@ -142,9 +145,16 @@ def entropy(logits: Tensor) -> Tensor:
 
 
 def policy_loss(
-    log_probs: Tensor, entropies: Tensor, batch: TokenBatch, config: ObjectiveConfig, scale: float
+    log_probs: Tensor,
+    entropies: Tensor,
+    batch: TokenBatch,
+    config: ObjectiveConfig,
+    scale: float,
+    without: Literal["task", "regulariser"] = "task",
 ) -> LossTerms:
-    """The loss of one micro-batch: scale * sum_t w_t (surrogate - lambda_H H + lambda_KL KL).
+    """The loss of one micro-batch: scale * sum_t w_t (m_t surrogate + n_t (lambda_KL KL - lambda_H H)).
+
+    m and n are 1, but m is 0 for spared tokens if `without` is `task`, and n is if it is `regulariser`.
 
     A KL term in the reward does not enter the loss; it is only recorded in the sums. With `anchor: recomputed` the
     ratio is taken to the learner at step start, and the surrogate is multiplied by `mismatch_weight` of anchor to
@@ -158,9 +168,11 @@ def policy_loss(
         mismatch, far = rule.ratio(batch.anchor - batch.rollout, batch.sequences)
         surrogate, clamped = surrogate * mismatch_weight(mismatch, config.mismatch_cap), clamped | (far & learned)
     kl, far = _kl(log_probs, batch.reference, learned, config.kl)
-    policy = (batch.weights * surrogate).sum()
+    weights = batch.weights if batch.spared is None else batch.weights.masked_fill(batch.spared, 0)
+    of_task, of_rest = (weights, batch.weights) if without == "task" else (batch.weights, weights)
+    policy = (of_task * surrogate).sum()
     regulariser = config.kl_in_loss * kl - config.entropy_coefficient * entropies
-    loss = scale * (policy + (batch.weights * regulariser).sum())
+    loss = scale * (policy + (of_rest * regulariser).sum())
     return LossTerms(loss, *_statistics(loss, policy, ratio, entropies, kl, clamped | far, batch, config))
 
 

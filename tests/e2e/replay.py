@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from squelch.actors.archive.reader import is_of_step, read_groups, read_metrics
 from squelch.actors.archive.rows import from_table
+from squelch.actors.messages import StepTerms
 from squelch.actors.records import Trajectory
 from squelch.cluster.config import load
 from squelch.learner.publish import gathered
@@ -36,7 +37,7 @@ def retrain(trainer: Trainer, folder: Path) -> None:
     for step in range(first, last + 1):
         kept = kept_groups(run_dir, step)
         if kept:  # a step without signal trained nothing
-            assert trainer.train_step(step, kept, scales[step]).updated
+            assert trainer.train_step(step, kept, StepTerms(scales[step])).updated
     found = dict(gathered(trainer.policy))
     if trainer.rank == 0:
         save_file(found, folder / "found.safetensors")

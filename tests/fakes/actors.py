@@ -26,7 +26,7 @@ import numpy as np
 
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.filter.windows import make_window
-from squelch.actors.messages import GroupMember, Imitation, StepReport, UpdateReport, WeightBundle
+from squelch.actors.messages import GroupMember, Imitation, StepReport, StepTerms, UpdateReport, WeightBundle
 from squelch.actors.process.progress_marks import Progress
 from squelch.actors.records import Group, GroupSummary, Ticket, Trajectory, Turn, summarise
 from squelch.cluster.config import RunConfig
@@ -76,6 +76,8 @@ class World:
     """The weights of each version that workers got."""
     reported: dict[int, list[str]] = field(default_factory=dict)
     """Tickets of each step whose update was reported to the loop."""
+    terms: dict[int, StepTerms] = field(default_factory=dict)
+    """The terms of each step's loss; a step that is trained on again has the same."""
     room: Callable[[int], int] = lambda made: 99
     """Number of learner ranks that fit, by the number of learners made so far."""
     drifts: bool = False
@@ -431,15 +433,16 @@ class Learner(Fake):
             return 0
         return int((asyncio.get_running_loop().time() - self._began) / self.world.mark_s)
 
-    async def train_step(self, step: int, payloads: list[Group], ids: list[str], loss_scale: float) -> StepReport:
+    async def train_step(self, step: int, payloads: list[Group], ids: list[str], terms: StepTerms) -> StepReport:
+        assert self.world.terms.setdefault(step, terms) == terms
         self._began = asyncio.get_running_loop().time()
-        report = await self._call("train", lambda: self._trained(step, payloads, ids))
+        report = await self._call("train", lambda: self._trained(step, payloads, ids, terms))
         self._marks, self._began = self._marks + self._passes() + 1, None
         if report.updated:
             self.world.reported[step] = ids
         return report
 
-    def _trained(self, step: int, groups: list[Group], ids: list[str]) -> StepReport:
+    def _trained(self, step: int, groups: list[Group], ids: list[str], terms: StepTerms) -> StepReport:
         self.world.check_rows(groups)
         assert [group.ticket.ticket_id for group in groups] == ids and len(set(ids)) == len(ids) > 0
         assert loss_count(groups) > 0
@@ -449,7 +452,7 @@ class Learner(Fake):
             assert ids == self.world.reported[step], "a step is trained on again with the same groups"
         else:
             self.world.staleness += [self._staleness(group) for group in groups]
-        for group in groups:
+        for group in (group for group in groups if group.ticket.ticket_id not in terms.spared):
             self.trained[group.ticket.task.seed, group.ticket.ticket_id] += 1
         self.weights = [*self.weights, f"{step}{self.mark}"]
         return StepReport(step, True, 1, loss_count(groups), loss_count(groups))

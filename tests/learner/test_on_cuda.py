@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.gpu import attention
 from benchmarks.gpu.common import QWEN, SMOLLM, Setting, alone
+from squelch.actors.messages import StepTerms
 from squelch.learner import process_group
 from squelch.learner.config import LearnerConfig
 from squelch.learner.kernels import attention as attention_kernel
@@ -109,7 +110,7 @@ def test_a_refused_step_leaves_the_weights(folder: Path) -> None:
     trainer = Trainer(folder, config(DEVICE))
     assert trainer.train_step(0, make_groups()).updated
     before = weights(trainer)
-    assert trainer.train_step(1, make_groups(), float("inf")).refused
+    assert trainer.train_step(1, make_groups(), StepTerms(float("inf"))).refused
     assert np.array_equal(weights(trainer), before)
 
 

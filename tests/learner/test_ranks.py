@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
+from squelch.actors.messages import StepTerms
 from squelch.learner import process_group
 from squelch.learner.publish import gathered
 from squelch.learner.trainer import Trainer
@@ -79,8 +80,8 @@ def late_rank_is_waited_for(trainer: Trainer) -> bool:
 def work(trainer: Trainer, folder: Path) -> None:
     """Gradients, parameters after five steps, a checkpoint and one that fails, one step more, refused steps, too few
     rows for all."""
-    found = {"gradients": trainer.gradients(make_groups(5), 0.9)}
-    reports = [trainer.train_step(step, make_groups(3 + step % 3, seed=step), 0.9) for step in range(STEPS)]
+    found = {"gradients": trainer.gradients(make_groups(5), StepTerms(0.9))}
+    reports = [trainer.train_step(step, make_groups(3 + step % 3, seed=step), StepTerms(0.9)) for step in range(STEPS)]
     found["metrics"] = [report.metrics for report in reports]
     found["after"] = parameters(trainer)
     found["moments"] = moments(trainer)

@@ -1,4 +1,5 @@
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -6,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from squelch.actors.messages import VersionSpan
+from squelch.actors.messages import StepTerms, VersionSpan
 from squelch.learner.batching import collate, to_rows
-from squelch.learner.config import OptimizerConfig
+from squelch.learner.config import ObjectiveConfig, OptimizerConfig
 from squelch.learner.kernels.choice import KERNELS
 from squelch.learner.policy.model import load_model
 from squelch.learner.tensors import inputs_of
@@ -69,8 +70,8 @@ def test_any_micro_batching_has_the_gradient_of_one_batch(
 ) -> None:
     groups = make_groups()
     objective = {"aggregation": aggregation, "ratio": ratio, "kl": {"coefficient": 0.1}, "anchor": "recomputed"}
-    whole = Trainer(model_dir, make_config(token_budget=100_000, objective=objective)).gradients(groups, 0.9)
-    split = Trainer(model_dir, make_config(token_budget=budget, objective=objective)).gradients(groups, 0.9)
+    whole = Trainer(model_dir, make_config(token_budget=100_000, objective=objective)).gradients(groups, StepTerms(0.9))
+    split = Trainer(model_dir, make_config(token_budget=budget, objective=objective)).gradients(groups, StepTerms(0.9))
     flat = {key: torch.cat([g.flatten() for g in part.values()]) for key, part in (("w", whole), ("s", split))}
     assert float((flat["s"] - flat["w"]).norm() / flat["w"].norm()) < 1e-6
     for name, gradient in whole.items():
@@ -173,8 +174,64 @@ def test_a_group_without_variance_teaches_only_through_regularisers(model_dir: P
 
 def test_the_loss_scale_scales_the_whole_gradient(model_dir: Path) -> None:
     trainer = Trainer(model_dir, make_config(objective={"entropy_coefficient": 0.1}))
-    whole, half = trainer.gradients(make_groups(), 1.0), trainer.gradients(make_groups(), 0.5)
+    whole, half = trainer.gradients(make_groups()), trainer.gradients(make_groups(), StepTerms(0.5))
     assert all(torch.allclose(half[name], 0.5 * whole[name], rtol=1e-4, atol=1e-8) for name in whole)
+
+
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean"])
+def test_a_spared_group_lacks_one_term_and_counts_in_the_mean_of_both(model_dir: Path, aggregation: str) -> None:
+    """The gradient without a term is that of an objective without it, over all groups and over the spared ones."""
+    groups = make_groups(4)
+    terms = {"advantage": "grpo_no_std", "aggregation": aggregation, "entropy_coefficient": 0.1}
+    whole = Trainer(model_dir, make_config(objective=terms))
+    task = Trainer(model_dir, make_config(objective=terms | {"entropy_coefficient": 0.0}))
+    spared = tuple(group_id for group_id, _ in groups[:2])
+    share = Trainer(model_dir, make_config(objective=terms))
+
+    def part(trainer: Trainer, kept: Sequence) -> dict[str, torch.Tensor]:
+        """The gradient of these groups' tokens, as shares of all groups' mean."""
+        rows = sum(int(t.loss_mask.sum()) if aggregation == "token_mean" else 1 for _, ts in kept for t in ts)
+        total = sum(int(t.loss_mask.sum()) if aggregation == "token_mean" else 1 for _, ts in groups for t in ts)
+        return {name: gradient * rows / total for name, gradient in trainer.gradients(kept).items()}
+
+    task_of = {kind: part(task, chosen) for kind, chosen in (("spared", groups[:2]), ("kept", groups[2:]))}
+    both_of = {kind: part(whole, chosen) for kind, chosen in (("spared", groups[:2]), ("kept", groups[2:]))}
+    without_task = share.gradients(groups, StepTerms(spared=spared, without="task"))
+    without_rest = share.gradients(groups, StepTerms(spared=spared, without="regulariser"))
+    for name, found in without_task.items():
+        wanted = both_of["kept"][name] + both_of["spared"][name] - task_of["spared"][name]
+        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-6)
+        wanted = both_of["kept"][name] + task_of["spared"][name]
+        torch.testing.assert_close(without_rest[name], wanted, rtol=1e-3, atol=1e-6)
+    assert any(not torch.allclose(without_task[name], without_rest[name], atol=1e-6) for name in without_task)
+
+
+def test_nothing_spared_is_the_plain_step_to_the_bit(model_dir: Path) -> None:
+    reports = [
+        Trainer(model_dir, make_config()).train_step(1, make_groups(), terms).metrics
+        for terms in (
+            StepTerms(),
+            StepTerms(without="regulariser"),
+            StepTerms(spared=("other",)),
+            StepTerms(window_std=3.0),
+        )
+    ]
+    assert all(report == reports[0] for report in reports)
+
+
+def test_a_windows_divisor_divides_every_group_by_the_same(model_dir: Path) -> None:
+    groups = make_groups()
+    rows = [
+        to_rows(groups, ObjectiveConfig(advantage=name, divisor=divisor), StepTerms(window_std=0.5))
+        for name, divisor in (("grpo_no_std", "group"), ("grpo", "window"))
+    ]
+    assert [row.advantage * 2 for row in rows[0]] == [row.advantage for row in rows[1]]
+    variances = [np.var([t.episode_return for t in ts], ddof=1) for _, ts in groups]
+    own = to_rows(groups, ObjectiveConfig(divisor="window"))
+    expected = [row.advantage / np.sqrt(np.mean(variances)) for row in rows[0]]
+    np.testing.assert_allclose([row.advantage for row in own], expected)
+    with pytest.raises(ValueError, match="divisor=window does nothing with advantage=grpo_no_std"):
+        ObjectiveConfig(advantage="grpo_no_std", divisor="window")
 
 
 UNSCALED = {"advantage": "grpo_no_std"}

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from squelch.actors.archive.rows import packed, unpacked
-from squelch.actors.messages import StepReport, UpdateReport, WeightBundle
+from squelch.actors.messages import StepReport, StepTerms, UpdateReport, WeightBundle
 from squelch.actors.process.progress_marks import IDLE, Progress
 from squelch.actors.process.spans import Span, Spans
 from squelch.actors.records import GroupSummary, Ticket
@@ -138,7 +138,7 @@ class PacedLearner(SleepingLearner):
         super().__init__(times.train_s)
         self.publish_s, self._chance = times.publish_s, random.Random(1)
 
-    async def train_step(self, step: int, payloads: list[Payload], ids: list[str], loss_scale: float) -> StepReport:
+    async def train_step(self, step: int, payloads: list[Payload], ids: list[str], terms: StepTerms) -> StepReport:
         """An update without work."""
         seconds = self.train_s * self._chance.uniform(0.8, 1.2)
         await asyncio.sleep(seconds)

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from squelch.actors.archive.rows import unpacked
-from squelch.actors.messages import StepReport, UpdateReport, WeightBundle
+from squelch.actors.messages import StepReport, StepTerms, UpdateReport, WeightBundle
 from squelch.actors.process.progress_marks import Progress
 from squelch.actors.records import GroupSummary, Ticket
 from squelch.cluster.config import RunConfig
@@ -128,7 +128,7 @@ class SleepingLearner:
         """It has no micro-batches."""
         return Progress(0, 0.0)
 
-    async def train_step(self, step: int, payloads: list[Payload], ids: list[str], loss_scale: float) -> StepReport:
+    async def train_step(self, step: int, payloads: list[Payload], ids: list[str], terms: StepTerms) -> StepReport:
         """An update without work."""
         await asyncio.sleep(self.train_s)
         return StepReport(step, True, 1, len(ids), len(ids))

@@ -44,7 +44,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
-from squelch.actors.messages import StepReport, WeightBundle
+from squelch.actors.messages import StepReport, StepTerms, WeightBundle
 from squelch.actors.rollout.metrics import update_metrics
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import Died, Failed, Refused
@@ -98,13 +98,13 @@ class Learning:
 
     # -- training ----------------------------------------------------------------------------------------------------
 
-    async def train(self, step: int, groups: list[PlayedGroup], loss_scale: float) -> StepReport:
+    async def train(self, step: int, groups: list[PlayedGroup], terms: StepTerms) -> StepReport:
         """Trains on the groups. If the report has `refused` set, the weights have not changed."""
         started = time.time()
         ids, payloads = [group.ticket.ticket_id for group in groups], [group.table for group in groups]
-        report = await self.call(TRAIN_STEP, step, payloads, ids, loss_scale)
+        report = await self.call(TRAIN_STEP, step, payloads, ids, terms)
         if report.updated:
-            self.recovery.note_trained(TrainedStep(step, ids, loss_scale))
+            self.recovery.note_trained(TrainedStep(step, ids, terms))
         ended = time.time()
         self.run_log.event("learner", "call", started, ended, step=step)
         worked = sum(seconds for part, seconds in report.seconds.items() if part != "fetch")

@@ -35,7 +35,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from squelch.actors.messages import WeightBundle
+from squelch.actors.messages import StepTerms, WeightBundle
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import ActorError, Died, Failed, Refused
 from squelch.cluster.control.calls import LOAD, PUBLISH, TRAIN_STEP
@@ -61,7 +61,7 @@ class TrainedStep:
 
     step: int
     ids: list[str]
-    loss_scale: float
+    terms: StepTerms
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ class Recovery:
 
     async def _replay(self, step: TrainedStep) -> None:
         payloads = await self.archiving.stored(step.step, step.ids)
-        report = await self.learner.call(TRAIN_STEP, step.step, payloads, step.ids, step.loss_scale)
+        report = await self.learner.call(TRAIN_STEP, step.step, payloads, step.ids, step.terms)
         if not report.updated:
             why = report.refused or "no gradient"
             raise RuntimeError(f"step {step.step} was trained on, but the recovered learner refuses it: {why}")

@@ -57,8 +57,14 @@ class Step:
 
     @property
     def kept(self) -> list[PlayedGroup]:
-        """The groups that are trained on."""
+        """The groups that the filter kept."""
         return [self.window.groups[item.group_id] for item in self.decision.kept]
+
+    @property
+    def valid(self) -> list[PlayedGroup]:
+        """The groups that the filter kept or dropped, in the order of their tickets."""
+        refused = {item.group_id for item in self.decision.refused}
+        return [group for group in self.groups if group.ticket.ticket_id not in refused]
 
 
 class Watcher:

@@ -7,6 +7,7 @@ import asyncio
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -240,6 +241,27 @@ def test_a_run_that_ranks_by_policy_variance_asks_for_replays_and_exports_what_t
     assert outcome.steps.admission.version == 4
     _, plain = made(World(configured(tmp_path / "plain"), rewards=lambda t, i: float(i % 2)))
     assert "replays" not in plain.recorded[1]
+
+
+@pytest.mark.parametrize("target", ["groups", "regulariser", "task"])
+def test_dropped_groups_enter_the_step_but_for_the_term_that_is_filtered(tmp_path: Path, target: str) -> None:
+    mixed = World(
+        configured(tmp_path, f"filter.target={target}", "learner.objective.divisor=window", "loop.steps=4"),
+        rewards=lambda ticket, index: float(index % 2 and ticket.task.seed % 3),
+    )
+    _, archive = made(mixed)
+    for step, terms in mixed.terms.items():
+        by = {"kept": set(), "dropped": set()}
+        for ticket, decision in archive.steps[step].items():
+            by[decision].add(ticket)
+        assert by["dropped"] and by["kept"]
+        learned = by["kept"] if target == "groups" else by["kept"] | by["dropped"]
+        assert set(mixed.reported[step]) == learned
+        assert set(terms.spared) == (set() if target == "groups" else by["dropped"])
+        assert terms.loss_scale == (0.9 if target == "groups" else 1.0) == archive.recorded[step]["loss_scale"]
+        assert target == "groups" or terms.without == target
+        groups = [[t.episode_return for t in archive.rows[ticket].trajectories] for ticket in archive.steps[step]]
+        assert terms.window_std == pytest.approx(np.mean([np.var(returns, ddof=1) for returns in groups]) ** 0.5)
 
 
 def test_steps_without_signal_publish_nothing_and_count_as_completed(tmp_path: Path) -> None:

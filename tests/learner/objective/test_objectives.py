@@ -188,7 +188,7 @@ def test_a_masked_token_that_overflows_leaves_loss_and_gradient_those_of_the_oth
     log_probs = batch.rollout.clone().requires_grad_()
     terms = policy_loss(log_probs, torch.ones(4, dtype=torch.float64), masked, config, 1.0)
     (found,) = torch.autograd.grad(terms.loss, log_probs)
-    others = TokenBatch(*(value[kept] for value in vars(masked).values()))
+    others = TokenBatch(*(None if value is None else value[kept] for value in vars(masked).values()))
     alone = log_probs.detach()[kept].requires_grad_()
     wanted = policy_loss(alone, torch.ones(3, dtype=torch.float64), others, config, 1.0)
     assert terms.loss.item() == pytest.approx(wanted.loss.item()) and terms.sums.isfinite().all()
