@@ -192,6 +192,13 @@ class ClosedVocabulary(Protocol):
         """Every reward of one action that does not end the episode."""
 
 
+def refuse_own_format(name: str, environment: Environment, where: str) -> None:
+    """Raises ValueError for an environment with a format, or group rewards, of its own, which `where` does not pass on:
+    its turns would be read in Squelch's format."""
+    if environment.whole_turns or not lacking(environment, GroupRewarded):
+        raise ValueError(f"environment {name} has a format or group rewards of its own, which {where} does not pass on")
+
+
 class MissingCapabilityError(ValueError):
     """An environment lacks a requested optional capability; the message names both."""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import Field
 
-from squelch.envs.contract import Environment
+from squelch.envs.contract import Environment, refuse_own_format
 from squelch.envs.own_process.isolated import OwnProcess, ProcessOptions
 from squelch.envs.registry import constructed
 from squelch.envs.splits import Split
@@ -44,5 +44,8 @@ class AnyInItsProcess(OwnProcess):
 
 
 def made(split: Split, environment: str, options: dict[str, Any]) -> Environment:
-    """The environment, in its process, which sets the style and checks it as `envs.registry.make` does."""
-    return constructed(environment, split, options)
+    """The environment, in its process, which sets the style and checks it as `envs.registry.make` does. Raises
+    ValueError for one with a format of its own: derive such a class from `envs.own_process.isolated.OwnProcess`."""
+    inside = constructed(environment, split, options)
+    refuse_own_format(environment, inside, "OwnProcess")
+    return inside

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Any, get_args
 
-from squelch.envs.contract import Environment
+from squelch.envs.contract import Environment, refuse_own_format
 from squelch.envs.registry import make
 from squelch.envs.remote.server import TOKEN_VARIABLE, Description, EnvironmentServer
 from squelch.envs.splits import SPLITS, Split
@@ -62,6 +62,7 @@ def server_of(
     """The server of one environment in one style. Raises ValueError for an unknown name or option, and for options that
     the style cannot express."""
     environment = make(name, "train", options, prompt)
+    refuse_own_format(name, environment, "the HTTP contract")
     described = Description(
         name=name,
         version=f"{name} {prompt} {sorted(options.items())}",

@@ -19,6 +19,7 @@ from squelch.actors.play.player import EnvironmentPlayer
 from squelch.actors.records import Group, Task, Ticket
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.registry import make
+from squelch.envs.remote.__main__ import server_of
 from tests.actors.play.test_codec import byte_level_bpe, save_model
 
 REWARDS = Path(__file__).with_name("user_rewards.py")
@@ -133,3 +134,11 @@ def test_bad_settings_are_refused_before_anything_starts(tmp_path):
     ):
         with pytest.raises(ValueError, match=complaint):
             make("Prompts", "train", {**good, **changed})
+
+
+def test_what_would_read_its_turns_in_another_format_refuses_it(tmp_path):
+    given = options(tmp_path, "right")
+    with pytest.raises(ValueError, match="Prompts has a format or group rewards of its own, which OwnProcess does not"):
+        make("OwnProcess", "train", {"environment": "Prompts", "options": given})
+    with pytest.raises(ValueError, match="which the HTTP contract does not pass on"):
+        server_of("Prompts", given)
