@@ -44,7 +44,7 @@ from squelch.cluster.runs.folder import SUMMARY, RunFolder
 from squelch.cluster.runs.logs import one_paragraph, write_trace
 from squelch.cluster.runs.summary import summarise_run, summary_lines, write_summary
 from squelch.cluster.signals import current
-from squelch.envs.untrusted.files import Unreadable
+from squelch.envs.untrusted.files import Unreadable, reason
 
 EXIT_FAILED = 1
 EXIT_PAUSED = 3
@@ -180,7 +180,8 @@ class RunEnd:
         try:
             self._summarise(ending)
         except (ArchiveError, Unreadable, UserError, OSError) as refused:
-            self.say(f"{SUMMARY} cannot be written: {refused}")
+            why = reason(refused) if isinstance(refused, OSError) else refused
+            self.say(f"{self.config.run_dir / SUMMARY} cannot be written: {why}")
 
     def _summarise(self, ending: Ending | None) -> dict[str, Any]:
         assert self.coordinator is not None

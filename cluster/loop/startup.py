@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
@@ -98,7 +99,8 @@ class Startup:
     def _show(self) -> None:
         now = self._clock()
         if self._in_folder and now - self._written >= WRITE_S:
-            write_stage(self._folder, self._stage)
+            with suppress(OSError):  # a disk that is full is named by what needs it
+                write_stage(self._folder, self._stage)
             self._written = now
         self._draw(now)
 

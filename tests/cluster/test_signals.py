@@ -67,6 +67,19 @@ def test_what_is_expected_of_a_signal_is_done_once_and_a_wait_inside_ends_first(
         assert signals.next is None
 
 
+@pytest.mark.parametrize("first", [signal.SIGHUP, signal.SIGTERM])
+def test_a_terminal_that_closes_ends_no_process_that_is_ending_in_good_order(first: signal.Signals) -> None:
+    heard: Queue[int] = Queue()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    with listening() as signals:
+        signals.first_does(heard.put)
+        os.kill(os.getpid(), first)
+        assert heard.get(timeout=5.0) == first
+        os.kill(os.getpid(), signal.SIGHUP)
+        time.sleep(0.2)
+        assert signals.arrived == [first]
+
+
 def test_a_wait_that_no_signal_ended_changes_nothing() -> None:
     signals, answer = Signals(), lambda number: None
     with signals.answering(answer):

@@ -1,5 +1,6 @@
 """The end of a run by an error, or without Ray: its words, its summary and its exit code."""
 
+import errno
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from squelch.cluster.config import dump, load
 from squelch.cluster.control.actor_errors import Failed
 from squelch.cluster.control.ledger import Ledger
 from squelch.cluster.errors import UserError
+from squelch.cluster.loop import ends
 from squelch.cluster.loop.ends import RunEnd
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.folder import RunFolder
@@ -128,6 +130,16 @@ def test_a_second_signal_before_a_checkpoint_sends_nobody_to_resume(tmp_path, ha
     said: list[str] = []
     ending(tmp_path, said.append, coordinator=has_begun).at_once(signal.SIGTERM)
     assert "--resume" not in said[-1] and (f"{tmp_path / 'it'} has no checkpoint" in said[-1]) == has_begun
+
+
+def test_a_summary_that_a_full_disk_refuses_is_named_and_changes_no_exit_code(tmp_path, monkeypatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    said: list[str] = []
+    monkeypatch.setattr(ends, "write_summary", full)
+    assert ending(tmp_path, said.append).failed(RuntimeError("no room for one rank")) == 1
+    assert said[-1] == f"{tmp_path / 'it' / 'summary.json'} cannot be written: No space left on device"
 
 
 def test_an_output_that_cannot_be_written_does_not_cost_the_summary(tmp_path) -> None:

@@ -7,6 +7,7 @@ import os
 import platform
 import pty
 import signal
+import subprocess
 import sys
 import threading
 import urllib.request
@@ -68,7 +69,7 @@ def ending(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception) ->
     monkeypatch.setattr(run, "_open_recorder", lambda _: exporter)
     monkeypatch.setattr(run, "_train", fail)
     config = load("frozenlake", [f"runs_dir={tmp_path}", "name=it"])
-    return lambda say=lambda _: None: run.train(config, False, say)
+    return lambda say=lambda _: None, at_end=lambda: None: run.train(config, False, say, at_end)
 
 
 @pytest.mark.parametrize(
@@ -333,6 +334,45 @@ def test_a_closed_terminal_stops_a_run_once_as_sigterm_does_unless_it_was_ignore
     finally:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     assert len(reasons) == 1
+
+
+BETWEEN = """
+import os, pytest, signal, sys, time
+from pathlib import Path
+from squelch.cluster.loop import run
+from tests.cluster.loop.test_run import ending
+
+def send():
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+
+async def stopped(*arguments):
+    arguments[-2].arrived.append(signal.SIGTERM)
+    return 143
+
+def say(text):
+    print(text, file=sys.__stdout__, flush=True)
+
+train = ending(pytest.MonkeyPatch(), Path(sys.argv[1]), ValueError())
+run._train = stopped
+if sys.argv[2] == "disconnect":
+    run.disconnect = send
+    train(say)
+else:
+    train(say, send)
+"""
+
+
+@pytest.mark.parametrize("during", ["disconnect", "report"])
+def test_a_second_signal_between_the_loops_end_and_the_last_upload_says_how_to_go_on(tmp_path, during) -> None:
+    folder = tmp_path / "it" / "checkpoints" / "step-6"
+    folder.mkdir(parents=True)
+    (folder / "loop.json").touch()
+    command, root = [sys.executable, "-c", BETWEEN, str(tmp_path), during], Path(__file__).parents[3]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=root)
+    assert done.returncode == 143, done.stderr
+    last = f"stopping now; the last checkpoint is {folder}: --resume continues after step 6"
+    assert done.stdout.splitlines()[-1] == last
 
 
 HUNG_UP = """

@@ -140,3 +140,13 @@ def test_no_thread_of_a_start_up_outlives_it(tmp_path: Path) -> None:
     start.close()
     start._thread.join(5)
     assert not start._thread.is_alive() and os.listdir(tmp_path) == []
+
+
+def test_a_full_disk_costs_the_stage_in_the_folder_alone(monkeypatch, tmp_path: Path) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(startup, "write_stage", full)
+    start = Startup(lambda _: None, None, tmp_path)
+    start.advance("learner 1 of 2")
+    start.close()

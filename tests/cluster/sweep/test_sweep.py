@@ -3,11 +3,13 @@
 import asyncio
 import fcntl
 import json
+import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 from squelch.actors.diagnosis.uncertainty import t_quantile
 from squelch.cluster.cli import main
 from squelch.cluster.errors import UserError
+from squelch.cluster.signals import listening
 from squelch.cluster.sweep import cells as sweep_cells
 from squelch.cluster.sweep.cells import Ended, ProcessRunner, Sweep, last_words
 from squelch.cluster.sweep.plan import (
@@ -439,6 +442,20 @@ def test_a_sweep_that_cannot_write_its_report_asks_its_cells_to_end(tmp_path, mo
     words = ["sweep", "frozenlake", f"runs_dir={tmp_path}", "--grid", GRID[0], "--parallel", "2"]
     assert main(words) == 1 and "No space left" in capsys.readouterr().err
     assert runners[0].interrupts == 1
+
+
+def test_each_of_two_signals_reaches_the_cells_of_a_sweep_and_a_third_ends_it_alone() -> None:
+    asked: list[int] = []
+
+    async def run() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+            while not asked or asked[-1] != number:
+                await asyncio.sleep(0.01)
+
+    with listening() as signals:
+        asyncio.run(sweep_cells._stoppable(SimpleNamespace(run=run, stop=asked.append), signals))
+        assert asked == [signal.SIGINT, signal.SIGTERM] and signals.next is None
 
 
 @pytest.mark.parametrize("grows", [False, True])
