@@ -80,6 +80,7 @@ class RunEnd:
         self.coordinator: Coordinator | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self._is_summarised = False
+        self._code: int | None = None
         self._watch: RayWatch | None = None
         self._witness: Witness | None = None
         self._begun, self._one = threading.Event(), threading.Lock()
@@ -107,7 +108,11 @@ class RunEnd:
             self._witness.close()
 
     def done(self, archive: Archive, stop_signal: Sequence[int]) -> int:
-        """The end of a run that no error ended."""
+        """The end of a run that no error ended; what happens to Ray afterwards does not change it."""
+        self._code = self._done(archive, stop_signal)
+        return self._code
+
+    def _done(self, archive: Archive, stop_signal: Sequence[int]) -> int:
         assert self.coordinator is not None, "a run that ends so has trained"
         archive.finish()
         ending, steps = self.coordinator.ending, self.coordinator.outcome().steps
@@ -171,7 +176,7 @@ class RunEnd:
         with self._one:  # never released: whoever comes second waits for the end of the process
             try:
                 current().first_does(self.already)
-                code = self.after_ray(self._failed(RayGone(why)))
+                code = self.after_ray(self._failed(RayGone(why)) if self._code is None else self._code)
             finally:
                 self.close()
                 leave(code)
