@@ -32,8 +32,12 @@ class Answers:
     excluded: Counter[str]
 
 
-def read_answers(engine: PathEngine, context_length: int, found: Reasonings, seed: int) -> Answers:
-    """Scores the answers of a file and estimates their links."""
+def read_answers(
+    engine: PathEngine, context_length: int, found: Reasonings, seed: int
+) -> tuple[Answers, np.ndarray | None]:
+    """Scores the answers of a file and estimates their links. If every reasoning has its answer, the reasonings' own
+    likelihoods under all prompts, (num_samples, num_prompts), come with them: an answer's row holds its reasoning, and
+    to score the two apart would feed most reasonings twice. Otherwise None."""
     given = np.array([answer is not None for answer in found.answers])
     fits = given & _that_fit(found, given, context_length)
     excluded = Counter(no_answer=int((~given).sum()), too_long=int((given & ~fits).sum()))
@@ -41,14 +45,15 @@ def read_answers(engine: PathEngine, context_length: int, found: Reasonings, see
     columns, source = np.unique(found.source[chosen], return_inverse=True)
     num = len(columns)
     if num < 2:
-        return Answers(None, excluded)
+        return Answers(None, excluded), None
     pairs = Pairs([found.ids[s] for s in chosen], [found.answers[s] for s in chosen], source, source)
     past = draw_pairs(source, num, min(OTHERS, num - 1), (seed, 2))
     references = draw_references(pairs, num, REFERENCES, (seed, 3))
     prompts = [found.prompts[j] for j in columns]
-    scores = score_links(engine, prompts, pairs, np.zeros_like(past), past, references)
+    whole = bool(fits.all()) and num == len(found.prompts)
+    scores = score_links(engine, prompts, pairs, np.full_like(past, whole), past, references)
     links, excluded["non_finite"] = read_scored(pairs, scores, np.ones(num), num, (seed, 4))
-    return Answers(links, excluded)
+    return Answers(links, excluded), scores.reasonings if whole else None
 
 
 def _that_fit(found: Reasonings, given: np.ndarray, context_length: int) -> np.ndarray:

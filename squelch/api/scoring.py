@@ -145,15 +145,15 @@ def scored(
     force: bool = True,
 ) -> ScoreResult:
     """The result of samples of two prompts or more; arguments as of `score` and `mi`."""
-    matrix = engine.matrix(found.prompts, found.ids)
+    answered = links and any(answer is not None for answer in found.answers)
+    answers, matrix = read_answers(engine, engine.context_length, found, seed) if answered else (None, None)
+    matrix = engine.matrix(found.prompts, found.ids) if matrix is None else matrix
     lengths = np.array([len(z) for z in found.ids])
     report = measured(usable(matrix, lengths, found.source), compat=compat, seed=seed, ema=ema)
     config: Any = engine.model.config.get_text_config()
     unlikely = _unlikely(report.proxies, config.vocab_size)
     if not force and _impossible(report, config.vocab_size):
         raise CannotHaveWritten(*unlikely)
-    answered = links and any(answer is not None for answer in found.answers)
-    answers = read_answers(engine, engine.context_length, found, seed) if answered else None
     excluded = dict(found.excluded) | report.proxies.excluded
     gap = gaps(matrix, found.source)
     return ScoreResult(

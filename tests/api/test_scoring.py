@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 import squelch
+from squelch.actors.scorer.cross_scoring import CrossScorer
 from squelch.api.completions import EMPTY, TEXT_BEFORE, UNCLOSED, split_ids
 from squelch.api.inputs import complete
 from squelch.cluster.cli import main
@@ -149,3 +150,21 @@ def test_messages_without_a_template_are_refused_with_what_would_do(tiny_policy,
     messages = [[{"role": "user", "content": prompt}] for prompt in texts[0]]
     with pytest.raises(ValueError, match=r"has no chat template of its own .* Or give prompts as text, or as ids"):
         squelch.score(model, silent, messages, texts[1])
+
+
+def test_answers_and_reasonings_are_scored_in_one_pass(model, tokenizer, samples, monkeypatch) -> None:
+    alone, own = squelch.score(model, tokenizer, *samples, links=False), CrossScorer.matrix
+
+    def of_the_probe_alone(engine: CrossScorer, prompts: Any, reasonings: Any, *given: Any) -> np.ndarray:
+        assert len(reasonings) == 1, "the reasonings are fed again"
+        return own(engine, prompts, reasonings, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CrossScorer, "matrix", of_the_probe_alone)
+        found = squelch.score(model, tokenizer, *samples)
+    assert found.answers is not None and found.answers.links is not None
+    assert found.matrix == pytest.approx(alone.matrix, abs=1e-4)
+    prompts, said = samples
+    unanswered = squelch.score(model, tokenizer, prompts, [*said[:-1], said[-1].split("</think>")[0] + "</think>"])
+    assert unanswered.matrix == pytest.approx(alone.matrix, abs=1e-4) and unanswered.answers is not None
+    assert unanswered.answers.excluded["no_answer"] == 1
