@@ -18,6 +18,7 @@ EMPTY = "empty reasoning"
 UNCLOSED = "reasoning never closed"
 TEXT_BEFORE = "text before the reasoning"
 CALLS_ONLY = "calls of tools without reasoning"
+NO_TOKENS = "words that the tokenizer has no tokens for"
 
 TOOL_CALLS = (
     "<tool_call",

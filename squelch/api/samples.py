@@ -158,8 +158,8 @@ class SampleReader:
             raise BadSample(f"{self._encoder.row(number)}: the prompt is empty; every reasoning needs a prompt")
         self._encoder.require_rows(number, fed, opening, reasoning, answer)
         turns.counted["answer nothing"] += said.calls and not answer
-        known = np.array(answer, np.int64) if answer and self._encoder.knows(answer) else None
-        return _Sample(tuple(fed), tuple(opening), np.array(reasoning, np.int64), said.text, known)
+        scored = np.array(answer, np.int64) if answer else None
+        return _Sample(tuple(fed), tuple(opening), np.array(reasoning, np.int64), said.text, scored)
 
     def _check_prompt_id(self, number: int, name: Any, key: str, named: dict[str, tuple[int, str]]) -> None:
         """Raises BadSample if rows of one prompt id have different prompts; `key`: the prompt's content key."""

@@ -22,6 +22,7 @@ from squelch.actors.text.control_tokens import Piece, foreign_pieces
 from squelch.api.completions import (
     CALLS_ONLY,
     EMPTY,
+    NO_TOKENS,
     Markers,
     Spans,
     calls_tools,
@@ -58,8 +59,8 @@ FED_ROLES = ("user", "human", "system", "developer", "tool", "function", "ipytho
 
 
 class Said(NamedTuple):
-    """One turn. `fed`: the ids before it; `ids`: those sampled; `spans`: positions in `ids`; `text`: of the reasoning;
-    `calls`: whether it calls tools."""
+    """One turn. `fed`: the ids before it; `ids`: those sampled; `spans`: positions in `ids`, without an answer that the
+    tokenizer cannot express; `text`: of the reasoning; `calls`: whether it calls tools."""
 
     fed: list[int]
     ids: list[int]
@@ -255,7 +256,10 @@ class TurnReader:
         found = cut(spans, len(ids), ends.__getitem__)
         if not self._encoder.decode(ids[found.start : found.end]).strip():
             return EMPTY
-        self._encoder.require_known(number, ids[: found.end], text[: spans.end])
+        if not self._encoder.knows(ids[: found.end]):
+            return NO_TOKENS
+        if found.answer_end is not None and not self._encoder.knows(ids[found.end : found.answer_end]):
+            found = found._replace(answer_end=None)
         return Said([], ids, found, text[spans.start : spans.end], calls or calls_tools(text))
 
     def control_tokens(self) -> Counter[str]:

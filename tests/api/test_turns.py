@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from squelch.actors.text.chat_template import ChatTemplate
 from squelch.actors.text.tokenizer import unknown_id
-from squelch.api.completions import CALLS_ONLY, UNCLOSED
+from squelch.api.completions import CALLS_ONLY, NO_TOKENS, UNCLOSED
 from squelch.api.messages import BadSample, MessageRenderer, is_messages, without_nulls
 from squelch.api.samples import Reasonings, SampleReader
 from squelch.api.turns import LATER
@@ -169,6 +169,15 @@ def test_a_prompt_stays_one_prompt_if_some_completions_begin_with_a_line_break()
     for rows in ([{"completion": text} for text in said], [{"completion_ids": each} for each in ids]):
         found = read(tokenizer, *({**row, "prompt": "go", "prompt_id": 7} for row in rows), template=None)
         assert len(found.prompts) == 1 and texts(tokenizer, found)[0].endswith("go<think>")
+
+
+def test_a_completion_with_words_that_have_no_tokens_is_left_out_and_the_others_are_read() -> None:
+    """Policies with word tokenizers join words that their tokenizer keeps apart, now and then."""
+    rows = [{"prompt": "go", "completion": f"<think> go up{end}</think> goal"} for end in ("goal", " go", " up")]
+    found = read(tiny_words(), *rows, template=None)
+    assert found.excluded == {NO_TOKENS: 1} and found.rows.tolist() == [2, 3]
+    with pytest.raises(BadSample, match="row 1: the tokenizer of the model cannot express"):
+        read(tiny_words(), rows[1] | {"prompt": "upgoal"}, template=None)
 
 
 # --- several turns ---
