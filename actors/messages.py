@@ -51,6 +51,10 @@ class Completion:
         return tuple(VersionSpan(start + s.start, start + s.end, s.version) for s in spans if s.end > s.start)
 
 
+class TransferRefused(RuntimeError):
+    """A rollout worker got other weights than were published, or could not copy them; it serves its previous ones."""
+
+
 @dataclass(frozen=True)
 class TensorEntry:
     """One parameter as it is published. `dtype`: torch's name of its type, e.g. `bfloat16`."""

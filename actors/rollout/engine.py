@@ -35,7 +35,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from squelch.actors.config import RolloutConfig
-from squelch.actors.messages import Completion, GenerationRequest, GroupMember, VersionSpan, WeightBundle
+from squelch.actors.messages import (
+    Completion,
+    GenerationRequest,
+    GroupMember,
+    TransferRefused,
+    VersionSpan,
+    WeightBundle,
+)
 from squelch.actors.model_folder import check_model_folder
 from squelch.actors.process.allocator import ALLOCATOR
 from squelch.actors.process.compile_cache import own_compile_cache
@@ -52,10 +59,6 @@ if TYPE_CHECKING:
 
 STOP_TIMEOUT_S = 10.0
 _CPU_BLOCK_SIZE = 32
-
-
-class TransferRefused(RuntimeError):
-    """The received weights differ from the published ones; the engine keeps its previous weights."""
 
 
 SOCKET_FOLDER_BYTES = 70
@@ -346,15 +349,15 @@ class VllmEngine:
     async def copied(self, bundle: WeightBundle, arrays: list[tuple[str, np.ndarray]]) -> AsyncIterator[dict[str, Any]]:
         """A version's parameters, in published order, in memory that the engine's processes can map, for `load`.
 
-        A thread copies them (0.7 s a GiB), so that the event loop goes on; where the call is cancelled, the copy ends
-        by itself and is freed.
+        Threads copy them (0.7 s a GiB) and free them, so that the event loop goes on; where the call is cancelled, the
+        copy ends by itself and is freed.
         """
         memory = written_arrays(arrays, bundle.bfloat16_names)
         path, table = await asyncio.to_thread(memory.__enter__)
         try:
             yield {"path": str(path), "version": bundle.version, "checksum": bundle.checksum, "arrays": table}
         finally:
-            memory.__exit__(None, None, None)
+            await asyncio.to_thread(memory.__exit__, None, None, None)
 
     async def load(self, bundle: WeightBundle, copied: dict[str, Any]) -> LoadTimes:
         """Pause sampling, load a version, clear the prefix cache, resume. `copied`: as the context of that name yields.

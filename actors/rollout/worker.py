@@ -7,9 +7,9 @@ Invariants:
 
 - From the moment that a weight update pauses sampling until its parity probe passes, the worker delivers no completion
   and starts no request. Before, while the weights are fetched and copied for the engine, it serves on.
-- After a damaged transfer the worker keeps serving the old version. It never serves weights that failed the probe or
-  were only partly loaded: it discards all completions that were sampled under them, and refuses requests until an
-  update passes.
+- After a damaged transfer or a failed copy the worker keeps serving the old version. It never serves weights that
+  failed the probe or were only partly loaded: it discards all completions that were sampled under them, and refuses
+  requests until an update passes.
 - Every submitted request ends: it returns a completion (with finish reason `error` if it failed), or its client aborts
   it, or `collect` raises because the worker can no longer serve. The requests of a client that is gone are
   aborted (`actors.rollout.mailboxes`).
@@ -33,7 +33,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,14 +41,22 @@ from typing import Any
 import numpy as np
 
 from squelch.actors.config import RolloutConfig
-from squelch.actors.messages import Completion, GenerationRequest, GroupMember, UpdateReport, WeightBundle
+from squelch.actors.messages import (
+    Completion,
+    GenerationRequest,
+    GroupMember,
+    TransferRefused,
+    UpdateReport,
+    WeightBundle,
+)
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.process.interfaces import bind_collectives
 from squelch.actors.process.progress_marks import Progress
 from squelch.actors.process.shipping import Folder, local, own_node
 from squelch.actors.process.spans import Span, Spans
-from squelch.actors.rollout.engine import LoadTimes, TransferRefused, VllmEngine
+from squelch.actors.rollout.engine import LoadTimes, VllmEngine
 from squelch.actors.rollout.mailboxes import ClientGone, Mailbox, Mailboxes
+from squelch.envs.untrusted.files import reason
 
 HEALTH_TIMEOUT_S = 30.0
 
@@ -244,26 +252,49 @@ class Engine:
         weights come from the weight group.
 
         Raises RuntimeError with worker, version and the measured difference if the transfer or the parity probe fails,
-        or if the update takes longer than `update_timeout_s`.
+        or if the update takes longer than `update_timeout_s`; TransferRefused if nothing was loaded.
         """
-        bound = self._config.update_timeout_s
-        async with self._updating:
+        async with self._updating, AsyncExitStack() as held:  # a copy is released outside of the bound
+            deadline = asyncio.get_running_loop().time() + self._config.update_timeout_s
+            if arrays is None:
+                return await self._loaded(bundle, None, deadline)
             started = time.monotonic()
-            try:
-                async with asyncio.timeout(bound), self._source(bundle, arrays) as source:
-                    copied = 0.0 if source is None else time.monotonic() - started
-                    self._serving.clear()
-                    return replace(await self._update(bundle, source), seconds_copied=copied)
-            except TransferRefused:
-                self._serve_unless_unproven()
-                raise
-            except TimeoutError:
-                self._refuse(f"weight update to version {bundle.version} not finished after {bound:g} s")
-                raise RuntimeError(self._unproven) from None
-            except BaseException as error:  # a cancelled call, too, may have loaded a part
-                cause = str(error) or f"weight update to version {bundle.version} ended by {type(error).__name__}"
-                self._refuse(cause.removeprefix(f"{self._name}: "))
-                raise
+            source = await self._copied(held, bundle, arrays, deadline)
+            copied = time.monotonic() - started
+            return replace(await self._loaded(bundle, source, deadline), seconds_copied=copied)
+
+    async def _copied(
+        self, held: AsyncExitStack, bundle: WeightBundle, arrays: list[tuple[str, np.ndarray]], deadline: float
+    ) -> dict[str, Any]:
+        """The copy of the arrays that the engine reads, until `held` is closed. TransferRefused if there is none by the
+        deadline: the engine has seen nothing of it."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await held.enter_async_context(self.vllm.copied(bundle, arrays))
+        except Exception as error:  # of memory, of a file, of a thread
+            late = isinstance(error, TimeoutError)
+            why = f"not finished after {self._config.update_timeout_s:g} s" if late else reason(error)
+            raise TransferRefused(
+                f"{self._name}: weights of version {bundle.version} could not be copied for the engine ({why}), which "
+                f"serves version {self.version}"
+            ) from error
+
+    async def _loaded(self, bundle: WeightBundle, source: dict[str, Any] | None, deadline: float) -> UpdateReport:
+        """Loads a version and proves it; whatever may have loaded a part of it leaves the worker refusing requests."""
+        update = f"weight update to version {bundle.version}"
+        try:
+            async with asyncio.timeout_at(deadline):
+                self._serving.clear()
+                return await self._update(bundle, source)
+        except TransferRefused:
+            self._serve_unless_unproven()
+            raise
+        except TimeoutError:
+            self._refuse(f"{update} not finished after {self._config.update_timeout_s:g} s")
+            raise RuntimeError(self._unproven) from None
+        except BaseException as error:  # a cancelled call, too, may have loaded a part
+            self._refuse((str(error) or f"{update} ended by {type(error).__name__}").removeprefix(f"{self._name}: "))
+            raise
 
     async def join_group(self, member: GroupMember) -> None:
         """Join a new weight group. The engine samples nothing while it waits for the other members; RuntimeError with
@@ -274,12 +305,6 @@ class Engine:
                 await self.vllm.join_group(member)
             finally:
                 self._serve_unless_unproven()
-
-    def _source(
-        self, bundle: WeightBundle, arrays: list[tuple[str, np.ndarray]] | None
-    ) -> AbstractAsyncContextManager[dict[str, Any] | None]:
-        """The copy of the arrays that the engine reads; None if the weights come from the weight group."""
-        return nullcontext() if arrays is None else self.vllm.copied(bundle, arrays)
 
     async def _update(self, bundle: WeightBundle, source: dict[str, Any] | None) -> UpdateReport:
         times = await (self.vllm.receive(bundle) if source is None else self.vllm.load(bundle, source))

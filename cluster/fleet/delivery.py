@@ -29,9 +29,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from squelch.actors.config import RolloutConfig
-from squelch.actors.messages import Backend, GroupMember, UpdateReport, WeightBundle
+from squelch.actors.messages import Backend, GroupMember, TransferRefused, UpdateReport, WeightBundle
 from squelch.cluster.config import Transfer
-from squelch.cluster.control.actor_errors import Died
+from squelch.cluster.control.actor_errors import Died, Failed
 from squelch.cluster.control.calls import (
     JOIN_GROUP,
     JOIN_GROUP_AS_WORKER,
@@ -91,6 +91,11 @@ class Delivery:
         return found | await self._through_store(bundle, alive)
 
     async def _through_store(self, bundle: WeightBundle, workers: Sequence[Member[Client]]) -> dict[str, Any]:
+        found = await self._asked(bundle, workers)
+        sound = [member for member in workers if _loaded_nothing(found[member.name])]
+        return found | await self._asked(bundle, sound)  # memory may have been short for a moment
+
+    async def _asked(self, bundle: WeightBundle, workers: Sequence[Member[Client]]) -> dict[str, Any]:
         calls = {member.name: self._timed(member.name, member.actor.call(UPDATE_WEIGHTS, bundle)) for member in workers}
         return await outcomes(calls)
 
@@ -158,6 +163,10 @@ class Delivery:
             self._members = []
             raise SenderLost(cause)
         return found
+
+
+def _loaded_nothing(outcome: Any) -> bool:
+    return isinstance(outcome, Failed) and isinstance(outcome.cause, TransferRefused)
 
 
 def _failure(found: dict[str, Any]) -> str | None:

@@ -26,7 +26,15 @@ import numpy as np
 
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.filter.windows import make_window
-from squelch.actors.messages import GroupMember, Imitation, StepReport, StepTerms, UpdateReport, WeightBundle
+from squelch.actors.messages import (
+    GroupMember,
+    Imitation,
+    StepReport,
+    StepTerms,
+    TransferRefused,
+    UpdateReport,
+    WeightBundle,
+)
 from squelch.actors.process.progress_marks import Progress
 from squelch.actors.records import Group, GroupSummary, Ticket, Trajectory, Turn, summarise
 from squelch.cluster.config import RunConfig
@@ -143,6 +151,8 @@ class World:
             await actor.while_alive(asyncio.sleep(NEVER_S))
         if fault.what == "fail":
             raise Failed(f"{fault.kind} failed", RuntimeError(f"{fault.kind} failed"))
+        if fault.what == "load nothing":
+            raise Failed(f"{fault.kind} failed", TransferRefused("no memory is left"))
         if fault.what == "refuse":
             raise Refused(f"{fault.kind} refused", ValueError(f"{fault.kind} refused"))
         actor.kill()

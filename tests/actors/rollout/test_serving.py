@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -15,9 +16,9 @@ import numpy as np
 import pytest
 
 from squelch.actors.config import RolloutConfig
-from squelch.actors.messages import Completion, GenerationRequest, WeightBundle
+from squelch.actors.messages import Completion, GenerationRequest, TransferRefused, WeightBundle
 from squelch.actors.process.progress_marks import Marks
-from squelch.actors.rollout.engine import LoadTimes, TransferRefused, VllmEngine, engine_environment, require_build
+from squelch.actors.rollout.engine import LoadTimes, VllmEngine, engine_environment, require_build
 from squelch.actors.rollout.mailboxes import CLIENT_GONE_S
 from squelch.actors.rollout.worker import Engine
 from tests.fakes.clock import run
@@ -208,6 +209,9 @@ def test_the_event_loop_goes_on_and_the_worker_serves_while_weights_are_copied(m
     def slowly(arrays: Any, names: Any) -> Iterator[tuple[Path, list[Any]]]:
         time.sleep(0.5)
         yield Path("/memory"), []
+        released_in.append(threading.current_thread())
+
+    released_in: list[threading.Thread] = []
 
     async def update() -> tuple[list[str], float, float]:
         engine, stand_in = serving()
@@ -224,6 +228,37 @@ def test_the_event_loop_goes_on_and_the_worker_serves_while_weights_are_copied(m
     monkeypatch.setattr("squelch.actors.rollout.engine.written_arrays", slowly)
     found, waited_s, copied_s = asyncio.run(update())
     assert found == ["a"] and waited_s < 0.4 < copied_s
+    assert len(released_in) == 1 and released_in[0] is not threading.current_thread(), "1 GiB takes 0.1 s and more"
+
+
+@pytest.mark.parametrize("fault", [OSError(12, "Cannot allocate memory"), MemoryError(), None])
+@pytest.mark.parametrize("sound", [True, False])
+def test_a_copy_that_fails_or_is_late_leaves_the_worker_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, fault: Exception | None, sound: bool
+) -> None:
+    @asynccontextmanager
+    async def copied(bundle: WeightBundle, arrays: Any) -> AsyncIterator[dict[str, Any]]:
+        await asyncio.sleep(0.0 if fault else 1e6)
+        raise fault or AssertionError("it was cut off")
+        yield {}
+
+    async def update() -> list[str]:
+        engine, stand_in = serving()
+        if not sound:
+            engine._serving.clear()
+            engine._refuse("failed the parity probe")
+        monkeypatch.setattr(stand_in, "copied", copied)
+        stand_in.samples.set()
+        with pytest.raises(TransferRefused, match=r"rollout-0: weights of version 7 .* \(.+\), which serves version 0"):
+            await engine.update_weights(bundle(7), [])
+        engine.submit("c", [request("a")])
+        return [completion.request_id for completion in await engine.collect("c", 5.0)]
+
+    if sound:
+        assert run(update()) == ["a"]
+    else:
+        with pytest.raises(RuntimeError, match="failed the parity probe"):
+            run(update())
 
 
 def test_an_engine_that_does_not_start_leads_to_the_log_in_which_its_process_says_why() -> None:

@@ -241,6 +241,15 @@ def test_a_dead_worker_found_by_an_update_is_replaced_and_one_that_is_late_or_fa
         run(world(tmp_path, Fault("worker.update", 3, "hang")), steps)
 
 
+def test_a_worker_that_could_not_copy_the_weights_is_asked_again_and_not_replaced(tmp_path: Path) -> None:
+    async def steps(fleet: Fleet) -> None:
+        reports = await fleet.update_workers(bundle(2))
+        assert {report.worker for report in reports} == {"rollout-0", "rollout-1"}
+
+    _, reported = run(world(tmp_path, Fault("worker.update", 3, "load nothing")), steps)
+    assert reported == []
+
+
 def test_a_suspect_is_given_nothing_until_it_has_answered(tmp_path: Path) -> None:
     async def steps(fleet: Fleet) -> None:
         member = fleet.workers.current("rollout-0")
