@@ -22,12 +22,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squelch.actors.text import render
+from squelch.actors.text import render, trial
 from squelch.actors.text.child import Broken, answer_of
-from squelch.actors.text.tokenizer import DAMAGED, FILES, REMEDY, TOKENIZER_FILE, check_files, encode_completely
-from squelch.envs.untrusted.files import decoding
+from squelch.actors.text.tokenizer import (
+    DAMAGED,
+    FILES,
+    REMEDY,
+    TOKENIZER_FILE,
+    check_files,
+    encode_completely,
+    read_tokenizer,
+)
+from squelch.envs.untrusted.files import Unreadable, decoding
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 Message = Mapping[str, Any]
@@ -38,6 +47,8 @@ Shape = tuple[tuple[str, str], ...]
 
 MAX_TEMPLATE_CHARACTERS = 2**20
 _KEPT_SHAPES = 256
+_SAMPLE = trial.SAMPLE + " don't, we'LL; 1234567 a_b\r\n\t{x}"
+"""A text at which rules for splitting texts differ."""
 
 
 class TemplateRefused(ValueError):
@@ -110,13 +121,19 @@ class ChatTemplate:
         """The text of each conversation with the generation prompt, rendered in one process; `tools`, `replies`: as of
         `render.rendered`.
 
-        Raises TemplateRefused if the template refuses a conversation or exceeds its bounds.
+        Raises TemplateRefused if the template refuses a conversation or exceeds its bounds, and Unreadable if the
+        machine's load kept it from being rendered.
         """
         request: dict[str, Any] = {"template": self.source, "conversations": list(map(list, conversations))}
         request |= {"tools": list(tools), "replies": list(replies)}
         answer = _in_a_child(request | {"variables": self._variables})
         if "texts" in answer:
             return answer["texts"]
+        if answer.get("by_chance"):
+            raise Unreadable(
+                f"the chat template of {self._folder} could not be rendered ({answer['error']}): the machine is short "
+                "of time or memory"
+            )
         roles = ", ".join(str(one["role"]) for one in conversations[answer["index"]])
         raise TemplateRefused(
             f"the chat template of {self._folder} refuses messages of roles {roles} ({answer['error']})",
@@ -162,6 +179,27 @@ def read_chat_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     return found
 
 
+def reads_as_written(folder: Path) -> bool:
+    """Whether `AutoTokenizer`, with which other programs read a folder, splits and joins texts by tokenizer.json."""
+    from transformers import AutoTokenizer
+
+    try:
+        with decoding(str(folder), DAMAGED):
+            found: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+            theirs = _reading(found.backend_tokenizer)
+    except Unreadable:  # for example, it names a class whose code is elsewhere
+        return False
+    return theirs == _reading(read_tokenizer(folder))
+
+
+def _reading(tokenizer: Tokenizer) -> tuple[str, list[str], list[int], str]:
+    """What a tokenizer makes of a sample: normalised, split, encoded, and decoded again."""
+    normal = tokenizer.normalizer.normalize_str(_SAMPLE) if tokenizer.normalizer else _SAMPLE
+    split = tokenizer.pre_tokenizer.pre_tokenize_str(normal) if tokenizer.pre_tokenizer else []
+    ids = tokenizer.encode(_SAMPLE, add_special_tokens=False).ids
+    return normal, [text for text, _ in split], ids, tokenizer.decode(ids, skip_special_tokens=False)
+
+
 def read_chat_template(folder: Path, tokenizer: PreTrainedTokenizerFast) -> ChatTemplate:
     """The folder's default chat template. Raises ValueError if there is none, or if it is no text of bounded size."""
     source = tokenizer.chat_template
@@ -180,4 +218,6 @@ def read_chat_template(folder: Path, tokenizer: PreTrainedTokenizerFast) -> Chat
 def _in_a_child(request: dict[str, Any]) -> dict[str, Any]:
     """The answer of `render.py`; its `error` if it broke its bounds."""
     found = answer_of(render.__file__, json.dumps(request).encode(), render.MEMORY_BYTES, render.CPU_S)
-    return {"error": found.reason, "index": 0} if isinstance(found, Broken) else json.loads(found)
+    if isinstance(found, Broken):
+        return {"error": found.reason, "index": 0, "by_chance": found.by_chance}
+    return json.loads(found)

@@ -9,8 +9,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-WAIT_S = 60.0
-"""Longest wait for the process, which ends itself after its bound of CPU time."""
+WAIT_S = 300.0
+"""Longest wait for the process, which ends itself after its bound of CPU time: a loaded machine makes that long."""
 _KEPT_VARIABLES = ("LD_LIBRARY_PATH", "TZ")
 """Environment variables of the child process: what the interpreter and a template's date need."""
 
@@ -20,6 +20,8 @@ class Broken:
     """Why there is no answer."""
 
     reason: str
+    by_chance: bool = False
+    """Whether the machine's load decided, so that another trial may have an answer."""
 
 
 def answer_of(script: str, request: bytes, memory_bytes: int, cpu_s: int) -> bytes | Broken:
@@ -32,10 +34,10 @@ def answer_of(script: str, request: bytes, memory_bytes: int, cpu_s: int) -> byt
             command, input=request, capture_output=True, timeout=WAIT_S, env=kept, cwd="/", check=False
         )
     except subprocess.TimeoutExpired:
-        return Broken(f"no answer within {WAIT_S:g} s")
+        return Broken(f"no answer within {WAIT_S:g} s", by_chance=True)
     if done.returncode == 0:
         return done.stdout
     if done.returncode == -signal.SIGXCPU:
         return Broken(f"it takes more than {cpu_s} s")
     reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2][:200] or f"signal {-done.returncode}"
-    return Broken(f"its process ended with {reason}")
+    return Broken(f"its process ended with {reason}", by_chance=done.returncode == -signal.SIGKILL)

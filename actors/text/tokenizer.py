@@ -42,11 +42,11 @@ _READ_WITH_THEM = ("config.json", "generation_config.json")
 _MORE_TEMPLATES = "additional_chat_templates/*.jinja"
 _faults: dict[bytes, str] = {}
 """Why a tokenizer that was tried cannot be used, empty if it can, by the digest of its file."""
-GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
-READ_AS_WRITTEN = {"trust_remote_code": True}
-"""Entries of tokenizer_config.json with which `AutoTokenizer` reads tokenizer.json as it is written. Without them,
-transformers 5 ignores a generic `tokenizer_class` beside a Qwen2 model and rebuilds the tokenizer with Qwen's own rules
-for splitting text. No code is run: the folder holds none, and only the reader of tokenizer.json looks at the entry."""
+READ_AS_WRITTEN = {"tokenizer_class": "PreTrainedTokenizerFast", "trust_remote_code": True}
+"""Entries of tokenizer_config.json with which `AutoTokenizer` reads tokenizer.json as it is written, as this project
+does. Beside a Qwen2 model transformers 5 takes Qwen's tokenizer whatever class is named, and rebuilds it with Qwen's
+rules for splitting text unless the second entry is there; vLLM reads through transformers. No code is run: the folder
+holds none, and only the reader of tokenizer.json looks at the entry."""
 DAMAGED, REMEDY = "cannot be read", "copy the model's files again"
 
 
@@ -66,11 +66,13 @@ def read_tokenizer(folder: Path, of_a_stranger: bool = False) -> Tokenizer:
 
 def try_tokenizer(data: bytes, where: str) -> None:
     """Raises Unreadable, naming `where`, if a tokenizer.json cannot be loaded, encode and decode a sample in a process
-    of its own with bounded memory and time. For the process that first meets a stranger's file: it might not survive
-    loading it."""
+    of its own with bounded memory and CPU time. For the process that first meets a stranger's file: it might not
+    survive loading it."""
     digest = sha256(data).digest()
     if digest not in _faults:
         found = answer_of(trial.__file__, data, trial.MEMORY_BYTES, trial.CPU_S)
+        if isinstance(found, Broken) and found.by_chance:
+            raise Unreadable(f"{where} could not be tried ({found.reason}): the machine is short of time or memory")
         _faults[digest] = found.reason if isinstance(found, Broken) else found.decode(errors="replace")
     if fault := _faults[digest]:
         raise Unreadable(f"{where} {DAMAGED} ({shortened(' '.join(fault.split()), MAX_REASON)}); {REMEDY}")
@@ -105,8 +107,8 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def write_settings(path: Path, settings: dict[str, Any]) -> None:
     """Writes a tokenizer_config.json with which other programs read tokenizer.json as this project does."""
-    generic = settings.get("tokenizer_class") in GENERIC_CLASSES
-    path.write_text(json.dumps(settings | (READ_AS_WRITTEN if generic else {}), indent=2) + "\n", encoding="utf-8")
+    own = {name: value for name, value in settings.items() if name != "auto_map"} | READ_AS_WRITTEN
+    path.write_text(json.dumps(own, indent=2) + "\n", encoding="utf-8")
 
 
 def byte_alphabet() -> dict[str, int]:

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from squelch.actors.text.tokenizer import GENERIC_CLASSES, read_object, write_settings
+from squelch.actors.text.chat_template import reads_as_written
+from squelch.actors.text.tokenizer import TOKENIZER_FILE, read_object, write_settings
 from squelch.learner.checkpoint.shards import numbered
 from squelch.learner.checkpoint.together import WRITE_ERRORS, on_rank_zero
 from squelch.learner.policy.model import Policy
@@ -22,7 +23,7 @@ EXPORT_BYTES = 4 << 30
 """Largest size of one safetensors file of the export; larger models get several files, as Hugging Face's own do."""
 SETTINGS = "tokenizer_config.json"
 TOKENIZER_FILES = (
-    "tokenizer.json",
+    TOKENIZER_FILE,
     SETTINGS,
     "special_tokens_map.json",
     "added_tokens.json",
@@ -31,6 +32,9 @@ TOKENIZER_FILES = (
     "merges.txt",
     "tokenizer.model",
 )
+_readable: dict[Path, bool] = {}
+"""Whether other programs read the tokenizer of a model folder as it is written: a checkpoint's export need not try it
+again."""
 
 
 def export(path: Path, policy: Policy, model_dir: Path, file_bytes: int | None = None) -> None:
@@ -50,9 +54,11 @@ def _write_folder(path: Path, policy: Policy, model_dir: Path) -> None:
     for name in (*TOKENIZER_FILES, "generation_config.json"):
         if (model_dir / name).is_file():
             shutil.copyfile(model_dir / name, path / name)
-    if (settings := read_object(path / SETTINGS)).get("tokenizer_class") in GENERIC_CLASSES:
-        write_settings(path / SETTINGS, settings)
     policy.model.config.save_pretrained(path)
+    if model_dir not in _readable:
+        _readable[model_dir] = not (path / TOKENIZER_FILE).exists() or reads_as_written(path)
+    if not _readable[model_dir]:
+        write_settings(path / SETTINGS, read_object(path / SETTINGS))
 
 
 def _file_names(policy: Policy, file_bytes: int) -> dict[str, str]:

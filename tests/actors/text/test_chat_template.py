@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from squelch.actors.text import render
+from squelch.actors.play.codec import ChatCodec
+from squelch.actors.text import chat_template, render
 from squelch.actors.text.chat_template import ChatTemplate, TemplateRefused, Words
-from tests.actors.text.made import CHATML, TEMPLATES
+from squelch.actors.text.child import Broken
+from squelch.envs.untrusted.files import Unreadable
+from tests.actors.text.made import CHATML, TEMPLATES, chatml_bpe, save_folder
 
 MESSAGES = [{"role": "system", "content": " a "}, {"role": "user", "content": "b\n"}]
 FOLDER = Path("a-model")
@@ -50,6 +53,19 @@ def test_a_shape_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     other = [{"role": "system", "content": " other "}, {"role": "user", "content": "words\n"}]
     assert one.parts([MESSAGES, other]) == one.parts([other]) * 2
     assert asked == [1]
+
+
+def test_a_template_that_a_loaded_machine_did_not_render_is_not_taken_for_one_that_was_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgets = CHATML.replace("m.content", "m.content.split('</think>')[-1]")
+    folder, answers = save_folder(tmp_path, chatml_bpe(), forgets), [Broken("no answer within 300 s", by_chance=True)]
+    child = chat_template.answer_of
+    monkeypatch.setattr(chat_template, "answer_of", lambda *bounds: answers.pop() if answers else child(*bounds))
+    with pytest.raises(Unreadable, match=r"could not be rendered \(no answer within 300 s\): the machine is short of"):
+        ChatCodec(folder)
+    with pytest.raises(ValueError, match="removes the reasoning of earlier turns"):
+        ChatCodec(folder)
 
 
 def test_blank_contents_have_no_word() -> None:

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.scorer.fixed_model import check_scorer_model
+from squelch.actors.text import child
 from squelch.actors.text import tokenizer as module
 from squelch.actors.text.chat_template import read_chat_tokenizer
 from squelch.actors.text.tokenizer import check_vocabulary, read_tokenizer, try_tokenizer, unknown_id
@@ -156,6 +157,23 @@ def test_a_tokenizer_that_panics_or_grows_without_end_is_refused_by_name(
     for _ in range(2):  # the second time without another trial
         with pytest.raises(Unreadable, match=r"here cannot be read \(.*; copy the model's files again"):
             try_tokenizer(data, "here")
+
+
+KILLED_FROM_OUTSIDE = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+
+
+@pytest.mark.parametrize(("script", "wait_s"), [("import time; time.sleep(99)", 0.1), (KILLED_FROM_OUTSIDE, 99.0)])
+def test_a_trial_that_the_machines_load_ended_is_no_verdict_on_the_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, wait_s: float
+) -> None:
+    data = chatml_bpe().to_str().encode() + b" " * int(wait_s)  # a file that was not tried before
+    (tmp_path / "trial.py").write_text(script)
+    with monkeypatch.context() as loaded:
+        loaded.setattr(module.trial, "__file__", str(tmp_path / "trial.py"))
+        loaded.setattr(child, "WAIT_S", wait_s)
+        with pytest.raises(Unreadable, match=r"here could not be tried \(.*\): the machine is short of time or memory"):
+            try_tokenizer(data, "here")
+    try_tokenizer(data, "here")
 
 
 def test_a_sound_tokenizer_passes_the_trial() -> None:

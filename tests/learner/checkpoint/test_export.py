@@ -10,12 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+from tokenizers.decoders import ByteLevel
+from tokenizers.normalizers import NFC
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config
+from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from squelch.actors.messages import GenerationRequest
 from squelch.actors.play.codec import ChatCodec
+from squelch.actors.pretrained.gguf_file import converted
 from squelch.actors.rollout.engine import engine_environment
 from squelch.actors.rollout.worker import Engine
+from squelch.actors.text.chat_template import reads_as_written
 from squelch.envs.config import EnvironmentConfig
 from squelch.learner.batching import Row, collate
 from squelch.learner.tensors import inputs_of
@@ -23,7 +29,9 @@ from squelch.learner.trainer import Trainer
 from squelch.learner.warmup import tiny, tiny_model
 from squelch.learner.warmup.demonstrations import transcripts
 from squelch.learner.warmup.tiny import build_tiny
+from tests.actors.pretrained.made_up import write_gguf
 from tests.actors.rollout import vllm_support
+from tests.actors.text.made import CHATML, CHATML_TOKENS
 from tests.learner.models import make_config
 from tests.learner.warmup.small import LAKE, SMALL
 
@@ -38,18 +46,12 @@ def row(ids: np.ndarray, first: int) -> Row:
     return Row("group", 0, ids[:-1], sampled - 1, ids[sampled], none, 0.0, versions=np.zeros(len(none), np.int64))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_plain_transformers_reads_and_generates_what_the_run_does(kind: str, tmp_path: Path) -> None:
-    name, lora = KINDS[kind]
-    environment, base, folder = EnvironmentConfig(name=name), tmp_path / "base", tmp_path / "hf"
-    base.mkdir()
-    model = tiny_model.new_model(tiny.write_tokenizer(base, environment, 0, SMALL), SMALL, 0)
-    tiny_model.write_configs(model, base)
-    model.save_pretrained(base)
+def assert_plain_transformers_does_what_the_run_does(
+    base: Path, folder: Path, texts: list[str], lora: dict | None = None
+) -> None:
+    """Exports the policy in `base` to `folder`, where plain transformers reads the texts and generates as the run."""
     trainer, codec = Trainer(base, make_config(lora=lora, token_budget=4096)), ChatCodec(base)
     trainer.export(folder)
-
-    texts = [text for one in itertools.islice(transcripts(environment, SMALL.quality, 5), 20) for text in one.texts()]
     reader = AutoTokenizer.from_pretrained(folder)
     assert [reader.encode(text, add_special_tokens=False) for text in texts] == [
         codec.encode(t).tolist() for t in texts
@@ -66,6 +68,74 @@ def test_plain_transformers_reads_and_generates_what_the_run_does(kind: str, tmp
         trainer.policy, inputs_of(collate([row(found.sequences[0].numpy(), ids.shape[1])]), trainer.device)
     )
     assert own.tolist() == pytest.approx(scores, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_plain_transformers_reads_and_generates_what_the_run_does(kind: str, tmp_path: Path) -> None:
+    name, lora = KINDS[kind]
+    environment, base = EnvironmentConfig(name=name), tmp_path / "base"
+    base.mkdir()
+    model = tiny_model.new_model(tiny.write_tokenizer(base, environment, 0, SMALL), SMALL, 0)
+    tiny_model.write_configs(model, base)
+    model.save_pretrained(base)
+    texts = [text for one in itertools.islice(transcripts(environment, SMALL.quality, 5), 20) for text in one.texts()]
+    assert_plain_transformers_does_what_the_run_does(base, tmp_path / "hf", texts, lora)
+
+
+TEXTS = ["It's 12 o'clock, said 345 users:\n\n  x <= 6 7 8", "é Ü 漢 1 2 3 12 345", "the goal  is up\n\nend "]
+QWENS = pre_tokenizers.Sequence(
+    [pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+)
+SMALLEST = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+SOURCES = {
+    "Qwen": (Qwen2Config, "Qwen2Tokenizer", QWENS),
+    "Qwen with another tokenizer": (Qwen2Config, "LlamaTokenizerFast", pre_tokenizers.ByteLevel(False)),
+    "Llama": (LlamaConfig, "PreTrainedTokenizerFast", pre_tokenizers.ByteLevel(False)),
+}
+
+
+def write_pretrained(folder: Path, source: str) -> None:
+    """A random model with a byte-pair tokenizer, as its publisher would have left it."""
+    kind, class_name, rules = SOURCES[source]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = NFC(), rules, ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        TEXTS * 9, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    )
+    tokenizer.add_special_tokens(list(CHATML_TOKENS))
+    torch.manual_seed(3)
+    rows = tokenizer.get_vocab_size()
+    AutoModelForCausalLM.from_config(kind(vocab_size=rows, **SMALLEST)).save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"tokenizer_class": class_name, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+    (folder / "chat_template.jinja").write_text(CHATML)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_export_of_a_pretrained_model_is_read_as_the_run_reads_it(source: str, tmp_path: Path) -> None:
+    write_pretrained(tmp_path / "base", source)
+    assert_plain_transformers_does_what_the_run_does(tmp_path / "base", tmp_path / "hf", TEXTS)
+    settings = [json.loads((tmp_path / one / "tokenizer_config.json").read_text()) for one in ("base", "hf")]
+    assert (settings[0] == settings[1]) == (source != "Qwen with another tokenizer"), "changed only where it must be"
+
+
+@pytest.mark.slow
+def test_the_export_of_a_converted_gguf_file_is_read_as_the_run_reads_it(tmp_path: Path) -> None:
+    base = converted(write_gguf(tmp_path / "made-up.Q4_1.gguf"), tmp_path / "cache", lambda _: None)
+    assert_plain_transformers_does_what_the_run_does(base, tmp_path / "hf", TEXTS)
+
+
+def test_the_entry_by_which_a_tokenizer_is_read_as_written_is_still_needed(tmp_path: Path) -> None:
+    tiny.write_tokenizer(tmp_path, LAKE, 0, SMALL)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    assert reads_as_written(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    assert settings.pop("trust_remote_code") is True
+    path.write_text(json.dumps(settings))
+    assert not reads_as_written(tmp_path)
 
 
 PLAIN = """
