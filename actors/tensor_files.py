@@ -31,14 +31,22 @@ class TensorHeader:
 
 def read_header(path: Path) -> dict[str, TensorHeader]:
     """The tensors of a safetensors file by name. Raises Unreadable, naming the file, if it is none."""
-    with open_file(path) as file:
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-    if length > MAX_HEADER:
-        raise Unreadable(
-            f"{path} claims a header of {length} bytes; a safetensors file has at most {size_text(MAX_HEADER)}"
-        )
+    head(path)
     with decoding(str(path), "is not a whole safetensors file", "copy it again from where it came"):
         return _library_header(path)
+
+
+def head(path: Path) -> bytes:
+    """The first bytes of a safetensors file: its header and that one's length. Raises Unreadable, naming the file, if
+    it claims a longer one than a safetensors file has."""
+    with open_file(path) as file:
+        first = file.read(_LENGTH_BYTES)
+        length = int.from_bytes(first, "little")
+        if length > MAX_HEADER:
+            raise Unreadable(
+                f"{path} claims a header of {length} bytes; a safetensors file has at most {size_text(MAX_HEADER)}"
+            )
+        return first + file.read(length)
 
 
 def _library_header(path: Path) -> dict[str, TensorHeader]:

@@ -38,7 +38,7 @@ from squelch.actors.messages import GroupMember, Imitation, StepReport, StepTerm
 from squelch.actors.process.folders import Entry
 from squelch.actors.process.interfaces import bind_nccl, listen
 from squelch.actors.process.progress_marks import Marks, Progress
-from squelch.actors.process.shipping import Folder, forget, local, own_node
+from squelch.actors.process.shipping import Folder, forget, local, outline, own_node
 from squelch.actors.weight_group import WeightGroup
 from squelch.learner import imitation, process_group, publish, staging
 from squelch.learner.batching import Groups, Row
@@ -185,9 +185,9 @@ class LearnerRank:
             self.trainer.save(Path(path), loop)
 
     def load(self, folder: Folder | Path) -> dict[str, Any]:
-        """Loads a checkpoint; returns the coordinator's data."""
+        """Loads a checkpoint, of which this node gets what its ranks read; returns the coordinator's data."""
         with self._waiting():
-            return self.trainer.load(local(folder))
+            return self.trainer.load(*outline(folder))
 
     def forget(self, folder: Folder | Path) -> None:
         """Removes this node's copy of a loaded checkpoint, if there is one."""

@@ -106,7 +106,7 @@ def write(ranks: Ranks, nodes: Sequence[str], path: Path, method: str, timeout_s
         ValueError: the folder cannot be written, here or there, or arrived damaged.
     """
     try:
-        own = _seen(ranks, len(nodes), path.parent)
+        own = seen(ranks, len(nodes), path.parent)
         if all(own):
             ranks.each(method, timeout_s, [(str(path), *arguments)] * len(nodes))
             return
@@ -118,8 +118,8 @@ def write(ranks: Ranks, nodes: Sequence[str], path: Path, method: str, timeout_s
         raise ValueError(f"{path} could not be written: {error}") from error
 
 
-def _seen(ranks: Ranks, count: int, folder: Path) -> list[bool]:
-    """For each rank, whether it sees the driver's `folder`."""
+def seen(ranks: Ranks, count: int, folder: Path) -> list[bool]:
+    """For each rank, whether it sees the driver's `folder`. OSError if the driver cannot leave a mark in it."""
     token = uuid.uuid4().hex
     folder.mkdir(parents=True, exist_ok=True)
     mark = _mark(folder, token)

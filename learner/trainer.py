@@ -24,6 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from squelch.actors.messages import StepReport, StepTerms, WeightBundle
 from squelch.actors.model_folder import model_config
+from squelch.actors.process.folders import Whole, as_it_is
 from squelch.actors.process.progress_marks import Marks
 from squelch.learner import batching, memory
 from squelch.learner import publish as publication
@@ -445,10 +446,11 @@ class Trainer:
             path, self.policy, self.optimizer, self.model_dir, self.optimizer_steps, loop, others, algorithm
         )
 
-    def load(self, path: Path) -> dict[str, Any]:
-        """Load a checkpoint that any number of ranks wrote; returns the caller's `loop` data. A collective."""
+    def load(self, path: Path, whole: Whole = as_it_is) -> dict[str, Any]:
+        """Load a checkpoint that any number of ranks wrote; returns the caller's `loop` data. `whole`: as in
+        `checkpoint.shards.read`. A collective."""
         others, algorithm = self._others(), self.config.algorithm
-        own = (self.policy, self.optimizer, others, algorithm, self.model_dir)
+        own = (self.policy, self.optimizer, others, algorithm, self.model_dir, whole)
         self.optimizer_steps, loop = checkpoint.load(path, *own)
         return loop
 

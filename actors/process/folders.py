@@ -6,7 +6,8 @@
 
 Invariants:
 
-- A copy under its final name is complete, and each of its files has the digest of the listing.
+- A copy under its final name is complete, and each of its files has the digest of the listing, unless no more than its
+  head was asked for (`copied`).
 - A host makes a copy once: processes that need the same content wait for the first (at most `COPY_WAIT_S`).
 - Names of files stay inside the copy, whatever a listing says.
 - The reader's memory holds one chunk.
@@ -17,13 +18,15 @@ How a chunk crosses the network is the caller's business (`actors.process.shippi
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 
 from squelch.actors.process.disk import put_in_place
 from squelch.envs.file_lock import held
@@ -57,6 +60,11 @@ class Entry:
 
 Fetch = Callable[[int, int], bytes]
 """The chunk of a listing's file: (position of the file in the listing, number of the chunk) to its bytes."""
+Heads = Mapping[str, bytes]
+"""The first bytes of files, by name."""
+NO_HEADS: Heads = MappingProxyType({})
+Whole = Callable[[Path], Path]
+"""Takes the path of a file, of which no more than the head needs to be there, to that of the whole file."""
 
 
 def listing(folder: Path, patterns: Iterable[str] = EVERYTHING) -> tuple[Entry, ...]:
@@ -100,8 +108,9 @@ def holds(folder: Path, entries: Sequence[Entry], patterns: Sequence[str] = (), 
     return all(file_digest(file) == entry.digest for file, entry in zip(files, entries, strict=True))
 
 
-def copied(target: Path, entries: Sequence[Entry], fetch: Fetch) -> Path:
-    """Makes the copy `target` unless it exists; returns `target`.
+def copied(target: Path, entries: Sequence[Entry], fetch: Fetch, heads: Heads = NO_HEADS) -> Path:
+    """Makes the copy `target` unless it exists; returns `target`. Of the files in `heads` it has the first bytes, which
+    are given there, and the size; nothing is fetched for them, and the rest of them is a hole.
 
     Raises:
         ValueError: the copy cannot be written, a file arrived damaged, or another process takes too long with it.
@@ -112,7 +121,7 @@ def copied(target: Path, entries: Sequence[Entry], fetch: Fetch) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with held(target.with_name(f"{target.name}.lock"), "copying this folder", COPY_WAIT_S):
             if not target.is_dir():
-                _copy(target, entries, fetch)
+                _copy(target, entries, fetch, heads)
     except OSError as error:
         raise ValueError(
             f"{target}: the copy cannot be written on this host ({error}); name another cache folder with the variable "
@@ -121,11 +130,11 @@ def copied(target: Path, entries: Sequence[Entry], fetch: Fetch) -> Path:
     return target
 
 
-def _copy(target: Path, entries: Sequence[Entry], fetch: Fetch) -> None:
+def _copy(target: Path, entries: Sequence[Entry], fetch: Fetch, heads: Heads) -> None:
     _remove_stale(target)
     aside = Path(tempfile.mkdtemp(prefix=f"{target.name}.", suffix=".copying", dir=target.parent))
     try:
-        write_files(aside, entries, fetch)
+        write_files(aside, entries, fetch, heads)
         aside.chmod(0o755)
         put_in_place(aside, target)
     finally:
@@ -138,11 +147,16 @@ def _remove_stale(target: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def write_files(folder: Path, entries: Sequence[Entry], fetch: Fetch) -> None:
-    """Writes the files of a listing below `folder`. ValueError if a name leaves the folder or a file is damaged."""
+def write_files(folder: Path, entries: Sequence[Entry], fetch: Fetch, heads: Heads = NO_HEADS) -> None:
+    """Writes the files of a listing below `folder`, as `copied` says. ValueError if a name leaves the folder or a file
+    is damaged."""
     for index, entry in enumerate(entries):
         file = folder / _inside(entry.name)
         file.parent.mkdir(parents=True, exist_ok=True)
+        if entry.name in heads:
+            file.write_bytes(heads[entry.name])
+            os.truncate(file, entry.size)
+            continue
         found = hashlib.sha256()
         with file.open("wb") as opened:
             for number in range(entry.num_chunks):
@@ -157,6 +171,11 @@ def _inside(name: str) -> PurePosixPath:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise ValueError(f"the file name {name!r} leaves its folder")
+    return path
+
+
+def as_it_is(path: Path) -> Path:
+    """The path of a file that is whole."""
     return path
 
 

@@ -43,6 +43,8 @@ from squelch.learner import staging
 from squelch.learner.network import failures_in_words
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from squelch.actors.process.progress_marks import Progress
     from squelch.cluster.config import RunConfig
     from squelch.learner.network import RankProcess
@@ -273,13 +275,26 @@ class LearnerClient:
             if row.folder is Folder.WRITTEN:
                 write = (ranks, [process.node for process in self.processes], path, row.method, bound_s, *others)
                 return await asyncio.to_thread(staging.write, *write)
-            folder = await asyncio.to_thread(self.transport.offer, path) if path.is_dir() else path
+            folders = await asyncio.to_thread(self._readable, ranks, path)
         except ValueError as error:  # a disk that refuses
             raise Refused(str(error), error) from error
         try:
-            return row.reduce(await self.each(row.method, bound_s, [(folder, *others)] * self.ranks))
+            return row.reduce(await self.each(row.method, bound_s, [(folder, *others) for folder in folders]))
         finally:
-            await self.notify("forget", folder)
+            await self.notify("forget", next((folder for folder in folders if folder is not path), path))
+
+    def _readable(self, ranks: _Blocking, path: Path) -> list[Any]:
+        """The folder for each rank: its path if the rank sees this disk, else through the object store."""
+        try:
+            sees = staging.seen(ranks, self.ranks, path.parent)
+        except TimeoutError:  # a late rank, which the error names
+            raise
+        except OSError:  # a disk that takes no mark, such as one that is only read
+            sees = [False] * self.ranks
+        if all(sees) or not path.is_dir():
+            return [path] * self.ranks
+        offered = self.transport.offer(path)
+        return [path if own else offered for own in sees]
 
     async def each(self, method: str, timeout_s: float, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Calls a method of every rank, each with its own arguments; the results by rank."""

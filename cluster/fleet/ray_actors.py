@@ -267,7 +267,7 @@ class RayTransport:
 
     def offer(self, folder: Path) -> Folder:
         """A checkpoint of this disk, without its export, in the object store."""
-        return offer(folder, LOADED)
+        return offer(folder, LOADED, outlined=True)
 
 
 @contextmanager

@@ -45,6 +45,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from squelch.actors.process.disk import partial_path, put_in_place
+from squelch.actors.process.folders import Whole, as_it_is
 from squelch.learner.checkpoint import shards
 from squelch.learner.checkpoint.export import export
 from squelch.learner.checkpoint.manifest import (
@@ -57,6 +58,7 @@ from squelch.learner.checkpoint.manifest import (
     read_loop,
     read_manifest,
     require_same_algorithm,
+    require_same_identity,
 )
 from squelch.learner.checkpoint.state import (
     PARAMETER,
@@ -64,7 +66,6 @@ from squelch.learner.checkpoint.state import (
     Trained,
     identity,
     parameter_pieces,
-    require_same_identity,
     require_same_parameters,
     require_same_stepped,
     restore_parameters,
@@ -128,13 +129,14 @@ def load(
     others: Others = NOTHING_ELSE,
     algorithm: str = "",
     model_dir: Path | None = None,
+    whole: Whole = as_it_is,
 ) -> tuple[int, dict[str, Any]]:
     """Restore parameters and optimizer state, on any number of ranks; returns (optimizer steps, the caller's data). A
     collective.
 
-    `model_dir`: folder whose tokenizer must equal the checkpoint's. Raises ValueError on all ranks, naming the path and
-    the difference, when `path` is no complete checkpoint, is damaged, or is one of another model or algorithm; then
-    nothing has changed.
+    `model_dir`: folder whose tokenizer must equal the checkpoint's; `whole`: as in `shards.read`. Raises ValueError on
+    all ranks, naming the path and the difference, when `path` is no complete checkpoint, is damaged, or is one of
+    another model or algorithm; then nothing has changed.
     """
     trained = _trained(policy, optimizer, others)
 
@@ -146,7 +148,7 @@ def load(
             require_same_stepped(path, manifest, one)
         require_same_identity(path, manifest.identity, identity(policy, model_dir))
         wanted = {n: piece for one in trained for n, piece in one.pieces(manifest.modules[one.name].stepped).items()}
-        return manifest, shards.read(path / SHARDED, wanted), read_loop(path)
+        return manifest, shards.read(path / SHARDED, wanted, whole=whole), read_loop(path)
 
     manifest, found, loop = if_every_rank_can(prepare)
     for one in trained:

@@ -8,6 +8,8 @@ Imports neither Ray, torch, vLLM nor transformers.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,6 +21,12 @@ from squelch.envs.untrusted.text import parse_object
 FORMAT = 2
 MANIFEST, LOOP, SHARDED, EXPORT = "model.json", "loop.json", "sharded", "hf"
 """Names in the folder of a checkpoint."""
+CONFIG, TOKENIZER = "config.json", "digest of the tokenizer"
+"""Names in `Manifest.identity`: of the configuration's keys the beginning, and of the tokenizer."""
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
+"""Keys of a model's configuration that are the same in its file and in the loaded model."""
+VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model", "added_tokens.json")
+"""The tokenizer files that map ids to texts."""
 MANIFEST_BYTES = 64 * MIB
 LOOP_BYTES = 256 * MIB
 """Most bytes of `loop.json`; a ticket of the run takes about 40."""
@@ -79,6 +87,36 @@ def require_same_algorithm(path: Path, saved: str, own: str) -> None:
             f"checkpoint {path} was written under learner.algorithm={name}, and this run asks for {own}. Resume with "
             f"learner.algorithm={name}, or start a new run from its weights: model.path={path / EXPORT}"
         )
+
+
+def require_same_identity(path: Path, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raises ValueError when a property differs. Properties that only one side has (because of another version of
+    transformers, or no `model_dir`) are not compared."""
+    differing = [name for name in own if name in saved and saved[name] != own[name]]
+    if differing:
+        name = differing[0]
+        raise ValueError(
+            f"checkpoint {path} is of another model: {name} is {brief(saved[name])} there and {brief(own[name])} here. "
+            f"Resume with the model and adapters that wrote it (its weights are in {path / EXPORT}), or start a new "
+            "run."
+        )
+
+
+def require_same_folder(path: Path, saved: Mapping[str, Any], model_dir: Path) -> None:
+    """Raises ValueError if the model in `model_dir` is surely another than the checkpoint's; nothing is loaded. What
+    only the loaded model shows is compared by `require_same_identity`."""
+    config = parse_object(read_bytes(model_dir / CONFIG, MANIFEST_BYTES), str(model_dir / CONFIG))
+    sizes = {} if "text_config" in config else {key: config[key] for key in SIZES if type(config.get(key)) is int}
+    own = {f"{CONFIG}: {key}": value for key, value in sizes.items()}
+    require_same_identity(path, saved, own | {TOKENIZER: tokenizer_digest(model_dir)})
+
+
+def tokenizer_digest(model_dir: Path) -> str:
+    """A digest of the files that map ids to texts, hexadecimal."""
+    digest = hashlib.sha256()
+    for file in (model_dir / name for name in VOCABULARY_FILES):
+        digest.update(file.name.encode() + file.read_bytes() if file.is_file() else b"")
+    return digest.hexdigest()[:16]
 
 
 def read_loop(path: Path) -> dict[str, Any]:

@@ -6,7 +6,8 @@
 
 FSDP2 divides a tensor's first dimension among the ranks, in order. Hence a whole tensor is its shards, one below the
 other, in the order of the files' names; no file states an offset. A tensor that every rank holds whole, such as the
-step count of an optimizer, is written by rank 0 alone.
+step count of an optimizer, is written by rank 0 alone, in files of its own: all ranks read them, and nothing else that
+another rank wrote if there are as many ranks as then.
 
 Invariants:
 
@@ -37,6 +38,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from squelch.actors.process.disk import sync
+from squelch.actors.process.folders import Whole, as_it_is
 from squelch.actors.tensor_files import TensorHeader, read_header
 from squelch.envs.untrusted.files import Unreadable, brief, decoding, is_folder
 
@@ -111,25 +113,34 @@ def write(folder: Path, tensors: Mapping[str, Tensor], rank: int, part_bytes: in
         for name, tensor in tensors.items()
         if rank == 0 or (isinstance(tensor, DTensor) and held(tensor).numel())
     }
-    numbers = numbered({name: tensor.nbytes for name, tensor in own.items()}, part_bytes)
+    sizes = {name: tensor.nbytes for name, tensor in own.items()}
+    shared = numbered(
+        {name: size for name, size in sizes.items() if not isinstance(tensors[name], DTensor)}, part_bytes
+    )
+    sharded = numbered({name: size for name, size in sizes.items() if name not in shared}, part_bytes)
+    first = len(set(shared.values()))
+    numbers = shared | {name: first + number for name, number in sharded.items()}
     for part in sorted(set(numbers.values())):
         path = folder / f"{rank:05d}-{part:05d}.safetensors"
         save_file({name: own[name].cpu().contiguous() for name in own if numbers[name] == part}, path)
         sync(path)
 
 
-def read(folder: Path, wanted: Mapping[str, Piece], under: str = "") -> dict[str, Tensor]:
+def read(folder: Path, wanted: Mapping[str, Piece], under: str = "", whole: Whole = as_it_is) -> dict[str, Tensor]:
     """This rank's piece of each wanted tensor, on CPU. Only tensors whose names begin with `under` are looked at.
 
-    Raises Unreadable, naming folder, file or tensor, when the files do not hold exactly these tensors, whole, or when a
-    value is not finite.
+    `whole` is called for each file that holds rows of this rank's pieces; of the others the headers are enough. Raises
+    Unreadable, naming folder, file or tensor, when the files do not hold exactly these tensors, whole, or when a value
+    is not finite.
     """
     files = _files(folder)
     headers = [read_header(path) for path in files]
     _require_the_same(folder, wanted, headers, under)
+    rows = {name: _rows(name, piece, headers) for name, piece in wanted.items()}
+    needed = {index: whole(files[index]) for index in sorted({one[0] for own in rows.values() for one in own})}
     with ExitStack() as stack, decoding(str(folder), "cannot be read"):
-        opened = [stack.enter_context(safe_open(path, framework="pt")) for path in files]
-        found = {name: _gathered(name, piece, headers, opened) for name, piece in wanted.items()}
+        opened = {i: stack.enter_context(safe_open(path, framework="pt")) for i, path in needed.items()}
+        found = {name: _gathered(name, piece, rows[name], opened) for name, piece in wanted.items()}
         for name, tensor in found.items():
             _require_usable(folder, name, tensor)
     return found
@@ -173,20 +184,29 @@ def _require_whole(folder: Path, name: str, piece: Piece, shards: list[TensorHea
         raise Unreadable(f"{folder}: the shards {shapes} of {name} are no tensor of shape {list(piece.shape)}")
 
 
-def _gathered(name: str, piece: Piece, headers: list[dict[str, TensorHeader]], opened: list[Any]) -> Tensor:
-    """The rows of one piece, from the shards that hold them."""
-    rows, first = [], 0
-    for header, file in zip(headers, opened, strict=True):
+def _rows(name: str, piece: Piece, headers: list[dict[str, TensorHeader]]) -> list[tuple[int, int, int]]:
+    """Where the rows of one piece are: (position of the file, first row in it, end), in order; of a tensor without
+    dimensions the file alone."""
+    found, first = [], 0
+    for index, header in enumerate(headers):
         if name not in header:
             continue
         if not piece.shape:
-            return file.get_tensor(name)
+            return [(index, 0, 0)]
         after = first + header[name].shape[0]
         start, stop = max(first, piece.start), min(after, piece.start + piece.num_rows)
         if start < stop:
-            rows.append(file.get_slice(name)[start - first : stop - first])
+            found.append((index, start - first, stop - first))
         first = after
-    return torch.cat(rows) if rows else torch.empty((0, *piece.shape[1:]), dtype=piece.dtype)
+    return found
+
+
+def _gathered(name: str, piece: Piece, rows: list[tuple[int, int, int]], opened: Mapping[int, Any]) -> Tensor:
+    """One piece, from the files that hold its rows."""
+    if not piece.shape:
+        return opened[rows[0][0]].get_tensor(name)
+    parts = [opened[index].get_slice(name)[start:stop] for index, start, stop in rows]
+    return torch.cat(parts) if parts else torch.empty((0, *piece.shape[1:]), dtype=piece.dtype)
 
 
 def _require_usable(folder: Path, name: str, tensor: Tensor) -> None:

@@ -1,6 +1,5 @@
 """The state of a trained module as named tensors, and what makes a checkpoint one of this run's model."""
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from squelch.envs.untrusted.files import brief
-from squelch.learner.checkpoint.manifest import EXPORT, Manifest, Module, shown
+from squelch.learner.checkpoint.manifest import CONFIG, EXPORT, TOKENIZER, Manifest, Module, shown, tokenizer_digest
 from squelch.learner.checkpoint.shards import STEP, Piece, held
 from squelch.learner.policy.model import Policy
 from squelch.learner.publish import entries
@@ -20,8 +19,6 @@ from squelch.learner.publish import entries
 POLICY = "policy"
 PARAMETER = "parameter"
 MOMENTS = ("exp_avg", "exp_avg_sq")
-VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model", "added_tokens.json")
-"""The tokenizer files that map ids to texts."""
 NO_PART_OF_THE_FUNCTION = frozenset(
     {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
     | {"bos_token_id", "eos_token_id", "pad_token_id"}
@@ -105,15 +102,12 @@ def restore_parameters(name: str, module: nn.Module, found: Mapping[str, Tensor]
 def identity(policy: Policy, model_dir: Path | None) -> dict[str, Any]:
     """Properties that distinguish models with equal parameter shapes, by name, as plain JSON data: the configuration,
     the adapters' scale, and a digest of the tokenizer in `model_dir`."""
-    found = {f"config.json: {key}": value for key, value in policy.model.config.to_dict().items()}
+    found = {f"{CONFIG}: {key}": value for key, value in policy.model.config.to_dict().items()}
     found = {name: value for name, value in found.items() if name.partition(": ")[2] not in NO_PART_OF_THE_FUNCTION}
     if policy.lora is not None:
         found["learner.lora.alpha"] = policy.lora.alpha
     if model_dir is not None:
-        digest = hashlib.sha256()
-        for file in (model_dir / name for name in VOCABULARY_FILES):
-            digest.update(file.name.encode() + file.read_bytes() if file.is_file() else b"")
-        found["digest of the tokenizer"] = digest.hexdigest()[:16]
+        found[TOKENIZER] = tokenizer_digest(model_dir)
     return json.loads(json.dumps(found))
 
 
@@ -149,17 +143,4 @@ def require_same_stepped(path: Path, manifest: Manifest, own: Trained) -> None:
         raise ValueError(
             f"checkpoint {path} took {manifest.optimizer_steps} optimizer steps, but has no moments of the {own.name}; "
             "it is damaged. Resume from the checkpoint before it."
-        )
-
-
-def require_same_identity(path: Path, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raises ValueError when a property differs. Properties that only one side has (because of another version of
-    transformers, or no `model_dir`) are not compared."""
-    differing = [name for name in own if name in saved and saved[name] != own[name]]
-    if differing:
-        name = differing[0]
-        raise ValueError(
-            f"checkpoint {path} is of another model: {name} is {brief(saved[name])} there and {brief(own[name])} here. "
-            f"Resume with the model and adapters that wrote it (its weights are in {path / EXPORT}), or start a new "
-            "run."
         )

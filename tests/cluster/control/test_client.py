@@ -22,7 +22,7 @@ from squelch.learner.rank import LearnerRank
 from tests.fakes import clock
 from tests.fakes.actors import FakeArchive, World
 from tests.fakes.run import drive, settings
-from tests.fakes.transport import LOOPBACK, NODE, TRANSPORT, Handle, RankHandle
+from tests.fakes.transport import LOOPBACK, NODE, TRANSPORT, Handle, InProcess, RankHandle
 
 BOUND_S = 60.0
 TRY: Call[[str], list[str]] = Call("attempt", setting("learner.step_timeout_s"), all_ranks=True, reduce=list)
@@ -138,6 +138,31 @@ def test_ranks_on_other_nodes_write_and_read_the_drivers_folder(tmp_path: Path) 
         return await learner.call(LOAD, tmp_path / "new" / "step-1")
 
     assert asyncio.run(both()) == "{'step': 1}" and [rank.outcome for rank in ranks] == ["forgotten"] * 2
+
+
+def test_a_rank_that_sees_the_drivers_disk_reads_it_there_and_only_another_through_the_object_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Reader(Disk):
+        def __init__(self, near: bool) -> None:
+            super().__init__()
+            self.near = near
+
+        async def sees(self, folder: str, token: str) -> bool:
+            return self.near
+
+        async def load(self, path: Any) -> str:
+            self.read = path
+            return ""
+
+    (tmp_path / "step-1").mkdir()
+    offered: list[Path] = []
+    monkeypatch.setattr(InProcess, "offer", lambda _, path: offered.append(path) or "offered")
+    for near in ((True, True), (True, False)):
+        ranks = [Reader(one) for one in near]
+        asyncio.run(learner_of(*ranks, nodes=(NODE, "far")).call(LOAD, tmp_path / "step-1"))
+        assert [rank.read for rank in ranks] == [tmp_path / "step-1" if one else "offered" for one in near]
+        assert len(offered) == near.count(False)
 
 
 # -- what a call costs a reader --------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Files of any number of ranks are read by any number of ranks, bit by bit."""
 
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
+from squelch.actors.process import folders, shipping
+from squelch.actors.process.shipping import forget, offer, outline
+from squelch.actors.tensor_files import read_header
 from squelch.learner.checkpoint.shards import STEP, Piece, numbered, read, write
 
 SHAPES = st.lists(st.integers(0, 9), min_size=1, max_size=3).map(tuple)
@@ -63,6 +70,75 @@ def test_tensors_that_every_rank_holds_are_written_once(tmp_path: Path) -> None:
     write(tmp_path, {"m/step/x": step}, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["00000-00000.safetensors"]
     assert read(tmp_path, {"m/step/x": STEP})["m/step/x"] == step
+
+
+@pytest.mark.usefixtures("alone")
+def test_tensors_that_every_rank_reads_are_not_in_a_file_with_shards(tmp_path: Path) -> None:
+    sharded = distribute_tensor(torch.ones(4, 2), init_device_mesh("cpu", (1,)), [Shard(0)])
+    write(tmp_path, {"m/parameter/w": sharded, "m/step/w": torch.tensor(3.0)}, 0)
+    found = {path.name: list(read_header(path)) for path in tmp_path.iterdir()}
+    assert found == {"00000-00000.safetensors": ["m/step/w"], "00000-00001.safetensors": ["m/parameter/w"]}
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Callable[[str], None], Counter[str]]:
+    """Goes to a node, which has a cache of its own; the bytes that each node got from the driver's object store."""
+    objects: list = []
+    here, got = ["driver"], Counter[str]()
+
+    def get(reference: int, timeout: float) -> bytes | dict[str, bytes]:
+        found = objects[reference]
+        got[here[0]] += len(found) if isinstance(found, bytes) else sum(map(len, found.values()))
+        return found
+
+    def go(node: str) -> None:
+        here[0] = node
+        monkeypatch.setenv("SQUELCH_CACHE", str(tmp_path / f"cache-{node}"))
+
+    monkeypatch.setattr("ray.put", lambda value: objects.append(value) or len(objects) - 1)
+    monkeypatch.setattr("ray.get", get)
+    monkeypatch.setattr(shipping, "own_node", lambda: (here[0], here[0]))
+    monkeypatch.setattr(folders, "CHUNK_BYTES", 50_000)
+    go("driver")
+    return go, got
+
+
+def test_a_node_fetches_the_files_that_its_ranks_read_and_of_all_others_the_headers(
+    nodes: tuple[Callable[[str], None], Counter[str]], tmp_path: Path
+) -> None:
+    go, got = nodes
+    rows, step = 30_000, torch.tensor(3.0)
+    weight, sharded = torch.randn(rows, 2), tmp_path / "step-1" / "sharded"
+    sharded.mkdir(parents=True)
+    (sharded.parent / "model.json").write_text("{}")
+    save_file({"m/step/w": step}, sharded / "00000-00000.safetensors")
+    for rank, part in ((0, 1), (1, 0)):
+        start, count = chunk(rows, 2, rank)
+        file = sharded / f"{rank:05d}-{part:05d}.safetensors"
+        save_file({"m/parameter/w": weight[start : start + count].clone()}, file)
+    offered, half = offer(sharded.parent, outlined=True), weight.nbytes // 2
+
+    def load(node: str, ranks: int, rank: int) -> None:
+        go(node)
+        start, count = chunk(rows, ranks, rank)
+        wanted = {"m/parameter/w": Piece(weight.dtype, (rows, 2), start, count), "m/step/w": STEP}
+        path, whole = outline(offered)
+        assert (path == sharded.parent) == (node == "driver") and (path / "model.json").read_text() == "{}"
+        found = read(path / "sharded", wanted, whole=whole)
+        assert torch.equal(found["m/parameter/w"], weight[start : start + count]) and found["m/step/w"] == step
+
+    load("driver", 2, 0)
+    load("a", 2, 0)
+    load("b", 2, 1)
+    assert got["driver"] == 0
+    assert half < got["a"] < half + 1000 and half < got["b"] < half + 1000, "as many ranks: each its own shards"
+    for rank in range(2):
+        load("c", 4, rank)
+    assert half < got["c"] < half + 1000, "two ranks of a node read the same file, which is fetched once"
+    load("d", 1, 0)
+    assert 2 * half < got["d"] < 2 * half + 2000, "fewer ranks read what several wrote"
+    forget(offered)
+    assert not [path for path in (tmp_path / "cache-d" / "folders").iterdir() if path.is_dir()]
 
 
 def test_a_missing_shard_in_the_middle_is_found(tmp_path: Path) -> None:
