@@ -69,7 +69,7 @@ from squelch.cluster.runs.folder import EARLIER_SUMMARY, SUMMARY
 from squelch.cluster.runs.logs import Output, log_folder, quiet
 from squelch.cluster.signals import Interrupted, Signals, listening
 from squelch.envs.untrusted.files import Unreadable
-from squelch.learner.checkpoint.manifest import read_manifest, require_same_algorithm
+from squelch.learner.checkpoint.manifest import read_manifest, require_same_algorithm, require_same_folder
 from squelch.learner.refusal import SettingRefused
 
 log = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ def _run(
 
         end = RunEnd(config, say, startup.began, without_ray, uploads.unsent if uploads is not None else lambda: None)
         signals.last_words = end.at_once
-        config, model_dir, notes = _prepare(config, resume, startup)
+        config, model_dir, notes = _prepare(config, checkpoint, resume, startup)
         end.config = config
         try:
             if signals.arrived:  # as a warm-up ended
@@ -200,7 +200,9 @@ def _run(
             end.close()
 
 
-def _prepare(config: RunConfig, resume: bool, startup: Startup) -> tuple[RunConfig, Path, list[str]]:
+def _prepare(
+    config: RunConfig, checkpoint: Path | None, resume: bool, startup: Startup
+) -> tuple[RunConfig, Path, list[str]]:
     """The configuration with what environment and scorer fix in it, the folder of the initial policy, and notes for the
     user."""
     check_address(config)  # first, because a warm-up may take minutes
@@ -208,6 +210,7 @@ def _prepare(config: RunConfig, resume: bool, startup: Startup) -> tuple[RunConf
     startup.stage("preparing the model", "2 to 4 minutes once for the tiny policy")
     model_dir = prepare_model(config, startup.say, startup.advance)
     _check_scorer(config, model_dir)
+    _check_model(checkpoint, model_dir)
     return choose_scoring(config, model_dir, resume, startup.say), model_dir, notes
 
 
@@ -245,6 +248,14 @@ def _check_scorer(config: RunConfig, model_dir: str | Path) -> None:
             check_model_folder(Path(fixed))
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+def _check_model(checkpoint: Path | None, model_dir: Path) -> None:
+    if checkpoint is not None:
+        try:
+            require_same_folder(checkpoint, read_manifest(checkpoint).identity, model_dir)
+        except ValueError as error:
+            raise UserError(str(error)) from error
 
 
 def _with_environment(config: RunConfig) -> tuple[RunConfig, list[str]]:

@@ -34,7 +34,7 @@ from squelch.cluster.runs.driver import Driver
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.signals import Interrupted, Signals, listening
 from squelch.envs.untrusted.files import Unreadable
-from squelch.learner.checkpoint.manifest import FORMAT, LOOP, MANIFEST, SHARDED, Manifest
+from squelch.learner.checkpoint.manifest import FORMAT, LOOP, MANIFEST, SHARDED, TOKENIZER, Manifest, tokenizer_digest
 from squelch.learner.refusal import SettingRefused
 
 
@@ -189,6 +189,29 @@ def test_a_checkpoint_that_this_run_cannot_continue_is_refused_before_anything_s
     monkeypatch.setattr(run, "_open_recorder", lambda _: pytest.fail("the run was started"))
     with pytest.raises(UserError, match=says):
         run.train(config, True, lambda _: None)
+
+
+@pytest.mark.parametrize("change", [{"vocab_size": 99}, {"hidden_size": 8}, "tokenizer"])
+def test_a_resume_with_another_model_is_refused_before_anything_starts(tmp_path, change) -> None:
+    sizes, model = {"vocab_size": 64, "hidden_size": 32, "dtype": "float32"}, tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(sizes))
+    (model / "tokenizer.json").write_text("{}")
+    identity = {f"config.json: {key}": value for key, value in sizes.items()} | {"config.json: dtype": "bfloat16"}
+    identity |= {"config.json: num_hidden_layers": 2, TOKENIZER: tokenizer_digest(model)}
+    checkpoint = tmp_path / "step-3"
+    (checkpoint / SHARDED).mkdir(parents=True)
+    manifest = Manifest(format=FORMAT, optimizer_steps=3, algorithm="grpo", identity=identity, modules={})
+    (checkpoint / MANIFEST).write_text(manifest.model_dump_json())
+    run._check_model(checkpoint, model)
+    if change == "tokenizer":
+        (model / "tokenizer.json").write_text("[]")
+    else:
+        (model / "config.json").write_text(json.dumps(sizes | change))
+    with pytest.raises(
+        UserError, match=r"step-3 is of another model: (config\.json: .*_size|digest of the tokenizer) is"
+    ):
+        run._check_model(checkpoint, model)
 
 
 class LoadingFleet:
