@@ -164,10 +164,14 @@ class SquelchWeightTransferEngine(WeightTransferEngine[MemberInfo, UpdateInfo]):
 
 
 def _mapped(update_info: UpdateInfo, path: str) -> list[tuple[str, torch.Tensor]]:
-    """The file's parameters; RuntimeError if their checksum is not the published one."""
+    """The file's parameters; RuntimeError if they cannot be read, or their checksum is not the published one."""
     specs = update_info.specs()
-    arrays = read_arrays(path, specs)
-    found = checksum(arrays.items())
+    try:
+        arrays = read_arrays(path, specs)
+        found = checksum(arrays.items())
+    except (MemoryError, OSError, RuntimeError, ValueError) as error:
+        version = update_info.version
+        raise RuntimeError(f"weights of version {version} cannot be read ({error}); {NOTHING_LOADED}") from error
     if found != update_info.checksum:
         raise RuntimeError(
             f"weights of version {update_info.version} arrived with checksum {found}, published was "

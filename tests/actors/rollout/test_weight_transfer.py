@@ -94,6 +94,9 @@ def test_weights_come_from_a_file_once_their_checksum_is_right(plugin, model):
         info = {"path": str(path), "version": 3, "checksum": "other", "arrays": table}
         with pytest.raises(RuntimeError, match=r"version 3 arrived with checksum .* nothing was loaded"):
             plugin.update_weights(info)
+        for fault in ({"path": "/no/such/file"}, {"arrays": [{**table[0], "offset": 2**40}]}):
+            with pytest.raises(RuntimeError, match=r"version 3 cannot be read \(.+\); nothing was loaded"):
+                plugin.update_weights(info | fault)
         assert not torch.equal(model.head.weight, weights[-1][1])
         plugin.update_weights(info | {"checksum": checksum(arrays)})
     assert all(torch.equal(dict(model.named_parameters())[name], tensor) for name, tensor in weights)
