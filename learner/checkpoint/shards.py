@@ -114,16 +114,18 @@ def write(folder: Path, tensors: Mapping[str, Tensor], rank: int, part_bytes: in
         if rank == 0 or (isinstance(tensor, DTensor) and held(tensor).numel())
     }
     sizes = {name: tensor.nbytes for name, tensor in own.items()}
-    shared = numbered(
-        {name: size for name, size in sizes.items() if not isinstance(tensors[name], DTensor)}, part_bytes
-    )
-    sharded = numbered({name: size for name, size in sizes.items() if name not in shared}, part_bytes)
-    first = len(set(shared.values()))
-    numbers = shared | {name: first + number for name, number in sharded.items()}
+    sharded = numbered({name: size for name, size in sizes.items() if _is_shard(tensors[name])}, part_bytes)
+    shared = numbered({name: size for name, size in sizes.items() if name not in sharded}, part_bytes)
+    first = len(set(sharded.values()))
+    numbers = sharded | {name: first + number for name, number in shared.items()}
     for part in sorted(set(numbers.values())):
         path = folder / f"{rank:05d}-{part:05d}.safetensors"
         save_file({name: own[name].cpu().contiguous() for name in own if numbers[name] == part}, path)
         sync(path)
+
+
+def _is_shard(tensor: Tensor) -> bool:
+    return isinstance(tensor, DTensor) and tensor.device_mesh.size() > 1
 
 
 def read(folder: Path, wanted: Mapping[str, Piece], under: str = "", whole: Whole = as_it_is) -> dict[str, Tensor]:

@@ -157,9 +157,13 @@ def test_what_one_rank_refuses_all_refuse_with_the_group(found: dict[str, dict])
     assert found["2-0"]["passes"] == found["2-1"]["passes"]
 
 
-def test_every_rank_writes_its_own_shards(folder: Path, found: dict[str, dict]) -> None:
-    names = sorted(path.name for path in (folder / "from-2" / "sharded").iterdir())
-    assert names == ["00000-00000.safetensors", "00001-00000.safetensors"]
+def test_every_rank_writes_its_own_shards_and_the_first_what_all_read_apart(
+    folder: Path, found: dict[str, dict]
+) -> None:
+    files = {path.stem: load_file(path) for path in (folder / "from-2" / "sharded").iterdir()}
+    of_all = {name: all("/step/" in key for key in tensors) for name, tensors in files.items()}
+    assert of_all == {"00000-00000": False, "00000-00001": True, "00001-00000": False}
+    assert not any("/step/" in key for name in ("00000-00000", "00001-00000") for key in files[name])
 
 
 def test_a_checkpoint_that_one_rank_cannot_read_changes_none(found: dict[str, dict]) -> None:
