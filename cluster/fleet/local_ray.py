@@ -123,6 +123,9 @@ def stop() -> None:
     Ray does not let go within END_S, the end of this process does that (`leaving`)."""
     try:
         OwnThread().submit(ray.shutdown).result(END_S)
+    except KeyboardInterrupt:
+        must_leave("Ray had not ended when a signal came")
+        raise
     except TimeoutError:
         must_leave(f"Ray has not ended within {END_S:g} s")
         log.warning("Ray has not ended within %g s; its processes are killed with this one", END_S)

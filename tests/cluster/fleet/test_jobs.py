@@ -96,6 +96,19 @@ def test_a_job_is_followed_to_its_end_and_its_status_is_the_exit_code(monkeypatc
     assert "\n".join(said[1:-1]) == "ready after 1 s\nstep    1/1\nstep    2/2"
 
 
+def test_whoever_stops_following_a_job_is_told_that_it_goes_on(monkeypatch) -> None:
+    async def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(jobs, "_follow", interrupted)
+    served(monkeypatch, Server(JobStatus.RUNNING))
+    said = list[str]()
+    with pytest.raises(KeyboardInterrupt):
+        jobs.submit("http://it", Job("frozenlake", []), True, said.append)
+    rest, end = "squelch job logs job-1 --address http://it --follow", "squelch job stop job-1 --address http://it"
+    assert said[-1] == f"job-1 goes on: `{rest}` shows the rest, `{end}` ends it"
+
+
 def test_a_job_that_is_not_waited_for_is_only_submitted(monkeypatch) -> None:
     served(monkeypatch, Server(JobStatus.FAILED))
     said = list[str]()

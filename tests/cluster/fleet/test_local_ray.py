@@ -271,6 +271,16 @@ def test_a_ray_that_does_not_let_go_is_left_behind_after_the_bound(monkeypatch) 
     held.set()
 
 
+def test_a_signal_while_ray_ends_does_not_wait_for_it(monkeypatch) -> None:
+    held = threading.Event()
+    monkeypatch.setattr("ray.shutdown", lambda: os.kill(os.getpid(), signal.SIGINT) or held.wait(60.0))
+    monkeypatch.setattr("squelch.cluster.leaving._held_by", [])
+    with pytest.raises(KeyboardInterrupt):
+        local_ray.stop()
+    assert leaving.has_to_leave() == "Ray had not ended when a signal came"
+    held.set()
+
+
 def test_a_ray_that_never_answers_ends_the_process_after_the_bound(monkeypatch) -> None:
     ended = threading.Event()
     monkeypatch.setattr(local_ray, "INIT_S", 0.05)
