@@ -228,6 +228,8 @@ class Warming:
 
     async def _work(self) -> None:
         progress = self.progress
+        if self._signals:  # while the actors started; what was done before is saved
+            raise Stopped(self._signals[0], progress.step)
         while True:
             if self._check_due():
                 await self._check()

@@ -199,6 +199,20 @@ def test_a_signal_in_a_check_ends_it_there(tmp_path: Path) -> None:
     assert [step for step, _ in checkpoints(tmp_path / "out.warmup")] == [2]
 
 
+def test_a_signal_while_the_actors_start_ends_it_before_a_check(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(Warming, "_check", lambda _: pytest.fail("it was checked"))
+    start = Warming._start
+
+    async def signalled(made: Warming) -> None:
+        await start(made)
+        made.stop(signal.SIGTERM)
+
+    monkeypatch.setattr(Warming, "_start", signalled)
+    with pytest.raises(Stopped, match="stopped by SIGTERM after step 0"):
+        warm(tmp_path)
+    assert not checkpoints(tmp_path / "out.warmup")
+
+
 @pytest.mark.parametrize("failed", [1, 3])
 def test_a_check_says_what_failed_and_judges_nothing_by_the_few_that_are_left(tmp_path: Path, failed: int) -> None:
     def failing(ticket: Ticket) -> Failure | None:
