@@ -23,6 +23,7 @@ from squelch.cluster.errors import UserError
 from squelch.cluster.fleet import local_ray, ray_internals
 from squelch.cluster.fleet.local_ray import BELOW_FOLDER, LOOPBACK_ONLY, SOCKET_BYTES
 from squelch.cluster.fleet.ray_internals import ray_constants, services
+from squelch.cluster.signals import listening
 
 
 def mode(path: Path) -> int:
@@ -275,7 +276,7 @@ def test_a_signal_while_ray_ends_does_not_wait_for_it(monkeypatch) -> None:
     held = threading.Event()
     monkeypatch.setattr("ray.shutdown", lambda: os.kill(os.getpid(), signal.SIGINT) or held.wait(60.0))
     monkeypatch.setattr("squelch.cluster.leaving._held_by", [])
-    with pytest.raises(KeyboardInterrupt):
+    with listening(), pytest.raises(KeyboardInterrupt):
         local_ray.stop()
     assert leaving.has_to_leave() == "Ray had not ended when a signal came"
     held.set()
