@@ -48,6 +48,16 @@ def add_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON value instead of a table")
 
 
+def add_format(parser: argparse.ArgumentParser) -> None:
+    """Adds `--format`, for files that trainers write."""
+    parser.add_argument(
+        "--format",
+        metavar="NAME",
+        help="the trainer's format, where its columns do not show it: trl, verl, verl_validation, verifiers (also "
+        "prime-rl), nemo_rl, areal, slime, skyrl, or columns",
+    )
+
+
 def add_compat(parser: argparse.ArgumentParser, ragen: str) -> None:
     """Adds `--compat`. `ragen`: the differences of the authors' code, for the help text."""
     parser.add_argument(

@@ -25,6 +25,10 @@ MOST_BYTES = 1024 * MIB
 DAMAGED = "cannot be decoded as Parquet"
 _REMEDY = "write it again, or fetch it again"
 _BATCH, _SMALL_BATCH = 65_536, 256
+_EXPANSION = 64
+"""Times its size to which a streamed file may decode, where that is more than `MOST_BYTES`."""
+_READ_BYTES, _BATCH_BYTES = MIB, 16 * MIB
+"""Bytes of a streamed file that are read, and about as many as are decoded, at once."""
 _WIDTHS = {"BOOLEAN": 1 / 8, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}
 """Bytes that a decoded value takes at least, by physical type."""
 
@@ -36,7 +40,13 @@ def open_parquet(source: BinaryIO | Path, where: str, remedy: str = _REMEDY) -> 
 
     with decoding(where, DAMAGED, remedy):
         mapped = isinstance(source, Path)
-        file = pq.ParquetFile(source, memory_map=mapped, pre_buffer=False, arrow_extensions_enabled=False)
+        file = pq.ParquetFile(
+            source,
+            memory_map=mapped,
+            pre_buffer=False,
+            buffer_size=0 if mapped else _READ_BYTES,
+            arrow_extensions_enabled=False,
+        )
         names = list(file.schema_arrow.names)
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
@@ -55,6 +65,35 @@ def row_groups(
         yield empty
     for group in range(file.num_row_groups) if only is None else only:
         yield read_row_group(file, where, group, columns)
+
+
+def streamed(
+    file: pq.ParquetFile, where: str, columns: Sequence[str], rows: int, file_bytes: int
+) -> Iterator[pa.RecordBatch]:
+    """The wanted columns in batches of at most `rows` rows: a row group takes the memory of one batch, however large it
+    is. Raises Unreadable if a batch is damaged or takes more than `MOST_BYTES`, or if the file, of `file_bytes`,
+    decodes to more than `_EXPANSION` times its size."""
+    most: float = max(MOST_BYTES, _EXPANSION * file_bytes)
+    for group in range(file.num_row_groups):
+        with decoding(where, DAMAGED, _REMEDY):
+            first = next(file.iter_batches(1, row_groups=[group], columns=list(columns), use_threads=False), None)
+        if first is None:
+            continue
+        least, repeats = _least_bytes(file, group, set(columns))
+        most -= least
+        _bound(MOST_BYTES + 1 if most < 0 else 0, where)
+        facts = file.metadata.row_group(group)
+        each = max(1, facts.total_byte_size // max(1, facts.num_rows))
+        size = max(1, min(_SMALL_BATCH if repeats > MOST_BYTES else rows, _BATCH_BYTES // each))
+        batches = file.iter_batches(size, row_groups=[group], columns=list(columns), use_threads=False)
+        while True:
+            with decoding(where, DAMAGED, _REMEDY):
+                batch = next(batches, None)
+                if batch is None:
+                    break
+                batch.validate(full=True)
+            _bound(batch.nbytes, where)
+            yield batch
 
 
 def in_one(tables: Iterable[pa.Table], where: str, most_bytes: int, most_rows: int) -> pa.Table:

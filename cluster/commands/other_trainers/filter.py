@@ -19,9 +19,9 @@ from squelch.actors.config import FilterConfig
 from squelch.actors.filter.rules import RULES, EpsilonUnit
 from squelch.actors.filter.scores import STATISTICS
 from squelch.actors.lookup import look_up
-from squelch.cluster.commands.arguments import add_compat, add_file
+from squelch.cluster.commands.arguments import add_compat, add_file, add_format
 from squelch.cluster.commands.other_trainers.filter_table import filter_table
-from squelch.cluster.commands.other_trainers.formats import suffix_of
+from squelch.cluster.commands.other_trainers.records import SUFFIXES, columns_of, suffix_of
 from squelch.cluster.errors import UserError, bad_files_are_the_users
 from squelch.cluster.terminal import aligned, remark, say, say_json
 from squelch.envs.untrusted.files import state
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from squelch.actors.filter.measure import GroupStatistics
     from squelch.api.filtering import FilterResult
+    from squelch.cluster.commands.other_trainers.reward_tables import RewardTable
 
 FILTER_HELP = """\
 Which groups would the filter keep? Ranks groups by a statistic of their rewards and applies a selection rule (RAGEN-2,
@@ -44,13 +45,16 @@ FILE is one of
       `penalties` (format penalties, used by --compat ragen); for --statistic policy_variance `replay_returns`
       (num_groups, group_size, replays): returns of each trajectory's actions under fresh environment noise, NaN for a
       failed replay; for the coverage of kinds of tasks `kinds` (num_groups,): names or numbers
-  a run's folder, its groups/ folder, or one Parquet file of trajectories; each step is ranked separately"""
+  a run's folder, its groups/ folder, or one Parquet file of trajectories; each step is ranked separately
+  what another trainer wrote (docs/guide/use-with-other-trainers.md), or a .jsonl, .json or .parquet with one
+      completion per row: a column of prompts or groups, and one or more of rewards; a missing reward does not count"""
 
 FILTER_EPILOG = """\
 examples:
   squelch filter rewards.npz
   squelch filter rewards.npz --rule top_k --rho 0.25 --json
   squelch filter runs/frozenlake --rule min_p --rho 0.2
+  squelch filter completions_00100.parquet --reward accuracy_reward format_reward=0.5
   squelch filter rewards.npz --compat ragen        standard deviation of rewards with format penalties"""
 
 
@@ -81,6 +85,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="reward_variance",
         help="statistic by which groups are ranked (default: %(default)s)",
     )
+    parser.add_argument(
+        "--reward",
+        nargs="+",
+        default=(),
+        metavar="NAME[=WEIGHT]",
+        help="columns of rewards that are summed, weight 1 if none is given (default: the only one that there is)",
+    )
+    parser.add_argument(
+        "--group", metavar="COLUMN", help="column that tells groups apart (default: the prompt's id or text)"
+    )
+    add_format(parser)
     parser.add_argument(
         "--keep",
         choices=("largest", "smallest"),
@@ -136,8 +151,7 @@ def _name_of(table: Mapping[str, Any], what: str) -> Callable[[str], str]:
     return read
 
 
-NEEDED = "give an .npz with `rewards`, a run's folder, or a .parquet of Squelch's trajectories"
-"""What other trainers write rewards to, and what would be read as damaged Parquet."""
+NEEDED = "give an .npz with `rewards`, a run's folder, or a .jsonl, .json or .parquet with rewards"
 COLUMNS = (
     *("group_id", "trajectory", "step", "split", "episode_return", "format_penalty", "failure_cause"),
     *("loss_mask", "log_probs", "replay_returns", "task_kind"),
@@ -157,7 +171,10 @@ class Window:
 def run(args: argparse.Namespace) -> int:
     """Prints the filter's decision on each group of a file; returns 0, or raises UserError for bad input."""
     config = filter_config(args)
-    windows = read_windows(args.file)
+    notes: list[str] = []
+    windows = read_windows(args.file, args.format, args.reward, args.group, notes)
+    for note in notes:
+        remark(note)
     if missing := missing_steps(windows):
         shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
         remark(f"{args.file}: {len(missing)} steps within its range have no groups and are left out: {shown}")
@@ -188,13 +205,50 @@ def filter_config(args: argparse.Namespace) -> FilterConfig:
         raise UserError(str(error)) from error
 
 
-def read_windows(path: Path) -> list[Window]:
-    """The windows of a file: one for an .npz, one per step for archived groups."""
+def read_windows(
+    path: Path,
+    format_name: str | None = None,
+    rewards: Sequence[str] = (),
+    group: str | None = None,
+    notes: list[str] | None = None,
+) -> list[Window]:
+    """The windows of a file: one for an .npz, one per step for archived groups and for files of other trainers, whose
+    format, rewards and column of groups may be given. `notes`: takes what a reader should know."""
     with bad_files_are_the_users():
         if state(path) is None:
             raise UserError(f"{path} does not exist; {NEEDED}")
-        suffix = suffix_of(path, (".npz", ".parquet"), NEEDED)
-        return _windows_of_npz(path) if suffix == ".npz" else _windows_of_archive(path)
+        suffix = suffix_of(path, (".npz", *SUFFIXES), NEEDED)
+        if suffix == ".npz":
+            return _windows_of_npz(path)
+        if not (format_name or rewards or group) and (not suffix or _is_archive(path, suffix)):
+            return _windows_of_archive(path)
+        from squelch.cluster.commands.other_trainers.reward_tables import read_rewards
+
+        table = read_rewards(path, format_name, rewards, group)
+        if notes is not None:
+            notes += table.notes
+        return _windows_of_rewards(table)
+
+
+def _is_archive(path: Path, suffix: str) -> bool:
+    return suffix == ".parquet" and "episode_return" in columns_of(path)
+
+
+def _windows_of_rewards(table: RewardTable) -> list[Window]:
+    import numpy as np
+
+    from squelch.actors.filter.measure import GroupStatistics
+
+    rows: dict[tuple[int | None, int], list[float]] = {}
+    for step, group, reward in zip(table.steps, table.groups, table.rewards, strict=True):
+        rows.setdefault((step, group), []).append(reward)
+    windows: dict[int | None, Window] = {}
+    order = sorted(rows, key=lambda key: -1 if key[0] is None else key[0])  # stable: groups as they come
+    for position, (step, group) in enumerate(order):
+        window = windows.setdefault(step, Window(step, [], []))
+        window.positions.append(position)
+        window.groups.append(GroupStatistics.from_row(str(group), step or 0, np.array(rows[step, group])))
+    return list(windows.values())
 
 
 def _windows_of_npz(path: Path) -> list[Window]:

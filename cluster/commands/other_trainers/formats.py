@@ -1,20 +1,217 @@
-"""The kinds of files that a command reads, by their suffixes, in either case."""
+"""The files that trainers write, as one table of formats: how a file is recognised, what a record holds, and which
+weights sampled it.
+
+    file ──records.py──▶ records ──Format.rows──▶ rows ──score_files.py──▶ samples for `squelch score`
+                                        │
+                                        └──▶ rewards and groups for `squelch filter` (reward_tables.py)
+
+A row is one completion of the policy: its prompt, as text, messages or ids, and what it says, with the keys
+
+    prompt, completion, reasoning        text or messages
+    prompt_ids, completion_ids, …        token ids, which are exact
+    tools                                schemas of the tools that its prompt shows, as OpenAI nests them
+    step, turn                           the step as the format counts it; 0 for the first turn of a rollout
+    group                                what the rows of one prompt share; not compared with prompts
+    rewards                              by name; None for a reward function that did not score the row
+
+Invariants:
+
+- A format is recognised by its columns, and where two match, or none, the user says which with `--format`.
+- A record may be several rows (turns, agents), or none: then the format says why, and the reason is counted.
+- Pure: no torch, no Ray. A new trainer is one entry of `FORMATS` and its function in `format_rows.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from squelch.cluster.errors import UserError
-from squelch.envs.untrusted.files import is_file
+from squelch.cluster.commands.other_trainers import format_rows, message_graph
+from squelch.cluster.commands.other_trainers.format_rows import LeftOut, Row
+from squelch.cluster.commands.other_trainers.records import SUFFIXES, Record, columns_of
+from squelch.cluster.commands.other_trainers.weights import WeightsRule
+from squelch.cluster.errors import UserError, did_you_mean
+from squelch.envs.untrusted.files import is_folder, shortened
 
 
-def suffix_of(path: Path, read: Sequence[str], remedy: str) -> str:
-    """The path's suffix in lower case; empty for a folder or a name without one. UserError with the remedy, which names
-    the suffixes `read`, for a file of another."""
-    suffix = path.suffix.lower()
-    if suffix in ("", *read):
-        return suffix
-    if not is_file(path):
-        return ""
-    raise UserError(f"{path}: `{suffix}` files are not read here; {remedy}")
+@dataclass(frozen=True)
+class Format:
+    """The form in which a trainer writes its samples."""
+
+    name: str
+    """As `--format` takes it."""
+    needs: tuple[frozenset[str], ...]
+    """A file is of this format if it has all columns of one of these sets; none if only `--format` selects it."""
+    rows: Callable[[Record, str], Iterator[Row | LeftOut]]
+    """The rows of a record; its second argument names the record in errors."""
+    weights: WeightsRule | None = None
+    """Which checkpoint sampled a step; None if the trainer's files do not say."""
+    step_in_path: re.Pattern[str] | None = None
+    """Finds the step in a part of the path, where records do not hold it, or to compare."""
+    files: str = "**/*.jsonl"
+    """The samples in a trainer's folder, as a glob pattern."""
+    evaluation: re.Pattern[str] | None = None
+    """Names of files whose rows the checkpoint of the same number sampled, after the step's update."""
+    columns: frozenset[str] | None = None
+    """The columns that are read of a table; None for all."""
+
+    def matches(self, columns: tuple[str, ...]) -> bool:
+        """Whether a file with these columns is of this format."""
+        return any(needed <= set(columns) for needed in self.needs)
+
+    def step_of(self, path: Path) -> int | None:
+        """The step that the path names, the last of its parts first; None if it names none."""
+        if self.step_in_path is not None:
+            for part in reversed(path.parts):
+                if found := self.step_in_path.search(part):
+                    return int(found[1])
+        return None
+
+    def rule_for(self, path: Path) -> WeightsRule | None:
+        """The weights' rule of this file's rows: evaluations are sampled by the checkpoint of their own step."""
+        evaluates = self.evaluation is not None and self.evaluation.search(path.name) is not None
+        if self.weights is None or not evaluates:
+            return self.weights
+        return WeightsRule(self.weights.folder, 0, self.weights.first)
+
+
+_NUMBER = r"(\d{1,18})"
+FORMATS = {
+    one.name: one
+    for one in (
+        Format(
+            "trl",
+            (frozenset({"step", "prompt", "completion", "advantage"}),),
+            format_rows.trl,
+            WeightsRule("checkpoint-{}", -1),
+            re.compile(rf"^completions_{_NUMBER}\."),
+            "**/completions_*.parquet",
+        ),
+        Format(
+            "verl",
+            (frozenset({"input", "output", "score", "step"}),),
+            format_rows.verl,
+            WeightsRule("global_step_{}", -1),
+            re.compile(rf"^{_NUMBER}\.jsonl"),
+            "*.jsonl",
+        ),
+        Format(
+            "verl_validation",
+            (),
+            format_rows.verl,
+            WeightsRule("global_step_{}", 0),
+            re.compile(rf"^{_NUMBER}\.jsonl"),
+            "*.jsonl",
+        ),
+        Format(
+            "verifiers",
+            (frozenset({"traces", "task", "env"}), frozenset({"nodes", "task"})),
+            message_graph.episode,
+            WeightsRule("step_{}", 0),
+            files="**/*.jsonl*",
+        ),
+        Format(
+            "nemo_rl",
+            (frozenset({"token_ids", "token_loss_mask"}), frozenset({"content", "rewards", "idx"})),
+            format_rows.nemo_rl,
+            WeightsRule("step_{}", -1),
+            re.compile(rf"^(?:train|val)_data_step{_NUMBER}\."),
+            "**/train_data_step*.jsonl",
+            re.compile(r"^val_data_step"),
+        ),
+        Format(
+            "areal",
+            (frozenset({"task_id", "sample_idx", "head_version", "tail_version", "prompt", "completion"}),),
+            format_rows.areal,
+            WeightsRule("globalstep{}", -1, 0),
+            re.compile(rf"^{_NUMBER}$"),
+            "**/*.jsonl",
+        ),
+        Format(
+            "slime",
+            (frozenset({"tokens", "response", "response_length", "prompt"}),),
+            format_rows.slime,
+            WeightsRule("iter_{:07d}", -1, 0),
+            re.compile(rf"^(?:eval_)?(?:\D*_)?{_NUMBER}\.jsonl"),
+            "**/*.jsonl*",
+            re.compile(r"^eval_|_eval_"),
+        ),
+        Format(
+            "skyrl",
+            (frozenset({"input_prompt", "output_response", "score"}),),
+            format_rows.skyrl,
+            WeightsRule("global_step_{}", 0),
+            re.compile(rf"^global_step_{_NUMBER}_evals$"),
+            "**/*.jsonl",
+        ),
+        Format("columns", (), format_rows.columns, columns=format_rows.KNOWN_COLUMNS),
+    )
+}
+"""By name. `columns` are the ones of docs/guide/use-with-other-trainers.md, in a file of any origin."""
+
+
+def format_named(name: str) -> Format:
+    """The format of a name; UserError for an unknown one."""
+    if name not in FORMATS:
+        raise UserError(f"--format {name}: {did_you_mean(name, list(FORMATS))}formats: {', '.join(FORMATS)}")
+    return FORMATS[name]
+
+
+def recognised(path: Path, columns: tuple[str, ...]) -> Format:
+    """The format of a file with these columns. UserError if several formats have them, or none."""
+    found = [one for one in FORMATS.values() if one.matches(columns)]
+    if len(found) == 1:
+        return found[0]
+    if not columns:  # an empty file, which the reader refuses
+        return FORMATS["columns"]
+    shown = shortened(", ".join(f"`{name}`" for name in columns) or "nothing", 300)
+    if found:
+        names = " and ".join(one.name for one in found)
+        raise UserError(f"{path}: its columns fit the formats {names}; say which with --format. It holds {shown}")
+    if format_rows.fits_columns(columns):
+        return FORMATS["columns"]
+    raise UserError(f"{path}, row 1: holds {shown}; it needs {format_rows.NEEDED}, or the columns of {_known()}")
+
+
+def _known() -> str:
+    return "; ".join(f"{one.name} ({', '.join(sorted(one.needs[0]))})" for one in FORMATS.values() if one.needs)
+
+
+def format_of(path: Path, name: str | None = None) -> Format:
+    """The format of a file: the named one, or the one that its columns show."""
+    return recognised(path, columns_of(path)) if name is None else format_named(name)
+
+
+def files_of(path: Path, found: Format | None) -> list[Path]:
+    """The files of samples at a path: itself, or those in a folder, e.g. one step of a trainer that writes a file for
+    each task."""
+    if not is_folder(path):
+        return [path]
+    names = sorted(one for one in path.glob(found.files if found else "*") if one.name.lower().endswith(SUFFIXES))
+    if not names:
+        raise UserError(f"{path}: no file of samples is in this folder; they end with {', '.join(SUFFIXES)}")
+    return names
+
+
+def steps_in(folder: Path, found: Format) -> dict[int, list[Path]]:
+    """The files of each step in a trainer's folder, by step, in order; by the files' names where these say the step,
+    and otherwise by their records, which are read."""
+    steps: dict[int, list[Path]] = {}
+    for path in files_of(folder, found):
+        named = found.step_of(path.relative_to(folder)) if found.step_in_path else None
+        for step in [named] if named is not None else _steps_of_records(path, found):
+            steps.setdefault(step, []).append(path)
+    return dict(sorted(steps.items()))
+
+
+def _steps_of_records(path: Path, found: Format) -> list[int]:
+    from squelch.cluster.commands.other_trainers.records import records
+
+    steps = set[int]()
+    for number, record in records(path, found.columns, []):
+        for row in found.rows(record, f"{path}, row {number}"):
+            if not isinstance(row, LeftOut) and isinstance(row.get("step"), int):
+                steps.add(row["step"])
+    return sorted(steps)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from squelch.cluster.commands.arguments import add_compat, add_file, natural, positive
 from squelch.cluster.commands.other_trainers.filter import read_npz
-from squelch.cluster.commands.other_trainers.formats import suffix_of
+from squelch.cluster.commands.other_trainers.records import suffix_of
 from squelch.cluster.errors import UserError
 from squelch.cluster.terminal import UNKNOWN, aligned, say, say_json
 

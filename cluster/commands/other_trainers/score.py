@@ -9,12 +9,13 @@ the row.
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from squelch.actors.process.disk import whole_file
-from squelch.cluster.commands.arguments import add_compat, add_file, natural, positive
+from squelch.cluster.commands.arguments import add_compat, add_file, add_format, natural, positive
 from squelch.cluster.errors import UserError, bad_files_are_the_users
 from squelch.cluster.terminal import aligned, say, say_json
 from squelch.envs.untrusted.files import MIB, is_folder, read_bytes, reason, require_output
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from squelch.actors.adapter_folder import Checkpoint
     from squelch.actors.scorer.cross_scoring import CrossScorer
-    from squelch.api.samples import Reasonings
+    from squelch.api.samples import Reasonings, Row
     from squelch.api.scoring import ScoreResult
 
 MAX_TOOLS = 16 * MIB
@@ -63,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--base", type=Path, metavar="DIR", help="folder of the base model, if DIR is a LoRA adapter")
     parser.add_argument("--out", type=Path, metavar="NPZ", help="also write the score matrix, for `squelch mi`")
     parser.add_argument("--step", type=int, help="score only the rows of this step")
+    add_format(parser)
     parser.add_argument(
         "--temperature", type=positive(float), default=1.0, help="temperature of the sampling (default: %(default)s)"
     )
@@ -118,13 +120,17 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.out is not None:
         _check_output(args.out, args.file)
-    found, engine = load(args)
+    from squelch.cluster.commands.other_trainers.score_files import notes_on_file, read_samples
+
+    file = read_samples(args.file, args.step, args.format)
+    found, engine = load(args, file.rows)
     from squelch.api.scoring import CannotHaveWritten, scored
 
     try:
         result = scored(engine, found, compat=args.compat, links=args.links, seed=args.seed, force=args.force)
     except CannotHaveWritten as error:
         raise UserError(f"{args.file} under {args.model}: {error}; give its model, or --force") from error
+    result = replace(result, notes=(*result.notes, *notes_on_file(file, args.file, args.model)))
     if args.out is not None:
         write_npz(args.out, result.matrix, found)
     if args.json:
@@ -144,15 +150,15 @@ def _check_output(path: Path, read: Path) -> None:
         raise UserError(f"--out {path} is the file that is read, and would replace it; give another name")
 
 
-def load(args: argparse.Namespace) -> tuple[Reasonings, CrossScorer]:
-    """The reasonings and the model that scores them. The file is read and checked before the model is loaded."""
+def load(args: argparse.Namespace, rows: Sequence[tuple[int, Row]]) -> tuple[Reasonings, CrossScorer]:
+    """The reasonings in the rows, and the model that scores them; rows are converted before the model is loaded."""
     from squelch.actors.adapter_folder import checkpoint_of
     from squelch.actors.model_folder import check_model_folder, model_config
     from squelch.api.samples import at_most, within_context
     from squelch.api.scoring import require_two_prompts
-    from squelch.cluster.commands.other_trainers.score_files import Reader, read_rows
+    from squelch.cluster.commands.other_trainers.score_files import Reader
 
-    rows, tools = read_rows(args.file, args.step), None if args.tools is None else read_tools(args.tools)
+    tools = None if args.tools is None else read_tools(args.tools)
     try:
         checkpoint = checkpoint_of(args.model, args.base)
         check_model_folder(checkpoint.model)

@@ -1,8 +1,8 @@
-"""Reads the files of `squelch score`: prompts and reasonings of any trainer, converted to ids that the model scores.
+"""Reads the files of `squelch score`: prompts and completions of any trainer, converted to ids that the model scores.
 
-A file is JSONL or Parquet with one reasoning per row, as text (`prompt` with `reasoning` or `completion`) or as ids
-(`prompt_ids` with `reasoning_ids` or `completion_ids`). `squelch.api.samples` converts the rows, with the model
-folder's tokenizer.json and its chat template.
+`formats.py` recognises a file and reads its records as rows, `squelch.api.samples` converts the rows, with the model
+folder's tokenizer.json and its chat template. Only the rows of the wanted step are kept, so a file of a whole run need
+not fit into memory.
 
 A malformed row is refused; the error names the file and the row's number. A row whose reasoning cannot be scored is
 counted under a reason. This module imports neither torch nor Ray.
@@ -10,69 +10,167 @@ counted under a reason. This module imports neither torch nor Ray.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from squelch.api.completions import Markers
-from squelch.api.messages import BadSample, MessageRenderer, is_messages, is_tools, without_nulls
+from squelch.api.messages import BadSample, MessageRenderer, is_messages, is_tools
 from squelch.api.samples import Reasonings, Row, SampleReader
 from squelch.api.turns import Turns
-from squelch.cluster.commands.other_trainers.formats import suffix_of
+from squelch.cluster.commands.other_trainers.format_rows import NEEDED, LeftOut, whole_step
+from squelch.cluster.commands.other_trainers.formats import Format, files_of, format_named, format_of
+from squelch.cluster.commands.other_trainers.records import SUFFIXES, records, suffix_of
 from squelch.cluster.errors import UserError, bad_files_are_the_users
-from squelch.envs.untrusted.files import brief, decoding, open_file, shortened, state
+from squelch.envs.untrusted.files import brief, is_file, is_folder, read_bytes, shortened, state
 from squelch.envs.untrusted.memory import memory_of_at_most
-from squelch.envs.untrusted.text import lines_of, parse_object
-
-NAMES = {
-    "prompt": ("prompt", "input"),
-    "completion": ("completion", "output", "response"),
-    "reasoning": ("reasoning",),
-    "prompt_ids": ("prompt_ids",),
-    "reasoning_ids": ("reasoning_ids",),
-    "answer_ids": ("answer_ids",),
-    "tools": ("tools",),
-    "completion_ids": ("completion_ids",),
-    "prompt_id": ("prompt_id", "group_id"),
-    "step": ("step", "global_step"),
-}
-"""Accepted names of each column; the first name that a row has is used."""
-NEEDED = "`prompt` with `reasoning` or `completion` (text), or `prompt_ids` with `reasoning_ids` or `completion_ids`"
+from squelch.envs.untrusted.text import MAX_LINE, parse_object
 
 LARGEST_ID = 2**31 - 1
 """Tokenizers have ids of 32 bits, and no model has a vocabulary near that."""
-ROWS_AT_ONCE = 1024
-"""Rows of a Parquet file that are converted to Python objects at once."""
 
 
-def read_rows(path: Path, step: int | None) -> list[tuple[int, Row]]:
-    """(number, row) of each row, by the keys of NAMES; `step` selects the rows of one step.
+@dataclass(frozen=True)
+class SampleFile:
+    """The rows of one step of a file or folder. `rows`: (number, row), numbered from 1, through all files of a folder;
+    `step`: None if neither rows nor names hold one; `notes`: what a reader of the results should know."""
+
+    format: Format
+    step: int | None
+    rows: list[tuple[int, Row]]
+    notes: list[str] = field(default_factory=list)
+
+
+def read_rows(path: Path, step: int | None = None, name: str | None = None) -> list[tuple[int, Row]]:
+    """(number, row) of each row of `read_samples`."""
+    return read_samples(path, step, name).rows
+
+
+def read_samples(path: Path, step: int | None = None, name: str | None = None) -> SampleFile:
+    """The rows of a file, or of all files in a folder; `step` selects the rows of one step, `name` is the format's.
 
     Raises:
-        UserError: a row is malformed, or the file has several steps, hence several policies, and `step` is None.
+        UserError: a row is malformed, the format is unknown or not clear, or the file has several steps, hence several
+            policies, and `step` is None.
     """
     with bad_files_are_the_users(), memory_of_at_most(str(path)):
         if state(path) is None:
-            raise UserError(f"{path} does not exist; give a JSONL or Parquet file with {NEEDED}")
-        suffix = suffix_of(path, (".jsonl", ".json", ".parquet"), f"give a .jsonl, .json or .parquet with {NEEDED}")
-        raw = _parquet_rows(path) if suffix == ".parquet" else _json_rows(path)
-        found, seen = list[tuple[int, Row]](), set[int | None]()
-        for number, row in ((number, _named(path, number, row)) for number, row in raw):
-            seen.add(row["step"])
-            if step is None or row["step"] == step:  # a file of a whole run need not fit into memory
-                found.append((number, row))
-    if not seen:
-        raise UserError(f"{path} holds no rows; it needs {NEEDED}")
-    steps = sorted(one for one in seen if one is not None)
-    if step is None and len(steps) > 1:
-        raise UserError(
-            f"{path} holds the steps {_some(steps)}, which different policies sampled; select one with --step, "
-            "and give the weights that sampled it"
+            raise UserError(f"{path} does not exist; give a file of samples with {NEEDED}")
+        found = _Selection(path, step, None if name is None else format_named(name))
+        files = files_of(path, found.format)
+        for file in files:
+            suffix_of(file, SUFFIXES, f"give one of {', '.join(SUFFIXES)} with {NEEDED}")
+            found.read(file)
+        return found.result()
+
+
+class _Selection:
+    """The rows of the wanted step, as they are read."""
+
+    def __init__(self, path: Path, step: int | None, named: Format | None) -> None:
+        self.format = named
+        self._path, self._step, self._in_folder = path, step, is_folder(path)
+        self._rows: list[tuple[int, Row]] = []
+        self._seen: set[int | None] = set()
+        self._left_out: Counter[str] = Counter()
+        self._notes: list[str] = []
+        self._count = 0
+
+    def read(self, path: Path) -> None:
+        """Adds a file. In a folder, a file that is of no format is left out with a note."""
+        try:
+            found = format_of(path) if self.format is None else self.format
+        except UserError as error:
+            if not self._in_folder:
+                raise
+            self._notes.append(f"left out: {error}")
+            return
+        self.format = found
+        named = found.step_of(path if not self._in_folder else path.relative_to(self._path.parent))
+        first, number = self._count, 0
+        for number, record in records(path, found.columns, self._notes):
+            where = f"{path}, row {number}"
+            for row in found.rows(record, where):
+                if isinstance(row, LeftOut):
+                    self._left_out[row.reason] += 1
+                else:
+                    self._add(first + number, checked(row, record, where), named)
+        self._count = first + number
+
+    def _add(self, number: int, row: Row, named: int | None) -> None:
+        row["step"] = named if row.get("step") is None else row["step"]
+        self._seen.add(row["step"])
+        if self._step is None and len(self._seen - {None}) > 1:
+            self._rows.clear()  # refused once the steps are known
+        elif self._step is None or row["step"] == self._step:
+            self._rows.append((number, row))
+
+    def result(self) -> SampleFile:
+        """The selection; UserError if it is none, or of several steps."""
+        steps = sorted(one for one in self._seen if one is not None)
+        if not self._seen:
+            left = "; ".join(f"{reason}: {count}" for reason, count in sorted(self._left_out.items()))
+            raise UserError(f"{self._path} holds no rows{f' ({left})' if left else ''}; it needs {NEEDED}")
+        if self._step is None and len(steps) > 1:
+            raise UserError(
+                f"{self._path} holds the steps {_some(steps)}, which different policies sampled; select one with "
+                "--step, and give the weights that sampled it"
+            )
+        if not self._rows:
+            raise UserError(
+                f"{self._path} holds no rows of step {self._step}; it has {_some(steps) or 'no column `step`'}"
+            )
+        assert self.format is not None
+        step = self._step if self._step is not None else steps[0] if steps else None
+        notes = [*self._notes, *(f"left out, {reason}: {count}" for reason, count in sorted(self._left_out.items()))]
+        return SampleFile(self.format, step, self._rows, [*notes, *_notes_on(self._rows)])
+
+
+def notes_on_file(found: SampleFile, path: Path, model: Path) -> list[str]:
+    """What a reader should know of the file, and of its rows under this model."""
+    notes, rule, named = list(found.notes), found.format.rule_for(path), found.format.step_of(path)
+    if named is not None and found.step is not None and named != found.step:
+        notes.append(f"the file's name says step {named}, and its rows say step {found.step}")
+    if rule is not None and found.step is not None:
+        notes += filter(None, [rule.disagreement(found.step, model)])
+    if found.format.name == "trl" and found.step is not None and _evaluated(model, found.step):
+        notes.append(
+            f"step {found.step} was evaluated, and TRL writes evaluations under the same name: rows may be of "
+            f"checkpoint-{found.step} on the evaluation's prompts"
         )
-    if not found:
-        raise UserError(f"{path} holds no rows of step {step}; it has {_some(steps) or 'no column `step`'}")
-    return found
+    return notes
+
+
+def _evaluated(model: Path, step: int) -> bool:
+    """Whether a checkpoint of Hugging Face's Trainer, in the model's place or beside it, records an evaluation at the
+    step."""
+    for folder in (model, model.with_name(f"checkpoint-{step}")):
+        path = folder / "trainer_state.json"
+        if is_file(path):
+            with bad_files_are_the_users():
+                history = parse_object(read_bytes(path, MAX_LINE), str(path)).get("log_history")
+            entries = [one for one in history if isinstance(one, dict)] if isinstance(history, list) else []
+            if any(one.get("step") == step and "eval_runtime" in one for one in entries):
+                return True
+    return False
+
+
+def _notes_on(rows: Sequence[tuple[int, Row]]) -> Iterator[str]:
+    """What the rows of one step show about themselves."""
+    mixed = sum(1 for _, row in rows if len(set(row.get("versions") or [0])) > 1)
+    if mixed:
+        yield f"{mixed} of {len(rows)} rows were sampled while the weights changed; they are scored with one version"
+    groups: dict[bytes, set[str]] = {}
+    for _, row in rows:
+        if row.get("group") is not None and not row.get("turn"):
+            prompt = row["prompt"] if row.get("prompt_ids") is None else row["prompt_ids"]
+            groups.setdefault(blake2b(repr(prompt).encode()).digest(), set()).add(str(row["group"]))
+    twice = sum(len(names) > 1 for names in groups.values())
+    if twice:
+        yield f"{twice} prompts stand under more than one id; equal prompts count as one"
 
 
 def _some(values: Sequence[int]) -> str:
@@ -80,64 +178,28 @@ def _some(values: Sequence[int]) -> str:
     return f"{shown}, … ({len(values)} in all)" if len(values) > 6 else shown
 
 
-def _json_rows(path: Path) -> Iterator[tuple[int, Row]]:
-    with open_file(path) as file:
-        for number, line in lines_of(file, str(path)):
-            if line.strip():
-                yield number, parse_object(line, f"{path}, row {number}")
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[int, Row]]:
-    from squelch.envs.untrusted.parquet import DAMAGED, open_parquet, row_groups
-
-    known = {name for names in NAMES.values() for name in names}
-    with open_file(path) as raw:
-        file = open_parquet(raw, str(path))
-        wanted = [name for name in file.schema_arrow.names if name in known]
-        batches = (batch for table in row_groups(file, str(path), wanted) for batch in table.to_batches(ROWS_AT_ONCE))
-        first = 1
-        for batch in batches:
-            with decoding(f"{path}, rows {first} to {first + len(batch) - 1}", DAMAGED):
-                rows = without_nulls(batch.to_pylist())
-            yield from enumerate(rows, first)
-            first += len(rows)
-
-
-def _named(path: Path, number: int, raw: Mapping[str, Any]) -> Row:
-    """The row by the keys of NAMES, None for a column that it lacks. UserError if a required column is missing or has a
-    wrong type."""
-    row = {key: next((raw[name] for name in names if raw.get(name) is not None), None) for key, names in NAMES.items()}
-    where = f"{path}, row {number}"
+def checked(row: Row, record: dict[str, Any], where: str) -> Row:
+    """The row, with its step as a number. UserError if a required key is missing or has a wrong type."""
     for key in ("prompt_ids", "reasoning_ids", "answer_ids", "completion_ids"):
-        if row[key] is not None and not _is_ids(row[key]):
+        if row.get(key) is not None and not _is_ids(row[key]):
             raise UserError(f"{where}: `{key}` must be a list of token ids, whole numbers from 0 to {LARGEST_ID}")
-    if row["reasoning"] is not None and not isinstance(row["reasoning"], str):
+    if row.get("reasoning") is not None and not isinstance(row["reasoning"], str):
         raise UserError(f"{where}: `reasoning` is a {type(row['reasoning']).__name__}; it must be text")
     for key in ("prompt", "completion"):
-        if row[key] is not None and not isinstance(row[key], str) and not is_messages(row[key]):
+        if row.get(key) is not None and not isinstance(row[key], str) and not is_messages(row[key]):
             raise UserError(f"{where}: `{key}` must be text or a list of messages with role and content")
-    if row["tools"] is not None and not is_tools(row["tools"]):
+    if row.get("tools") is not None and not is_tools(row["tools"]):
         raise UserError(f"{where}: `tools` must be a list of JSON schemas")
-    row["step"] = _step(row["step"], where)
-    if isinstance(row["prompt_id"], list | dict):
+    row["step"] = whole_step(row.get("step"), where)
+    if isinstance(row.get("prompt_id"), list | dict):
         raise UserError(f"{where}: `prompt_id` is {brief(row['prompt_id'])}; it must be one text or number")
-    split = row["prompt_ids"] is not None and row["reasoning_ids"] is not None
-    whole = (row["prompt"] is not None or row["prompt_ids"] is not None) and row["completion_ids"] is not None
-    text = row["prompt"] is not None and (row["reasoning"] is not None or row["completion"] is not None)
-    if not (split or whole or text):
-        names = ", ".join(f"`{name}`" for name in raw) or "nothing"
+    has = {key for key, value in row.items() if value is not None}
+    spoken = "prompt" in has and bool(has & {"reasoning", "completion"})
+    whole = "completion_ids" in has and bool(has & {"prompt", "prompt_ids"})
+    if not (spoken or whole or {"prompt_ids", "reasoning_ids"} <= has):
+        names = ", ".join(f"`{name}`" for name in record) or "nothing"
         raise UserError(f"{where}: holds {shortened(names, 300)}; it needs {NEEDED}")
     return row
-
-
-def _step(value: Any, where: str) -> int | None:
-    """The step as a number: tables hold it as a float if it is missing in other rows, and some trainers as text."""
-    text = str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
-    if value is None or value != value:
-        return None
-    if re.fullmatch(r"-?\d{1,18}(\.0*)?", text) is None:
-        raise UserError(f"{where}: `step` is {brief(value)}; it must be a whole number")
-    return int(text.partition(".")[0])
 
 
 def _is_ids(value: Any) -> bool:

@@ -316,27 +316,33 @@ from pathlib import Path
 from squelch.cluster.commands.other_trainers import score_files
 from squelch.cluster.errors import UserError
 
-bounded = score_files.memory_of_at_most
-score_files.memory_of_at_most = lambda where: bounded(where, 48 << 20)
+bounded, most = score_files.memory_of_at_most, int(sys.argv[2]) << 20
+score_files.memory_of_at_most = lambda where: bounded(where, most)
 print([number for number, _ in score_files.read_rows(Path(sys.argv[1]), 7)])
-try:
-    score_files.read_rows(Path(sys.argv[1]), None)
-except UserError as error:
-    print(error)
+for path, step in ((sys.argv[1], None), (sys.argv[3], None)):
+    try:
+        score_files.read_rows(Path(path), step)
+    except UserError as error:
+        print(error)
 """
 
 
-def test_the_steps_that_are_not_wanted_take_no_memory(tmp_path):
-    """In a process of its own: the bound is on what the system gives, and this one's heap may have room to spare."""
-    file = tmp_path / "run.jsonl"
-    with file.open("w") as out:
-        for step in range(30):
-            out.write(json.dumps({"prompt": f"{step:08d}" * (MIB // 2), "reasoning": "a", "step": step}) + "\n")
-    done = subprocess.run(
-        [sys.executable, "-c", UNDER_A_BOUND, str(file)], capture_output=True, text=True, timeout=120, check=True
-    )
-    wanted, refused = done.stdout.splitlines()
-    assert wanted == "[8]" and "more than 48 MiB of memory" in refused
+@pytest.mark.parametrize(("suffix", "most_mib"), [("jsonl", 48), ("parquet", 96)])
+def test_the_steps_that_are_not_wanted_take_no_memory(tmp_path, suffix, most_mib):
+    """In a process of its own: the bound is on what the system gives, and this one's heap may have room to spare. A
+    table is one row group, which is read in parts."""
+    rows = [{"prompt": f"{step:08d}" * (MIB // 2), "reasoning": "a", "step": step} for step in range(30)]
+    file, one_step = tmp_path / f"run.{suffix}", tmp_path / "one.jsonl"
+    jsonl(one_step, [row | {"step": 7} for row in rows])
+    if suffix == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), file, use_dictionary=False)
+    else:
+        jsonl(file, rows)
+    words = [sys.executable, "-c", UNDER_A_BOUND, str(file), str(most_mib), str(one_step)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    wanted, several, refused = done.stdout.splitlines()
+    assert wanted == "[8]" and "holds the steps 0, 1, 2, 3, 4, 5, … (30 in all)" in several
+    assert f"more than {most_mib} MiB of memory" in refused
 
 
 def test_a_step_is_picked(tmp_path, tiny_policy, rows, capsys):

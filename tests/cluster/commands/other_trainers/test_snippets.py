@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -11,10 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from squelch.cluster.cli import main
+from squelch.cluster.commands.other_trainers.score_files import notes_on_file, read_samples
+from tests.cluster.commands.other_trainers import trainer_files
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "guide" / "use-with-other-trainers.md"
 NUM_PROMPTS, GROUP_SIZE = 6, 4
@@ -41,7 +45,7 @@ def module(tmp_path: Path, *names: str) -> ModuleType:
 @pytest.fixture
 def here(tmp_path: Path, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder in which the document's model folders are the tiny policy."""
-    for name in ("out/checkpoint-100", "merged", "ckpt"):
+    for name in ("out/checkpoint-99", "merged/global_step_99", "ckpt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).symlink_to(tiny_policy)
     monkeypatch.chdir(tmp_path)
@@ -121,10 +125,34 @@ def test_verl_rollouts(here, texts, capsys, extra) -> None:
     scored("verl", capsys)
 
 
-def test_openrlhf_samples(here, texts, capsys) -> None:
-    rows = [{"input": f"<|user|>{x}<|end|><|assistant|>", "output": f"<think>{z}</think><|end|>"} for x, z in texts]
-    (here / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    scored("openrlhf", capsys)
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("trl", lambda folder: trainer_files.trl(folder / "out")),
+        ("verl", lambda folder: trainer_files.verl(folder / "rollouts")),
+        ("prime_rl", lambda folder: trainer_files.prime_rl(folder / "outputs")),
+        ("skyrl", lambda folder: trainer_files.skyrl(folder / "exports")),
+    ],
+)
+def test_each_trainers_command_names_the_weights_that_sampled_its_file(tmp_path, monkeypatch, name, write) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path)
+    program, command, file, *flags = shlex.split(snippet(name))
+    given = dict(zip(flags[::2], flags[1::2], strict=True))
+    found = read_samples(Path(file), int(given["--step"]) if "--step" in given else None)
+    assert (program, command, found.step) == ("squelch", "score", 100)
+    notes = notes_on_file(found, Path(file), Path(given["--model"]))
+    assert found.format.weights is not None and found.format.weights.number_in(Path(given["--model"])) is not None
+    assert not [note for note in notes if "you gave" in note]
+
+
+def test_what_slime_saved_is_converted_without_executing_it(tmp_path, monkeypatch) -> None:
+    rows = [json.loads(line) for line in trainer_files.slime(tmp_path).read_text().splitlines()]
+    torch.save({"rollout_id": 7, "samples": [{**row, "rollout_id": None} for row in rows]}, tmp_path / "7.pt")
+    monkeypatch.setattr(sys, "argv", ["convert.py", str(tmp_path / "7.pt")])
+    module(tmp_path, "slime")
+    found = read_samples(tmp_path / "7.jsonl")
+    assert (found.format.name, found.step, len(found.rows)) == ("slime", 7, 3)
 
 
 REWARDS = np.array([[0, 0, 0, 0], [1, 0, 1, 0], [1, 1, 1, 1], [0, 0, 0, 1], [np.nan, np.nan, np.nan, 1]])

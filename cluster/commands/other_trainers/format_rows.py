@@ -1,0 +1,200 @@
+"""What a record of each trainer holds, as rows (`formats.py` says what a row is). Pure.
+
+Each function is given a record and the record's name for errors. It checks the form that only its trainer has;
+`score_files.py` checks what every row must be.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+from squelch.cluster.commands.other_trainers.records import Record
+from squelch.cluster.errors import UserError
+from squelch.envs.untrusted.files import brief
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A record, or a part of one, that is no sample of the policy that is trained."""
+
+    reason: str
+
+
+NAMES = {
+    "prompt": ("prompt", "input"),
+    "completion": ("completion", "output", "response"),
+    "reasoning": ("reasoning",),
+    "prompt_ids": ("prompt_ids",),
+    "reasoning_ids": ("reasoning_ids",),
+    "answer_ids": ("answer_ids",),
+    "completion_ids": ("completion_ids",),
+    "prompt_id": ("prompt_id", "group_id"),
+    "step": ("step", "global_step"),
+    "tools": ("tools",),
+    "completion_mask": ("completion_mask", "tool_mask", "response_mask"),
+    "turn": ("turn",),
+}
+"""Accepted names of each column of the format `columns`; the first name that a record has is used."""
+NEEDED = "`prompt` with `reasoning` or `completion` (text), or `prompt_ids` with `reasoning_ids` or `completion_ids`"
+KNOWN_COLUMNS = frozenset(name for names in NAMES.values() for name in names)
+SAID_BY_TRL = ("step", "prompt", "completion", "advantage", "tools")
+
+
+def fits_columns(columns: Collection[str]) -> bool:
+    """Whether a file with these columns is of the format `columns`."""
+    has = {key for key, names in NAMES.items() if set(names) & set(columns)}
+    spoken = "prompt" in has and bool(has & {"reasoning", "completion"})
+    ids = "prompt_ids" in has and "reasoning_ids" in has
+    return spoken or ids or ("completion_ids" in has and bool(has & {"prompt", "prompt_ids"}))
+
+
+def columns(record: Record, where: str) -> Iterator[Row | LeftOut]:
+    """A row by the names of NAMES."""
+    row = {
+        key: next((record[name] for name in names if record.get(name) is not None), None)
+        for key, names in NAMES.items()
+    }
+    yield {**row, "group": row["prompt_id"]}
+
+
+def trl(record: Record, where: str) -> Iterator[Row | LeftOut]:
+    """TRL 1.16, `GRPOTrainer.log`: a column for each reward function, then those of `log_extra`, then the advantage."""
+    rewards = {
+        name: value for name, value in record.items() if name not in SAID_BY_TRL and (value is None or is_number(value))
+    }
+    yield {**{name: record.get(name) for name in ("prompt", "completion", "step", "tools")}, "rewards": rewards}
+
+
+def verl(record: Record, where: str) -> Iterator[Row | LeftOut]:
+    """verl 0.9, `_write_generations`. A rollout with several model calls is several records, whose `uid` is
+    PROMPT_ROLLOUT_CALL; the prompt's own id may hold `_`."""
+    group, rollout, call = split_uid(record.get("uid"))
+    yield {
+        "prompt": record.get("input"),
+        "completion": record.get("output"),
+        "step": record.get("step"),
+        "rewards": {"score": record.get("score")},
+        "group": group,
+        "rollout": rollout,
+        "turn": call,
+    }
+
+
+def split_uid(uid: Any) -> tuple[str | None, str | None, int]:
+    """(group, rollout, call) of a key of verl's queue, e.g. `7f_3_0`."""
+    found = re.fullmatch(r"((.+)_\d+)_(\d{1,9})", uid) if isinstance(uid, str) else None
+    return (found[2], found[1], int(found[3])) if found else (uid if isinstance(uid, str) else None, None, 0)
+
+
+def nemo_rl(record: Record, where: str) -> Iterator[Row | LeftOut]:
+    """NeMo-RL, `Logger.log_batched_dict_as_jsonl`: each value is a batch of one."""
+    one = {key: value[0] if isinstance(value, list) and len(value) == 1 else value for key, value in record.items()}
+    reward = one.get("filtered_rewards", one.get("rewards"))
+    shared = {"step": one.get("step"), "rewards": {"reward": reward}, "rollout": one.get("idx")}
+    if "token_ids" not in one:
+        said = one.get("content")
+        if not isinstance(said, list) or len(said) != 2 or not all(isinstance(text, str) for text in said):
+            raise UserError(
+                f"{where}: `content` is {brief(said)}; without `token_ids` only a conversation of one prompt and one "
+                "answer can be read"
+            )
+        yield {"prompt": said[0], "completion": said[1], **shared}
+        return
+    size = one.get("input_lengths", len(one["token_ids"]) if isinstance(one["token_ids"], list) else 0)
+    ids, mask = _same_length(one["token_ids"], one.get("token_loss_mask"), where, "token_ids", "token_loss_mask")
+    yield from turns_of_ids(ids[:size], mask[:size], shared)
+
+
+def slime(record: Record, where: str) -> Iterator[Row | LeftOut]:
+    """slime, `Sample.to_dict` of the samples that `--save-debug-rollout-data` saves, as JSON Lines."""
+    if record.get("status") == "aborted":
+        yield LeftOut("aborted by slime")
+        return
+    tokens, size = record.get("tokens"), record.get("response_length")
+    if not isinstance(tokens, list) or not isinstance(size, int) or not 0 < size <= len(tokens):
+        raise UserError(
+            f"{where}: `response_length` is {brief(size)}; it must be the number of `tokens` that were sampled"
+        )
+    before = len(tokens) - size
+    mask = record["loss_mask"] if isinstance(record.get("loss_mask"), list) else [1] * size
+    ids, mask = _same_length(tokens, [0] * before + mask, where, "tokens", "loss_mask")
+    reward = record.get("reward")
+    shared = {
+        "step": record.get("rollout_id") if isinstance(record.get("rollout_id"), int) else record.get("step"),
+        "group": record.get("group_index"),
+        "rollout": record.get("index"),
+        "rewards": dict(reward) if isinstance(reward, dict) else {"reward": reward},
+    }
+    yield from turns_of_ids(ids, mask, shared)
+
+
+def areal(record: Record, where: str) -> Iterator[Row | LeftOut]:
+    """AReaL 1.0, `WorkflowExecutor._dump_trajectory`: texts with special tokens. The step is the version of the weights
+    that sampled the last token."""
+    head, tail = record.get("head_version"), record.get("tail_version")
+    yield {
+        "prompt": record.get("prompt"),
+        "completion": record.get("completion"),
+        "step": tail,
+        "group": record.get("task_id"),
+        "rewards": {"reward": record.get("reward")},
+        "versions": [head, tail],
+    }
+
+
+def skyrl(record: Record, where: str) -> Iterator[Row | LeftOut]:
+    """SkyRL 0.4, `dump_per_dataset_eval_results`: texts with special tokens; the score may be one for each token."""
+    score = record.get("score")
+    if isinstance(score, list) and all(map(is_number, score)):
+        score = math.fsum(score)
+    yield {
+        "prompt": record.get("input_prompt"),
+        "completion": record.get("output_response"),
+        "rewards": {"score": score},
+    }
+
+
+def turns_of_ids(ids: Sequence[int], mask: Sequence[Any], shared: Mapping[str, Any]) -> Iterator[Row | LeftOut]:
+    """A row for each run of sampled tokens: what stands before it is its prompt. Without a group of the trainer's, the
+    rows of one first prompt share one."""
+    start, turn, group = 0, 0, shared.get("group")
+    for end in range(1, len(mask) + 1):
+        if end < len(mask) and bool(mask[end]) == bool(mask[start]):
+            continue
+        if mask[start]:
+            group = blake2b(repr(ids[:start]).encode()).hexdigest() if group is None else group
+            prompt, said = list(ids[:start]), list(ids[start:end])
+            yield {**shared, "prompt_ids": prompt, "completion_ids": said, "turn": turn, "group": group}
+            turn += 1
+        start = end
+    if not turn:
+        yield LeftOut("nothing was sampled")
+
+
+def _same_length(ids: Any, mask: Any, where: str, *names: str) -> tuple[list[int], list[Any]]:
+    if not isinstance(ids, list) or not isinstance(mask, list) or len(ids) != len(mask):
+        sizes = " and ".join(f"`{name}`" for name in names)
+        raise UserError(f"{where}: {sizes} must be two lists of the same length; the mask marks the sampled tokens")
+    return ids, mask
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, and no flag."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def whole_step(value: Any, where: str) -> int | None:
+    """The step as a number: tables hold it as a float if it is missing in other rows, and some trainers as text."""
+    text = str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+    if value is None or value != value:
+        return None
+    if re.fullmatch(r"-?\d{1,18}(\.0*)?", text) is None:
+        raise UserError(f"{where}: `step` is {brief(value)}; it must be a whole number")
+    return int(text.partition(".")[0])

@@ -1,0 +1,137 @@
+"""The records of verifiers and prime-rl, as rows: episodes, whose traces are graphs of messages. Pure.
+
+    episode ─▶ traces, one for each agent ─▶ nodes: a message, its parent, and the tokens that it adds
+
+A node that the model sampled is one row. Its prompt is the path from the root to its parent, and, where nodes hold
+token ids, the scaffold that its own ids begin with (`MessageNode` in verifiers' `graph.py`: a path's ids, one node
+after another, are exactly what the model read and said). Paths that share a beginning share its nodes, so every sampled
+message is one row however often its conversation was rewritten afterwards.
+
+The step is the version of the policy that began the episode, where the trainer stamps it (`run.work.policy.start`), and
+else the step at which the episode was dispatched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from squelch.cluster.commands.other_trainers.format_rows import LeftOut, Row, is_number
+from squelch.cluster.commands.other_trainers.records import Record
+from squelch.cluster.errors import UserError
+
+EVALUATION = "an evaluation within a training run"
+NOT_TRAINED = "said by an agent that is not trained"
+
+
+def episode(record: Record, where: str) -> Iterator[Row | LeftOut]:
+    """The rows of an episode, or of a trace alone."""
+    traces = record.get("traces", [record] if "nodes" in record else None)
+    if not isinstance(traces, list) or not all(isinstance(one, dict) for one in traces):
+        raise UserError(f"{where}: `traces` must be a list of traces, as verifiers writes them")
+    run = _object(record.get("run"))
+    work = _object(run.get("work"))
+    if run.get("type") == "train" and work.get("type") == "eval":
+        yield LeftOut(EVALUATION)
+        return
+    if not traces:
+        yield LeftOut("an episode without traces")
+    policy = _object(work.get("policy"))
+    shared = {
+        "step": policy.get("start", work.get("step")),
+        "versions": [policy.get("start"), policy.get("end")],
+        "group": _group(record),
+    }
+    for trace in traces:
+        if _object(trace.get("agent")).get("trainable") is False:
+            yield LeftOut(NOT_TRAINED)
+        else:
+            yield from _trace(trace, shared, where)
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _group(record: Record) -> Any:
+    """The episode's group, or else its task: they have the same prompt."""
+    task = _object(record.get("task"))
+    return _object(record.get("group")).get("id") or task.get("key") or task.get("hash")
+
+
+def _trace(trace: Mapping[str, Any], shared: Mapping[str, Any], where: str) -> Iterator[Row | LeftOut]:
+    nodes = trace.get("nodes")
+    if not isinstance(nodes, list) or not all(isinstance(_object(node).get("message"), dict) for node in nodes):
+        raise UserError(f"{where}: `nodes` must be a list of nodes with a `message` each, as verifiers writes them")
+    rewards = {name: _reward(value) for name, value in _object(trace.get("rewards")).items()}
+    shared = {**shared, "rewards": rewards, "rollout": trace.get("id")}
+    said = 0
+    for index, node in enumerate(nodes):
+        if node.get("sampled"):
+            said += 1
+            path = _path(nodes, index, where)
+            turn = sum(bool(one.get("sampled")) for one in path[:-1])
+            yield {**_said(path, where), "turn": turn, **shared}
+    if not said:
+        yield LeftOut("nothing was sampled")
+
+
+def _reward(value: Any) -> float | None:
+    """The value of a `Reward`; None if scoring did not run."""
+    score, weight = _object(value).get("score"), _object(value).get("weight", 1.0)
+    return float(score) * float(weight) if is_number(score) and is_number(weight) else None
+
+
+def _path(nodes: Sequence[Mapping[str, Any]], index: int, where: str) -> list[Mapping[str, Any]]:
+    """The nodes from the root to a node."""
+    path = [nodes[index]]
+    at = index
+    while (parent := nodes[at].get("parent")) is not None:
+        if not isinstance(parent, int) or not 0 <= parent < at:
+            raise UserError(f"{where}: node {at} has the parent {str(parent)[:20]}; it must be an earlier node, from 0")
+        path.append(nodes[parent])
+        at = parent
+    return path[::-1]
+
+
+def _said(path: Sequence[Mapping[str, Any]], where: str) -> Row:
+    """The prompt and the completion of the path's last node, as ids if every node has them."""
+    node = path[-1]
+    ids, mask = node.get("token_ids") or [], node.get("mask") or []
+    if len(ids) != len(mask):
+        raise UserError(
+            f"{where}: a node has {len(ids)} `token_ids` and {len(mask)} entries in `mask`; they must agree"
+        )
+    if not any(mask) or not all(one.get("token_ids") for one in path):
+        tools = [_nested_tool(tool) for tool in path[0].get("tools") or []]
+        said = [_message(one["message"]) for one in path]
+        return {"prompt": said[:-1], "completion": said[-1:], "tools": tools or None}
+    start = next(i for i, sampled in enumerate(mask) if sampled)
+    end = len(mask) - next(i for i, sampled in enumerate(reversed(mask)) if sampled)
+    before = [token for one in path[:-1] for token in one["token_ids"]]
+    return {"prompt_ids": [*before, *ids[:start]], "completion_ids": list(ids[start:end])}
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message without what it lacks, its tool calls nested as OpenAI nests them."""
+    found = {key: value for key, value in message.items() if value is not None and key != "provider_state"}
+    if isinstance(found.get("content"), list):
+        parts = [_object(part).get("text") for part in found["content"]]
+        found["content"] = "\n".join(text for text in parts if isinstance(text, str))
+    if isinstance(found.get("tool_calls"), list):
+        found["tool_calls"] = [_nested_call(call) for call in found["tool_calls"]]
+    return found
+
+
+def _nested_call(call: Any) -> Any:
+    if not isinstance(call, dict) or "function" in call:
+        return call
+    function = {key: call[key] for key in ("name", "arguments") if key in call}
+    return {"id": call.get("id"), "type": "function", "function": function}
+
+
+def _nested_tool(tool: Any) -> Any:
+    if not isinstance(tool, dict) or "function" in tool:
+        return tool
+    function = {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key) is not None}
+    return {"type": "function", "function": function}

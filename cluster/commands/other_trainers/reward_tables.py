@@ -1,0 +1,189 @@
+"""Reads the rewards and groups of a trainer's file for `squelch filter`.
+
+A file is of a trainer's format (`formats.py`), or any table with a column of prompts or groups and columns of rewards.
+Of a rollout with several turns, the last one's reward counts. Only rewards and a digest of each group are kept, so a
+file of any size takes little memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from squelch.cluster.commands.other_trainers.format_rows import SAID_BY_TRL, LeftOut, is_number, whole_step
+from squelch.cluster.commands.other_trainers.formats import FORMATS, Format, files_of, format_named
+from squelch.cluster.commands.other_trainers.records import Record, columns_of, records
+from squelch.cluster.errors import UserError, bad_files_are_the_users, did_you_mean
+from squelch.envs.untrusted.files import brief, shortened
+from squelch.envs.untrusted.memory import memory_of_at_most
+
+GROUP_COLUMNS = ("group_id", "prompt_id", "uid", "prompt", "input", "input_prompt", "prompt_ids")
+"""Columns that tell groups apart, in this order."""
+NO_REWARDS = frozenset({*SAID_BY_TRL, *GROUP_COLUMNS, "global_step", "turn", "index", "idx", "trajectory"})
+
+
+class RewardRow(NamedTuple):
+    """One completion. `rewards`: every number of the record by name; `own`: those that are rewards as far as is known;
+    `rollout`: what its turns share, None if it has one."""
+
+    step: int | None
+    group: bytes
+    rollout: str | None
+    rewards: Mapping[str, Any]
+    own: tuple[str, ...]
+    where: str
+
+
+class RewardTable(NamedTuple):
+    """The rewards of a file, row by row. `steps`: of each row; `groups`: a label of each row's group, from 0;
+    `rewards`: NaN for a row that no reward function scored."""
+
+    steps: list[int | None]
+    groups: list[int]
+    rewards: list[float]
+    notes: list[str]
+
+
+def read_rewards(path: Path, name: str | None, wanted: Sequence[str], group: str | None) -> RewardTable:
+    """The rewards of a file or folder.
+
+    Args:
+        path: the file.
+        name: the format's name; None recognises it.
+        wanted: `NAME` or `NAME=WEIGHT` of each reward that counts, weight 1; empty takes the only one that there is.
+        group: the column that tells groups apart; None takes the format's own, or a prompt's.
+    """
+    with bad_files_are_the_users(), memory_of_at_most(str(path)):
+        named = None if name is None else format_named(name)
+        notes, left_out = list[str](), Counter[str]()
+        rows = _last_turns(_rows(path, named, group, notes, left_out))
+        weights = _weights(path, rows, wanted)
+        totals = [_total(row, weights) for row in rows]
+    labels: dict[bytes, int] = {}
+    groups = [labels.setdefault(row.group, len(labels)) for row in rows]
+    notes += [f"left out, {reason}: {count}" for reason, count in sorted(left_out.items())]
+    return RewardTable([row.step for row in rows], groups, totals, notes)
+
+
+def _rows(
+    path: Path, named: Format | None, group: str | None, notes: list[str], left_out: Counter[str]
+) -> Iterator[RewardRow]:
+    for file in files_of(path, named):
+        columns = columns_of(file)
+        fitting = [one for one in FORMATS.values() if one.matches(columns)]
+        if named is None and len(fitting) > 1:
+            names = " and ".join(one.name for one in fitting)
+            raise UserError(f"{file}: its columns fit the formats {names}; say which with --format")
+        found = named or (fitting[0] if fitting else None)
+        step = None if found is None else found.step_of(file)
+        for number, record in records(file, None, notes):
+            where = f"{file}, row {number}"
+            if found is None or found.name == "columns":
+                yield _of_table(record, group, where)
+                continue
+            for row in found.rows(record, where):
+                if isinstance(row, LeftOut):
+                    left_out[row.reason] += 1
+                else:
+                    yield _of_format(record, row, group, where, step)
+
+
+def _of_format(record: Record, row: Mapping[str, Any], group: str | None, where: str, step: int | None) -> RewardRow:
+    """`step`: of the file's name. The record's other numbers count if they are named."""
+    rollout = None if row.get("rollout") is None else str(row["rollout"])
+    rewards = {**_numbers(record), **row["rewards"]}
+    at = whole_step(row["step"] if row.get("step") is not None else step, where)
+    return RewardRow(at, _key(record, row, group, where), rollout, rewards, tuple(row["rewards"]), where)
+
+
+def _numbers(record: Record) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if isinstance(value, int | float) and key not in NO_REWARDS}
+
+
+def _of_table(record: Record, group: str | None, where: str) -> RewardRow:
+    step = whole_step(record.get("step", record.get("global_step")), where)
+    own = tuple(key for key, value in record.items() if key not in NO_REWARDS and is_number(value))
+    return RewardRow(step, _key(record, {}, group, where), None, _numbers(record), own, where)
+
+
+def _key(record: Record, row: Mapping[str, Any], column: str | None, where: str) -> bytes:
+    """A digest of what the completions of one prompt share."""
+    if column is not None and column not in record:
+        raise UserError(f"{where}: has no column `{column}`, which --group names; it has {_names(record)}")
+    if column is not None:
+        value = record[column]
+    elif row:
+        own = row["prompt"] if row.get("prompt_ids") is None else row["prompt_ids"]
+        value = row["group"] if row.get("group") is not None else own
+    else:
+        value = next((record[name] for name in GROUP_COLUMNS if record.get(name) is not None), None)
+    if value is None:
+        raise UserError(
+            f"{where}: no column tells its group: {', '.join(GROUP_COLUMNS)}, or the one that --group names; it has "
+            f"{_names(record)}"
+        )
+    return blake2b(repr(value).encode(errors="replace"), digest_size=16).digest()
+
+
+def _last_turns(rows: Iterator[RewardRow]) -> list[RewardRow]:
+    """The rows without the earlier turns of a rollout."""
+    kept: dict[int | tuple[int | None, str], RewardRow] = {}
+    for index, row in enumerate(rows):
+        kept[index if row.rollout is None else (row.step, row.rollout)] = row
+    return list(kept.values())
+
+
+def _weights(path: Path, rows: Sequence[RewardRow], wanted: Sequence[str]) -> dict[str, float]:
+    """The weight of each reward that counts."""
+    if not rows:
+        raise UserError(f"{path} holds no rows with rewards")
+    known = {key for row in rows for key in row.rewards}
+    if wanted:
+        return dict(_weight(path, text, known) for text in wanted)
+    scored = {key for row in rows for key in row.own if row.rewards[key] is not None}
+    if not scored:
+        raise UserError(
+            f"{path} has no column of rewards; name one with --reward. It has {_names(known) or 'no numbers'}"
+        )
+    if len(scored) == 1:
+        return dict.fromkeys(scored, 1.0)
+    raise UserError(
+        f"{path} has several columns of numbers: {_names(scored)}; name the rewards with --reward, with a weight if it "
+        "is not 1 (--reward accuracy format=0.5)"
+    )
+
+
+def _weight(path: Path, text: str, known: set[str]) -> tuple[str, float]:
+    name, equals, weight = text.rpartition("=") if text not in known else (text, "", "")
+    name = name if equals else text
+    if name not in known:
+        raise UserError(
+            f"--reward {text}: {did_you_mean(name, sorted(known))}{path} has {_names(known) or 'no numbers'}"
+        )
+    try:
+        value = float(weight) if equals else 1.0
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UserError(f"--reward {text}: the weight must be a number, e.g. --reward {name}=0.5")
+    return name, value
+
+
+def _total(row: RewardRow, weights: Mapping[str, float]) -> float:
+    """The weighted sum of the rewards that the row has; NaN if it has none."""
+    found = []
+    for name, weight in weights.items():
+        value = row.rewards.get(name)
+        if value is not None and not isinstance(value, int | float):
+            raise UserError(f"{row.where}: `{name}` is {brief(value)}; a reward must be a number, or null")
+        if value is not None and not math.isnan(value):
+            found.append(weight * float(value))
+    return math.fsum(found) if found else math.nan
+
+
+def _names(names: Any) -> str:
+    return shortened(", ".join(f"`{name}`" for name in sorted(map(str, names))), 300)
