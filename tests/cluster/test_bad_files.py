@@ -64,12 +64,10 @@ def test_samples_are_read_from_no_other_kind_of_file(tmp_path: Path, name: str, 
 @pytest.mark.parametrize(
     ("command", "name", "read"),
     [
-        ("filter", "x.json", "an .npz with `rewards`, a run's folder, or a .parquet"),
-        ("filter", "x.JSONL", "an .npz with `rewards`, a run's folder, or a .parquet"),
-        ("filter", "x.jsonl.gz", "an .npz with `rewards`, a run's folder, or a .parquet"),
+        ("filter", "x.csv", "an .npz with `rewards`, a run's folder, or a .jsonl, .json or .parquet"),
         ("mi", "x.json", "an .npz with"),
-        ("score", "x.jsonl.gz", "a .jsonl, .json or .parquet"),
-        ("score", "x.CSV", "a .jsonl, .json or .parquet"),
+        ("score", "x.npz", "one of .jsonl, .jsonl.gz"),
+        ("score", "x.CSV", "one of .jsonl, .jsonl.gz"),
     ],
 )
 def test_the_suffixes_that_are_read_are_named(tmp_path: Path, capsys, command: str, name: str, read: str) -> None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeGuard
 
 from squelch.cluster.commands.other_trainers.records import Record
 from squelch.cluster.errors import UserError
@@ -185,7 +185,7 @@ def _same_length(ids: Any, mask: Any, where: str, *names: str) -> tuple[list[int
     return ids, mask
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[int | float]:
     """Whether a value is a number, and no flag."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 

@@ -187,7 +187,7 @@ def format_of(path: Path, name: str | None = None) -> Format:
 def files_of(path: Path, found: Format | None) -> list[Path]:
     """The files of samples at a path: itself, or those in a folder, e.g. one step of a trainer that writes a file for
     each task."""
-    if not is_folder(path):
+    if not is_folder(path) or path.name.lower().endswith(SUFFIXES):  # the latter is a mistake, which opening it names
         return [path]
     names = sorted(one for one in path.glob(found.files if found else "*") if one.name.lower().endswith(SUFFIXES))
     if not names:

@@ -90,6 +90,9 @@ class _Selection:
             return
         self.format = found
         named = found.step_of(path if not self._in_folder else path.relative_to(self._path.parent))
+        if self._in_folder and self._step is not None and named not in (None, self._step):
+            self._seen.add(named)
+            return
         first, number = self._count, 0
         for number, record in records(path, found.columns, self._notes):
             where = f"{path}, row {number}"

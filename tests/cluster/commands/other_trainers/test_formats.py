@@ -239,6 +239,9 @@ def test_steps_of_a_folder_are_found_with_their_files_and_checkpoints(tmp_path) 
     for step in (9, 10, 100):
         trainer_files.trl(tmp_path / "trl", step)
     assert list(steps_in(tmp_path / "trl", FORMATS["trl"])) == [9, 10, 100]
+    found = read_samples(tmp_path / "trl" / "completions", 10)
+    assert (found.step, len(found.rows)) == (10, len(SAMPLES))
+    assert "holds the steps 9, 10, 100" in refused(tmp_path / "trl" / "completions")
     trainer_files.areal(tmp_path / "areal", 3)
     (files,) = steps_in(tmp_path / "areal" / "rollout", FORMATS["areal"]).values()
     assert [file.name for file in files] == ["0.jsonl", "1.jsonl"]
