@@ -24,7 +24,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from squelch.api.messages import without_nulls
 from squelch.cluster.errors import UserError
 from squelch.envs.untrusted.files import Unreadable, decoding, is_file, open_file
 from squelch.envs.untrusted.text import lines_of, parse_object
@@ -134,6 +133,7 @@ def _parquet(path: Path) -> Iterator[tuple[Any, int]]:
 
 
 def _table(path: Path, columns: Collection[str] | None) -> Iterator[tuple[int, Record]]:
+    from squelch.api.messages import without_nulls
     from squelch.envs.untrusted.parquet import DAMAGED, streamed
 
     with _parquet(path) as (file, size):
