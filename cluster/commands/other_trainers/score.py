@@ -36,7 +36,9 @@ Does the reasoning in a trainer's samples depend on its input? Scores every reas
 prints the mutual-information proxies of RAGEN-2 (Eq. 1, Table 1) with intervals, names the regime, and lists the
 reasonings that fit every prompt (templates). If rows have answers, it also says whether they follow from the reasoning.
 
-FILE is a JSONL or Parquet file with one reasoning per row, all of one training step:
+FILE is what TRL, verl, verifiers, prime-rl, NeMo-RL, AReaL, slime or SkyRL wrote, recognised by its columns
+(docs/guide/use-with-other-trainers.md), or a folder of such files; or a .jsonl (also .gz, .zst), .json or .parquet of
+your own with one reasoning per row, all of one training step:
   as text   `prompt` (or `input`; text up to where the answer begins, or a list of messages), with
             `reasoning`, or `completion` (or `output`, `response`) that closes its reasoning with </think>
   as ids    `prompt_ids`, up to and including the opening of the reasoning, with `reasoning_ids`
@@ -45,11 +47,11 @@ FILE is a JSONL or Parquet file with one reasoning per row, all of one training 
 Other columns are ignored. More prompts, and several reasonings of each, narrow the intervals."""
 
 SCORE_EPILOG = """\
-how to read it: see `squelch mi --help`; docs/guide/use-with-other-trainers.md describes TRL, verl and OpenRLHF
+how to read it: see `squelch mi --help`; docs/guide/reasoning.md
   gap: log p(z|own prompt) - log mean p(z|other prompts), in nats; a reasoning with a gap of 0 or less fits any prompt
 
 examples:
-  squelch score completions_00100.parquet --model checkpoint-100
+  squelch score completions_00100.parquet --model checkpoint-99
   squelch score rollouts/100.jsonl --model policy/ --out scores.npz --json"""
 
 
