@@ -316,33 +316,43 @@ from pathlib import Path
 from squelch.cluster.commands.other_trainers import score_files
 from squelch.cluster.errors import UserError
 
-bounded, most = score_files.memory_of_at_most, int(sys.argv[2]) << 20
+bounded, most = score_files.memory_of_at_most, int(sys.argv[1]) << 20
 score_files.memory_of_at_most = lambda where: bounded(where, most)
-print([number for number, _ in score_files.read_rows(Path(sys.argv[1]), 7)])
-for path, step in ((sys.argv[1], None), (sys.argv[3], None)):
+print([number for number, _ in score_files.read_rows(Path(sys.argv[2]), 7)])
+for path in sys.argv[2:]:
     try:
-        score_files.read_rows(Path(path), step)
+        score_files.read_rows(Path(path), None)
     except UserError as error:
         print(error)
 """
 
 
-@pytest.mark.parametrize(("suffix", "most_mib"), [("jsonl", 48), ("parquet", 96)])
-def test_the_steps_that_are_not_wanted_take_no_memory(tmp_path, suffix, most_mib):
-    """In a process of its own: the bound is on what the system gives, and this one's heap may have room to spare. A
-    table is one row group, which is read in parts."""
-    rows = [{"prompt": f"{step:08d}" * (MIB // 2), "reasoning": "a", "step": step} for step in range(30)]
-    file, one_step = tmp_path / f"run.{suffix}", tmp_path / "one.jsonl"
-    jsonl(one_step, [row | {"step": 7} for row in rows])
-    if suffix == "parquet":
-        pq.write_table(pa.Table.from_pylist(rows), file, use_dictionary=False)
-    else:
-        jsonl(file, rows)
-    words = [sys.executable, "-c", UNDER_A_BOUND, str(file), str(most_mib), str(one_step)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
-    wanted, several, refused = done.stdout.splitlines()
+def under_a_bound(most_mib: int, *files: Path) -> list[str]:
+    """Reads step 7, and then each file whole, in a process of its own: the bound is on what the system gives, and this
+    one's heap may have room to spare."""
+    words = [sys.executable, "-c", UNDER_A_BOUND, str(most_mib), *map(str, files)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout.splitlines()
+
+
+def long_rows(count: int) -> list[dict[str, object]]:
+    return [{"prompt": f"{step:08d}" * (MIB // 2), "reasoning": "a", "step": step} for step in range(count)]
+
+
+def test_the_steps_that_are_not_wanted_take_no_memory(tmp_path):
+    file, one_step = tmp_path / "run.jsonl", tmp_path / "one.jsonl"
+    jsonl(file, long_rows(30))
+    jsonl(one_step, [row | {"step": 7} for row in long_rows(30)])
+    wanted, several, refused = under_a_bound(48, file, one_step)
     assert wanted == "[8]" and "holds the steps 0, 1, 2, 3, 4, 5, … (30 in all)" in several
-    assert f"more than {most_mib} MiB of memory" in refused
+    assert "more than 48 MiB of memory" in refused
+
+
+def test_a_table_of_one_row_group_is_read_in_parts(tmp_path):
+    """In a process of its own, as above: the table has 180 MiB."""
+    file = tmp_path / "run.parquet"
+    pq.write_table(pa.Table.from_pylist(long_rows(45)), file, use_dictionary=False, write_batch_size=1)
+    wanted, several = under_a_bound(144, file)
+    assert wanted == "[8]" and "… (45 in all)" in several
 
 
 def test_a_step_is_picked(tmp_path, tiny_policy, rows, capsys):
