@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from squelch.envs.untrusted.files import MIB, Unreadable, decoding, shortened, size_text
 
@@ -94,6 +94,13 @@ def streamed(
                 batch.validate(full=True)
             _bound(batch.nbytes, where)
             yield batch
+
+
+def without_nulls(value: Any) -> Any:
+    """A value of an Arrow table without the null fields of its objects, which say that another row has the field."""
+    if isinstance(value, dict):
+        return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def in_one(tables: Iterable[pa.Table], where: str, most_bytes: int, most_rows: int) -> pa.Table:

@@ -167,13 +167,6 @@ def spoken(message: Mapping[str, Any]) -> Spoken:
     return Spoken(shown.get("content") or "", reasoning, calls)
 
 
-def without_nulls(value: Any) -> Any:
-    """A value of an Arrow table without the null fields of its objects, which say that another row has the field."""
-    if isinstance(value, dict):
-        return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
-    return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
-
-
 def _strings(value: Any) -> Iterator[str]:
     """Every text in a JSON value, keys included."""
     if isinstance(value, str):

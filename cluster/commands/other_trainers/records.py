@@ -133,8 +133,7 @@ def _parquet(path: Path) -> Iterator[tuple[Any, int]]:
 
 
 def _table(path: Path, columns: Collection[str] | None) -> Iterator[tuple[int, Record]]:
-    from squelch.api.messages import without_nulls
-    from squelch.envs.untrusted.parquet import DAMAGED, streamed
+    from squelch.envs.untrusted.parquet import DAMAGED, streamed, without_nulls
 
     with _parquet(path) as (file, size):
         wanted = [name for name in file.schema_arrow.names if columns is None or name in columns]
