@@ -20,7 +20,7 @@ check: lint
 	$(VENV)/bin/python -m pytest -m "not ray and not slow" --ignore=tests/research -n 2 $(ARGS)
 
 test: setup
-	PYTHON=$(VENV)/bin/python deploy/setup.sh test
+	VENV=$(VENV) PYTHON=$(VENV)/bin/python deploy/setup.sh test
 	$(VENV)/bin/python -m pytest -m "not ray" -n 2 $(ARGS) || $(NONE_CHOSEN)
 	$(VENV)/bin/python -m pytest -m ray $(ARGS) || $(NONE_CHOSEN)
 

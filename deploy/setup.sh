@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Sets up the virtual environment (cpu or gpu), the tests' further programs (test), or a real model (smollm2). A repeated
-# call returns at once: a stamp in the environment holds the digest of the set-up's inputs. PACKAGE is what pip installs,
-# e.g. `.[cpu]` for an image; by default the checkout itself, editable, with the tests' packages. With LOCKED=1 (cpu,
-# Python 3.11) every other package is the file whose digest deploy/lock-cpu.txt holds.
+# Sets up the virtual environment (cpu or gpu), the tests' further programs (test), a real model (smollm2), or TRL for
+# tests and benchmarks (trl). A repeated call returns at once: a stamp in the environment holds the digest of the set-up's
+# inputs. PACKAGE is what pip installs, e.g. `.[cpu]` for an image; by default the checkout itself, editable, with the
+# tests' packages. With LOCKED=1 (cpu, Python 3.11) every other package is the file whose digest deploy/lock-cpu.txt holds.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kind=${1:-cpu}
@@ -137,9 +137,24 @@ setup_tests() {
     fi
 }
 
+# TRL beside the environment, not in it: nothing of Squelch needs it, and its packages come without a digest. It runs on
+# the environment's torch and transformers (PYTHONPATH=.cache/trl).
+setup_trl() {
+    local site=.cache/trl
+    cmp -s deploy/trl.txt "$site/squelch-setup.txt" && return
+    echo "setup: installing TRL into $site"
+    rm -rf "$site"
+    pip --target "$site" --no-deps -r deploy/trl.txt && cp deploy/trl.txt "$site/squelch-setup.txt"
+}
+
 case "$kind" in
     cpu | gpu) setup_environment; setup_foreign; setup_sandbox ;;
-    test) setup_tests; setup_sandbox ;;
+    test)
+        setup_tests
+        setup_sandbox
+        setup_trl || echo "setup: TRL is not installed; its tests are skipped with a message (deploy/setup.sh trl)" >&2
+        ;;
+    trl) setup_trl || fail "the packages of deploy/trl.txt cannot be installed; the lines above say why" ;;
     smollm2) setup_smollm2 ;;
-    *) fail "unknown kind '$kind'; use cpu, gpu, test or smollm2" ;;
+    *) fail "unknown kind '$kind'; use cpu, gpu, test, smollm2 or trl" ;;
 esac

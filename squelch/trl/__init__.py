@@ -1,0 +1,53 @@
+"""The diagnosis and the filter inside TRL's GRPOTrainer, live (docs/guide/use-with-other-trainers.md#trl).
+
+    Observer             MI, D and the regime of the live model every k steps; a reward function and a callback
+    SquelchGRPOTrainer   the same with exact ids under tools, and the filter; a subclass of GRPOTrainer
+    SquelchMixin         the same for a trainer that is a subclass already
+    GroupFilter          the filter's settings there
+
+    GRPOTrainer: sample ── rewards ── advantages ── batch ─────────────▶ loss ── log
+                              │                       │                           │
+                              ▼                       ▼                           ▼
+                          Observer ◀─exact ids── SquelchMixin: zero masks      Observer.on_log
+                              │                                                   │
+                              ├── log_metric ──▶ TRL's logs                       │
+                              └── exported.Endpoint ──▶ /metrics ◀────────────────┘
+
+Contract:
+
+- Observing changes no parameter, no optimizer state, no random state and no gradient of a run. It happens after sampling
+  and before the update, on the weights that sampled, in the main process; the other ranks wait at TRL's next
+  collective. Rows of all ranks are gathered first.
+- As a reward function the observer returns None for every row, so a row that the user's functions left out stays out.
+- A dropped group gets a zero mask: loss, KL and entropy leave it out. Shapes stay. Every rank decides on the rewards of
+  all ranks, so all decide the same.
+- Generation is not touched. Evaluation is neither observed nor filtered.
+- FSDP, DeepSpeed ZeRO-3 and images are refused by name; `trainer` refuses a release of TRL that it was not tried on.
+- TRL is imported by `trainer` alone, and only there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from squelch.trl.groups import GroupFilter
+    from squelch.trl.observer import Observer
+    from squelch.trl.trainer import SquelchGRPOTrainer, SquelchMixin
+
+__all__ = ["GroupFilter", "Observer", "SquelchGRPOTrainer", "SquelchMixin"]
+
+_MODULES = {
+    "GroupFilter": "squelch.trl.groups",
+    "Observer": "squelch.trl.observer",
+    "SquelchGRPOTrainer": "squelch.trl.trainer",
+    "SquelchMixin": "squelch.trl.trainer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'squelch.trl' has no attribute {name!r}; public are {', '.join(__all__)}")
+    from importlib import import_module
+
+    return getattr(import_module(_MODULES[name]), name)

@@ -1,0 +1,63 @@
+"""A TRL run at `/metrics`, under the names that a run of Squelch exports, so that its dashboards and alerts serve both.
+
+This is the one module of the package that knows `squelch.cluster`: the registry of all components is composed there.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import squelch
+from squelch.actors.config import RecorderConfig
+from squelch.actors.metrics.exporter import Recorder
+from squelch.cluster.metrics import REGISTRY
+
+LOGGED_BY_TRL = {
+    "loss": "learner/loss",
+    "policy_loss": "learner/policy_loss",
+    "grad_norm": "learner/grad_norm",
+    "learning_rate": "learner/learning_rate",
+    "entropy": "learner/entropy",
+    "kl": "learner/kl",
+    "clip_ratio/low_mean": "learner/clip_fraction_low",
+    "clip_ratio/high_mean": "learner/clip_fraction_high",
+    "reward": "reward_mean",
+    "step_time": "seconds/step",
+}
+"""The flat key of each value that TRL logs and a run of Squelch exports."""
+
+
+class Endpoint:
+    """The metrics of one TRL run, served on the ports of `squelch train`. ValueError if none is free."""
+
+    def __init__(self, host: str, port: int | None, run: str, rule: str) -> None:
+        self._recorder = Recorder(RecorderConfig(host=host, port=port), REGISTRY)
+        self._recorder.start()
+        self._recorder.set("squelch_run_info", 1, run=run, environment="TRL", filter=rule)
+        self._recorder.set("squelch_build_info", 1, version=squelch.__version__, python=platform.python_version())
+        self._pending: dict[str, float] = {}
+
+    @property
+    def url(self) -> str:
+        """The address that Prometheus scrapes."""
+        return self._recorder.url
+
+    def add(self, flat: Mapping[str, float]) -> None:
+        """Keeps values of the present step for `step`."""
+        self._pending |= flat
+
+    def logged(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Exports what TRL logged at a step."""
+        found = {key: logs[name] for name, key in LOGGED_BY_TRL.items() if logs.get(name) is not None}
+        self._recorder.step(step, {key: float(value) for key, value in found.items()})
+
+    def step(self, step: int, planned: int) -> None:
+        """Exports a finished step, with what was kept for it."""
+        self._recorder.step(step, {**self._pending, "total_steps": planned, "optimizer_steps": 1.0})
+        self._pending = {}
+
+    def close(self) -> None:
+        """Stops listening."""
+        self._recorder.close()

@@ -1,0 +1,54 @@
+"""TRL's runs of these tests, made once for all processes of a session."""
+
+import fcntl
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from tests.api.conftest import model, samples, texts, tokenizer  # noqa: F401  # fixtures
+
+ROOT = Path(__file__).parents[2]
+SITE = ROOT / ".cache" / "trl"
+ROOMS = ("actors", "cluster", "deploy", "envs", "learner")
+RUN_S = 900.0
+
+
+def in_trl(folder: Path, *words: str) -> None:
+    """Runs python in TRL's environment, and in a folder in which the user has packages with the names of our rooms."""
+    for room in ROOMS:
+        (folder / "users" / room).mkdir(parents=True, exist_ok=True)
+        (folder / "users" / room / "__init__.py").write_text("MINE = True\n")
+    path = os.pathsep.join(map(str, (folder / "users", ROOT, SITE)))
+    env = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    with (folder / "log").open("w") as log:
+        done = subprocess.run(
+            [sys.executable, *words], cwd=folder, env=env, stdout=log, stderr=log, timeout=RUN_S, check=False
+        )
+    assert done.returncode == 0, (folder / "log").read_text()[-6000:]
+
+
+@pytest.fixture(scope="session")
+def trl_site() -> Path:
+    """The folder of TRL's packages."""
+    if not (SITE / "squelch-setup.txt").is_file():
+        warnings.warn("TRL is not installed: its integration is NOT TESTED; run deploy/setup.sh trl", stacklevel=2)
+        pytest.skip("TRL is not installed: run deploy/setup.sh trl")
+    return SITE
+
+
+@pytest.fixture(scope="session")
+def runs(trl_site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of `tests.trl.runs`."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "trl-runs"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "done").exists():
+            in_trl(folder, "-m", "tests.trl.runs", str(folder))
+            (folder / "done").touch()
+    return folder
