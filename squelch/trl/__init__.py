@@ -15,9 +15,9 @@
 
 Contract:
 
-- Observing changes no parameter, no optimizer state, no random state and no gradient of a run. It happens after sampling
-  and before the update, on the weights that sampled, in the main process; the other ranks wait at TRL's next
-  collective. Rows of all ranks are gathered first.
+- Observing changes no parameter, optimizer state, random state or gradient of a run. It happens after sampling and
+  before the update, on the weights that sampled, in the main process; the other ranks wait at TRL's next collective.
+  Rows of all ranks are gathered first.
 - As a reward function the observer returns None for every row, so a row that the user's functions left out stays out.
 - A dropped group gets a zero mask: loss, KL and entropy leave it out. Shapes stay. Every rank decides on the rewards of
   all ranks, so all decide the same.

@@ -5,8 +5,8 @@ TRL divides the masked sum of a loss as `loss_type` says. The setting `normalize
 | `loss_type` | TRL divides by | `kept` | `all` |
 |---|---|---|---|
 | dapo, cispo, vespo | tokens of the generation batch | tokens of kept groups | unchanged |
-| grpo, sapo, luspo, dr_grpo | rows (dr_grpo: times the longest completion) | advantages are scaled by all rows / kept rows | unchanged |
-| bnpo | unmasked tokens of each micro-batch | unchanged: these are of kept groups | refused |
+| grpo, sapo, luspo, dr_grpo | rows | advantages times all rows / kept rows | unchanged |
+| bnpo | unmasked tokens of a micro-batch | unchanged: these are of kept groups | refused |
 
 Scaled advantages do not scale a KL term, so `kept` is refused for the second line with `beta`.
 """

@@ -13,8 +13,8 @@ Invariants:
 
 - Training steps count from 1; the samples of step s are scored before the update of step s. Of several generations in
   one step the first is scored; where one generation serves several steps, the step in which it was sampled.
-- Every rank decides alike whether to score, because that depends on the steps alone; scoring happens in the main process.
-- Prompts are rendered as TRL renders them, by the trainer's tokenizer and `chat_template_kwargs`; completions are its ids.
+- Every rank decides alike whether to score, because that depends on the steps alone. The main process scores.
+- Prompts are rendered as TRL does, by its tokenizer with `chat_template_kwargs`; completions are its ids.
 - Only values that are known are logged (TRL averages them); at `/metrics` an unknown one is NaN.
 """
 
@@ -61,8 +61,8 @@ logger = logging.getLogger("squelch.trl")
 
 class Observer(TrainerCallback):
     """Scores the samples of a GRPOTrainer every few steps. Give the same object twice:
-    `GRPOTrainer(..., reward_funcs=[own, observer], callbacks=[observer])`. `reward_weights`, where they are set, need one
-    more entry for it, whose value has no effect.
+    `GRPOTrainer(..., reward_funcs=[own, observer], callbacks=[observer])`. `reward_weights`, where they are set, need
+    one more entry for it, whose value has no effect.
 
     Args:
         every: steps from one scored step to the next, at least 1; the first step is scored.
@@ -135,7 +135,7 @@ class Observer(TrainerCallback):
         return self._model.training and (self._last is None or step >= self._last + self._every)
 
     def see(self, state: Any, prompts: Sequence[Any], completions: Sequence[Any], log: Log) -> None:
-        """Scores ids sampled in the present step; every rank calls it with its own. `log` is called by the main process."""
+        """Scores ids sampled in the present step; every rank calls it with its own. The main process calls `log`."""
         self._is_fed, self._last = True, state.global_step + 1
         rows = gather_object(list(zip(prompts, completions, strict=True)))
         if not state.is_world_process_zero:

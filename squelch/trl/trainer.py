@@ -79,7 +79,7 @@ class SquelchMixin:
         rewards = total_rewards(columns, trainer.reward_weights.tolist())
         if len(rewards) != num_rows * accelerator.num_processes:
             raise RuntimeError(
-                f"TRL's table has {len(rewards)} rewards and {accelerator.num_processes} ranks sampled {num_rows} rows each"
+                f"TRL's table has {len(rewards)} rewards; {accelerator.num_processes} ranks sampled {num_rows} rows each"
             )
         found = chosen.select(rewards.reshape(-1, trainer.num_generations))
         start = num_rows * accelerator.process_index
@@ -118,8 +118,8 @@ def sampled_ids(batch: dict[str, Any], processor: Any) -> tuple[list[list[int]],
 
 
 def _first_turn(ids: list[int], mask: list[int], own: list[int], pad: int) -> list[int]:
-    """A row of `mask_truncated_completions` has no mask: it did not end, so the padding is what follows its last id; where
-    there are tools, nothing says which of its ids the model sampled."""
+    """A row without mask was cut (`mask_truncated_completions`): it has no end token, so the padding follows its last id.
+    Where there are tools, nothing says which of its ids the model sampled."""
     if any(mask) or not all(own):
         ids = ids[: sum(mask)]
         return ids[: own.index(0)] if 0 in own[: len(ids)] else ids

@@ -15,10 +15,15 @@ ROOT = Path(__file__).parents[2]
 SITE = ROOT / ".cache" / "trl"
 ROOMS = ("actors", "cluster", "deploy", "envs", "learner")
 RUN_S = 900.0
+WITHOUT_VLLM = """import runpy, sys
+sys.modules['vllm'] = None
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name='__main__')"""
+"""TRL loads vLLM where it is installed, which takes long, and no run here uses it."""
 
 
-def in_trl(folder: Path, *words: str) -> None:
-    """Runs python in TRL's environment, and in a folder in which the user has packages with the names of our rooms."""
+def in_trl(folder: Path, module: str) -> None:
+    """Runs a module in TRL's environment, and in a folder in which the user has packages with the names of our rooms."""
     for room in ROOMS:
         (folder / "users" / room).mkdir(parents=True, exist_ok=True)
         (folder / "users" / room / "__init__.py").write_text("MINE = True\n")
@@ -26,7 +31,13 @@ def in_trl(folder: Path, *words: str) -> None:
     env = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     with (folder / "log").open("w") as log:
         done = subprocess.run(
-            [sys.executable, *words], cwd=folder, env=env, stdout=log, stderr=log, timeout=RUN_S, check=False
+            [sys.executable, "-c", WITHOUT_VLLM, module, str(folder)],
+            cwd=folder,
+            env=env,
+            stdout=log,
+            stderr=log,
+            timeout=RUN_S,
+            check=False,
         )
     assert done.returncode == 0, (folder / "log").read_text()[-6000:]
 
@@ -49,6 +60,6 @@ def runs(trl_site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "done").exists():
-            in_trl(folder, "-m", "tests.trl.runs", str(folder))
+            in_trl(folder, "tests.trl.runs")
             (folder / "done").touch()
     return folder

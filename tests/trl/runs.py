@@ -1,23 +1,20 @@
-"""The TRL runs of the tests: python -m tests.trl.runs FOLDER, in TRL's environment. Each part writes its findings as JSON
-or Parquet into a folder of its name; `test_live.py` reads them."""
+"""The TRL runs of the tests, in TRL's environment: python -m tests.trl.runs FOLDER. Each part writes what it found as JSON
+or Parquet into a folder of its name; `test_live.py` reads it."""
 
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import multiprocessing
 import os
+import socket
 import sys
 import time
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-import actors
-import cluster
-import deploy
-import envs
-import learner
 import torch
 from peft import LoraConfig
 from transformers import TrainerCallback
@@ -28,7 +25,7 @@ from squelch.trl import GroupFilter, Observer, SquelchGRPOTrainer
 from squelch.trl.groups import OVER_KEPT_TOKENS, OVER_ROWS, OVER_TOKENS
 from tests.trl import work
 
-USERS = (actors, cluster, deploy, envs, learner)
+USERS = [importlib.import_module(name) for name in ("actors", "cluster", "deploy", "envs", "learner")]
 RANKS, RANK_ROWS = 2, 10
 """Groups of four on ranks of ten rows: the third straddles."""
 
@@ -78,7 +75,7 @@ def observed(folder: Path, model: Path) -> None:
 
 
 def filtered(folder: Path, model: Path) -> None:
-    """With the filter, exact ids, one row masked because it was cut, and a checkpoint from which a second run goes on."""
+    """With the filter and exact ids; rows that were cut are masked; a second run goes on from a checkpoint."""
     Filtered.captured = folder
     config = work.settings(folder, max_steps=4, save_strategy="steps", save_steps=2, mask_truncated_completions=True)
     chosen = {"group_filter": GroupFilter(rho=0.7)}
@@ -202,8 +199,6 @@ def main() -> None:
         folder = root / name
         folder.mkdir(exist_ok=True)
         if name == "distributed":
-            import socket
-
             with socket.socket() as free:
                 free.bind(("127.0.0.1", 0))
                 (folder / "port").write_text(str(free.getsockname()[1]))

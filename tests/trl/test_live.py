@@ -50,8 +50,8 @@ def test_observing_changes_no_parameter_optimizer_state_random_state_or_gradient
     log = observed["log"]
     seconds, steps = logged(log, "squelch/seconds/score"), logged(log, "step_time")
     print(
-        f"{sum(seconds.values()):.2f} s of scoring at {len(seconds)} of 10 steps, beside TRL's {sum(steps.values()):.2f} s"
-        f" (in all {observed['seconds']:.1f} s; without {without['seconds']:.1f} s)"
+        f"scoring at {len(seconds)} of 10 steps {sum(seconds.values()):.2f} s, TRL's steps {sum(steps.values()):.2f} s "
+        f"(in all {observed['seconds']:.1f} s; without {without['seconds']:.1f} s)"
     )
     assert len(without["grad_norm"]) == 10
     for key in without.keys() - {"seconds"}:

@@ -1,10 +1,6 @@
-"""A tiny model with random weights and a real chat template, and the TRL runs on it. Imported in TRL's environment alone."""
+"""A tiny model with random weights and a real chat template, and TRL's trainer on it; in TRL's environment alone."""
 
 from __future__ import annotations
-
-import sys
-
-sys.modules["vllm"] = None  # type: ignore[assignment]  # TRL loads vLLM where it is installed; no run here uses it
 
 import hashlib
 import random
