@@ -45,7 +45,7 @@ class SquelchMixin:
     ) -> None:
         super().__init__(*positional, **others)
         trainer: Any = self
-        self._observer, self._group_filter, self._no_signal_streak = observer, group_filter, 0
+        self._squelch_observer, self._squelch_group_filter, self._squelch_no_signal_streak = observer, group_filter, 0
         if any(isinstance(one, Observer) for one in trainer.reward_funcs):
             raise ValueError("give the Observer to this trainer as observer=, and not as a reward function")
         if observer is not None:
@@ -63,37 +63,37 @@ class SquelchMixin:
         batch = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
         trainer: Any = self
         if trainer.model.training:
-            if self._observer is not None and self._observer.wants(trainer.state):
+            if self._squelch_observer is not None and self._squelch_observer.wants(trainer.state):
                 if batch.get("num_images") is not None:
                     raise ValueError("the samples have images: only text can be scored")
-                self._observer.see(trainer.state, *sampled_ids(batch, trainer.processing_class), self._log)
-            if self._group_filter is not None:
-                self._drop_groups(batch, self._group_filter)
+                self._squelch_observer.see(
+                    trainer.state, *sampled_ids(batch, trainer.processing_class), self._squelch_log
+                )
+            if self._squelch_group_filter is not None:
+                self._squelch_drop_groups(batch, self._squelch_group_filter)
         return batch
 
-    def _drop_groups(self, batch: dict[str, Any], chosen: GroupFilter) -> None:
+    def _squelch_drop_groups(self, batch: dict[str, Any], chosen: GroupFilter) -> None:
         """Masks the groups without signal, on the rewards of all ranks."""
         trainer: Any = self
         num_rows, accelerator = len(batch["advantages"]), trainer.accelerator
         columns = [list(trainer._logs["rewards"][name]) for name in trainer.reward_func_names]
         rewards = total_rewards(columns, trainer.reward_weights.tolist())
         if len(rewards) != num_rows * accelerator.num_processes:
-            raise RuntimeError(
-                f"TRL's table has {len(rewards)} rewards; {accelerator.num_processes} ranks sampled {num_rows} rows each"
-            )
+            raise RuntimeError(f"TRL's table has {len(rewards)} rewards; {num_rows} of each rank are needed")
         found = chosen.select(rewards.reshape(-1, trainer.num_generations))
         start = num_rows * accelerator.process_index
         kept = torch.from_numpy(found.kept_rows.ravel()[start : start + num_rows]).to(batch["advantages"].device)
         chosen.mask(batch, kept, found.kept_fraction, trainer.loss_type, lambda one: accelerator.gather(one).sum())
-        self._no_signal_streak = 0 if found.kept.any() else self._no_signal_streak + 1
-        metrics = filter_metrics(found, self._no_signal_streak)
+        self._squelch_no_signal_streak = 0 if found.kept.any() else self._squelch_no_signal_streak + 1
+        metrics = filter_metrics(found, self._squelch_no_signal_streak)
         for key in FILTER_LOGGED:
             if np.isfinite(metrics[key]):
-                self._log(PREFIX + key, metrics[key])
-        if self._observer is not None:
-            self._observer.export(metrics)
+                self._squelch_log(PREFIX + key, metrics[key])
+        if self._squelch_observer is not None:
+            self._squelch_observer.export(metrics)
 
-    def _log(self, name: str, value: float) -> None:
+    def _squelch_log(self, name: str, value: float) -> None:
         trainer: Any = self
         trainer._metrics["train"][name].append(value)
 
@@ -118,7 +118,7 @@ def sampled_ids(batch: dict[str, Any], processor: Any) -> tuple[list[list[int]],
 
 
 def _first_turn(ids: list[int], mask: list[int], own: list[int], pad: int) -> list[int]:
-    """A row without mask was cut (`mask_truncated_completions`): it has no end token, so the padding follows its last id.
+    """A row without mask was cut (`mask_truncated_completions`): it has no end token, so padding follows its last id.
     Where there are tools, nothing says which of its ids the model sampled."""
     if any(mask) or not all(own):
         ids = ids[: sum(mask)]

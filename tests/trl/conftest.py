@@ -23,7 +23,7 @@ runpy.run_module(sys.argv[0], run_name='__main__')"""
 
 
 def in_trl(folder: Path, module: str) -> None:
-    """Runs a module in TRL's environment, and in a folder in which the user has packages with the names of our rooms."""
+    """Runs a module in TRL's environment, beside packages of the user with the names of our rooms."""
     for room in ROOMS:
         (folder / "users" / room).mkdir(parents=True, exist_ok=True)
         (folder / "users" / room / "__init__.py").write_text("MINE = True\n")

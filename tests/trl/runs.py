@@ -1,5 +1,5 @@
-"""The TRL runs of the tests, in TRL's environment: python -m tests.trl.runs FOLDER. Each part writes what it found as JSON
-or Parquet into a folder of its name; `test_live.py` reads it."""
+"""TRL's runs for the tests: python -m tests.trl.runs FOLDER, in TRL's environment. Each part writes what it found, as
+JSON or Parquet, into a folder of its name; `test_live.py` reads it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import re
 import socket
 import sys
 import time
@@ -118,6 +119,62 @@ def several(folder: Path, model: Path) -> None:
     say(folder, {"log": trainer.state.log_history})
 
 
+def tools(folder: Path, model: Path) -> None:
+    """A scripted model calls a tool. The first turn's ids are scored, under the prompt with the tool's schema."""
+    work.write_byte_model(folder / "model")
+
+    def double(number: int) -> int:
+        """Doubles a number.
+
+        Args:
+            number: the number.
+        """
+        return 2 * number
+
+    class Scripted(work.Capturing, SquelchGRPOTrainer):
+        calls = 0
+
+        def _generate_single_turn(self, prompt_ids: list[list[int]], *given: Any, **others: Any) -> tuple[Any, None]:
+            self.calls += 1
+            call = "<tool_call>\n<function=double>\n<parameter=number>\n3\n</parameter>\n</function>\n</tool_call>"
+            texts = [
+                f"{'ab'[row % 2]} thinks {row * 7 % 5}\n</think>\n\n{call}" if self.calls % 2 else f"it is {row % 3}"
+                for row in range(len(prompt_ids))
+            ]
+            return [self.processing_class.encode(text + "<|im_end|>", add_special_tokens=False) for text in texts], None
+
+        def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+            batch = super()._generate_and_score_completions(inputs)
+            _, first = squelch.trl.trainer.sampled_ids(batch, self.processing_class)
+            found["said"] = self.processing_class.batch_decode(first[:2])
+            found["prompt"] = self.processing_class.decode(batch["prompt_ids"][0])
+            found["outside"] = int((batch["tool_mask"] == 0).sum())
+            return batch
+
+    def longest(completions: list[Any], **_: Any) -> list[float]:
+        return [float(len(one[-1]["content"]) + index % 3) for index, one in enumerate(completions)]
+
+    found: dict[str, Any] = {}
+    Scripted.captured = folder
+    config = work.settings(folder, max_steps=1, max_completion_length=400)
+    trainer = work.trained(folder / "model", config, [longest], Scripted, tools=[double], observer=quiet(every=1))
+    say(folder, found | {"log": trainer.state.log_history})
+
+
+def page(folder: Path, model: Path) -> None:
+    """The snippets of docs/guide/trl.md, one after another, on a model and tasks of this folder."""
+    text = (Path(__file__).parents[2] / "docs" / "guide" / "trl.md").read_text()
+    snippets = re.findall(r"<!-- run: \w+ -->\n```python\n(.*?)```", text, re.DOTALL)
+    small = "use_cpu=True, bf16=False, max_steps=1, max_completion_length=16, report_to='none', "
+    code = "\n".join(snippets).replace("Qwen/Qwen3-0.6B", str(model)).replace("GRPOConfig(", f"GRPOConfig({small}")
+    os.chdir(folder)
+    tasks = [{"prompt": row["prompt"], "answer": f"w{index % 9}"} for index, row in enumerate(work.rows(8))]
+    Path("tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    run: dict[str, Any] = {}
+    exec(compile(code, "docs/guide/trl.md", "exec"), run)
+    say(folder, {"snippets": len(snippets), "log": run["trainer"].state.log_history})
+
+
 def losses(folder: Path, model: Path) -> None:
     """Loss and gradient of a batch with masked groups, and of the kept rows alone, by loss and normaliser."""
     found = {}
@@ -194,7 +251,17 @@ def main() -> None:
     """Makes the runs; the forks come first, before this process has threads."""
     root = Path(sys.argv[1])
     work.write_model(root / "model")
-    parts = sys.argv[2:] or ["distributed", "plain", "observed", "filtered", "adapted", "several", "losses"]
+    parts = sys.argv[2:] or [
+        "distributed",
+        "plain",
+        "observed",
+        "filtered",
+        "adapted",
+        "several",
+        "tools",
+        "losses",
+        "page",
+    ]
     for name in parts:
         folder = root / name
         folder.mkdir(exist_ok=True)

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import torch
 import trl
 from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
@@ -31,26 +31,40 @@ def write_model(folder: Path) -> None:
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     inner.add_special_tokens(list(SPECIAL))
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner, eos_token="<|im_end|>", pad_token="<|endoftext|>", unk_token="<unk>"
-    )
+    _write(folder, inner, max_position_embeddings=256)
+
+
+def _write(folder: Path, inner: Tokenizer, **shape: int) -> None:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     tokenizer.chat_template = TEMPLATE.read_text()
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     config = Qwen2Config(
-        vocab_size=len(vocabulary),
+        vocab_size=inner.get_vocab_size(),
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=256,
         initializer_range=0.3,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        **shape,
     )
     Qwen2ForCausalLM(config).save_pretrained(folder)
+
+
+def write_byte_model(folder: Path) -> None:
+    """The same with bytes for words, for the text of tool calls."""
+    marks = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE({symbol: index for index, symbol in enumerate(alphabet)}, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens(list(SPECIAL))
+    inner.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in marks])
+    _write(folder, inner, max_position_embeddings=2048)
 
 
 def loaded(folder: Path) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:

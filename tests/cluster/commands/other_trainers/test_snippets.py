@@ -158,12 +158,6 @@ def test_what_slime_saved_is_converted_without_executing_it(tmp_path, monkeypatc
 REWARDS = np.array([[0, 0, 0, 0], [1, 0, 1, 0], [1, 1, 1, 1], [0, 0, 0, 1], [np.nan, np.nan, np.nan, 1]])
 
 
-def test_the_filter_on_flat_rewards_and_advantages(tmp_path) -> None:
-    masked = module(tmp_path, "filter_trl").mask_advantages
-    found = masked(np.ones(12), REWARDS[:3].ravel(), 4)
-    assert found.tolist() == [0.0] * 4 + [1.0] * 4 + [0.0] * 4
-
-
 def test_the_filter_on_rows_with_a_uid_in_any_order_and_number(tmp_path) -> None:
     rows = module(tmp_path, "filter_verl").kept_rows
     uids = ["b", "a", "b", "c", "a", "b", "c"]
