@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from peft import LoraConfig
 from transformers import TrainerCallback
@@ -145,7 +147,8 @@ def tools(folder: Path, model: Path) -> None:
 
         def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
             batch = super()._generate_and_score_completions(inputs)
-            _, first = squelch.trl.trainer.sampled_ids(batch, self.processing_class)
+            prompts, first = squelch.trl.trainer.sampled_ids(batch, self.processing_class)
+            pq.write_table(pa.table({"prompt_ids": prompts, "completion_ids": first}), folder / "first.parquet")
             found["said"] = self.processing_class.batch_decode(first[:2])
             found["prompt"] = self.processing_class.decode(batch["prompt_ids"][0])
             found["outside"] = int((batch["tool_mask"] == 0).sum())
@@ -168,7 +171,7 @@ def page(folder: Path, model: Path) -> None:
     small = "use_cpu=True, bf16=False, max_steps=1, max_completion_length=16, report_to='none', "
     code = "\n".join(snippets).replace("Qwen/Qwen3-0.6B", str(model)).replace("GRPOConfig(", f"GRPOConfig({small}")
     os.chdir(folder)
-    tasks = [{"prompt": row["prompt"], "answer": f"w{index % 9}"} for index, row in enumerate(work.rows(8))]
+    tasks = [{"prompt": row["prompt"], "answer": f"w{index % 6}"} for index, row in enumerate(work.rows(8))]
     Path("tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
     run: dict[str, Any] = {}
     exec(compile(code, "docs/guide/trl.md", "exec"), run)

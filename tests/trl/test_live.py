@@ -38,11 +38,11 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return json.loads(capsys.readouterr().out)
 
 
-def by_the_filter(rewards: list[float], folder: Path, capsys: pytest.CaptureFixture[str]) -> list[bool]:
+def by_the_filter(rewards: list[float | None], folder: Path, capsys: pytest.CaptureFixture[str]) -> list[bool]:
     """Of each row, whether `squelch filter` keeps its group."""
-    np.savez(folder / "rewards.npz", rewards=np.reshape(rewards, (-1, GROUP)))
-    groups = said(capsys, "filter", str(folder / "rewards.npz"), "--rho", str(RHO))["windows"][0]["groups"]
-    return [group["kept"] for group in groups for _ in range(GROUP)]
+    np.savez(folder / "rewards.npz", rewards=np.reshape(np.array(rewards, dtype=float), (-1, GROUP)))
+    report = said(capsys, "filter", str(folder / "rewards.npz"), "--rho", str(RHO))
+    return [group in report["kept"] for group in range(report["num_groups"]) for _ in range(GROUP)]
 
 
 def test_observing_changes_no_parameter_optimizer_state_random_state_or_gradient(runs: Path) -> None:
@@ -61,12 +61,13 @@ def test_observing_changes_no_parameter_optimizer_state_random_state_or_gradient
 def test_mi_and_d_are_those_of_the_command_for_the_ids_and_the_weights_that_sampled(runs: Path, capsys) -> None:
     log = found(runs, "observed")["log"]
     mi, dependence = logged(log, MI), logged(log, D)
-    assert sorted(mi) == [1, 4, 7, 10] and sorted(dependence) == [1, 4, 7, 10]
+    assert sorted(mi) == [1, 4, 7, 10] and len(dependence) > 2
     for step in mi:
         folder = runs / "observed" / f"step-{step}"
         result = said(capsys, "score", str(folder / "ids-0.parquet"), "--model", str(folder))
         assert mi[step] == pytest.approx(result["mi_seq_est"], abs=1e-5)
-        assert dependence[step] == pytest.approx(result["links"]["dependence"], abs=1e-5)
+        links = result["links"]
+        assert dependence.get(step) == (None if links is None else pytest.approx(links["dependence"], abs=1e-5))
         assert logged(log, f"squelch/first_turn/regime/{result['regime']}")[step] == 1
 
 
@@ -74,8 +75,8 @@ def test_rows_that_the_users_reward_left_out_are_among_them_and_stay_out(runs: P
     tables = [pq.read_table(path).to_pydict() for path in (runs / "observed" / "completions").glob("*.parquet")]
     assert len(tables) == 10
     rewards, ours = ([value for table in tables for value in table[name]] for name in ("reward", "squelch"))
-    left_out = np.isnan(rewards)
-    assert 0 < left_out.sum() < len(left_out) / 2 and np.isnan(ours).all()
+    left_out = np.isnan(np.array(rewards, dtype=float))
+    assert 0 < left_out.sum() < len(left_out) / 2 and np.isnan(np.array(ours, dtype=float)).all()
     advantages = np.array([value for table in tables for value in table["advantage"]])
     assert (advantages[left_out] == 0).all() and (advantages[~left_out] != 0).any()
 
@@ -134,14 +135,11 @@ def test_samples_that_serve_several_steps_are_observed_and_filtered_once(runs: P
     assert all(math.isfinite(value) for value in logged(log, "kl").values())
 
 
-def test_with_tools_the_first_turn_is_scored_under_the_prompt_with_their_schemas(runs: Path, tmp_path, capsys) -> None:
+def test_with_tools_the_first_turn_is_scored_under_the_prompt_with_their_schemas(runs: Path, capsys) -> None:
     tools = found(runs, "tools")
     assert '"name": "double"' in tools["prompt"] and tools["outside"] > 0
     assert all(said.endswith("</tool_call><|im_end|>") for said in tools["said"])
-    batch = ids_of(runs / "tools" / "step-1")
-    both = tmp_path / "first.parquet"
-    pq.write_table(_table(batch), both)
-    result = said(capsys, "score", str(both), "--model", str(runs / "tools" / "step-1"))
+    result = said(capsys, "score", str(runs / "tools" / "first.parquet"), "--model", str(runs / "tools" / "step-1"))
     assert logged(tools["log"], MI)[1] == pytest.approx(result["mi_seq_est"], abs=1e-5)
 
 

@@ -39,7 +39,7 @@ def unsharded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("squelch.trl.observer.AcceleratorState", lambda: state)
 
 
-def test_no_row_gets_a_reward_and_none_has_an_effect_before_training(tiny_policy: Path) -> None:
+def test_no_row_gets_a_reward_and_none_has_an_effect_before_training() -> None:
     assert called(Observer(), trainer_state=SimpleNamespace(**STATE | {"max_steps": 0})) == [None, None]
 
 

@@ -20,8 +20,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 torch.set_num_threads(1)  # the model is tiny, and another test may have the other core
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-WORDS = ("system", "user", "assistant", "<think>", "</think>", "<answer>", "</answer>", *(f"w{i}" for i in range(9)))
-PROMPTS, GROUP, STEPS, NEW = 6, 4, 10, 16
+WORDS = ("system", "user", "assistant", "<think>", "</think>", "<answer>", "</answer>", *(f"w{i}" for i in range(6)))
+PROMPTS, GROUP, STEPS, NEW = 8, 4, 10, 20
 TEMPLATE = Path(trl.__file__).parent / "chat_templates" / "qwen3_5_think.jinja"
 
 
@@ -86,18 +86,28 @@ class Capturing:
             trainer.model.save_pretrained(folder)
             trainer.processing_class.save_pretrained(folder)
         batch = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
-        columns = {}
-        for name in ("prompt", "completion"):
-            masks = batch[f"{name}_mask"].bool()
-            whole = masks if name == "prompt" else masks | (batch["completion_ids"] != trainer._tokenizer.pad_token_id)
-            pairs = zip(batch[f"{name}_ids"], whole, strict=True)
-            columns[f"{name}_ids"] = [ids[own].tolist() for ids, own in pairs]
+        columns: dict[str, Any] = {
+            "prompt_ids": _under(batch["prompt_ids"], batch["prompt_mask"]),
+            "completion_ids": _under(batch["completion_ids"], batch["completion_mask"]),
+        }
+        pad = trainer._tokenizer.pad_token_id
+        for place, row in enumerate(batch["completion_ids"].tolist()):
+            if not columns["completion_ids"][place]:  # masked: cut, or dropped
+                columns["completion_ids"][place] = _without_end(row, pad)
         columns["kept"] = batch["completion_mask"].any(1).tolist()
         columns["num_items"] = [int(batch["num_items_in_batch"])] * len(columns["kept"])
         columns["unmasked"] = batch["completion_mask"].sum(1).tolist()
         folder.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.table(columns), folder / f"ids-{rank}.parquet")
         return batch
+
+
+def _under(ids: torch.Tensor, mask: torch.Tensor) -> list[list[int]]:
+    return [row[own.bool()].tolist() for row, own in zip(ids, mask, strict=True)]
+
+
+def _without_end(row: list[int], pad: int) -> list[int]:
+    return _without_end(row[:-1], pad) if row and row[-1] == pad else row
 
 
 def rows(count: int) -> Dataset:
@@ -115,7 +125,7 @@ def reward(completions: list[Any], **_: Any) -> list[float | None]:
 
 
 def settings(folder: Path, **changes: Any) -> GRPOConfig:
-    """TRL's settings for ten steps of six prompts with four completions each."""
+    """TRL's settings for ten steps of eight prompts with four completions each."""
     given: dict[str, Any] = {
         "output_dir": str(folder),
         "max_steps": STEPS,
