@@ -79,7 +79,9 @@ class Signals:
 
     def _listen(self, reader: socket.socket) -> None:
         while (number := _read(reader, None)) is not None:
-            if number not in self._numbers or (number == signal.SIGHUP and self.arrived):
+            if number not in self._numbers:  # another handler's
+                continue
+            if number == signal.SIGHUP and self.arrived:
                 self._decisions.put(False)  # a shell repeats SIGHUP to its jobs, and nobody means a second Ctrl-C
                 continue
             answer, self.next = self.next, None

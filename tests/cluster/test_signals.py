@@ -55,6 +55,18 @@ def test_the_first_signal_interrupts_the_main_thread_if_nothing_else_was_said(nu
     assert signal.getsignal(number) == before and signal.set_wakeup_fd(-1) == -1
 
 
+def test_signals_with_another_handler_do_not_delay_an_interruption() -> None:
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        with listening(), pytest.raises(Interrupted):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5.0)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 def test_what_is_expected_of_a_signal_is_done_once_and_a_wait_inside_ends_first() -> None:
     heard: Queue[tuple[str, int]] = Queue()
     with listening() as signals:
