@@ -7,9 +7,8 @@ KIND ?= cpu
 LOCKED ?=
 RECIPE ?= frozenlake
 ARGS ?=
-# Tests that start Ray or load vLLM use both cores of a small machine by themselves; the others run in two processes.
-# With ARGS that choose tests of one kind only, pytest finds none of the other and says so by this code.
-NONE_CHOSEN = [ $$? -eq 5 ]
+# Tests that start Ray or load vLLM run one after another in one process, and the others in two beside it, which get the
+# processor's time that Ray's processes leave (tests/conftest.py).
 
 .PHONY: train check test docs setup setup-smollm2 lint clean
 
@@ -21,8 +20,7 @@ check: lint
 
 test: setup
 	VENV=$(VENV) PYTHON=$(VENV)/bin/python deploy/setup.sh test
-	$(VENV)/bin/python -m pytest -m "not ray" -n 2 $(ARGS) || $(NONE_CHOSEN)
-	$(VENV)/bin/python -m pytest -m ray $(ARGS) || $(NONE_CHOSEN)
+	$(VENV)/bin/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 docs: setup
 	$(VENV)/bin/sphinx-build -q -W --keep-going docs build/docs

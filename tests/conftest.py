@@ -1,4 +1,8 @@
-"""What several rooms' tests share, and the guard of the marker `ray`."""
+"""What several rooms' tests share, the guard of the marker `ray`, and the order of tests in several processes.
+
+In several processes (`pytest -n 3 --dist loadscope --no-loadscope-reorder`), the files with tests that start Ray are
+one unit, which the first process gets: one cluster at a time. The other files are a unit each, and their processes
+yield to Ray's, whose tests take longest and wait for half of their time."""
 
 import atexit
 import fcntl
@@ -8,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,6 +21,10 @@ from squelch.envs.config import EnvironmentConfig
 
 # Before a test imports torch: threads that wait must not burn the cores that other tests' processes need.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Ray kills a frozen actor after 5 s by default.
+os.environ.setdefault("RAY_kill_worker_timeout_milliseconds", "1000")
+# Each of a run's processes would compile the packages anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def _own_folder(variable: str, prefix: str) -> Path:
@@ -39,6 +48,13 @@ SLOW = frozenset((ROOT / "tests" / "slow.txt").read_text().split())
 """Tests that take more than about a quarter of a second on a quiet machine, for `make check` to leave out: most of its
 time was in 6% of its tests. `pytest -m "not ray and not slow" --durations=60` shows which others are."""
 
+HEAVY_FILES = frozenset(
+    path.relative_to(ROOT).as_posix()
+    for path in (ROOT / "tests").rglob("test_*.py")
+    if "mark.ray" in path.read_text(encoding="utf-8")
+)
+"""Files with tests that start Ray or load vLLM."""
+BESIDE_RAY = pytest.StashKey[bool]()
 HEAVY_BEFORE = pytest.StashKey[set[str]]()
 
 
@@ -61,10 +77,33 @@ def environment_of_its_own() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests of `slow.txt`."""
+    """Marks the tests of `slow.txt`; those that start Ray come first."""
     for item in items:
         if item.nodeid.partition("[")[0] in SLOW:
             item.add_marker("slow")
+    items.sort(key=lambda item: not is_heavy(item.nodeid))
+
+
+def is_heavy(nodeid: str) -> bool:
+    return nodeid.partition("::")[0] in HEAVY_FILES
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """The units of several processes; None leaves every other `--dist` to xdist."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Units(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "Ray's" if is_heavy(nodeid) else nodeid.partition("::")[0]
+
+    return Units(config, log) if config.getvalue("dist") == "loadscope" else None
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Notes whether this is one of several processes of which one runs Ray."""
+    several = "PYTEST_XDIST_WORKER" in os.environ and sys.platform == "linux"
+    session.config.stash[BESIDE_RAY] = several and any(item.get_closest_marker("ray") for item in session.items)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -79,6 +118,8 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    if item.config.stash.get(BESIDE_RAY, False) and not is_heavy(item.nodeid):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # for good: no test of Ray's comes later
     item.stash[HEAVY_BEFORE] = heavy()
     return (yield)
 

@@ -27,7 +27,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,7 @@ from squelch.actors.process.compile_cache import own_compile_cache
 from squelch.actors.process.imports import importing
 from squelch.actors.process.parent_watch import PARENT_VARIABLE
 from squelch.actors.process.progress_marks import Marks
+from squelch.actors.rollout.early_process import EarlyProcess, begun, serving
 from squelch.actors.rollout.memory import BATCHED_TOKENS
 from squelch.actors.rollout.weights_file import written_arrays
 
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
 
 STOP_TIMEOUT_S = 10.0
 _CPU_BLOCK_SIZE = 32
+IMPORTED = ("vllm.v1.engine.core", "vllm.v1.worker.cpu_worker")
+"""The modules that an engine's process on CPU imports before it loads the model."""
 
 
 SOCKET_FOLDER_BYTES = 70
@@ -194,23 +197,29 @@ class VllmEngine:
     def _create(self) -> AsyncLLM:
         check_model_folder(Path(self._model_dir))
         os.environ.update(engine_environment(self._config))
+        before = set(multiprocessing.active_children())
+        with closing(begun(IMPORTED)) if self._config.num_gpus == 0 else nullcontext() as early:
+            llm = self._made(early)
+        self._processes = [process for process in multiprocessing.active_children() if process not in before]
+        _mark_steps(llm, self.marks)
+        return llm
+
+    def _made(self, early: EarlyProcess | None) -> AsyncLLM:
         with importing():
             from vllm.platforms import current_platform
 
             require_build(current_platform.is_cpu(), self._config)
             from vllm.engine.arg_utils import AsyncEngineArgs
+            from vllm.v1.engine import utils as engine_processes
             from vllm.v1.engine.async_llm import AsyncLLM
 
-        before = set(multiprocessing.active_children())
         arguments = engine_arguments(self._model_dir, self._config) | {"served_model_name": self.name}
         settings = AsyncEngineArgs(**arguments).create_engine_config()
         if self._config.num_gpus == 0 and self._config.tensor_parallel_size == 1:
             # vLLM's CPU platform starts a further process only to bind threads, and `nobind` turns binding off.
             settings.parallel_config.distributed_executor_backend = "uni"
-        llm = AsyncLLM.from_vllm_config(settings, disable_log_stats=True, stat_loggers=self._reporters())
-        self._processes = [process for process in multiprocessing.active_children() if process not in before]
-        _mark_steps(llm, self.marks)
-        return llm
+        with serving(early, engine_processes):
+            return AsyncLLM.from_vllm_config(settings, disable_log_stats=True, stat_loggers=self._reporters())
 
     def _reporters(self) -> list[Any] | None:
         """The logger that reports vLLM's own metrics, labelled with this worker's name, to the Ray of this process."""

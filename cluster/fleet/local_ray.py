@@ -35,7 +35,7 @@ from squelch.actors.process.disk import write_whole
 from squelch.actors.process.preparation import START_FOLDER
 from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.leftovers import end_processes, remove_semaphores
-from squelch.cluster.fleet.ray_internals import Config, handlers_kept, only_here, ray_constants, services
+from squelch.cluster.fleet.ray_internals import Config, Node, handlers_kept, only_here, ray_constants, services
 from squelch.cluster.leaving import before_leaving, has_to_leave, leave, must_leave
 from squelch.cluster.own_thread import OwnThread
 from squelch.cluster.package import checkout
@@ -55,6 +55,10 @@ minute. The head reads them when it starts."""
 NO_SPARE_WORKERS = {"RAY_prestart_worker_first_driver": "0"}
 """Variable without which Ray starts a process for each core before the first actor, and waits for them. No actor of a
 run would use one: each has an environment of its own, for which Ray starts another process."""
+SPARED = ("start_api_server", "start_log_monitor", "start_monitor")
+"""What Ray's head starts beside the processes that a run needs: the dashboard's server, for whose start `ray.init`
+waits, the copying of logs to the driver, and the autoscaler. A run on one machine turns off or lacks all three, and
+each is a Python process that costs about a second."""
 CHOSEN = {**NOTICES_FAILURES, **NO_SPARE_WORKERS}
 """Variables of the processes that Ray starts, unless the user has set them."""
 RECONNECTS = "RAY_gcs_rpc_server_reconnect_timeout_s"
@@ -102,7 +106,7 @@ def start(
     folder = _held.enter_context(_folder())
     _own.append(folder)
     _hide_token()
-    with settings(), patient_client(), away(), _patience(folder):
+    with settings(), patient_client(), away(), _patience(folder), _bare_head():
         ray.init(
             address="local",  # otherwise Ray would join a cluster that already runs on this machine
             num_cpus=num_cpus,
@@ -185,6 +189,19 @@ def patient_client() -> Iterator[None]:
 def _give_up() -> None:
     log.error("failed: Ray did not answer within %g s as this process joined it. Repeat the command", INIT_S)
     leave(1)
+
+
+@contextmanager
+def _bare_head() -> Iterator[None]:
+    """For a call of `ray.init` that starts a cluster: it starts none of the processes that are `SPARED`."""
+    before = {name: getattr(Node, name) for name in SPARED}
+    for name in SPARED:
+        setattr(Node, name, lambda node, **options: None)
+    try:
+        yield
+    finally:
+        for name, start in before.items():
+            setattr(Node, name, start)
 
 
 @contextmanager

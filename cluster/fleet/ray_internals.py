@@ -10,6 +10,7 @@ from typing import Any
 
 from ray._private import ray_constants, services, utils, worker
 from ray._private.authentication.authentication_token_setup import enable_token_auth_by_default
+from ray._private.node import Node
 from ray._private.ray_constants import DASHBOARD_CLIENT_MAX_SIZE
 from ray._private.runtime_env.packaging import _dir_travel as walk_uploaded
 from ray._private.runtime_env.packaging import _get_excludes as excluded_from_upload
@@ -57,6 +58,7 @@ def handlers_kept() -> Iterator[None]:
 __all__ = [
     "DASHBOARD_CLIENT_MAX_SIZE",
     "Config",
+    "Node",
     "actors",
     "enable_token_auth_by_default",
     "excluded_from_upload",

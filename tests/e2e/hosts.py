@@ -148,10 +148,10 @@ class Hosts:
 
     def start(self, host: Host, *words: str) -> None:
         """Starts a host's Ray node, the driver's first. `words`: further options of `ray start`."""
-        join = ["--head", "--port=6379", "--include-dashboard=false", f"--temp-dir={self.folder}"]
+        join = ["--head", "--port=6379", "--include-dashboard=false", "--no-monitor", f"--temp-dir={self.folder}"]
         if host is not self.driver:
             join = [f"--address={ADDRESS}"]
-        options = ["--object-store-memory=150000000", *words]
+        options = ["--object-store-memory=150000000", "--include-log-monitor=false", *words]
         host.boot(*join, *options, log=self.logs / f"{host.name}.log", env=self.env)
 
     def command(self, *words: str) -> list[str]:

@@ -1,6 +1,7 @@
 """A run on three hosts: learner ranks on two of them, neither of which sees the driver's disk.
 
-One boot for all of it: hosts that do not reach each other, a run whose host is cut off, its resumption to the end."""
+One boot for all of it: hosts that do not reach each other, a run whose host is cut off, its resumption to the end. The
+run is DAPO's, which replaces groups without variance."""
 
 import os
 import re
@@ -12,9 +13,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pytest
 
-from squelch.actors.archive.reader import read_events
+from squelch.actors.archive.reader import read_events, read_groups
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
 from tests.e2e.hosts import ADDRESS, DRIVER, Hosts, hosts
 from tests.e2e.replay import assert_replays
@@ -49,8 +51,9 @@ def three(tmp_path_factory: pytest.TempPathFactory, tiny_policy: Path) -> Iterat
 
 def run_on(three: Hosts, folder: Path, model: Path, *words: str) -> Run:
     command = small_run(folder, model, "hosts", f"loop.steps={STEPS}", "loop.checkpoint_every=1", *PLACES)
+    dapo = ["learner.algorithm=dapo", "filter.rho=1.0", "filter.max_refill_rounds=2"]
     extra = ["validation.every=0", "scorer.enabled=false", "cluster.max_restarts=0", *words]
-    return Run(*command, *extra, env=three.env, prefix=three.command(), timeout_s=400)
+    return Run(*command, *dapo, *extra, env=three.env, prefix=three.command(), timeout_s=400)
 
 
 def test_ranks_that_reach_the_driver_but_not_each_other_are_named_with_both_addresses(three, tiny_policy):
@@ -107,5 +110,17 @@ def test_a_run_on_three_hosts_outlives_a_cut_and_ends_right(three, tiny_policy, 
     assert not any(host.files(f"{three.env['SQUELCH_CACHE']}/staging/*") for host in (a, b)), "nothing is left staged"
     recovered = [event for event in read_events(tmp_path / "hosts") if event["name"] == "recovered"]
     assert not recovered, "cluster.max_restarts=0 refuses the learner's restart, and the resumed run needed none"
-    assert_replays(tmp_path / "hosts", tiny_policy, STEPS, STEPS, tmp_path)
+    assert_replaces_groups_without_variance(tmp_path / "hosts")
+    assert_replays(tmp_path / "hosts", tiny_policy, 1, STEPS, tmp_path)
     shutil.rmtree(tmp_path / "hosts")
+
+
+def assert_replaces_groups_without_variance(run_dir: Path) -> None:
+    rows = read_groups(run_dir, columns=["decision", "score", "task_seed"])
+    kept = rows.filter(pc.equal(rows["decision"], "kept"))
+    assert len(kept) and pc.min(kept["score"]).as_py() > 0
+    tasks = set(rows.column("task_seed").to_pylist())
+    assert tasks > set(range(4 * STEPS)), "a refill goes on where the steps' own tasks end"
+    metrics = steps(run_dir)
+    assert max(m["refill_rounds"] for m in metrics) > 0, "twelve groups and not a silent one: not this policy"
+    assert all(m["kept_groups"] <= 4 and m["loss_scale"] == 1 for m in metrics)

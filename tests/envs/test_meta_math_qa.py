@@ -454,8 +454,9 @@ def test_no_answer_raises_or_earns_anything_by_accident(answer: str):
     env = hostile_env()
     env.reset(seed=0)
     taken = env.read_action(answer)
-    assert taken is None or env.read_action(taken) == taken
+    assert taken is None or (env.read_action(taken) == taken and len(taken) <= env.action_space.max_length)
     observation, reward, _, _, info = env.step(answer)
+    assert info["action_valid"] == (taken is not None)
     assert env.observation_space.contains(observation)
     assert reward == (1.0 if info["verdict"] == "equal" else 0.0)
     assert info["verdict"] in (None, "equal", "different", "refused", "given_up")

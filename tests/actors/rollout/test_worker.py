@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from squelch.actors.messages import Completion, GroupMember
+from squelch.actors.rollout.early_process import EarlyProcess
 from squelch.actors.rollout.engine import VllmEngine, engine_arguments
 from squelch.actors.rollout.worker import Engine
 from squelch.actors.weight_group import WeightGroup
@@ -348,6 +349,10 @@ def test_parity_bound_follows_the_type_of_the_weights_unless_given():
     assert support.CONFIG.parity_limit == 1e-3
     assert support.CONFIG.model_copy(update={"dtype": "bfloat16"}).parity_limit == 0.5
     assert support.CONFIG.model_copy(update={"parity_bound": 0.2}).parity_limit == 0.2
+
+
+def test_the_engine_runs_in_the_process_that_imported_vllm_beside_its_worker(engine):
+    assert [type(process) for process in engine.vllm._processes] == [EarlyProcess]
 
 
 def test_a_killed_engine_is_reported_by_name_within_a_bound(loop, engine):

@@ -22,7 +22,7 @@ from squelch.cluster import leaving
 from squelch.cluster.errors import UserError
 from squelch.cluster.fleet import local_ray, ray_internals
 from squelch.cluster.fleet.local_ray import BELOW_FOLDER, LOOPBACK_ONLY, SOCKET_BYTES
-from squelch.cluster.fleet.ray_internals import ray_constants, services
+from squelch.cluster.fleet.ray_internals import Node, ray_constants, services
 from squelch.cluster.signals import listening
 
 
@@ -137,16 +137,18 @@ def test_starts_at_the_same_time_never_remove_each_others_folder(base: Path) -> 
             return folder.is_dir()
 
     with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(start_and_stop, range(200)))
+        assert all(pool.map(start_and_stop, range(64)))
 
 
 @pytest.mark.parametrize("variable", [None, "1"])
-def test_ray_is_told_of_loopback_its_folder_its_patience_and_no_spare_workers_only_while_it_starts(
+def test_ray_is_told_of_loopback_its_folder_its_patience_and_no_spare_processes_only_while_it_starts(
     base: Path, home: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None
 ) -> None:
     seen: dict[str, object] = {}
+    usual = {name: getattr(Node, name) for name in local_ray.SPARED}
 
     def init(**options: object) -> None:
+        seen["started"] = [name for name, start in usual.items() if getattr(Node, name) is start]
         seen.update(options, variable=os.environ[LOOPBACK_ONLY], clusters=ray_constants.ENABLE_RAY_CLUSTER)
         seen["folder"] = os.getcwd()
         seen["chosen"] = {name: os.environ[name] for name in local_ray.CHOSEN}
@@ -168,6 +170,7 @@ def test_ray_is_told_of_loopback_its_folder_its_patience_and_no_spare_workers_on
     assert seen["runtime_env"] == {"env_vars": {"A": "b", **started_here}}
     assert seen["folder"] == "/" and seen["chosen"]["RAY_prestart_worker_first_driver"] == "0"
     assert seen["chosen"] == {**local_ray.CHOSEN, "RAY_health_check_timeout_ms": "9000"}
+    assert seen["started"] == [] and {name: getattr(Node, name) for name in usual} == usual
     left = {name: os.environ[name] for name in local_ray.CHOSEN if name in os.environ}
     assert left == {"RAY_health_check_timeout_ms": "9000"}, "what the user set is kept, and nothing else is left"
     assert seen["variable"] == "0" and seen["clusters"] is False and seen["address"] == "local"

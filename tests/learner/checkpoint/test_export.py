@@ -161,7 +161,7 @@ def test_plain_vllm_generates_what_the_runs_engine_and_plain_transformers_do(tmp
     settings = vllm_support.CONFIG
     done = subprocess.run(
         [sys.executable, "-c", PLAIN, folder, prompt, out],
-        env=os.environ | engine_environment(settings),
+        env=os.environ | engine_environment(settings) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},  # one import of vLLM
         capture_output=True,
         text=True,
         timeout=200,
