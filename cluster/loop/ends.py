@@ -155,7 +155,8 @@ class RunEnd:
     def at_once(self, number: signal.Signals) -> None:
         """The end by a second signal, but for the process's own. Any thread may call it, whatever the others wait for:
         nothing of Ray is called."""
-        self.say(f"stopping now; {last_checkpoint(self.config.run_dir)}")
+        is_done = self._code == 0
+        self.say(f"stopping now; {'the run is done' if is_done else last_checkpoint(self.config.run_dir)}")
         if (where := self.unsent()) is not None:
             self.say(f"store: not everything has been sent. {where}")
         if self.coordinator is not None and not self._is_summarised:

@@ -163,11 +163,14 @@ def test_a_signal_decides_the_exit_code_only_of_a_run_that_it_stopped(tmp_path, 
     assert any("continue with --resume" in line for line in said) == (code == 143)
 
 
-def test_a_run_that_has_ended_stays_as_it_ended_if_ray_goes_before_the_process(tmp_path, monkeypatch) -> None:
+def test_a_run_that_has_ended_stays_as_it_ended_if_ray_or_its_user_ends_the_process(tmp_path, monkeypatch) -> None:
     codes: list[int] = []
     monkeypatch.setattr(ends, "leave", codes.append)
-    end = ending(tmp_path, lambda _: None)
+    said: list[str] = []
+    end = ending(tmp_path, said.append)
     end.coordinator.ending = None
     assert end.done(Archive(tmp_path / "it"), []) == 0
+    end.at_once(signal.SIGTERM)
+    assert said[-1] == "stopping now; the run is done"
     end.without_ray("Ray's head: its gcs at h:1 has ended (refused)")
     assert codes == [0] and json.loads((tmp_path / "it" / "summary.json").read_text())["finished"]
