@@ -6,7 +6,6 @@ Each function is given a record and the record's name for errors. It checks the 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -107,8 +106,12 @@ def nemo_rl(record: Record, where: str) -> Iterator[Row | LeftOut]:
             )
         yield {"prompt": said[0], "completion": said[1], **shared}
         return
-    size = one.get("input_lengths", len(one["token_ids"]) if isinstance(one["token_ids"], list) else 0)
     ids, mask = _same_length(one["token_ids"], one.get("token_loss_mask"), where, "token_ids", "token_loss_mask")
+    size = one.get("input_lengths", len(ids))
+    if not isinstance(size, int) or not 0 < size <= len(ids):
+        raise UserError(
+            f"{where}: `input_lengths` is {brief(size)}; it must be a number of `token_ids`, without padding"
+        )
     yield from turns_of_ids(ids[:size], mask[:size], shared)
 
 
@@ -153,7 +156,7 @@ def skyrl(record: Record, where: str) -> Iterator[Row | LeftOut]:
     """SkyRL 0.4, `dump_per_dataset_eval_results`: texts with special tokens; the score may be one for each token."""
     score = record.get("score")
     if isinstance(score, list) and all(map(is_number, score)):
-        score = math.fsum(score)
+        score = sum(map(as_float, score))
     yield {
         "prompt": record.get("input_prompt"),
         "completion": record.get("output_response"),
@@ -183,6 +186,14 @@ def _same_length(ids: Any, mask: Any, where: str, *names: str) -> tuple[list[int
         sizes = " and ".join(f"`{name}`" for name in names)
         raise UserError(f"{where}: {sizes} must be two lists of the same length; the mask marks the sampled tokens")
     return ids, mask
+
+
+def as_float(value: float) -> float:
+    """A number as a float; infinite for an integer that no float holds."""
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from squelch.cluster.commands.other_trainers.format_rows import LeftOut, Row, is_number
+from squelch.cluster.commands.other_trainers.format_rows import LeftOut, Row, as_float, is_number
 from squelch.cluster.commands.other_trainers.records import Record
 from squelch.cluster.errors import UserError
 
@@ -61,7 +61,7 @@ def _group(record: Record) -> Any:
 
 def _trace(trace: Mapping[str, Any], shared: Mapping[str, Any], where: str) -> Iterator[Row | LeftOut]:
     nodes = trace.get("nodes")
-    if not isinstance(nodes, list) or not all(isinstance(_object(node).get("message"), dict) for node in nodes):
+    if not isinstance(nodes, list) or not all(map(_is_node, nodes)):
         raise UserError(f"{where}: `nodes` must be a list of nodes with a `message` each, as verifiers writes them")
     rewards = {name: _reward(value) for name, value in _object(trace.get("rewards")).items()}
     shared = {**shared, "rewards": rewards, "rollout": trace.get("id")}
@@ -76,10 +76,17 @@ def _trace(trace: Mapping[str, Any], shared: Mapping[str, Any], where: str) -> I
         yield LeftOut("nothing was sampled")
 
 
+def _is_node(node: Any) -> bool:
+    lists = ("token_ids", "mask", "tools")
+    return isinstance(_object(node).get("message"), dict) and all(
+        isinstance(node.get(one) or [], list) for one in lists
+    )
+
+
 def _reward(value: Any) -> float | None:
     """The value of a `Reward`; None if scoring did not run."""
     score, weight = _object(value).get("score"), _object(value).get("weight", 1.0)
-    return float(score) * float(weight) if is_number(score) and is_number(weight) else None
+    return as_float(score) * as_float(weight) if is_number(score) and is_number(weight) else None
 
 
 def _path(nodes: Sequence[Mapping[str, Any]], index: int, where: str) -> list[Mapping[str, Any]]:

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from squelch.cluster.commands.other_trainers.format_rows import SAID_BY_TRL, LeftOut, is_number, whole_step
+from squelch.cluster.commands.other_trainers.format_rows import SAID_BY_TRL, LeftOut, as_float, is_number, whole_step
 from squelch.cluster.commands.other_trainers.formats import FORMATS, Format, files_of, format_named
 from squelch.cluster.commands.other_trainers.records import Record, columns_of, records
 from squelch.cluster.errors import UserError, bad_files_are_the_users, did_you_mean
@@ -180,9 +180,10 @@ def _total(row: RewardRow, weights: Mapping[str, float]) -> float:
         value = row.rewards.get(name)
         if value is not None and not isinstance(value, int | float):
             raise UserError(f"{row.where}: `{name}` is {brief(value)}; a reward must be a number, or null")
-        if value is not None and not math.isnan(value):
-            found.append(weight * float(value))
-    return math.fsum(found) if found else math.nan
+        number = math.nan if value is None else as_float(value)
+        if not math.isnan(number):
+            found.append(weight * number)
+    return sum(found) if found else math.nan
 
 
 def _names(names: Any) -> str:

@@ -163,7 +163,8 @@ def _evaluated(model: Path, step: int) -> bool:
 
 def _notes_on(rows: Sequence[tuple[int, Row]]) -> Iterator[str]:
     """What the rows of one step show about themselves."""
-    mixed = sum(1 for _, row in rows if len(set(row.get("versions") or [0])) > 1)
+    spans = [row["versions"] for _, row in rows if row.get("versions")]
+    mixed = sum(first != last for first, last in spans)
     if mixed:
         yield f"{mixed} of {len(rows)} rows were sampled while the weights changed; they are scored with one version"
     groups: dict[bytes, set[str]] = {}

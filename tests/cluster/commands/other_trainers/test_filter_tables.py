@@ -91,3 +91,9 @@ def test_a_reward_that_is_no_number_is_refused_with_its_row(tmp_path, capsys) ->
     rows = [{"input": "a", "output": "b", "step": 1, "score": score} for score in (1.0, "high")]
     path = jsonl(tmp_path / "1.jsonl", rows)
     assert f"{path}, row 2: `score` is 'high'; a reward must be a number" in refused(capsys, path)
+
+
+def test_rewards_beyond_any_float_refuse_their_group_alone(tmp_path, capsys) -> None:
+    rewards = [10**400, 0.0, 1.0, 0.0]
+    path = jsonl(tmp_path / "t.jsonl", [{"prompt": f"{i // 2}", "reward": one} for i, one in enumerate(rewards)])
+    assert filtered(capsys, path)["kept"] == [1]

@@ -181,16 +181,20 @@ def test_unknown_and_ambiguous_columns_are_refused_with_what_is_there_and_what_i
         ("verl", {"output": 3}, "row 2: `completion` must be text or a list of messages"),
         ("verl", {"step": "soon"}, "row 2: `step` is 'soon'"),
         ("nemo_rl", {"token_loss_mask": [[0, 1]]}, "row 2: `token_ids` and `token_loss_mask` must be two lists"),
+        ("nemo_rl", {"input_lengths": ["4"]}, "row 2: `input_lengths` is '4'; it must be a number of `token_ids`"),
+        ("areal", {"tail_version": [1]}, "row 2: `step` is [1]; it must be a whole number"),
         ("slime", {"response_length": 9}, "row 2: `response_length` is 9; it must be the number of `tokens`"),
         ("slime", {"tokens": [1, -2, 3, 4]}, "row 2: `prompt_ids` must be a list of token ids"),
         ("verifiers", {"traces": 3}, "row 2: `traces` must be a list of traces"),
         ("verifiers", {"traces": [{"nodes": [{"message": {}, "parent": 0, "sampled": True}]}]}, "earlier node"),
+        ("verifiers", {"traces": [{"nodes": [{"message": {}, "token_ids": 3}]}]}, "row 2: `nodes` must be a list"),
+        ("verifiers", {"run": {"work": {"policy": {"start": [1]}}}}, "row 2: `step` is [1]"),
         ("verifiers", {"traces": [{"nodes": [3]}]}, "row 2: `nodes` must be a list of nodes with a `message` each"),
     ],
 )
 def test_a_damaged_record_is_refused_by_file_and_row(tmp_path, name, damage, said) -> None:
     path = WRITERS[name](tmp_path)
-    file = path if path.is_file() else path / "00000.jsonl"
+    file = path if path.is_file() else min(path.iterdir())
     lines = file.read_text().splitlines()
     lines[1] = json.dumps(json.loads(lines[1]) | damage)
     file.write_text("\n".join(lines) + "\n")
