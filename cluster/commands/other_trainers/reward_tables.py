@@ -144,7 +144,9 @@ def _weights(path: Path, rows: Sequence[RewardRow], wanted: Sequence[str]) -> di
     known = {key for row in rows for key in row.rewards}
     if wanted:
         return dict(_weight(path, text, known) for text in wanted)
-    scored = {key for row in rows for key in row.own if row.rewards[key] is not None}
+    scored = {
+        key for row in rows for key in row.own if row.rewards[key] is not None and row.rewards[key] == row.rewards[key]
+    }
     if not scored:
         raise UserError(
             f"{path} has no column of rewards; name one with --reward. It has {_names(known) or 'no numbers'}"

@@ -83,10 +83,10 @@ class _Selection:
         """Adds a file. In a folder, a file that is of no format is left out with a note."""
         try:
             found = format_of(path) if self.format is None else self.format
-        except UserError as error:
+        except UserError:
             if not self._in_folder:
                 raise
-            self._notes.append(f"left out: {error}")
+            self._notes.append(f"{path} is left out: its columns are of no known format")
             return
         self.format = found
         named = found.step_of(path if not self._in_folder else path.relative_to(self._path.parent))

@@ -1,6 +1,7 @@
 """`squelch filter` reads what other trainers write: their rewards, weighted and grouped as the trainers do."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,7 +94,10 @@ def test_a_reward_that_is_no_number_is_refused_with_its_row(tmp_path, capsys) ->
     assert f"{path}, row 2: `score` is 'high'; a reward must be a number" in refused(capsys, path)
 
 
-def test_rewards_beyond_any_float_refuse_their_group_alone(tmp_path, capsys) -> None:
+def test_rewards_beyond_any_float_refuse_their_group_alone_and_a_column_of_nothing_is_no_reward(
+    tmp_path, capsys
+) -> None:
     rewards = [10**400, 0.0, 1.0, 0.0]
-    path = jsonl(tmp_path / "t.jsonl", [{"prompt": f"{i // 2}", "reward": one} for i, one in enumerate(rewards)])
+    rows = [{"prompt": f"{i // 2}", "reward": one, "observer": math.nan} for i, one in enumerate(rewards)]
+    path = jsonl(tmp_path / "t.jsonl", rows)
     assert filtered(capsys, path)["kept"] == [1]
