@@ -33,6 +33,7 @@ COMMANDS = {
     "filter": ("other_trainers.filter", "show which groups the filter keeps, from a file of rewards"),
     "mi": ("other_trainers.mi", "measure whether reasoning depends on its input, from a score matrix"),
     "score": ("other_trainers.score", "the same from prompts and completions of any trainer"),
+    "monitor": ("other_trainers.monitor", "the same live, from the folder into which another trainer writes"),
     "gradients": ("existing_runs.gradients", "measure task and regulariser gradients by reward variance (Figure 3)"),
     "report": ("existing_runs.report", "write the paper's figures of one or several runs as an HTML file"),
     "sweep": ("sweep", "run a recipe over settings and seeds, with one table at the end"),
@@ -56,6 +57,7 @@ examples:
   squelch warmup Qwen/Qwen2.5-3B warm/qwen --env Sokoban
   squelch filter rewards.npz --rule top_k --rho 0.25
   squelch score completions.parquet --model policy/    reasonings of any trainer
+  squelch monitor out/completions --model out          the same for each new step, at /metrics
   squelch gradients runs/frozenlake --groups 8 task and regulariser gradients by reward variance
   squelch report runs/frozenlake               the paper's figures of a run; of a sweep: runs/SWEEP
   squelch sweep frozenlake --seeds 0,1,2 --grid filter.rule=none,top_p,top_k

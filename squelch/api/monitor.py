@@ -139,11 +139,16 @@ class Monitor:
         rows = rows_of(prompts, completions, masks=masks)
         if rewards is not None:
             self._record_rewards(step, rewards, len(rows))
-        started, cpu = time.perf_counter(), time.process_time()  # torch may use several threads
         with self._engine(model) as (engine, reader):
-            found = within_context(reader.read(rows), engine.context_length)
-            found = at_most(found, self._max_prompts, self._seed + step)
-            result = self._scored(engine, found) if len(found.prompts) > 1 else None
+            return self.observe_read(step, engine, reader.read(rows))
+
+    def observe_read(self, step: int, engine: CrossScorer, found: Reasonings) -> dict[str, float]:
+        """As `observe`, of samples that a reader has converted, under the model of an engine: for `squelch monitor`."""
+        self._require_order("observe", step, self._step)
+        started, cpu = time.perf_counter(), time.process_time()  # torch may use several threads
+        found = within_context(found, engine.context_length)
+        found = at_most(found, self._max_prompts, self._seed + step)
+        result = self._scored(engine, found) if len(found.prompts) > 1 else None
         self._step, self._raised = step, []
         metrics = {f"first_turn/{key}": value for key, value in self._step_metrics(found, result).items()}
         metrics |= {"scorer/step": float(step), "scorer/version": float(step)}

@@ -63,9 +63,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", type=Path, required=True, metavar="DIR", help="Hugging Face folder of the policy that sampled them"
     )
-    parser.add_argument("--base", type=Path, metavar="DIR", help="folder of the base model, if DIR is a LoRA adapter")
     parser.add_argument("--out", type=Path, metavar="NPZ", help="also write the score matrix, for `squelch mi`")
     parser.add_argument("--step", type=int, help="score only the rows of this step")
+    parser.add_argument(
+        "--force", action="store_true", help="print the result even if the model cannot have written the reasonings"
+    )
+    parser.add_argument("--max-prompts", type=positive(int), metavar="N", help="score a random sample of N prompts")
+    parser.add_argument(
+        "--templates",
+        type=natural,
+        default=5,
+        metavar="N",
+        help="list N reasonings that fit every prompt (default: 5)",
+    )
+    parser.add_argument("--half-width", type=positive(float), default=0.05, metavar="NATS", help="see `squelch mi`")
+    add_scoring(parser)
+    add_compat(parser, "the marginal is normalised by length before the mixture instead of after it")
+
+
+def add_scoring(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments by which rows are read and scored, which `squelch monitor` has too."""
+    parser.add_argument("--base", type=Path, metavar="DIR", help="folder of the base model of a LoRA adapter")
     add_format(parser)
     parser.add_argument(
         "--temperature", type=positive(float), default=1.0, help="temperature of the sampling (default: %(default)s)"
@@ -93,24 +111,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-links", dest="links", action="store_false", help="do not score the answers that follow the reasonings"
     )
-    parser.add_argument(
-        "--force", action="store_true", help="print the result even if the model cannot have written the reasonings"
-    )
-    parser.add_argument("--max-prompts", type=positive(int), metavar="N", help="score a random sample of N prompts")
-    parser.add_argument(
-        "--templates",
-        type=natural,
-        default=5,
-        metavar="N",
-        help="list N reasonings that fit every prompt (default: 5)",
-    )
-    parser.add_argument("--half-width", type=positive(float), default=0.05, metavar="NATS", help="see `squelch mi`")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, … (default: cuda if available)")
     parser.add_argument(
         "--token-budget", type=positive(int), default=16384, help="tokens forwarded at once (default: %(default)s)"
     )
     parser.add_argument("--seed", type=natural, default=0, help="seed of the resampling and of --max-prompts")
-    add_compat(parser, "the marginal is normalised by length before the mixture instead of after it")
 
 
 def run(args: argparse.Namespace) -> int:

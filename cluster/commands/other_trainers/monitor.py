@@ -1,0 +1,328 @@
+"""`squelch monitor`: the diagnosis of a run of another trainer, live, from the files that it writes.
+
+    following.py ──step, checkpoint──▶ monitored.py ──metrics of squelch.Monitor──▶ /metrics, a line, the state
+
+It serves the metric names of `squelch train` on the same ports, so that its dashboards and alerts show the run. Each
+new step moves `squelch_step`; a scored one also the mean reward, MI, D, the regime and the alarms.
+
+Invariants:
+
+- The trainer's files are only read. What is written is the state (`--state`), after each decided step: averages, alarms
+  and the last step, so that a monitor that is started again goes on after it.
+- A step that cannot be scored is skipped with its reason, and nothing but bad arguments or a signal ends the monitor
+  before `--idle`: a damaged file, a checkpoint that is pruned while it is read, a model that does not fit the rows.
+- It waits for the trainer alone, at most `--wait` for a checkpoint and `--idle` for anything new, and says so.
+- SIGTERM and Ctrl-C end it at once, with 128 + signal; the step under way is scored again by the next start.
+
+One process, one model at a time; no Ray, no vLLM. torch is loaded with the first step that is ready.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from squelch.actors.process.disk import write_whole
+from squelch.cluster.commands.arguments import natural, positive
+from squelch.cluster.commands.other_trainers.following import Follower, Look, Ready
+from squelch.cluster.commands.other_trainers.score import add_scoring
+from squelch.cluster.errors import UserError, bad_files_are_the_users
+from squelch.cluster.package import installed_version
+from squelch.cluster.terminal import duration, say
+from squelch.envs.untrusted.files import MIB, is_file, is_folder, read_bytes, state
+from squelch.envs.untrusted.text import parse_object
+
+if TYPE_CHECKING:
+    from squelch.actors.metrics.exporter import Recorder
+    from squelch.api.monitor import Monitor
+
+HELP = """\
+Follows a folder into which another trainer writes its samples, scores each new step under the weights that sampled it,
+and serves MI, D, the regime and alarms at /metrics, under the names of `squelch train`: its dashboards and alerts show
+the run. docs/guide/use-with-other-trainers.md says what each trainer must be told to write."""
+EPILOG = """\
+examples:
+  squelch monitor out/completions --model out                   TRL: out/checkpoint-10 sampled completions_00011
+  squelch monitor rollouts --model merged --initial Qwen3-0.6B --every 10
+  squelch monitor out/completions --model out --once --json     what is there, without waiting"""
+STATE = "squelch-monitor.state"
+"""No suffix of a file of samples."""
+MAX_STATE = 64 * MIB
+FORM = 1
+"""Form of the state's file."""
+SETTLE_S = 60.0
+"""Seconds since its last change for which a file that cannot be read may still be under way."""
+SHOWN = ("first_turn/mi_seq_est", "probe/link/dependence")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.description, parser.epilog = HELP, EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("folder", metavar="DIR", type=Path, help="folder of the samples")
+    parser.add_argument(
+        "--model", type=Path, required=True, metavar="CHECKPOINTS", help="folder in which the trainer keeps checkpoints"
+    )
+    parser.add_argument("--initial", type=Path, metavar="DIR", help="the initial model, which sampled the first step")
+    seconds = positive(float)
+    parser.add_argument("--every", type=positive(int), default=1, metavar="N", help="score at most every Nth step")
+    parser.add_argument("--wait", type=seconds, default=3600.0, metavar="S", help="seconds for a checkpoint (3600)")
+    parser.add_argument("--idle", type=seconds, default=86400.0, metavar="S", help="end after S without news (86400)")
+    parser.add_argument("--poll", type=seconds, default=5.0, metavar="S", help="seconds between two looks (5)")
+    parser.add_argument("--once", action="store_true", help="score what is there and end; serve nothing")
+    parser.add_argument("--state", type=Path, metavar="FILE", help=f"where to go on (default: DIR/{STATE})")
+    parser.add_argument("--host", default="127.0.0.1", help="address of /metrics (default: %(default)s)")
+    parser.add_argument("--port", type=natural, help="port of /metrics (default: the first free of 9464 to 9473)")
+    parser.add_argument("--max-prompts", type=positive(int), default=64, metavar="N", help="of a step (default: 64)")
+    add_scoring(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Follows the run; returns 0 once nothing new came for `--idle`, or 128 + signal."""
+    _check(args)
+    session = Session(args)
+    try:
+        with _stopped_by_signals(), session.serving():
+            session.follow()
+    except _Stopped as stop:
+        session.tell("stopped", f"stopped by {stop.signal.name}", signal=stop.signal.name)
+        return 128 + stop.signal
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    with bad_files_are_the_users():
+        for flag, path in (("DIR", args.folder), ("--model", args.model), ("--initial", args.initial)):
+            if path is not None and not is_folder(path):
+                raise UserError(f"{flag} {path} is no folder")
+        if is_file(args.model / "config.json"):
+            raise UserError(
+                f"--model {args.model} is one model; give the folder that holds the trainer's checkpoints, and the "
+                "model from which training began as --initial"
+            )
+
+
+class Session:
+    """One run of the command."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        from squelch.api.monitor import Monitor
+
+        self.args = args
+        self.path: Path = args.state or args.folder / STATE
+        markers = None if args.whole else tuple(args.markers)
+        self.settings = {
+            "markers": markers and list(markers),
+            "temperature": args.temperature,
+            "links": args.links,
+            "max_prompts": args.max_prompts,
+            "seed": args.seed,
+        }
+        """What the averages depend on, besides the rows."""
+        try:
+            self.monitor: Monitor = Monitor(
+                None, token_budget=args.token_budget, **{**self.settings, "markers": markers}
+            )
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        self.follower = Follower(
+            args.folder, args.model, args.initial, args.format, args.every, args.wait, settled=args.once
+        )
+        self.recorder: Recorder | None = None
+        self.reported: int | None = None
+        """The newest step at `/metrics`."""
+        self._said: str | None = None
+        self._restore()
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Scores until nothing new came for `--idle`; with `--once`, what is there."""
+        news = time.monotonic()
+        while True:
+            look = self.follower.look(time.monotonic())
+            self._tell_skipped(look)
+            if look.ready is not None and self._score(look.ready):
+                news = time.monotonic()
+                continue
+            if look.skipped or (look.newest is not None and look.newest != self.reported):
+                news = time.monotonic()
+            self._show_progress(look)
+            if look.waiting is not None:
+                self._tell_waiting(look)
+            if self.args.once:
+                return
+            if time.monotonic() - news >= self.args.idle:
+                self.tell("ended", f"nothing new for {duration(self.args.idle)} (--idle)")
+                return
+            time.sleep(self.args.poll)
+
+    def _score(self, ready: Ready) -> bool:
+        """Scores a step. Returns whether it is decided: False if a file that cannot be read may be under way."""
+        from squelch.cluster.commands.other_trainers.monitored import NotRead, observe
+
+        try:
+            metrics, notes = observe(self.monitor, ready, self.args)
+        except UserError as error:
+            fresh = max((found.st_mtime for path in ready.files if (found := state(path))), default=0.0)
+            if isinstance(error, NotRead) and not self.args.once and time.time() - fresh < SETTLE_S:
+                self._tell_waiting(Look(waiting=f"the end of step {ready.step}: {error}"))
+                return False
+            self.follower.decided(ready.step, scored=False)
+            self._tell_skip([ready.step], str(error))
+            self._save()
+            return True
+        self.follower.decided(ready.step, scored=True)
+        self._save()
+        if self.recorder is not None:
+            self.reported = max(ready.step, self.reported or ready.step)
+            self.recorder.step(self.reported, metrics)
+        self._said = None
+        self._tell_scored(ready, metrics, notes)
+        return True
+
+    # -- /metrics ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Serves `/metrics` meanwhile, unless `--once` is given."""
+        if self.args.once:
+            yield
+            return
+        from squelch.actors.config import RecorderConfig
+        from squelch.actors.metrics.exporter import Recorder
+        from squelch.cluster.metrics import REGISTRY
+
+        recorder = Recorder(RecorderConfig(host=self.args.host, port=self.args.port), REGISTRY)
+        with closing(recorder):
+            try:
+                recorder.start()
+            except ValueError as error:
+                raise UserError(str(error)) from error
+            recorder.set("squelch_run_info", 1, run=self.args.folder.resolve().name, environment="files", filter="none")
+            recorder.set("squelch_build_info", 1, version=installed_version(), python=platform.python_version())
+            self.recorder = recorder
+            self.tell("serving", f"metrics at {recorder.url}", url=recorder.url)
+            yield
+
+    def _show_progress(self, look: Look) -> None:
+        """Moves `squelch_step` on, also where steps are not scored."""
+        if self.recorder is not None and look.newest is not None and look.newest > (self.reported or -1):
+            self.reported = look.newest
+            self.recorder.step(look.newest, {})
+
+    # -- the state ---------------------------------------------------------------------------------------------------
+
+    def _restore(self) -> None:
+        with bad_files_are_the_users():
+            if not is_file(self.path):
+                return
+            found = parse_object(read_bytes(self.path, MAX_STATE), str(self.path))
+        if found.get("form") != FORM or found.get("settings") != self.settings:
+            raise UserError(
+                f"{self.path} is the state of a monitor with other settings ({found.get('settings')}); give those, or "
+                "another file as --state to begin anew"
+            )
+        try:
+            self.monitor.restore(found["monitor"])
+            self.follower.last, self.follower.due = found["last"], found["due"]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(f"{self.path} holds no state of a monitor: {error!r}; give another as --state") from error
+        self.tell("continued", f"goes on after step {found['last']} ({self.path})", step=found["last"])
+
+    def _save(self) -> None:
+        found = {"form": FORM, "settings": self.settings, "last": self.follower.last, "due": self.follower.due}
+        try:
+            write_whole(self.path, json.dumps({**found, "monitor": self.monitor.state()}))
+        except OSError as error:
+            raise UserError(f"--state {self.path} cannot be written: {error}") from error
+
+    # -- lines -------------------------------------------------------------------------------------------------------
+
+    def tell(self, event: str, text: str, **facts: Any) -> None:
+        """One line: the text, or a JSON object."""
+        say(json.dumps({"event": event, **facts, "text": text}) if self.args.json else text)
+
+    def _tell_waiting(self, look: Look) -> None:
+        if look.waiting != self._said:
+            self._said = look.waiting
+            bound = "" if look.left_s is None else f", at most {duration(look.left_s)} (--wait)"
+            self.tell("waiting", f"waiting for {look.waiting}{bound}", left_s=look.left_s)
+
+    def _tell_skipped(self, look: Look) -> None:
+        reasons: dict[str, list[int]] = {}
+        for one in look.skipped:
+            reasons.setdefault(one.reason, []).append(one.step)
+        for reason, steps in reasons.items():
+            self._tell_skip(steps, reason)
+        if look.skipped:
+            self._save()
+
+    def _tell_skip(self, steps: list[int], reason: str) -> None:
+        named = f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps, {steps[0]} to {steps[-1]}"
+        self.tell("skipped", f"skipped {named}: {reason}", steps=steps, reason=reason)
+
+    def _tell_scored(self, ready: Ready, metrics: Mapping[str, float], notes: list[str]) -> None:
+        shown = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
+        self.tell(
+            "scored",
+            scored_text(ready, metrics),
+            step=ready.step,
+            checkpoint=ready.checkpoint,
+            metrics=shown,
+            notes=notes,
+        )
+        for note in () if self.args.json else notes:
+            say(f"  {note}")
+        for alarm in self.monitor.alarms:
+            self.tell("alarm", f"step {ready.step}: {alarm}", step=ready.step)
+
+
+def scored_text(ready: Ready, metrics: Mapping[str, float]) -> str:
+    """The line of a scored step."""
+    regimes = [key.rpartition("/")[2] for key, value in metrics.items() if "/regime/" in key and value == 1]
+    parts = [f"step {ready.step} under {ready.checkpoint}: {regimes[0] if regimes else 'regime not known'}"]
+    for name, key, unit in zip(("MI", "D"), SHOWN, ("nats", "nats per answer"), strict=True):
+        if math.isfinite(value := metrics.get(key, math.nan)):
+            low, high = (metrics.get(f"{key}_{end}", math.nan) for end in ("low", "high"))
+            interval = f" [{low:.2f}, {high:.2f}]" if math.isfinite(low) else ""
+            parts.append(f"{name} {value:.2f}{interval} {unit}")
+    parts.append(f"{metrics['first_turn/num_prompts']:.0f} prompts")
+    return "; ".join(
+        [*parts, f"{metrics['first_turn/num_excluded']:.0f} rows left out, {metrics['seconds/score']:.0f} s"]
+    )
+
+
+class _Stopped(BaseException):
+    """A signal asked the command to end; no handler of errors may stop it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.signal = signal.Signals(number)
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """Raises _Stopped in the block when the process is asked to end."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _Stopped(number)
+
+    before = {}
+    with suppress(ValueError):  # outside the main thread no signal arrives
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,52 @@
+"""One step of `squelch monitor`: its rows are read and scored under the checkpoint that sampled them. Loads torch."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from squelch.api.monitor import Monitor
+from squelch.api.samples import Row
+from squelch.cluster.commands.other_trainers.following import Ready
+from squelch.cluster.commands.other_trainers.score import load
+from squelch.cluster.commands.other_trainers.score_files import notes_on_file, read_samples
+from squelch.cluster.errors import UserError
+
+
+class NotRead(UserError):
+    """A file of samples cannot be read; perhaps it is still being written."""
+
+
+def observe(monitor: Monitor, ready: Ready, args: argparse.Namespace) -> tuple[dict[str, float], list[str]]:
+    """The metrics of a step, and what to know of it. NotRead, or UserError that names what is at fault."""
+    rows: list[tuple[int, Row]] = []
+    notes: list[str] = []
+    for path in ready.files:
+        try:
+            found = read_samples(path, ready.step, args.format)
+        except UserError as error:
+            raise NotRead(str(error)) from error
+        rows += [(len(rows) + number, row) for number, row in found.rows]
+        notes += notes_on_file(found, path, ready.model)
+    given = {**vars(args), "file": ready.files[0], "model": ready.model, "max_prompts": None}  # the monitor draws them
+    reasonings, engine = load(argparse.Namespace(**given), rows)
+    reward = mean_reward([row for _, row in rows])
+    if reward is not None:
+        monitor.record_reward(ready.step, reward)
+    try:
+        metrics = monitor.observe_read(ready.step, engine, reasonings)
+    except ValueError as error:
+        raise UserError(f"{ready.checkpoint}, {ready.model}: {error}") from error
+    return metrics | ({} if reward is None else {"reward_mean": reward}), list(dict.fromkeys(notes))
+
+
+def mean_reward(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """The mean over the rows of the sum of their rewards; None if no reward function scored any."""
+    sums = []
+    for row in rows:
+        known = [float(value) for value in (row.get("rewards") or {}).values() if isinstance(value, int | float)]
+        if finite := [value for value in known if math.isfinite(value)]:
+            sums.append(math.fsum(finite))
+    return math.fsum(sums) / len(sums) if sums else None

@@ -1,0 +1,268 @@
+"""`squelch monitor`: each step is scored under the weights that sampled it, and exported; what cannot be is named."""
+
+import argparse
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.common import random_qwen2, word
+from squelch.cluster.cli import main
+from squelch.cluster.commands.other_trainers import monitor
+from squelch.cluster.commands.other_trainers.following import Follower
+from squelch.cluster.commands.other_trainers.formats import FORMATS
+from tests.cluster.commands.other_trainers import trainer_files
+
+MARKERS = ("--markers", word(5), word(6))
+PROMPTS, SAMPLES = 6, 2
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Four models of a few parameters with one tokenizer."""
+    folder = tmp_path_factory.mktemp("models")
+    for seed in range(4):
+        random_qwen2(folder / str(seed), seed=seed, vocabulary=64, width=16, layers=1, hidden=16, heads=2)
+    return [folder / str(seed) for seed in range(4)]
+
+
+class Trainer:
+    """Writes what TRL writes: the samples of step N before checkpoint-N."""
+
+    def __init__(self, out: Path, models: list[Path]) -> None:
+        self.out, self.models = out, models
+        self.samples = out / "completions"
+        self.samples.mkdir(parents=True)
+
+    def sample(self, step: int) -> Path:
+        rng = np.random.default_rng(step)
+
+        def words(size: int) -> str:
+            return " ".join(word(i) for i in rng.integers(7, 64, size))
+
+        prompts = [words(6) + " " for _ in range(PROMPTS)]
+        rows = [
+            {
+                "step": step,
+                "prompt": prompt,
+                "completion": f"{word(5)} {words(5)} {word(6)} {words(2)}",
+                "advantage": 0.0,
+                "right": float(step),
+            }
+            for prompt in prompts
+            for _ in range(SAMPLES)
+        ]
+        path = self.samples / f"completions_{step:05d}.parquet"
+        pq.write_table(pa.Table.from_pylist(rows), path)
+        return path
+
+    def save(self, number: int) -> Path:
+        return Path(shutil.copytree(self.models[number], self.out / f"checkpoint-{number}"))
+
+    def arguments(self, *more: str) -> list[str]:
+        return ["monitor", str(self.samples), "--model", str(self.out), *MARKERS, *more]
+
+
+@pytest.fixture
+def trainer(tmp_path: Path, models: list[Path]) -> Trainer:
+    return Trainer(tmp_path / "out", models)
+
+
+def events(capsys: pytest.CaptureFixture[str], *argv: str) -> list[dict]:
+    assert main([*argv, "--json"]) == 0, capsys.readouterr().err
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def of_kind(found: list[dict], kind: str) -> list[dict]:
+    return [one for one in found if one["event"] == kind]
+
+
+def session_of(trainer: Trainer, *more: str) -> monitor.Session:
+    parser = argparse.ArgumentParser()
+    monitor.add_arguments(parser)
+    return monitor.Session(parser.parse_args(trainer.arguments(*more)[1:]))
+
+
+def test_each_step_is_scored_under_the_weights_that_sampled_it(trainer: Trainer, models: list[Path], capsys) -> None:
+    files = {step: trainer.sample(step) for step in (1, 2, 3)}
+    trainer.save(1), trainer.save(2)
+    trainer.sample(4)
+    told = events(capsys, *trainer.arguments("--once", "--initial", str(models[0])))
+    assert "checkpoint-3, whose weights sampled step 4" in told[-1]["text"]
+    found = of_kind(told, "scored")
+    assert [(one["step"], one["checkpoint"]) for one in found] == [
+        (1, "the initial model"),
+        (2, "checkpoint-1"),
+        (3, "checkpoint-2"),
+    ]
+    for one in found:
+        model = str(models[one["step"] - 1])
+        assert main(["score", str(files[one["step"]]), "--model", model, *MARKERS, "--json"]) == 0
+        score = json.loads(capsys.readouterr().out)
+        for key in ("mi_est", "mi_seq_est", "retrieval_accuracy"):
+            assert one["metrics"][f"first_turn/{key}"] == pytest.approx(score[key], abs=1e-6), (one["step"], key)
+        assert one["metrics"][f"first_turn/regime/{score['regime']}"] == 1
+        assert one["metrics"]["reward_mean"] == one["step"]
+
+
+def test_what_cannot_be_scored_is_skipped_with_its_reason(trainer: Trainer, capsys) -> None:
+    for step in (1, 2, 4):
+        trainer.sample(step)
+    trainer.sample(3).write_bytes(b"no table")
+    broken = trainer.save(1)
+    trainer.save(2), trainer.save(3)
+    (broken / "config.json").write_text("{}")
+    found = events(capsys, *trainer.arguments("--once"))
+    reasons = {step: one["reason"] for one in of_kind(found, "skipped") for step in one["steps"]}
+    assert "--initial" in reasons[1] and "checkpoint-1" in reasons[2] and "completions_00003" in reasons[3]
+    assert [one["step"] for one in of_kind(found, "scored")] == [4]
+
+
+def test_a_monitor_that_is_started_again_goes_on_with_its_averages(trainer: Trainer, models, capsys) -> None:
+    trainer.sample(1), trainer.sample(2), trainer.save(1)
+    arguments = trainer.arguments("--once", "--initial", str(models[0]))
+    events(capsys, *arguments)
+    trainer.sample(3), trainer.save(2)
+    second = events(capsys, *arguments)
+    (last,) = of_kind(second, "scored")
+    assert second[0]["event"] == "continued" and last["step"] == 3
+    whole = of_kind(events(capsys, *arguments, "--state", str(trainer.out / "anew.json")), "scored")
+    same = {key: value for key, value in whole[-1]["metrics"].items() if "seconds" not in key}
+    assert {key: last["metrics"][key] for key in same} == same and len(whole) == 3
+    assert main([*arguments, "--temperature", "0.5"]) == 2
+    assert "other settings" in capsys.readouterr().err
+
+
+def test_a_live_run_is_at_the_endpoint_under_the_names_of_train(trainer: Trainer) -> None:
+    session = session_of(trainer, "--port", "0", "--poll", "0.05", "--idle", "60")
+    ended = threading.Event()
+
+    def follow() -> None:
+        with session.serving():
+            session.follow()
+        ended.set()
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    trainer.save(1), trainer.sample(2)
+    series: dict[str, float] = {}
+    deadline = time.monotonic() + 60
+    while series.get("squelch_scorer_step") != 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+        if session.recorder is not None:
+            series = scraped(session.recorder.url)
+    session.args.idle = 0.0
+    assert ended.wait(30) and series["squelch_step"] == 2 and series["squelch_scorer_step"] == 2
+    assert series["squelch_reward_mean{all}"] == 2 and series["squelch_mi_est_nats{first_turn}"] > -10
+    assert sorted(next(name for name in series if "run_info" in name)[:-1].partition("{")[2].split(",")) == [
+        "completions",
+        "files",
+        "none",
+    ]
+
+
+def scraped(url: str) -> dict[str, float]:
+    """The series at `/metrics` by name and label values."""
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        text = answer.read().decode()
+    return {
+        sample.name + (f"{{{','.join(sample.labels.values())}}}" if sample.labels else ""): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_sigterm_ends_it_at_once(trainer: Trainer) -> None:
+    command = [sys.executable, "-m", "squelch.cluster.cli", *trainer.arguments("--port", "0", "--poll", "60")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    lines = [process.stdout.readline() for _ in range(2)]
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 128 + signal.SIGTERM, lines
+    assert "metrics at http://127.0.0.1:" in lines[0] and "waiting for the first file" in lines[1]
+
+
+def test_one_model_in_the_place_of_checkpoints_is_refused(trainer: Trainer, models: list[Path], capsys) -> None:
+    assert main(["monitor", str(trainer.samples), "--model", str(models[0])]) == 2
+    assert "--initial" in capsys.readouterr().err
+
+
+# -- following, without a model ---------------------------------------------------------------------------------------
+
+
+def test_a_file_or_a_checkpoint_that_still_grows_is_waited_for(trainer: Trainer) -> None:
+    follower = Follower(trainer.samples, trainer.out)
+    assert "first file" in str(follower.look(0.0).waiting)
+    path = trainer.sample(2)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-40])
+    assert follower.look(1.0).ready is None and follower.look(2.0).ready is None
+    path.write_bytes(whole)
+    assert "still being written" in str(follower.look(3.0).waiting)
+    assert "checkpoint-1" in str(follower.look(4.0).waiting)
+    checkpoint = trainer.save(1)
+    assert "checkpoint-1, which is still being written" in str(follower.look(5.0).waiting)
+    with (checkpoint / "model.safetensors").open("ab") as file:
+        file.write(b"more")
+    assert follower.look(6.0).ready is None
+    ready = follower.look(7.0).ready
+    assert ready is not None and (ready.step, ready.model) == (2, checkpoint)
+
+
+def test_a_checkpoint_that_does_not_come_is_waited_for_so_long_and_all_that_waited_are_skipped_together(
+    trainer: Trainer,
+) -> None:
+    follower = Follower(trainer.samples, trainer.out, wait_s=100.0)
+    trainer.sample(2), trainer.sample(3)
+    follower.look(0.0)
+    look = follower.look(40.0)
+    assert look.left_s == 60.0 and "checkpoint-1, whose weights sampled step 2" in str(look.waiting)
+    look = follower.look(101.0)
+    assert [one.step for one in look.skipped] == [2, 3] and "100 s" not in str(look.waiting)
+    assert "1 min 40 s (--wait)" in look.skipped[0].reason and look.waiting == "the next step"
+
+
+def test_a_pruned_checkpoint_is_not_waited_for(trainer: Trainer) -> None:
+    follower = Follower(trainer.samples, trainer.out, settled=True)
+    trainer.sample(2), trainer.sample(4), trainer.save(3)
+    look = follower.look(0.0)
+    assert [one.step for one in look.skipped] == [2] and "checkpoint-3 is" in look.skipped[0].reason
+    assert look.ready is not None and look.ready.step == 4
+
+
+def test_only_every_nth_step_is_scored(trainer: Trainer) -> None:
+    follower = Follower(trainer.samples, trainer.out, initial=trainer.models[0], every=3, settled=True)
+    for step in (1, 2, 3, 4):
+        trainer.sample(step)
+    trainer.save(3)
+    first = follower.look(0.0).ready
+    assert first is not None and first.step == 1
+    follower.decided(1, scored=True)
+    second = follower.look(0.0)
+    assert second.ready is not None and second.ready.step == 4 and not second.skipped
+
+
+@pytest.mark.parametrize("name", ["trl", "verl", "nemo_rl", "areal", "slime", "prime_rl"])
+def test_the_samples_of_every_trainer_are_followed_to_the_checkpoint_that_sampled_them(
+    tmp_path: Path, models: list[Path], name: str
+) -> None:
+    getattr(trainer_files, name)(tmp_path / "samples")
+    found = FORMATS["verifiers" if name == "prime_rl" else name]
+    assert found.weights is not None
+    number = found.weights.sampled_by(100)
+    shutil.copytree(models[0], tmp_path / "saved" / found.weights.folder.format(number) / "huggingface")
+    look = Follower(tmp_path / "samples", tmp_path / "saved", settled=True).look(0.0)
+    assert look.ready is not None, look
+    assert (look.ready.step, look.ready.checkpoint) == (100, found.weights.name(number))
+    assert look.ready.model.name == "huggingface"
