@@ -40,7 +40,7 @@ from squelch.actors.scorer.scorer import UNKNOWN, matrix_metrics
 from squelch.actors.scorer.share import OTHERS, REFERENCES
 from squelch.api.answers import Answers, regime_of
 from squelch.api.arrays import numbers
-from squelch.api.completions import CALLS_ONLY, EMPTY, TEXT_BEFORE, UNCLOSED, Markers
+from squelch.api.completions import CALLS_ONLY, EMPTY, NO_TOKENS, TEXT_BEFORE, UNCLOSED, Markers
 from squelch.api.inputs import reader_of, rows_of
 from squelch.api.samples import TOO_LONG, Reasonings, SampleReader, at_most, within_context
 from squelch.api.scoring import MARKERS, ScoreResult, require_two_prompts, scored
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from squelch.actors.scorer.cross_scoring import CrossScorer
 
 REASONS = {EMPTY: "empty", TEXT_BEFORE: "empty", CALLS_ONLY: "empty", UNCLOSED: "unclosed"}
-REASONS |= {TOO_LONG: "too_long", NON_FINITE: "non_finite"}
+REASONS |= {TOO_LONG: "too_long", NON_FINITE: "non_finite", NO_TOKENS: "non_finite"}
 """The metric's reason for each reason of a sample's exclusion; a completion that does not begin with its reasoning has
-none where one is expected."""
+none where one is expected, and words without tokens have no likelihood."""
 
 
 class Monitor:

@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 import squelch
 from squelch.actors.scorer.cross_scoring import CrossScorer
-from squelch.api.completions import EMPTY, TEXT_BEFORE, UNCLOSED, split_ids
-from squelch.api.inputs import complete
+from squelch.api.completions import EMPTY, NO_TOKENS, TEXT_BEFORE, UNCLOSED, split_ids
+from squelch.api.inputs import complete, reader_of
 from squelch.cluster.cli import main
 from tests.actors.text.made import chatml_bpe, metaspace
 
@@ -81,6 +81,32 @@ def test_ids_are_cut_where_the_text_is(make) -> None:
     assert parts("<think> go up</think>") == ["<think>", "go up", ""]
     assert (parts("<think> go up"), parts("<think> </think> x")) == (UNCLOSED, EMPTY)
     assert parts("so <think> go up</think>") == TEXT_BEFORE
+
+
+def test_text_of_a_policys_own_samples_has_the_ids_that_it_sampled(model, tokenizer, texts) -> None:
+    """Unless it sampled a control token in a turn, which trainers leave out, or two words that text joins to one."""
+    torch.manual_seed(0)
+    x = [tokenizer.encode(f"{prompt}<think>", add_special_tokens=False) for prompt in fed(texts[0])]
+    with torch.inference_mode():
+        whole = model.generate(torch.tensor(x), do_sample=True, max_new_tokens=60, pad_token_id=tokenizer.eos_token_id)
+    rows, end = whole[:, len(x[0]) :].tolist(), tokenizer.eos_token_id
+    said = [row[: row.index(end)] if end in row else row for row in rows]
+    special = set(tokenizer.all_special_ids)
+    plain = [row for row in said if not special & set(row) and "</think>" in tokenizer.decode(row).split()]
+    assert len(plain) > 4
+    pairs = [(prompt, row) for prompt, row in zip(x, said, strict=True) if row in plain]
+    text = [{"prompt": tokenizer.decode(a), "completion": tokenizer.decode(b)} for a, b in pairs]
+    ids = [{"prompt_ids": a, "completion_ids": b} for a, b in pairs]
+    reader = reader_of(tokenizer, model.config.vocab_size, ("<think>", "</think>"))
+    one, other = (reader.read(list(enumerate(rows))) for rows in (text, ids))
+    assert one.excluded[NO_TOKENS] <= len(plain) / 4 and set(one.rows) <= set(other.rows)
+    for place, row in enumerate(one.rows):
+        same = other.rows.tolist().index(row)
+        assert one.prompts[one.source[place]].tolist() == other.prompts[other.source[same]].tolist()
+        assert one.ids[place].tolist() == other.ids[same].tolist()
+        if one.answers[place] is not None:
+            assert one.answers[place].tolist() == other.answers[same].tolist()
+    assert sum(answer is not None for answer in one.answers) > len(one.answers) / 3, "joined words cost the rest"
 
 
 def test_what_cannot_be_scored_is_left_out_under_its_reason(model, tokenizer, texts) -> None:
