@@ -50,7 +50,7 @@ from squelch.actors.process.imports import importing
 from squelch.actors.process.parent_watch import PARENT_VARIABLE
 from squelch.actors.process.progress_marks import Marks
 from squelch.actors.rollout.early_process import EarlyProcess, begun, serving
-from squelch.actors.rollout.memory import BATCHED_TOKENS
+from squelch.actors.rollout.memory import BATCHED_TOKENS, PRIMITIVES
 from squelch.actors.rollout.weights_file import written_arrays
 
 if TYPE_CHECKING:
@@ -100,6 +100,8 @@ def engine_environment(config: RolloutConfig) -> dict[str, str]:
         variables |= {"VLLM_CPU_ATTN_SPLIT_KV": "0"}
         # Threads that spin at barriers, the default, run at 5% of the speed when other processes compete for the cores.
         variables |= {"OMP_WAIT_POLICY": "PASSIVE"} | ALLOCATOR
+        capacity = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+        variables[capacity] = os.environ.get(capacity, str(PRIMITIVES))
     else:
         # A forked process cannot use CUDA once its parent has.
         variables["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"

@@ -16,10 +16,15 @@ from squelch.actors.config import RolloutConfig
 from squelch.actors.model_size import BYTES, ModelSize
 
 GIB = 2**30
-RUNTIME = {True: 3 * GIB // 2, False: 2 * GIB}
+PRIMITIVES = 1024
+"""Primitives that oneDNN keeps in an engine's process on a CPU. It makes one, of 0.6 MiB of machine code and what goes
+with it, for each number of tokens in a batch and each shape of a weight, so that an engine grows until it has so many
+(docs/research/results.md). A lower number costs time: making one takes 0.8 ms, and the engine decodes with every number
+of tokens up to that of its requests."""
+RUNTIME = {True: 3 * GIB // 2, False: 5 * GIB // 2}
 """Bytes of libraries, contexts and CUDA graphs, by whether the engine is on a GPU. On a CPU the libraries of two
 processes count, the worker's and the engine's: 1.6 to 1.8 GiB were measured, with what was used of the cache
-(`benchmarks.memory`)."""
+(`benchmarks.memory`); and `PRIMITIVES`."""
 BATCHED_TOKENS = 8192
 """Tokens of the engine's largest batch, unless `max_model_len` is larger."""
 LOGIT_COPIES = 3

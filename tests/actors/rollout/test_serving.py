@@ -283,6 +283,14 @@ def test_a_gpus_engine_multiplies_float32_in_float32() -> None:
     assert on_cpu.keys().isdisjoint({"TRITON_F32_DEFAULT", "VLLM_WORKER_MULTIPROC_METHOD"})
 
 
+def test_the_machine_code_that_an_engine_on_a_cpu_collects_is_bounded(monkeypatch) -> None:
+    name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+    monkeypatch.delenv(name, raising=False)
+    assert engine_environment(RolloutConfig())[name] == "1024"
+    monkeypatch.setenv(name, "64")
+    assert engine_environment(RolloutConfig())[name] == "64"
+
+
 @pytest.mark.parametrize(
     ("is_cpu_build", "num_gpus", "says"),
     [
