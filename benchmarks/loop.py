@@ -5,7 +5,7 @@ The recipe runs in its own process, without validation. Orchestration time is th
 the intervals in which an actor generates, trains, scores or steps an environment. Its CPU share is the share of the
 coordinator, the filter service and Ray's processes in all CPU seconds of the run's process tree over the measured
 steps. Growth is of each part's memory and of the files in the run's folder over these steps: `--steps 1000` shows what
-a long run needs: the archive's files are merged a hundred steps at a time, and in the first steps an engine on a CPU and
+a long run needs: the archive's files are merged a hundred steps at a time, and in the first steps engines on a CPU and
 learner ranks grow to what they keep. The first two steps are warm-up and left out.
 """
 
