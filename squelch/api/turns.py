@@ -199,6 +199,7 @@ class TurnReader:
         completion: Messages = row["completion"]
         for place in self._chosen(_places(completion)):
             parts, asked = spoken(completion[place]), self._asked(number, row, place)
+            self._noted["calls"] += parts.calls and asked is not None and not asked.tools
             if asked is None and place:
                 yield LATER
             elif parts.calls and not parts.reasoning and not parts.content.strip():
@@ -272,6 +273,7 @@ class TurnReader:
             "restored": "{} prompts are text without control tokens; those of the chat template were put back",
             "bare": "{} prompts are text without the control tokens that the chat template writes: if the trainer left "
             "them out of its log, the policy read another prompt",
+            "calls": "{} turns call tools, and no JSON schemas are given (`tools`): the policy read another prompt",
             "joined": "{} turns were joined from reasoning and content, because the chat template has no place for a "
             f"reasoning between {' and '.join(self._markers or ())}",
         }

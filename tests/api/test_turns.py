@@ -247,7 +247,11 @@ def test_messages_are_turns_and_tools_are_shown_in_x() -> None:
     assert later.endswith("<tool_response>\nx < y\n</tool_response><|im_end|>\n<|im_start|>assistant\n<think>")
     own = read(tokenizer, {**row, "tools": [TOOL]})
     assert texts(tokenizer, own) == (x, z, answer) and own.turns["later"] == 1
-    assert "function" not in texts(tokenizer, read(tokenizer, row))[0]
+    plain = read(tokenizer, row)
+    assert "function" not in texts(tokenizer, plain)[0] and not found.notes and not own.notes
+    assert plain.notes == (
+        "1 turns call tools, and no JSON schemas are given (`tools`): the policy read another prompt",
+    )
     with pytest.raises(BadSample, match="`tools` are shown by the chat template"):
         read(tokenizer, {"prompt": "go", "completion": "<think>x</think>"}, tools=[TOOL])
     with pytest.raises(BadSample, match=r"row 1: `tools` holds the control token '<\|im_end\|>'"):
