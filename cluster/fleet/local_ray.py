@@ -39,6 +39,7 @@ from squelch.cluster.fleet.ray_internals import Config, Node, handlers_kept, onl
 from squelch.cluster.leaving import before_leaving, has_to_leave, leave, must_leave
 from squelch.cluster.own_thread import OwnThread
 from squelch.cluster.package import checkout
+from squelch.cluster.signals import take_back
 
 log = logging.getLogger(__name__)
 
@@ -182,6 +183,7 @@ def patient_client() -> Iterator[None]:
             yield
     finally:
         watchdog.cancel()
+        take_back()
         if before is None:
             del os.environ[RECONNECTS]
 

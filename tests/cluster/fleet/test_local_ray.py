@@ -2,12 +2,14 @@
 
 What a real one opens: tests/e2e/test_whole_run.py and tests/learner/test_actor.py."""
 
+import ctypes
 import json
 import os
 import signal
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -23,7 +25,7 @@ from squelch.cluster.errors import UserError
 from squelch.cluster.fleet import local_ray, ray_internals
 from squelch.cluster.fleet.local_ray import BELOW_FOLDER, LOOPBACK_ONLY, SOCKET_BYTES
 from squelch.cluster.fleet.ray_internals import Node, ray_constants, services
-from squelch.cluster.signals import listening
+from squelch.cluster.signals import Interrupted, listening
 
 
 def mode(path: Path) -> int:
@@ -273,6 +275,20 @@ def test_a_ray_that_does_not_let_go_is_left_behind_after_the_bound(monkeypatch) 
     with pytest.raises(UserError, match=r"^Ray has not ended within 0\.1 s, so this process can use no other cluster"):
         local_ray.start(1, 1 << 20, {})
     held.set()
+
+
+def test_sigterm_is_the_commands_again_once_rays_client_has_taken_it_below_python(monkeypatch) -> None:
+    alarms: list[int] = []
+    monkeypatch.setattr(signal, "alarm", alarms.append)
+    with listening(), pytest.raises(Interrupted):
+        with local_ray.patient_client():
+            ctypes.CDLL(None).signal(signal.SIGTERM, 1)  # SIG_IGN, of which Python learns nothing
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5.0)
+    assert not alarms
+    with listening() as signals, local_ray.patient_client():
+        signals.arrived.append(signal.SIGTERM)
+    assert alarms == [0], "the end 3 s later is called off"
 
 
 def test_a_signal_while_ray_ends_does_not_wait_for_it(monkeypatch) -> None:
