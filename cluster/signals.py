@@ -178,8 +178,8 @@ def current() -> Signals:
 
 
 def take_back() -> None:
-    """After a call of `ray.init`, whose client takes SIGTERM away below Python: its handler prints a trace, calls the one
-    before it, and has the kernel end the process 3 s later."""
+    """After a call of `ray.init`, whose client takes SIGTERM away below Python: its handler prints a trace, calls the
+    one before it, and has the kernel end the process 3 s later."""
     if _current and threading.current_thread() is threading.main_thread():
         for number in _current[0]._numbers:
             signal.signal(number, _current[0]._handle)
