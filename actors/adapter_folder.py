@@ -9,6 +9,7 @@ torch, transformers and PEFT are imported inside the functions that need them.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -105,7 +106,10 @@ def _merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     for name, header in headers.items():
         if header.dtype not in FLOATING:
             raise Unreadable(f"{folder / ADAPTER}: {brief(name)} has the type {header.dtype}; floating point is needed")
-    with decoding(str(folder), "is no adapter of this base model"):
+    with warnings.catch_warnings(), decoding(str(folder), "is no adapter of this base model"):
+        warnings.simplefilter(
+            "ignore"
+        )  # about training it further, and about --base
         adapted: Any = get_peft_model(model, LoraConfig(**_known(settings)))
         tensors = load_file(folder / ADAPTER)
         result = set_peft_model_state_dict(adapted, tensors)
