@@ -107,9 +107,7 @@ def _merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         if header.dtype not in FLOATING:
             raise Unreadable(f"{folder / ADAPTER}: {brief(name)} has the type {header.dtype}; floating point is needed")
     with warnings.catch_warnings(), decoding(str(folder), "is no adapter of this base model"):
-        warnings.simplefilter(
-            "ignore"
-        )  # about training it further, and about --base
+        warnings.simplefilter("ignore")  # about training it further, and about --base
         adapted: Any = get_peft_model(model, LoraConfig(**_known(settings)))
         tensors = load_file(folder / ADAPTER)
         result = set_peft_model_state_dict(adapted, tensors)
