@@ -82,7 +82,8 @@ def _wait(work: Connection, modules: Sequence[str]) -> None:
         environment, target, kwargs = work.recv()
     except EOFError:
         return
-    os.environ.update(environment)
+    # The others stay where they are: a title is written beside them, so that it needs the first of them in its place.
+    os.environ.update({name: value for name, value in environment.items() if os.environ.get(name) != value})
     target(**kwargs)
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
+from setproctitle import setproctitle
 
 from squelch.actors.rollout.early_process import EarlyProcess, serving
 
@@ -15,8 +17,9 @@ WITHIN_S = 60.0
 
 
 def work(path: Path, number: int) -> None:
-    """Stands in for vLLM's function."""
-    path.write_text(json.dumps([number, os.environ.get("SET_LATER"), os.getpid()]))
+    """Stands in for vLLM's function, which gives its process a title."""
+    setproctitle("VLLM::EngineCore")
+    path.write_text(json.dumps([number, os.environ.get("SET_LATER"), os.getpid(), psutil.Process().cmdline()[0]]))
 
 
 @pytest.fixture
@@ -40,7 +43,8 @@ def test_the_process_runs_what_it_is_given_later_with_the_variables_of_that_time
     original = vllm.get_mp_context
     with serving(early, vllm):
         assert run(vllm, tmp_path / "found") is early
-    assert json.loads((tmp_path / "found").read_text()) == [7, "yes", early.pid] and early.exitcode == 0
+    assert json.loads((tmp_path / "found").read_text()) == [7, "yes", early.pid, "VLLM::EngineCore"]
+    assert early.exitcode == 0
     assert vllm.get_mp_context is original
 
 
