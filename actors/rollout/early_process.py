@@ -20,7 +20,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
@@ -75,6 +75,8 @@ class EarlyProcess(SpawnProcess):
 
 def _wait(work: Connection, modules: Sequence[str]) -> None:
     """What the process runs."""
+    with suppress(ImportError):  # vLLM's titles need the package, which finds its place only before variables change
+        importlib.import_module("setproctitle").getproctitle()
     with importing():
         for module in modules:
             importlib.import_module(module)
