@@ -74,7 +74,9 @@ class Alarms(Watcher):
 
     def _watch_soundness(self, step: int, taken: dict[str, float]) -> None:
         began = self._soundness.update(step, taken)
-        if MUTE in began:
+        if MUTE in began and MUTE not in self._soundness.good:  # it never had any: a model's own format may have none
+            self.run_log.say(f"step {step}: the policy writes no reasoning (regime mute), so MI and D are not known")
+        elif MUTE in began:
             text = "reasoning has fallen silent: fewer than half of the first turns have any (regime mute)"
             self._report_fall(step, "reasoning_mute", text)
         if UNTRUE in began:

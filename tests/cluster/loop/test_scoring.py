@@ -174,6 +174,14 @@ def test_silence_is_reported_once_until_there_is_reasoning_again() -> None:
     assert len(said) == 2 and all("fallen silent" in line for line in said)
 
 
+def test_a_policy_that_never_reasoned_is_said_to_once_and_raises_no_alarm() -> None:
+    watched, said, events = watched_scorer()
+    take(watched, [regime(step, "mute") for step in range(4)])
+    assert events == [] and len(said) == 1 and "writes no reasoning (regime mute)" in said[0]
+    take(watched, [regime(4, "grounded"), regime(5, "mute")])
+    assert [(e["name"], e["step"]) for e in events] == [("reasoning_mute", 5)]
+
+
 def untrue(step: int, value: float, share: float) -> dict[str, float]:
     """Metrics of a scorer step that the judge read."""
     return {"scorer/step": float(step), "judge/untrue": value, "judge/true_share": share, "judge/names": 0.0}
