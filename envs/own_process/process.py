@@ -32,7 +32,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
@@ -86,6 +86,8 @@ class Target:
     """Most bytes of address space of the process."""
     number: int = 0
     """The number distinguishes the processes of one target."""
+    folder: str = field(default_factory=os.getcwd)
+    """The process's working folder, from which its relative paths begin."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ class _Child:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # so that Ctrl-C at the terminal does not reach it
                 env={"OMP_NUM_THREADS": "1", **os.environ, **_FIXED},
+                cwd=target.folder,
             )
         self.channel = ours
         self.is_ready = False

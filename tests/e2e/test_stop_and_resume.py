@@ -69,6 +69,20 @@ def early_stop(run_dir: Path) -> dict[str, Any]:
     return read_loop(run_dir / "checkpoints" / f"step-{STEPS}")["watchers"]["early_stop"]
 
 
+def assert_same_scores(ours: dict[Any, dict[str, Any]], theirs: dict[Any, dict[str, Any]]) -> None:
+    """A scoring is left out while the one before it is under way, which is a time; the averages over scorings then
+    differ."""
+    if ours.keys() != theirs.keys():
+        done = ("scorer", "done")
+        assert {key for key in ours.keys() ^ theirs.keys() if key[0] != "scorer"} == set()
+        ours, theirs = (
+            {k: {n: v for n, v in found[k].items() if "ema" not in n} for k in ours.keys() & theirs.keys() - {done}}
+            for found in (ours, theirs)
+        )
+        assert sum(kind == "scorer" for kind, _ in ours) >= 2
+    assert ours == theirs
+
+
 def assert_same_run(run_dir: Path, reference: Path) -> None:
     """Every token, log-probability, metric and weight; those before the stop are made from the seed alone."""
     ours, theirs = groups(run_dir), groups(reference)
@@ -78,7 +92,7 @@ def assert_same_run(run_dir: Path, reference: Path) -> None:
     assert [line["step"] for line in ours] == list(range(STEPS + 1))
     for mine, other in zip(ours, theirs, strict=True):
         assert mine == other
-    assert our_scores == their_scores
+    assert_same_scores(our_scores, their_scores)
     assert checksums(run_dir) == checksums(reference)
     assert weights(run_dir) == weights(reference)
     assert early_stop(run_dir) == early_stop(reference) and len(early_stop(reference)["baseline"]) == STEPS

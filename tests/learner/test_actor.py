@@ -13,6 +13,7 @@ import pytest
 import ray
 
 from squelch.actors.archive.rows import packed, to_table
+from squelch.actors.messages import StepTerms
 from squelch.actors.records import Group, Task, Ticket
 from squelch.actors.weights import checksum
 from squelch.cluster.config import load
@@ -68,7 +69,7 @@ async def life(learner: LearnerClient, folder: Path) -> None:
     await learner.start()
     pids = [process.process_id for process in learner.processes]
     refs = [ray.put(packed(table)) for table in tables()]
-    report = await learner.call(TRAIN_STEP, 1, refs, IDS, 0.9)
+    report = await learner.call(TRAIN_STEP, 1, refs, IDS, StepTerms(0.9))
     ranks = sockets(psutil.Process(pid) for pid in pids)
     assert len(ranks) > 4 and not exposed(ranks), "gloo, the store of the ranks, and Ray's own"
     assert report.updated and report.num_trajectories == 18 and report.seconds["fetch"] > 0
@@ -80,7 +81,7 @@ async def life(learner: LearnerClient, folder: Path) -> None:
     for step in (1, 2):
         await learner.call(SAVE, folder / f"step-{step}", {"step": step})
     assert await learner.call(LOAD, folder / "step-2") == {"step": 2}
-    again = await learner.call(TRAIN_STEP, 3, refs, IDS, 0.9)
+    again = await learner.call(TRAIN_STEP, 3, refs, IDS, StepTerms(0.9))
     assert again.updated, "a loaded checkpoint trains on"
     await learner.call(EXPORT, folder / "exported")
     assert (folder / "exported" / "model.safetensors").is_file()
@@ -91,7 +92,7 @@ async def life(learner: LearnerClient, folder: Path) -> None:
     with pytest.raises(Died, match="learner rank 1 died: "):
         await asyncio.wait_for(lost, 10.0)
     with pytest.raises(Died, match="learner rank 1 died in train_step"):
-        await learner.call(TRAIN_STEP, 2, refs, IDS, 0.9)
+        await learner.call(TRAIN_STEP, 2, refs, IDS, StepTerms(0.9))
     with pytest.raises(Died, match="learner rank 1 died"):
         await learner.progress(10.0)
     await learner.stop()

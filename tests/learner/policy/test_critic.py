@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from squelch.learner.batching import collate, to_rows
+from squelch.learner.batching import NO_TERMS, collate, to_rows
 from squelch.learner.objective.gae import gae
 from squelch.learner.policy.model import load_model
 from squelch.learner.tensors import inputs_of
@@ -132,7 +132,7 @@ def test_the_gradient_does_not_depend_on_how_rows_are_packed(model_dir: Path) ->
         trainer = Trainer(model_dir, ppo(token_budget=budget, share_openings=share))
         with torch.no_grad():
             trainer.critic.module.head.weight.to_local().fill_(0.1)
-        trainer._backward(to_rows(groups, trainer.config.objective), trainer.config.objective, 1.0)
+        trainer._backward(to_rows(groups, trainer.config.objective), trainer.config.objective, NO_TERMS)
         rows = to_rows(groups, trainer.config.objective)
         batches, _ = trainer._prepare(rows, trainer.plan(rows, 1, 0), Clock(), trainer.config.objective)
         for batch in batches[0]:
