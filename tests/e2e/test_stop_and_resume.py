@@ -25,6 +25,9 @@ TIMES = re.compile(r"seconds|^time$|per_second|^wait/|^restarts/learner$|^recove
 SCORED = re.compile(r"^(first_turn|trajectory|turn|judge|scorer|probe)/")
 """Metrics of a scorer step, or of an evaluation of the probe, stand in the record of whichever step ends after it."""
 
+OF_SEVERAL = re.compile(r"_ema|^judge/|^scorer/skipped$")
+"""Metrics of a scorer step that depend on the scorer steps before it."""
+
 
 def groups(run_dir: Path) -> pa.Table:
     """Every row of the archive, tokens and log-probabilities included, in order."""
@@ -70,13 +73,16 @@ def early_stop(run_dir: Path) -> dict[str, Any]:
 
 
 def assert_same_scores(ours: dict[Any, dict[str, Any]], theirs: dict[Any, dict[str, Any]]) -> None:
-    """A scoring is left out while the one before it is under way, which is a time; the averages over scorings then
-    differ."""
+    """A scoring is left out while the one before it is under way, which is a time; what is made of several scorings
+    then differs."""
     if ours.keys() != theirs.keys():
         done = ("scorer", "done")
         assert {key for key in ours.keys() ^ theirs.keys() if key[0] != "scorer"} == set()
         ours, theirs = (
-            {k: {n: v for n, v in found[k].items() if "ema" not in n} for k in ours.keys() & theirs.keys() - {done}}
+            {
+                k: {n: v for n, v in found[k].items() if not OF_SEVERAL.search(n)}
+                for k in ours.keys() & theirs.keys() - {done}
+            }
             for found in (ours, theirs)
         )
         assert sum(kind == "scorer" for kind, _ in ours) >= 2

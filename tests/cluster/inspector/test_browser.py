@@ -68,7 +68,7 @@ def page(browser: Browser) -> Iterator[Page]:
 
     found.on("console", note)
     found.on("pageerror", lambda error: wrong.append(str(error)))
-    found.set_default_timeout(15_000)
+    found.set_default_timeout(60_000)
     yield found
     context.close()
     assert not wrong, wrong
@@ -233,7 +233,7 @@ def test_panels_in_the_window_are_drawn_and_others_when_they_come_into_it(page: 
     table.locator("summary").click()
     expect(table.locator("td.num").first).to_be_visible()
     page.locator(".panel").last.scroll_into_view_if_needed()
-    expect(page.locator(".panel").last.locator("svg")).to_have_count(1, timeout=15_000)
+    expect(page.locator(".panel").last.locator("svg")).to_have_count(1, timeout=60_000)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
