@@ -20,16 +20,21 @@ when the file has changed. Nothing here waits, prints or loads a model. No torch
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from squelch.cluster.commands.other_trainers.formats import FORMATS, Format, format_named, format_of, steps_in
-from squelch.cluster.commands.other_trainers.weights import WeightsRule
+from squelch.cluster.commands.other_trainers.formats import (
+    FORMATS,
+    Format,
+    format_named,
+    format_of,
+    steps_in,
+    steps_of_records,
+)
 from squelch.cluster.errors import UserError
 from squelch.cluster.terminal import duration
-from squelch.envs.untrusted.files import Unreadable, is_file, is_folder, state
+from squelch.envs.untrusted.files import Unreadable, is_file, state
 
 MODEL_FOLDERS = (".", "huggingface", "actor/huggingface", "actor", "policy", "weights", "model", "hf")
 """Where a checkpoint holds its model in Hugging Face's form, in the order of looking."""
@@ -97,7 +102,7 @@ class Follower:
         if self._format is None:
             found.waiting = f"the first file of samples in {self.folder}"
             return found
-        steps = self._find_steps(self._format)
+        steps = steps_in(self.folder, self._format, _samples(self.folder, self._format), self._steps_of)
         self._note_marks([path for paths in steps.values() for path in paths])
         found.newest = max(steps, default=None)
         pending = sorted(step for step in steps if self.last is None or step > self.last)
@@ -159,22 +164,14 @@ class Follower:
             raise refusal
         return None
 
-    def _find_steps(self, found: Format) -> dict[int, list[Path]]:
-        """The files of each step, by their names; by their records where names do not say it."""
-        steps: dict[int, list[Path]] = {}
-        for path in _samples(self.folder, found):
-            named = found.step_of(path.relative_to(self.folder)) if found.step_in_path else None
-            for step in [named] if named is not None else self._steps_of(path, found):
-                steps.setdefault(step, []).append(path)
-        return steps
-
     def _steps_of(self, path: Path, found: Format) -> list[int]:
+        """The steps that a file's records say, which are read again only when the file has changed."""
         mark = _mark(path)
         known = self._steps.get(path)
         if mark is None or (known is not None and known[0] == mark):
             return known[1] if known else []
         try:
-            steps = sorted(steps_in(path, found))
+            steps = steps_of_records(path, found)
         except (UserError, Unreadable):
             return known[1] if known else []  # it grows, or was damaged; what it held before is decided by its rows
         self._steps[path] = mark, steps
@@ -203,7 +200,7 @@ class Follower:
             if self.initial is None:
                 return "the initial model sampled it; give that with --initial"
             return Ready(step, tuple(files), name, self.initial)
-        there = checkpoints_in(self.checkpoints, rule)
+        there = rule.checkpoints(self.checkpoints)
         if number in there:
             model = model_in(there[number])
             if model is None:
@@ -248,17 +245,9 @@ def _followed(found: Format, folder: Path) -> Format:
 def _samples(folder: Path, found: Format) -> Iterator[Path]:
     """The files of training samples in a folder, without those of evaluations."""
     for path in sorted(folder.glob(found.files)):
-        evaluates = found.evaluation is not None and found.evaluation.search(path.name) is not None
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if is_file(path) and not evaluates and not hidden:
+        if is_file(path) and not found.evaluates(path) and not hidden:
             yield path
-
-
-def checkpoints_in(folder: Path, rule: WeightsRule) -> dict[int, Path]:
-    """The checkpoints in a folder, at any depth, by number."""
-    pattern = re.sub(r"\{.*?\}", "*", rule.folder)
-    numbered = ((rule.number_in(Path(path.name)), path) for path in sorted(folder.glob(f"**/{pattern}"), reverse=True))
-    return {number: path for number, path in numbered if number is not None and is_folder(path)}
 
 
 def model_in(checkpoint: Path) -> Path | None:

@@ -48,10 +48,14 @@ SAID_BY_TRL = ("step", "prompt", "completion", "advantage", "tools")
 
 def fits_columns(columns: Collection[str]) -> bool:
     """Whether a file with these columns is of the format `columns`."""
-    has = {key for key, names in NAMES.items() if set(names) & set(columns)}
+    return is_sample({key for key, names in NAMES.items() if set(names) & set(columns)})
+
+
+def is_sample(has: set[str]) -> bool:
+    """Whether a row with these keys holds what NEEDED says."""
     spoken = "prompt" in has and bool(has & {"reasoning", "completion"})
-    ids = "prompt_ids" in has and "reasoning_ids" in has
-    return spoken or ids or ("completion_ids" in has and bool(has & {"prompt", "prompt_ids"}))
+    whole = "completion_ids" in has and bool(has & {"prompt", "prompt_ids"})
+    return spoken or whole or {"prompt_ids", "reasoning_ids"} <= has
 
 
 def columns(record: Record, where: str) -> Iterator[Row | LeftOut]:

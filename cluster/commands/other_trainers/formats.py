@@ -24,13 +24,13 @@ Invariants:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from squelch.cluster.commands.other_trainers import format_rows, message_graph
 from squelch.cluster.commands.other_trainers.format_rows import LeftOut, Row
-from squelch.cluster.commands.other_trainers.records import SUFFIXES, Record, columns_of
+from squelch.cluster.commands.other_trainers.records import SUFFIXES, Record, columns_of, records
 from squelch.cluster.commands.other_trainers.weights import WeightsRule
 from squelch.cluster.errors import UserError, did_you_mean
 from squelch.envs.untrusted.files import is_folder, shortened
@@ -69,10 +69,13 @@ class Format:
                     return int(found[1])
         return None
 
+    def evaluates(self, path: Path) -> bool:
+        """Whether the rows of this file are an evaluation's."""
+        return self.evaluation is not None and self.evaluation.search(path.name) is not None
+
     def rule_for(self, path: Path) -> WeightsRule | None:
         """The weights' rule of this file's rows: evaluations are sampled by the checkpoint of their own step."""
-        evaluates = self.evaluation is not None and self.evaluation.search(path.name) is not None
-        if self.weights is None or not evaluates:
+        if self.weights is None or not self.evaluates(path):
             return self.weights
         return WeightsRule(self.weights.folder, 0, self.weights.first)
 
@@ -159,20 +162,29 @@ def format_named(name: str) -> Format:
     return FORMATS[name]
 
 
+def trainers_format(path: Path, columns: tuple[str, ...]) -> Format | None:
+    """The trainer's format that has these columns, None if none has them. UserError if several do."""
+    found = [one for one in FORMATS.values() if one.matches(columns)]
+    if len(found) > 1:
+        names = " and ".join(one.name for one in found)
+        raise UserError(
+            f"{path}: its columns fit the formats {names}; say which with --format. It holds {_shown(columns)}"
+        )
+    return found[0] if found else None
+
+
 def recognised(path: Path, columns: tuple[str, ...]) -> Format:
     """The format of a file with these columns. UserError if several formats have them, or none."""
-    found = [one for one in FORMATS.values() if one.matches(columns)]
-    if len(found) == 1:
-        return found[0]
-    if not columns:  # an empty file, which the reader refuses
+    if (found := trainers_format(path, columns)) is not None:
+        return found
+    if not columns or format_rows.fits_columns(columns):  # the reader refuses an empty file
         return FORMATS["columns"]
-    shown = shortened(", ".join(f"`{name}`" for name in columns) or "nothing", 300)
-    if found:
-        names = " and ".join(one.name for one in found)
-        raise UserError(f"{path}: its columns fit the formats {names}; say which with --format. It holds {shown}")
-    if format_rows.fits_columns(columns):
-        return FORMATS["columns"]
+    shown = _shown(columns)
     raise UserError(f"{path}, row 1: holds {shown}; it needs {format_rows.NEEDED}, or the columns of {_known()}")
+
+
+def _shown(columns: tuple[str, ...]) -> str:
+    return shortened(", ".join(f"`{name}`" for name in columns) or "nothing", 300)
 
 
 def _known() -> str:
@@ -195,23 +207,27 @@ def files_of(path: Path, found: Format | None) -> list[Path]:
     return names
 
 
-def steps_in(folder: Path, found: Format) -> dict[int, list[Path]]:
-    """The files of each step in a trainer's folder, by step, in order; by the files' names where these say the step,
-    and otherwise by their records, which are read."""
-    steps: dict[int, list[Path]] = {}
-    for path in files_of(folder, found):
-        named = found.step_of(path.relative_to(folder)) if found.step_in_path else None
-        for step in [named] if named is not None else _steps_of_records(path, found):
-            steps.setdefault(step, []).append(path)
-    return dict(sorted(steps.items()))
-
-
-def _steps_of_records(path: Path, found: Format) -> list[int]:
-    from squelch.cluster.commands.other_trainers.records import records
-
+def steps_of_records(path: Path, found: Format) -> list[int]:
+    """The steps that a file's records say, ascending."""
     steps = set[int]()
     for number, record in records(path, found.columns, []):
         for row in found.rows(record, f"{path}, row {number}"):
             if not isinstance(row, LeftOut) and isinstance(row.get("step"), int):
                 steps.add(row["step"])
     return sorted(steps)
+
+
+def steps_in(
+    folder: Path,
+    found: Format,
+    paths: Iterable[Path] | None = None,
+    of_records: Callable[[Path, Format], list[int]] = steps_of_records,
+) -> dict[int, list[Path]]:
+    """The files of each step in a trainer's folder, by step, in order; by the files' names where these say the step,
+    and otherwise by their records, which `of_records` reads. `paths`: the files, if not all are meant."""
+    steps: dict[int, list[Path]] = {}
+    for path in files_of(folder, found) if paths is None else paths:
+        named = found.step_of(path.relative_to(folder)) if found.step_in_path else None
+        for step in [named] if named is not None else of_records(path, found):
+            steps.setdefault(step, []).append(path)
+    return dict(sorted(steps.items()))

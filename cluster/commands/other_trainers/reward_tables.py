@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from squelch.cluster.commands.other_trainers.format_rows import SAID_BY_TRL, LeftOut, as_float, is_number, whole_step
-from squelch.cluster.commands.other_trainers.formats import FORMATS, Format, files_of, format_named
+from squelch.cluster.commands.other_trainers.formats import Format, files_of, format_named, trainers_format
 from squelch.cluster.commands.other_trainers.records import Record, columns_of, records
 from squelch.cluster.errors import UserError, bad_files_are_the_users, did_you_mean
 from squelch.envs.untrusted.files import brief, shortened
@@ -73,12 +73,7 @@ def _rows(
     path: Path, named: Format | None, group: str | None, notes: list[str], left_out: Counter[str]
 ) -> Iterator[RewardRow]:
     for file in files_of(path, named):
-        columns = columns_of(file)
-        fitting = [one for one in FORMATS.values() if one.matches(columns)]
-        if named is None and len(fitting) > 1:
-            names = " and ".join(one.name for one in fitting)
-            raise UserError(f"{file}: its columns fit the formats {names}; say which with --format")
-        found = named or (fitting[0] if fitting else None)
+        found = named or trainers_format(file, columns_of(file))
         step = None if found is None else found.step_of(file)
         for number, record in records(file, None, notes):
             where = f"{file}, row {number}"

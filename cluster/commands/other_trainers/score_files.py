@@ -21,7 +21,7 @@ from squelch.api.completions import Markers
 from squelch.api.messages import BadSample, MessageRenderer, is_messages, is_tools
 from squelch.api.samples import Reasonings, Row, SampleReader
 from squelch.api.turns import Turns
-from squelch.cluster.commands.other_trainers.format_rows import NEEDED, LeftOut, whole_step
+from squelch.cluster.commands.other_trainers.format_rows import NEEDED, LeftOut, is_sample, whole_step
 from squelch.cluster.commands.other_trainers.formats import Format, files_of, format_named, format_of
 from squelch.cluster.commands.other_trainers.records import SUFFIXES, records, suffix_of
 from squelch.cluster.errors import UserError, bad_files_are_the_users
@@ -197,10 +197,7 @@ def checked(row: Row, record: dict[str, Any], where: str) -> Row:
     row["step"] = whole_step(row.get("step"), where)
     if isinstance(row.get("prompt_id"), list | dict):
         raise UserError(f"{where}: `prompt_id` is {brief(row['prompt_id'])}; it must be one text or number")
-    has = {key for key, value in row.items() if value is not None}
-    spoken = "prompt" in has and bool(has & {"reasoning", "completion"})
-    whole = "completion_ids" in has and bool(has & {"prompt", "prompt_ids"})
-    if not (spoken or whole or {"prompt_ids", "reasoning_ids"} <= has):
+    if not is_sample({key for key, value in row.items() if value is not None}):
         names = ", ".join(f"`{name}`" for name in record) or "nothing"
         raise UserError(f"{where}: holds {shortened(names, 300)}; it needs {NEEDED}")
     return row

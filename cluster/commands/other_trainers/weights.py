@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from squelch.envs.untrusted.files import is_folder
+
 
 @dataclass(frozen=True)
 class WeightsRule:
@@ -33,13 +35,11 @@ class WeightsRule:
         numbers = [int(match[1]) for match in found if match]
         return numbers[-1] if numbers else None
 
-    def find(self, folder: Path, number: int) -> Path | None:
-        """The checkpoint of a number within a trainer's folder; None if it is not there, or is the initial model."""
-        if number < self.first:
-            return None
+    def checkpoints(self, folder: Path) -> dict[int, Path]:
+        """The checkpoints in a trainer's folder, at any depth, by number."""
         pattern = re.sub(r"\{.*?\}", "*", self.folder)
-        found = [path for path in folder.glob(f"**/{pattern}") if self.number_in(Path(path.name)) == number]
-        return min(found, default=None)
+        found = ((self.number_in(Path(path.name)), path) for path in sorted(folder.glob(f"**/{pattern}"), reverse=True))
+        return {number: path for number, path in found if number is not None and is_folder(path)}
 
     def disagreement(self, step: int, model: Path) -> str | None:
         """What is wrong with scoring the rows of a step with the checkpoint at `model`, if its path shows it."""

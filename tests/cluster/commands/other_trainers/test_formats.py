@@ -251,9 +251,9 @@ def test_steps_of_a_folder_are_found_with_their_files_and_checkpoints(tmp_path) 
     assert [file.name for file in files] == ["0.jsonl", "1.jsonl"]
     assert list(steps_in(trainer_files.prime_rl(tmp_path, 7), FORMATS["verifiers"])) == [7]
     rule = FORMATS["trl"].weights
-    assert rule is not None and rule.find(tmp_path, 9) is None
+    assert rule is not None and rule.checkpoints(tmp_path).get(9) is None
     (tmp_path / "out" / "checkpoint-9").mkdir(parents=True)
-    assert rule.find(tmp_path, 9) == tmp_path / "out" / "checkpoint-9"
+    assert rule.checkpoints(tmp_path)[9] == tmp_path / "out" / "checkpoint-9"
     assert format_of(next((tmp_path / "trl").glob("**/*.parquet"))).name == "trl"
 
 
