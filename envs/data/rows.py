@@ -168,9 +168,13 @@ class Rows(LazyRows[Row]):
 
     def column(self, name: str) -> Iterator[str]:
         """One text column in order, as `values`. Raises ValueError for other types."""
+        return self.texts(name, plain_text)
+
+    def texts(self, name: str, text_of: Callable[[Any], str]) -> Iterator[str]:
+        """What `text_of` makes of the values of a column, in order. Raises its ValueErrors with the row."""
         for index, value in enumerate(self.values(name)):
             try:
-                yield plain_text(value)
+                yield text_of(value)
             except ValueError as error:
                 raise Unreadable(f"{self.location(index)}, column {name}: {error}") from error
 
@@ -402,14 +406,9 @@ def _only_separators(data: mmap.mmap, start: int, end: int, path: Path, row: int
 def _digests(rows: Rows[Any], column: str, text_of: Callable[[Any], str]) -> np.ndarray:
     """The leading 64 bits of each row's digest of `column`, shape (num_rows,), uint64. Case and white space are
     ignored: data sets repeat questions with an additional line break, and such copies must be in the same split."""
-    found = np.empty(len(rows), np.uint64)
-    for index, value in enumerate(rows.values(column)):
-        try:
-            text = text_of(value)
-        except ValueError as error:
-            raise Unreadable(f"{rows.location(index)}, column {column}: {error}") from error
-        found[index] = int(task_key_of("data", " ".join(text.split()).casefold())[:16], 16)
-    return found
+    texts = rows.texts(column, text_of)
+    keys = (int(task_key_of("data", " ".join(text.split()).casefold())[:16], 16) for text in texts)
+    return np.fromiter(keys, np.uint64, len(rows))
 
 
 def _held_out(digests: np.ndarray, where: str) -> np.ndarray:
