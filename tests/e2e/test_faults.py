@@ -70,7 +70,6 @@ def assert_weight_groups(events: list[dict[str, Any]]) -> None:
 
 
 def assert_scored(metrics: list[dict[str, Any]]) -> None:
-    """Before the fault after which the scorer's memory is short; whether a scoring failed depends on the moment."""
-    assert sum(m.get("scorer/done", 0) for m in metrics) >= 1
+    assert sum(m.get("scorer/failed", 0) for m in metrics) >= 1 and sum(m.get("scorer/done", 0) for m in metrics) >= 1
     scored = [m for m in metrics if m.get("trajectory/mi_est") is not None]
     assert scored and all(0 < m["trajectory/pairs_ratio"] <= 1 for m in scored)
