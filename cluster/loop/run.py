@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import platform
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -67,6 +66,7 @@ from squelch.cluster.runs.driver import Driver
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.folder import EARLIER_SUMMARY, SUMMARY
 from squelch.cluster.runs.logs import Output, log_folder, quiet
+from squelch.cluster.served_metrics import serve
 from squelch.cluster.signals import Interrupted, Signals, listening
 from squelch.envs.untrusted.files import Unreadable
 from squelch.learner.checkpoint.manifest import read_manifest, require_same_algorithm, require_same_folder
@@ -277,15 +277,12 @@ def _with_environment(config: RunConfig) -> tuple[RunConfig, list[str]]:
 
 def _open_recorder(config: RunConfig) -> Recorder:
     workers, actors = actor_names(config)
-    recorder = Recorder(config.recorder, REGISTRY, seeds={"worker": workers, "actor": actors})
+    names = {"run": config.name, "environment": config.environment.name, "filter": config.filter.rule}
     try:
-        recorder.start()
+        recorder = serve(config.recorder, installed_version(), **names, seeds={"worker": workers, "actor": actors})
     except ValueError as error:
         raise UserError(str(error)) from error
-    names = {"run": config.name, "environment": config.environment.name, "filter": config.filter.rule}
-    recorder.set("squelch_run_info", 1, **names)
     limits(config, recorder)
-    recorder.set("squelch_build_info", 1, version=installed_version(), python=platform.python_version())
     return recorder
 
 

@@ -1,18 +1,16 @@
 """A TRL run at `/metrics`, under the names that a run of Squelch exports, so that its dashboards and alerts serve both.
 
-This is the one module of the package that knows `squelch.cluster`: the registry of all components is composed there.
+This is the one module of the package that knows `squelch.cluster`: the metrics of all components are composed there.
 """
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
 from typing import Any
 
 import squelch
 from squelch.actors.config import RecorderConfig
-from squelch.actors.metrics.exporter import Recorder
-from squelch.cluster.metrics import REGISTRY
+from squelch.cluster.served_metrics import serve
 
 LOGGED_BY_TRL = {
     "loss": "learner/loss",
@@ -33,10 +31,8 @@ class Endpoint:
     """The metrics of one TRL run, served on the ports of `squelch train`. ValueError if none is free."""
 
     def __init__(self, host: str, port: int | None, run: str, rule: str) -> None:
-        self._recorder = Recorder(RecorderConfig(host=host, port=port), REGISTRY)
-        self._recorder.start()
-        self._recorder.set("squelch_run_info", 1, run=run, environment="TRL", filter=rule)
-        self._recorder.set("squelch_build_info", 1, version=squelch.__version__, python=platform.python_version())
+        settings = RecorderConfig(host=host, port=port)
+        self._recorder = serve(settings, squelch.__version__, run=run, environment="TRL", filter=rule)
         self._pending: dict[str, float] = {}
 
     @property

@@ -12,7 +12,7 @@ Invariants:
 - A step that cannot be scored is skipped with its reason, and nothing but bad arguments or a signal ends the monitor
   before `--idle`: a damaged file, a checkpoint that is pruned while it is read, a model that does not fit the rows.
 - It waits for the trainer alone, at most `--wait` for a checkpoint and `--idle` for anything new, and says so.
-- SIGTERM and Ctrl-C end it at once, with 128 + signal; the step under way is scored again by the next start.
+- A signal ends it at once (`cluster.signals`), with 128 + signal; the step under way is scored again by the next start.
 
 One process, one model at a time; no Ray, no vLLM. torch is loaded with the first step that is ready.
 """
@@ -22,13 +22,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
-import signal
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from squelch.actors.process.disk import write_whole
@@ -37,6 +34,7 @@ from squelch.cluster.commands.other_trainers.following import Follower, Look, Re
 from squelch.cluster.commands.other_trainers.score import add_scoring
 from squelch.cluster.errors import UserError, bad_files_are_the_users
 from squelch.cluster.package import installed_version
+from squelch.cluster.signals import Interrupted, listening
 from squelch.cluster.terminal import duration, say
 from squelch.envs.untrusted.files import MIB, is_file, is_folder, read_bytes, state
 from squelch.envs.untrusted.text import parse_object
@@ -92,9 +90,9 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     session = Session(args)
     try:
-        with _stopped_by_signals(), session.serving():
+        with listening(), session.serving():
             session.follow()
-    except _Stopped as stop:
+    except Interrupted as stop:
         session.tell("stopped", f"stopped by {stop.signal.name}", signal=stop.signal.name)
         return 128 + stop.signal
     return 0
@@ -200,17 +198,15 @@ class Session:
             yield
             return
         from squelch.actors.config import RecorderConfig
-        from squelch.actors.metrics.exporter import Recorder
-        from squelch.cluster.metrics import REGISTRY
+        from squelch.cluster.served_metrics import serve
 
-        recorder = Recorder(RecorderConfig(host=self.args.host, port=self.args.port), REGISTRY)
+        settings = RecorderConfig(host=self.args.host, port=self.args.port)
+        names = {"run": self.args.folder.resolve().name, "environment": "files", "filter": "none"}
+        try:
+            recorder = serve(settings, installed_version(), **names)
+        except ValueError as error:
+            raise UserError(str(error)) from error
         with closing(recorder):
-            try:
-                recorder.start()
-            except ValueError as error:
-                raise UserError(str(error)) from error
-            recorder.set("squelch_run_info", 1, run=self.args.folder.resolve().name, environment="files", filter="none")
-            recorder.set("squelch_build_info", 1, version=installed_version(), python=platform.python_version())
             self.recorder = recorder
             self.tell("serving", f"metrics at {recorder.url}", url=recorder.url)
             yield
@@ -301,28 +297,3 @@ def scored_text(ready: Ready, metrics: Mapping[str, float]) -> str:
     return "; ".join(
         [*parts, f"{metrics['first_turn/num_excluded']:.0f} rows left out, {metrics['seconds/score']:.0f} s"]
     )
-
-
-class _Stopped(BaseException):
-    """A signal asked the command to end; no handler of errors may stop it."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.signal = signal.Signals(number)
-
-
-@contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """Raises _Stopped in the block when the process is asked to end."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise _Stopped(number)
-
-    before = {}
-    with suppress(ValueError):  # outside the main thread no signal arrives
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,0 +1,30 @@
+"""A run's metrics at `/metrics`, whoever trains it: `squelch train`, TRL, or a trainer whose files are followed."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Mapping
+
+from squelch.actors.config import RecorderConfig
+from squelch.actors.metrics.exporter import Recorder
+from squelch.cluster.metrics import REGISTRY
+
+
+def serve(
+    settings: RecorderConfig,
+    version: str,
+    *,
+    run: str,
+    environment: str,
+    filter: str,
+    seeds: Mapping[str, Iterable[str]] | None = None,
+) -> Recorder:
+    """A recorder of the metrics of all components that listens, and says which run and what code they are of.
+
+    Raises ValueError if it cannot listen.
+    """
+    recorder = Recorder(settings, REGISTRY, seeds=seeds)
+    recorder.start()
+    recorder.set("squelch_run_info", 1, run=run, environment=environment, filter=filter)
+    recorder.set("squelch_build_info", 1, version=version, python=platform.python_version())
+    return recorder
