@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, chdir, contextmanager
+from contextlib import AbstractContextManager, ExitStack, chdir, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,15 @@ from squelch.actors.process.disk import write_whole
 from squelch.actors.process.preparation import START_FOLDER
 from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.leftovers import end_processes, remove_semaphores
-from squelch.cluster.fleet.ray_internals import Config, Node, handlers_kept, only_here, ray_constants, services
+from squelch.cluster.fleet.ray_internals import (
+    Config,
+    Node,
+    handlers_kept,
+    only_here,
+    ray_constants,
+    replaced,
+    services,
+)
 from squelch.cluster.leaving import before_leaving, has_to_leave, leave, must_leave
 from squelch.cluster.own_thread import OwnThread
 from squelch.cluster.package import checkout
@@ -193,17 +201,9 @@ def _give_up() -> None:
     leave(1)
 
 
-@contextmanager
-def _bare_head() -> Iterator[None]:
+def _bare_head() -> AbstractContextManager[None]:
     """For a call of `ray.init` that starts a cluster: it starts none of the processes that are `SPARED`."""
-    before = {name: getattr(Node, name) for name in SPARED}
-    for name in SPARED:
-        setattr(Node, name, lambda node, **options: None)
-    try:
-        yield
-    finally:
-        for name, start in before.items():
-            setattr(Node, name, start)
+    return replaced(Node, **dict.fromkeys(SPARED, lambda node, **options: None))
 
 
 @contextmanager
@@ -221,9 +221,9 @@ def _patience(folder: Path) -> Iterator[None]:
                     raise
                 time.sleep(0.1)
 
-    services.get_node = ask_until_then
     try:
-        yield
+        with replaced(services, get_node=ask_until_then):
+            yield
     except Exception as error:
         if STARTS_LATE not in str(error):
             raise
@@ -231,8 +231,6 @@ def _patience(folder: Path) -> Iterator[None]:
             f"Ray did not start within {START_S:g} s. Its processes may be short of processor time or memory; their "
             f"logs are below {folder}/session_latest/logs. Start the run again when the machine is less busy"
         ) from error
-    finally:
-        services.get_node = ask
 
 
 def all_running() -> dict[str, str]:
@@ -261,14 +259,12 @@ def settings() -> Iterator[None]:
     """Makes the processes that Ray starts meanwhile listen on 127.0.0.1 only, notice failures soon and start no spare
     workers, and this process take 127.0.0.1 for its address. They read the variables when they start; this process has
     imported Ray, so the value that it read is changed too. A variable of `CHOSEN` that the user has set is kept."""
-    before, value = dict(os.environ), ray_constants.ENABLE_RAY_CLUSTER
-    chosen = {**CHOSEN, **before, LOOPBACK_ONLY: "0"}
-    os.environ.update(chosen)
-    ray_constants.ENABLE_RAY_CLUSTER = False
+    before = dict(os.environ)
+    os.environ.update({**CHOSEN, **before, LOOPBACK_ONLY: "0"})
     try:
-        yield
+        with replaced(ray_constants, ENABLE_RAY_CLUSTER=False):
+            yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = value
         for name in (*CHOSEN, LOOPBACK_ONLY):
             del os.environ[name]
             if name in before:

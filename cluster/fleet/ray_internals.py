@@ -4,7 +4,7 @@ which."""
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,19 @@ def logs_folder() -> Path | None:
 
 
 @contextmanager
+def replaced(owner: object, **members: Any) -> Iterator[None]:
+    """Meanwhile these members of a module or class of Ray are others."""
+    before = {name: getattr(owner, name) for name in members}
+    for name, member in members.items():
+        setattr(owner, name, member)
+    try:
+        yield
+    finally:
+        for name, member in before.items():
+            setattr(owner, name, member)
+
+
+@contextmanager
 def only_here(variables: Iterable[str]) -> Iterator[None]:
     """For a call of `ray.init`: the processes that it starts get none of these environment variables."""
     start = services.start_ray_process
@@ -37,22 +50,13 @@ def only_here(variables: Iterable[str]) -> Iterator[None]:
         finally:
             os.environ.update(held)
 
-    services.start_ray_process = start_without
-    try:
+    with replaced(services, start_ray_process=start_without):
         yield
-    finally:
-        services.start_ray_process = start
 
 
-@contextmanager
-def handlers_kept() -> Iterator[None]:
+def handlers_kept() -> AbstractContextManager[None]:
     """For a call of `ray.init`: this process keeps its handler of SIGTERM."""
-    set_handler = utils.set_sigterm_handler
-    utils.set_sigterm_handler = lambda _: None
-    try:
-        yield
-    finally:
-        utils.set_sigterm_handler = set_handler
+    return replaced(utils, set_sigterm_handler=lambda _: None)
 
 
 __all__ = [
@@ -66,6 +70,7 @@ __all__ = [
     "logs_folder",
     "only_here",
     "ray_constants",
+    "replaced",
     "services",
     "state",
     "walk_uploaded",
