@@ -15,6 +15,7 @@ from typing import Any
 
 from squelch.actors.filter.rules import RULES
 from squelch.cluster.config import RunConfig, flat
+from squelch.envs.registry import environment_class
 from squelch.learner.objective.algorithms import as_written
 
 Reason = Callable[[Mapping[str, Any]], str]
@@ -83,6 +84,11 @@ CASES: tuple[Case, ...] = (
         _with("filter.rule"),
     ),
     Case((f"{OBJECTIVE}.loss_scale",), lambda run: run.filter.target != "groups", _with("filter.target")),
+    Case(
+        ("environment.format.format_penalty",),
+        lambda run: environment_class(run.environment.name).whole_turns,
+        _with("environment.name"),
+    ),
     Case(("filter.window_size",), lambda run: run.filter.window != "sliding", _with("filter.window")),
     Case(("filter.max_refill_rounds",), lambda run: not run.filter.refill, _with("filter.refill")),
     Case(("gradients.groups",), lambda run: run.gradients.every == 0, _with("gradients.every")),

@@ -54,6 +54,11 @@ def test_a_setting_that_another_one_switches_off_is_reported_with_that_one(
     assert idle_settings(load("frozenlake", overrides)) == reported
 
 
+def test_a_format_penalty_is_none_where_the_environment_has_a_format_of_its_own() -> None:
+    found = idle_settings(load("prompts", ["environment.format.format_penalty=-0.5"]))
+    assert found == ["environment.format.format_penalty=-0.5 does nothing with environment.name=Prompts"]
+
+
 def test_every_case_names_settings_that_exist() -> None:
     known = flat(load("frozenlake").model_dump(mode="json"))
     assert [key for case in CASES for key in case.keys if key not in known] == []
