@@ -233,3 +233,8 @@ INDEX_SCHEMA = _schema(INDEX)
 """One row per group, without tokens."""
 SCORES_SCHEMA = _schema(SCORE)
 """One row per scored pair of a reasoning and a prompt (`actors.archive.scores`)."""
+
+
+def text_columns(schema: pa.Schema) -> list[str]:
+    """The columns of text, whose values repeat."""
+    return [field.name for field in schema if field.type == pa.string()]

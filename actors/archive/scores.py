@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from squelch.actors.archive.parts import SCORES, Part, by_step, opened, part_key, parts_in, row_groups_of
-from squelch.actors.archive.schema import SCORES_SCHEMA
+from squelch.actors.archive.schema import SCORES_SCHEMA, text_columns
 from squelch.actors.archive.store import Store, as_store, reading
 from squelch.actors.archive.version import check_version, version_of
 from squelch.envs.untrusted.files import MIB, decoding
@@ -48,10 +48,7 @@ MERGED_SCHEMA = pa.schema(
 _ADDED = ("step", "policy_version")
 _REMEDY = "delete it: the run does not need it"
 
-DICTIONARY = [
-    *(field.name for field in SCORES_SCHEMA if field.type == pa.string()),
-    *("sample", "prompt", "num_tokens"),
-]
+DICTIONARY = [*text_columns(SCORES_SCHEMA), "sample", "prompt", "num_tokens"]
 """Columns whose values repeat."""
 
 

@@ -50,7 +50,7 @@ from squelch.actors.archive.reader import (
     read_metrics,
     stream_groups,
 )
-from squelch.actors.archive.schema import ARCHIVE_SCHEMA, DECISION, INDEX_SCHEMA, TRAJECTORY_SCHEMA
+from squelch.actors.archive.schema import ARCHIVE_SCHEMA, DECISION, INDEX_SCHEMA, TRAJECTORY_SCHEMA, text_columns
 from squelch.actors.archive.scores import DICTIONARY, MERGED_SCHEMA, encoded, rows_to_merge
 from squelch.actors.archive.store import ArchiveError, LocalStore, Store, writing
 from squelch.actors.archive.version import VERSION, VERSION_KEY
@@ -94,7 +94,7 @@ class Archive:
             (self.run_dir / GROUPS).mkdir(parents=True, exist_ok=True)
         self._metrics = _LineFile(self.run_dir / METRICS)
         self._events = _LineFile(self.run_dir / EVENTS)
-        self._groups = Merging(self.store, GROUPS, ARCHIVE_SCHEMA, _text(ARCHIVE_SCHEMA), stream_groups)
+        self._groups = Merging(self.store, GROUPS, ARCHIVE_SCHEMA, text_columns(ARCHIVE_SCHEMA), stream_groups)
         self._scores = Merging(self.store, SCORES, MERGED_SCHEMA, DICTIONARY, rows_to_merge)
 
     def write_groups(
@@ -149,7 +149,7 @@ class Archive:
         return found
 
     def _write(self, key: str, table: pa.Table, row_group_size: int | None = None) -> None:
-        text = _text(table.schema)
+        text = text_columns(table.schema)
         with writing(self.store.where(key)), self.store.put(key) as file:
             pq.write_table(table, file, compression="zstd", use_dictionary=text, row_group_size=row_group_size)
 
@@ -265,11 +265,6 @@ def _drop_torn_line(file: BinaryIO) -> None:
 
 def _without_stamp(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in ("step", "time")}
-
-
-def _text(schema: pa.Schema) -> list[str]:
-    """The columns of text, whose values repeat."""
-    return [field.name for field in schema if field.type == pa.string()]
 
 
 def _plain_rows(table: pa.Table) -> pa.Table:
