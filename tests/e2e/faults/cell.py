@@ -26,7 +26,7 @@ from tests.e2e.faults.session import End, Hung, Session
 from tests.e2e.hosts import ADDRESS, Host, Hosts, hosts
 
 STEPS_AFTER = 2
-PATIENCE_S = 150.0
+PATIENCE_S = 180.0
 START_S = 330.0
 STOP_S = 90.0
 MEND_S = 5.0
@@ -58,6 +58,7 @@ SMALL = (
 IMPATIENT = (
     "cluster.hung_after_s=8",
     "learner.hung_after_s=8",
+    "learner.start_timeout_s=60",
     "learner.step_timeout_s=60",
     "learner.checkpoint_timeout_s=60",
     "learner.regroup_timeout_s=10",
