@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -57,6 +57,7 @@ def _number(value: int) -> bytes:
     return value.to_bytes(8, "little")
 
 
-def turn_keys(token_ids: np.ndarray, prompt_ends: Sequence[int], pictures: Sequence[Picture] = ()) -> list[str]:
-    """The content key of each turn's prompt X: `token_ids[:prompt_end]` and its pictures."""
-    return [content_key(token_ids[:end], [p for p in pictures if p.position < end]) for end in prompt_ends]
+def pictures_within(pictures: Sequence[Picture], start: int, end: int) -> tuple[Picture, ...]:
+    """The pictures whose ids begin in `[start, end)`, with positions that count from `start`."""
+    inside = (picture for picture in pictures if start <= picture.position < end)
+    return tuple(replace(picture, position=picture.position - start) if start else picture for picture in inside)

@@ -2,11 +2,14 @@
 
 Invariants:
 
-- A trajectory is one append-only sequence of the exact token ids that were fed and sampled. `loss_mask` is true at
-  sampled ids only; `log_probs` holds, at those ids, the log-probability (nats) under the distribution they were drawn
-  from, and 0 elsewhere.
-- Turn t samples `token_ids[sample_start:sample_end]`. X of the turn is `token_ids[:prompt_end]`, which ends with the
-  opening of the reasoning: at `sample_start`, or after a `<think>` that the policy sampled itself; Z is
+- A trajectory is one or more segments: append-only sequences of the exact token ids that were fed and sampled.
+  `token_ids` holds them one after another, and every position that a record names counts in it. No segment sees the ids
+  of another; all share the trajectory's return. Its sampled ids are in one segment each, once. Most have one segment.
+- `loss_mask` is true at sampled ids only; `log_probs` holds, at those ids, the log-probability (nats) under the
+  distribution they were drawn from, and 0 elsewhere.
+- Turns are in order of their positions. Turn t samples `token_ids[sample_start:sample_end]`, inside one segment. X of
+  the turn is `token_ids[start:prompt_end]` from the segment's start on, and ends with the opening of the reasoning: at
+  `sample_start`, or after a `<think>` that the policy sampled itself; Z is
   `token_ids[reasoning_start:reasoning_end]`. A turn without reasoning has
   `reasoning_start == reasoning_end`: both are `sample_start` if there is no text before the closing marker, and
   `sample_end` if the reasoning was never closed.
@@ -18,13 +21,15 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from squelch.actors.content import Picture
+from squelch.actors.content import Picture, pictures_within
 from squelch.actors.failures import Failure
 from squelch.actors.messages import VersionSpan
 from squelch.envs.splits import Split
@@ -63,6 +68,15 @@ class Ticket:
     """Replays of each trajectory under fresh environment noise (`actors.play.replaying`)."""
     most_turns: int | None = None
     """Turns after which a trajectory is truncated even if its episode could continue; None: no such limit."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A segment of a trajectory after its first one. `start`: the position of its first id, which was fed; `cause`: why
+    it does not continue an earlier one, in a few words, e.g. `history rewritten`."""
+
+    start: int
+    cause: str
 
 
 @dataclass
@@ -122,15 +136,38 @@ class Trajectory:
     """Runs of tokens and the policy version that sampled each, in order; positions index `token_ids`. None if not
     recorded."""
     pictures: tuple[Picture, ...] = ()
+    segments: tuple[Segment, ...] = ()
+    """The segments after the first, in order; empty if the trajectory is one sequence."""
     replay_returns: tuple[float, ...] | None = None
     """Return of each replay of the trajectory's actions under fresh noise; empty if the environment declares no noise,
     None if the trajectory was not replayed or a replay failed."""
     replay_failure: str | None = None
     """Why a replay failed; not archived."""
 
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """(start, end) of each segment, in order; together they are all of `token_ids`."""
+        edges = [0, *(segment.start for segment in self.segments), len(self.token_ids)]
+        return list(pairwise(edges))
+
+    def segment_of(self, turn: int) -> int:
+        """The number of a turn's segment; both count from 0."""
+        return bisect_left(self.segments, self.turns[turn].sample_start, key=lambda segment: segment.start)
+
+    def prompt_span(self, turn: int) -> tuple[int, int]:
+        """(start, end) of X of a turn (from 0): the ids of its segment before its reasoning; for a turn without one,
+        before it samples."""
+        number = self.segment_of(turn)
+        return self.segments[number - 1].start if number else 0, self.turns[turn].prompt_end
+
     def prompt_ids(self, turn: int) -> np.ndarray:
-        """X of a turn (from 0): the ids before its reasoning; for a turn without one, before it samples."""
-        return self.token_ids[: self.turns[turn].prompt_end]
+        """X of a turn (from 0)."""
+        start, end = self.prompt_span(turn)
+        return self.token_ids[start:end]
+
+    def prompt_pictures(self, turn: int) -> tuple[Picture, ...]:
+        """The pictures in X of a turn (from 0), whose positions count from the start of X."""
+        return pictures_within(self.pictures, *self.prompt_span(turn))
 
     def reasoning_ids(self, turn: int) -> np.ndarray:
         """Z of a turn (from 0); empty for a turn without reasoning."""

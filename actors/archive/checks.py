@@ -1,7 +1,8 @@
 """Checks of tables that were read from files: types are right by then, values may still be wrong.
 
-Refused are nulls where the schema has none, also inside lists; lists of one row that differ in length; and positions
-of turns outside of the row's tokens. Each would otherwise show as an error, or a wrong metric, far from the file.
+Refused are nulls where the schema has none, also inside lists; lists of one row that differ in length; positions of
+turns outside of the row's tokens or in two segments; and segments that begin with a sampled token. Each would otherwise
+show as an error, or a wrong metric, far from the file.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from squelch.actors.archive.schema import DECISION, INDEX, PICTURE, TRAJECTORY, TURN, VERSION_SPAN, Column
+from squelch.actors.archive.schema import DECISION, INDEX, PICTURE, SEGMENT, TRAJECTORY, TURN, VERSION_SPAN, Column
 from squelch.envs.untrusted.files import Unreadable
 
 _OF_TOKENS = ("token_ids", "loss_mask", "log_probs")
 _OF_TRAJECTORIES = ("returns", "successes", "lengths", "num_turns")
 """Lists of the index with one value for each trajectory."""
-_INSIDE = {"turns": TURN, "version_spans": VERSION_SPAN, "pictures": PICTURE}
+_INSIDE = {"turns": TURN, "version_spans": VERSION_SPAN, "pictures": PICTURE, "segments": SEGMENT}
 _HOLES = frozenset({"returns", "successes"})
 """Lists of the index with a null for each failed trajectory."""
 _POSITIONS = ("sample_start", "reasoning_start", "reasoning_end", "sample_end")
@@ -38,6 +39,8 @@ def check_rows(table: pa.Table, where: str) -> None:
             )
     if lengths and "turns" in table.column_names:
         _check_turns(table["turns"].combine_chunks(), lengths[first].to_numpy(), where)
+    if lengths and "segments" in table.column_names:
+        _check_segments(table, lengths[first].to_numpy(), where)
 
 
 def check_index(table: pa.Table, where: str, remedy: str) -> None:
@@ -84,3 +87,17 @@ def _check_turns(turns: pa.ListArray, num_tokens: np.ndarray, where: str) -> Non
     edges = [np.zeros_like(limits), *(parts.field(name).to_numpy() for name in _POSITIONS), limits]
     if any((before > after).any() for before, after in itertools.pairwise(edges)):
         raise Unreadable(f"{where}: a turn's positions must satisfy 0 <= {' <= '.join(_POSITIONS)} <= number of tokens")
+
+
+def _check_segments(table: pa.Table, num_tokens: np.ndarray, where: str) -> None:
+    """`num_tokens`: (num_rows,), tokens of each row. Few rows have segments, so that these are looked at one by one."""
+    names = [name for name in ("segments", "turns", "loss_mask") if name in table.column_names]
+    several = np.flatnonzero(table["segments"].is_valid().to_numpy(zero_copy_only=False))
+    for size, row in zip(num_tokens[several], table.select(names).take(several).to_pylist(), strict=True):
+        starts = [segment["start"] for segment in row["segments"]]
+        if any(before >= after for before, after in itertools.pairwise([0, *starts, int(size)])):
+            raise Unreadable(f"{where}: starts of `segments` must ascend between 0 and the number of tokens, each once")
+        if any(turn["sample_start"] < start < turn["sample_end"] for turn in row.get("turns", ()) for start in starts):
+            raise Unreadable(f"{where}: a segment begins inside a turn; a turn lies in one segment")
+        if any(row["loss_mask"][start] for start in starts if "loss_mask" in row):
+            raise Unreadable(f"{where}: the first token of a segment is marked as sampled; it must have been fed")

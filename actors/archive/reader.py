@@ -1,9 +1,10 @@
 """Reads the files of a live or finished run, and trajectory files of any trainer.
 
 Every function takes a place: a run folder (or, for groups, its `groups` folder or one Parquet file), or a store with a
-run. `actors.archive.parts` says which file a step is read from. A file must have schema 1; one that states no version
-is read as schema 1. Errors are ArchiveErrors that name the file and say what would be right. Files may be hostile
-(`envs.untrusted`): what is read fits the schema, also inside lists, or it is refused. Imports neither Ray nor torch.
+run. `actors.archive.parts` says which file a step is read from. A file has a schema of `actors.archive.version.READ` or
+states none, and is read as the present one. Errors are ArchiveErrors that name the file and say what would be right.
+Files may be hostile (`envs.untrusted`): what is read fits the schema, also inside lists, or it is refused. Imports
+neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -171,8 +172,8 @@ def _tables(
     steps: Sequence[int] = (),
     only: str | None = None,
 ) -> Iterator[pa.Table]:
-    """These columns of an open file, in schema 1, a row group at a time; with `part`, of the row groups of these of its
-    steps; with `only`, of the row groups that hold a row of that group."""
+    """These columns of an open file, as the schema has them, a row group at a time; with `part`, of the row groups of
+    these of its steps; with `only`, of the row groups that hold a row of that group."""
     from squelch.actors.archive.schema import OPTIONAL
     from squelch.envs.untrusted.parquet import open_parquet, row_groups
 
@@ -199,7 +200,7 @@ def _holding(file: pq.ParquetFile, where: str, group_id: str, numbers: Sequence[
 
 
 def _in_schema(table: pa.Table, names: Sequence[str], where: str) -> pa.Table:
-    """The columns `names` of schema 1. Raises Unreadable for values that the schema does not allow."""
+    """The columns `names` of the schema. Raises Unreadable for values that the schema does not allow."""
     from squelch.actors.archive.checks import check_rows
     from squelch.envs.untrusted.files import decoding
 

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from squelch.actors.archive.schema import TRAJECTORY_SCHEMA
-from squelch.actors.content import Picture, turn_keys
+from squelch.actors.content import Picture, content_key
 from squelch.actors.failures import Failure, failure_of
 from squelch.actors.messages import VersionSpan
-from squelch.actors.records import Group, Trajectory, Turn
+from squelch.actors.records import Group, Segment, Trajectory, Turn
 from squelch.envs.untrusted.secrets import masked
 
 
@@ -37,7 +37,7 @@ def unpacked(rows: pa.Buffer) -> pa.Table:
 
 def _row(group: Group, trajectory: Trajectory) -> dict[str, Any]:
     t, ticket, task = trajectory, group.ticket, group.ticket.task
-    keys = turn_keys(t.token_ids, [turn.prompt_end for turn in t.turns], t.pictures)
+    keys = [content_key(t.prompt_ids(i), t.prompt_pictures(i)) for i in range(len(t.turns))]
     return {
         "group_id": ticket.ticket_id,
         "trajectory": t.index,
@@ -54,6 +54,7 @@ def _row(group: Group, trajectory: Trajectory) -> dict[str, Any]:
         "turns": [vars(turn) | {"content_key": key} for turn, key in zip(t.turns, keys, strict=True)],
         "version_spans": None if t.version_spans is None else [vars(span) for span in t.version_spans],
         "pictures": [vars(picture) for picture in t.pictures] or None,
+        "segments": [vars(segment) for segment in t.segments] or None,
         "episode_return": t.episode_return,
         "format_penalty": t.format_penalty,
         "success": t.success,
@@ -97,6 +98,7 @@ def _trajectory(row: dict[str, Any], ids: np.ndarray, mask: np.ndarray, log_prob
         bootstrap_last_state=row["bootstrap_last_state"],
         version_spans=None if spans is None else tuple(VersionSpan(**span) for span in spans),
         pictures=tuple(Picture(**picture) for picture in row["pictures"] or ()),
+        segments=tuple(Segment(**segment) for segment in row["segments"] or ()),
         replay_returns=None if row["replay_returns"] is None else tuple(row["replay_returns"]),
     )
 

@@ -1,8 +1,8 @@
-"""Schema 1 of the archive: every column with its type, unit and meaning. docs/reference/schema.md is generated from
+"""Schema 2 of the archive: every column with its type, unit and meaning. docs/reference/schema.md is generated from
 this module.
 
 A file of another version is refused (`actors.archive.version`). A change of a column's name, type or meaning needs a
-new version; schema 1 has nullable columns for data that other trainers need not record.
+new version; the schema has nullable columns for data that other trainers need not record.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ TURN = (
     Column(
         "content_key",
         pa.string(),
-        "Digest of the content of the turn's prompt X, ids and pictures (`actors.content.content_key`); null if the "
-        "writer did not compute it",
+        "Digest of the content of the turn's prompt X (ids and pictures, from its segment's start; "
+        "`actors.content.content_key`); null if the writer did not compute it",
         "32 hexadecimal digits",
         nullable=True,
     ),
@@ -71,6 +71,11 @@ PICTURE = (
     Column("reference", pa.string(), "Key of the bytes in the run's store; null if `data` has them", nullable=True),
 )
 
+SEGMENT = (
+    Column("start", pa.int32(), "Position of the segment's first id, which was fed", "index in token_ids"),
+    Column("cause", pa.string(), "Why it continues no earlier segment, e.g. `history rewritten`"),
+)
+
 TRAJECTORY = (
     Column("group_id", pa.string(), "The group: its ticket's id, assigned by the coordinator"),
     Column("trajectory", pa.int32(), "Index in the group", "from 0"),
@@ -86,7 +91,12 @@ TRAJECTORY = (
         "Kind of the task, as its environment declares it; null if it declares none",
         nullable=True,
     ),
-    Column("token_ids", pa.list_(pa.int32()), "The exact ids that were fed and sampled, in order", "token ids"),
+    Column(
+        "token_ids",
+        pa.list_(pa.int32()),
+        "The exact ids that were fed and sampled, in order, one segment after another",
+        "token ids",
+    ),
     Column("loss_mask", pa.list_(pa.bool_()), "True at sampled ids"),
     Column(
         "log_probs",
@@ -94,7 +104,7 @@ TRAJECTORY = (
         "At sampled ids, the log-probability under the distribution that they were drawn from; 0 elsewhere",
         "nats",
     ),
-    Column("turns", pa.list_(_struct(TURN)), "The turns in order, see below"),
+    Column("turns", pa.list_(_struct(TURN)), "The turns in order of their positions, see below"),
     Column(
         "version_spans",
         pa.list_(_struct(VERSION_SPAN)),
@@ -106,6 +116,12 @@ TRAJECTORY = (
         "pictures",
         pa.list_(_struct(PICTURE)),
         "Pictures in the trajectory, in order, see below; null if there is none",
+        nullable=True,
+    ),
+    Column(
+        "segments",
+        pa.list_(_struct(SEGMENT)),
+        "The segments after the first, in order, see below; null if the trajectory is one sequence",
         nullable=True,
     ),
     Column("episode_return", pa.float64(), "Sum of the rewards, without format penalty", "reward"),

@@ -1,7 +1,8 @@
 """The schema version of a run's files, and its check.
 
 A Parquet file states the version in its schema's metadata under `squelch.schema`; `summary.json` states it as `schema`.
-A file that states none, as another trainer may write it, is read as schema 1.
+A file that states none, as another trainer may write it, is read as the present schema. Schema 2 adds a nullable column
+to schema 1 (`segments`), without which each trajectory is one segment; files of schema 1 are read alike.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections.abc import Mapping
 
 from squelch.envs.untrusted.files import Unreadable, brief
 
-VERSION = 1
+VERSION = 2
+READ = (1, 2)
+"""The versions that are read."""
 VERSION_KEY = "squelch.schema"
 READ_BY = "03d7dc21"
 """The last commit of Squelch that reads files from before schema 1."""
@@ -31,15 +34,16 @@ def check_version(stated: object, name: str) -> None:
     """Checks the version that the file `name` states, or None.
 
     Raises:
-        Unreadable: it is not `VERSION`; the message names the file and says what to do.
+        Unreadable: it is none of `READ`; the message names the file and says what to do.
     """
-    if stated in (None, VERSION):
+    if stated in (None, *READ):
         return
     if not isinstance(stated, int) or stated < 0:
         raise Unreadable(f"{name} states the schema version {brief(stated)}; a version is a whole number from 1 on")
     remedy = (
         f"Read it with commit {READ_BY} of Squelch."
-        if stated < VERSION
+        if stated < min(READ)
         else "Read it with the version of Squelch that wrote it, or with a newer one."
     )
-    raise Unreadable(f"{name} has schema {stated}, but this version of Squelch reads schema {VERSION}. {remedy}")
+    known = " and ".join(map(str, READ))
+    raise Unreadable(f"{name} has schema {stated}, but this version of Squelch reads schema {known}. {remedy}")

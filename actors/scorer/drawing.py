@@ -6,8 +6,8 @@ column (K = 1). A part of a scope (one turn, one environment) is a subset of its
 
 Invariants:
 
-- X is the exact ids that were fed, up to and including the opening of the reasoning; Z is the sampled ids that lie
-  completely inside the reasoning. No text is decoded and encoded again.
+- X is the exact ids that were fed in the turn's segment, up to and including the opening of the reasoning; Z is the
+  sampled ids that lie completely inside the reasoning. No text is decoded and encoded again.
 - A draw is a function of the groups' ids, the trajectories' indices and the seed, but not of the order of arrival.
 - Prompts with the same content, ids and pictures (`actors.content.content_key`), are one column. Its weight is the mass
   of its draws, so that the mixture over columns equals the mixture over draws. In the first-turn scope each group has
@@ -182,7 +182,7 @@ def _sample(group: str, trajectory: Trajectory, index: int, mass: float) -> _Sam
     turn = trajectory.turns[index]
     prompt = np.asarray(trajectory.prompt_ids(index), dtype=np.int64)
     reasoning = np.asarray(trajectory.reasoning_ids(index), dtype=np.int64)
-    pictures = tuple(picture for picture in trajectory.pictures if picture.position < turn.prompt_end)
+    pictures = trajectory.prompt_pictures(index)
     key, versions = content_key(prompt, pictures), (turn.version_min, turn.version_max)
     return _Sample(group, trajectory.index, index, prompt, pictures, key, reasoning, versions, mass)
 

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from squelch.actors.archive.schema import DECISION, INDEX, PICTURE, SCORE, TRAJECTORY, TURN, VERSION_SPAN, Column
+from squelch.actors.archive.schema import (
+    DECISION,
+    INDEX,
+    PICTURE,
+    SCORE,
+    SEGMENT,
+    TRAJECTORY,
+    TURN,
+    VERSION_SPAN,
+    Column,
+)
 from squelch.actors.archive.version import READ_BY, VERSION, VERSION_KEY
 
 PAGE = Path(__file__).resolve().parents[1] / "reference" / "schema.md"
@@ -20,9 +30,10 @@ row per group for a hundred steps. Both have **schema {VERSION}**: the metadata 
 `{VERSION_KEY} = {VERSION}`. `metrics.parquet` states the version in the same way, `summary.json` under `schema`.
 `python -m docs.writers.schema` writes this page from `actors/archive/schema.py`.
 
-- A file of another schema is refused with its name; the version of Squelch that wrote it reads it.
+- Schema 1 lacks the column `segments` and is read too: its trajectories are one segment each. A file of another schema
+  is refused with its name; the version of Squelch that wrote it reads it.
 - A file that states no version, as another trainer may write it, is read as schema {VERSION}. Files of runs from before
-  schema {VERSION} state none either; they lack columns and are refused. Commit {READ_BY} of Squelch reads them.
+  schema 1 state none either; they lack columns and are refused. Commit {READ_BY} of Squelch reads them.
 - A nullable column may be missing from a file; it is then read as null. Every other column is required.
 - After every hundred steps their files are merged into one of the same columns, e.g.
   `groups/steps-000100-000199.parquet`, each row group of one step. `squelch` reads both; other programs read
@@ -47,6 +58,12 @@ def page() -> str:
         _section("A trajectory", "One row of `groups/step-NNNNNN.parquet`.", TRAJECTORY),
         _section("The filter's decision", "Further columns of the same row, equal within a group.", DECISION),
         _section("A turn", "One entry of `turns`.", TURN),
+        _section(
+            "A segment",
+            "One entry of `segments`. A trajectory is one or more append-only sequences, each of which sees only its "
+            "own ids; the first begins at position 0.",
+            SEGMENT,
+        ),
         _section("A version span", "One entry of `version_spans`. A turn may have several.", VERSION_SPAN),
         _section("A picture", "One entry of `pictures`. Nothing records pictures yet.", PICTURE),
         _section("A group in the index", "One row of `groups/index-NNNNNN.parquet`.", INDEX),

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squelch.actors.content import Picture, content_key, turn_keys
+from squelch.actors.content import Picture, content_key, pictures_within
 
 PICTURES = st.lists(st.builds(Picture.of, st.integers(0, 3), st.just("image/png"), st.binary(max_size=3)), max_size=3)
 PROMPTS = st.tuples(
@@ -34,6 +34,8 @@ def test_a_key_stays_the_same_over_versions_and_machines():
     assert content_key(np.array([1, 2, 3])) == "64f009aeba1a7dc266452974f635d1c2"
 
 
-def test_a_turn_is_keyed_by_what_stands_before_it():
+def test_a_part_of_a_sequence_has_the_pictures_in_it_and_the_key_of_the_same_content_elsewhere():
     ids, picture = np.arange(6, dtype=np.int32), Picture.of(3, "image/png", b"x")
-    assert turn_keys(ids, [2, 5], [picture]) == [content_key(ids[:2]), content_key(ids[:5], [picture])]
+    assert pictures_within([picture], 0, 3) == () and pictures_within([picture], 0, 5) == (picture,)
+    elsewhere = Picture.of(1, "image/png", b"x")
+    assert content_key(ids[2:5], pictures_within([picture], 2, 5)) == content_key(ids[2:5], [elsewhere])

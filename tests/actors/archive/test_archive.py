@@ -72,7 +72,7 @@ def test_groups_come_back_as_written_with_their_decisions(tmp_path: Path) -> Non
     assert pq.ParquetFile(path).metadata.row_group(0).column(0).compression == "ZSTD"
     table = read_groups(tmp_path)
     assert table.schema.equals(ARCHIVE_SCHEMA, check_metadata=True)
-    assert pq.read_schema(path).metadata[b"squelch.schema"] == b"1"
+    assert pq.read_schema(path).metadata[b"squelch.schema"] == b"2"
     written = pa.concat_tables([group_table(12, n) for n in range(3)])
     assert table.select(TRAJECTORY_SCHEMA.names).equals(written)
     assert table["score"].to_pylist() == [0.0, 0.0, None, None, 0.5, 0.5]

@@ -1,4 +1,4 @@
-"""Schema 1 loses nothing on the way, with or without a version, and another schema is refused by name."""
+"""The schema loses nothing on the way, with or without a version; schema 1 is read, another one refused by name."""
 
 import dataclasses
 from pathlib import Path
@@ -22,7 +22,7 @@ from squelch.actors.archive.writer import Archive
 from squelch.actors.content import Picture, content_key
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.messages import VersionSpan
-from squelch.actors.records import Group, Task, Ticket, Trajectory, Turn, summarise
+from squelch.actors.records import Group, Segment, Task, Ticket, Trajectory, Turn, summarise
 from squelch.cluster.errors import UserError
 from squelch.cluster.inspector.groups import GroupIndex
 from tests.actors.archive.small_groups import archive_step, small_group
@@ -41,7 +41,7 @@ def turns(draw, start: int, end: int) -> Turn:
 
 @st.composite
 def trajectories(draw, index: int) -> Trajectory:
-    """Alternating fed and sampled stretches of up to 4 tokens, with everything that schema 1 holds."""
+    """Alternating fed and sampled stretches of up to 4 tokens, with everything that the schema holds."""
     stretches = draw(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), max_size=3))
     ends = np.cumsum([size for pair in stretches for size in pair], dtype=int).tolist()
     sampled = list(zip(ends[::2], ends[1::2], strict=True))
@@ -67,6 +67,7 @@ def trajectories(draw, index: int) -> Trajectory:
         bootstrap_last_state=draw(st.booleans()),
         version_spans=draw(st.sampled_from([None, spans])),
         pictures=tuple(draw(st.lists(picture | away, max_size=2))),
+        segments=tuple(Segment(end, draw(SHORT)) for _, end in sampled[:-1] if draw(st.booleans())),
     )
 
 
@@ -90,7 +91,7 @@ def assert_same(one: Trajectory, other: Trajectory) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(groups(), st.booleans())
-def test_a_group_comes_back_from_a_file_of_schema_1_as_it_was(tmp_path_factory, group: Group, stated: bool) -> None:
+def test_a_group_comes_back_from_a_file_as_it_was(tmp_path_factory, group: Group, stated: bool) -> None:
     """Also from one that states no version, as another trainer writes it."""
     path, written = tmp_path_factory.mktemp("groups") / "one.parquet", to_table(group)
     pq.write_table(written if stated else written.replace_schema_metadata(None), path)
@@ -99,6 +100,44 @@ def test_a_group_comes_back_from_a_file_of_schema_1_as_it_was(tmp_path_factory, 
     for sent, back in zip(group.trajectories, from_table(table), strict=True):
         assert_same(sent, back)
     assert table["task_kind"].to_pylist() == [group.task_kind] * len(group.trajectories)
+
+
+def test_a_run_of_schema_1_is_read_resumed_and_merged_and_its_trajectories_are_one_segment(tmp_path: Path) -> None:
+    archive_step(Archive(tmp_path), 1, 2)
+    former = {VERSION_KEY: "1"}
+    for path in (tmp_path / "groups").iterdir():
+        table = pq.read_table(path)
+        kept = [name for name in table.column_names if name != "segments"]
+        pq.write_table(table.select(kept).replace_schema_metadata(former), path)
+    archive = Archive(tmp_path)
+    for step in (2, 100, 101):
+        archive_step(archive, step, 2)
+    assert len(list((tmp_path / "groups").glob("steps-*"))) == 1, "the steps before 100 are merged"
+    table = read_groups(tmp_path)
+    assert table.schema.equals(ARCHIVE_SCHEMA, check_metadata=True) and table["segments"].null_count == len(table)
+    for one in from_table(table):
+        assert one.segments == () and one.spans == [(0, 5)] and one.prompt_ids(0).tolist() == [0, 1]
+    assert read_index(tmp_path)["step"].to_pylist() == [1, 1, 2, 2, 100, 100, 101, 101]
+
+
+def test_segments_that_no_trajectory_can_have_are_refused_by_name(tmp_path: Path) -> None:
+    whole, path = to_table(small_group()), tmp_path / "odd.parquet"
+    place, kind = whole.column_names.index("segments"), whole.schema.field("segments")
+    for starts, says in (
+        ([0], "ascend"),
+        ([5], "ascend"),
+        ([1, 1], "ascend"),
+        ([3], "inside a turn"),
+        ([2], "sampled"),
+    ):
+        wrong = [None, [{"start": start, "cause": "x"} for start in starts], None]
+        pq.write_table(whole.set_column(place, kind, pa.array(wrong, kind.type)), path)
+        with pytest.raises(ArchiveError, match=rf"odd\.parquet: .*segment.*{says}|odd\.parquet.*{says}"):
+            read_groups(path)
+    wrong = [[{"start": None, "cause": "x"}], None, None]
+    pq.write_table(whole.set_column(place, kind, pa.array(wrong, kind.type)), path)
+    with pytest.raises(ArchiveError, match=r"column `segments.start` holds nulls"):
+        read_groups(path)
 
 
 def test_a_file_of_another_trainer_may_lack_what_may_be_null(tmp_path: Path) -> None:
@@ -124,7 +163,7 @@ def test_a_file_from_before_schema_1_is_refused_by_name_with_the_commit_that_rea
 
 
 @pytest.mark.parametrize(
-    ("stated", "says"), [("2", "schema 2.*newer"), ("0", "schema 0.* 03d7dc21"), ("one", "whole number")]
+    ("stated", "says"), [("3", "schema 3.*newer"), ("0", "schema 0.* 03d7dc21"), ("one", "whole number")]
 )
 def test_another_schema_is_refused_by_name_with_what_to_do(tmp_path: Path, stated: str, says: str) -> None:
     table = to_table(small_group()).replace_schema_metadata({VERSION_KEY: stated})

@@ -1,6 +1,7 @@
 """What is drawn to be scored: seeded, valid, merged with its multiplicity, and counted where it is left out."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from squelch.actors.content import Picture
 from squelch.actors.failures import Failure, FailureCause
-from squelch.actors.records import Trajectory, Turn
+from squelch.actors.records import Segment, Trajectory, Turn
 from squelch.actors.scorer.drawing import (
     Draw,
     draw_first_turn,
@@ -133,6 +134,21 @@ def test_trajectory_draws_are_whole_contexts_of_a_random_turn() -> None:
         later = len(draw.prompts[column]) > 3
         assert z[0] % 100 == (1 if later else 0) and len(z) == (4 if later else 3)
     assert np.array_equal(draw.weights, np.bincount(draw.source))
+
+
+def test_a_turn_is_scored_under_what_its_own_segment_showed_and_no_other_segment() -> None:
+    cut = [trajectory(i, [10, 11, 12], [3, 4]) for i in range(2)]  # 8 ids, then the second turn's segment
+    for one, data in zip(cut, (b"one", b"other"), strict=True):
+        one.segments, one.pictures = (Segment(8, "compaction"),), (Picture.of(9, "image/png", data),)
+    apart = [replace(one, segments=(), turns=[turn(3, 6, 4)], pictures=()) for one in cut]
+    for one in apart:
+        one.token_ids = one.token_ids[8:]
+    draw, first = draw_trajectory({"a": cut}, 200, (0,), 0), draw_first_turn({"a": cut}, 64, 2, (0,), 0)
+    assert sorted({tuple(x.tolist()) for x in draw.prompts}) == [(1, 2, 3), (10, 11, 12)]
+    assert sorted(p[0].position for p in draw.pictures if p) == [1, 1], "pictures are placed in their own segment"
+    assert [x.tolist() for x in first.prompts] == [[10, 11, 12]] and first.pictures == [()]
+    later = {z.tobytes() for z, number in zip(draw.reasonings, draw.turns, strict=True) if number == 1}
+    assert later == {one.reasoning_ids(0).astype(np.int64).tobytes() for one in apart}
 
 
 def test_trajectories_are_uniform_before_turns_are() -> None:

@@ -83,7 +83,7 @@ def test_only_whole_checkpoints_and_decompositions_are_found(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["summary.json", "gradients/step-000001.json"])
 @pytest.mark.parametrize(
-    ("text", "says"), [("{", "not JSON"), ("[]", "one JSON object"), ('{"schema": 2}', "schema 2.*newer")]
+    ("text", "says"), [("{", "not JSON"), ("[]", "one JSON object"), ('{"schema": 3}', "schema 3.*newer")]
 )
 def test_a_damaged_or_newer_json_file_is_named(tmp_path: Path, name: str, text: str, says: str) -> None:
     write(tmp_path / name, text)
@@ -96,7 +96,7 @@ def test_groups_of_a_newer_schema_are_refused_by_name(tmp_path: Path) -> None:
     some_run(tmp_path, 1)
     table = to_table(small_group()).replace_schema_metadata({VERSION_KEY: "9"})
     pq.write_table(table, tmp_path / "groups" / "step-000001.parquet")
-    with pytest.raises(UserError, match=r"step-000001\.parquet has schema 9.*reads schema 1"):
+    with pytest.raises(UserError, match=r"step-000001\.parquet has schema 9.*reads schema 1 and 2"):
         RunFolder(tmp_path).groups()
 
 
