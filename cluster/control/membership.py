@@ -76,6 +76,8 @@ class Member(Generic[P]):
     """Calls under way that it serves (`at_work`)."""
     removed: bool = False
     """Whether its calls were cut off."""
+    stopping: bool = False
+    """Whether it was asked to end, after its last call: that it answers nothing from then on is no loss."""
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def cut_off(self) -> int:

@@ -225,6 +225,8 @@ class Pool(Generic[P]):
         second call does nothing. RuntimeError if no restart is left."""
         if member.state in FINAL:
             return
+        if member.state is State.DRAINING:
+            self._record(member.name, "left", time.time(), how="died", calls=len(member.calls), held_s=0.0)
         self._end(member, State.DEAD)
         if self._expected() < self.wanted:
             self.start(member.name, self._restarts.allow(member.name, cause))
@@ -250,6 +252,7 @@ class Pool(Generic[P]):
         if member.calls and member.state not in FINAL:
             self._cut_off(member)
         if self._stop is not None and member.state not in FINAL:
+            member.stopping = True
             await self._stopped(member.name, self._stop(member.actor))
         if member.state not in FINAL:
             began = time.perf_counter()

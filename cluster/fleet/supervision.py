@@ -127,9 +127,9 @@ class Supervisor:
         """The actors that are up, each with the coroutine that supervises it."""
         fleet, found = self.fleet, dict[Client, Callable[[], Awaitable[None]]]()
         steps = fleet.config.environment_actor.step_timeout_s + STEP_GRACE_S
-        for member in fleet.players.members(*SUPERVISED):
+        for member in filter(_supervised, fleet.players.members()):
             found[member.actor] = lambda m=member: self._member(fleet.player_pool, m, "environment call", steps)
-        for member in fleet.workers.members(*SUPERVISED):
+        for member in filter(_supervised, fleet.workers.members()):
             found[member.actor] = lambda m=member: self._member(fleet.worker_pool, m, "step of its engine")
         for name, actor in (("filter", fleet.filter), ("scorer", fleet.scorer), (ENDPOINT, fleet.endpoint)):
             if actor is not None and actor not in fleet.dead:
@@ -139,8 +139,8 @@ class Supervisor:
     async def _member(self, pool: Pool[Any], member: Member[Any], mark: str, least_s: float = 0.0) -> None:
         """Replaces the member once it is lost. `least_s`: what a single mark of it may take by other settings."""
         patience = Patience(max(self.hung_after_s, least_s), mark, SETTING)
-        cause = await self._cause(member.name, member.actor, patience, lambda: member.state in SUPERVISED)
-        if cause is not None and member.state in SUPERVISED:
+        cause = await self._cause(member.name, member.actor, patience, lambda: _supervised(member))
+        if cause is not None and _supervised(member):
             pool.on_death(member, cause)
 
     async def _service(self, name: str, actor: Client) -> None:
@@ -177,6 +177,10 @@ class Supervisor:
             death.cancel()
             question.cancel()
             self.watchdog.forget(name)
+
+
+def _supervised(member: Member[Any]) -> bool:
+    return member.state in SUPERVISED and not member.stopping
 
 
 def _seen(question: asyncio.Future[Progress], watch: ProgressWatch) -> str | None:

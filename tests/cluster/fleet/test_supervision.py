@@ -14,6 +14,8 @@ import pytest
 import benchmarks.faults
 from squelch.actors.process.progress_marks import Progress
 from squelch.cluster.control.actor_errors import Failed
+from squelch.cluster.control.membership import MemberState, at_work
+from squelch.cluster.control.scaling import Kind, Request
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.supervision import SILENCE, Supervisor, Watchdog
 from tests.fakes import clock
@@ -106,6 +108,43 @@ def test_a_worker_whose_engine_has_died_says_so_itself(tmp_path: Path) -> None:
 
     (_, actor, name, cause), *_ = supervised(tmp_path, engine_dies).events
     assert (actor, name, cause) == ("rollout-0", "restart", "rollout-0: its vLLM engine has died")
+
+
+def test_a_worker_that_stops_because_it_was_asked_to_is_not_taken_for_dead(tmp_path: Path) -> None:
+    """Its engine ends first, and the worker says so, on a machine under load for many seconds."""
+
+    async def drain(fleet: Fleet) -> None:
+        worker = actor_of(fleet, "rollout-1")
+
+        async def progress() -> Progress:
+            raise Failed("a long trace", RuntimeError("rollout-1: its vLLM engine has died"))
+
+        async def stop() -> None:
+            worker.progress = progress
+            await asyncio.sleep(25.0)
+
+        worker.stop = stop
+        fleet.worker_pool.scale(Request(Kind.ROLLOUT, 1))
+        await asyncio.sleep(40.0)
+        member = fleet.workers.current("rollout-1")
+        assert member is not None and member.state is MemberState.RETIRED
+
+    events = supervised(tmp_path, drain).events
+    assert [(actor, name) for _, actor, name, _ in events] == [("fleet", "scale"), ("rollout-1", "left")]
+
+
+def test_a_worker_that_dies_while_it_drains_has_left_all_the_same(tmp_path: Path) -> None:
+    async def die(fleet: Fleet) -> None:
+        member = fleet.workers.current("rollout-1")
+        assert member is not None
+        call = asyncio.ensure_future(at_work(asyncio.sleep(30.0), member))
+        await asyncio.sleep(0)
+        fleet.worker_pool.scale(Request(Kind.ROLLOUT, 1))
+        actor_of(fleet, "rollout-1").kill()
+        await call
+
+    events = supervised(tmp_path, die).events
+    assert [(actor, name) for _, actor, name, _ in events] == [("fleet", "scale"), ("rollout-1", "left")]
 
 
 def test_a_budget_that_supervision_uses_up_ends_the_work_with_the_cause(tmp_path: Path) -> None:
