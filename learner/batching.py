@@ -4,6 +4,10 @@ Invariants:
 
 - Rows are sorted by (group id, trajectory index) before they are shuffled, so that the order of arrival has no effect;
   the shuffle is a function of (seed, step).
+- A row is one segment of a trajectory. The rows of a trajectory follow each other, are in one optimizer step, and share
+  its advantage and its weight in the mean, which its sampled tokens in all segments determine.
+- They are also in one micro-batch, unless together they exceed the token budget. That is refused if the objective needs
+  all of a trajectory's tokens at once (`whole`).
 - Every row is in exactly one micro-batch of one rank. Ranks with fewer micro-batches than others get empty ones (which
   the trainer runs with weight 0); no row is duplicated.
 - The plan depends only on the rows, the settings, the seed and the step. Every rank computes the whole plan, without
@@ -13,10 +17,11 @@ Invariants:
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby, pairwise
 
 import numpy as np
 
-from squelch.actors.content import Picture
+from squelch.actors.content import Picture, pictures_within
 from squelch.actors.messages import StepTerms
 from squelch.actors.records import Trajectory
 from squelch.actors.shared_prefix import common_lengths, identities, in_order
@@ -33,8 +38,8 @@ Groups = Sequence[tuple[str, Sequence[Trajectory]]]
 
 @dataclass(frozen=True)
 class Row:
-    """One trajectory to learn from. `token_ids` (length,) int32 are the inputs: all ids before the last sampled one;
-    with `bootstrap` also that one, because the critic then evaluates the state after it.
+    """One segment of a trajectory to learn from. `token_ids` (length,) int32 are the inputs: all of its ids before the
+    last sampled one; with `bootstrap` also that one, because the critic then evaluates the state after it.
 
     `positions` (num_sampled,) are the indices of inputs whose next token was sampled; `targets` and `log_probs`
     (num_sampled,) are these sampled tokens and their rollout log-probabilities.
@@ -58,6 +63,13 @@ class Row:
     are known, the oldest."""
     spared: bool = False
     """Whether one term of the loss leaves the row out (`StepTerms.without`)."""
+    all_sampled: int | None = None
+    """Sampled tokens of the trajectory in all of its segments; None: the row is the whole trajectory."""
+
+    @property
+    def trajectory(self) -> tuple[str, int]:
+        """The trajectory that the row belongs to."""
+        return self.group_id, self.index
 
     @property
     def length(self) -> int:
@@ -81,7 +93,9 @@ class MicroBatch:
     versions: np.ndarray
     advantages: np.ndarray
     lengths: np.ndarray
-    """(num_rows,) sampled tokens of each row."""
+    """(num_sequences,) sampled tokens of each trajectory in this micro-batch."""
+    totals: np.ndarray
+    """(num_sequences,) sampled tokens of each trajectory, wherever its rows are."""
     ends: np.ndarray
     """(num_rows,) index, among the packed tokens, of each row's last input."""
     spared: np.ndarray | None
@@ -94,6 +108,7 @@ class OptimizerStep:
 
     micro_batches: tuple[tuple[np.ndarray, ...], ...]
     num_sequences: int
+    """Trajectories of the step, over all ranks."""
     num_tokens: int
     """Sampled tokens of the step, over all ranks."""
 
@@ -129,7 +144,10 @@ def refuse_non_finite(groups: Groups) -> None:
 
 
 def to_rows(groups: Groups, config: ObjectiveConfig, terms: StepTerms = NO_TERMS) -> list[Row]:
-    """Rows of all surviving trajectories that have sampled tokens, sorted by (group id, index)."""
+    """Rows of all surviving trajectories, of their segments with sampled tokens, sorted by (group id, index, segment).
+
+    SettingRefused if a critic is needed for a trajectory of several segments.
+    """
     rows: list[Row] = []
     of_all, spared = survivors(groups), set(terms.spared)
     divisor = None
@@ -138,7 +156,7 @@ def to_rows(groups: Groups, config: ObjectiveConfig, terms: StepTerms = NO_TERMS
     for group_id, alive in of_all:
         advantages = group_advantages(ranked_returns(alive, config), config.advantage, divisor)
         pairs = zip(alive, advantages.tolist(), strict=True)
-        found = [_row(group_id, t, advantage, config) for t, advantage in pairs if t.loss_mask.any()]
+        found = [row for t, advantage in pairs for row in _rows(group_id, t, advantage, config)]
         rows += [replace(row, spared=True) for row in found] if group_id in spared else found
     return rows
 
@@ -163,25 +181,47 @@ def _turn_lengths(trajectory: Trajectory) -> np.ndarray:
     return np.array([turn.sample_end - turn.sample_start for turn in trajectory.turns])
 
 
-def _row(group_id: str, trajectory: Trajectory, advantage: float, config: ObjectiveConfig) -> Row:
-    sampled = np.flatnonzero(trajectory.loss_mask)
+def _rows(group_id: str, trajectory: Trajectory, advantage: float, config: ObjectiveConfig) -> list[Row]:
+    """One row for each segment with sampled tokens."""
+    everywhere = np.flatnonzero(trajectory.loss_mask)
+    if not len(everywhere):
+        return []
+    if config.needs_critic and trajectory.segments:
+        raise SettingRefused(
+            f"learner.objective.advantage={config.advantage} needs a critic, whose time runs along one sequence, and "
+            f"group {group_id}, trajectory {trajectory.index} has {len(trajectory.spans)} segments; set "
+            "learner.algorithm to grpo, dr_grpo, dapo or gspo"
+        )
     bootstrap = config.needs_critic and trajectory.bootstrap_last_state
-    if sampled[0] == 0:
-        raise RuntimeError(f"group {group_id}, trajectory {trajectory.index}: the first token is marked as sampled")
-    length = sampled[-1] + bootstrap
-    return Row(
-        group_id=group_id,
-        index=trajectory.index,
-        token_ids=trajectory.token_ids[:length],
-        positions=sampled - 1,
-        targets=trajectory.token_ids[sampled],
-        log_probs=trajectory.log_probs[sampled],
-        advantage=advantage,
-        rewards=token_rewards(trajectory, config),
-        bootstrap=bootstrap,
-        pictures=tuple(picture for picture in trajectory.pictures if picture.position < length),
-        versions=_versions(trajectory)[sampled],
-    )
+    rewards, versions = token_rewards(trajectory, config), _versions(trajectory)
+    rows: list[Row] = []
+    for start, end in trajectory.spans:
+        first, last = np.searchsorted(everywhere, (start, end)).tolist()
+        if first == last:
+            continue
+        sampled = everywhere[first:last]
+        if sampled[0] == start:
+            raise RuntimeError(
+                f"group {group_id}, trajectory {trajectory.index}: the first token of its segment at {start} is sampled"
+            )
+        stop = sampled[-1] + bootstrap
+        rows.append(
+            Row(
+                group_id=group_id,
+                index=trajectory.index,
+                token_ids=trajectory.token_ids[start:stop],
+                positions=sampled - 1 - start,
+                targets=trajectory.token_ids[sampled],
+                log_probs=trajectory.log_probs[sampled],
+                advantage=advantage,
+                rewards=rewards[first:last],
+                bootstrap=bootstrap,
+                pictures=pictures_within(trajectory.pictures, start, stop),
+                versions=versions[sampled],
+                all_sampled=len(everywhere),
+            )
+        )
+    return rows
 
 
 def _versions(trajectory: Trajectory) -> np.ndarray:
@@ -201,47 +241,105 @@ def shown(rows: Sequence[Row]) -> list[np.ndarray]:
 
 
 def plan(
-    rows: Sequence[Row], minibatches: int, token_budget: int, world_size: int, seed: int, step: int, share: bool = True
+    rows: Sequence[Row],
+    minibatches: int,
+    token_budget: int,
+    world_size: int,
+    seed: int,
+    step: int,
+    share: bool = True,
+    whole: str = "",
 ) -> list[OptimizerStep]:
-    """Split the rows into at most `minibatches` optimizer steps (fewer when there are fewer rows) and pack each.
+    """Split the trajectories into at most `minibatches` optimizer steps (fewer when there are fewer) and pack each.
 
-    With `share`, rows with a common prefix go to the same micro-batch, and the prefix counts once. SettingRefused if
-    one row is longer than `token_budget`.
+    With `share`, rows with a common prefix go to the same micro-batch, and the prefix counts once. `whole`: the setting
+    that needs all rows of a trajectory in one micro-batch, "" if none does. SettingRefused if one row, or the rows of
+    one trajectory that must stay together, are longer than `token_budget`.
     """
-    lengths = np.array([row.length for row in rows], dtype=np.int64)
-    if len(rows) and lengths.max() > token_budget:
-        worst = rows[int(lengths.argmax())]
+    if len(rows) and max(row.length for row in rows) > token_budget:
+        worst = max(rows, key=lambda row: row.length)
         raise SettingRefused(
             f"learner.token_budget={token_budget} is smaller than one trajectory: group {worst.group_id}, trajectory "
             f"{worst.index} has {worst.length} tokens to feed; set learner.token_budget to at least {worst.length}"
         )
-    order = np.random.default_rng([seed, step]).permutation(len(rows))
-    parts = np.array_split(order, min(minibatches, len(rows))) if len(rows) else []
-    return [_optimizer_step(rows, part, token_budget, world_size, share) for part in parts]
+    starts = [k for k, row in enumerate(rows) if not k or row.trajectory != rows[k - 1].trajectory]
+    trajectories = np.split(np.arange(len(rows)), starts[1:]) if len(rows) else []
+    order = np.random.default_rng([seed, step]).permutation(len(trajectories))
+    parts = np.array_split(order, min(minibatches, len(trajectories))) if trajectories else []
+    chosen = [[trajectories[k] for k in part] for part in parts]
+    return [_optimizer_step(rows, part, token_budget, world_size, share, whole) for part in chosen]
 
 
 def _optimizer_step(
-    rows: Sequence[Row], part: np.ndarray, token_budget: int, world_size: int, share: bool
+    rows: Sequence[Row], trajectories: Sequence[np.ndarray], token_budget: int, world_size: int, share: bool, whole: str
 ) -> OptimizerStep:
-    ids = shown([rows[i] for i in part])
-    order = in_order(ids) if share else np.arange(len(part))
-    lengths = np.array([len(ids[i]) for i in order], dtype=np.int64)
-    common = common_lengths([ids[i] for i in order]) if share else np.zeros_like(lengths)
-    added = added_tokens(lengths, common)
+    """`trajectories`: the indices of each one's rows."""
+    part = np.concatenate(trajectories)
+    sizes = _Sizes(shown([rows[i] for i in part]), share)
+    ends = np.cumsum([len(one) for one in trajectories])
+    pieces: list[np.ndarray] = []
+    for own in np.split(np.arange(len(part)), ends[:-1]):
+        cut = sizes.cut(own, token_budget)
+        if whole and len(cut) > 1:
+            row, size = rows[part[own[0]]], sizes.of(own)
+            raise SettingRefused(
+                f"learner.token_budget={token_budget} is smaller than one trajectory: group {row.group_id}, trajectory "
+                f"{row.index} has {len(own)} segments with {size} tokens to feed together, which {whole} needs in one "
+                f"micro-batch; set learner.token_budget to at least {size}"
+            )
+        pieces += cut
+    pieces.sort(key=lambda piece: sizes.rank[piece[0]])
+    lengths = np.array([sizes.of(piece) for piece in pieces], dtype=np.int64)
+    after = [sizes.of(np.concatenate(pair)) for pair in pairwise(pieces)]
+    added = np.array([lengths[0], *after], dtype=np.int64)
+    added[1:] -= lengths[:-1]
     runs = balanced(lengths, added, token_budget, world_size)
-    sizes = [int(lengths[start] + added[start + 1 : end].sum()) for start, end in runs]
+    fed = [int(lengths[start] + added[start + 1 : end].sum()) for start, end in runs]
     return OptimizerStep(
-        micro_batches=deal([np.sort(part[order[start:end]]) for start, end in runs], sizes, world_size),
-        num_sequences=len(part),
+        micro_batches=deal([np.sort(part[np.concatenate(pieces[start:end])]) for start, end in runs], fed, world_size),
+        num_sequences=len(trajectories),
         num_tokens=sum(rows[i].num_sampled for i in part),
     )
 
 
-def fill(lengths: np.ndarray, added: np.ndarray, budget: int) -> list[tuple[int, int]]:
-    """Cut the sequence of rows into runs of at most `budget` tokens, each with at least one row: (start, end) of each.
+class _Sizes:
+    """The largest number of packed tokens of any of these rows, given by their identities.
 
-    `lengths`: (num_rows,) tokens of each row alone; `added`: (num_rows,) tokens that each row adds to a run that
-    contains the previous row.
+    As a function of the set of rows this is submodular: what rows add to a set, they add at most to any larger one. So
+    the sizes of neighbours bound that of a run of them.
+    """
+
+    def __init__(self, ids: Sequence[np.ndarray], share: bool) -> None:
+        order = in_order(ids) if share else np.arange(len(ids))
+        self.rank = np.argsort(order)
+        """(num_rows,) place of each row in the order in which rows with a common prefix are neighbours."""
+        ordered = [ids[i] for i in order.tolist()]
+        self._lengths = np.array([len(one) for one in ordered], dtype=np.int64)
+        self._common = common_lengths(ordered) if share else np.zeros_like(self._lengths)
+
+    def of(self, rows: np.ndarray) -> int:
+        """The size of these rows, at least one."""
+        places = np.sort(self.rank[rows])
+        lengths = self._lengths[places]
+        if len(places) == 1:
+            return int(lengths[0])
+        common = np.minimum.reduceat(self._common[: places[-1] + 1], places[:-1] + 1)
+        return int(lengths[0] + added_tokens(lengths[1:], common).sum())
+
+    def cut(self, rows: np.ndarray, budget: int) -> list[np.ndarray]:
+        """The rows in their order, in runs of at most `budget` tokens, each with at least one row."""
+        cuts = [0]
+        for k in range(1, len(rows)):
+            if self.of(rows[cuts[-1] : k + 1]) > budget:
+                cuts.append(k)
+        return np.split(rows, cuts[1:])
+
+
+def fill(lengths: np.ndarray, added: np.ndarray, budget: int) -> list[tuple[int, int]]:
+    """Cut the sequence of pieces into runs of at most `budget` tokens, each with at least one: (start, end) of each.
+
+    `lengths`: (num_pieces,) tokens of each piece (the rows of a trajectory) alone; `added`: (num_pieces,) tokens that
+    each adds to a run that contains the previous one.
     """
     cuts, size = [0], int(lengths[0])
     for i in range(1, len(lengths)):
@@ -254,7 +352,7 @@ def fill(lengths: np.ndarray, added: np.ndarray, budget: int) -> list[tuple[int,
 
 def balanced(lengths: np.ndarray, added: np.ndarray, budget: int, world_size: int) -> list[tuple[int, int]]:
     """Runs of similar size: the number of runs that `budget` requires is rounded up to a multiple of `world_size`, and
-    rows are cut by the smallest budget that needs no more runs than that."""
+    pieces are cut by the smallest budget that needs no more runs than that."""
     count = -(-len(fill(lengths, added, budget)) // world_size) * world_size
     low, high = int(lengths.max()), budget
     while low < high:
@@ -287,6 +385,7 @@ def collate(rows: Sequence[Row], share: bool = True) -> MicroBatch:
     """
     ids = [row.token_ids.astype(np.int64) for row in rows] or [np.zeros(1, dtype=np.int64)]
     forest = pack(ids, share, shown(rows) or None)
+    sequences = [list(own) for _, own in groupby(rows, key=lambda row: row.trajectory)]
     return MicroBatch(
         rows=tuple(rows),
         forest=forest,
@@ -295,12 +394,17 @@ def collate(rows: Sequence[Row], share: bool = True) -> MicroBatch:
         rollout=_join([row.log_probs for row in rows], np.float32),
         versions=_join([row.versions for row in rows], np.int64),
         advantages=_join([np.full(row.num_sampled, row.advantage) for row in rows], np.float32),
-        lengths=np.array([row.num_sampled for row in rows], dtype=np.int64),
+        lengths=np.array([sum(row.num_sampled for row in own) for own in sequences], dtype=np.int64),
+        totals=np.array([_all_sampled(own[0]) for own in sequences], dtype=np.int64),
         ends=np.array([place[-1] for place, _ in zip(forest.places, rows, strict=False)], dtype=np.int64),
         spared=_join([np.full(row.num_sampled, row.spared) for row in rows], bool)
         if any(r.spared for r in rows)
         else None,
     )
+
+
+def _all_sampled(row: Row) -> int:
+    return row.num_sampled if row.all_sampled is None else row.all_sampled
 
 
 def _join(parts: list[np.ndarray], dtype: type) -> np.ndarray:

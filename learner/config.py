@@ -145,6 +145,13 @@ class ObjectiveConfig(Settings):
         return ADVANTAGES[self.advantage].needs_critic
 
     @property
+    def needs_whole(self) -> str:
+        """The setting for which all segments of a trajectory must be in one micro-batch; "" if there is none."""
+        if RATIOS[self.ratio].one_advantage:
+            return f"learner.objective.ratio={self.ratio}"
+        return f"learner.objective.max_mismatch={self.max_mismatch:g}" if self.max_mismatch else ""
+
+    @property
     def kl_in_loss(self) -> float:
         """lambda_KL of the loss; 0 when the KL term is in the reward."""
         return self.kl.coefficient if self.kl.place == "loss" else 0.0

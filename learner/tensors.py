@@ -75,8 +75,8 @@ def to_batch(
     device = inputs[0].device
     rollout = torch.from_numpy(micro.rollout).to(device)
     size = StepSize(part.num_sequences, part.num_tokens, objective.normaliser_tokens)
-    lengths = torch.from_numpy(micro.lengths).to(device)
-    weights = token_weights(lengths, objective.aggregation, size)
+    lengths, totals = (torch.from_numpy(array).to(device) for array in (micro.lengths, micro.totals))
+    weights = token_weights(lengths, objective.aggregation, size, totals)
     if objective.max_mismatch and recomputed is not None:
         weights *= sequence_mask(recomputed, rollout, lengths, objective.max_mismatch).repeat_interleave(lengths)
     tokens = TokenBatch(

@@ -189,19 +189,22 @@ class Trainer:
             step=step,
             updated=taken > 0,
             optimizer_steps=taken,
-            num_trajectories=len(rows),
+            num_trajectories=len({row.trajectory for row in rows}),
             num_tokens=sum(row.num_sampled for row in rows),
             metrics=metrics,
             seconds=clock.seconds,
             refused=reason,
         )
 
-    def plan(self, rows: Sequence[Row], minibatches: int, step: int) -> list[OptimizerStep]:
-        """Splits the rows into optimizer steps, and these into micro-batches on every rank; `step` determines the
-        order."""
+    def plan(
+        self, rows: Sequence[Row], minibatches: int, step: int, objective: ObjectiveConfig | None = None
+    ) -> list[OptimizerStep]:
+        """Splits the rows into optimizer steps, and these into micro-batches on every rank, as `objective` (None: the
+        trainer's own) needs them; `step` determines the order."""
         config = self.config
-        share = config.share_openings
-        return batching.plan(rows, minibatches, config.token_budget, self.world_size, self.seed, step, share)
+        whole = (objective or config.objective).needs_whole
+        own = config.token_budget, self.world_size, self.seed, step, config.share_openings, whole
+        return batching.plan(rows, minibatches, *own)
 
     def _prepare(
         self, rows: Sequence[Row], plan: Sequence[OptimizerStep], clock: Clock, objective: ObjectiveConfig
@@ -430,7 +433,7 @@ class Trainer:
 
     def _backward(self, rows: Sequence[Row], objective: ObjectiveConfig, terms: StepTerms) -> None:
         """Computes the gradient of `objective` on the rows, as one optimizer step, into the parameters' `grad`."""
-        plan = self.plan(rows, 1, 0)
+        plan = self.plan(rows, 1, 0, objective)
         batches, _ = self._prepare(rows, plan, Clock(), objective)
         self._accumulate(batches[0], terms, Totals.zeros(self.device), objective, first=True)
 

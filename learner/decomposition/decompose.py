@@ -16,6 +16,7 @@ Waiting: each rank waits for the other ranks, in collectives, at most the proces
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -108,12 +109,13 @@ def group_parts(trainer: Trainer, group_id: str, members: Sequence[Trajectory]) 
     first = split_halves(group_id, len(members))
     halves = None if first is None else (half_weights(ranked, first), half_weights(ranked, ~first))
     by_index = {t.index: k for k, t in enumerate(members)}
-    lengths = _length_factors(rows, own, len(members))
+    of_each = [list(found) for _, found in groupby(rows, key=lambda row: row.trajectory)]
+    lengths = _length_factors(of_each, own, len(members))
     sums: list[Shards | None] = [None, None, None]
     square = 0.0
-    for row, factor in zip(rows, lengths, strict=True):
-        k = by_index[row.index]
-        score = trainer.row_gradients([replace(row, advantage=1.0)], score_objective(own))
+    for found, factor in zip(of_each, lengths, strict=True):
+        k = by_index[found[0].index]
+        score = trainer.row_gradients([replace(row, advantage=1.0) for row in found], score_objective(own))
         square += factor**2 * inner(score, score)
         weights = [(ranked[k] - ranked.mean()) / len(members)] + ([w[k] for w in halves] if halves else [])
         for i, weight in enumerate(weights):
@@ -205,10 +207,10 @@ def _std_scale(ranked: np.ndarray) -> float:
     return 0.0 if std <= RELATIVE_ZERO * max(1.0, float(np.abs(ranked).max())) else 1.0 / std
 
 
-def _length_factors(rows: Sequence[Row], own: ObjectiveConfig, num_trajectories: int) -> list[float]:
+def _length_factors(trajectories: Sequence[Sequence[Row]], own: ObjectiveConfig, num_trajectories: int) -> list[float]:
     """Per trajectory k: the ratio of s_k in the group's mean to the gradient of a pass over k alone, which normalises
     by the length of k only."""
-    lengths = torch.tensor([row.num_sampled for row in rows], dtype=torch.int64)
+    lengths = torch.tensor([sum(row.num_sampled for row in rows) for rows in trajectories], dtype=torch.int64)
     rule = AGGREGATIONS[own.aggregation]
     whole = StepSize(num_trajectories, int(lengths.sum()), own.normaliser_tokens)
     alone = [rule(one[None], StepSize(1, int(one), own.normaliser_tokens)) for one in lengths]

@@ -10,7 +10,8 @@ Invariants:
   line reads the settings quickly.
 - A rule on tokens takes and returns one entry per sampled token, (num_sampled,); `sequences` (num_sampled,) int64 is
   the index of each token's sequence in its micro-batch. A sequence is one trajectory's sampled tokens, over all of its
-  turns; a row is never split between micro-batches, so a rule always receives complete sequences.
+  turns and segments. A rule with `one_advantage` receives complete sequences: no trajectory is then split between
+  micro-batches (`ObjectiveConfig.needs_whole`).
 """
 
 from __future__ import annotations
@@ -153,5 +154,5 @@ AGGREGATIONS: dict[str, Callable[[Tensor, StepSize], Tensor]] = {
     "token_mean": token_mean,
     "constant": constant,
 }
-"""Each rule maps `lengths` (num_rows,) int64, the sampled tokens of each sequence, to the weight of each of its tokens,
-(num_rows,) float64."""
+"""Each rule maps `lengths` (num_sequences,) int64, the sampled tokens of each sequence, to the weight of each of its
+tokens, (num_sequences,) float64."""

@@ -117,24 +117,23 @@ def _groups(
     config: ObjectiveConfig,
     device: torch.device,
 ) -> list[Batch]:
-    """Group advantages of the returns minus the KL costs of their tokens. The KL costs are summed over ranks, so that
-    every rank has those of all rows."""
-    place = {(row.group_id, row.index): k for k, row in enumerate(rows)}
-    charged = np.zeros(len(rows))
+    """Group advantages of the returns minus the KL costs of a trajectory's tokens in all segments. The costs are summed
+    over ranks, so that every rank has those of all trajectories."""
+    place = {name: k for k, name in enumerate(dict.fromkeys(row.trajectory for row in rows))}
+    charged, returns = np.zeros(len(place)), np.zeros(len(place))
+    for row in rows:
+        returns[place[row.trajectory]] += row.rewards.sum()
     for batch, cost in zip(batches, costs, strict=True):
         ends = np.cumsum([row.num_sampled for row in batch.rows])[:-1]
         for row, part in zip(batch.rows, np.split(cost, ends) if batch.rows else [], strict=True):
-            charged[place[row.group_id, row.index]] += part.sum()
-    charged, returns = _summed(charged, device), np.array([row.rewards.sum() for row in rows])
-    advantages = np.zeros(len(rows))
-    ids = np.array([row.group_id for row in rows])
+            charged[place[row.trajectory]] += part.sum()
+    charged, advantages = _summed(charged, device), np.zeros(len(place))
+    ids = np.array([group_id for group_id, _ in place])
     for group_id in dict.fromkeys(ids.tolist()):
         members = ids == group_id
         advantages[members] = group_advantages_with_costs(returns[members], charged[members], config.advantage)
     return [
-        _with(
-            batch, _joined([np.full(r.num_sampled, advantages[place[r.group_id, r.index]]) for r in batch.rows]), None
-        )
+        _with(batch, _joined([np.full(row.num_sampled, advantages[place[row.trajectory]]) for row in batch.rows]), None)
         for batch in batches
     ]
 

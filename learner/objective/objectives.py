@@ -72,9 +72,10 @@ class LossTerms:
     ratio_max: Tensor
 
 
-def token_weights(lengths: Tensor, aggregation: str, step: StepSize) -> Tensor:
-    """Weight of each sampled token, (sum of lengths,) float32; `lengths`: (num_rows,) sampled tokens per sequence."""
-    return AGGREGATIONS[aggregation](lengths, step).repeat_interleave(lengths).float()
+def token_weights(lengths: Tensor, aggregation: str, step: StepSize, totals: Tensor | None = None) -> Tensor:
+    """Weight of each sampled token, (sum of lengths,) float32; `lengths`: (num_sequences,) its sampled tokens in the
+    micro-batch; `totals`: those of the whole sequence, None if that is all in it."""
+    return AGGREGATIONS[aggregation](lengths if totals is None else totals, step).repeat_interleave(lengths).float()
 
 
 def sequences_of(lengths: Tensor) -> Tensor:
@@ -89,14 +90,15 @@ def mismatch_weight(ratio: Tensor, cap: float) -> Tensor:
 
 
 def sequence_mask(recomputed: Tensor, rollout: Tensor, lengths: Tensor, bound: float) -> Tensor:
-    """True, (num_rows,), for sequences to learn from: those with mean |log learner - log sampler| <= `bound` nats.
+    """True, (num_sequences,), for sequences to learn from: those with mean |log learner - log sampler| <= `bound` nats.
 
-    `recomputed` and `rollout` are (num_sampled,), row after row; `lengths` holds the tokens per row. Excluded sequences
+    `recomputed` and `rollout` are (num_sampled,), sequence after sequence, each complete; `lengths` holds the tokens of
+    each. Excluded sequences
     still count in the normaliser, so the weights of the others do not change.
     """
-    rows = sequences_of(lengths)
+    sequences = sequences_of(lengths)
     total = torch.zeros(len(lengths), dtype=torch.float64, device=recomputed.device)
-    total.index_add_(0, rows, (recomputed - rollout).abs().double())
+    total.index_add_(0, sequences, (recomputed - rollout).abs().double())
     return total <= bound * lengths
 
 

@@ -1,12 +1,14 @@
 """Tiny random models and trajectories for the learner's tests, made on the spot."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from squelch.actors.records import Trajectory, Turn
+from squelch.actors.records import Segment, Trajectory, Turn
 from squelch.learner.config import LearnerConfig
 
 VOCABULARY = 61
@@ -62,6 +64,43 @@ def make_groups(num_groups: int = 4, size: int = 4, seed: int = 0, turns: int = 
         prompt = system + rng.integers(0, VOCABULARY, 4 + g % 2).tolist()
         counts = [1 + (i + g) % (2 * turns - 1) for i in range(size + g % 2)]
         members = [make_trajectory(rng, i, float(i % 2), prompt, count) for i, count in enumerate(counts)]
+        groups.append((f"000001-{g:03d}", members))
+    return groups
+
+
+def in_segments(parts: Sequence[Trajectory]) -> Trajectory:
+    """One trajectory, of which each part is a segment."""
+    starts = np.cumsum([0, *(len(part.token_ids) for part in parts[:-1])]).tolist()
+    places = ("sample_start", "sample_end", "reasoning_start", "reasoning_end")
+    turns = [
+        replace(turn, **{name: vars(turn)[name] + start for name in places})
+        for part, start in zip(parts, starts, strict=True)
+        for turn in part.turns
+    ]
+    return replace(
+        parts[0],
+        token_ids=np.concatenate([part.token_ids for part in parts]),
+        loss_mask=np.concatenate([part.loss_mask for part in parts]),
+        log_probs=np.concatenate([part.log_probs for part in parts]),
+        turns=turns,
+        segments=tuple(Segment(start, "history rewritten") for start in starts[1:]),
+    )
+
+
+def make_agents(num_groups: int = 3, size: int = 4, seed: int = 0) -> list[tuple[str, list]]:
+    """Groups of random trajectories of 1 to 3 segments of 1 to 3 turns. All segments begin with the same 20 ids, and
+    those of a group with 2 to 4 more."""
+    rng = np.random.default_rng(seed)
+    system = rng.integers(0, VOCABULARY, 20).tolist()
+    groups = []
+    for g in range(num_groups):
+        prompt = system + rng.integers(0, VOCABULARY, 2 + g % 3).tolist()
+        members = []
+        for i in range(size):
+            counts = rng.integers(1, 4, 1 + (i + g) % 3).tolist()
+            rewards = [0.0] * (len(counts) - 1) + [float(i % 2)]
+            parts = [make_trajectory(rng, i, r, prompt, n) for n, r in zip(counts, rewards, strict=True)]
+            members.append(in_segments(parts))
         groups.append((f"000001-{g:03d}", members))
     return groups
 

@@ -18,7 +18,7 @@ from squelch.learner.publish import gathered
 from squelch.learner.trainer import Trainer
 from tests.disk import files_of_at_most
 from tests.learner.checkpoint.hostile import pickle_forbidden
-from tests.learner.models import make_config, make_groups, poison
+from tests.learner.models import make_agents, make_config, make_groups, poison
 from tests.learner.ranks import TIMEOUT_S, run_ranks
 
 pytestmark = pytest.mark.slow
@@ -77,6 +77,19 @@ def late_rank_is_waited_for(trainer: Trainer) -> bool:
     return True
 
 
+def of_segments(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """Gradients of trajectories of several segments, under each kind of rule that looks at whole trajectories."""
+    own, found = trainer.config, dict[str, torch.Tensor]()
+    kl = own.objective.kl.model_copy(update={"place": "reward"})
+    for name, update in (("mean", {}), ("ratio", {"ratio": "sequence"}), ("kl", {"kl": kl})):
+        trainer.config = own.model_copy(
+            update={"token_budget": 300, "objective": own.objective.model_copy(update=update)}
+        )
+        found[name] = torch.cat([part.flatten() for part in trainer.gradients(make_agents()).values()])
+    trainer.config = own
+    return found
+
+
 def work(trainer: Trainer, folder: Path) -> None:
     """Gradients, parameters after five steps, a checkpoint and one that fails, one step more, refused steps, too few
     rows for all."""
@@ -85,6 +98,7 @@ def work(trainer: Trainer, folder: Path) -> None:
     found["metrics"] = [report.metrics for report in reports]
     found["after"] = parameters(trainer)
     found["moments"] = moments(trainer)
+    found["segments"] = of_segments(trainer)
     with pickle_forbidden():
         trainer.save(folder / f"from-{trainer.world_size}", {"ranks": trainer.world_size})
     found["full disk"] = save_on_a_full_disk(trainer, folder)
@@ -139,6 +153,12 @@ def test_every_gradient_tensor_is_that_of_one_rank(found: dict[str, dict]) -> No
     for name, gradient in found["1-0"]["gradients"].items():
         for rank in ("2-0", "2-1"):
             assert relative(found[rank]["gradients"][name], gradient) < 1e-5, name
+
+
+def test_trajectories_of_several_segments_have_the_gradients_of_one_rank(found: dict[str, dict]) -> None:
+    for name, gradient in found["1-0"]["segments"].items():
+        assert relative(found["2-0"]["segments"][name], gradient) < 1e-5, name
+        assert relative(found["2-1"]["segments"][name], gradient) < 1e-5, name
 
 
 def test_parameters_after_five_steps_are_those_of_one_rank(found: dict[str, dict]) -> None:
