@@ -36,12 +36,14 @@ class Board:
 
 @dataclass(frozen=True)
 class TurnView:
-    """One turn. `fed`: what the policy was shown since its last turn, as text; `board`: the board in it."""
+    """One turn. `fed`: what the policy was shown since its last turn in the segment, as text; `board`: the board in it;
+    `cause`: why a segment begins with the turn, None if none but the first does."""
 
     number: int
     turn: Turn
     fed: Markup
     board: Board | None
+    cause: str | None
     tokens: Markup
     num_sampled: int
     num_hidden: int
@@ -123,10 +125,13 @@ def trajectory_view(
     trajectory: Trajectory, environment: str, pieces: Pieces, most_tokens: int | None = None
 ) -> TrajectoryView:
     """The view of one trajectory, of which at most `most_tokens` sampled tokens are shown."""
-    turns, last, left = [], 0, most_tokens
-    for number, turn in enumerate(trajectory.turns, start=1):
+    turns, last, left, before = [], 0, most_tokens, 0
+    for index, turn in enumerate(trajectory.turns):
         shown_tokens = _size(turn) if left is None else min(_size(turn), left)
-        turns.append(_turn_view(trajectory, number, turn, last, environment, pieces, shown_tokens))
+        segment, cause = trajectory.segment_of(index), None
+        if segment != before:
+            last, cause, before = trajectory.spans[segment][0], trajectory.segments[segment - 1].cause, segment
+        turns.append(_turn_view(trajectory, index + 1, last, cause, environment, pieces, shown_tokens))
         last, left = turn.sample_end, None if left is None else left - shown_tokens
     sampled, hidden = sum(view.num_sampled for view in turns), sum(view.num_hidden for view in turns)
     return TrajectoryView(trajectory, tuple(turns), sampled, hidden)
@@ -137,8 +142,9 @@ def _size(turn: Turn) -> int:
 
 
 def _turn_view(
-    trajectory: Trajectory, number: int, turn: Turn, last: int, environment: str, pieces: Pieces, most: int
+    trajectory: Trajectory, number: int, last: int, cause: str | None, environment: str, pieces: Pieces, most: int
 ) -> TurnView:
+    turn = trajectory.turns[number - 1]
     start, end = turn.sample_start, turn.sample_start + most
     log_probs = trajectory.log_probs[start : turn.sample_end]
     fed = pieces.text(trajectory.token_ids[last:start])
@@ -150,6 +156,7 @@ def _turn_view(
         turn=turn,
         fed=readable(without_board(environment, fed) if board else fed),
         board=board,
+        cause=cause,
         tokens=tokens,
         num_sampled=_size(turn),
         num_hidden=_size(turn) - most,

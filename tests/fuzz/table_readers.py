@@ -39,7 +39,18 @@ HEADERS = (
     "[1, 2]",
     "\x00\xff\\",
 )
-COLUMNS = ("query", "prompt", "group_id", "step", "loss_mask", "log_probs", "episode_return", "split", "turns")
+COLUMNS = (
+    "query",
+    "prompt",
+    "group_id",
+    "step",
+    "loss_mask",
+    "log_probs",
+    "episode_return",
+    "split",
+    "turns",
+    "segments",
+)
 ODD = (
     pa.array([None, None, None]),
     pa.array(["a", "b", "a"]).dictionary_encode(),
@@ -60,8 +71,9 @@ def _archive_row(index: int) -> dict[str, Any]:
     turn |= {"format_penalty": 0.0, "format_valid": True, "hit_token_limit": False, "num_actions": 1}
     return {
         **{"group_id": f"000001-00{index // 2}", "trajectory": index % 2, "step": 1, "environment": "FrozenLake"},
-        **{"split": "train", "task_seed": 1, "task_options": "{}", "task_key": "k", "token_ids": [1, 2, 3]},
-        **{"loss_mask": [False, True, True], "log_probs": [0.0, -0.5, -1.5], "episode_return": float(index)},
+        **{"split": "train", "task_seed": 1, "task_options": "{}", "task_key": "k", "token_ids": [1, 2, 3, 4]},
+        **{"loss_mask": [False, True, True, False], "log_probs": [0.0, -0.5, -1.5, 0.0]},
+        **{"episode_return": float(index), "segments": [{"start": 3, "cause": "x"}] if index else None},
         **{"turns": [turn | {"version_min": 0, "version_max": 0}], "format_penalty": 0.0, "success": True},
         **{"truncated": False, "bootstrap_last_state": False, "worker": "w", "version_spans": None, "pictures": None},
         **{"failure_cause": "step_timeout" if index == 3 else None, "decision": "kept", "score": 0.5},

@@ -16,7 +16,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.records import Segment, Trajectory
+from squelch.actors.archive.rows import from_table, to_table
+from squelch.actors.archive.writer import Archive
+from squelch.actors.records import Group, Segment, Task, Ticket, Trajectory
 from squelch.learner.batching import Row, collate, plan, to_rows
 from squelch.learner.config import LearnerConfig, ObjectiveConfig
 from squelch.learner.decomposition.decompose import group_parts
@@ -25,6 +27,7 @@ from squelch.learner.objective.objectives import policy_loss
 from squelch.learner.refusal import SettingRefused
 from squelch.learner.tensors import to_batch
 from squelch.learner.trainer import Clock, Trainer
+from tests.actors.archive.small_groups import decided
 from tests.learner.models import make_agents, make_config, make_groups
 from tests.learner.plain import plain_model, plain_scores
 
@@ -254,6 +257,27 @@ def test_the_task_gradient_of_the_decomposition_is_that_of_the_objective(model_d
     task = torch.cat([shard.flatten() for shard in group_parts(trainer, group_id, members).task])
     whole = torch.cat([shard.flatten() for shard in trainer.gradients([(group_id, members)]).values()])
     assert float(whole.norm()) > 1e-3 and float((task - whole).norm() / whole.norm()) < 1e-4
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("algorithm", ["grpo", "gspo"])
+def test_a_step_learned_again_from_its_archived_rows_gives_the_same_bits(
+    model_dir: Path, tmp_path: Path, algorithm: str
+) -> None:
+    """As a recovery of lost ranks and a resume do it."""
+    groups, archive = make_agents(), Archive(tmp_path)
+    made = [Group(Ticket(name, 1, Task("A", 0), len(ts), 0), "key", list(ts)) for name, ts in groups]
+    archive.write_groups(1, [to_table(one) for one in made], decided([name for name, _ in groups]))
+    names = [name for name, _ in groups]
+    again = [(name, from_table(table)) for name, table in zip(names, archive.groups(1, names), strict=True)]
+    assert any(one.segments for _, members in again for one in members)
+    found = []
+    for rows in (groups, again):
+        trainer = Trainer(model_dir, make_config(algorithm=algorithm, token_budget=256))
+        metrics = trainer.train_step(1, rows).metrics
+        found.append((metrics, torch.cat([p.to_local().detach().flatten() for p in trainer.policy.parameters()])))
+    (metrics, weights), (other_metrics, other_weights) = found
+    assert repr(metrics) == repr(other_metrics) and torch.equal(weights, other_weights)
 
 
 @pytest.mark.usefixtures("alone")

@@ -11,13 +11,14 @@ import pytest
 from starlette.testclient import TestClient
 
 from squelch.actors.archive.writer import Archive
+from squelch.actors.records import Segment
 from squelch.cluster.inspector.app import application
 from squelch.cluster.inspector.guard import Access
 from squelch.cluster.inspector.matrices import heatmap
 from squelch.cluster.inspector.search import search
 from squelch.cluster.inspector.texts import Pieces
 from squelch.cluster.runs.folder import RunFolder
-from tests.cluster.inspector.small_run import add_step, matrix, small_run, tokenizer
+from tests.cluster.inspector.small_run import HOSTILE, add_step, group, matrix, small_run, tokenizer, write_step
 
 Opener = Callable[[Path], TestClient]
 PAGES = (
@@ -256,6 +257,24 @@ def test_a_damaged_file_is_named_and_the_other_pages_go_on(
     assert answer.status_code == 422 and (name in answer.text or "tokenizer" in answer.text)
     if name != "events.jsonl":
         assert browser.get("/").status_code == 200
+
+
+def test_a_line_with_its_cause_says_where_a_segment_begins_and_the_turn_shows_what_that_segment_did(
+    tmp_path: Path, open_run: Opener
+) -> None:
+    folder, cut = small_run(tmp_path / "cut", 0), group(1, 0, (0.0, 1.0))
+    one = cut.trajectories[1]
+    one.segments = (Segment(one.turns[0].sample_end + len("reward 0\n"), f"history rewritten {HOSTILE}"),)
+    archive = Archive(folder)
+    write_step(archive, 1, [cut])
+    archive.close()
+    text = open_run(folder).get("/groups/1/000001-000").text
+    line = 'class="segment" title="A new segment: the policy saw nothing of what stands above">history rewritten &lt;'
+    assert text.count('class="segment"') == text.count(line) == 1 and "<script>window" not in text
+    assert text.count("2 turns in 2 segments") == 1 and text.count("2 turns ·") == 1
+    before, after = text.split('class="segment"')
+    assert "reward 0" in before and "reward 0" not in after, "what stands before the segment is not shown in it"
+    assert after.count('class="board"') == 1 and after.count("<summary>prompt</summary>") == 1
 
 
 def test_a_group_of_another_schema_is_refused_with_the_version(tmp_path: Path, open_run: Opener) -> None:
