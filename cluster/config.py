@@ -8,6 +8,7 @@ torch nor Ray.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,9 @@ from squelch.actors.filter.scores import STATISTICS
 from squelch.cluster.errors import UserError, bad_files_are_the_users, did_you_mean
 from squelch.cluster.first_task import made
 from squelch.cluster.other_names import answer
+from squelch.cluster.presets import KEY as PRESET
+from squelch.cluster.presets import named
+from squelch.cluster.presets import settings_of as settings_of_preset
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.registry import resolved
 from squelch.envs.settings import Settings
@@ -352,11 +356,9 @@ def load(recipe: str, overrides: list[str] | None = None) -> RunConfig:
 
 
 def validated(tree: dict[str, Any], overrides: list[str], recipe: str) -> RunConfig:
-    """The validated configuration of a recipe's tree, to which the overrides are applied in place. Raises as `load`;
-    the error names the `recipe`."""
-    for override in overrides:
-        _apply(tree, override)
-    config = _validated(tree, recipe)
+    """The validated configuration of a recipe's tree, over which the preset that the overrides name and then the
+    overrides are laid. Raises as `load`; the error names the `recipe`."""
+    config = _validated(layered(tree, overrides), recipe)
     try:
         environment = _resolve_environment(config)
     except ValueError as error:
@@ -366,6 +368,38 @@ def validated(tree: dict[str, Any], overrides: list[str], recipe: str) -> RunCon
     except ValueError as error:
         raise UserError(f"configuration {recipe}: {error}") from error
     return _validated({**dict(config), "environment": environment, "learner": learner}, recipe)
+
+
+def layered(tree: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """The tree, over it the preset that the overrides name, if any, and over that the other overrides. Some settings of
+    a preset follow from those, such as from the environment's name."""
+    preset, own = named(overrides)
+    over = settings_of_preset(preset, _overridden(tree, own)) if preset else {}
+    return _overridden(merged(tree, over), own)
+
+
+def from_preset(recipe: str, overrides: list[str]) -> tuple[str, dict[str, Any]]:
+    """(name, its settings by dotted key) of the preset among the overrides, without those that other overrides set;
+    an empty name and nothing if there is none."""
+    preset, own = named(overrides)
+    if not preset:
+        return "", {}
+    last, run = flat(_overridden({}, own)), _overridden(read_recipe(recipe), own)
+    found = flat(settings_of_preset(preset, run))
+    return preset, {key: value for key, value in found.items() if not _set_by(last, key)}
+
+
+def _set_by(overrides: dict[str, Any], key: str) -> bool:
+    """Whether overrides, by dotted key, set this one: itself, or a block that has it or is it."""
+    return any(key == one or key.startswith(f"{one}.") for one in overrides)
+
+
+def _overridden(tree: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """A copy of the tree to which the overrides are applied."""
+    made = copy.deepcopy(tree)
+    for override in overrides:
+        _apply(made, override)
+    return made
 
 
 def _validated(tree: dict[str, Any], recipe: str) -> RunConfig:
@@ -401,6 +435,8 @@ def read_recipe(recipe: str, extended_by: tuple[Path, ...] = ()) -> dict[str, An
         raise UserError(f"{path} is the last of more than {MAX_EXTENDED} recipes that extend one another; join some")
     with bad_files_are_the_users():
         tree = read_settings(read_bytes(path, MAX_RECIPE), str(path))
+    if PRESET in tree:
+        raise UserError(f"{path}: a preset is named beside a recipe, as {PRESET}=NAME, and not in it; drop the line")
     base = tree.pop("extends", None)
     if base is None:
         return tree

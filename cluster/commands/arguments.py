@@ -20,7 +20,12 @@ RUNS = Path("runs")
 """The folder of runs unless `runs_dir` is set; a run in it may be given by its name."""
 
 
-def add_recipe(parser: argparse.ArgumentParser, of_what: str = "dotted overrides, e.g. filter.rho=0.5") -> None:
+OVERRIDES = (
+    "dotted overrides, e.g. filter.rho=0.5; preset=paper or preset=published lays their settings over the recipe"
+)
+
+
+def add_recipe(parser: argparse.ArgumentParser, of_what: str = OVERRIDES) -> None:
     """Adds the positional arguments RECIPE and key=value ..."""
     parser.add_argument("recipe", help="a shipped recipe (see `squelch config --list`) or a YAML file")
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=of_what)

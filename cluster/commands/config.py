@@ -30,7 +30,10 @@ EXTRAS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.description = "Prints every setting of a recipe, with your overrides applied, as YAML that `train` accepts."
+    parser.description = (
+        "Prints every setting of a recipe, with your overrides applied, as YAML that `train` accepts; comments before "
+        "it list what a preset (preset=paper, preset=published) sets."
+    )
     parser.add_argument("recipe", nargs="?", default="frozenlake")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument("--list", action="store_true", help="list the shipped recipes, what each needs and is for")
@@ -47,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the recipe, some of its settings, or the names of all recipes."""
-    from squelch.cluster.config import RECIPES, dump, load, recipe_names
+    from squelch.cluster.config import RECIPES, dump, from_preset, load, recipe_names
 
     if options.list:
         say("\n".join(aligned([("recipe", "needs", "for"), *(described(name) for name in recipe_names())])))
@@ -56,13 +59,27 @@ def run(options: argparse.Namespace) -> int:
         say((RECIPES / TEMPLATE).read_text(encoding="utf-8").rstrip())
         return 0
     config = load(options.recipe, options.overrides)
-    say("\n\n".join(explained(config, options.explain)) if options.explain else dump(config).rstrip())
+    preset, its = from_preset(options.recipe, options.overrides)
+    if options.explain:
+        say("\n\n".join(explained(config, options.explain, {key: preset for key in its})))
+    else:
+        say("\n".join([*_of_preset(preset, its), dump(config).rstrip()]))
     return 0
 
 
-def explained(config: RunConfig, words: list[str]) -> list[str]:
+def _of_preset(preset: str, its: Mapping[str, Any]) -> list[str]:
+    """Comments that list what a preset set; none without a preset."""
+    if not preset:
+        return []
+    from squelch.cluster.presets import PRESETS
+
+    sources = f"# preset={preset} set these; each line's source is in {PRESETS / preset}.yaml"
+    return [sources, *(f"#   {key}={json.dumps(value)}" for key, value in sorted(its.items()))]
+
+
+def explained(config: RunConfig, words: list[str], origins: Mapping[str, str] | None = None) -> list[str]:
     """A paragraph for each setting that one of the words finds, and what other trainers call so. UserError if a word
-    finds nothing."""
+    finds nothing. `origins`: the preset that set it, by setting."""
     from squelch.cluster.config import flat
     from squelch.cluster.other_names import answer
     from squelch.cluster.settings import every_setting
@@ -79,11 +96,16 @@ def explained(config: RunConfig, words: list[str]) -> list[str]:
     return [
         *filter(None, answers),
         *(
-            f"{one.key} = {_value(one, values)}\n    {one.values}; default {one.default}\n    {one.meaning}"
+            f"{one.key} = {_value(one, values)}{_origin(one.key, origins or {})}\n"
+            f"    {one.values}; default {one.default}\n    {one.meaning}"
             for one in settings
             if one.key in chosen
         ),
     ]
+
+
+def _origin(key: str, presets: Mapping[str, str]) -> str:
+    return f", of preset={presets[key]}" if key in presets else ""
 
 
 def matching(settings: Sequence[Setting], word: str) -> list[Setting]:

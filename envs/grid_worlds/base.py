@@ -39,7 +39,8 @@ class GridOptions(Settings):
 
     observation_format: Literal["grid", "grid_coord"] = "grid"
     """What an observation shows: the board, or before it a line with the cell of each thing but walls and empty cells,
-    for models that cannot read a board. As in the authors' code; `grid_coord` needs `environment.prompt=natural`."""
+    for models that cannot read a board. The authors' code has both, and trains with `grid_coord`, which needs
+    `environment.prompt=natural`."""
 
 
 class GridEnv(TextEnv, Demonstrator, ClosedVocabulary, Judged):

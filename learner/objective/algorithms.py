@@ -7,16 +7,16 @@ Invariants:
   never an algorithm's name. Every entry sets every key of the objective in which algorithms differ.
 - The user's own keys override `settings`; `differences` lists them. They never override `filter`: if the algorithm has
   a filter of its own and the user asks for another, the run is refused before anything starts.
-- Clipping ranges, entropy bonus and the absence of a KL term follow appendix B.2, which uses the same values for its
-  four algorithms. GSPO is not among the four; its clipping ranges are its authors', since sequence ratios have another
-  scale.
+- Clipping ranges and entropy bonus follow appendix B.2, which uses the same values for its four algorithms. The absence
+  of a KL term follows the authors' scripts of Table 4: the paper's objective (section 2.1) has one, without a number.
+  GSPO is not among the four; its clipping ranges are its authors', since sequence ratios have another scale.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-PAPER = {  # appendix B.2, the same for its four algorithms
+PAPER = {  # appendix B.2 and, for the KL term, the authors' scripts; the same for the paper's four algorithms
     "objective.ratio": "token",
     "objective.clip_low": 0.2,
     "objective.clip_high": 0.28,

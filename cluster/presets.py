@@ -1,0 +1,73 @@
+"""Presets: settings of the paper, and of the scripts that its authors published, laid over any recipe (`preset=NAME`
+among the overrides). Precedence: defaults, recipe, preset, command line.
+
+A preset is a YAML file, a list of blocks with `settings` and, if they hold for some runs only, `where`: the values, or
+lists of values, that other settings of the run must have. The lines' sources are its comments.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from squelch.cluster.errors import UserError, did_you_mean
+from squelch.envs.config import EnvironmentConfig
+from squelch.envs.untrusted.files import brief
+from squelch.envs.untrusted.text import parse_yaml
+from squelch.learner.config import LearnerConfig
+from squelch.learner.objective.algorithms import merged
+
+PRESETS = Path(__file__).parent / "recipes" / "presets"
+KEY = "preset"
+DEFAULTS: Mapping[str, Any] = {
+    "environment.name": EnvironmentConfig.model_fields["name"].default,
+    "environment.prompt": EnvironmentConfig.model_fields["prompt"].default,
+    "learner.algorithm": LearnerConfig.model_fields["algorithm"].default,
+}
+"""The settings that `where` may name, with their values where a run sets none."""
+
+
+def preset_names() -> list[str]:
+    """Names of the presets."""
+    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
+
+
+def named(overrides: Sequence[str]) -> tuple[str, list[str]]:
+    """(the preset's name, the other overrides); the name is empty if none is given, and the last of several. UserError
+    for a name that does not exist."""
+    own = [one for one in overrides if one.partition("=")[0] == KEY]
+    if not own:
+        return "", list(overrides)
+    name = own[-1].partition("=")[2].strip().strip("\"'")
+    if name not in (names := preset_names()):
+        raise UserError(
+            f"no preset {brief(name)}. {did_you_mean(name, names)}The presets are {', '.join(names)}; leave {KEY} out "
+            "for the recipe alone"
+        )
+    return name, [one for one in overrides if one not in own]
+
+
+def settings_of(name: str, run: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree of the preset's settings for a run. `run`: the run's tree, with the overrides of the command line."""
+    found: dict[str, Any] = {}
+    for where, settings in blocks(name):
+        if all(_value(run, key) in values for key, values in where.items()):
+            found = merged(found, settings)
+    return copy.deepcopy(found)
+
+
+def blocks(name: str) -> Iterator[tuple[Mapping[str, Sequence[Any]], Mapping[str, Any]]]:
+    """(conditions, settings) of each block of a preset: which values each setting of `DEFAULTS` may have."""
+    path = PRESETS / f"{name}.yaml"
+    for block in parse_yaml(path.read_text(encoding="utf-8"), str(path)):
+        where = block.get("where", {})
+        yield {key: value if isinstance(value, list) else [value] for key, value in where.items()}, block["settings"]
+
+
+def _value(run: Mapping[str, Any], key: str) -> Any:
+    node: Any = run
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return DEFAULTS[key] if node is None else node
