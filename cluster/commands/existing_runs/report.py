@@ -32,6 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help_text = "a run's name or folder, a sweep's with its runs, or a run's place in a store"
     parser.add_argument("runs", metavar="RUN", type=named, nargs="+", help=help_text)
     parser.add_argument(
+        "--tables",
+        action="store_true",
+        help="print the paper's Tables 4 and 5 of these runs instead, and write nothing",
+    )
+    parser.add_argument(
         "--out",
         type=Path,
         metavar="FILE",
@@ -40,15 +45,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes the report, and prints where it is and which figures it lacks."""
+    """Writes the report, and prints where it is and which figures it lacks; or prints the tables."""
+    if options.tables and options.out is not None:
+        raise UserError("--tables prints and writes no page; leave --out out")
     page = page_of(options.runs, options.out)
-    require_output(page)
-    from squelch.cluster.report.page import data_folder_of, make_report, write_report
+    if not options.tables:
+        require_output(page)
     from squelch.cluster.report.runs import find_runs, study_of
 
     study = study_of(find_runs([place_of(run) if in_store(run) else Path(run) for run in options.runs]))
     if not any(run.lines for run in study.runs):
         raise UserError(f"{', '.join(map(str, options.runs))}: no step has been recorded yet; report it after a step")
+    if options.tables:
+        from squelch.cluster.report.tables import lines
+
+        say("\n".join(lines(study)))
+        return 0
+    from squelch.cluster.report.page import data_folder_of, make_report, write_report
+
     report = make_report(study, data_folder_of(page))
     write_report(page, report)
     say(f"{page}: {len(report.drawn)} figures; data in {page.parent / data_folder_of(page)}")

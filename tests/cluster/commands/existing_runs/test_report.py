@@ -20,6 +20,18 @@ def test_it_writes_into_the_run_and_says_what_is_missing(tmp_path: Path, capsys:
     assert "not drawn: Noise of the environment (paper, Figure 9); needs validated runs of FrozenLake" in said
 
 
+def test_the_papers_tables_are_printed_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [str(write_run(tmp_path, Made(rule, rule=rule, steps=20))) for rule in ("none", "top_p")]
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["report", "--tables", *folders]) == 0
+    said = capsys.readouterr().out
+    assert "Table 4: peak success" in said and "Table 5: where success peaks" in said
+    assert sorted(tmp_path.rglob("*")) == before
+    assert main(["report", "--tables", *folders, "--out", "x.html"]) == 2
+
+
 def test_several_runs_give_one_page_here_or_where_it_is_asked_for(tmp_path: Path) -> None:
     runs = [str(tmp_path / "a"), str(tmp_path / "b")]
     assert report.page_of(runs[:1], None) == tmp_path / "a" / "report.html"

@@ -1,0 +1,191 @@
+"""The paper's Tables 4 and 5 from runs, with the paper's numbers beside them. Pure.
+
+| column | definition (appendix C of the paper) |
+|---|---|
+| peak | largest validation success after step 0, and the step of the first validation that reached it |
+| gain | peak minus that of the arm without filter and with the same other settings, seed by seed |
+| MI | retrieval accuracy of the first turn, at the last scorer step up to the peak |
+| entropy | H(Z given X) of the first turn there, nats per token |
+| stable | runs whose validation success was never below 0.01, before training included |
+
+Intervals are 95% t-intervals over seeds.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from squelch.cluster.report.points import last_value, with_interval
+from squelch.cluster.report.runs import Arm, Run, Study, filter_label
+from squelch.cluster.sweep.table import text
+from squelch.cluster.terminal import UNKNOWN, aligned
+
+SUCCESS, RETRIEVAL, ENTROPY = "validation/success", "first_turn/retrieval_accuracy", "first_turn/conditional_entropy"
+COLLAPSE = 0.01
+"""Success below which the paper calls a run collapsed (appendix C)."""
+OF_THE_FILTER = ("filter", "learner.objective.loss_scale", "learner.algorithm_filter")
+TASKS = ("Sokoban", "FrozenLake", "MetaMathQA", "Countdown")
+TABLE_4: Mapping[tuple[str, str], Sequence[tuple[float, float]]] = {
+    ("ppo", "Qwen2.5-3B"): ((12.9, 16.0), (67.0, 10.9), (92.6, 0.6), (97.9, 0.0)),
+    ("dapo", "Qwen2.5-3B"): ((16.2, 5.1), (66.8, 2.1), (90.8, 2.8), (95.7, 1.6)),
+    ("grpo", "Qwen2.5-3B"): ((12.1, 9.0), (70.9, 2.3), (91.2, 1.2), (95.7, 2.2)),
+    ("dr_grpo", "Qwen2.5-3B"): ((12.1, -0.4), (23.2, 0.6), (91.2, 1.4), (96.5, 1.4)),
+    ("ppo", "Qwen2.5-0.5B"): ((3.3, 22.9), (19.5, 0.0), (10.0, -0.2), (23.0, -0.7)),
+    ("ppo", "Qwen2.5-1.5B"): ((17.0, 6.2), (36.5, 1.6), (80.3, 7.0), (56.6, 1.6)),
+    ("ppo", "Qwen2.5-7B"): ((42.4, 4.9), (85.0, -0.6), (84.0, 11.7), (97.7, 0.3)),
+    ("ppo", "Qwen2.5-3B-Instruct"): ((22.5, 14.2), (83.6, 2.3), (91.2, 0.4), (96.3, -0.6)),
+    ("ppo", "Llama-3.2-3B-Instruct"): ((24.4, 18.8), (84.6, -0.2), (86.1, 3.7), (99.2, -1.2)),
+}
+"""Percent of the baseline's peak and the filter's gain, by algorithm and model, for each of `TASKS`."""
+TABLE_5: Mapping[tuple[str, Any, str, str], tuple[float, float, float, bool]] = {
+    ("none", None, "", ""): (0.17, 0.54, 2.76, False),
+    ("top_p", 0.9, "reward_variance", "largest"): (0.38, 0.84, 1.64, True),
+    ("top_p", 0.5, "reward_variance", "largest"): (0.29, 0.83, 1.88, True),
+    ("min_p", 0.05, "reward_variance", "largest"): (0.42, 0.67, 1.64, True),
+    ("min_p", 0.2, "reward_variance", "largest"): (0.45, 0.36, 3.01, True),
+    ("top_k", 0.25, "reward_variance", "largest"): (0.22, 0.86, 1.28, True),
+    ("top_k", 0.5, "reward_variance", "largest"): (0.44, 0.89, 1.47, True),
+    ("top_k", 0.5, "reward_variance", "smallest"): (0.29, 0.47, 5.31, True),
+    ("", None, "reward_sum", "largest"): (0.24, 0.80, 4.18, False),
+    ("", None, "entropy", "largest"): (0.20, 0.41, 2.20, False),
+    ("", None, "entropy_variance", "largest"): (0.23, 0.70, 2.94, False),
+    ("", None, "length", "largest"): (0.16, 0.91, 1.65, False),
+}
+"""Peak success, retrieval, entropy, stable, by rule, rho, statistic and side. The paper names no rule for the last four
+statistics."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run's numbers; None for what it did not record."""
+
+    peak: float | None
+    step: int | None
+    retrieval: float | None
+    entropy: float | None
+    stable: bool | None
+
+
+def cell_of(run: Run) -> Cell:
+    """The numbers of one run."""
+    validated = run.series(SUCCESS)
+    trained = {step: value for step, value in validated.items() if step > 0}
+    if not trained:
+        return Cell(None, None, None, None, None)
+    peak = max(trained.values())
+    step = next(step for step, value in trained.items() if value == peak)
+    stable = min(validated.values()) >= COLLAPSE
+    return Cell(peak, step, last_value(run, RETRIEVAL, step), last_value(run, ENTROPY, step), stable)
+
+
+def table_4(study: Study) -> list[list[str]]:
+    """A row for each arm: its peak, and beside a filter its gain over the arm that differs in the filter alone."""
+    rows = [["task", "algorithm, model", "filter", "seeds", "peak %", "step", "gain", "paper: peak % (gain)"]]
+    bases = {_but_filter(arm): arm for arm in study.arms if not arm.filtered}
+    for arm in study.arms:
+        cells, base = _cells(arm), bases.get(_but_filter(arm))
+        gains = _gains(cells, _cells(base)) if base is not None and arm.filtered else []
+        steps = [cell.step for cell in cells.values() if cell.step is not None]
+        rows.append(
+            [
+                arm.environment,
+                f"{_algorithm(arm)}, {_model(arm)}",
+                filter_label(arm.settings),
+                str(len(arm.runs)),
+                _percent([cell.peak for cell in cells.values()]),
+                f"{statistics.fmean(steps):.0f}" if steps else UNKNOWN,
+                _percent(gains, "+") if gains else "",
+                _paper_4(arm),
+            ]
+        )
+    return rows
+
+
+def table_5(study: Study) -> list[list[str]]:
+    """A row for each arm: peak success, and retrieval and entropy where it peaks; whether success ever vanished."""
+    rows = [["task", "arm", "seeds", "peak", "MI", "entropy", "stable", "paper: peak, MI, entropy, stable"]]
+    for arm in study.arms:
+        cells = list(_cells(arm).values())
+        known = [cell.stable for cell in cells if cell.stable is not None]
+        means = [[getattr(cell, name) for cell in cells] for name in ("peak", "retrieval", "entropy")]
+        stable = f"{sum(known)} of {len(known)}" if known else UNKNOWN
+        row = [arm.environment, arm.label, str(len(arm.runs)), *(text(with_interval(own)) for own in means), stable]
+        rows.append([*row, _paper_5(arm)])
+    return rows
+
+
+def lines(study: Study) -> list[str]:
+    """Both tables as text, and what their columns mean."""
+    return [
+        "Table 4: peak success",
+        *aligned(table_4(study)),
+        "",
+        "Table 5: where success peaks",
+        *aligned(table_5(study)),
+        "",
+        "mean [95% t-interval over seeds]; no interval from one seed. peak: largest validation success after step 0. "
+        "gain: over the arm that differs in the filter alone, seed by seed. MI: retrieval accuracy of the first turn, "
+        "entropy: H(Z|X) in nats per token, at the last scorer step up to the peak. stable: success never below "
+        f"{COLLAPSE:g}.",
+        "paper: Tables 4 and 5 of RAGEN-2, which states neither seeds nor intervals: Qwen2.5-3B unless the run's model "
+        "has a row there; Table 5 is of Sokoban. A gain beside other rules than top_p 0.9 has no number there.",
+        *study.notes,
+    ]
+
+
+def _cells(arm: Arm) -> dict[int, Cell]:
+    return {run.seed: cell_of(run) for run in arm.runs}
+
+
+def _but_filter(arm: Arm) -> tuple[str, str]:
+    return arm.environment, arm.without(OF_THE_FILTER)
+
+
+def _gains(own: Mapping[int, Cell], base: Mapping[int, Cell]) -> list[float | None]:
+    pairs = [(cell.peak, base[seed].peak) for seed, cell in own.items() if seed in base]
+    return [peak - other for peak, other in pairs if peak is not None and other is not None]
+
+
+def _percent(values: Sequence[float | None], sign: str = "") -> str:
+    found = with_interval([None if value is None else 100 * value for value in values])
+    if found["mean"] is None:
+        return UNKNOWN
+    mean = f"{found['mean']:{sign}.1f}"
+    return mean if found["low"] is None else f"{mean} [{found['low']:{sign}.1f}, {found['high']:{sign}.1f}]"
+
+
+def _algorithm(arm: Arm) -> str:
+    return str(arm.settings.get("learner.algorithm", UNKNOWN))
+
+
+def _model(arm: Arm) -> str:
+    return Path(str(arm.settings.get("model.path", UNKNOWN)).split("@")[0]).name
+
+
+def _paper_4(arm: Arm) -> str:
+    """The paper's cell of this algorithm and model, else of this algorithm on the paper's first model."""
+    if arm.environment not in TASKS:
+        return ""
+    exact = (_algorithm(arm), _model(arm))
+    key = exact if exact in TABLE_4 else (exact[0], "Qwen2.5-3B")
+    if key not in TABLE_4:
+        return ""
+    peak, gain = TABLE_4[key][TASKS.index(arm.environment)]
+    if not arm.filtered:
+        return f"{peak:.1f}"
+    own = arm.settings.get("filter.rule"), arm.settings.get("filter.rho")
+    return f"{peak + gain:.1f} ({gain:+.1f})" if own in (("top_p", 0.9), ("top_p_softmax", 0.9)) else ""
+
+
+def _paper_5(arm: Arm) -> str:
+    if arm.environment != "Sokoban":
+        return ""
+    words = (arm.settings.get(f"filter.{name}") for name in ("rule", "rho", "statistic", "keep"))
+    rule, rho, statistic, keep = words
+    keys = [("none", None, "", "")] if rule == "none" else [(rule, rho, statistic, keep), ("", None, statistic, keep)]
+    found = next((TABLE_5[key] for key in keys if key in TABLE_5), None)
+    return "" if found is None else f"{found[0]:.2f}, {found[1]:.2f}, {found[2]:.2f}, {'yes' if found[3] else 'no'}"

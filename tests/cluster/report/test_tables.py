@@ -1,0 +1,66 @@
+"""Tables 4 and 5 of the paper from runs: peak, gain, what was measured where success peaks, and the paper's numbers."""
+
+from typing import Any
+
+import pytest
+
+from squelch.cluster.report.runs import Run, study_of
+from squelch.cluster.report.tables import TABLE_4, TABLE_5, TASKS, cell_of, lines, table_4, table_5
+
+FILTER = {"filter.rule": "top_p", "filter.rho": 0.9, "filter.statistic": "reward_variance", "filter.keep": "largest"}
+
+
+def a_run(success: dict[int, float], seed: int = 0, **settings: Any) -> Run:
+    """A run that validates at these steps; at steps 5, 15, ... retrieval is 0.1, 0.2, ... and the entropy 1, 2, ..."""
+    known = {"environment.name": "Sokoban", "learner.algorithm": "ppo", "model.path": "tiny", "seed": seed, **FILTER}
+    known |= {key.replace("__", "."): value for key, value in settings.items()}
+    rows: list[dict[str, Any]] = [
+        {"step": s, "validation/step": s, "validation/success": v} for s, v in success.items()
+    ]
+    rows += [
+        {"step": s, "scorer/step": s, "first_turn/retrieval_accuracy": n / 10, "first_turn/conditional_entropy": n}
+        for n, s in enumerate(range(5, 100, 10), 1)
+    ]
+    return Run(f"runs/{seed}-{known['filter.rule']}", known, sorted(rows, key=lambda row: row["step"]))
+
+
+def test_the_peak_is_after_step_0_and_is_read_with_the_last_scoring_before_it() -> None:
+    cell = cell_of(a_run({0: 0.9, 10: 0.2, 20: 0.5, 30: 0.5, 40: 0.1}))
+    assert (cell.peak, cell.step, cell.retrieval, cell.entropy, cell.stable) == (0.5, 20, 0.2, 2, True)
+
+
+@pytest.mark.parametrize(("success", "stable"), [({0: 0.0, 10: 0.5}, False), ({0: 0.01, 10: 0.5}, True)])
+def test_a_run_is_stable_whose_success_was_never_below_a_hundredth(success: dict[int, float], stable: bool) -> None:
+    assert cell_of(a_run(success)).stable is stable
+
+
+def test_a_run_without_a_validation_has_no_numbers() -> None:
+    assert cell_of(a_run({0: 0.5})).peak is None
+    assert "n/a" in "\n".join(lines(study_of([a_run({0: 0.5})])))
+
+
+def test_the_gain_is_over_the_arm_without_filter_seed_by_seed_with_the_papers_number() -> None:
+    plain = [a_run({10: 0.1 * (1 + seed)}, seed, filter__rule="none") for seed in range(3)]
+    kept = [a_run({10: 0.1 * (1 + seed) + 0.2}, seed) for seed in range(3)]
+    _, base, filtered = table_4(study_of([*plain, *kept]))
+    assert base[:4] == ["Sokoban", "ppo, tiny", "no filter", "3"] and base[6:] == ["", "12.9"]
+    assert filtered[4].startswith("40.0 [") and filtered[6].startswith("+20.0 [+20.0, ")
+    assert filtered[7] == "28.9 (+16.0)"
+
+
+def test_a_seed_without_its_pair_is_in_no_gain() -> None:
+    runs = [a_run({10: 0.1}, 0, filter__rule="none"), a_run({10: 0.4}, 0), a_run({10: 0.9}, 1)]
+    assert table_4(study_of(runs))[2][6] == "+30.0"
+
+
+def test_table_5_has_the_papers_row_of_the_same_filter() -> None:
+    runs = [a_run({10: 0.1}, filter__rule="none"), a_run({10: 0.1}, filter__rule="top_k", filter__rho=0.5)]
+    runs += [a_run({10: 0.1}, filter__statistic="length"), a_run({10: 0.1}, filter__rho=0.7)]
+    found = [row[-1] for row in table_5(study_of(runs))[1:]]
+    assert sorted(found) == ["", "0.16, 0.91, 1.65, no", "0.17, 0.54, 2.76, no", "0.44, 0.89, 1.47, yes"]
+
+
+def test_the_papers_tables_are_complete() -> None:
+    assert len(TABLE_4) == 9 and all(len(row) == len(TASKS) for row in TABLE_4.values()) and len(TABLE_5) == 12
+    averages = [sum(peak for peak, _ in row) / 4 for row in TABLE_4.values()]
+    assert averages == pytest.approx([67.6, 67.4, 67.5, 55.8, 14.0, 47.6, 77.3, 73.4, 73.6], abs=0.06)
