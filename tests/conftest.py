@@ -104,8 +104,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Notes whether this is one of several processes of which one runs Ray."""
     several = "PYTEST_XDIST_WORKER" in os.environ and sys.platform == "linux"
     session.config.stash[BESIDE_RAY] = several and any(item.get_closest_marker("ray") for item in session.items)
-    if session.config.stash[BESIDE_RAY]:
-        os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 is hardly more than the others' idle priority
 
 
 @pytest.hookimpl(wrapper=True)
