@@ -1,6 +1,7 @@
 """Runs the same GRPO work in Squelch and in TRL 1.16, with alternating steps on the same cores.
 
 python -m benchmarks.peer.trl [--quick] [--json]
+python -m benchmarks.peer.trl --learn [--dir FOLDER] [--plot FILE.svg] [--quick] [--json]
 
 The work is one turn with 8 prompts of 40 random tokens x 16 samples x 64 new tokens (no end token stops a sample) and
 one optimizer step; the model is a random Qwen2 of 3.3 M parameters, float32, T = 1, no KL, 2 threads per trainer. The
@@ -10,6 +11,9 @@ its settings and `benchmarks.peer.squelch_worker` Squelch's. TRL runs twice: wit
 ratio refers, and `tuned`: without the gradient checkpointing that it enables (this model does not need it) and with the
 OpenMP and allocator variables that Squelch's learner sets for itself. `--quick` has 16 new tokens and one timed step:
 it shows that everything works, but the target does not apply to its ratio.
+
+`--learn` compares what they learn instead (`benchmarks.peer.learning`); `--dir` keeps the finished curves, with which
+an interrupted benchmark goes on.
 
 TRL has its own virtual environment, `.bench-venv`, because its requirements differ. The first use creates it (about a
 minute, 1.5 GB). `--quick` does not create it: if it is missing, `--quick` says so and exits with code 2.
@@ -38,6 +42,7 @@ from typing import Any
 import psutil
 
 from benchmarks import common
+from benchmarks.peer import learning
 from benchmarks.peer import work as peer_work
 from benchmarks.peer.work import Work
 
@@ -253,13 +258,20 @@ def notes(found: dict[str, Any]) -> list[str]:
     ]
 
 
-def main() -> None:
-    """Prints the metrics."""
-    arguments = common.arguments(__doc__, "one timed step of 16 new tokens instead of 7 of 64; never installs")
+def main() -> int:
+    """Prints the metrics; returns the exit code."""
+    parser = common.parser_of(__doc__, "one timed step of 16 new tokens instead of 7 of 64; never installs")
+    parser.add_argument("--learn", action="store_true", help="compare what they learn: 60 steps, five seeds")
+    parser.add_argument("--dir", help="with --learn: folder that keeps the finished curves")
+    parser.add_argument("--plot", help="with --learn: file for the figure (SVG)")
+    arguments = parser.parse_args()
+    if arguments.learn:
+        return learning.main(arguments, peer_python(may_install=not arguments.quick))
     work = Work(num_steps=2, new_tokens=16) if arguments.quick else Work(num_steps=8)
     found = run(work, peer_python(may_install=not arguments.quick))
     common.print_metrics(found, arguments.json, COLUMNS, table(found), notes(found))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -18,6 +18,8 @@ from typing import Any, Literal, TextIO
 
 FILE_NAME = "work.json"
 SEED = 20
+BETAS, EPSILON, WEIGHT_DECAY, MAX_GRAD_NORM = (0.9, 0.999), 1e-8, 0.0, 1.0
+"""AdamW and the bound on the gradient, as both trainers' defaults have them."""
 FIRST_PROMPT_ID = 2
 """Smaller ids are the padding and the end of a text."""
 

@@ -47,32 +47,33 @@ def load(name: str, weight: float) -> RewardFunction:
     source, _, attribute = name.rpartition(":")
     if not source or not attribute.isidentifier():
         raise ValueError(f"{KEY}: {brief(name)} is not of the form module:function or file.py:function")
-    module = _module(source, name)
-    found = vars(module).get(attribute)
+    try:
+        module = _module(source)
+        found = getattr(module, attribute, None)  # not of `vars`: `trl.rewards` imports its functions when asked
+    except Exception as error:  # the module is the user's, and may be unfinished
+        raise ValueError(f"{KEY}: {brief(name)} cannot be imported: {reason(error)}{_place(error)}") from error
     if not callable(found):
-        functions = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
+        own = vars(module)
+        functions = [key for key in dir(module) if key[0] != "_" and (key not in own or callable(own[key]))]
         raise ValueError(f"{KEY}: {source} defines no function {attribute!r}; {nearest(attribute, functions)}")
     return RewardFunction(name, weight, found)
 
 
-def _module(source: str, name: str) -> Any:
+def _module(source: str) -> Any:
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)  # a module beside the run is found, as with `python script.py`
-    try:
-        if not source.endswith(".py"):
-            return importlib.import_module(source)
-        path = Path(source).resolve()
-        if not path.is_file():
-            raise ValueError(f"there is no file {path}")
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules.setdefault(path.stem, module)  # what it defines can be pickled, and its dataclasses resolved
-        spec.loader.exec_module(module)
-        return module
-    except Exception as error:  # the module is the user's, and may be unfinished
-        raise ValueError(f"{KEY}: {brief(name)} cannot be imported: {reason(error)}{_place(error)}") from error
+    if not source.endswith(".py"):
+        return importlib.import_module(source)
+    path = Path(source).resolve()
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)  # what it defines can be pickled, and its dataclasses resolved
+    spec.loader.exec_module(module)
+    return module
 
 
 def group_rewards(

@@ -27,6 +27,7 @@ import squelch
 from squelch.trl import GroupFilter, Observer, SquelchGRPOTrainer
 from squelch.trl.groups import OVER_KEPT_TOKENS, OVER_ROWS, OVER_TOKENS
 from tests.trl import work
+from tests.trl.prompts import rewarded  # noqa: F401  # a part
 
 USERS = [importlib.import_module(name) for name in ("actors", "cluster", "deploy", "envs", "learner")]
 RANKS, RANK_ROWS = 2, 10
@@ -262,6 +263,7 @@ def main() -> None:
         "adapted",
         "several",
         "tools",
+        "rewarded",
         "losses",
         "page",
     ]

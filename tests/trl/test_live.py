@@ -180,3 +180,11 @@ def _table(batch: dict[str, list[Any]]) -> Any:
     import pyarrow as pa
 
     return pa.table({name: batch[name] for name in ("prompt_ids", "completion_ids")})
+
+
+def test_prompts_completions_and_rewards_of_a_file_are_those_of_trls_trainer(runs: Path) -> None:
+    trl, ours = (found(runs, "rewarded")[name] for name in ("trl", "squelch"))
+    assert ours["prompt_ids"] == trl["prompt_ids"]
+    assert ours["completions"] == trl["completions"]
+    assert ours["rewards"] == pytest.approx(trl["rewards"], abs=1e-6)  # TRL's are float32
+    assert len(set(trl["rewards"])) > 3, "the functions tell the answers apart"

@@ -62,6 +62,25 @@ def test_a_function_is_found_in_a_file_in_a_module_and_beside_the_run(
         assert rewards.load(name, 1.0).call(completions=[1, 2]) == [1.0, 1.0]
 
 
+def test_a_function_that_a_module_imports_when_it_is_asked_for_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lazy = """
+def __getattr__(name):
+    if name == "right":
+        return lambda completions, **_: [2.0] * len(completions)
+    raise AttributeError(name)
+
+def __dir__():
+    return ["right"]
+"""
+    (tmp_path / "lazy_as_trl.py").write_text(lazy)
+    monkeypatch.chdir(tmp_path)
+    assert rewards.load("lazy_as_trl:right", 1.0).call(completions=[1, 2]) == [2.0, 2.0]
+    with pytest.raises(ValueError, match=r"defines no function 'rihgt'; did you mean 'right'\?"):
+        rewards.load("lazy_as_trl:rihgt", 1.0)
+
+
 def test_a_function_that_is_not_there_is_refused_by_the_setting(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("import no_such_package\n")
     for name, complaint in {

@@ -1,0 +1,347 @@
+"""Whether Squelch learns what TRL learns: `python -m benchmarks.peer.trl --learn`.
+
+One file of prompts, one reward function (`even_ids.py`, the share of even ids) and the same GRPO
+in both, from the same random model of 3.3 M parameters: 60 steps of 8 prompts x 8 samples x at most 32 tokens, five
+seeds, on two threads. Squelch's curve is that of a run as users start it (`squelch train prompts KEY=VALUE ...`, with
+Ray, vLLM and weight updates), TRL's that of its own trainer (`learning_worker.py`). The filter is off: TRL has none.
+Seeds alternate between the trainers, so that other load on the machine affects both. `UNEQUAL` lists what remains
+different.
+
+Invariant: a finished curve is a file `TRAINER-SEED.json` in the benchmark's folder and is not made again there, so an
+interrupted benchmark goes on.
+
+| actor | waits for | on time-out |
+|---|---|---|
+| benchmark | a training | RuntimeError that names the trainer and its seed and quotes the end of its log |
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import statistics
+import string
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import common, paired
+from benchmarks.peer import work as peer_work
+from benchmarks.peer.work import Work
+from squelch.actors.archive.reader import is_of_step, read_metrics
+from squelch.actors.diagnosis.uncertainty import t_quantile
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+REWARD = Path(__file__).with_name("even_ids.py")
+TRAINERS = ("squelch", "trl")
+NAMES = {"squelch": "Squelch", "trl": "TRL"}
+SEEDS = 5
+LAST = 10
+"""Steps at the end whose mean reward is compared."""
+WANTED = 0.05
+"""Largest difference of it, and the bound on its 95% interval."""
+LEVEL = 0.75
+"""Reward whose time is compared: halfway between chance and the most that there is."""
+SMOOTHED = 5
+"""Steps over which a curve is averaged before it is compared with `LEVEL`."""
+RUN_S, STOP_S = 1200.0, 60.0
+LOG_TAIL = 3000
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+SHAPE = {"width": 256, "layers": 4, "hidden": 768, "heads": 4}
+COLUMNS = ("mean over seeds", "Squelch", "TRL", "difference", "low", "high")
+UNEQUAL = (
+    "each trainer shuffles the file and samples with its own random numbers (each prompt is used once by both)",
+    "the ratio's denominator: vLLM's log-probability in Squelch, TRL's own; in float32 they differ by rounding",
+    "TRL adds 1e-4 to a group's standard deviation",
+)
+
+
+def work_of(quick: bool) -> Work:
+    """The work of both trainers."""
+    steps, new = (3, 8) if quick else (60, 32)
+    return Work(steps, num_samples=8, prompt_tokens=16, new_tokens=new, learning_rate=2e-4)
+
+
+def prepare(folder: Path, work: Work, seed: int) -> None:
+    """Writes the model, the prompts (letters) and the work of a seed."""
+    shutil.rmtree(folder, ignore_errors=True)  # of a training that was interrupted
+    (folder / "data").mkdir(parents=True)
+    common.random_qwen2(folder / "model", vocabulary=work.vocabulary, seed=peer_work.SEED + seed, **SHAPE)
+    chat_tokenizer(folder / "model", work.vocabulary)
+    peer_work.save(work, folder)
+    rng = random.Random(seed)
+    for split, count in (("train", work.num_steps * work.num_prompts), ("validation", work.num_prompts)):
+        texts = ["".join(rng.choices(string.ascii_lowercase, k=work.prompt_tokens)) for _ in range(count)]
+        rows = [{"prompt": [{"role": "user", "content": text}]} for text in texts]
+        (folder / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def chat_tokenizer(folder: Path, vocabulary: int) -> None:
+    """Writes a tokenizer of bytes and pairs of letters, with the ChatML template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from squelch.actors.text.shipped_templates import template_text
+
+    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pairs = list(itertools.product(string.ascii_lowercase, repeat=2))[: vocabulary - len(SPECIAL) - len(bytes_)]
+    words = [*SPECIAL, *bytes_, *(first + second for first, second in pairs)]
+    inner = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, pairs))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens(list(SPECIAL))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=SPECIAL[0], eos_token=SPECIAL[2])
+    tokenizer.chat_template = template_text("chatml")
+    tokenizer.save_pretrained(folder)
+
+
+def settings(work: Work, folder: Path, seed: int) -> dict[str, Any]:
+    """Squelch's settings beside the recipe's: those that TRL gets, and nothing that only measures."""
+    optimizer = {
+        "learning_rate": work.learning_rate,
+        "warmup_steps": 0,
+        "decay_steps": 0,
+        "betas": list(peer_work.BETAS),
+        "epsilon": peer_work.EPSILON,
+        "weight_decay": peer_work.WEIGHT_DECAY,
+        "max_grad_norm": peer_work.MAX_GRAD_NORM,
+    }
+    objective = {
+        "advantage": "grpo",
+        "aggregation": "sequence_mean",
+        "ratio": "token",
+        "clip_low": work.clip_low,
+        "clip_high": work.clip_high,
+        "entropy_coefficient": 0.0,
+        "kl.coefficient": 0.0,
+    }
+    return {
+        "name": "run",
+        "runs_dir": str(folder),
+        "seed": seed,
+        "model.path": str(folder / "model"),
+        "environment.options.data": str(folder / "data"),
+        "environment.options.reward": f"{REWARD}:share",
+        "loop.steps": work.num_steps,
+        "loop.prompts": work.num_prompts,
+        "loop.max_staleness": 0,
+        "loop.checkpoint_every": work.num_steps,
+        "sampling.group_size": work.num_samples,
+        "sampling.max_tokens_per_turn": work.new_tokens,
+        "sampling.temperature": work.temperature,
+        "filter.rule": "none",
+        "learner.algorithm": "grpo",
+        "learner.minibatches": 1,
+        "learner.num_threads": work.num_threads,
+        "learner.activation_checkpointing": False,
+        **{f"learner.optimizer.{key}": value for key, value in optimizer.items()},
+        **{f"learner.objective.{key}": value for key, value in objective.items()},
+        "rollout.num_threads": work.num_threads,
+        "rollout.max_model_len": 128,
+        "scorer.enabled": False,
+        "validation.every": 0,
+        "recorder.port": 0,
+        "recorder.report": False,
+    }
+
+
+def curve(place: Path, trainer: str, seed: int, work: Work, python: Path) -> dict[str, Any]:
+    """The curve of a trainer and a seed: `reward` and `seconds` of each step. It is made unless `place` has it."""
+    kept = place / f"{trainer}-{seed}.json"
+    if kept.is_file():
+        found = json.loads(kept.read_text())
+        if len(found["reward"]) != work.num_steps:
+            raise ValueError(f"{kept} has {len(found['reward'])} steps, not {work.num_steps}; name another --dir")
+        return found
+    folder = place / f"work-{trainer}-{seed}"
+    prepare(folder, work, seed)
+    found = by_squelch(work, folder, seed) if trainer == "squelch" else by_trl(work, folder, seed, python)
+    kept.write_text(json.dumps(found))
+    return found
+
+
+def by_squelch(work: Work, folder: Path, seed: int) -> dict[str, Any]:
+    """The curve of a run of the recipe `prompts`."""
+    words = [f"{key}={json.dumps(value)}" for key, value in settings(work, folder, seed).items()]
+    command = [sys.executable, "-m", "squelch.cluster.cli", "train", "prompts", *words]
+    trained(command, {}, folder, f"Squelch, seed {seed}")
+    lines = [line for line in read_metrics(folder / "run") if is_of_step(line)]
+    return {"reward": [line["reward_mean"] for line in lines], "seconds": [line["seconds/step"] for line in lines]}
+
+
+def by_trl(work: Work, folder: Path, seed: int, python: Path) -> dict[str, Any]:
+    """The curve of TRL's trainer."""
+    variables = {"OMP_NUM_THREADS": str(work.num_threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    command = [str(python), "-m", "benchmarks.peer.learning_worker", str(folder), str(seed)]
+    trained(command, variables, folder, f"TRL, seed {seed}")
+    return json.loads((folder / "trl.json").read_text())
+
+
+def trained(command: Sequence[str], variables: Mapping[str, str], folder: Path, name: str) -> None:
+    """Runs a training to its end, in a session of its own. RuntimeError with the end of its log if it fails."""
+    log = folder / "log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=REPOSITORY,
+            env={**os.environ, **variables},
+            start_new_session=True,
+        )
+    try:
+        code: int | None = process.wait(RUN_S)
+    except subprocess.TimeoutExpired:
+        code = None
+        process.terminate()  # a run ends its actors itself
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_S)
+    finally:
+        with suppress(ProcessLookupError):  # usually no process is left
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if code != 0:
+        what = f"did not end within {RUN_S:g} s" if code is None else f"ended with code {code}"
+        raise RuntimeError(f"the training {name} {what}; its log ends with:\n{log.read_text()[-LOG_TAIL:]}")
+
+
+def run(place: Path, quick: bool, python: Path) -> dict[str, Any]:
+    """All curves, seeds by turns, and their comparison."""
+    work = work_of(quick)
+    place.mkdir(parents=True, exist_ok=True)
+    curves: dict[str, list[dict[str, Any]]] = {trainer: [] for trainer in TRAINERS}
+    for seed in range(1 if quick else SEEDS):
+        for trainer in TRAINERS if seed % 2 == 0 else TRAINERS[::-1]:
+            curves[trainer].append(curve(place, trainer, seed, work, python))
+    return summary(work, curves)
+
+
+def summary(work: Work, curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """The comparison, paired by seed. `reached` is None where there are fewer seeds than `SEEDS`."""
+    ends = {trainer: [statistics.fmean(one["reward"][-LAST:]) for one in found] for trainer, found in curves.items()}
+    times = {trainer: [seconds_to(one, LEVEL) for one in found] for trainer, found in curves.items()}
+    difference = between([ours - theirs for ours, theirs in zip(*(ends[trainer] for trainer in TRAINERS), strict=True)])
+    pairs = [
+        (theirs, ours)
+        for ours, theirs in zip(*(times[trainer] for trainer in TRAINERS), strict=True)
+        if ours and theirs
+    ]
+    whole = len(ends["trl"]) >= SEEDS
+    return {
+        "benchmark": "peer_learning",
+        "work": {
+            "steps": work.num_steps,
+            "prompts": work.num_prompts,
+            "samples": work.num_samples,
+            "new_tokens": work.new_tokens,
+        },
+        "seeds": len(ends["trl"]),
+        "first": {trainer: statistics.fmean(one["reward"][0] for one in found) for trainer, found in curves.items()},
+        "last": ends,
+        "difference": difference,
+        "wanted": WANTED,
+        "reached": max(abs(difference["low"]), abs(difference["high"])) <= WANTED if whole else None,
+        "level": LEVEL,
+        "seconds_to_level": times,
+        "time_ratio": paired.ratio(pairs) if len(pairs) > 1 else None,
+        "unequal": UNEQUAL,
+        "curves": curves,
+    }
+
+
+def between(values: Sequence[float]) -> dict[str, float | None]:
+    """The mean with its 95% t-interval; a single value has none."""
+    mean = statistics.fmean(values)
+    if len(values) == 1:
+        return {"mean": mean, "low": None, "high": None}
+    half = t_quantile(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return {"mean": mean, "low": mean - half, "high": mean + half}
+
+
+def seconds_to(found: Mapping[str, Sequence[float]], level: float) -> float | None:
+    """Seconds of steps until the mean reward of `SMOOTHED` steps reaches the level; None if it never does."""
+    for step in range(SMOOTHED, len(found["reward"]) + 1):
+        if statistics.fmean(found["reward"][step - SMOOTHED : step]) >= level:
+            return math.fsum(found["seconds"][:step])
+    return None
+
+
+def figure(found: Mapping[str, Any]) -> str:
+    """Both curves as an SVG: the mean over seeds and its range, by step and by seconds."""
+    from squelch.cluster.plots.style import render, standalone
+
+    reading = (
+        f"Mean reward of a step in Squelch and in TRL: the mean over {found['seeds']} seeds with their range, by step "
+        "and by seconds of training."
+    )
+    return standalone(render("learns-like-trl", "Squelch learns what TRL learns", reading, lambda: _drawn(found)))
+
+
+def _drawn(found: Mapping[str, Any]) -> Figure:
+    from squelch.cluster.plots import draw as drawing
+    from squelch.cluster.plots.style import BLUE, VERMILLION
+
+    drawn, ((left, right),) = drawing.grid(1, 2, height=3.0)
+    for trainer, colour in zip(TRAINERS, (BLUE, VERMILLION), strict=True):
+        curves = found["curves"][trainer]
+        rewards = list(zip(*(one["reward"] for one in curves), strict=True))
+        seconds = [statistics.fmean(step) for step in zip(*(one["seconds"] for one in curves), strict=True)]
+        places = (left, range(1, len(rewards) + 1)), (right, list(itertools.accumulate(seconds)))
+        means, low, high = ([of(step) for step in rewards] for of in (statistics.fmean, min, max))
+        for panel, x in places:
+            drawing.lines(panel, [drawing.Line(NAMES[trainer], x, means, colour, low, high, dashed=trainer == "trl")])
+    drawing.heading(left, "Mean reward by step", "step")
+    drawing.heading(right, "The same by seconds", "seconds of training, without the start")
+    return drawing.finish(drawn)
+
+
+def table(found: Mapping[str, Any]) -> list[list[Any]]:
+    """Rows of (name, Squelch, TRL, difference, its interval)."""
+    first, last, times, difference = (found[key] for key in ("first", "last", "seconds_to_level", "difference"))
+    means = [statistics.fmean(last[trainer]) for trainer in TRAINERS]
+    reached = [[one for one in times[trainer] if one is not None] for trainer in TRAINERS]
+    medians = [statistics.median(some) if some else "never" for some in reached]
+    return [
+        ["reward of the first step", *(first[trainer] for trainer in TRAINERS), "", "", ""],
+        [f"reward of the last {LAST} steps", *means, difference["mean"], difference["low"], difference["high"]],
+        [f"seconds to reward {found['level']:g}, median", *medians, "", "", ""],
+    ]
+
+
+def notes(found: Mapping[str, Any]) -> list[str]:
+    """The lines under the table."""
+    work, ratio = found["work"], found["time_ratio"]
+    verdict = {True: "reached", False: "NOT reached", None: "not judged on less than the whole work"}[found["reached"]]
+    times = "the seconds are not compared: too few curves reach that reward"
+    if ratio:
+        times = f"TRL's seconds over Squelch's: {ratio['ratio']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+    return [
+        f"{work['steps']} steps of {work['prompts']} prompts x {work['samples']} samples x at most "
+        f"{work['new_tokens']} tokens, {found['seeds']} seeds by turns; difference and 95% interval are paired by seed",
+        f"difference wanted, with its interval, within {found['wanted']:g}: {verdict}",
+        f"{times} (steps alone, without the start; other load on the machine is in them)",
+        *(f"not the same: {one}" for one in found["unequal"]),
+    ]
+
+
+def main(chosen: argparse.Namespace, python: Path) -> int:
+    """Makes the curves, prints the comparison, and draws it if asked. Returns the exit code."""
+    with tempfile.TemporaryDirectory(prefix="squelch-learning-") as name:
+        found = run(Path(chosen.dir or name).resolve(), chosen.quick, python)
+    if chosen.plot:
+        Path(chosen.plot).write_text(figure(found))
+    common.print_metrics(found, chosen.json, COLUMNS, table(found), notes(found))
+    return int(found["reached"] is False)
