@@ -104,6 +104,8 @@ class ChatCodec:
         self._pieces: dict[int, bytes] = {}
         specials = set(self._tokenizer.all_special_ids)
         self._silent = {index for index in specials if self._added.get(index) not in MARKERS}
+        marked = {index for index, token in self._tokenizer.added_tokens_decoder.items() if token.special}
+        self._marked = {index for index in marked if self._added[index] not in MARKERS}
         self._end_id = self._turn_end()
         self.stop_ids: tuple[int, ...] = self._find_stop_ids()
         """Ids that end a turn, from the tokenizer, the generation configuration and the chat template."""
@@ -141,6 +143,11 @@ class ChatCodec:
     def text(self, ids: np.ndarray | list[int]) -> str:
         """The sampled text without end-of-turn and other control tokens; bytes that are not UTF-8 become U+FFFD."""
         return b"".join(self.token_bytes(int(index)) for index in ids).decode("utf-8", errors="replace")
+
+    def completion_text(self, ids: np.ndarray | list[int]) -> str:
+        """As `text`, without any other token that the tokenizer marks as special: the completion as TRL gives it to a
+        reward function. Markers of the reasoning stay."""
+        return self.text([index for index in map(int, ids) if index not in self._marked])
 
     def reasoning_span(self, ids: np.ndarray | list[int], opened: bool = True) -> tuple[int, int]:
         """(start, end) of the reasoning among the sampled ids: the ids whose bytes all precede `</think>`. `opened`:

@@ -76,7 +76,7 @@ class _Transcript:
     log_probs: list[np.ndarray | None] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     last_text: str = ""
-    """Text of the last turn."""
+    """Text of the last turn as the group's reward gets it."""
     group_rewarded: bool = False
     """Whether the environment rewards the group (`GroupRewarded`)."""
     failure: Failure | None = None
@@ -281,7 +281,7 @@ class EnvironmentPlayer:
         hit_token_limit = completion.finish_reason == "length"
         text = self._codec.text(ids)
         outcome = await self._call(transcript, lambda: episode.act(text, hit_token_limit))
-        transcript.last_text = text
+        transcript.last_text = self._codec.completion_text(ids)
         first, last = self._codec.reasoning_span(ids, opened)
         transcript.turns.append(
             Turn(

@@ -76,13 +76,19 @@ def work_of(quick: bool) -> Work:
 
 
 def prepare(folder: Path, work: Work, seed: int) -> None:
-    """Writes the model, the prompts (letters) and the work of a seed."""
+    """Writes the model, the prompts and the work of a seed."""
     shutil.rmtree(folder, ignore_errors=True)  # of a training that was interrupted
-    (folder / "data").mkdir(parents=True)
     common.random_qwen2(folder / "model", vocabulary=work.vocabulary, seed=peer_work.SEED + seed, **SHAPE)
     chat_tokenizer(folder / "model", work.vocabulary)
     peer_work.save(work, folder)
+    write_prompts(folder, work, seed)
+
+
+def write_prompts(folder: Path, work: Work, seed: int) -> None:
+    """Writes the file of prompts, which are letters, one prompt for each in the training; and one for validation, which
+    is off, so that the other is used whole."""
     rng = random.Random(seed)
+    (folder / "data").mkdir()
     for split, count in (("train", work.num_steps * work.num_prompts), ("validation", work.num_prompts)):
         texts = ["".join(rng.choices(string.ascii_lowercase, k=work.prompt_tokens)) for _ in range(count)]
         rows = [{"prompt": [{"role": "user", "content": text}]} for text in texts]

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import itertools
 import json
 import os
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import torch
 from datasets import load_dataset
 from transformers import PreTrainedTokenizerFast
 from trl import GRPOTrainer
-from trl.rewards import think_format_reward
+from trl.rewards import accuracy_reward, think_format_reward
 
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
 from squelch.actors.messages import Completion, GenerationRequest
@@ -38,33 +40,41 @@ def right(prompts, completions, answer, **kwargs):
     wanted = [one.split("####")[-1].strip() for one in answer]
     said = [re.findall(r"-?\\d+", completion[0]["content"]) for completion in completions]
     return [2.0 if numbers and numbers[-1] == want else None for numbers, want in zip(said, wanted)]
+
+def long(completions, **kwargs):
+    """Another number for every other text."""
+    return [len(completion[0]["content"]) / 100 for completion in completions]
 '''
-CUT = "<think>\nHow many are there? They are so many that"
 
 
 def write_questions(folder: Path) -> None:
     """Word problems with the columns of GSM8K, prompts as messages; one more for validation."""
-    rng = random.Random(0)
     folder.mkdir()
-    for split, count in (("train", work.PROMPTS), ("validation", 1)):
+    pairs = random.Random(0).sample(list(itertools.product(range(2, 10), repeat=2)), work.PROMPTS + 1)
+    for split, chosen in (("train", pairs[1:]), ("validation", pairs[:1])):
         lines = []
-        for _ in range(count):
-            bags, each = rng.randint(2, 9), rng.randint(2, 9)
+        for bags, each in chosen:
             asked = f"Mia buys {bags} bags of {each} apples. How many apples are there?"
             answer = f"{bags} x {each} = <<{bags}*{each}={bags * each}>>{bags * each}.\n#### {bags * each}"
-            lines.append(json.dumps({"prompt": [{"role": "user", "content": asked}], "answer": answer}) + "\n")
+            row = {"prompt": [{"role": "user", "content": asked}], "answer": answer, "solution": f"${bags * each}$"}
+            lines.append(json.dumps(row) + "\n")
         (folder / f"{split}.jsonl").write_text("".join(lines))
 
 
-def answer_ids(tokenizer: PreTrainedTokenizerFast, row: int) -> list[int]:
-    """What the model says in a row: an answer in TRL's format, one that never ends, one with a control token and half a
-    character, and one without reasoning."""
-    number = (row * 7) % 82
-    if row % work.GROUP == 1:
-        return tokenizer.encode(CUT, add_special_tokens=False)
+def answer_ids(tokenizer: PreTrainedTokenizerFast, prompt: list[int], row: int) -> list[int]:
+    """What the model says to a prompt in a row, right in every other group: an answer in TRL's format, one that never
+    ends, one with a control token and half a character, and one without reasoning."""
+    bags, each = re.findall(r"\d", tokenizer.decode(prompt))
+    number = int(bags) * int(each) + row // work.GROUP % 2
     odd = [*tokenizer.encode("é<|im_start|>", add_special_tokens=False), tokenizer.encode("é")[0]]
-    text = [f"<think>\nI count.\n</think>\nThere are {number}", "", f"</think>{number}", f"  It is {number}."][row % 4]
-    return [*(odd if row % 4 == 2 else []), *tokenizer.encode(text + "<|im_end|>", add_special_tokens=False)]
+    texts = [
+        f"<think>\nI count.\n</think>\nThere are $\\boxed{{{number}}}$<|im_end|>",
+        "<think>\nHow many are there? They are so many that",
+        f"</think>\\boxed{{{number}}}<|im_end|>",
+        f"  It is {number}.<|im_end|>",
+    ]
+    said = tokenizer.encode(texts[row % work.GROUP], add_special_tokens=False)
+    return [*odd, *said] if row % work.GROUP == 2 else said
 
 
 def rewarded(folder: Path, model: Path) -> None:
@@ -80,7 +90,7 @@ def rewarded(folder: Path, model: Path) -> None:
     class Scripted(GRPOTrainer):
         def _generate_single_turn(self, prompt_ids: list[list[int]], *given: Any, **others: Any) -> tuple[Any, None]:
             found["prompt_ids"] = prompt_ids
-            found["ids"] = [answer_ids(self.processing_class, row) for row in range(len(prompt_ids))]
+            found["ids"] = [answer_ids(self.processing_class, ids, row) for row, ids in enumerate(prompt_ids)]
             return found["ids"], None
 
         def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, ids: Any) -> torch.Tensor:
@@ -93,7 +103,7 @@ def rewarded(folder: Path, model: Path) -> None:
     trainer = Scripted(
         model=str(folder / "model"),
         args=work.settings(folder, max_steps=1),
-        reward_funcs=[think_format_reward, mine.right, mine.short],
+        reward_funcs=[accuracy_reward, think_format_reward, mine.right, mine.short, mine.long],
         train_dataset=load_dataset("json", data_files="data/train.jsonl", split="train"),
         processing_class=PreTrainedTokenizerFast.from_pretrained(folder / "model", padding_side="left"),
     )
@@ -105,8 +115,9 @@ def in_prompts(folder: Path, sampled: dict[str, Any]) -> dict[str, Any]:
     """Prompts, completions and rewards of the environment, for what was sampled, in the same order of rows."""
     codec = ChatCodec(folder / "model")
     rows = {tuple(prompt): index for index, prompt in enumerate(sampled["prompt_ids"][:: work.GROUP])}
-    functions = ("trl.rewards:think_format_reward", "rewards.py:right", "rewards.py:short")
-    options = {"data": str(folder / "data"), "reward": dict.fromkeys(functions, 1.0)}
+    theirs, mine = ("accuracy_reward", "think_format_reward"), ("right", "short", "long")
+    named = (*(f"trl.rewards:{name}" for name in theirs), *(f"rewards.py:{name}" for name in mine))
+    options = {"data": str(folder / "data"), "reward": dict.fromkeys(named, 1.0)}
     prompts: dict[int, list[int]] = {}
 
     async def generate(worker: str, request: GenerationRequest) -> Completion:
@@ -131,10 +142,11 @@ def in_prompts(folder: Path, sampled: dict[str, Any]) -> dict[str, Any]:
         player.close()
     found: dict[int, tuple[str, float]] = {}
     for group in groups:
-        first = rows[tuple(group.trajectories[0].prompt_ids(0).tolist())] * work.GROUP
+        assert all(one.failure is None for one in group.trajectories), [one.failure for one in group.trajectories]
         for place, one in enumerate(group.trajectories):
-            assert one.failure is None, one.failure
-            found[first + place] = (codec.text(one.token_ids[one.turns[0].sample_start :]), one.episode_return)
+            start = one.turns[0].sample_start
+            row = rows[tuple(one.token_ids[:start].tolist())] * work.GROUP + place
+            found[row] = (codec.completion_text(one.token_ids[start:]), one.episode_return)
     ordered = [found[row] for row in range(len(sampled["ids"]))]
     return {
         "prompt_ids": [prompts[row] for row in sorted(prompts)],

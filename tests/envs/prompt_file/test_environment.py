@@ -70,6 +70,13 @@ def test_the_prompt_is_the_files_alone_and_the_completion_all_that_was_sampled(c
     assert all(t.turns[0].format_valid and t.turns[0].format_penalty == 0 for t in group.trajectories)
 
 
+def test_reward_functions_get_completions_without_special_tokens_as_in_trl(codec):
+    (start,) = (index for index in range(codec.vocab_size) if codec.token_bytes(index) == b"<|im_start|>")
+    ids = [*codec.encode("it is"), start, *codec.encode(" 5"), *codec.stop_ids[:1]]
+    assert codec.text(ids) == "it is<|im_start|> 5"
+    assert codec.completion_text(ids) == "it is 5"
+
+
 def test_a_group_is_rewarded_in_one_call_and_success_begins_at_its_bound(codec, tmp_path):
     group, _ = play(codec, options(tmp_path, "right", "short", success_at=1.5))
     assert [t.episode_return for t in group.trajectories] == [1.0, 1.0, 1.0, 1.0]
