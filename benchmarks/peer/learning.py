@@ -103,7 +103,8 @@ def chat_tokenizer(folder: Path, vocabulary: int) -> None:
     from squelch.actors.text.shipped_templates import template_text
 
     bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
-    pairs = list(itertools.product(string.ascii_lowercase, repeat=2))[: vocabulary - len(SPECIAL) - len(bytes_)]
+    pairs = [(first, second) for first in string.ascii_lowercase for second in string.ascii_lowercase]
+    del pairs[vocabulary - len(SPECIAL) - len(bytes_) :]
     words = [*SPECIAL, *bytes_, *(first + second for first, second in pairs)]
     inner = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, pairs))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -268,7 +269,7 @@ def summary(work: Work, curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> di
     }
 
 
-def between(values: Sequence[float]) -> dict[str, float | None]:
+def between(values: Sequence[float]) -> dict[str, Any]:
     """The mean with its 95% t-interval; a single value has none."""
     mean = statistics.fmean(values)
     if len(values) == 1:
