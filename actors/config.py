@@ -214,6 +214,10 @@ class FilterConfig(Settings):
     `window_size` groups."""
     window_size: int = Field(64, ge=1)
     """Number of groups in the sliding window."""
+    scope: Literal["run", "environment"] = "run"
+    """In a run of several environments, what a group is ranked among. `run`: the whole window. `environment`: the
+    window's groups of its own environment, so that rewards of different scales are not compared; floors hold within
+    each then."""
     refill: bool = False
     """Play as many further groups as were dropped, up to `max_refill_rounds` times."""
     max_refill_rounds: int = Field(3, ge=0)
@@ -253,7 +257,8 @@ class FilterConfig(Settings):
         values = vars(self) | {"epsilon_unit": self.unit_of_epsilon}
         parts = [f"{name}={_text(values[name])}" for name in names]
         window = f"sliding/{self.window_size}" if self.window == "sliding" else "whole"
-        return " ".join([self.rule, *parts, f"window={window}", f"compat={self.compat}"])
+        scope = [] if self.scope == "run" else [f"scope={self.scope}"]
+        return " ".join([self.rule, *parts, f"window={window}", *scope, f"compat={self.compat}"])
 
     @property
     def unit_of_epsilon(self) -> EpsilonUnit:
@@ -367,6 +372,10 @@ class ScorerConfig(Settings):
     share: float = Field(0.1, gt=0, le=1)
     """Largest share of the run's work for scoring. Unless `every` is set, `every` and, for large steps, `max_pairs` are
     computed from it at the start (`actors.scorer.share`); the run's config.yaml has the result."""
+    environment: str = ""
+    """In a run of several environments, the label of the one whose prompts are scored, and of which the fixed probe is;
+    empty: that of the largest weight. A score matrix of several environments would measure little but which of them a
+    reasoning belongs to, and alarms compare the levels of one."""
     every: int | None = Field(None, ge=1)
     """Every this many training steps one is scored; step 1 is always scored. Unset: from `share`."""
     num_cpus: float = Field(0.25, ge=0)

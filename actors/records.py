@@ -43,6 +43,8 @@ class Task:
     seed: int
     split: Split = "train"
     options: tuple[tuple[str, Any], ...] = ()
+    label: str = ""
+    """Which of the run's several environments plays it (`envs.mixture`); empty in a run of one."""
 
     @property
     def options_json(self) -> str:
@@ -247,6 +249,8 @@ class GroupSummary:
     no noise; None if no replays were requested."""
     replay_failure: str | None = None
     """Why the first replay that failed did so; None if none did."""
+    label: str = ""
+    """The task's label."""
 
 
 def replay_matrix(rows: Sequence[Sequence[float] | None], replays: int) -> np.ndarray:
@@ -295,4 +299,5 @@ def summarise(group: Group) -> GroupSummary:
         if group.ticket.replays
         else None,
         replay_failure=next((t.replay_failure for t in alive if t.replay_failure), None),
+        label=group.ticket.task.label,
     )

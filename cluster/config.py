@@ -10,11 +10,19 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from squelch.actors.archive.store import check_store
@@ -34,11 +42,13 @@ from squelch.cluster.other_names import answer
 from squelch.cluster.presets import KEY as PRESET
 from squelch.cluster.presets import named
 from squelch.cluster.presets import settings_of as settings_of_preset
-from squelch.envs.config import EnvironmentConfig
+from squelch.cluster.setting_keys import flat, override_in, where_of
+from squelch.envs.config import EnvironmentConfig, EnvironmentEntry
+from squelch.envs.mixture import Entry, Mixture
 from squelch.envs.registry import resolved
 from squelch.envs.settings import Settings
 from squelch.envs.untrusted.files import Unreadable, brief, read_bytes, shortened, state, text_of
-from squelch.envs.untrusted.text import MAX_DEPTH, MAX_RECIPE, YamlVersion, parse_yaml, written_yaml
+from squelch.envs.untrusted.text import MAX_RECIPE, YamlVersion, parse_yaml, written_yaml
 from squelch.learner.config import LearnerConfig
 from squelch.learner.objective.algorithms import differences, merged, with_filter
 from squelch.learner.warmup.settings import WarmupConfig
@@ -193,6 +203,8 @@ class RunConfig(Settings):
     """Seed of the run. Every request's seed is derived from (seed, ticket, trajectory, turn)."""
     model: ModelConfig = ModelConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
+    environments: tuple[EnvironmentEntry, ...] = ()
+    """Several environments in place of `environment`, with a weight each (docs/guide/bring-your-own.md)."""
     loop: LoopConfig = LoopConfig()
     sampling: SamplingConfig = SamplingConfig()
     filter: FilterConfig = FilterConfig()
@@ -209,6 +221,33 @@ class RunConfig(Settings):
     def run_dir(self) -> Path:
         """The run's folder."""
         return Path(self.runs_dir) / self.name
+
+    @property
+    def mixture(self) -> Mixture:
+        """The run's environments, one or several."""
+        return Mixture.several(self.environments) if self.environments else Mixture.of(self.environment)
+
+    def with_each(self, changed: Callable[[Entry], EnvironmentConfig]) -> RunConfig:
+        """This configuration with `changed` settings of each environment."""
+        found = tuple(changed(entry) for entry in self.mixture.entries)
+        return self.model_copy(update={"environments": found} if self.environments else {"environment": found[0]})
+
+    @property
+    def scored(self) -> Entry:
+        """The environment whose prompts are scored."""
+        asked = self.scorer.environment
+        return self.mixture.labelled(asked) if asked else self.mixture.heaviest
+
+    @property
+    def most_turn_tokens(self) -> int:
+        """Most sampled tokens of a turn, in any environment."""
+        return max(entry.tokens(self.sampling.max_tokens_per_turn) for entry in self.mixture.entries)
+
+    @property
+    def most_episode_tokens(self) -> int:
+        """Most sampled tokens of an episode, in any environment."""
+        turn = self.sampling.max_tokens_per_turn
+        return max(entry.tokens(turn) * (entry.environment.format.max_turns or 1) for entry in self.mixture.entries)
 
     @property
     def weight_transfer(self) -> Transfer:
@@ -245,6 +284,46 @@ class RunConfig(Settings):
     def algorithm_differences(self) -> list[str]:
         """The settings in which the run departs from `learner.algorithm`, named by the user's keys."""
         return differences(self.learner.algorithm, self.learner.model_dump(mode="json"))
+
+    @model_serializer(mode="wrap")
+    def _one_or_several(self, dumped: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out the one of `environment` and `environments` that the run does not have."""
+        tree = dumped(self)
+        tree.pop("environment" if self.environments else "environments", None)
+        return tree
+
+    @model_validator(mode="before")
+    @classmethod
+    def _not_one_and_several(cls, tree: Any) -> Any:
+        """Refuses `environment` beside `environments`; null, and an object of defaults, leave it unset."""
+        if not isinstance(tree, dict) or not tree.get("environments"):
+            return tree
+        given = tree.get("environment")
+        if given is not None and given != EnvironmentConfig():
+            raise ValueError(
+                "environment and environments are both set, and a run has one or the other: set environment=null to "
+                "play environments, also where a recipe that is extended sets it, or drop environments"
+            )
+        return {key: value for key, value in tree.items() if key != "environment"}
+
+    @model_validator(mode="after")
+    def _labels_are_distinct(self) -> RunConfig:
+        labels = [entry.label for entry in self.mixture.entries]
+        for place, label in enumerate(labels):
+            if (first := labels.index(label)) < place:
+                raise ValueError(
+                    f"environments[{place}] and environments[{first}] are both called {label!r}; give each a label of "
+                    f"its own, e.g. environments[{place}].label={label}-2"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _a_scored_environment_is_played(self) -> RunConfig:
+        try:
+            self.mixture.labelled(self.scored.label)
+        except ValueError as error:
+            raise ValueError(f"scorer.environment={self.scorer.environment}: {error}") from error
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -330,14 +409,17 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _turns_fit_the_context(self) -> RunConfig:
-        sampled = self.sampling.max_tokens_per_turn * (self.environment.format.max_turns or 0)
-        if sampled >= self.rollout.max_model_len:
-            raise ValueError(
-                f"rollout.max_model_len={self.rollout.max_model_len} is too small for "
-                f"environment.format.max_turns x sampling.max_tokens_per_turn = {sampled} sampled tokens and "
-                "the prompts; raise rollout.max_model_len, or lower environment.format.max_turns or "
-                "sampling.max_tokens_per_turn"
-            )
+        limit = self.rollout.max_model_len
+        for entry in self.mixture.entries:
+            own = entry.max_tokens_per_turn is not None
+            turn = f"{entry.key}.max_tokens_per_turn" if own else "sampling.max_tokens_per_turn"
+            turns = f"{entry.key}.format.max_turns"
+            sampled = entry.tokens(self.sampling.max_tokens_per_turn) * (entry.environment.format.max_turns or 0)
+            if sampled >= limit:
+                raise ValueError(
+                    f"rollout.max_model_len={limit} is too small for {turns} x {turn} = {sampled} sampled tokens and "
+                    f"the prompts; raise rollout.max_model_len, or lower {turns} or {turn}"
+                )
         return self
 
 
@@ -358,16 +440,13 @@ def load(recipe: str, overrides: list[str] | None = None) -> RunConfig:
 def validated(tree: dict[str, Any], overrides: list[str], recipe: str) -> RunConfig:
     """The validated configuration of a recipe's tree, over which the preset that the overrides name and then the
     overrides are laid. Raises as `load`; the error names the `recipe`."""
-    config = _validated(layered(tree, overrides), recipe)
+    given = _validated(layered(tree, overrides), recipe)
+    config = given.with_each(lambda entry: _resolved(entry, given.cluster.start_timeout_s, recipe))
     try:
-        environment = _resolve_environment(config)
-    except ValueError as error:
-        raise UserError(f"configuration {recipe}: environment: {error}") from error
-    try:
-        learner = _resolve_learner(config, environment)
+        learner = _resolve_learner(config)
     except ValueError as error:
         raise UserError(f"configuration {recipe}: {error}") from error
-    return _validated({**dict(config), "environment": environment, "learner": learner}, recipe)
+    return _validated({**dict(config), "learner": learner}, recipe)
 
 
 def layered(tree: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
@@ -398,7 +477,7 @@ def _overridden(tree: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
     """A copy of the tree to which the overrides are applied."""
     made = copy.deepcopy(tree)
     for override in overrides:
-        _apply(made, override)
+        override_in(made, override)
     return made
 
 
@@ -463,12 +542,6 @@ def read_resolved(data: bytes, where: str) -> dict[str, Any]:
     return read_settings(data, where, "1.1")
 
 
-def read_yaml(text: str, what: str) -> Any:
-    """The YAML as plain data; if it is invalid, UserError of one paragraph that begins with `what`."""
-    with bad_files_are_the_users():
-        return parse_yaml(text, what)
-
-
 def dump(config: RunConfig) -> str:
     """The resolved configuration as YAML; `load` reads it back as an equal configuration."""
     return written_yaml(config.model_dump(mode="json"))
@@ -492,35 +565,10 @@ def changes(old: dict[str, Any], after: RunConfig) -> list[str]:
     ]
 
 
-def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The tree's values by dotted key."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
-
-
-def _apply(tree: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key:
-        raise UserError(f"override {brief(override)} is not of the form key.sub=value, e.g. filter.rho=0.5")
-    *parents, leaf = key.split(".")
-    if len(parents) >= MAX_DEPTH:
-        raise UserError(f"override {brief(override)} has more than {MAX_DEPTH} levels")
-    node = tree
-    for parent in parents:
-        if node.get(parent) is None:  # null: a block that is off
-            node[parent] = {}
-        node = node[parent]
-        if not isinstance(node, dict):
-            raise UserError(f"override {brief(override)}: {parent} holds a value, not a block of settings")
-    node[leaf] = read_yaml(text, f"override {brief(override)}: {brief(text)}")
-
-
 def _explain(error: ValidationError) -> str:
     lines = []
     for item in error.errors()[:MAX_FAULTS]:
-        where = shortened(".".join(str(part) for part in item["loc"]), 80)
+        where = shortened(where_of(item["loc"]), 80)
         if item["type"] == "extra_forbidden":
             lines.append(f"{where}: unknown key. {_key_meant(item['loc'], item['input'])}".strip())
         elif item["type"] in ("model_type", "model_attributes_type"):
@@ -543,7 +591,9 @@ def _quotes(error: ErrorDetails, where: str) -> str:
 def _fields_at(path: tuple[int | str, ...]) -> list[str]:
     model: type[BaseModel] = RunConfig
     for part in path:
-        annotation = model.model_fields[str(part)].annotation
+        if isinstance(part, int):
+            continue  # a place in a list, whose entries have this model
+        annotation = model.model_fields[part].annotation
         candidates = (annotation, *get_args(annotation))
         model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
     return list(model.model_fields)
@@ -556,7 +606,7 @@ def _key_meant(path: tuple[int | str, ...], value: Any) -> str:
     elsewhere = [key for key in _keys(RunConfig) if key.rpartition(".")[2] == word]
     if elsewhere:
         return f"Other blocks have it: {', '.join(elsewhere)}."
-    fields, key = _fields_at(path[:-1]), ".".join(map(str, path))
+    fields, key = _fields_at(path[:-1]), where_of(path)
     inner = flat(value, f"{key}.") if isinstance(value, dict) else {}
     known = " ".join(filter(None, (answer(one, loosely=False) for one in list(inner or [key])[:MAX_FAULTS])))
     return known or did_you_mean(word, fields).strip() or answer(key) or f"Valid keys: {', '.join(fields)}."
@@ -579,13 +629,13 @@ def _meant_value(error: ErrorDetails) -> str:
     return f". {did_you_mean(str(error['input']), names)}".rstrip(". ")
 
 
-def _resolve_learner(config: RunConfig, environment: EnvironmentConfig) -> LearnerConfig:
+def _resolve_learner(config: RunConfig) -> LearnerConfig:
     """The learner's settings with the lengths that its objective takes from the run: the largest number of tokens that
     a turn, and an episode, may sample. ValueError if the over-long penalty's part of a turn is longer than the turn."""
-    objective, turn = config.learner.objective, config.sampling.max_tokens_per_turn
+    objective, turn = config.learner.objective, config.most_turn_tokens
     changes: dict[str, Any] = {}
     if objective.aggregation == "constant" and not objective.normaliser_tokens:
-        changes["normaliser_tokens"] = turn * (environment.format.max_turns or 1)
+        changes["normaliser_tokens"] = config.most_episode_tokens
     overlong = objective.overlong
     if overlong.penalty > 0:
         longest = overlong.max_tokens or turn
@@ -599,7 +649,10 @@ def _resolve_learner(config: RunConfig, environment: EnvironmentConfig) -> Learn
     return config.learner.model_copy(update={"objective": objective.model_copy(update=changes)})
 
 
-def _resolve_environment(config: RunConfig) -> EnvironmentConfig:
-    """The environment's settings, with its own defaults for numbers that the format leaves open. ValueError if the
+def _resolved(entry: Entry, timeout_s: float, recipe: str) -> EnvironmentConfig:
+    """The settings of an environment, with its own defaults for numbers that the format leaves open. UserError if the
     environment cannot be created."""
-    return resolved(config.environment, made(config.environment, config.cluster.start_timeout_s))
+    try:
+        return resolved(entry.environment, made(entry.environment, timeout_s))
+    except ValueError as error:
+        raise UserError(f"configuration {recipe}: {entry.key}: {entry.keyed(str(error))}") from error

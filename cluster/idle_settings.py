@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from squelch.actors.filter.rules import RULES
-from squelch.cluster.config import RunConfig, flat
+from squelch.actors.filter.scores import STATISTICS
+from squelch.cluster.config import RunConfig
+from squelch.cluster.setting_keys import flat
 from squelch.envs.registry import environment_class
 from squelch.learner.objective.algorithms import as_written
 
@@ -86,7 +88,7 @@ CASES: tuple[Case, ...] = (
     Case((f"{OBJECTIVE}.loss_scale",), lambda run: run.filter.target != "groups", _with("filter.target")),
     Case(
         ("environment.format.format_penalty",),
-        lambda run: environment_class(run.environment.name).whole_turns,
+        lambda run: not run.environments and environment_class(run.environment.name).whole_turns,
         _with("environment.name"),
     ),
     Case(("filter.window_size",), lambda run: run.filter.window != "sliding", _with("filter.window")),
@@ -127,5 +129,19 @@ def idle_settings(config: RunConfig) -> list[str]:
         for case in CASES
         if case.idle(config)
         for key in case.keys
-        if values[key] != usual[key]
+        if values.get(key, usual[key]) != usual[key]
+    ]
+
+
+def scale_notes(config: RunConfig) -> list[str]:
+    """A warning if the filter ranks groups of several environments together by a statistic of their rewards, whose
+    scales may differ."""
+    chosen, labels = config.filter, config.mixture.labels
+    of_rewards = STATISTICS[chosen.statistic].of in ("returns", "replay_returns")
+    if len(labels) < 2 or chosen.scope != "run" or not RULES[chosen.rule].filters or not of_rewards:
+        return []
+    return [
+        f"WARNING: filter.scope=run ranks groups of {' and '.join(labels)} together by {chosen.statistic}: if their "
+        "rewards have different scales, the environment of the larger rewards is kept and the other dropped; set "
+        "filter.scope=environment to rank within each"
     ]

@@ -90,6 +90,14 @@ METRICS: Table = {
         ),
         gauge("squelch_validation_success_low_ratio", "validation/success_low", "Lower end of its 95% interval"),
         gauge("squelch_validation_success_high_ratio", "validation/success_high", "Upper end of its 95% interval"),
+        MetricSpec(
+            "squelch_environment_validation_success_ratio",
+            "gauge",
+            "Success on the fixed validation tasks of each of several environments",
+            "environment/validation/{environment}",
+            ("environment",),
+            open=True,
+        ),
         gauge("squelch_validation_best_ratio", "validation/best", "Best validation success so far"),
         MetricSpec(
             "squelch_validation_gain_ratio",

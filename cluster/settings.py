@@ -59,6 +59,10 @@ def of_run() -> list[Block]:
             blocks.append(Block(name, _line(inner.__doc__), list(_settings(inner, f"{name}."))))
         else:
             top.append(_setting(name, info))
+        if entry := _entry(info):
+            own = (one for one in entry.model_fields if _is_own(entry, one))
+            rows = [_setting(f"{name}[N].{one}", entry.model_fields[one]) for one in own]
+            blocks.append(Block(f"{name}[N]", _line(entry.__doc__), rows))
     return [Block("The run", _line(RunConfig.__doc__), top), *blocks]
 
 
@@ -98,6 +102,17 @@ def _block(info: FieldInfo) -> type[Settings] | None:
     return next((one for one in kinds if isinstance(one, type) and issubclass(one, Settings)), None)
 
 
+def _entry(info: FieldInfo) -> type[Settings] | None:
+    """The class of the blocks in a list of blocks of settings."""
+    inner = get_args(info.annotation) if get_origin(info.annotation) is tuple else ()
+    return next((one for one in inner if isinstance(one, type) and issubclass(one, Settings)), None)
+
+
+def _is_own(block: type[Settings], name: str) -> bool:
+    """Whether the class adds the setting to those of the class that it extends."""
+    return all(name not in base.model_fields for base in block.__mro__[1:] if issubclass(base, Settings))
+
+
 def _setting(key: str, info: FieldInfo) -> Setting:
     default = "required" if info.is_required() else _default(info.get_default(call_default_factory=True))
     bounds = [f"{words} {getattr(one, at):g}" for at, words in _BOUNDS for one in info.metadata if hasattr(one, at)]
@@ -121,6 +136,8 @@ def _kind(kind: Any) -> str:
         return f"list of {_kind(inner[0])}"
     if origin is dict:
         return "mapping"
+    if isinstance(kind, type) and issubclass(kind, Settings):
+        return "blocks of settings"
     return _KINDS.get(kind) or getattr(kind, "__name__", str(kind))  # an environment's own type
 
 

@@ -60,3 +60,14 @@ class EnvironmentConfig(Settings):
     """The k-th training task has seed `train_seed + k`; a curriculum counts its tasks from it."""
     validation_seed: int = Field(1_000_000_000, ge=0)
     """The k-th validation task has seed `validation_seed + k`. Splits are disjoint by content for all seeds."""
+
+
+class EnvironmentEntry(EnvironmentConfig):
+    """One of several environments of a run: the settings of `environment`, whose defaults it takes, and these."""
+
+    weight: float = Field(1.0, gt=0, allow_inf_nan=False)
+    """Share of the run's tickets, relative to the other weights."""
+    label: str = Field("", max_length=64, pattern=r"^[^/\s]*$")
+    """Name in metrics, reports and the archive, without spaces and slashes; empty: the environment's name."""
+    max_tokens_per_turn: int | None = Field(None, ge=1)
+    """Most sampled tokens of a turn; unset: `sampling.max_tokens_per_turn`."""

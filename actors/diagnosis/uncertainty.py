@@ -182,7 +182,7 @@ def _bounded(name: str, found: Interval, value: float, report: Proxies) -> Inter
     return Interval(max(bottom, found.low), max(value, min(top, found.high)), found.standard_error)
 
 
-def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+def wilson_interval(successes: float, trials: float) -> tuple[float, float]:
     """95% score interval of a binomial proportion (Wilson, 1927); (0, 1) without trials."""
     if trials == 0:
         return 0.0, 1.0

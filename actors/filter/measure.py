@@ -51,6 +51,8 @@ class GroupStatistics:
     if the environment declares no noise."""
     replay_failure: str | None = None
     """Why the first replay that failed did so, if the source knows."""
+    label: str = ""
+    """Which of a run's several environments played it; empty in a run of one."""
 
     @classmethod
     def of(cls, summary: GroupSummary) -> GroupStatistics:
@@ -68,6 +70,7 @@ class GroupStatistics:
             success=float(summary.successes.mean()) if len(summary.successes) else math.nan,
             replay_returns=summary.replay_returns,
             replay_failure=summary.replay_failure,
+            label=summary.label,
         )
 
     @classmethod

@@ -20,6 +20,12 @@ VARIANCE_BANDS = ("0", "0.001", "0.003", "0.01", "0.03", "0.1", "0.3", "1", "3",
 _BY_DECISION = {f"{decision}_groups": (decision,) for decision in DECISIONS}
 REWARD_MEANS = {"reward_mean": ("all",), "reward_mean_kept": ("kept",), "reward_mean_dropped": ("dropped",)}
 
+
+def _of_environments(name: str, key: str, help: str) -> MetricSpec:
+    """A gauge of each of a run's several environments; a run of one has none."""
+    return MetricSpec(name, "gauge", help, f"environment/{key}/{{environment}}", ("environment",), open=True)
+
+
 METRICS = {
     Section.LEARNING: (
         MetricSpec(
@@ -117,6 +123,20 @@ METRICS = {
             ("kind",),
             open=True,
         ),
+        _of_environments("squelch_environment_groups", "groups", "Groups of the last step, of each environment"),
+        _of_environments(
+            "squelch_environment_kept_groups_ratio",
+            "kept",
+            "Share of an environment's groups in the step that was kept",
+        ),
+        _of_environments(
+            "squelch_environment_reward_mean", "reward", "Mean episode return of an environment, without format penalty"
+        ),
+        _of_environments(
+            "squelch_environment_reward_variance_mean",
+            "variance",
+            "Mean over an environment's groups of the reward variance (ddof 1)",
+        ),
         gauge("squelch_loss_scale", "loss_scale", "Factor on the loss of a filtered step"),
         gauge("squelch_refill_rounds", "refill_rounds", "Rounds that asked for further groups in the last step"),
         gauge("squelch_no_signal_streak", "no_signal_streak", "Steps in a row in which the filter selected nothing"),
@@ -160,6 +180,28 @@ def step_metrics(groups: Sequence[Group], refill_rounds: int, no_signal_streak: 
         "refill_rounds": float(refill_rounds),
         "no_signal_streak": float(no_signal_streak),
     }
+
+
+class LabelledGroup(Group, Protocol):
+    """A decided group with its environment's label."""
+
+    @property
+    def label(self) -> str: ...
+
+
+def environment_metrics(groups: Sequence[LabelledGroup]) -> dict[str, float]:
+    """The metrics of each environment's groups by flat key; none of groups without a label. NaN as `step_metrics`."""
+    found: dict[str, float] = {}
+    for label in sorted({group.label for group in groups if group.label}):
+        own = [group for group in groups if group.label == label]
+        valid = [group for group in own if group.verdict != "refused"]
+        found |= {
+            f"environment/groups/{label}": float(len(own)),
+            f"environment/kept/{label}": kept_fraction([group.verdict == "kept" for group in own]),
+            f"environment/reward/{label}": mean(group.mean for group in valid),
+            f"environment/variance/{label}": mean(group.variance for group in valid),
+        }
+    return found
 
 
 def _by_variance(variances: Sequence[float]) -> dict[str, float]:

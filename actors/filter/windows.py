@@ -11,12 +11,15 @@ arrives and closes the step once all its tickets have ended; nothing here waits.
 
 `FilterWindow` (whole window) ranks a step's groups together at close. `SlidingWindow` ranks each group on arrival among
 the last `window_size` groups of any step, including itself; no group waits for a full window.
+
+With `filter.scope=environment` every ranking is among the *peers* of a group: the groups of its environment. A rule,
+its rejection of a window, floors and the sliding window then hold within each environment.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,7 +30,7 @@ from squelch.actors.filter.coverage import Coverage, Seen, kind_name
 from squelch.actors.filter.decisions import Action, Decision, StepDecision, Verdict
 from squelch.actors.filter.floors import Ranked, added_by_floors, may_add
 from squelch.actors.filter.measure import GroupStatistics, measure
-from squelch.actors.filter.metrics import count_zero, step_metrics
+from squelch.actors.filter.metrics import count_zero, environment_metrics, step_metrics
 from squelch.actors.filter.rules import RULES
 from squelch.actors.filter.selection import Code, Mask, best_first, explain, pick, without_rounding
 from squelch.actors.filter.tickets import RecentGroups, ticket_key, ticket_order
@@ -80,6 +83,7 @@ class _Entry:
     reason: str = ""
     kind: str | None = None
     success: float = math.nan
+    label: str = ""
 
     def settle(self, kept: bool, code: Code, reason: str) -> None:
         """Sets the verdict with its cause."""
@@ -110,6 +114,11 @@ _MAY_BE_NAN = ("score", "variance", "mean", "success")
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def _kind(group: GroupStatistics) -> str | None:
+    """The name under which the group's kind is counted, of several environments with the label."""
+    return kind_name(f"{group.label} {group.kind}" if group.label and group.kind is not None else group.kind)
 
 
 def _ticket(decision: Decision) -> tuple[str | int, ...]:
@@ -153,14 +162,14 @@ class FilterWindow:
         self._measure(found)
         if found.target is None:
             found.target = len(found.entries) if target is None else target
-        mask = self._rank(found)
+        masks = self._rank(found)
         num_kept = sum(entry.verdict == "kept" for entry in found.entries.values())
         may_refill = self.config.refill and not final and found.rounds < self.config.max_refill_rounds
         wanted = max(0, found.target - num_kept) if may_refill else 0
         if wanted:
             found.rounds += 1
-            return self._report(step, found, mask, wanted, "skip", True)
-        return self._end(step, found, mask, num_kept > 0)
+            return self._report(step, found, masks, wanted, "skip", True)
+        return self._end(step, found, masks, num_kept > 0)
 
     def metrics(self) -> dict[str, float]:
         """Totals over the run, number of open steps, and number of consecutive steps without signal."""
@@ -187,7 +196,7 @@ class FilterWindow:
         if state["measured"] != self._measured_by():
             raise FilterChanged(
                 f"the checkpoint's filter used {state['measured']}, this run uses {self._measured_by()}: restore "
-                "filter.statistic, filter.compat and filter.window, or start without --resume"
+                "filter.statistic, filter.compat, filter.window and filter.scope, or start without --resume"
             )
         self._require_unit(state)
         self._no_signal.restore(state["no_signal"])
@@ -208,7 +217,8 @@ class FilterWindow:
 
     def _measured_by(self) -> dict[str, str]:
         config = self.config
-        return {"statistic": config.statistic, "compat": config.compat, "window": config.window}
+        scope = {} if config.scope == "run" else {"scope": config.scope}
+        return {"statistic": config.statistic, "compat": config.compat, "window": config.window, **scope}
 
     def _measure(self, found: _Step) -> list[_Entry]:
         """Scores the pending groups in one call; returns their entries."""
@@ -216,29 +226,48 @@ class FilterWindow:
         measured = measure(groups, self.config.statistic, self.config.compat, self.config.rule)
         columns = (measured.scores.tolist(), measured.variances.tolist(), measured.means.tolist(), measured.refusals)
         rows = zip(groups, zip(*columns, strict=True), strict=True)
-        entries = [_Entry(g.group_id, *row, kind=kind_name(g.kind), success=g.success) for g, row in rows]
+        entries = [_Entry(g.group_id, *row, kind=_kind(g), success=g.success, label=g.label) for g, row in rows]
         found.entries.update((entry.group_id, entry) for entry in entries)
         found.pending.clear()
         return entries
 
-    def _rank(self, found: _Step) -> Mask | None:
-        """Ranks all of the step's groups and decides the undecided ones; returns the rule's selection."""
-        entries = list(found.entries.values())
-        order = ticket_order(list(found.entries))
-        scores = np.array([entry.score for entry in entries], dtype=np.float64)
-        mask = pick(scores, order, self.config)
-        fresh = {entry.group_id for entry in entries if entry.verdict is None}
-        for entry, kept in zip(entries, mask.kept.tolist(), strict=True):
+    def _rank(self, found: _Step) -> list[Mask]:
+        """Ranks all of the step's groups and decides the undecided ones; returns the rule's selection among each
+        group's peers."""
+        fresh = {entry.group_id for entry in found.entries.values() if entry.verdict is None}
+        masks = [self._rank_peers(peers, fresh) for peers in self._peers(found.entries.values())]
+        self._raise_to_floors(found, fresh)
+        return masks
+
+    def _rank_peers(self, peers: Sequence[_Entry], fresh: Collection[str]) -> Mask:
+        order = ticket_order([entry.group_id for entry in peers])
+        mask = pick(np.array([entry.score for entry in peers], dtype=np.float64), order, self.config)
+        for entry, kept in zip(peers, mask.kept.tolist(), strict=True):
             if entry.group_id in fresh:
                 entry.settle(kept, *explain(entry.score, kept, entry.refusal, mask, self.config))
-        self._raise_to_floors(found, fresh)
         return mask
+
+    def _peers(self, entries: Iterable[_Entry]) -> list[list[_Entry]]:
+        """The groups in sets of those that are ranked together."""
+        found: dict[str, list[_Entry]] = {}
+        for entry in entries:
+            found.setdefault(self._scope_of(entry), []).append(entry)
+        return list(found.values()) or [[]]
+
+    def _scope_of(self, entry: _Entry) -> str:
+        """The name of the set in which a group is ranked."""
+        return entry.label if self.config.scope == "environment" else ""
 
     def _raise_to_floors(self, found: _Step, fresh: Collection[str]) -> None:
         """Keeps further groups among the `fresh` ones, as `actors.filter.floors` says."""
         if not (self.config.kind_floor or self.config.min_groups):
             return
-        valid = [entry for entry in found.entries.values() if entry.verdict != "refused"]
+        for peers in self._peers(entry for entry in found.entries.values() if entry.verdict != "refused"):
+            for group_id, reason in self._added_to(peers, fresh).items():
+                entry = found.entries[group_id]
+                entry.settle(True, "floor", f"{reason} ({entry.reason})")
+
+    def _added_to(self, valid: Sequence[_Entry], fresh: Collection[str]) -> dict[str, str]:
         tickets = ticket_order([entry.group_id for entry in valid])
         best = best_first(without_rounding(np.array([entry.score for entry in valid])), tickets, self.config)
         spare = {e.group_id for e in valid if e.group_id in fresh and may_add(e.code, e.score, e.variance)}
@@ -246,12 +275,9 @@ class FilterWindow:
             Ranked(e.group_id, e.kind, rank, e.verdict == "kept", e.group_id in spare)
             for rank, e in enumerate(valid[i] for i in best)
         ]
-        added = added_by_floors(groups, self._coverage.played, self._coverage.kept, self.config)
-        for group_id, reason in added.items():
-            entry = found.entries[group_id]
-            entry.settle(True, "floor", f"{reason} ({entry.reason})")
+        return added_by_floors(groups, self._coverage.played, self._coverage.kept, self.config)
 
-    def _end(self, step: int, found: _Step, mask: Mask | None, has_signal: bool) -> StepDecision:
+    def _end(self, step: int, found: _Step, masks: Sequence[Mask], has_signal: bool) -> StepDecision:
         """Closes the step finally."""
         verdict = self._no_signal.observe(has_signal)
         if verdict == "passthrough":
@@ -260,7 +286,7 @@ class FilterWindow:
                     entry.settle(True, "passthrough", f"no signal in the step ({entry.reason}), passed through")
         learns = any(entry.verdict == "kept" for entry in found.entries.values())
         action: Action = "abort" if verdict == "abort" else "learn" if learns else "skip"
-        report = self._report(step, found, mask, 0, action, verdict != "passthrough")
+        report = self._report(step, found, masks, 0, action, verdict != "passthrough")
         self._cover(step, found, report)
         for name in self._totals:
             self._totals[name] += int(report.metrics[f"{name}_groups"])
@@ -279,7 +305,7 @@ class FilterWindow:
         self,
         step: int,
         found: _Step,
-        mask: Mask | None,
+        masks: Sequence[Mask],
         wanted: int,
         action: Action,
         filtered: bool,
@@ -289,12 +315,14 @@ class FilterWindow:
         for entry in ordered:
             decision = entry.decision(step)
             lists[decision.decision].append(decision)
-        metrics = step_metrics(ordered, found.rounds, self._no_signal.streak)
+        metrics = step_metrics(ordered, found.rounds, self._no_signal.streak) | environment_metrics(ordered)
+        rejections = dict.fromkeys(mask.rejection for mask in masks if mask.rejection)
+        threshold = masks[0].threshold if len(masks) == 1 else None
         return StepDecision(
             step, **lists, kept_mass=_finite(metrics["kept_mass"]), kept_fraction=metrics["kept_fraction"],
-            num_zero=count_zero(entry.score for entry in ordered), threshold=None if mask is None else mask.threshold,
+            num_zero=count_zero(entry.score for entry in ordered), threshold=threshold,
             wanted=wanted, action=action, filtered=filtered and RULES[self.config.rule].filters, rule=self.config.rule,
-            filter=self.config.describe(), metrics=metrics, rejection="" if mask is None else mask.rejection,
+            filter=self.config.describe(), metrics=metrics, rejection="; ".join(rejections),
         )  # fmt: skip
 
 
@@ -307,15 +335,19 @@ class SlidingWindow(FilterWindow):
 
     def __init__(self, config: FilterConfig) -> None:
         super().__init__(config)
-        self._recent = RecentGroups(config.window_size)
+        self._recent: dict[str, RecentGroups] = {}
+
+    def _recent_of(self, scope: str) -> RecentGroups:
+        return self._recent.setdefault(scope, RecentGroups(self.config.window_size))
 
     def admit(self, summary: GroupSummary | GroupStatistics) -> list[Decision]:
         """Adds a group and decides on it immediately."""
         super().admit(summary)
         found = self._steps[summary.step]
         (entry,) = self._measure(found)
-        self._recent.add(entry.group_id, entry.score)
-        mask = pick(self._recent.scores, self._recent.order, self.config)
+        recent = self._recent_of(self._scope_of(entry))
+        recent.add(entry.group_id, entry.score)
+        mask = pick(recent.scores, recent.order, self.config)
         kept = bool(mask.kept[-1])
         code, reason = explain(entry.score, kept, entry.refusal, mask, self.config)
         entry.settle(kept, code, f"{reason} ({mask.rejection})" if code == "no_signal" else reason)
@@ -324,18 +356,19 @@ class SlidingWindow(FilterWindow):
 
     def state(self, steps: Collection[int] | None = None) -> dict[str, Any]:
         """As `FilterWindow.state`, with the recent groups."""
-        return {**super().state(steps), "recent": self._recent.state()}
+        rows = [[*row, *[scope] * bool(scope)] for scope, recent in self._recent.items() for row in recent.state()]
+        return {**super().state(steps), "recent": rows}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Inverse of `state`; errors as in `FilterWindow.restore`."""
         super().restore(state)
-        self._recent = RecentGroups(self.config.window_size)
-        for group_id, value in state["recent"]:
-            self._recent.add(group_id, _number(value))
+        self._recent = {}
+        for group_id, value, *scope in state["recent"]:
+            self._recent_of(scope[0] if scope else "").add(group_id, _number(value))
 
-    def _rank(self, found: _Step) -> Mask | None:
+    def _rank(self, found: _Step) -> list[Mask]:
         """Does nothing: all groups were decided on arrival."""
-        return None
+        return []
 
 
 def make_window(config: FilterConfig) -> FilterWindow:
@@ -347,6 +380,8 @@ def _step_state(found: _Step) -> dict[str, Any]:
     rows = [asdict(entry) for entry in found.entries.values()]
     for row in rows:
         row |= {key: _finite(row[key]) for key in _MAY_BE_NAN}
+        if not row["label"]:
+            del row["label"]  # of a run's only environment
     return {"target": found.target, "rounds": found.rounds, "entries": rows}
 
 

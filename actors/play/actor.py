@@ -29,6 +29,7 @@ from squelch.actors.process.shipping import Folder, copy_at, local, own_node
 from squelch.actors.process.spans import Span
 from squelch.actors.records import GroupSummary, Ticket, summarise
 from squelch.envs.config import EnvironmentConfig
+from squelch.envs.mixture import Mixture
 from squelch.envs.registry import make
 from squelch.envs.retrieval.index import cache_folder
 
@@ -69,7 +70,7 @@ class EnvironmentActor:
         self,
         name: str,
         model: Folder | Path | str,
-        environment: EnvironmentConfig,
+        environment: EnvironmentConfig | Mixture,
         sampling: SamplingConfig,
         config: EnvironmentActorConfig,
         max_model_len: int,
@@ -78,11 +79,11 @@ class EnvironmentActor:
         """`indices`: the driver's search indices, which become available on this host under the same names."""
         for index in indices:
             copy_at(index, index_path(index))
-        self._environment = environment
+        self._mixture = Mixture.of(environment)
         self._workers: dict[str, ActorHandle] = {}
         client = GenerationClient(name, self._port)
         self._player = EnvironmentPlayer(
-            ChatCodec(local(model)), environment, sampling, config, max_model_len, client.generate
+            ChatCodec(local(model)), self._mixture, sampling, config, max_model_len, client.generate
         )
 
     def _port(self, worker: str) -> _HandlePort:
@@ -92,18 +93,14 @@ class EnvironmentActor:
         return _HandlePort(self._workers[worker])
 
     async def ready(self) -> bool:
-        """True once the actor is up. ValueError if this host lacks data that the environment needs."""
-        try:
-            await asyncio.to_thread(self._try_environment)
-        except ValueError as error:
-            raise ValueError(f"environment {self._environment.name} on host {own_node()[1]}: {error}") from error
+        """True once the actor is up. ValueError if this host lacks data that an environment needs."""
+        for entry in self._mixture.entries:
+            try:
+                await asyncio.to_thread(_try_environment, entry.environment)
+            except ValueError as error:
+                raise ValueError(f"environment {entry.name} on host {own_node()[1]}: {error}") from error
         gc.freeze()  # objects made by imports live forever, so collections need not visit them
         return True
-
-    def _try_environment(self) -> None:
-        """Makes an environment; its notes ask a remote one whether it is there."""
-        chosen = self._environment
-        make(chosen.name, "train", chosen.options, chosen.prompt).notes()
 
     async def set_workers(self, workers: dict[str, ActorHandle]) -> None:
         """Replaces the rollout workers, by name."""
@@ -129,3 +126,8 @@ class EnvironmentActor:
         groups = await asyncio.gather(*(self._player.play(replace(ticket, group_size=1)) for ticket in tickets))
         tables = [to_table(group) for group in groups]
         return [summarise(group) for group in groups], pa.concat_tables(tables)
+
+
+def _try_environment(chosen: EnvironmentConfig) -> None:
+    """Makes an environment; its notes ask a remote one whether it is there."""
+    make(chosen.name, "train", chosen.options, chosen.prompt).notes()

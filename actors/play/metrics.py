@@ -35,6 +35,30 @@ METRICS: Table = {
     Section.LEARNING: (
         gauge("squelch_success_ratio", "success", "Success of the step's training trajectories, before the filter"),
         MetricSpec(
+            "squelch_environment_success_ratio",
+            "gauge",
+            "Success of the step's training trajectories of each of several environments, before the filter",
+            "environment/success/{environment}",
+            ("environment",),
+            open=True,
+        ),
+        MetricSpec(
+            "squelch_environment_format_valid_ratio",
+            "gauge",
+            "Share of well-formed turns of each of several environments",
+            "environment/format/{environment}",
+            ("environment",),
+            open=True,
+        ),
+        MetricSpec(
+            "squelch_environment_turns_mean",
+            "gauge",
+            "Mean turns per trajectory of each of several environments",
+            "environment/turns/{environment}",
+            ("environment",),
+            open=True,
+        ),
+        MetricSpec(
             "squelch_tasks_ratio",
             "gauge",
             "Share of the step's groups in which no, some or all trajectories succeed",
@@ -108,7 +132,22 @@ def trajectory_metrics(summaries: Sequence[GroupSummary]) -> dict[str, float]:
         "trajectories": float(num_alive),
         "trajectories_failed": float(sum(len(s.failures) for s in summaries)),
         **_failures(summaries),
+        **_by_environment(summaries),
     }
+
+
+def _by_environment(summaries: Sequence[GroupSummary]) -> dict[str, float]:
+    """Metrics of each of several environments; none in a run of one."""
+    found: dict[str, float] = {}
+    for label in sorted({summary.label for summary in summaries if summary.label}):
+        own = [summary for summary in summaries if summary.label == label]
+        num_turns, num_alive = sum(s.num_turns for s in own), sum(len(s.indices) for s in own)
+        found |= {
+            f"environment/success/{label}": _ratio(sum(_join(own, "successes")), num_alive),
+            f"environment/format/{label}": _ratio(sum(s.format_valid_turns for s in own), num_turns),
+            f"environment/turns/{label}": _ratio(num_turns, num_alive),
+        }
+    return found
 
 
 def _join(summaries: Sequence[GroupSummary], name: str) -> list[float]:

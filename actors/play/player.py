@@ -48,6 +48,7 @@ from squelch.actors.records import Group, Task, Ticket, Trajectory, Turn
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import Environment, GroupReward, GroupRewarded, lacking, require
 from squelch.envs.episode import Episode, Message, TurnOutcome
+from squelch.envs.mixture import Mixture
 from squelch.envs.registry import make
 from squelch.envs.untrusted.rewards import finite_reward
 
@@ -55,8 +56,9 @@ Generate = Callable[[str, GenerationRequest], Awaitable[Completion]]
 MakeEnv = Callable[[Task], Environment]
 
 
-def make_task(task: Task, config: EnvironmentConfig) -> Environment:
-    """An environment for a task, not yet reset, in the style of `config` and with its first training seed."""
+def make_task(task: Task, mixture: Mixture) -> Environment:
+    """An environment for a task, not yet reset, in the style of its entry and with its first training seed."""
+    config = mixture.labelled(task.label).environment
     return make(task.environment, task.split, dict(task.options), config.prompt, config.train_seed)
 
 
@@ -142,12 +144,13 @@ class _Transcript:
 
 
 class EnvironmentPlayer:
-    """Plays tickets concurrently. `generate(worker, request)` returns a completion or raises GenerationFailed."""
+    """Plays tickets concurrently, of one environment or of several (`envs.mixture`). `generate(worker, request)`
+    returns a completion or raises GenerationFailed."""
 
     def __init__(
         self,
         codec: ChatCodec,
-        environment: EnvironmentConfig,
+        environment: EnvironmentConfig | Mixture,
         sampling: SamplingConfig,
         config: EnvironmentActorConfig,
         max_model_len: int,
@@ -155,14 +158,14 @@ class EnvironmentPlayer:
         make_env: MakeEnv | None = None,
     ) -> None:
         self._codec = codec
-        self._format, self._reward_noise = environment.format, environment.reward_noise
+        self._mixture = Mixture.of(environment)
         self._max_tokens = sampling.max_tokens_per_turn
         self._config = config
         self._max_model_len = max_model_len
         self._generate = generate
-        self._make_env = make_env or partial(make_task, config=environment)
+        self._make_env = make_env or partial(make_task, mixture=self._mixture)
         self.steps = StepPool(config.step_timeout_s, config.step_threads)
-        self._idle: dict[tuple[str, str, str], list[Environment]] = {}
+        self._idle: dict[tuple[str, ...], list[Environment]] = {}
 
     async def play(self, ticket: Ticket) -> Group:
         """Play a ticket's `group_size` trajectories concurrently; an error in one of them is not raised."""
@@ -206,9 +209,10 @@ class EnvironmentPlayer:
         transcript.group_rewarded = not lacking(env, GroupRewarded)
         opens = not env.whole_turns
         feed = self._codec.first_turn(messages, opens)
-        while self._fits(transcript, feed):
+        most = self._mixture.labelled(ticket.task.label).tokens(self._max_tokens)
+        while self._fits(transcript, feed, most):
             transcript.add(feed)
-            completion = await self._sample(ticket, index, transcript)
+            completion = await self._sample(ticket, index, transcript, most)
             outcome = await self._act(episode, transcript, completion, opens or self._codec.template_opens)
             transcript.success = outcome.success
             transcript.truncated = outcome.truncated
@@ -225,7 +229,8 @@ class EnvironmentPlayer:
         """In a step thread: take or make an environment and start the task in it."""
         env = self._taken(ticket.task)
         noise = noise_seed(ticket, index, env.shared_noise)
-        episode = Episode(env, ticket.task.seed, noise, self._format, self._reward_noise)
+        chosen = self._mixture.labelled(ticket.task.label).environment
+        episode = Episode(env, ticket.task.seed, noise, chosen.format, chosen.reward_noise)
         return env, episode, episode.start()
 
     def _taken(self, task: Task) -> Environment:
@@ -234,26 +239,27 @@ class EnvironmentPlayer:
         except IndexError:
             return self._make_env(task)
 
-    def _fits(self, transcript: _Transcript, feed: np.ndarray) -> bool:
-        """Whether the context has room for `feed` and a turn of full length. If not, the episode ends as truncated."""
-        needed = transcript.length + len(feed) + self._max_tokens
+    def _fits(self, transcript: _Transcript, feed: np.ndarray, most: int) -> bool:
+        """Whether the context has room for `feed` and a turn of `most` tokens. If not, the episode ends as
+        truncated."""
+        needed = transcript.length + len(feed) + most
         if needed <= self._max_model_len:
             return True
         if not transcript.turns:
             raise _Failed(
                 FailureCause.CONTEXT_EXHAUSTED,
-                f"the first prompt of {len(feed)} tokens and a turn of {self._max_tokens} exceed "
+                f"the first prompt of {len(feed)} tokens and a turn of {most} exceed "
                 f"max_model_len={self._max_model_len}",
             )
         transcript.truncated = transcript.bootstrap_last_state = True
         return False
 
-    async def _sample(self, ticket: Ticket, index: int, transcript: _Transcript) -> Completion:
+    async def _sample(self, ticket: Ticket, index: int, transcript: _Transcript, most: int) -> Completion:
         turn = len(transcript.turns)
         request = GenerationRequest(
             request_id=f"{ticket.ticket_id}/{index}/{turn}",
             prompt_ids=transcript.token_ids(),
-            max_tokens=self._max_tokens,
+            max_tokens=most,
             temperature=ticket.temperature,
             seed=request_seed(ticket, index, turn),
         )
@@ -346,6 +352,6 @@ class EnvironmentPlayer:
             transcript.seconds_environment += time.monotonic() - started
 
 
-def _idle_key(task: Task) -> tuple[str, str, str]:
+def _idle_key(task: Task) -> tuple[str, ...]:
     """Key of the environments that can be reused for a task: tasks with the same key share them, one after another."""
-    return task.environment, task.split, task.options_json
+    return task.label, task.environment, task.split, task.options_json

@@ -80,11 +80,11 @@ def _of_preset(preset: str, its: Mapping[str, Any]) -> list[str]:
 def explained(config: RunConfig, words: list[str], origins: Mapping[str, str] | None = None) -> list[str]:
     """A paragraph for each setting that one of the words finds, and what other trainers call so. UserError if a word
     finds nothing. `origins`: the preset that set it, by setting."""
-    from squelch.cluster.config import flat
     from squelch.cluster.other_names import answer
+    from squelch.cluster.setting_keys import flat
     from squelch.cluster.settings import every_setting
 
-    settings, values = every_setting(config.environment.name), flat(config.model_dump(mode="json"))
+    settings, values = every_setting(config.mixture.entries[0].environment.name), flat(config.model_dump(mode="json"))
     asked = {word: matching(settings, word) for word in words}
     answers = [answer(word) for word, hits in asked.items() if not any(word in one.key for one in hits)]
     for word, hits in asked.items():
@@ -141,9 +141,8 @@ def _needs(tree: Mapping[str, Any]) -> Iterator[str]:
     gpus = learner.get("num_gpus", 0) * learner.get("ranks", 1) + sum(part.get("num_gpus", 0) for part in parts)
     if gpus:
         yield f"{gpus:g} GPUs"
-    environment = tree.get("environment", {}).get("name", "")
-    if environment in EXTRAS:
-        yield EXTRAS[environment]
+    listed = tree.get("environments") or [tree.get("environment") or {}]
+    yield from dict.fromkeys(EXTRAS[name] for one in listed if (name := one.get("name", "")) in EXTRAS)
 
 
 def _value(one: Setting, values: Mapping[str, Any]) -> str:

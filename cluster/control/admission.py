@@ -20,10 +20,10 @@ has reached every rollout worker, so the proof holds with c the clock at that mo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from squelch.actors.records import Task, Ticket
-from squelch.envs.config import EnvironmentConfig
+from squelch.envs.mixture import Entry, Mixture
+from squelch.envs.splits import Split
 
 
 class Admission:
@@ -78,16 +78,18 @@ class Admission:
 
 @dataclass
 class TicketSource:
-    """Hands out tickets: the k-th ticket of the run is for the k-th training task. `cursor` is k."""
+    """Hands out tickets: the k-th ticket of an environment is for its k-th training task, and the mixture's schedule
+    says whose turn the run's next ticket is. `cursor`: the run's tickets so far."""
 
-    environment: str
-    options: dict[str, Any]
-    first_seed: int
+    mixture: Mixture
     group_size: int
     run_seed: int
     temperature: float
     cursor: int = 0
     replays: int = 0
+
+    def __post_init__(self) -> None:
+        self._schedule = self.mixture.schedule()
 
     def take(self, step: int, count: int, first_index: int = 0) -> list[Ticket]:
         """`count` tickets of a step; `first_index` continues the numbering in a refill round."""
@@ -95,9 +97,7 @@ class TicketSource:
             Ticket(
                 ticket_id=f"{step:06d}-{first_index + i:03d}",
                 step=step,
-                task=Task(
-                    self.environment, self.first_seed + self.cursor + i, "train", tuple(sorted(self.options.items()))
-                ),
+                task=self._task(self.cursor + i),
                 group_size=self.group_size,
                 seed=self.run_seed,
                 temperature=self.temperature,
@@ -108,11 +108,23 @@ class TicketSource:
         self.cursor += count
         return tickets
 
+    def _task(self, ticket: int) -> Task:
+        turn = self._schedule.turn(ticket)
+        entry = self.mixture.entries[turn.entry]
+        return task_of(entry, entry.environment.train_seed + turn.before, "train")
 
-def validation_tickets(environment: EnvironmentConfig, count: int, run_seed: int, temperature: float) -> list[Ticket]:
-    """The fixed validation set: one trajectory per task, with the same tasks and request seeds at every validation."""
-    settings, first = tuple(sorted(environment.options.items())), environment.validation_seed
+
+def task_of(entry: Entry, seed: int, split: Split) -> Task:
+    """The task with this seed in one of the run's environments."""
+    chosen = entry.environment
+    return Task(chosen.name, seed, split, tuple(sorted(chosen.options.items())), entry.label)
+
+
+def validation_tickets(entry: Entry, count: int, run_seed: int, temperature: float, first: int = 0) -> list[Ticket]:
+    """The fixed validation set of an environment: one trajectory per task, with the same tasks and request seeds at
+    every validation. `first`: number of the first ticket."""
+    seed = entry.environment.validation_seed
     return [
-        Ticket(f"v-{i:05d}", 0, Task(environment.name, first + i, "validation", settings), 1, run_seed, temperature)
+        Ticket(f"v-{first + i:05d}", 0, task_of(entry, seed + i, "validation"), 1, run_seed, temperature)
         for i in range(count)
     ]

@@ -71,8 +71,9 @@ def _cause(config: RunConfig, steps: Sequence[Metrics]) -> str:
         where = ", most of them inside their reasoning" if in_reasoning > in_answer else ""
         return f"{in_reasoning + in_answer:.0%} of the turns reach {limit}{where}; raise it"
     success, is_tiny = _mean(steps, "success"), config.model.path == "tiny"
-    if success < MOSTLY and not is_tiny and config.environment.prompt == "tiny":
-        return "environment.prompt=tiny is the style of the tiny policy alone; set environment.prompt=natural"
+    tiny = next((entry.key for entry in config.mixture.entries if entry.environment.prompt == "tiny"), None)
+    if success < MOSTLY and not is_tiny and tiny is not None:
+        return f"{tiny}.prompt=tiny is the style of the tiny policy alone; set {tiny}.prompt=natural"
     if _mean(steps, "format_validity") < MOSTLY:
         remedy = "use a pretrained model (model.path)" if is_tiny else "warm it up first (`squelch warmup`)"
         return f"the model does not write `reasoning </think> <answer> ... </answer>`; {remedy}"

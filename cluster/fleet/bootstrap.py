@@ -31,6 +31,7 @@ from squelch.cluster.fleet.processor import emulated
 from squelch.cluster.package import checkout
 from squelch.envs.contract import Demonstrator, MissingCapabilityError, require
 from squelch.envs.format import phrases
+from squelch.envs.mixture import Entry
 from squelch.envs.registry import environment_class
 
 if TYPE_CHECKING:
@@ -144,17 +145,20 @@ def disconnect() -> None:
 
 def build_tiny_policy(config: RunConfig, say: Callable[[str], None], on_stage: OnStage = unheard) -> Path:
     """Returns the folder of the tiny policy, which is built unless the cache holds it."""
-    check_demonstrator(config.environment.name, "set model.path to the folder of a trained model instead")
+    mixture = config.mixture
+    for entry in mixture.entries:
+        check_demonstrator(entry.environment.name, "set model.path to the folder of a trained model instead")
     # imports transformers, which no other model needs here
     from squelch.learner.warmup.tiny import build_digest, build_tiny
-    from squelch.learner.warmup.tiny_recipe import recipe_for
+    from squelch.learner.warmup.tiny_recipe import recipe_of
 
-    recipe = recipe_for(config.environment.name)
-    digest = build_digest(config.environment, config.model.tiny_seed, recipe)
-    folder = Path(config.model.cache) / f"{config.environment.name}-{digest}"
+    recipe = recipe_of(mixture)
+    digest = build_digest(mixture, config.model.tiny_seed, recipe)
+    folder = Path(config.model.cache) / f"{mixture.file_name}-{digest}"
     if not folder.exists():
-        say(f"warming up the tiny policy for {config.environment.name} in {folder} (two to four minutes, once)")
-    report = build_tiny(folder, config.environment, config.model.tiny_seed, recipe, on_stage)
+        lasts = "two to four minutes" if len(mixture.entries) == 1 else "minutes for each environment"
+        say(f"warming up the tiny policy for {mixture.name} in {folder} ({lasts}, once)")
+    report = build_tiny(folder, mixture, config.model.tiny_seed, recipe, on_stage)
     if not report.reused:
         say(f"tiny policy: {report.num_parameters / 1e6:.2f} M parameters, {report.seconds:.0f} s")
     return folder.resolve()
@@ -173,7 +177,8 @@ def choose_scoring(config: RunConfig, model_dir: Path, resume: bool, say: Callab
     `scorer.share` allows. Most of a step of the tiny policy is spent outside of the model, so counting its passes
     is useless: it is scored every `OFTEN` steps."""
     scorer, saved = config.scorer, config.run_dir / "config.yaml"
-    prompts = min(config.loop.prompts, scorer.max_prompts)
+    played = int(config.loop.prompts * config.mixture.shares[config.scored.label])
+    prompts = min(played, scorer.max_prompts)
     if scorer.enabled and prompts < MIN_INTERVAL:
         others = "that on the fixed probe watches" if scorer.probe.every else "none watches, as the fixed probe is off"
         say(f"{prompts} prompts a scorer step: its alarm needs {MIN_INTERVAL}; {others}")
@@ -223,12 +228,12 @@ def _step_work(config: RunConfig, model_dir: Path) -> StepWork:
 
     learner = config.learner
     passes = 3 + learner.activation_checkpointing + (learner.objective.kl.coefficient > 0)
-    turns = config.environment.format.max_turns or 1
-    opening = len(_opening(config, ChatCodec(model_dir)))
+    turns, codec = config.mixture.most_turns, ChatCodec(model_dir)
+    opening = max(len(_opening(entry, config, codec)) for entry in config.mixture.entries)
     sampling = config.sampling
     tasks = config.scorer.probe.num_tasks(config.validation.tasks)
     return StepWork(
-        *(config.loop.prompts, sampling.group_size, opening, sampling.max_tokens_per_turn, turns, passes, tasks),
+        *(config.loop.prompts, sampling.group_size, opening, config.most_turn_tokens, turns, passes, tasks),
         generation=config.rollout.dtype,
         training=learner.dtype,
         scoring=config.scorer.dtype,
@@ -261,11 +266,12 @@ def check_model(folder: Path, config: RunConfig, say: Callable[[str], None]) -> 
     except ValueError as error:
         raise UserError(f"model.path: {error}") from error
     say(_check_memory(folder, config))
-    if config.environment.prompt == "tiny" and read_config(folder).get("vocab_size", 0) > TINY_VOCABULARY:
-        say(
-            "environment.prompt=tiny is the language of the tiny policy, and this is a pretrained model; set "
-            "environment.prompt=natural"
-        )
+    for entry in config.mixture.entries:
+        if entry.environment.prompt == "tiny" and read_config(folder).get("vocab_size", 0) > TINY_VOCABULARY:
+            say(
+                f"{entry.key}.prompt=tiny is the language of the tiny policy, and this is a pretrained model; set "
+                f"{entry.key}.prompt=natural"
+            )
     if slow := emulated(config):
         say(slow)
     return folder.resolve()
@@ -290,29 +296,33 @@ def _check_speech(folder: Path, config: RunConfig) -> None:
 
     positions = read_config(folder).get("max_position_embeddings")
     codec = ChatCodec(folder)
-    codec.check(phrases(environment_class(config.environment.name), config.environment.format))
-    first_turn = _opening(config, codec, longest=True)
-    needed = len(first_turn) + config.sampling.max_tokens_per_turn
     limits = {"rollout.max_model_len": config.rollout.max_model_len, "the model's context": positions}
-    for name, limit in limits.items():
-        if limit is not None and needed > limit:
-            raise ValueError(
-                f"the longest first prompt of {config.environment.name} has {len(first_turn)} tokens and the turn may "
-                f"add sampling.max_tokens_per_turn={config.sampling.max_tokens_per_turn}, which exceeds {name}={limit}"
-            )
+    for entry in config.mixture.entries:
+        codec.check(phrases(environment_class(entry.environment.name), entry.environment.format))
+        first_turn, turn = (
+            _opening(entry, config, codec, longest=True),
+            entry.tokens(config.sampling.max_tokens_per_turn),
+        )
+        for name, limit in limits.items():
+            if limit is not None and len(first_turn) + turn > limit:
+                key = "sampling" if entry.max_tokens_per_turn is None else entry.key
+                raise ValueError(
+                    f"the longest first prompt of {entry.name} has {len(first_turn)} tokens and the turn may add "
+                    f"{key}.max_tokens_per_turn={turn}, which exceeds {name}={limit}"
+                )
     if positions is not None and config.rollout.max_model_len > positions:
         raise ValueError(
             f"rollout.max_model_len={config.rollout.max_model_len} is more than the model's context of {positions}"
         )
 
 
-def _opening(config: RunConfig, codec: ChatCodec, longest: bool = False) -> np.ndarray:
+def _opening(entry: Entry, config: RunConfig, codec: ChatCodec, longest: bool = False) -> np.ndarray:
     """The ids of the first prompt of the first training task; with `longest`, of the longest one of any task if the
     environment knows it. ValueError for words that the tokenizer lacks."""
     try:
-        first = first_task(config.environment, config.cluster.start_timeout_s)
+        first = first_task(entry.environment, config.cluster.start_timeout_s)
         messages = (longest and first.environment.longest_opening()) or first.messages
     except ValueError as error:
-        raise UserError(f"environment {config.environment.name}: {error}") from error
+        raise UserError(f"environment {entry.name}: {entry.keyed(str(error))}") from error
     codec.check([message["content"] for message in messages])
     return codec.first_turn(messages, opening=not first.environment.whole_turns)

@@ -105,7 +105,7 @@ class RayActors:
     def _player(self, name: str) -> Client:
         config = self.config
         options = {"num_cpus": config.environment_actor.num_cpus, **CALLERS, **self.placement.player()}
-        settings = (config.environment, config.sampling, config.environment_actor, config.rollout.max_model_len)
+        settings = (config.mixture, config.sampling, config.environment_actor, config.rollout.max_model_len)
         indices = [self._offer(folder, EVERYTHING) for folder in opened()]
         actor = self._created(name, calls.ENVIRONMENT_ACTOR, asynchronous, options)
         return self._client(actor.remote(name, self._model(), *settings, indices))

@@ -41,6 +41,7 @@ from squelch.actors.process.interfaces import interface_addresses, is_loopback
 from squelch.cluster.errors import UserError
 from squelch.cluster.grafana.prometheus import MAX_ANSWER, Prometheus
 from squelch.cluster.metrics import REGISTRY
+from squelch.cluster.setting_keys import environment_name
 from squelch.envs.untrusted.secrets import token_in
 
 ANSWER_TIMEOUT_S, STORE_TIMEOUT_S, READY_TIMEOUT_S, STOP_TIMEOUT_S = 5.0, 120.0, 30.0, 10.0
@@ -48,8 +49,6 @@ INTERVAL_S = 5.0
 """Least seconds between two samples of a series, as a scrape takes them."""
 MOST_SAMPLES = 2_000
 """Samples of a series; those of a longer run are further apart."""
-NAMES = {"run": "name", "environment": "environment.name", "filter": "filter.rule"}
-"""Labels of `squelch_run_info`, and the settings that they show."""
 JOB, ADDRESS = "squelch", "127.0.0.1:9464"
 """The labels that a scrape adds to every series: the job and the address, here of runs that are not scraped."""
 TOKEN_FILE = "token"
@@ -109,7 +108,8 @@ def prometheus_over(
         UserError: Prometheus is not installed, or does not start.
     """
     programs = [_program("promtool"), _program("prometheus")]
-    run = {"run": name} | {label: str(settings.get(key, "")) for label, key in NAMES.items() if label != "run"}
+    played, rule = environment_name(settings), settings.get("filter.rule", "")
+    run = {"run": name, "environment": str(played or ""), "filter": str(rule)}
     addresses = _addresses(settings)
     with tempfile.TemporaryDirectory(prefix="squelch-prometheus-") as scratch:
         folder = Path(scratch)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from squelch.actors.diagnosis.uncertainty import wilson_interval
 from squelch.actors.failures import Failure
 from squelch.actors.model_folder import check_model_folder
 from squelch.cluster.config import RunConfig
@@ -30,6 +29,7 @@ from squelch.cluster.loop.stopping import interruptible
 from squelch.cluster.loop.tickets.playing import Play, causes, failed_text, failures
 from squelch.cluster.loop.watchers.validation import fixed_tickets
 from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.runs.gain import parts_of, success_interval, success_of
 from squelch.cluster.runs.logs import log_folder, quiet
 from squelch.cluster.signals import listening
 from squelch.cluster.terminal import say_json
@@ -65,21 +65,24 @@ def evaluate(
                 solved, failed = asyncio.run(interruptible(playing, signals, aloud))
         finally:
             disconnect()
-    low, high = wilson_interval(int(solved.sum()), len(solved))
+    parts = parts_of(config.mixture, tasks)
+    success, (low, high) = success_of(solved, parts), success_interval(solved, parts)
+    by_label = {part.label: float(solved[part.place].mean()) for part in parts if part.label}
     result: dict[str, Any] = {
         "run": config.name,
         "checkpoint": step,
         "tasks": len(solved),
         "temperature": temperature,
-        "success": float(solved.mean()),
+        "success": success,
         "low": low,
         "high": high,
         "failed": dict(causes(failed)),
         "solved": np.flatnonzero(solved).tolist(),
+        **({"environments": by_label} if by_label else {}),
     }
     text = (
         f"{config.name} at {step}: success {result['success']:.3f}  95% [{low:.3f}, {high:.3f}]  "
-        f"{len(solved)} tasks, T = {temperature:g}"
+        f"{len(solved)} tasks, T = {temperature:g}" + "".join(f"  {name} {own:.3f}" for name, own in by_label.items())
     )
     if as_json:
         say_json(result)

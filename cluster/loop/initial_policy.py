@@ -52,7 +52,7 @@ from squelch.cluster.signals import Signals, listening
 from squelch.envs.file_lock import held
 from squelch.envs.untrusted.files import MIB, Unreadable, is_file, read_bytes, require_regular
 from squelch.envs.untrusted.text import parse_object
-from squelch.learner.warmup.demonstrations import transcripts
+from squelch.learner.warmup.demonstrations import mixed
 from squelch.learner.warmup.settings import WarmupConfig
 from squelch.learner.warmup.tiny import NUM_FINGERPRINT
 
@@ -70,11 +70,11 @@ def prepare_model(config: RunConfig, say: Say, on_stage: OnStage = unheard) -> P
     if warmup is None:
         return check_model(folder, config, say)
     check_source(config, warmup)
-    name = f"{folder.resolve().name}-{config.environment.name}-{warmup_digest(config, warmup, folder)}"
+    name = f"{folder.resolve().name}-{config.mixture.file_name}-{warmup_digest(config, warmup, folder)}"
     target = Path(config.model.pretrained_cache) / name.replace("/", "_").replace(":", "_")
     if not (target / REPORT).is_file():
         check_model(folder, config, say)
-        say(f"warming up {config.model.path} for {config.environment.name} in {target} (once)")
+        say(f"warming up {config.model.path} for {config.mixture.name} in {target} (once)")
     warmed_up(config, warmup, folder, target, True, say, on_stage)
     return check_model(target, config, say)
 
@@ -135,8 +135,8 @@ def _warm_up(
     limits = Limits(longest, "rollout.max_model_len", config.sampling.max_tokens_per_turn if plays else longest)
     codec = ChatCodec(folder)
     on_stage("collecting demonstrations", None)
-    corpus = make_corpus(codec, config.environment, warmup, limits)
-    judge = judge_of(config.environment.name) if plays else None
+    corpus = make_corpus(codec, config.mixture, warmup, limits)
+    judge = judge_of(config.environment.name) if plays and not config.environments else None
     truth = None if judge is None else truth_of(judge, codec.text)
     steps = corpus.num_steps(warmup)
     same = f" ({corpus.num_left_out} equal held-out ones and are left out)" if corpus.num_left_out else ""
@@ -189,13 +189,16 @@ def summary(progress: Progress) -> list[str]:
 def check_source(config: RunConfig, warmup: WarmupConfig) -> None:
     """Raises UserError if there is nothing to learn from, as without the file or with an environment that demonstrates
     nothing, or no judge of the share at which the warm-up is to stop."""
-    if warmup.true_reasonings is not None and judge_of(config.environment.name) is None:
+    entries = config.mixture.entries
+    if warmup.true_reasonings is not None and (len(entries) > 1 or judge_of(entries[0].environment.name) is None):
+        lacks = "have no judge in common" if len(entries) > 1 else "has no judge of reasonings"
         raise UserError(
-            f"model.warmup.true_reasonings={warmup.true_reasonings:g}: {config.environment.name} has no judge of "
-            "reasonings; set model.warmup.format_validity instead"
+            f"model.warmup.true_reasonings={warmup.true_reasonings:g}: {config.mixture.name} {lacks}; set "
+            "model.warmup.format_validity instead"
         )
     if not warmup.data:
-        check_demonstrator(config.environment.name, "give a file of chat messages instead (model.warmup.data)")
+        for entry in entries:
+            check_demonstrator(entry.environment.name, "give a file of chat messages instead (model.warmup.data)")
         return
     try:
         require_regular(Path(warmup.data))
@@ -217,9 +220,10 @@ def warmup_digest(config: RunConfig, warmup: WarmupConfig, folder: Path) -> str:
     optimizer = config.learner.optimizer.model_dump(
         mode="json", include={"betas", "epsilon", "weight_decay", "max_grad_norm"}
     )
-    environment = config.environment.model_dump(mode="json", exclude={"train_seed", "validation_seed"})
+    environment = config.mixture.facts(exclude={"train_seed", "validation_seed", "label"})
     data = file_digest(Path(warmup.data)) if warmup.data else ""
-    first = [] if warmup.data else itertools.islice(transcripts(config.environment, warmup.quality, 0), NUM_FINGERPRINT)
+    every = mixed(config.mixture, [warmup.quality] * len(config.mixture.entries), 0)
+    first = [] if warmup.data else itertools.islice(every, NUM_FINGERPRINT)
     texts = [one.texts() for one in first]
     content = [
         warmup.model_dump(mode="json", exclude={"save_every"}),

@@ -18,7 +18,7 @@ def opening_lines(config: RunConfig, model_dir: Path, url: str) -> list[str]:
     files = f"{config.run_dir}" + (f", copied to {config.store}" if config.store else "")
     rows = {
         "model": f"{config.model.path}, {_count(size)} parameters ({_short(model_dir)})",
-        "environment": f"{config.environment.name}, {loop.steps} steps of {loop.prompts} tasks with "
+        "environment": f"{_environments(config)}, {loop.steps} steps of {loop.prompts} tasks with "
         f"{config.sampling.group_size} attempts each",
         "algorithm": _algorithm(config),
         "filter": _filter(config),
@@ -27,6 +27,13 @@ def opening_lines(config: RunConfig, model_dir: Path, url: str) -> list[str]:
         "elsewhere": f"squelch watch {place}    squelch inspect {place}",
     }
     return [config.name, *(f"  {name:12s} {value}" for name, value in rows.items())]
+
+
+def _environments(config: RunConfig) -> str:
+    """What is played; of several environments with the share of each."""
+    mixture = config.mixture
+    shares = mixture.shares
+    return " + ".join(f"{entry.name}{f' {shares[entry.label]:.0%}' * bool(entry.label)}" for entry in mixture.entries)
 
 
 def _short(folder: Path) -> Path:

@@ -44,18 +44,24 @@ from squelch.cluster.config import RunConfig, changes, dump, settings_of
 from squelch.cluster.control.actor_errors import Refused
 from squelch.cluster.control.calls import LOAD
 from squelch.cluster.errors import UserError
-from squelch.cluster.first_task import first_task, notes_on_slow_calls
+from squelch.cluster.first_task import FirstTask, first_task, notes_on_slow_calls
 from squelch.cluster.fleet.bootstrap import check_address, choose_scoring, connect, disconnect, weight_bytes
 from squelch.cluster.fleet.fleet import Fleet, actor_names
 from squelch.cluster.fleet.ray_actors import RayActors
-from squelch.cluster.idle_settings import idle_settings
+from squelch.cluster.idle_settings import idle_settings, scale_notes
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.ends import EXIT_FAILED, RunEnd, has_begun, last_checkpoint, nothing_left, with_trace
 from squelch.cluster.loop.heartbeat import Heartbeat, beating, limits
 from squelch.cluster.loop.initial_policy import prepare_model
 from squelch.cluster.loop.opening import opening_lines
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints, restore
-from squelch.cluster.loop.persistence.state import LoopState, check_folder, read_state, require_usable
+from squelch.cluster.loop.persistence.state import (
+    LoopState,
+    check_folder,
+    read_state,
+    require_same_schedule,
+    require_usable,
+)
 from squelch.cluster.loop.persistence.uploading import Uploads, open_uploads, watched
 from squelch.cluster.loop.startup import FirstStep, Startup
 from squelch.cluster.loop.stopping import interruptible
@@ -68,6 +74,8 @@ from squelch.cluster.runs.folder import EARLIER_SUMMARY, SUMMARY
 from squelch.cluster.runs.logs import Output, log_folder, quiet
 from squelch.cluster.served_metrics import serve
 from squelch.cluster.signals import Interrupted, Signals, listening
+from squelch.envs.config import EnvironmentConfig
+from squelch.envs.mixture import Entry
 from squelch.envs.untrusted.files import Unreadable
 from squelch.learner.checkpoint.manifest import read_manifest, require_same_algorithm, require_same_folder
 from squelch.learner.refusal import SettingRefused
@@ -206,7 +214,7 @@ def _prepare(
     """The configuration with what environment and scorer fix in it, the folder of the initial policy, and notes for the
     user."""
     check_address(config)  # first, because a warm-up may take minutes
-    config, notes = _with_environment(config)
+    config, notes = _with_environments(config)
     startup.stage("preparing the model", "2 to 4 minutes once for the tiny policy")
     model_dir = prepare_model(config, startup.say, startup.advance)
     _check_scorer(config, model_dir)
@@ -258,26 +266,37 @@ def _check_model(checkpoint: Path | None, model_dir: Path) -> None:
             raise UserError(str(error)) from error
 
 
-def _with_environment(config: RunConfig) -> tuple[RunConfig, list[str]]:
-    """The configuration with the options that the environment fixes for the whole run, and notes for the user: those of
-    the environment, and filter settings that it does not support. UserError if the environment cannot play, or cannot
-    be replayed although the settings require it."""
-    chosen, selecting = config.environment, config.filter
+def _with_environments(config: RunConfig) -> tuple[RunConfig, list[str]]:
+    """The configuration with the options that the environments fix for the whole run, and notes for the user."""
+    played = [_started(entry, config) for entry in config.mixture.entries]
+    pinned = {entry.key: first.environment.pinned() for entry, first, _ in played}
+    notes = [note for _, _, own in played for note in own] + scale_notes(config)
+
+    def fixed(entry: Entry) -> EnvironmentConfig:
+        chosen = entry.environment
+        return chosen.model_copy(update={"options": {**chosen.options, **pinned[entry.key]}})
+
+    return config.with_each(fixed), notes
+
+
+def _started(entry: Entry, config: RunConfig) -> tuple[Entry, FirstTask, list[str]]:
+    """The environment with its first task started, and notes for the user: its own, and filter settings that it does
+    not support. UserError if it cannot play, or cannot be replayed although the settings require it."""
+    chosen, selecting = entry.environment, config.filter
     try:
         first = first_task(chosen, config.cluster.start_timeout_s)
         notes = [*first.environment.notes(), *notes_on_replays(first.environment, chosen, selecting)]
         notes += notes_on_slow_calls(first.environment, chosen.name, config.environment_actor.step_timeout_s)
     except ValueError as error:
-        raise UserError(f"environment {chosen.name}: {error}") from error
+        raise UserError(f"environment {entry.name}: {entry.keyed(str(error))}") from error
     if selecting.kind_floor and first.kind is None:
-        notes.append(f"filter.kind_floor does nothing: {chosen.name} declares no kinds of tasks (`task_kind`)")
-    fixed = chosen.model_copy(update={"options": {**chosen.options, **first.environment.pinned()}})
-    return config.model_copy(update={"environment": fixed}), notes
+        notes.append(f"filter.kind_floor does nothing: {entry.name} declares no kinds of tasks (`task_kind`)")
+    return entry, first, [entry.keyed(note) for note in notes]
 
 
 def _open_recorder(config: RunConfig) -> Recorder:
     workers, actors = actor_names(config)
-    names = {"run": config.name, "environment": config.environment.name, "filter": config.filter.rule}
+    names = {"run": config.name, "environment": config.mixture.name, "filter": config.filter.rule}
     try:
         recorder = serve(config.recorder, installed_version(), **names, seeds={"worker": workers, "actor": actors})
     except ValueError as error:
@@ -378,6 +397,7 @@ def find_run(config: RunConfig, resume: bool) -> tuple[LoopState, Path | None]:
         require_same_algorithm(newest, read_manifest(newest).algorithm, config.learner.algorithm)
     except ValueError as error:
         raise UserError(str(error)) from error
+    require_same_schedule(settings_of(run_dir / "config.yaml"), config.mixture, newest)
     state = read_state(newest)
     require_usable(state, newest, config.filter)
     return state, newest

@@ -32,7 +32,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,7 @@ from squelch.actors.process.disk import partial_path, put_in_place
 from squelch.actors.process.stage import OnStage, unheard
 from squelch.actors.records import GroupSummary, Ticket
 from squelch.cluster.config import RunConfig
-from squelch.cluster.control.admission import validation_tickets
+from squelch.cluster.control.admission import task_of
 from squelch.cluster.control.calls import EXPORT, IMITATE, IMITATION_LOSS, LOAD, PUBLISH, SAVE
 from squelch.cluster.control.protocols import Actors
 from squelch.cluster.control.rank_client import LEARNER, LearnerClient
@@ -349,9 +349,12 @@ def truth_of(judge: Judge, text: Callable[[np.ndarray], str]) -> Truth:
 
 
 def _tickets(config: RunConfig, warmup: WarmupConfig) -> list[Ticket]:
-    environment = config.environment.model_copy(update={"validation_seed": CHECK_SEED})
-    single = validation_tickets(environment, warmup.tasks, warmup.seed, config.sampling.temperature)
-    return [replace(one, ticket_id=f"warmup-{i:03d}", group_size=warmup.samples) for i, one in enumerate(single)]
+    mixture, temperature = config.mixture, config.sampling.temperature
+    found: list[Ticket] = []
+    for i, turn in enumerate(map(mixture.schedule().turn, range(warmup.tasks))):
+        task = task_of(mixture.entries[turn.entry], CHECK_SEED + turn.before, "validation")
+        found.append(Ticket(f"warmup-{i:03d}", 0, task, warmup.samples, warmup.seed, temperature))
+    return found
 
 
 def _no_event(*_: Any, **__: Any) -> None:

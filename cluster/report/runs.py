@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,7 @@ from typing import Any
 from squelch.actors.archive.store import Store
 from squelch.cluster.errors import UserError
 from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.setting_keys import environment_name, labels_of
 from squelch.cluster.terminal import one_line
 from squelch.envs.untrusted.files import shortened
 
@@ -52,7 +54,7 @@ class Run:
     @property
     def environment(self) -> str:
         """Name of the run's environment."""
-        return shortened(one_line(self.settings["environment.name"]), LONGEST_WORD)
+        return shortened(one_line(environment_name(self.settings) or ""), LONGEST_WORD)
 
     @property
     def steps(self) -> int:
@@ -155,7 +157,8 @@ def read_run(place: Path | Store) -> Run:
     reader = RunFolder(place).require()
     folder = reader.store.where()
     settings = reader.settings()
-    for key, kind in (("seed", int), ("environment.name", str), ("filter.rule", str)):
+    played = "environments[0].name" if labels_of(settings) else "environment.name"
+    for key, kind in (("seed", int), (played, str), ("filter.rule", str)):
         if not isinstance(settings.get(key), kind):
             raise UserError(f"{folder}/config.yaml is not the resolved configuration of a run: `{key}` is missing")
     return Run(folder, settings, reader.metrics())
@@ -184,7 +187,7 @@ def study_of(runs: Sequence[Run]) -> Study:
 
 def arm_settings(run: Run) -> dict[str, Any]:
     """The settings that define a run's arm."""
-    return {key: value for key, value in run.settings.items() if not _below(key, NOT_OF_THE_ARM)}
+    return {key: value for key, value in run.settings.items() if not _below(_unplaced(key), NOT_OF_THE_ARM)}
 
 
 def differing(arms: Sequence[Arm]) -> dict[str, list[Any]]:
@@ -241,6 +244,11 @@ def filter_label(settings: Mapping[str, Any]) -> str:
 
 def _word(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else shortened(one_line(str(value)), LONGEST_WORD)
+
+
+def _unplaced(key: str) -> str:
+    """The key of an environment's setting as if the environment were the only one."""
+    return re.sub(r"^environments\[\d+\]\.", "environment.", key)
 
 
 def _below(key: str, places: tuple[str, ...]) -> bool:

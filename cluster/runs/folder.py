@@ -79,7 +79,7 @@ class RunFolder:
 
     def settings(self) -> dict[str, Any]:
         """The resolved configuration's values by dotted key, unchecked, so that a run of any version has them."""
-        from squelch.cluster.config import flat
+        from squelch.cluster.setting_keys import flat
 
         return flat(self._resolved())
 

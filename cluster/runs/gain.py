@@ -1,12 +1,60 @@
-"""The gain in success between two validations, with its interval. Pure."""
+"""The success of a validation, and the gain in success between two, each with its interval. Pure.
+
+The tasks of a run's environments follow one another, as many of each. The run's figure is the mean of the environments'
+figures by their weights; its interval adds up their variances."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from squelch.actors.diagnosis.uncertainty import Z95, wilson_interval
+from squelch.envs.mixture import Mixture
+
+
+@dataclass(frozen=True)
+class Part:
+    """The tasks of one environment: its label, its share of the weights, and where its tasks are."""
+
+    label: str
+    share: float
+    place: slice
+
+
+def parts_of(mixture: Mixture, tasks: int) -> list[Part]:
+    """The parts of a validation of so many tasks of each environment."""
+    shares = mixture.shares.items()
+    return [Part(label, share, slice(i * tasks, (i + 1) * tasks)) for i, (label, share) in enumerate(shares)]
+
+
+def success_of(solved: np.ndarray, parts: Sequence[Part]) -> float:
+    """Share of the tasks that were solved, by the environments' shares. `solved`: (num_tasks,) bool."""
+    if len(parts) == 1:
+        return float(solved.mean())
+    return math.fsum(part.share * float(solved[part.place].mean()) for part in parts)
+
+
+def success_interval(solved: np.ndarray, parts: Sequence[Part]) -> tuple[float, float]:
+    """Wilson's 95% interval of `success_of`; of several environments for the number of tasks of one environment that
+    would have no smaller variance, 1 / sum(share^2 / tasks)."""
+    if len(parts) == 1:
+        return wilson_interval(int(solved.sum()), len(solved))
+    trials = 1 / math.fsum(part.share**2 / len(solved[part.place]) for part in parts)
+    return wilson_interval(success_of(solved, parts) * trials, trials)
+
+
+def weighted_gain(before: np.ndarray, after: np.ndarray, parts: Sequence[Part]) -> tuple[float, float, float]:
+    """As `gain_interval`, by the environments' shares."""
+    gains = [(part.share, *gain_interval(before[part.place], after[part.place])) for part in parts]
+    if len(gains) == 1:
+        return gains[0][1:]
+    mean = math.fsum(share * gain for share, gain, _, _ in gains)
+    below = math.hypot(*(share * (gain - low) for share, gain, low, _ in gains))
+    above = math.hypot(*(share * (high - gain) for share, gain, _, high in gains))
+    return mean, mean - below, mean + above
 
 
 def gain_interval(before: np.ndarray, after: np.ndarray) -> tuple[float, float, float]:

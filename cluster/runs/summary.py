@@ -13,7 +13,6 @@ import numpy as np
 
 from squelch.actors.archive.reader import read_groups, read_metrics
 from squelch.actors.archive.version import VERSION
-from squelch.actors.diagnosis.uncertainty import wilson_interval
 from squelch.actors.process.disk import write_whole
 from squelch.actors.scorer.pace import OUTCOMES
 from squelch.cluster.config import RunConfig
@@ -21,9 +20,11 @@ from squelch.cluster.control.ledger import Ledger
 from squelch.cluster.package import code_version, commit
 from squelch.cluster.runs import driver
 from squelch.cluster.runs.ending import EndCause, Ending
+from squelch.cluster.runs.gain import parts_of, success_interval, success_of
 from squelch.cluster.runs.status import last_probe, last_scorer_step
 from squelch.cluster.runs.status_text import link_words, probe_words
 from squelch.cluster.terminal import UNKNOWN
+from squelch.envs.mixture import Mixture
 
 PARTS = ("rollout", "filter", "train", "publish", "score", "validation", "probe", "archive", "checkpoint", "step")
 
@@ -69,7 +70,7 @@ def summarise_run(config: RunConfig, outcome: Outcome, wall_seconds: float) -> d
         "finished": outcome.steps >= config.loop.steps and not (ending and ending.cause is EndCause.FAILED),
         "stopped": ending.text if ending else None,
         "end_cause": ending.cause if ending else None,
-        "environment": config.environment.name,
+        "environment": config.mixture.name,
         "algorithm": {"name": config.learner.algorithm, "differences": config.algorithm_differences},
         "filter": config.filter.model_dump(mode="json"),
         "steps": outcome.steps,
@@ -84,7 +85,7 @@ def summarise_run(config: RunConfig, outcome: Outcome, wall_seconds: float) -> d
         "tokens_per_second": totals.get("tokens/sampled", 0.0) / max(totals.get("seconds/step", 0.0), 1e-9),
         "kept_mass_mean": _mean(metrics, "kept_mass"),
         "kept_groups_mean": _mean(metrics, "kept_groups"),
-        "success": _success(outcome, metrics),
+        "success": _success(config.mixture, outcome, metrics),
         "reasoning": _reasoning(metrics),
         "probe": last_probe(metrics),
         "scorer": _scorer_steps(metrics),
@@ -127,7 +128,7 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     return [*lines, *(f"WARNING        {text}" for text in summary.get("warnings", ()))]
 
 
-def _success(outcome: Outcome, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _success(mixture: Mixture, outcome: Outcome, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Success before and after. The last validation may be of an earlier process of the run, but it is of the same
     tasks as the first: after a change of them there is a new first one."""
     first = outcome.first_validation
@@ -136,8 +137,9 @@ def _success(outcome: Outcome, metrics: Sequence[Mapping[str, Any]]) -> dict[str
     gains = (line for line in (outcome.last, *reversed(metrics)) if line.get("gain") is not None)
     last = next((line for line in gains if line["validation/step"] > first["step"]), {})
     solved = np.array(first["solved"])
-    low, high = wilson_interval(int(solved.sum()), len(solved))
-    before = {"step": first["step"], "success": float(solved.mean()), "low": low, "high": high}
+    parts = parts_of(mixture, len(solved) // len(mixture.entries))
+    low, high = success_interval(solved, parts)
+    before = {"step": first["step"], "success": success_of(solved, parts), "low": low, "high": high}
     result: dict[str, Any] = {"before": before, "best": outcome.best[0], "best_step": outcome.best[1]}
     if "gain" in last:
         result["after"] = {

@@ -307,11 +307,12 @@ def prepare(configs: Sequence[RunConfig], parallel: int, say: Callable[[str], No
 
     for config in configs[:1]:
         check_address(config)  # first, because a warm-up may take minutes
-    parts = ("model", "learner", "environment", "sampling", "rollout", "scorer")
+    parts = {"model", "learner", "environment", "environments", "sampling", "rollout", "scorer"}
+    alike = {"train_seed": 0, "validation_seed": 0}
     seen: set[str] = set()
     for config in configs:
-        tree = config.model_dump(mode="json", include=set(parts))
-        tree["environment"] |= {"train_seed": 0, "validation_seed": 0}
+        same = config.with_each(lambda entry: entry.environment.model_copy(update=alike))
+        tree = same.model_dump(mode="json", include=parts)
         if (key := json.dumps(tree, sort_keys=True)) in seen:
             continue
         seen.add(key)

@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from squelch.actors.scorer.share import as_chosen
-from squelch.cluster.config import RunConfig, changes, flat, load, read_yaml
+from squelch.cluster.config import RunConfig, changes, load
 from squelch.cluster.errors import UserError, bad_files_are_the_users
 from squelch.cluster.runs.ending import is_complete
 from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.setting_keys import flat, read_yaml
 from squelch.envs.untrusted.files import brief, state
 
 SEED_STRIDE = 1_000_003
@@ -221,7 +222,8 @@ def _refuse_own_keys(overrides: Sequence[str], arms: Sequence[Arm]) -> None:
         if (key := override.partition("=")[0]) in OWN_KEYS:
             raise UserError(f"override {override!r}: a sweep sets {key} itself; {remedy[key]}")
     for key in dict.fromkeys(key for arm in arms for key in arm.settings):
-        if any(key == own or key.startswith(f"{own}.") for own in NO_GRID):
+        alone = re.sub(r"^environments\[\d+\]", "environment", key)
+        if any(alone == own or alone.startswith(f"{own}.") for own in NO_GRID):
             raise UserError(
                 f"--grid {key}: the sweep sets this key itself, or it only says where a run is stored; vary another key"
             )
@@ -231,11 +233,17 @@ def _refuse_own_keys(overrides: Sequence[str], arms: Sequence[Arm]) -> None:
 
 
 def _cell(recipe: str, overrides: list[str], arm: Arm, seed: int, base: RunConfig, folder: Path) -> Cell:
-    shift, environment = SEED_STRIDE * seed, base.environment
+    shift = SEED_STRIDE * seed
     own = [
         f"seed={seed}",
-        f"environment.train_seed={environment.train_seed + shift}",
-        f"environment.validation_seed={environment.validation_seed + shift}",
+        *(
+            f"{entry.key}.{name}={first + shift}"
+            for entry in base.mixture.entries
+            for name, first in (
+                ("train_seed", entry.environment.train_seed),
+                ("validation_seed", entry.environment.validation_seed),
+            )
+        ),
         f"runs_dir={json.dumps(str(folder))}",
         f"name={json.dumps(f'{arm.label}_s{seed}')}",
     ]

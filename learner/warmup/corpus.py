@@ -22,10 +22,11 @@ import numpy as np
 
 from squelch.actors.play.codec import ChatCodec
 from squelch.envs.config import EnvironmentConfig
+from squelch.envs.mixture import Mixture
 from squelch.envs.untrusted.files import brief
 from squelch.learner.batching import Row
 from squelch.learner.warmup.chat_files import read_transcripts
-from squelch.learner.warmup.demonstrations import Demonstration, Transcript, encode, transcripts
+from squelch.learner.warmup.demonstrations import Demonstration, Transcript, encode, mixed
 from squelch.learner.warmup.settings import WarmupConfig
 from squelch.learner.warmup.tiny import first_demonstration
 
@@ -74,13 +75,15 @@ class Limits:
     turn_key: str = "sampling.max_tokens_per_turn"
 
 
-def make_corpus(codec: ChatCodec, environment: EnvironmentConfig, config: WarmupConfig, limits: Limits) -> Corpus:
-    """Encodes the demonstrations of the environment, or those in the file `config.data`.
+def make_corpus(
+    codec: ChatCodec, environment: EnvironmentConfig | Mixture, config: WarmupConfig, limits: Limits
+) -> Corpus:
+    """Encodes the demonstrations of the environments, or those in the file `config.data`.
 
     Raises:
         ValueError: a conversation is malformed, too long, or cannot be encoded, or there are too few.
     """
-    found, held_out = _from_file(config) if config.data else _from_environment(environment, config)
+    found, held_out = _from_file(config) if config.data else _from_environments(Mixture.of(environment), config)
     known = {_content(one) for one in held_out}
     trained = [one for one in found if _content(one) not in known]
     if not trained:
@@ -96,12 +99,10 @@ def _content(one: Transcript) -> str:
     return repr((one.opening, one.turns))
 
 
-def _from_environment(
-    environment: EnvironmentConfig, config: WarmupConfig
-) -> tuple[list[Transcript], list[Transcript]]:
-    first = first_demonstration(config.seed)
-    trained = transcripts(environment, config.quality, first)
-    held_out = transcripts(environment, config.quality, first, "validation")
+def _from_environments(mixture: Mixture, config: WarmupConfig) -> tuple[list[Transcript], list[Transcript]]:
+    first, qualities = first_demonstration(config.seed), [config.quality] * len(mixture.entries)
+    trained = mixed(mixture, qualities, first)
+    held_out = mixed(mixture, qualities, first, "validation")
     return list(itertools.islice(trained, config.demonstrations)), list(itertools.islice(held_out, config.held_out))
 
 

@@ -12,7 +12,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,7 @@ from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import Demonstrator, Environment, require
 from squelch.envs.episode import Episode
 from squelch.envs.format import well_formed
+from squelch.envs.mixture import Mixture
 from squelch.envs.registry import make
 from squelch.envs.splits import Split
 from squelch.envs.wording import DemonstrationQuality
@@ -85,6 +87,16 @@ def transcripts(
     while True:
         yield play(env, environment, seed, quality)
         seed += 1
+
+
+def mixed(
+    mixture: Mixture, qualities: Sequence[DemonstrationQuality], first_seed: int, split: Split = "train"
+) -> Iterator[Transcript]:
+    """Yields demonstrations of the mixture's environments in the ratio of their weights, without end. `qualities`: one
+    for each environment."""
+    entries = zip(mixture.entries, qualities, strict=True)
+    sources = [transcripts(entry.environment, quality, first_seed, split) for entry, quality in entries]
+    return (next(sources[turn.entry]) for turn in map(mixture.schedule().turn, itertools.count()))
 
 
 def encode(codec: ChatCodec, transcript: Transcript) -> Demonstration:

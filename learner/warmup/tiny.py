@@ -22,6 +22,7 @@ import os
 import shutil
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -32,12 +33,12 @@ from squelch.actors.play.codec import ChatCodec
 from squelch.actors.process.stage import OnStage, unheard
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.format import phrases, reads_words
+from squelch.envs.mixture import Mixture
 from squelch.envs.registry import environment_class, resolved
 from squelch.envs.untrusted.files import MIB, read_bytes
 from squelch.envs.untrusted.text import parse_object
-from squelch.envs.wording import DemonstrationQuality
-from squelch.learner.warmup.demonstrations import Demonstration, encode, transcripts
-from squelch.learner.warmup.tiny_recipe import TinyRecipe, recipe_for
+from squelch.learner.warmup.demonstrations import Demonstration, Transcript, encode, mixed
+from squelch.learner.warmup.tiny_recipe import TinyRecipe, qualities_of, recipe_of
 from squelch.learner.warmup.tiny_tokenizer import make_byte_tokenizer, make_tokenizer, save_tokenizer, vocabulary
 
 STAMP = "squelch_tiny.json"
@@ -78,34 +79,42 @@ class TinyReport:
     vocab_size: int
 
 
-def build_digest(environment: EnvironmentConfig, seed: int, recipe: TinyRecipe) -> str:
+def build_digest(environment: EnvironmentConfig | Mixture, seed: int, recipe: TinyRecipe) -> str:
     """Digest of everything that determines the folder's content: the settings, and the first demonstrations as text."""
-    some = itertools.islice(transcripts(environment, recipe.quality, first_demonstration(seed)), NUM_FINGERPRINT)
-    played = resolved(environment).model_dump(mode="json", include={"name", "options", "format"})
+    mixture = Mixture.of(environment)
+    some = itertools.islice(_demonstrations(mixture, seed, recipe), NUM_FINGERPRINT)
+    played = mixture.with_each(resolved).facts(include={"name", "options", "format"})
     content = [recipe.model_dump(mode="json"), seed, played, [one.texts() for one in some]]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def _demonstrations(mixture: Mixture, seed: int, recipe: TinyRecipe) -> Iterator[Transcript]:
+    return mixed(mixture, qualities_of(mixture, recipe), first_demonstration(seed))
+
+
 def build_tiny(
     directory: str | Path,
-    environment: EnvironmentConfig,
+    environment: EnvironmentConfig | Mixture,
     seed: int = 0,
     recipe: TinyRecipe | None = None,
     on_stage: OnStage = unheard,
 ) -> TinyReport:
-    """Build the tiny policy of an environment in `directory`, or reuse the one there if its digest is the same.
+    """Build the tiny policy of an environment, or of several, in `directory`, or reuse the one there if its digest is
+    the same.
 
     Raises ValueError when `directory` is not empty and is not a tiny policy's folder, or if the environment's prompts
     are not in the style `tiny`.
     """
-    if environment.prompt != "tiny":
-        raise ValueError(
-            f"environment.prompt={environment.prompt} is for pretrained language models, and the tiny policy reads no "
-            "English; set environment.prompt=tiny or model.path to the folder of a language model"
-        )
-    target, environment = Path(directory), resolved(environment)
-    recipe = recipe or recipe_for(environment.name)
-    digest = build_digest(environment, seed, recipe)
+    target, mixture = Path(directory), Mixture.of(environment)
+    for entry in mixture.entries:
+        if entry.environment.prompt != "tiny":
+            raise ValueError(
+                f"{entry.key}.prompt={entry.environment.prompt} is for pretrained language models, and the tiny policy "
+                f"reads no English; set {entry.key}.prompt=tiny or model.path to the folder of a language model"
+            )
+    mixture = mixture.with_each(resolved)
+    recipe = recipe or recipe_of(mixture)
+    digest = build_digest(mixture, seed, recipe)
     if (found := _reusable(target, digest)) is not None:
         return found
     remove_abandoned(target.parent)
@@ -113,7 +122,7 @@ def build_tiny(
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
     try:
-        report = _build(building, target, environment, seed, recipe, digest, on_stage)
+        report = _build(building, target, mixture, seed, recipe, digest, on_stage)
         if (found := _reusable(target, digest)) is not None:
             return found  # another process finished first, and its folder may be in use
         if target.exists():
@@ -176,7 +185,7 @@ def _stamped(directory: Path) -> TinyReport | None:
 def _build(
     building: Path,
     target: Path,
-    environment: EnvironmentConfig,
+    mixture: Mixture,
     seed: int,
     recipe: TinyRecipe,
     digest: str,
@@ -189,11 +198,11 @@ def _build(
 
     start = time.perf_counter()
     on_stage("collecting demonstrations", 0.0)
-    codec = write_tokenizer(building, environment, seed, recipe)
+    codec = write_tokenizer(building, mixture, seed, recipe)
     model = new_model(codec, recipe, seed)
     write_configs(model, building)
     codec = ChatCodec(building)
-    demonstrations = collect(codec, environment, seed, recipe.quality, recipe.tokens, on_stage)
+    demonstrations = collect(codec, _demonstrations(mixture, seed, recipe), recipe.tokens, on_stage)
     collected = time.perf_counter()
 
     def trained(what: str, share: float | None) -> None:
@@ -214,20 +223,24 @@ def _build(
         num_parameters=sum(p.numel() for p in model.parameters()),
         vocab_size=codec.vocab_size,
     )
-    stamp = {"environment": environment.model_dump(mode="json"), "seed": seed, "recipe": recipe.model_dump(mode="json")}
+    stamp = {"environment": mixture.facts(), "seed": seed, "recipe": recipe.model_dump(mode="json")}
     (building / STAMP).write_text(json.dumps({"report": asdict(report), **stamp}, indent=2) + "\n")
     return report
 
 
-def write_tokenizer(directory: Path, environment: EnvironmentConfig, seed: int, recipe: TinyRecipe) -> ChatCodec:
-    """Write the environment's tokenizer and return its codec, after a check that the vocabulary covers every text."""
-    played = environment_class(environment.name)
-    words, known = reads_words(played), phrases(played, environment.format)
-    count = NUM_VOCABULARY["words" if words else "bytes"]
-    source = transcripts(environment, recipe.quality, first_demonstration(seed))
+def write_tokenizer(
+    directory: Path, environment: EnvironmentConfig | Mixture, seed: int, recipe: TinyRecipe
+) -> ChatCodec:
+    """Write the tokenizer of the environments and return its codec, after a check that the vocabulary covers every
+    text. It has one token per word if every environment has a closed vocabulary."""
+    mixture = Mixture.of(environment)
+    played = [(environment_class(entry.environment.name), entry.environment.format) for entry in mixture.entries]
+    words = all(reads_words(kind) for kind, _ in played)
+    known = list(dict.fromkeys(text for kind, shape in played for text in phrases(kind, shape)))
+    count = NUM_VOCABULARY["words" if words else "bytes"] * len(played)
     texts = [
         *known,
-        *(text for one in itertools.islice(source, count) for text in one.texts()),
+        *(text for one in itertools.islice(_demonstrations(mixture, seed, recipe), count) for text in one.texts()),
     ]
     if words:
         pieces = vocabulary([*texts, *(f" {text}" for text in known)])
@@ -242,16 +255,14 @@ def write_tokenizer(directory: Path, environment: EnvironmentConfig, seed: int, 
 
 def collect(
     codec: ChatCodec,
-    environment: EnvironmentConfig,
-    seed: int,
-    quality: DemonstrationQuality,
+    demonstrations: Iterator[Transcript],
     num_tokens: int,
     on_stage: OnStage = unheard,
 ) -> list[Demonstration]:
-    """Demonstrations with at least `num_tokens` tokens in total; each is of another task."""
+    """The first of the demonstrations that have at least `num_tokens` tokens in total."""
     found: list[Demonstration] = []
     total = 0
-    for transcript in transcripts(environment, quality, first_demonstration(seed)):
+    for transcript in demonstrations:
         found.append(encode(codec, transcript))
         total += len(found[-1].token_ids)
         if len(found) % TOLD_EVERY == 0:

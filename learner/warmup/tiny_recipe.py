@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from squelch.envs.format import reads_words
+from squelch.envs.mixture import Mixture
 from squelch.envs.registry import environment_class
 from squelch.envs.settings import Settings
 from squelch.envs.wording import DemonstrationQuality
@@ -74,3 +75,18 @@ def recipe_for(environment: str) -> TinyRecipe:
     kind."""
     words = reads_words(environment_class(environment))
     return RECIPES.get(environment, TinyRecipe() if words else TEXT_RECIPE)
+
+
+def recipe_of(mixture: Mixture) -> TinyRecipe:
+    """The recipe of a run's environments: that of an only one; of several, the one of the longest sequences, with the
+    tokens of all."""
+    found = [recipe_for(entry.environment.name) for entry in mixture.entries]
+    longest = max(found, key=lambda recipe: recipe.max_position)
+    return longest.model_copy(update={"tokens": sum(recipe.tokens for recipe in found)})
+
+
+def qualities_of(mixture: Mixture, recipe: TinyRecipe) -> list[DemonstrationQuality]:
+    """The quality of each environment's demonstrations: the recipe's for an only one, of several each one's own."""
+    if not mixture.labels:
+        return [recipe.quality]
+    return [recipe_for(entry.environment.name).quality for entry in mixture.entries]

@@ -6,8 +6,9 @@ import yaml
 from pydantic import BaseModel
 
 from squelch.cluster.cli import main
-from squelch.cluster.config import RunConfig, changes, dump, flat, load, read_recipe, recipe_names, settings_of
+from squelch.cluster.config import RunConfig, changes, dump, load, read_recipe, recipe_names, settings_of
 from squelch.cluster.errors import UserError
+from squelch.cluster.setting_keys import flat
 from squelch.cluster.settings import of_run
 
 NEEDS = {"reasoning-gym": "reasoning_gym", "textarena": "textarena"}

@@ -10,7 +10,7 @@ import pytest
 from squelch.cluster.cli import main
 from squelch.cluster.config import load
 from squelch.cluster.first_task import first_task, made
-from squelch.cluster.loop.run import _with_environment
+from squelch.cluster.loop.run import _with_environments
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.grid_worlds.frozen_lake import FrozenLake
 from squelch.envs.registry import constructed
@@ -100,7 +100,7 @@ def test_a_command_names_an_environment_that_cannot_be_made(monkeypatch, capsys)
 def test_what_an_environment_fixes_at_the_start_is_in_the_runs_settings(monkeypatch, tmp_path: Path) -> None:
     hostile(monkeypatch, "", None)
     words = ["environment.name=hostile_lake:Pinned", "environment.options={size: 4}", f"runs_dir={tmp_path}"]
-    config, _ = _with_environment(load("frozenlake", words))
+    config, _ = _with_environments(load("frozenlake", words))
     assert config.environment.options == {"size": 4, "slip_rate": 0.125}
 
 
@@ -112,7 +112,7 @@ class Slow(FrozenLake):
 def test_calls_that_an_actor_would_give_up_before_their_own_limit_are_reported(monkeypatch, tmp_path: Path) -> None:
     hostile(monkeypatch, "", None)
     words = ["environment.name=hostile_lake:Slow", f"runs_dir={tmp_path}", "environment_actor.step_timeout_s="]
-    notes = {bound: _with_environment(load("frozenlake", [*words[:2], words[2] + bound]))[1] for bound in ("8", "8.5")}
+    notes = {bound: _with_environments(load("frozenlake", [*words[:2], words[2] + bound]))[1] for bound in ("8", "8.5")}
     (note,) = notes["8"]
     assert "may take 8 s (environment.options: patience_s)" in note and "environment_actor.step_timeout_s=8 " in note
     assert not notes["8.5"]
@@ -135,11 +135,11 @@ def test_the_longest_call_follows_from_the_environments_settings(name, options, 
 
 def test_a_floor_for_kinds_that_the_environment_does_not_declare_is_reported(tmp_path: Path, monkeypatch) -> None:
     floor = ["filter.kind_floor=0.25", f"runs_dir={tmp_path}"]
-    assert not [note for note in _with_environment(load("frozenlake", floor))[1] if "kind_floor" in note]
+    assert not [note for note in _with_environments(load("frozenlake", floor))[1] if "kind_floor" in note]
     monkeypatch.setattr(FrozenLake, "task_kind", lambda self: None, raising=False)
     kindless = FrozenLake.reset
     monkeypatch.setattr(FrozenLake, "reset", lambda self, **about: _without_kind(kindless(self, **about)))
-    (note,) = [note for note in _with_environment(load("frozenlake", floor))[1] if "kind_floor" in note]
+    (note,) = [note for note in _with_environments(load("frozenlake", floor))[1] if "kind_floor" in note]
     assert note == "filter.kind_floor does nothing: FrozenLake declares no kinds of tasks (`task_kind`)"
 
 

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from squelch.cluster.config import flat, load, recipe_names
+from squelch.cluster.config import load, recipe_names
 from squelch.cluster.idle_settings import CASES, idle_settings
 from squelch.cluster.loop.run import create_run
+from squelch.cluster.setting_keys import flat
 
 
 @pytest.mark.parametrize("recipe", recipe_names())

@@ -12,9 +12,10 @@ import torch
 from squelch.actors.filter.measure import GroupStatistics, measure
 from squelch.actors.filter.selection import select
 from squelch.cluster.cli import main
-from squelch.cluster.config import RunConfig, flat, from_preset, layered, load, read_recipe, recipe_names
+from squelch.cluster.config import RunConfig, from_preset, layered, load, read_recipe, recipe_names
 from squelch.cluster.errors import UserError
 from squelch.cluster.presets import DEFAULTS, PRESETS, blocks, preset_names
+from squelch.cluster.setting_keys import flat
 from squelch.cluster.sweep.plan import grid_arms, make_plan, read_grid
 from squelch.envs.registry import environment_class
 from squelch.learner.objective.algorithms import ALGORITHMS

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,12 @@ from squelch.actors.filter.windows import FilterChanged, make_window
 from squelch.actors.process.disk import write_whole
 from squelch.actors.records import Ticket
 from squelch.cluster.config import RunConfig
+from squelch.cluster.control.admission import task_of
 from squelch.cluster.control.ledger import Ledger
 from squelch.cluster.errors import UserError
 from squelch.cluster.runs.folder import LOOP_FILE
-from squelch.envs.config import EnvironmentConfig
+from squelch.cluster.setting_keys import labels_of, weights_of
+from squelch.envs.mixture import Entry, Mixture
 from squelch.envs.untrusted.files import brief, reason, require_own
 from squelch.learner.checkpoint.manifest import EXPORT, read_loop
 
@@ -77,9 +80,11 @@ class LoopState:
         """Stores the configuration's fixed tasks, and how they and the steps are scored. Returns the keys of ANEW whose
         measurement has changed or ended, so that they start over: gains, the best step and warnings are paired by
         task, and alarms compare with a level. `Watcher.restore` resets them."""
-        env, checked, scorer = config.environment, config.validation, config.scorer
-        probe, seen = scorer.probe, [env.name, dict(env.options), env.prompt]
-        base = [*seen, env.validation_seed]
+        checked, scorer, probe = config.validation, config.scorer, config.scorer.probe
+        entries = [(entry, entry.environment) for entry in config.mixture.entries]
+        seen = [fact for entry, env in entries for fact in (*_named(entry), env.name, dict(env.options), env.prompt)]
+        seen += [config.scored.label] if config.environments else []
+        base = [*seen, *(env.validation_seed for _, env in entries)]
         facts = {
             "validation": [*base, checked.tasks, checked.temperature],
             "probe": [
@@ -94,24 +99,30 @@ class LoopState:
         self.fixed_tasks = tasks
         return [name for name in anew if name != "answers" or "probe" not in anew]  # answers are a part of the probe
 
-    def tickets(self, environment: EnvironmentConfig) -> list[Ticket]:
+    def tickets(self, mixture: Mixture) -> list[Ticket]:
         """The open tickets, in order of issue, with their ids, steps and seeds.
 
         Environment and options are those of the configuration, and not the checkpoint's: they decide, for example,
-        whether programs run in the sandbox.
+        whether programs run in the sandbox. ValueError if the run has no environment of a ticket's label.
         """
-        options = tuple(sorted(environment.options.items()))
         opened = _TICKETS.validate_python(self.open_tickets)
-        tasks = [replace(t.task, environment=environment.name, split="train", options=options) for t in opened]
-        return [replace(ticket, task=task) for ticket, task in zip(opened, tasks, strict=True)]
+        return [replace(t, task=task_of(mixture.labelled(t.task.label), t.task.seed, "train")) for t in opened]
 
 
 _STATE, _TICKETS = TypeAdapter(LoopState), TypeAdapter(list[Ticket])
 
 
 def pack_ticket(ticket: Ticket) -> dict[str, Any]:
-    """A ticket as plain data."""
-    return asdict(ticket)
+    """A ticket as plain data; that of a run's only environment names none."""
+    packed = asdict(ticket)
+    if not ticket.task.label:
+        del packed["task"]["label"]
+    return packed
+
+
+def _named(entry: Entry) -> list[object]:
+    """What an entry adds to the facts of a validation: its label and weight; nothing for an only environment."""
+    return [entry.label, entry.weight] if entry.label else []
 
 
 def read_state(checkpoint: Path) -> LoopState:
@@ -148,6 +159,23 @@ def require_usable(state: LoopState, checkpoint: Path, config: FilterConfig) -> 
         raise UserError(f"{checkpoint / LOOP_FILE}: {error}") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise _damaged(checkpoint, f"{type(error).__name__}: {brief(str(error))}") from error
+
+
+def require_same_schedule(before: Mapping[str, Any], mixture: Mixture, checkpoint: Path) -> None:
+    """Raises UserError if a run that goes on has other environments, by label and weight, than it began with: which
+    tasks its tickets have played follows from these. `before`: the settings that it began with, by dotted key."""
+    old = dict(zip(labels_of(before), weights_of(before), strict=True))
+    new = {entry.label: entry.weight for entry in mixture.entries if entry.label}
+    if list(old.items()) != list(new.items()):
+        raise UserError(
+            f"environments: the run began with {_weights(old)}, and has {_weights(new)} now; the schedule of its tasks "
+            f"follows from their order, labels and weights. Restore these, or start a new run with "
+            f"model.path={checkpoint / EXPORT}"
+        )
+
+
+def _weights(labels: Mapping[str, float]) -> str:
+    return ", ".join(f"{label} {weight:g}" for label, weight in labels.items()) or "a single environment"
 
 
 def _damaged(checkpoint: Path, why: str) -> UserError:

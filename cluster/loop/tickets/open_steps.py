@@ -65,7 +65,7 @@ class OpenSteps:
         self.windows: dict[int, Window] = {}
         self._resumed: dict[int, list[Ticket]] = {}
         """By step, the tickets that were open when the run was stopped and are not issued again yet."""
-        for ticket in state.tickets(config.environment):
+        for ticket in state.tickets(config.mixture):
             self._resumed.setdefault(ticket.step, []).append(ticket)
         self._lost: Counter[int] = Counter()
         """Times that rows of a step were lost before it was trained on."""
@@ -211,11 +211,8 @@ class OpenSteps:
 
 
 def _training_tickets(config: RunConfig, cursor: int) -> TicketSource:
-    environment = config.environment
     return TicketSource(
-        environment.name,
-        environment.options,
-        environment.train_seed,
+        config.mixture,
         config.sampling.group_size,
         config.seed,
         config.sampling.temperature,

@@ -16,14 +16,13 @@ import asyncio
 import json
 import logging
 import time
-from dataclasses import replace
 
 import numpy as np
 
 from squelch.actors.process.disk import write_whole
 from squelch.actors.records import GroupSummary, Ticket
 from squelch.cluster.config import RunConfig
-from squelch.cluster.control.admission import validation_tickets
+from squelch.cluster.control.admission import task_of
 from squelch.cluster.control.calls import DECOMPOSE
 from squelch.cluster.loop.learner_client.learning import Learning
 from squelch.cluster.loop.tickets.playing import Play, PlayedGroup
@@ -82,13 +81,15 @@ class Decomposing(Watcher):
         return found.flat() | {"seconds/gradients": time.time() - started}
 
     def _tickets(self, step: int, count: int) -> list[Ticket]:
-        config = self.config
-        single = validation_tickets(config.environment, max(0, count), config.seed, config.sampling.temperature)
-        size = config.sampling.group_size
-        return [
-            replace(ticket, ticket_id=f"g{step:06d}-{i:03d}", step=step, group_size=size)
-            for i, ticket in enumerate(single)
-        ]
+        """Tickets for further groups: validation tasks of the run's environments, in the order of its schedule."""
+        sampling, entries, schedule = self.config.sampling, self.config.mixture.entries, self.config.mixture.schedule()
+        found: list[Ticket] = []
+        for i, turn in enumerate(map(schedule.turn, range(max(0, count)))):
+            entry = entries[turn.entry]
+            task = task_of(entry, entry.environment.validation_seed + turn.before, "validation")
+            ticket_id, settings = f"g{step:06d}-{i:03d}", (self.config.seed, sampling.temperature)
+            found.append(Ticket(ticket_id, step, task, sampling.group_size, *settings))
+        return found
 
 
 def comparable(summary: GroupSummary) -> bool:

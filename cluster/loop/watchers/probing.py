@@ -90,6 +90,6 @@ class Probing(Watcher):
 def _tickets(config: RunConfig) -> list[Ticket]:
     probe = config.scorer.probe
     count = probe.num_tasks(config.validation.tasks)
-    single = validation_tickets(config.environment, count, config.seed, config.sampling.temperature)
+    single = validation_tickets(config.scored, count, config.seed, config.sampling.temperature)
     own = {"group_size": probe.num_samples, "most_turns": 1}  # no other turn is scored
     return [replace(ticket, ticket_id=f"probe-{i:03d}", **own) for i, ticket in enumerate(single)]

@@ -63,6 +63,7 @@ class Scoring(Watcher):
     ) -> None:
         self.fleet, self.run_log, self.alarms = fleet, run_log, alarms
         self.stopping, self._free_cores = stopping, free_cores
+        self.scored = config.scored.label
         self.timeout_s, self.start_s = config.scorer.timeout_s, config.cluster.start_timeout_s
         self.pace = ScoringPace(config.scorer.interval, config.scorer.timeout_s)
         self.scorer_state: dict[str, Any] | None = None
@@ -108,8 +109,10 @@ class Scoring(Watcher):
             await self.replace_dead(scorer, f"it did not take the state of the last scorer step: {reason_of(error)}")
 
     async def before_train(self, step: Step) -> None:
-        """Offers the step to the scorer, with the weights that sampled it."""
-        self.offer(step.number, self.bundle, step.groups)
+        """Offers the step to the scorer, with the weights that sampled it: the groups of one environment."""
+        groups = [group for group in step.groups if group.ticket.task.label == self.scored]
+        if groups:
+            self.offer(step.number, self.bundle, groups)
 
     async def end(self) -> None:
         """Waits for what is under way."""

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from squelch.actors.diagnosis.uncertainty import wilson_interval
 from squelch.actors.failures import Failure
 from squelch.actors.records import Ticket
 from squelch.cluster.config import RunConfig
@@ -28,29 +27,40 @@ from squelch.cluster.loop.persistence.run_log import RunLog
 from squelch.cluster.loop.tickets.playing import Play, failed_text, failures
 from squelch.cluster.loop.watchers.watcher import Step, Watcher
 from squelch.cluster.runs.ending import Ending
-from squelch.cluster.runs.gain import gain_interval
+from squelch.cluster.runs.gain import Part, parts_of, success_interval, success_of, weighted_gain
 
 
 def fixed_tickets(config: RunConfig) -> list[Ticket]:
-    """The tickets of the run's fixed validation tasks."""
-    validation = config.validation
-    return validation_tickets(config.environment, validation.tasks, config.seed, validation.temperature)
+    """The tickets of the run's fixed validation tasks: as many of each environment, one environment after another."""
+    chosen, entries = config.validation, config.mixture.entries
+    return [
+        ticket
+        for place, entry in enumerate(entries)
+        for ticket in validation_tickets(entry, chosen.tasks, config.seed, chosen.temperature, place * chosen.tasks)
+    ]
 
 
 @dataclass(frozen=True)
 class Validated:
-    """One validation. `solved`: (num_tasks,) bool, success of each fixed task; `started`: unix seconds."""
+    """One validation. `solved`: (num_tasks,) bool, success of each fixed task; `started`: unix seconds; `parts`: the
+    tasks of each environment."""
 
     step: int
     started: float
     solved: np.ndarray
+    parts: list[Part]
     failures: list[Failure]
     """Failures of the tasks whose trajectory failed; these count as no success."""
 
     @property
     def success(self) -> float:
-        """Share of the tasks that were solved."""
-        return float(self.solved.mean())
+        """Share of the tasks that were solved, by the environments' weights."""
+        return success_of(self.solved, self.parts)
+
+    @property
+    def by_label(self) -> dict[str, float]:
+        """Success in each of several environments."""
+        return {part.label: float(self.solved[part.place].mean()) for part in self.parts if part.label}
 
 
 class Validation(Watcher):
@@ -67,7 +77,7 @@ class Validation(Watcher):
         followers: Sequence[Callable[[Validated], Ending | None]] = (),
     ) -> None:
         self.config, self.play, self.run_log, self.followers = config.validation, play, run_log, followers
-        self.tickets = fixed_tickets(config)
+        self.tickets, self.parts = fixed_tickets(config), parts_of(config.mixture, config.validation.tasks)
         self.best_success, self.best_step = -1.0, -1
         self.first: dict[str, Any] | None = None
         """The step of the run's first validation, and the success of each task in it."""
@@ -95,7 +105,7 @@ class Validation(Watcher):
         """Plays the tasks after a training step, and reports the result."""
         started = time.time()
         solved, played = await self.play.validate(self.tickets)
-        found = Validated(step, started, solved, failures(played))
+        found = Validated(step, started, solved, self.parts, failures(played))
         flat = self._metrics = self._metrics_of(found)
         self.run_log.busy(started, time.time())
         endings = [follow(found) for follow in self.followers]
@@ -103,14 +113,15 @@ class Validation(Watcher):
         if step == 0:
             self.run_log.before_training(flat)
         interval = f"[{flat['validation/success_low']:.3f}, {flat['validation/success_high']:.3f}]"
-        self.run_log.say(f"step {step:4d}  validation success {flat['validation/success']:.3f}  {interval}")
+        each = "".join(f"  {label} {success:.3f}" for label, success in found.by_label.items())
+        self.run_log.say(f"step {step:4d}  validation success {flat['validation/success']:.3f}  {interval}{each}")
         if text := failed_text(found.failures, len(self.tickets)):
             self.run_log.event("validation", "tasks_failed", started, time.time(), step=step, text=text)
             self.run_log.say(f"step {step:4d}  WARNING: {text}")
         return next((ending for ending in endings if ending is not None), None)
 
     def _metrics_of(self, found: Validated) -> dict[str, float]:
-        success, (low, high) = found.success, wilson_interval(int(found.solved.sum()), len(found.solved))
+        success, (low, high) = found.success, success_interval(found.solved, found.parts)
         if success > self.best_success:
             self.best_success, self.best_step = success, found.step
         return {
@@ -122,6 +133,7 @@ class Validation(Watcher):
             "validation/best": self.best_success,
             "seconds/validation": time.time() - found.started,
             "collapsed": float(success < self.config.collapse_threshold <= self.best_success),
+            **{f"environment/validation/{label}": success for label, success in found.by_label.items()},
             **self._gain(found),
         }
 
@@ -131,7 +143,9 @@ class Validation(Watcher):
             self.first = {"step": found.step, "solved": found.solved.astype(int).tolist()}
             return {}
         before = np.array(self.first["solved"], dtype=bool)
-        return dict(zip(("gain", "gain_low", "gain_high"), gain_interval(before, found.solved), strict=True))
+        return dict(
+            zip(("gain", "gain_low", "gain_high"), weighted_gain(before, found.solved, found.parts), strict=True)
+        )
 
     def state(self) -> dict[str, Any]:
         """The best and the first validation."""

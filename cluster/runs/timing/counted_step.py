@@ -60,8 +60,8 @@ def device_of(gib: float) -> Device:
 def counted(size: ModelSize, config: RunConfig, device: Device) -> StepModel:
     """The model of the recipe's step on such devices."""
     loop, sampling, rollout, learner = config.loop, config.sampling, config.rollout, config.learner
-    turns = config.environment.format.max_turns or 1
-    sampled = min(sampling.max_tokens_per_turn * turns, rollout.max_model_len)
+    turns = config.mixture.most_turns
+    sampled = min(config.most_episode_tokens, rollout.max_model_len)
     trajectories, fed = loop.prompts * sampling.group_size, rollout.max_model_len - sampled
     width, split = BYTES[rollout.dtype], rollout.tensor_parallel_size
     decoding, training = device.flops(rollout.dtype), device.flops(learner.dtype)

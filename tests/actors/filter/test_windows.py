@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -374,3 +375,49 @@ def test_a_checkpoint_without_a_unit_is_resumed_once_the_unit_is_said() -> None:
         FilterWindow(FilterConfig()).restore(state)
     for config in (FilterConfig(epsilon_unit="absolute"), FilterConfig(rule="top_k"), FilterConfig(rho=1.0)):
         FilterWindow(config).restore(state)
+
+
+def of(label: str, rewards: list[float], number: int, step: int = 0) -> GroupStatistics:
+    return replace(group(rewards, number, step), label=label)
+
+
+LARGE, SMALL = [0.0, 50.0, 100.0, 0.0], [0.0, 0.5, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("kind", ["whole", "sliding"])
+def test_the_scope_environment_decides_as_a_window_of_each_environment_would(kind: str) -> None:
+    config = FilterConfig(rule="top_p", rho=0.5, window=kind, scope="environment")
+    rows = [("a", LARGE), ("b", SMALL), ("a", [1.0, 0.0, 0.0, 0.0]), ("b", [0.1, 0.0, 0.0, 0.0]), ("b", SMALL)]
+    window, alone = make_window(config), {label: make_window(config) for label in "ab"}
+    for number, (label, row) in enumerate(rows):
+        window.admit(of(label, row, number))
+        alone[label].admit(of(label, row, number))
+        restored = make_window(config)
+        restored.restore(json.loads(json.dumps(window.state())))
+        window = restored
+    found, parts = window.close(0, True), [one.close(0, True) for one in alone.values()]
+    assert {d.group_id: d.decision for d in found.decisions} == {
+        d.group_id: d.decision for part in parts for d in part.decisions
+    }
+    assert found.metrics["environment/groups/b"] == 3 and found.threshold is None
+
+
+def test_a_floor_holds_within_each_environment_and_kinds_of_two_are_two() -> None:
+    config = FilterConfig(rule="top_k", rho=0.2, scope="environment", min_groups=2)
+    window = FilterWindow(config)
+    for number in range(8):
+        rewards = [float(i < 1 + number % 3) for i in range(4)]
+        window.admit(replace(of("ab"[number % 2], rewards, number), kind="easy"))
+    found = window.close(0, True)
+    labels = [int(decision.group_id[-3:]) % 2 for decision in found.kept]
+    assert labels.count(0) >= 2 and labels.count(1) >= 2
+    assert found.metrics["kinds/played"] == 2
+
+
+def test_a_window_of_one_environment_has_the_same_state_and_text_as_without_a_scope() -> None:
+    window = FilterWindow(FilterConfig())
+    window.admit(group([0.0, 1.0, 0.0, 0.0]))
+    assert "label" not in json.dumps(window.state()) and "scope" not in json.dumps(window.state())
+    assert (
+        "scope" not in FilterConfig().describe() and "scope=environment" in FilterConfig(scope="environment").describe()
+    )

@@ -25,6 +25,7 @@ from squelch.actors.records import Group, Task, Ticket, summarise
 from squelch.cluster.control.admission import TicketSource
 from squelch.envs.config import EnvironmentConfig, FormatConfig
 from squelch.envs.grid_worlds.frozen_lake import FrozenLake
+from squelch.envs.mixture import Mixture
 from squelch.envs.registry import make
 from tests.actors.play.test_codec import byte_level_bpe, save_model
 
@@ -408,6 +409,6 @@ def test_an_environment_knows_the_position_of_its_task_in_a_run_of_any_first_see
         environment = EnvironmentConfig(name=name, train_seed=train_seed, format=FormatConfig(max_turns=1))
         sampling = SamplingConfig(max_tokens_per_turn=LIMIT)
         one = EnvironmentPlayer(codec, environment, sampling, EnvironmentActorConfig(), CONTEXT, Policy(codec))
-        source = TicketSource(name, {}, train_seed, 2, 3, 1.0, cursor=6)
+        source = TicketSource(Mixture.of(environment), 2, 3, 1.0, cursor=6)
         tickets = [replace(taken, worker="rollout-0") for taken in source.take(1, 3)]
         assert [group.task_kind for group in play(one, *tickets)] == ["6", "7", "8"]

@@ -3,7 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from squelch.cluster.control.admission import Admission, TicketSource, validation_tickets
-from squelch.envs.config import EnvironmentConfig
+from squelch.envs.config import EnvironmentConfig, EnvironmentEntry
+from squelch.envs.mixture import Entry, Mixture
 
 
 @given(
@@ -54,7 +55,8 @@ def test_a_group_older_than_the_bound_is_a_broken_invariant():
 
 
 def test_tickets_walk_through_the_tasks_without_repeating_one():
-    source = TicketSource("FrozenLake", {"size": 4}, 100, 16, 0, 1.0)
+    lake = EnvironmentConfig(options={"size": 4}, train_seed=100)
+    source = TicketSource(Mixture.of(lake), 16, 0, 1.0)
     first, refill, second = source.take(1, 8), source.take(1, 2, first_index=8), source.take(2, 8)
     seeds = [t.task.seed for t in first + refill + second]
     ids = [t.ticket_id for t in first + refill + second]
@@ -62,6 +64,20 @@ def test_tickets_walk_through_the_tasks_without_repeating_one():
 
 
 def test_tickets_ask_for_the_replays_of_the_run_and_validation_for_none():
-    (ticket,) = TicketSource("FrozenLake", {}, 0, 4, 0, 1.0, replays=3).take(1, 1)
+    (ticket,) = TicketSource(Mixture.of(EnvironmentConfig()), 4, 0, 1.0, replays=3).take(1, 1)
     assert ticket.replays == 3
-    assert validation_tickets(EnvironmentConfig(name="FrozenLake", validation_seed=0), 1, 0, 1.0)[0].replays == 0
+    assert validation_tickets(Entry(EnvironmentConfig()), 1, 0, 1.0)[0].replays == 0
+
+
+def test_tickets_of_several_environments_walk_through_the_tasks_of_each():
+    lake = EnvironmentEntry(name="FrozenLake", weight=3, train_seed=100, options={"size": 5})
+    mixture = Mixture.several([lake, EnvironmentEntry(name="Sokoban", label="boxes", train_seed=7)])
+    whole, source = TicketSource(mixture, 4, 0, 1.0), TicketSource(mixture, 4, 0, 1.0, cursor=5)
+    tasks = [ticket.task for ticket in whole.take(1, 12)]
+    assert [t.seed for t in tasks if t.label == "FrozenLake"] == list(range(100, 109))
+    assert [t.seed for t in tasks if t.label == "boxes"] == [7, 8, 9]
+    assert {(t.label, t.environment, t.options) for t in tasks} == {
+        ("FrozenLake", "FrozenLake", (("size", 5),)),
+        ("boxes", "Sokoban", ()),
+    }
+    assert [ticket.task for ticket in source.take(2, 7)] == tasks[5:], "a cursor is all that a resumed run needs"

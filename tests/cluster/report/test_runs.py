@@ -15,7 +15,7 @@ from tests.cluster.report.synthetic import Made, config, lines, write_run
 
 def a_run(made: Made) -> Run:
     """The run that `write_run` would write, without the files."""
-    from squelch.cluster.config import flat
+    from squelch.cluster.setting_keys import flat
 
     return Run(f"runs/{made.name}", flat(config(made)), lines(made))
 
