@@ -21,14 +21,24 @@ from squelch.actors.archive.rows import list_column
 from squelch.actors.archive.schema import INDEX_SCHEMA
 
 NEEDED = (
-    *("group_id", "trajectory", "step", "environment", "split", "task_seed", "task_key", "task_kind"),
-    *("loss_mask", "turns", "episode_return", "success", "truncated", "failure_cause", "worker"),
+    *("group_id", "trajectory", "step", "environment", "label", "split", "task_seed"),
+    *(
+        "task_key",
+        "task_kind",
+        "loss_mask",
+        "turns",
+        "episode_return",
+        "success",
+        "truncated",
+        "failure_cause",
+        "worker",
+    ),
     *("score", "decision", "reason"),
 )
 """Columns of the archive from which a group's row is computed."""
 _LISTS = ("loss_mask", "turns")
 """The needed columns that hold lists."""
-_SAME = ("step", "environment", "split", "task_seed", "task_key", "task_kind", "decision", "reason", "score", "worker")
+_SAME = ("step", "split", "task_seed", "task_key", "task_kind", "decision", "reason", "score", "worker")
 """Columns that all trajectories of a group share."""
 
 
@@ -65,6 +75,7 @@ def _row(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "group_id": rows[0]["group_id"],
         **{name: rows[0][name] for name in _SAME},
+        "environment": rows[0]["label"] or rows[0]["environment"],
         "reward_variance": float(np.var(returns, ddof=1)) if len(returns) > 1 else None,
         "mean_return": float(np.mean(returns)) if len(returns) else None,
         "returns": [_if_alive(row, "episode_return") for row in rows],

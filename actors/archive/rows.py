@@ -43,6 +43,7 @@ def _row(group: Group, trajectory: Trajectory) -> dict[str, Any]:
         "trajectory": t.index,
         "step": ticket.step,
         "environment": task.environment,
+        "label": task.label or None,
         "split": task.split,
         "task_seed": task.seed,
         "task_options": task.options_json,

@@ -81,6 +81,12 @@ TRAJECTORY = (
     Column("trajectory", pa.int32(), "Index in the group", "from 0"),
     Column("step", pa.int32(), "Training step that the ticket belongs to", "from 1"),
     Column("environment", pa.string(), "Name of the environment"),
+    Column(
+        "label",
+        pa.string(),
+        "Which of the run's several environments played it, by its label; null in a run of one",
+        nullable=True,
+    ),
     Column("split", pa.string(), "`train` or `validation`"),
     Column("task_seed", pa.int64(), "Seed that determines the task"),
     Column("task_options", pa.string(), "Options of the environment", "JSON object"),
@@ -169,7 +175,7 @@ DECISION = (
 INDEX = (
     Column("group_id", pa.string(), "The group"),
     Column("step", pa.int32(), "Training step; `groups/step-NNNNNN.parquet` holds the group's rows", "from 1"),
-    Column("environment", pa.string(), "Name of the environment"),
+    Column("environment", pa.string(), "Name of the environment; its label in a run of several"),
     Column("split", pa.string(), "`train` or `validation`"),
     Column("task_seed", pa.int64(), "Seed that determines the task"),
     Column("task_key", pa.string(), "Digest of the task's content"),

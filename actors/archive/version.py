@@ -1,8 +1,9 @@
 """The schema version of a run's files, and its check.
 
 A Parquet file states the version in its schema's metadata under `squelch.schema`; `summary.json` states it as `schema`.
-A file that states none, as another trainer may write it, is read as the present schema. Schema 2 adds a nullable column
-to schema 1 (`segments`), without which each trajectory is one segment; files of schema 1 are read alike.
+A file that states none, as another trainer may write it, is read as the present schema. Schema 2 adds nullable
+columns to schema 1: `segments`, without which each trajectory is one segment, and `label`, without which the run has
+one environment. Files of schema 1 are read alike.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def without_board(environment: str, text: str) -> str:
 
 def group_view(table: pa.Table, pieces: Pieces, whole: bool = False) -> GroupView:
     """The view of a group's rows (`ARCHIVE_SCHEMA`); `whole`: all tokens, however many."""
-    small = ["group_id", "step", "environment", "split", "task_seed", "task_options", "task_key", "task_kind"]
+    small = ["group_id", "step", "environment", "label", "split", "task_seed", "task_options", "task_key", "task_kind"]
     facts = table.slice(0, 1).select([*small, "worker", "score", "decision", "reason", "filter"]).to_pylist()[0]
     environment = facts["environment"]
     found = from_table(table)

@@ -296,9 +296,10 @@ def _started(entry: Entry, config: RunConfig) -> tuple[Entry, FirstTask, list[st
 
 def _open_recorder(config: RunConfig) -> Recorder:
     workers, actors = actor_names(config)
+    seeds = {"worker": workers, "actor": actors, "environment": config.mixture.labels}
     names = {"run": config.name, "environment": config.mixture.name, "filter": config.filter.rule}
     try:
-        recorder = serve(config.recorder, installed_version(), **names, seeds={"worker": workers, "actor": actors})
+        recorder = serve(config.recorder, installed_version(), **names, seeds=seeds)
     except ValueError as error:
         raise UserError(str(error)) from error
     limits(config, recorder)

@@ -8,6 +8,7 @@ from squelch.deploy.boards.panel import per_second as _per_second
 
 NO_CRITIC = "the algorithm has no critic"
 NO_DROPPED = "the filter dropped no group"
+ONE = "the run has one environment"
 _STEP, _PLANNED = series("squelch_step"), series("squelch_planned_steps")
 _MEAN_STEP = mean_of("squelch_step_duration_seconds")
 
@@ -112,6 +113,58 @@ LEARNING = Row(
     ),
 )
 
+ENVIRONMENTS = Row(
+    "By environment",
+    "guide/bring-your-own.md",
+    (
+        Panel(
+            "Success by environment",
+            "Success of each environment's fixed validation tasks, and of its training trajectories.",
+            (
+                _q("squelch_environment_validation_success_ratio", "{{environment}}, validation", ONE),
+                _q("squelch_environment_success_ratio", "{{environment}}, training", ONE),
+            ),
+            unit="percentunit",
+            low=0,
+            high=1,
+        ),
+        Panel(
+            "Reward by environment",
+            "Mean episode return without format penalty.",
+            (_q("squelch_environment_reward_mean", "{{environment}}", ONE),),
+        ),
+        Panel(
+            "Reward variance by environment",
+            "Mean reward variance of the groups. Where one is far larger, filter.scope=environment ranks within each.",
+            (_q("squelch_environment_reward_variance_mean", "{{environment}}", ONE),),
+            low=0,
+        ),
+        Panel(
+            "Kept share by environment",
+            "Share of each environment's groups in the step that was kept.",
+            (_q("squelch_environment_kept_groups_ratio", "{{environment}}", ONE),),
+            unit="percentunit",
+            low=0,
+            high=1,
+        ),
+        Panel(
+            "Groups by environment",
+            "Groups of the step: their ratio is that of the weights, within one group over the whole run.",
+            (_q("squelch_environment_groups", "{{environment}}", ONE),),
+            low=0,
+        ),
+        Panel(
+            "Form and turns by environment",
+            "Share of well-formed turns, and turns per trajectory.",
+            (
+                _q("squelch_environment_format_valid_ratio", "{{environment}}, format valid", ONE),
+                _q("squelch_environment_turns_mean", "{{environment}}, turns", ONE),
+            ),
+            low=0,
+        ),
+    ),
+)
+
 OPTIMISER = Row(
     "Optimiser",
     "guide/algorithms.md",
@@ -184,4 +237,4 @@ OPTIMISER = Row(
     ),
 )
 
-BOARD = Board("squelch-training", "Training", "Is it learning?", (NOW, LEARNING, OPTIMISER))
+BOARD = Board("squelch-training", "Training", "Is it learning?", (NOW, LEARNING, ENVIRONMENTS, OPTIMISER))

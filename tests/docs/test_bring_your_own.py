@@ -31,3 +31,19 @@ def test_the_file_the_function_and_the_command_of_the_page_make_tasks_and_reward
     season = info["messages"][-1]["content"] == "Name a season."
     assert season or info["messages"][-1]["content"] == "Name a colour of the rainbow."
     assert env.group_rewards(["Violet", "spring"], [[1], [2]]) == [[not season, not season], [season, season]]
+
+
+def test_the_recipe_and_the_command_of_several_environments_give_the_schedule_that_the_page_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marked = {name: content for _, name, content in MARKED.findall(PAGE.read_text())}
+    monkeypatch.chdir(tmp_path)
+    Path("mixed.yaml").write_text(marked["mixed.yaml"])
+    _, _, recipe, *overrides = shlex.split(marked["mixed"])
+    config = load(recipe, overrides)
+    lake, boxes = config.mixture.entries
+    assert (lake.label, boxes.label, boxes.environment.options) == ("FrozenLake", "boxes", {"size": 7})
+    assert (boxes.environment.format.max_turns, boxes.tokens(48), lake.tokens(48)) == (4, 40, 48)
+    schedule = config.mixture.schedule()
+    turns = [schedule.turn(ticket).entry for ticket in range(80)]
+    assert config.loop.prompts == 8 and all(turns[i : i + 8].count(1) == 2 for i in range(0, 80, 8))

@@ -154,7 +154,7 @@ def _name_of(table: Mapping[str, Any], what: str) -> Callable[[str], str]:
 NEEDED = "give an .npz with `rewards`, a run's folder, or a .jsonl, .json or .parquet with rewards"
 COLUMNS = (
     *("group_id", "trajectory", "step", "split", "episode_return", "format_penalty", "failure_cause"),
-    *("loss_mask", "log_probs", "replay_returns", "task_kind"),
+    *("loss_mask", "log_probs", "replay_returns", "task_kind", "label"),
 )
 """Columns of the archive from which the filter's statistics are computed."""
 
@@ -324,6 +324,7 @@ def _trajectory_columns(rows: pa.Table) -> dict[str, np.ndarray]:
         "replay_returns": replays.to_numpy(zero_copy_only=False),
         "replays": np.array(counts.max(initial=-1)),
         "kinds": rows["task_kind"].to_numpy(),
+        "labels": rows["label"].to_numpy(),
     }
 
 
@@ -336,9 +337,9 @@ def _group(group_id: str, step: int, columns: Mapping[str, np.ndarray], rows: np
     )
     replays = _replays(group_id, columns["replay_returns"][alive].tolist(), int(columns["replays"]))
     indices, kind = tuple(columns["trajectory"][alive].tolist()), columns["kinds"][rows[0]]
-    return GroupStatistics(
-        group_id, step, len(rows), indices, returns, penalties, lengths, surprisals, kind, replay_returns=replays
-    )
+    values = (returns, penalties, lengths, surprisals)
+    label = columns["labels"][rows[0]] or ""
+    return GroupStatistics(group_id, step, len(rows), indices, *values, kind=kind, replay_returns=replays, label=label)
 
 
 def _replays(group_id: str, rows: Sequence[Sequence[float] | None], most: int) -> np.ndarray | None:

@@ -403,7 +403,7 @@ def test_the_scope_environment_decides_as_a_window_of_each_environment_would(kin
 
 
 def test_a_floor_holds_within_each_environment_and_kinds_of_two_are_two() -> None:
-    config = FilterConfig(rule="top_k", rho=0.2, scope="environment", min_groups=2)
+    config = FilterConfig(rule="top_k", rho=0.3, scope="environment", min_groups=2)
     window = FilterWindow(config)
     for number in range(8):
         rewards = [float(i < 1 + number % 3) for i in range(4)]

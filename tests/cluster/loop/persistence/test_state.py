@@ -20,6 +20,7 @@ from squelch.cluster.loop.watchers.scoring import Scoring
 from squelch.cluster.loop.watchers.validation import Validation
 from squelch.cluster.loop.watchers.watcher import Watcher
 from squelch.envs.config import EnvironmentConfig
+from squelch.envs.mixture import Mixture
 from tests.disk import files_of_at_most
 
 
@@ -29,7 +30,7 @@ def save(run_dir, step, **state):
     (folder / "loop.json").write_text(json.dumps(asdict(LoopState(clock=step, **state))))
 
 
-OWN = EnvironmentConfig(name="FrozenLake", options={"size": 4})
+OWN = Mixture.of(EnvironmentConfig(name="FrozenLake", options={"size": 4}))
 
 
 def test_open_tickets_survive_json_unchanged(tmp_path):
