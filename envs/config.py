@@ -67,7 +67,7 @@ class EnvironmentEntry(EnvironmentConfig):
 
     weight: float = Field(1.0, gt=0, allow_inf_nan=False)
     """Share of the run's tickets, relative to the other weights."""
-    label: str = Field("", max_length=64, pattern=r"^[^/\s]*$")
-    """Name in metrics, reports and the archive, without spaces and slashes; empty: the environment's name."""
+    label: str = Field("", max_length=64, pattern=r"^[\w.:+=-]*$")
+    """Name in metrics, reports and the archive, of letters, digits and . : + = _ -; empty: the environment's name."""
     max_tokens_per_turn: int | None = Field(None, ge=1)
     """Most sampled tokens of a turn; unset: `sampling.max_tokens_per_turn`."""

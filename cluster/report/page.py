@@ -22,6 +22,7 @@ from squelch.cluster.plots.style import dark_css
 from squelch.cluster.report.figures import FIGURES, PaperFigure
 from squelch.cluster.report.points import Row, last_value, with_interval
 from squelch.cluster.report.runs import Study, differing
+from squelch.cluster.setting_keys import labels_of
 from squelch.cluster.sweep.table import text
 from squelch.cluster.terminal import one_line
 from squelch.envs.untrusted.files import WrongKind, shortened
@@ -139,20 +140,26 @@ def _count(number: int, noun: str) -> str:
 
 
 def arm_rows(study: Study) -> list[Row]:
-    """One row for each arm and figure of `AT_THE_END`: mean over seeds at each run's end, with its interval."""
+    """One row for each arm and figure of `AT_THE_END`: mean over seeds at each run's end, with its interval; of an arm
+    that plays several environments also one for each of these."""
     rows = []
     for arm in study.arms:
-        seeds = " ".join(str(run.seed) for run in arm.runs)
-        own = {
-            "environment": arm.environment,
-            "arm": arm.label,
-            "seeds": seeds,
-            "steps": min(r.steps for r in arm.runs),
-        }
-        for key in AT_THE_END:
-            found = with_interval([last_value(run, key) for run in arm.runs])
-            rows.append(own | {"figure": key} | {name: found[name] for name in ("mean", "low", "high")})
+        own: Row = {"arm": arm.label, "seeds": " ".join(str(run.seed) for run in arm.runs)}
+        own["steps"] = min(run.steps for run in arm.runs)
+        parts = {arm.environment: {key: key for key in AT_THE_END}}
+        parts |= {f"{arm.environment}: {label}": _keys_of(label) for label in labels_of(arm.settings)}
+        for environment, keys in parts.items():
+            for figure, key in keys.items():
+                found = with_interval([last_value(run, key) for run in arm.runs])
+                values = {name: found[name] for name in ("mean", "low", "high")}
+                rows.append({"environment": environment, **own, "figure": figure, **values})
     return rows
+
+
+def _keys_of(label: str) -> dict[str, str]:
+    """The key of each figure of `AT_THE_END` for one of several environments, where there is one."""
+    own = {"validation/success": f"environment/validation/{label}", "kept_fraction": f"environment/kept/{label}"}
+    return {figure: own.get(figure, f"environment/none/{label}") for figure in AT_THE_END}
 
 
 def _arms_table(rows: Sequence[Row]) -> _Table:

@@ -77,6 +77,9 @@ class RunStatus:
     was nothing to judge."""
     kinds: dict[str, float]
     """Metrics of the coverage of kinds at the last step, by flat key without `kinds/`; empty without kinds."""
+    environments: dict[str, dict[str, float | None]]
+    """Metrics of each of several environments by its label: `validation`, `success`, `reward`, `variance` and `kept`;
+    empty in a run of one."""
     staleness_max: float | None
     no_signal_streak: float | None
     members: dict[str, tuple[int, int | None]] = field(default_factory=dict)
@@ -138,6 +141,7 @@ def status_of(folder: RunFolder, lines: Sequence[Line], now: float) -> RunStatus
         probe=last_probe(lines),
         judge=_judge(scored),
         kinds=_kinds(last),
+        environments=_environments(checked, last),
         staleness_max=last.get("staleness_max"),
         no_signal_streak=last.get("no_signal_streak"),
         members=_members(last),
@@ -235,6 +239,18 @@ def _members(line: Line) -> dict[str, tuple[int, int | None]]:
         if up:
             found[words] = (sum(value == 1 for value in up), None if wanted is None else int(wanted))
     return found
+
+
+def _environments(checked: Line, last: Line) -> dict[str, dict[str, float | None]]:
+    """The metrics of each environment: of the last validation, and of the last step."""
+    of_validation = [key.split("/", 2) for key in checked if key.startswith("environment/validation/")]
+    of_steps = [key.split("/", 2) for key in last if key.startswith("environment/groups/")]
+    labels = dict.fromkeys(one_line(label) for *_, label in (*of_validation, *of_steps))
+    return {
+        label: {"validation": checked.get(f"environment/validation/{label}")}
+        | {name: last.get(f"environment/{name}/{label}") for name in ("success", "reward", "variance", "kept")}
+        for label in labels
+    }
 
 
 def _tickets(line: Line) -> dict[str, int]:

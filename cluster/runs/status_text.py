@@ -59,6 +59,10 @@ def status_rows(status: RunStatus, lines: Sequence[Line]) -> list[StatusRow]:
     return [
         StatusRow("validation success", _validation(status), history("validation/success"), 0, 1),
         StatusRow("training success", _number(status.success), history("success"), 0, 1),
+        *(
+            StatusRow(label, environment_words(found), history(f"environment/success/{label}"), 0, 1)
+            for label, found in status.environments.items()
+        ),
         StatusRow("kept mass", _kept(status), history("kept_mass"), 0, 1),
         *([StatusRow("kinds kept", kind_words(status.kinds), history("kinds/effective"), 0)] if status.kinds else []),
         StatusRow("reward variance", _number(status.reward_variance_mean, ".4f"), history("reward_variance_mean"), 0),
@@ -86,6 +90,12 @@ def status_rows(status: RunStatus, lines: Sequence[Line]) -> list[StatusRow]:
         ),
         StatusRow("last finished", status.last_event or UNKNOWN),
     ]
+
+
+def environment_words(found: Mapping[str, float | None]) -> str:
+    """The metrics of one of several environments in words."""
+    shown = {"validation": "validation", "training": "success", "reward": "reward", "kept": "kept"}
+    return "  ".join(f"{word} {_number(found[name])}" for word, name in shown.items())
 
 
 def _validation(status: RunStatus) -> str:

@@ -21,6 +21,7 @@ from squelch.actors.archive.version import VERSION_KEY
 from squelch.actors.archive.writer import Archive
 from squelch.actors.content import Picture, content_key
 from squelch.actors.failures import Failure, FailureCause
+from squelch.actors.filter.decisions import Decision
 from squelch.actors.messages import VersionSpan
 from squelch.actors.records import Group, Segment, Task, Ticket, Trajectory, Turn, summarise
 from squelch.cluster.errors import UserError
@@ -107,7 +108,7 @@ def test_a_run_of_schema_1_is_read_resumed_and_merged_and_its_trajectories_are_o
     former = {VERSION_KEY: "1"}
     for path in (tmp_path / "groups").iterdir():
         table = pq.read_table(path)
-        kept = [name for name in table.column_names if name != "segments"]
+        kept = [name for name in table.column_names if name not in ("segments", "label")]
         pq.write_table(table.select(kept).replace_schema_metadata(former), path)
     archive = Archive(tmp_path)
     for step in (2, 100, 101):
@@ -278,3 +279,19 @@ def test_the_index_of_many_groups_is_read_without_the_parts(tmp_path: Path) -> N
 
 def test_the_page_says_what_the_code_does() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run `python -m docs.writers.schema`"
+
+
+def test_rows_of_several_environments_have_their_label_and_the_index_names_them_by_it(tmp_path: Path) -> None:
+    task = Task("Sokoban", 7, label="boxes")
+    empty = np.zeros(0, np.int32), np.zeros(0, bool), np.zeros(0, np.float32)
+    failure = Failure(FailureCause.OTHER)
+    lost = Trajectory(0, *empty, [], False, False, failure)
+    tables = [
+        to_table(Group(Ticket(f"000001-00{i}", 1, one, 1, 0), "", [lost]))
+        for i, one in enumerate((task, dataclasses.replace(task, label="")))
+    ]
+    decisions = {f"000001-00{i}": Decision(f"000001-00{i}", 1, "refused", "refused", "failed") for i in range(2)}
+    Archive(tmp_path).write_groups(1, tables, decisions, "none")
+    table = read_groups(tmp_path)
+    assert table["label"].to_pylist() == ["boxes", None] and table["environment"].to_pylist() == ["Sokoban"] * 2
+    assert read_index(tmp_path)["environment"].to_pylist() == ["boxes", "Sokoban"]

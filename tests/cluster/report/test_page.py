@@ -2,15 +2,17 @@
 
 import csv
 import io
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import yaml
 
 from squelch.cluster.report.figures import FIGURES
-from squelch.cluster.report.page import data_folder_of, make_report, write_report
-from squelch.cluster.report.runs import find_runs, study_of
+from squelch.cluster.report.page import arm_rows, data_folder_of, make_report, write_report
+from squelch.cluster.report.runs import find_runs, read_run, study_of
 from tests.cluster.report.synthetic import Made, write_run
 from tests.cluster.report.test_figures import study
 
@@ -104,3 +106,21 @@ def test_equal_runs_give_an_equal_report() -> None:
 def test_the_page_forbids_scripts_and_connections() -> None:
     html = make_report(study(Made("a", steps=2)), "d").html
     assert "default-src 'none'; style-src 'unsafe-inline'" in html and "prefers-color-scheme:dark" in html
+
+
+def test_an_arm_of_several_environments_has_a_row_of_each_at_the_end(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, Made("mixed"))
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    lake = settings.pop("environment")
+    settings["environments"] = [lake | {"label": "lake", "weight": 3}, {"name": "Sokoban", "train_seed": 5}]
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines[-1] |= {"environment/validation/lake": 0.75, "environment/validation/Sokoban": 0.25}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = study_of([read_run(folder)])
+    assert found.arms[0].environment == "lake + Sokoban" and "train_seed" not in str(found.arms[0].settings)
+    rows = {(row["environment"], row["figure"]): row["mean"] for row in arm_rows(found)}
+    assert rows["lake + Sokoban: lake", "validation/success"] == 0.75
+    assert rows["lake + Sokoban: Sokoban", "validation/success"] == 0.25
+    assert rows["lake + Sokoban: lake", "first_turn/mi_est"] is None
+    assert "lake + Sokoban: lake" in make_report(found, "data").html

@@ -106,6 +106,17 @@ def test_the_status_of_a_running_run_is_what_its_lines_say(tmp_path: Path) -> No
     assert now.last_event == "learner train took 2.0 s, 5 s ago"
 
 
+def test_a_run_of_several_environments_has_a_line_of_each(tmp_path: Path) -> None:
+    archive = some_run(tmp_path, 1)
+    validated = {"environment/validation/lake": 0.4, "environment/validation/boxes": 0.1}
+    archive.metrics(2, step_metrics(2) | VALIDATION | validated, at=NOW - 5)
+    split = {"environment/groups/boxes": 2.0, "environment/success/boxes": 0.25, "environment/kept/boxes": 0.5}
+    archive.metrics(3, step_metrics(3) | split | {"environment/reward/boxes": -1.0}, at=NOW)
+    assert "  boxes                validation 0.100  training 0.250  reward -1.000  kept 0.500\n" in status(tmp_path)
+    assert "  lake                 validation 0.400  training n/a" in status(tmp_path)
+    assert json.loads(status(tmp_path, as_json=True))["environments"]["boxes"]["success"] == 0.25
+
+
 def test_the_first_validation_is_the_first_on_the_tasks_of_the_last(tmp_path: Path) -> None:
     """Found by a reviewer: after a resume with other fixed tasks the first of the old ones was shown."""
     archive = some_run(tmp_path, 1)
