@@ -290,7 +290,10 @@ def test_rows_of_several_environments_have_their_label_and_the_index_names_them_
         to_table(Group(Ticket(f"000001-00{i}", 1, one, 1, 0), "", [lost]))
         for i, one in enumerate((task, dataclasses.replace(task, label="")))
     ]
-    decisions = {f"000001-00{i}": Decision(f"000001-00{i}", 1, "refused", "refused", "failed") for i in range(2)}
+    decisions = {
+        f"000001-00{i}": Decision(f"000001-00{i}", 1, "refused", "refused", "failed", None, None, None)
+        for i in range(2)
+    }
     Archive(tmp_path).write_groups(1, tables, decisions, "none")
     table = read_groups(tmp_path)
     assert table["label"].to_pylist() == ["boxes", None] and table["environment"].to_pylist() == ["Sokoban"] * 2
