@@ -75,7 +75,7 @@ class Ticket:
 @dataclass(frozen=True)
 class Segment:
     """A segment of a trajectory after its first one. `start`: the position of its first id, which was fed; `cause`: why
-    it does not continue an earlier one, in a few words, e.g. `history rewritten`."""
+    it continues no earlier one: `history rewritten`, `compaction`, `other system message`, `template`."""
 
     start: int
     cause: str

@@ -90,14 +90,28 @@ def _check_turns(turns: pa.ListArray, num_tokens: np.ndarray, where: str) -> Non
 
 
 def _check_segments(table: pa.Table, num_tokens: np.ndarray, where: str) -> None:
-    """`num_tokens`: (num_rows,), tokens of each row. Few rows have segments, so that these are looked at one by one."""
-    names = [name for name in ("segments", "turns", "loss_mask") if name in table.column_names]
-    several = np.flatnonzero(table["segments"].is_valid().to_numpy(zero_copy_only=False))
-    for size, row in zip(num_tokens[several], table.select(names).take(several).to_pylist(), strict=True):
-        starts = [segment["start"] for segment in row["segments"]]
-        if any(before >= after for before, after in itertools.pairwise([0, *starts, int(size)])):
-            raise Unreadable(f"{where}: starts of `segments` must ascend between 0 and the number of tokens, each once")
-        if any(turn["sample_start"] < start < turn["sample_end"] for turn in row.get("turns", ()) for start in starts):
+    """`num_tokens`: (num_rows,), tokens of each row. Positions are compared in the rows' tokens one after another."""
+    row, starts = _inside(table, "segments", ("start",))
+    after = np.cumsum(num_tokens, dtype=np.int64)
+    before = after - num_tokens
+    places = before[row] + starts[0]
+    same_row = row[1:] == row[:-1]
+    if (starts[0] <= 0).any() or (places >= after[row]).any() or (same_row & (np.diff(places) <= 0)).any():
+        raise Unreadable(f"{where}: starts of `segments` must ascend between 0 and the number of tokens, each once")
+    if "turns" in table.column_names:
+        row, (first, last) = _inside(table, "turns", ("sample_start", "sample_end"))
+        begun = np.searchsorted(places, before[row] + first, side="right")
+        if (begun < np.searchsorted(places, before[row] + last, side="left")).any():
             raise Unreadable(f"{where}: a segment begins inside a turn; a turn lies in one segment")
-        if any(row["loss_mask"][start] for start in starts if "loss_mask" in row):
+    if "loss_mask" in table.column_names:
+        mask = table["loss_mask"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+        if mask[places].any():
             raise Unreadable(f"{where}: the first token of a segment is marked as sampled; it must have been fed")
+
+
+def _inside(table: pa.Table, name: str, fields: Sequence[str]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The row of each entry of a column of lists, and these of its fields, (num_entries,) int64."""
+    column = table[name].combine_chunks()
+    flat = column.flatten()
+    row = np.repeat(np.arange(len(column)), pc.fill_null(column.value_lengths(), 0).to_numpy())
+    return row, [flat.field(field).to_numpy().astype(np.int64) for field in fields]
