@@ -35,6 +35,11 @@ Three things work differently:
   resources of their own (`rollout.count`, `learner.ranks`, `environment_actor.count`); fractions of `num_gpus` put
   several on one card ([real-models.md](real-models.md#on-one-gpu)).
 
+With one file of prompts, one reward function and the same settings TRL and Squelch learned the same: in two seeds the
+mean reward of the last ten of 60 steps differs by 0.000 [-0.017, +0.016] (`python -m benchmarks.peer.trl --learn`).
+
+![mean reward by step and by seconds, in Squelch and in TRL](../research/learns-like-trl.svg)
+
 You can also keep your trainer and take only the diagnosis: `squelch filter`, `squelch mi` and `squelch score` read its
 files ([use-with-other-trainers.md](use-with-other-trainers.md)).
 """
