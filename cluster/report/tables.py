@@ -1,4 +1,4 @@
-"""The paper's Tables 4 and 5 from runs, with the paper's numbers beside them. Pure.
+"""The paper's Tables 4 and 5 from runs, with the paper's numbers beside them, and what the filter saved. Pure.
 
 | column | definition (appendix C of the paper) |
 |---|---|
@@ -21,6 +21,7 @@ from typing import Any
 
 from squelch.cluster.report.points import last_value, with_interval
 from squelch.cluster.report.runs import Arm, Run, Study, filter_label
+from squelch.cluster.runs.savings import Savings, filter_savings
 from squelch.cluster.sweep.table import text
 from squelch.cluster.terminal import UNKNOWN, aligned
 
@@ -57,6 +58,19 @@ TABLE_5: Mapping[tuple[str, Any, str, str], tuple[float, float, float, bool]] = 
 }
 """Peak success, retrieval, entropy, stable, by rule, rho, statistic and side. The paper names no rule for the last four
 statistics."""
+
+SAVINGS: Mapping[str, tuple[str, int, str]] = {
+    "groups_played": ("groups played", 0, ""),
+    "groups_trained": ("learned from", 0, ""),
+    "tokens_not_trained": ("tokens not trained on", 0, ""),
+    "updates_skipped": ("updates skipped", 0, ""),
+    "seconds_not_trained": ("training s saved", 0, ""),
+    "seconds_thrown_away": ("rollout s lost", 0, ""),
+    "refill_rounds": ("refills", 0, ""),
+    "gain_per_100_groups": ("gain, 100 groups", 3, "+"),
+    "gain_per_100_updates": ("gain, 100 updates", 3, "+"),
+}
+"""Title, digits and sign of each column of the last table."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +132,24 @@ def table_5(study: Study) -> list[list[str]]:
     return rows
 
 
+def table_of_savings(study: Study) -> list[list[str]]:
+    """A row for each arm: means a run of what its filter saved and cost, and the gain for what was learned from."""
+    rows = [["task", "arm", "seeds", *(title for title, _, _ in SAVINGS.values())]]
+    for arm in study.arms:
+        found = [_savings(run) for run in arm.runs]
+        means = [_in(digits, sign, [own.get(key) for own in found]) for key, (_, digits, sign) in SAVINGS.items()]
+        rows.append([arm.environment, arm.label, str(len(arm.runs)), *means])
+    return rows
+
+
+def _savings(run: Run) -> Savings:
+    """As `filter_savings`, with the run's last validation minus its first as the gain."""
+    validated = list(run.series(SUCCESS).values())
+    return filter_savings(run.lines, validated[-1] - validated[0] if len(validated) > 1 else None)
+
+
 def lines(study: Study) -> list[str]:
-    """Both tables as text, and what their columns mean."""
+    """The tables as text, and what their columns mean."""
     return [
         "Table 4: peak success",
         *aligned(table_4(study)),
@@ -127,12 +157,17 @@ def lines(study: Study) -> list[str]:
         "Table 5: where success peaks",
         *aligned(table_5(study)),
         "",
+        "What the filter saves, a run",
+        *aligned(table_of_savings(study)),
+        "",
         "mean [95% t-interval over seeds]; no interval from one seed. peak: largest validation success after step 0. "
         "gain: over the arm that differs in the filter alone, seed by seed. MI: retrieval accuracy of the first turn, "
         "entropy: H(Z|X) in nats per token, at the last scorer step up to the peak. stable: success never below "
         f"{COLLAPSE:g}.",
         "paper: Tables 4 and 5 of RAGEN-2, which states neither seeds nor intervals: Qwen2.5-3B unless the run's model "
         "has a row there; Table 5 is of Sokoban. A gain beside other rules than top_p 0.9 has no number there.",
+        "training seconds saved: those of a trained token, times the tokens not trained on; rollout seconds lost: by "
+        "the share of groups not learned from; gain: last validation minus the first, for 100 groups or updates.",
         *study.notes,
     ]
 
@@ -151,11 +186,17 @@ def _gains(own: Mapping[int, Cell], base: Mapping[int, Cell]) -> list[float | No
 
 
 def _percent(values: Sequence[float | None], sign: str = "") -> str:
-    found = with_interval([None if value is None else 100 * value for value in values])
+    return _in(1, sign, [None if value is None else 100 * value for value in values])
+
+
+def _in(digits: int, sign: str, values: Sequence[float | None]) -> str:
+    """Mean and interval with so many digits."""
+    found = with_interval(values)
     if found["mean"] is None:
         return UNKNOWN
-    mean = f"{found['mean']:{sign}.1f}"
-    return mean if found["low"] is None else f"{mean} [{found['low']:{sign}.1f}, {found['high']:{sign}.1f}]"
+    mean, low, high = (found[name] for name in ("mean", "low", "high"))
+    form = f"{sign}.{digits}f"
+    return f"{mean:{form}}" if low is None else f"{mean:{form}} [{low:{form}}, {high:{form}}]"
 
 
 def _algorithm(arm: Arm) -> str:

@@ -21,6 +21,7 @@ from squelch.cluster.package import code_version, commit
 from squelch.cluster.runs import driver
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.gain import parts_of, success_interval, success_of
+from squelch.cluster.runs.savings import filter_savings, savings_line
 from squelch.cluster.runs.status import last_probe, last_scorer_step
 from squelch.cluster.runs.status_text import link_words, probe_words
 from squelch.cluster.terminal import UNKNOWN
@@ -60,7 +61,7 @@ def summarise_run(config: RunConfig, outcome: Outcome, wall_seconds: float) -> d
     """The content of `summary.json`."""
     lines = read_metrics(config.run_dir)
     metrics = [line for line in lines if line["step"] > 0]
-    totals, ending = outcome.totals, outcome.ending
+    totals, ending, success = outcome.totals, outcome.ending, _success(config.mixture, outcome, metrics)
     return {
         "schema": VERSION,
         "run": config.name,
@@ -85,7 +86,8 @@ def summarise_run(config: RunConfig, outcome: Outcome, wall_seconds: float) -> d
         "tokens_per_second": totals.get("tokens/sampled", 0.0) / max(totals.get("seconds/step", 0.0), 1e-9),
         "kept_mass_mean": _mean(metrics, "kept_mass"),
         "kept_groups_mean": _mean(metrics, "kept_groups"),
-        "success": _success(config.mixture, outcome, metrics),
+        "filter_savings": filter_savings(metrics, success.get("gain", {}).get("mean")),
+        "success": success,
         "reasoning": _reasoning(metrics),
         "probe": last_probe(metrics),
         "scorer": _scorer_steps(metrics),
@@ -123,6 +125,8 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         f"tokens/s {summary['tokens_per_second']:.0f}   kept groups {_text(summary['kept_groups_mean'])} "
         f"kept mass {_text(summary['kept_mass_mean'])}   step {_text(summary['seconds_per_step_median'])} s (median)"
     )
+    if saved := savings_line(summary.get("filter_savings", {})):
+        lines.append(f"filter         {saved}")
     counts = "  ".join(f"{state} {n}" for state, n in ledger["counts"].items() if n)
     lines.append(f"ledger         {counts}  ({'balanced' if ledger['balanced'] else 'NOT BALANCED'})")
     return [*lines, *(f"WARNING        {text}" for text in summary.get("warnings", ()))]

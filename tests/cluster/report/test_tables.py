@@ -5,7 +5,16 @@ from typing import Any
 import pytest
 
 from squelch.cluster.report.runs import Run, study_of
-from squelch.cluster.report.tables import TABLE_4, TABLE_5, TASKS, cell_of, lines, table_4, table_5
+from squelch.cluster.report.tables import (
+    TABLE_4,
+    TABLE_5,
+    TASKS,
+    cell_of,
+    lines,
+    table_4,
+    table_5,
+    table_of_savings,
+)
 
 FILTER = {"filter.rule": "top_p", "filter.rho": 0.9, "filter.statistic": "reward_variance", "filter.keep": "largest"}
 
@@ -64,3 +73,19 @@ def test_the_papers_tables_are_complete() -> None:
     assert len(TABLE_4) == 9 and all(len(row) == len(TASKS) for row in TABLE_4.values()) and len(TABLE_5) == 12
     averages = [sum(peak for peak, _ in row) / 4 for row in TABLE_4.values()]
     assert averages == pytest.approx([67.6, 67.4, 67.5, 55.8, 14.0, 47.6, 77.3, 73.4, 73.6], abs=0.06)
+
+
+def test_the_last_table_has_what_the_filter_saved_and_the_gain_for_what_was_learned_from() -> None:
+    run = a_run({0: 0.1, 10: 0.3})
+    line = {
+        "num_groups": 8.0,
+        "kept_groups": 2.0,
+        "tokens/sampled": 100.0,
+        "tokens/trained": 25.0,
+        "optimizer_steps": 4.0,
+    }
+    learned = Run(run.folder, run.settings, [*run.lines, {"step": 11} | line])
+    head, row = table_of_savings(study_of([learned]))
+    found = dict(zip(head, row, strict=True))
+    assert found["groups played"] == "8" and found["learned from"] == "2" and found["tokens not trained on"] == "75"
+    assert found["gain, 100 groups"] == "+10.000" and found["gain, 100 updates"] == "+5.000"

@@ -1,0 +1,59 @@
+"""What a run's filter saved, and what it cost, from the run's metrics. Pure.
+
+| metric | definition |
+|---|---|
+| groups_played, groups_trained | groups ranked by the filter, refills included, and groups learned from |
+| tokens_not_trained | sampled tokens of training rollouts that no update learned from |
+| updates_skipped | training steps without an update, because the filter kept nothing |
+| seconds_not_trained | training seconds a trained token, times `tokens_not_trained`: an estimate |
+| seconds_thrown_away | the cost: rollout seconds, times the share of groups that were not learned from |
+| refill_rounds | the cost: further rounds of rollouts that replaced dropped groups |
+| gain_per_100_groups, gain_per_100_updates | gain in validation success for 100 groups, or updates, learned from |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Savings = dict[str, float | None]
+
+
+def filter_savings(lines: Sequence[Mapping[str, Any]], gain: float | None) -> Savings:
+    """The metrics of the table above over these lines of metrics.jsonl, one a step; empty if no step was filtered.
+    `gain`: validation success at the end minus that before training."""
+    steps = [line for line in lines if line.get("num_groups") is not None]
+    played, trained = _sum(steps, "num_groups"), _sum(steps, "kept_groups")
+    sampled, learned = _sum(steps, "tokens/sampled"), _sum(steps, "tokens/trained")
+    updates = _sum(steps, "optimizer_steps")
+    if not played:
+        return {}
+    left = max(0.0, sampled - learned)
+    return {
+        "groups_played": played,
+        "groups_trained": trained,
+        "tokens_not_trained": left,
+        "updates_skipped": float(sum(line.get("kept_groups") == 0 for line in steps)),
+        "seconds_not_trained": _sum(steps, "seconds/train") / learned * left if learned else None,
+        "seconds_thrown_away": _sum(steps, "seconds/rollout") * (1 - trained / played),
+        "refill_rounds": _sum(steps, "refill_rounds"),
+        "gain_per_100_groups": 100 * gain / trained if gain is not None and trained else None,
+        "gain_per_100_updates": 100 * gain / updates if gain is not None and updates else None,
+    }
+
+
+def savings_line(savings: Savings) -> str:
+    """The summary's line; empty if the filter dropped nothing."""
+    if not savings or savings["groups_trained"] == savings["groups_played"]:
+        return ""
+    spared = savings["seconds_not_trained"]
+    seconds = "" if spared is None else f", about {spared:.0f} s of training not spent"
+    return (
+        f"learned from {savings['groups_trained']:.0f} of {savings['groups_played']:.0f} groups: "
+        f"{savings['tokens_not_trained']:.0f} tokens not trained on{seconds}, "
+        f"{savings['seconds_thrown_away']:.0f} s of rollouts thrown away"
+    )
+
+
+def _sum(lines: Sequence[Mapping[str, Any]], key: str) -> float:
+    return float(sum(line[key] for line in lines if line.get(key) is not None))
