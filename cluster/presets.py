@@ -50,7 +50,18 @@ def named(overrides: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def settings_of(name: str, run: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree of the preset's settings for a run. `run`: the run's tree, with the overrides of the command line."""
+    """The tree of the preset's settings for a run; each of several environments gets its own. `run`: the run's tree,
+    with the overrides of the command line."""
+    entries = run.get("environments")
+    if not entries or not all(isinstance(entry, Mapping) for entry in entries):
+        return _laid(name, run)
+    each = [_laid(name, {**run, "environment": entry}) for entry in entries]
+    own = [merged(entry, found.pop("environment", {})) for entry, found in zip(entries, each, strict=True)]
+    return {**each[0], "environments": own}
+
+
+def _laid(name: str, run: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the blocks that hold for a run of one environment, merged in order."""
     found: dict[str, Any] = {}
     for where, settings in blocks(name):
         if all(_value(run, key) in values for key, values in where.items()):

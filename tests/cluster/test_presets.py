@@ -79,6 +79,14 @@ def test_what_a_preset_sets_follows_the_command_line() -> None:
     assert board == "grid_coord" and "observation_format" not in load("sokoban", [PUBLISHED]).environment.options
 
 
+def test_each_of_several_environments_gets_its_own_settings() -> None:
+    entries = [{"name": "Sokoban", "weight": 2.0}, {"name": "FrozenLake", "options": {"size": 5}}]
+    run = RunConfig.model_validate(layered({"environments": entries}, [PUBLISHED]))
+    sokoban, lake = run.environments
+    assert (sokoban.weight, sokoban.options) == (2, {"size": 6, "boxes": 1})
+    assert lake.options == {"size": 5, "slip_rate": 0.0} and run.filter.rule == "top_p_softmax"
+
+
 @pytest.mark.parametrize(("given", "says"), [("papper", "Did you mean 'paper'?"), ("", "paper, published")])
 def test_an_unknown_preset_names_those_that_exist(given: str, says: str) -> None:
     with pytest.raises(UserError, match=re.escape(says)):

@@ -8,6 +8,10 @@ from squelch.cluster.config import load
 from squelch.cluster.control.ledger import Ledger
 from squelch.cluster.package import code_version, commit
 from squelch.cluster.runs.summary import Outcome, _success, summarise_run
+from squelch.envs.config import EnvironmentConfig
+from squelch.envs.mixture import Mixture
+
+ONE = Mixture.of(EnvironmentConfig())
 
 
 def line(step: int, success: float, gain: float) -> dict[str, float]:
@@ -20,9 +24,9 @@ def test_a_gain_over_other_fixed_tasks_is_none_of_this_summary() -> None:
     """Found by a reviewer: "before" was of step 40, "after" of step 20, on the tasks before a change."""
     old = [line(10, 0.5, 0.1), line(20, 0.9, 0.4)]
     outcome = SimpleNamespace(first_validation={"step": 40, "solved": [1, 0, 0, 0]}, last={}, best=(0.25, 40))
-    alone = _success(outcome, old)
+    alone = _success(ONE, outcome, old)
     assert alone["before"]["step"] == 40 and "after" not in alone and "gain" not in alone
-    both = _success(outcome, [*old, line(60, 0.5, 0.25)])
+    both = _success(ONE, outcome, [*old, line(60, 0.5, 0.25)])
     assert both["after"]["step"] == 60 and both["gain"]["mean"] == 0.25
 
 
