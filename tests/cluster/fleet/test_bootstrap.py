@@ -97,7 +97,8 @@ def test_a_head_answers_as_every_server_of_grpc_does() -> None:
 def test_the_first_prompt_is_measured_in_the_words_that_the_run_uses(tmp_path) -> None:
     codec = ChatCodec(save_model(tmp_path / "model", byte_level_bpe()))
     tiny, natural = (load("frozenlake", [f"environment.prompt={prompt}"]) for prompt in ("tiny", "natural"))
-    assert len(bootstrap._opening(natural, codec)) > 2 * len(bootstrap._opening(tiny, codec))
+    lengths = [len(bootstrap._opening(one.mixture.entries[0], one, codec)) for one in (natural, tiny)]
+    assert lengths[0] > 2 * lengths[1]
 
 
 CHANGES = ("scorer.share=0.2", "scorer.max_pairs=70", "scorer.probe.links=false", "scorer.probe.every=10")

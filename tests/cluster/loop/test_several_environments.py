@@ -3,19 +3,24 @@ that a stop and a resume change nothing."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from squelch.actors.play.seeds import request_seed
 from squelch.actors.records import Ticket
-from squelch.cluster.config import dump, load, settings_of
+from squelch.cluster.config import RunConfig, dump, load, settings_of
+from squelch.cluster.control.admission import TicketSource
 from squelch.cluster.errors import UserError
 from squelch.cluster.idle_settings import scale_notes
 from squelch.cluster.loop.persistence.state import LoopState, pack_ticket, require_same_schedule
 from squelch.cluster.loop.watchers.validation import fixed_tickets
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.setting_keys import flat
+from squelch.envs.config import EnvironmentConfig
 from tests.fakes.actors import FakeArchive, World
 from tests.fakes.run import Outcome, check, drive
 from tests.fakes.run import settings as configured
@@ -57,6 +62,16 @@ def test_a_run_of_one_environment_has_no_series_by_environment_and_no_label_in_i
     assert "label" not in str(outcome.steps.filter_state)
     tree = world.config.model_dump(mode="json")
     assert "environments" not in tree and tree["environment"]["name"] == "FrozenLake"
+
+
+def test_the_tickets_of_one_environment_are_those_from_before_there_could_be_several() -> None:
+    """Digests of what a commit made that knew one environment only."""
+    config = RunConfig(environment=EnvironmentConfig(options={"size": 5}, train_seed=3), seed=4)
+    source, state = TicketSource(config.mixture, config.sampling.group_size, config.seed, 1.0, cursor=5), LoopState()
+    state.with_tasks(config)
+    issued = [*source.take(1, 8), *source.take(1, 2, first_index=8), *source.take(2, 8), *fixed_tickets(config)[:9]]
+    content = [[pack_ticket(t) for t in issued], [request_seed(t, 1, 2) for t in issued], state.fixed_tasks]
+    assert hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16] == "1a4265aa44ee12a5"
 
 
 @pytest.mark.parametrize("at", [3, 11, 25])

@@ -21,18 +21,38 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks import tiny_play
 from squelch.actors.play.codec import ChatCodec
-from squelch.envs.config import EnvironmentConfig, FormatConfig
+from squelch.envs.config import EnvironmentConfig, EnvironmentEntry, FormatConfig
 from squelch.envs.format import reads_words
+from squelch.envs.mixture import Mixture
 from squelch.envs.registry import environment_class, environment_names, resolved
 from squelch.learner.warmup import tiny, tiny_model, training
-from squelch.learner.warmup.demonstrations import encode, transcripts
+from squelch.learner.warmup.demonstrations import encode, mixed, transcripts
 from squelch.learner.warmup.tiny import build_tiny
-from squelch.learner.warmup.tiny_recipe import recipe_for
+from squelch.learner.warmup.tiny_recipe import TinyRecipe, qualities_of, recipe_for, recipe_of
 from squelch.learner.warmup.tiny_tokenizer import CONTROL_TOKENS, make_tokenizer, vocabulary
 from squelch.learner.warmup.training import batch_loss
 from tests.learner.warmup.small import LAKE, SMALL, demonstrations
 
 WORD_READERS = [name for name in environment_names() if reads_words(environment_class(name))]
+
+
+# --- several environments ---
+
+
+def test_a_vocabulary_covers_all_environments_and_demonstrations_have_the_ratio_of_the_weights(tmp_path: Path) -> None:
+    entries = [EnvironmentEntry(name="FrozenLake", weight=3), EnvironmentEntry(name="Sokoban")]
+    mixture, recipe = Mixture.several(entries), recipe_of(Mixture.several(entries))
+    assert recipe.tokens == sum(recipe_for(one.name).tokens for one in entries)
+    codec = tiny.write_tokenizer(tmp_path, mixture, 0, recipe)
+    texts = [one.texts() for one in itertools.islice(mixed(mixture, qualities_of(mixture, recipe), 50), 40)]
+    codec.check([text for one in texts for text in one])
+    assert ["Sokoban" if "box" in one[0] else "FrozenLake" for one in texts].count("Sokoban") == 10
+    assert tiny.build_digest(mixture, 0, recipe) != tiny.build_digest(LAKE, 0, recipe)
+
+
+def test_the_digest_of_one_environment_is_that_from_before_there_could_be_several() -> None:
+    lake = EnvironmentConfig(options={"size": 5}, train_seed=3)
+    assert tiny.build_digest(lake, 0, TinyRecipe()) == "f599f43452862649", "or change TinyRecipe.version, and this"
 
 
 # --- the tokenizer ---
