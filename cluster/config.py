@@ -36,6 +36,7 @@ from squelch.actors.config import (
     ScorerConfig,
 )
 from squelch.actors.filter.scores import STATISTICS
+from squelch.actors.formats.families import AUTO, NAMES, OWN
 from squelch.cluster.errors import UserError, bad_files_are_the_users, did_you_mean
 from squelch.cluster.first_task import made
 from squelch.cluster.other_names import answer
@@ -82,6 +83,31 @@ class ModelConfig(Settings):
     """Chat template in place of the model's own, for a model whose own one removes the reasoning of earlier turns
     (Qwen3) or refuses a system message: `chatml`, `deepseek`, or the path of a Jinja file. It becomes part of the model
     that the run exports."""
+    format: Literal["auto", *NAMES] = "auto"
+    """The model's own format, for environments without a turn format of Squelch (`Prompts`): how messages and tools
+    become tokens, and where the reasoning lies in what was sampled. `own`: the chat template itself, continued turn by
+    turn; a turn that begins with `<think>` has reasoning. The others are families of the package `renderers`
+    (`deploy/setup.sh renderers`). `auto`: the family of a model that is known by its architecture and the digest of its
+    chat template, else `own`. A run whose format does not write what the model's chat template writes is refused."""
+    keep_reasoning: Literal["all", "template"] = "all"
+    """Whether the reasoning of earlier turns stays when a new message comes. `all`: it stays, so that a trajectory is
+    one sequence of tokens. `template`: as the chat template has it, which is not supported yet."""
+
+    @model_validator(mode="after")
+    def _one_sequence(self) -> ModelConfig:
+        if self.keep_reasoning == "template":
+            raise ValueError(
+                "model.keep_reasoning=template removes the reasoning of earlier turns, so a trajectory would be "
+                "several sequences of tokens, which is not supported; drop it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _format_fits(self) -> ModelConfig:
+        if self.format not in (AUTO, OWN) and (self.path == "tiny" or self.warmup is not None):
+            what = "model.path=tiny" if self.path == "tiny" else "model.warmup"
+            raise ValueError(f"model.format={self.format} is not for {what}, whose turns are Squelch's own; drop it")
+        return self
 
     @model_validator(mode="after")
     def _tiny_has_its_own_template(self) -> ModelConfig:

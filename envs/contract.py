@@ -60,7 +60,8 @@ class Environment(Protocol):
     for a player from `environment.train_seed`. Only a curriculum needs it."""
     whole_turns: bool = False
     """Whether the environment has no turn format of Squelch. Its `reset` then gives the first messages of the
-    conversation (`info["messages"]`, of system, user and assistant), nothing is added to them, and `step` is called
+    conversation (`info["messages"]`, of system, user and assistant; `info["tools"]`, if present, are JSON schemas that
+    the model's chat template shows), nothing is added to them, and `step` is called
     once a turn with the whole text that was sampled, without `read_action`; the observation is the next user message.
     A turn is badly formatted only if it is cut at its token limit, and no turn earns a format penalty."""
     wording: Wording | None = None

@@ -70,6 +70,8 @@ class Episode:
         self.task_key = ""
         """Digest of the task's content; known after `start`, as is `task_kind`."""
         self.task_kind: str | None = None
+        self.tools: list[dict[str, Any]] | None = None
+        """JSON schemas that the prompt shows, of an environment of whole turns."""
 
     def start(self) -> list[Message]:
         """Reset the environment; returns the system message and the first user message."""
@@ -79,6 +81,7 @@ class Episode:
         self._actions_left = self._max_turns * self._max_actions
         self._plan, self._turns, self._done, self._success, self._paid = [], 0, False, False, False
         if self._env.whole_turns:
+            self.tools = info.get("tools")
             return _required(info, "messages", "reset")
         return [
             {"role": "system", "content": system_message(self._env, self._config)},

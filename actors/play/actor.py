@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from squelch.actors.archive.rows import packed, to_table
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
+from squelch.actors.formats.choice import open_format
 from squelch.actors.messages import Completion, GenerationRequest
-from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.generation import GenerationClient, GenerationFailed
 from squelch.actors.play.player import EnvironmentPlayer
 from squelch.actors.process.progress_marks import Progress
@@ -83,7 +83,7 @@ class EnvironmentActor:
         self._workers: dict[str, ActorHandle] = {}
         client = GenerationClient(name, self._port)
         self._player = EnvironmentPlayer(
-            ChatCodec(local(model)), self._mixture, sampling, config, max_model_len, client.generate
+            open_format(local(model)), self._mixture, sampling, config, max_model_len, client.generate
         )
 
     def _port(self, worker: str) -> _HandlePort:

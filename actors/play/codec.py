@@ -21,53 +21,26 @@ their tokens stand for the same bytes in every context. Nothing here waits.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
-from unicodedata import normalize
 
 import numpy as np
-from tokenizers import Tokenizer
 
-from squelch.actors.text.chat_template import Part, TemplateRefused, read_chat_template, read_chat_tokenizer
-from squelch.actors.text.control_tokens import Piece, TextEncoder, foreign_pieces
+from squelch.actors.formats import hermes
+from squelch.actors.formats.protocol import Ids, Parsed, Tools, require_followers
+from squelch.actors.formats.tokens import MARKERS, ModelTokens, as_array, as_text, reasoning_span
+from squelch.actors.text.chat_template import Part, TemplateRefused
+from squelch.actors.text.control_tokens import Piece, foreign_pieces
 from squelch.actors.text.shipped_templates import SHIPPED, fitting
-from squelch.actors.text.tokenizer import TOKENIZER_FILE, byte_alphabet, check_vocabulary, read_object
 from squelch.envs.format import ANSWER_CLOSE, ANSWER_OPEN, THINK_CLOSE, THINK_OPEN
 
 Message = dict[str, str]
 
-MARKERS = (THINK_OPEN, THINK_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
 _CACHED_TURNS = 4096
 _SAMPLE = " ".join(["A b  c\n\nd\t<e> & \"f\" 'g' {h} [i] (j) \\ é Ü 漢 1,000.5 | % # $ @ ~ ` ^ * _ -- x"] * 50)
 """A content with which a template is tried: it must come out as it went in."""
-
-
-def _kinds(part: dict[str, Any] | None) -> list[str]:
-    """The `type` names of a tokenizer's component; for a sequence, those of its parts."""
-    if part is None:
-        return []
-    inner = part.get("decoders", []) if part["type"] == "Sequence" else [part]
-    return [one["type"] for one in inner]
-
-
-def _end_ids(path: Path) -> list[int]:
-    """The `eos_token_id` of a configuration file: one id, several, or none."""
-    value = read_object(path).get("eos_token_id")
-    ids = [] if value is None else value if isinstance(value, list) else [value]
-    if not all(type(index) is int and index >= 0 for index in ids):
-        raise ValueError(f"{path}: eos_token_id={str(value)[:100]} must be a token id or a list of them")
-    return ids
-
-
-def _num_rows(path: Path, least: int) -> int:
-    """`vocab_size` of a model's config.json; `least` if it states none."""
-    size = read_object(path).get("vocab_size", least)
-    if type(size) is not int or not 0 < size < 2**31:
-        raise ValueError(f"{path}: vocab_size={str(size)[:100]} must be the number of the embedding's rows")
-    return size
 
 
 def _reply_and(*start: str) -> list[Message]:
@@ -81,38 +54,19 @@ _THOUGHT = f"{THINK_OPEN} {_REASONING} {THINK_CLOSE} <answer> {_ANSWER} </answer
 _TURN, _LATER_TURN = _reply_and(*_OPENING), _reply_and(*_OPENING, "assistant", "user")
 
 
-class ChatCodec:
-    """Encodes an episode's messages for the policy in one model folder, and decodes its sampled ids.
+class ChatCodec(ModelTokens):
+    """Encodes an episode's messages for the policy in one model folder, and decodes its sampled ids; a `Format`.
 
     Raises ValueError with the folder and the file if the folder has no fast byte-level tokenizer, no chat template, or
     a template that cannot be continued turn by turn.
     """
 
+    name, reasons = "own", True
+
     def __init__(self, model_dir: str | Path) -> None:
-        self._dir = Path(model_dir)
-        self._tokenizer = read_chat_tokenizer(self._dir)
-        self._backend: Tokenizer = self._tokenizer.backend_tokenizer
-        self._alphabet = byte_alphabet()
-        self._added = {index: token.content for index, token in self._tokenizer.added_tokens_decoder.items()}
-        self._require_byte_level()
-        self.vocab_size: int = _num_rows(self._dir / "config.json", len(self._tokenizer))
-        """Rows of the model's output head; at least the tokenizer's size."""
-        check_vocabulary(self._dir / TOKENIZER_FILE, self._backend, self.vocab_size)
-        self._template = read_chat_template(self._dir, self._tokenizer)
+        super().__init__(model_dir)
         self._require_kept_reasoning()
-        self._encoder = TextEncoder(self._backend, self._template.source)
-        self._pieces: dict[int, bytes] = {}
-        specials = set(self._tokenizer.all_special_ids)
-        self._silent = {index for index in specials if self._added.get(index) not in MARKERS}
-        marked = {index for index, token in self._tokenizer.added_tokens_decoder.items() if token.special}
-        self._marked = {index for index in marked if self._added[index] not in MARKERS}
-        self._end_id = self._turn_end()
-        self.stop_ids: tuple[int, ...] = self._find_stop_ids()
-        """Ids that end a turn, from the tokenizer, the generation configuration and the chat template."""
-        self._silent |= set(self.stop_ids)
-        pad = self._tokenizer.pad_token_id
-        self.pad_id: int = self.stop_ids[0] if pad is None else int(pad)
-        """Id that pads rows of a batch; it is never attended to and never learned from."""
+        self._end_turns_with([self._turn_end()])
         self._between = lru_cache(maxsize=_CACHED_TURNS)(self._encode_between)
 
     # --- what is fed ---
@@ -132,6 +86,21 @@ class ChatCodec:
         ids = self._between(message["role"], message["content"], opening)
         return ids[1:] if closed else ids
 
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Tools = None) -> np.ndarray:
+        """As `Format.render`: nothing is added to what the template writes."""
+        (parts,) = self._template.parts([messages], tools=self.checked_tools(tools))
+        return self._encode_parts(parts, messages, False)
+
+    def extend(self, fed: Ids, sampled: Ids, messages: Sequence[Mapping[str, Any]], tools: Tools = None) -> np.ndarray:
+        """As `Format.extend`: what the template writes behind a reply, whatever the reply was."""
+        closed = len(sampled) > 0 and int(sampled[-1]) in self.stop_ids
+        if require_followers(messages) == "user":
+            return self.next_turn(dict(messages[0]), closed, False)
+        conversation = [*_TURN[:-1], *messages]
+        (parts,) = self._template.parts([conversation], tools=self.checked_tools(tools))
+        ids = self._encode_parts(self._after(parts, conversation, len(_TURN) - 2), messages, False)
+        return ids[1:] if closed else ids
+
     @cached_property
     def template_opens(self) -> bool:
         """Whether the chat template itself ends a prompt with the opening of the reasoning."""
@@ -140,37 +109,21 @@ class ChatCodec:
 
     # --- what was sampled ---
 
-    def text(self, ids: np.ndarray | list[int]) -> str:
-        """The sampled text without end-of-turn and other control tokens; bytes that are not UTF-8 become U+FFFD."""
-        return b"".join(self.token_bytes(int(index)) for index in ids).decode("utf-8", errors="replace")
+    def reasoning_span(self, ids: Ids, opened: bool = True) -> tuple[int, int]:
+        """(start, end) of the reasoning among the sampled ids, between `<think>` and `</think>`
+        (`tokens.reasoning_span`)."""
+        return reasoning_span([self.token_bytes(int(index)) for index in ids], opened, THINK_OPEN, THINK_CLOSE)
 
-    def completion_text(self, ids: np.ndarray | list[int]) -> str:
-        """As `text`, without any other token that the tokenizer marks as special: the completion as TRL gives it to a
-        reward function. Markers of the reasoning stay."""
-        return self.text([index for index in map(int, ids) if index not in self._marked])
+    def parse(self, sampled: Ids, fed: Ids = (), tools: Tools = None) -> Parsed:
+        """As `Format.parse`. A turn has reasoning if it begins with `<think>`, or if the template opened it."""
+        span = self.reasoning_span(sampled, self.template_opens)
+        text = self.written(sampled)
+        if self.template_opens or text.lstrip().startswith(THINK_OPEN):
+            text = text.partition(THINK_CLOSE)[2]
+        content, calls = hermes.tool_calls(text)
+        return Parsed(span, content.strip(), calls)
 
-    def reasoning_span(self, ids: np.ndarray | list[int], opened: bool = True) -> tuple[int, int]:
-        """(start, end) of the reasoning among the sampled ids: the ids whose bytes all precede `</think>`. `opened`:
-        whether the ids before them open the reasoning; if not, it follows the `<think>` with which the turn begins.
-
-        White space at either end counts as reasoning. The span is empty if there is no reasoning: (0, 0) if only white
-        space precedes `</think>` or the turn opens none, and (n, n), after all n ids, if it was never closed.
-        """
-        pieces = [self.token_bytes(int(index)) for index in ids]
-        text = b"".join(pieces)
-        if not opened and not text.lstrip().startswith(THINK_OPEN.encode()):
-            return 0, 0
-        marker = text.find(THINK_CLOSE.encode())
-        if marker < 0:
-            return len(pieces), len(pieces)
-        ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
-        first = 0 if opened else text.find(THINK_OPEN.encode()) + len(THINK_OPEN)
-        start = int(np.searchsorted(ends, first)) + 1 if first else 0
-        end = int(np.searchsorted(ends, marker, side="right"))
-        blank = end <= start or not text[ends[start - 1] if start else 0 : ends[end - 1]].strip()
-        return (0, 0) if blank else (start, end)
-
-    def answer_end(self, ids: np.ndarray | list[int]) -> int | None:
+    def answer_end(self, ids: Ids) -> int | None:
         """Number of ids up to the one that completes the answer, among the ids sampled from the closing of the
         reasoning on; None if they hold no complete answer (`envs.format`)."""
         pieces = [self.token_bytes(int(index)) for index in ids]
@@ -181,26 +134,6 @@ class ChatCodec:
             return None
         ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
         return int(np.searchsorted(ends, closed + len(ANSWER_CLOSE))) + 1
-
-    def token_bytes(self, index: int) -> bytes:
-        """The bytes of one token; empty for control tokens and for ids that the tokenizer does not define."""
-        if index not in self._pieces:
-            self._pieces[index] = self._spell(index)
-        return self._pieces[index]
-
-    def check(self, texts: list[str]) -> None:
-        """Raise ValueError with the words that change when a text is encoded and decoded."""
-        if missing := _words_that(self._changes, texts):
-            names = ", ".join(sorted(map(repr, missing))[:20])
-            raise ValueError(
-                f"the tokenizer of {self._dir} (tokenizer.json) cannot express {names}, which the environment uses: "
-                "take a model whose tokenizer covers them, or build a tiny policy for this environment"
-            )
-
-    def unknown_words(self, texts: Iterable[str]) -> list[str]:
-        """The words that the tokenizer has no tokens for, sorted, each once; a text in which it is none of the words
-        counts as one. Characters that the tokenizer composes (NFC) are not unknown."""
-        return sorted(_words_that(self._unknown, texts))
 
     # --- the template ---
 
@@ -230,8 +163,8 @@ class ChatCodec:
                 f"{error}; it must take a system message followed by user and assistant in turn: "
                 f"{_remedy(self._template.source)}"
             ) from error
-        after = self._after(turn, _TURN)
-        if after != (deep := self._after(later, _LATER_TURN)):
+        after = self._after(turn, _TURN, len(_TURN) - 2)
+        if after != (deep := self._after(later, _LATER_TURN, len(_LATER_TURN) - 2)):
             raise ValueError(
                 f"the chat template of {self._dir} continues a turn differently depending on earlier turns "
                 f"({_shown(after)} after one turn, {_shown(deep)} after two); it must not"
@@ -245,36 +178,28 @@ class ChatCodec:
             )
         return first
 
-    def _after(self, parts: Sequence[Part], messages: Sequence[Message]) -> list[Part]:
-        """The text that the template writes after the reply, which is the last message but one; 0 stands for the
-        last."""
-        reply, last = len(messages) - 2, len(messages) - 1
+    def _after(self, parts: Sequence[Part], messages: Sequence[Mapping[str, Any]], reply: int) -> list[Part]:
+        """The text that the template writes after the message `reply`; 0 stands for the one behind it."""
+        later = range(reply + 1, len(messages))
         after = list(parts[parts.index(reply) + 1 :]) if reply in parts else []
-        foreseen = not any(isinstance(part, int) and part != last for part in after)
-        shown = last in after or not messages[last]["content"].strip()
+        foreseen = not any(isinstance(part, int) and part not in later for part in after)
+        shown = all(index in after or not messages[index]["content"].strip() for index in later)
         if not (after and foreseen and shown):
             raise ValueError(
                 f"the chat template of {self._dir} does not render an assistant turn followed by a "
-                f"{messages[last]['role']} turn as they are given, so an episode cannot be continued turn by turn"
+                f"{messages[-1]['role']} turn as they are given, so an episode cannot be continued turn by turn"
             )
-        return [0 if part == last else part for part in after]
+        return [part if isinstance(part, str) else part - reply - 1 for part in after]
 
     def _encode_between(self, role: str, content: str, opening: bool) -> np.ndarray:
         message = {"role": role, "content": content}
         messages = [*_TURN[:-1], message]
         (parts,) = self._template.parts([messages])
-        return self._encode_parts(self._after(parts, messages), [message], opening)
+        return self._encode_parts(self._after(parts, messages, len(messages) - 2), [message], opening)
 
-    def _find_stop_ids(self) -> tuple[int, ...]:
-        own = self._tokenizer.eos_token_id
-        found = [self._end_id, *([] if own is None else [int(own)])]
-        for name in ("generation_config.json", "config.json"):
-            found += _end_ids(self._dir / name)
-        if (largest := max(found)) >= self.vocab_size:
-            raise ValueError(f"{self._dir}: eos_token_id {largest} is none of the model's {self.vocab_size} ids")
-        return tuple(dict.fromkeys(found))
-
-    def _encode_parts(self, parts: Sequence[Part], messages: Sequence[Message], opening: bool = True) -> np.ndarray:
+    def _encode_parts(
+        self, parts: Sequence[Part], messages: Sequence[Mapping[str, Any]], opening: bool = True
+    ) -> np.ndarray:
         """The ids of a rendered conversation, whose parts stand for `messages`; with `opening`, that of the reasoning
         is among them."""
         pieces: list[Piece] = []
@@ -283,79 +208,14 @@ class ChatCodec:
                 pieces.append((part, False))
             else:
                 markers = MARKERS if messages[part]["role"] == "system" else ()
-                pieces += foreign_pieces(_as_text(messages[part]["content"].strip()), markers)
-        return _as_array(self._encoder.encode(pieces))
-
-    # --- the tokenizer ---
-
-    def encode(self, text: str) -> np.ndarray:
-        """(num_tokens,) int32, read-only: the ids of a text that the policy could have sampled, in which the markers
-        are matched and no control token is. Never used for what was sampled."""
-        return _as_array(self._encoder.encode(foreign_pieces(text, MARKERS)))
-
-    def _lossy(self, text: str, ids: np.ndarray) -> bool:
-        unknown = self._tokenizer.unk_token_id
-        spelled = b"".join(self._literal(int(index)) for index in ids).decode("utf-8", errors="replace")
-        return spelled != text or (unknown is not None and unknown in ids)
-
-    def _changes(self, text: str) -> bool:
-        return self._lossy(text, self.encode(text))
-
-    def _unknown(self, text: str) -> bool:
-        return self._changes(text) and self._changes(normalize("NFC", text))
-
-    def _spell(self, index: int) -> bytes:
-        return b"" if index in self._silent else self._literal(index)
-
-    def _literal(self, index: int) -> bytes:
-        """The bytes of a token's text, also for control tokens."""
-        if index in self._added:
-            return self._added[index].encode()
-        piece = self._backend.id_to_token(index)
-        return b"" if piece is None else bytes(self._alphabet[char] for char in piece)
-
-    def _require_byte_level(self) -> None:
-        decoder = self._backend.decoder
-        kinds = _kinds(None if decoder is None else json.loads(decoder.__getstate__()))
-        if kinds != ["ByteLevel"]:
-            raise ValueError(
-                f"the tokenizer of {self._dir} decodes by {' + '.join(kinds) or 'nothing'} (tokenizer.json, "
-                "`decoder`); only byte-level tokenizers (decoder ByteLevel, as Qwen2 and Llama 3 have) are supported"
-            )
-        pieces = self._backend.get_vocab(False).keys() - self._added.values()
-        unspelled = sorted(piece for piece in pieces if not set(piece) <= self._alphabet.keys())
-        if unspelled:
-            raise ValueError(
-                f"the tokenizer of {self._dir} has pieces outside the byte-level alphabet, such as {unspelled[0]!r} "
-                "(tokenizer.json, `model.vocab`); only byte-level tokenizers are supported"
-            )
-
-
-def _words_that(fail: Callable[[str], bool], texts: Iterable[str]) -> set[str]:
-    """The words that fail in texts that fail; a text in which no word does by itself counts as one."""
-    found = set[str]()
-    for text in texts:
-        if fail(text):
-            found |= {word for word in text.split() if fail(" " + word)} or {text}
-    return found
+                pieces += foreign_pieces(as_text(messages[part]["content"].strip()), markers)
+        return as_array(self._encoder.encode(pieces))
 
 
 def _opening_of_reasoning(parts: Sequence[Part]) -> tuple[str, ...]:
     """The opening of the reasoning, which follows the generation prompt unless the template has written it."""
     last = parts[-1] if parts else ""
     return () if isinstance(last, str) and last.rstrip().endswith(THINK_OPEN) else (THINK_OPEN,)
-
-
-def _as_text(text: str) -> str:
-    """The text with `?` for each lone surrogate, which no tokenizer can encode."""
-    return text.encode(errors="replace").decode()
-
-
-def _as_array(ids: list[int]) -> np.ndarray:
-    """(num_tokens,) int32, read-only."""
-    found = np.array(ids, dtype=np.int32)
-    found.setflags(write=False)
-    return found
 
 
 def _remedy(source: str) -> str:

@@ -38,11 +38,12 @@ import numpy as np
 
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
 from squelch.actors.failures import Failure, FailureCause
+from squelch.actors.formats.protocol import Format
 from squelch.actors.messages import Completion, GenerationRequest, VersionSpan
-from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.generation import GenerationFailed
 from squelch.actors.play.replaying import NOT_REPLAYED, Replayed, replay
 from squelch.actors.play.seeds import noise_seed, request_seed
+from squelch.actors.play.speech import Speech, speech_of
 from squelch.actors.play.step_pool import CallFailed, StepPool
 from squelch.actors.records import Group, Task, Ticket, Trajectory, Turn
 from squelch.envs.config import EnvironmentConfig
@@ -149,7 +150,7 @@ class EnvironmentPlayer:
 
     def __init__(
         self,
-        codec: ChatCodec,
+        codec: Format,
         environment: EnvironmentConfig | Mixture,
         sampling: SamplingConfig,
         config: EnvironmentActorConfig,
@@ -207,13 +208,13 @@ class EnvironmentPlayer:
         env, episode, messages = await self._call(transcript, lambda: self._begin(ticket, index))
         transcript.task_key, transcript.task_kind = episode.task_key, episode.task_kind
         transcript.group_rewarded = not lacking(env, GroupRewarded)
-        opens = not env.whole_turns
-        feed = self._codec.first_turn(messages, opens)
+        turns = speech_of(self._codec, env, ticket.task.environment, episode)
+        feed = _shown(turns, messages)
         most = self._mixture.labelled(ticket.task.label).tokens(self._max_tokens)
         while self._fits(transcript, feed, most):
             transcript.add(feed)
             completion = await self._sample(ticket, index, transcript, most)
-            outcome = await self._act(episode, transcript, completion, opens or self._codec.template_opens)
+            outcome = await self._act(episode, transcript, completion, turns)
             transcript.success = outcome.success
             transcript.truncated = outcome.truncated
             transcript.bootstrap_last_state = outcome.bootstrap_last_state
@@ -222,7 +223,7 @@ class EnvironmentPlayer:
             if len(transcript.turns) == ticket.most_turns:
                 transcript.truncated = True
                 break
-            feed = self._codec.next_turn(outcome.next_message, completion.finish_reason == "stop", opens)
+            feed = turns.following(outcome.next_message, completion.finish_reason == "stop")
         return env, episode
 
     def _begin(self, ticket: Ticket, index: int) -> tuple[Environment, Episode, list[Message]]:
@@ -278,17 +279,16 @@ class EnvironmentPlayer:
             transcript.seconds_generation += time.monotonic() - started
 
     async def _act(
-        self, episode: Episode, transcript: _Transcript, completion: Completion, opened: bool
+        self, episode: Episode, transcript: _Transcript, completion: Completion, turns: Speech
     ) -> TurnOutcome:
-        """Record a sampled turn and pass its text to the episode, with whether it was cut at its token limit.
-        `opened`: whether what was fed opened its reasoning."""
+        """Record a sampled turn and pass its text to the episode, with whether it was cut at its token limit."""
         ids = completion.token_ids
+        first, last = turns.said(ids)
         start = transcript.add_sampled(completion)
         hit_token_limit = completion.finish_reason == "length"
         text = self._codec.text(ids)
         outcome = await self._call(transcript, lambda: episode.act(text, hit_token_limit))
         transcript.last_text = self._codec.completion_text(ids)
-        first, last = self._codec.reasoning_span(ids, opened)
         transcript.turns.append(
             Turn(
                 sample_start=start,
@@ -350,6 +350,14 @@ class EnvironmentPlayer:
             raise _Failed(FailureCause.ENVIRONMENT_ERROR, error) from error
         finally:
             transcript.seconds_environment += time.monotonic() - started
+
+
+def _shown(turns: Speech, messages: list[Message]) -> np.ndarray:
+    """The ids of the first prompt."""
+    try:
+        return turns.first(messages)
+    except ValueError as error:
+        raise _Failed(FailureCause.ENVIRONMENT_ERROR, error) from error
 
 
 def _idle_key(task: Task) -> tuple[str, ...]:

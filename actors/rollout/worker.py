@@ -41,6 +41,7 @@ from typing import Any
 import numpy as np
 
 from squelch.actors.config import RolloutConfig
+from squelch.actors.formats.choice import open_format
 from squelch.actors.messages import (
     Completion,
     GenerationRequest,
@@ -49,7 +50,6 @@ from squelch.actors.messages import (
     UpdateReport,
     WeightBundle,
 )
-from squelch.actors.play.codec import ChatCodec
 from squelch.actors.process.interfaces import bind_collectives
 from squelch.actors.process.progress_marks import Progress
 from squelch.actors.process.shipping import Folder, local, own_node
@@ -392,7 +392,7 @@ class RolloutWorker:
         if config.weight_transfer in ("nccl", "gloo"):
             bind_collectives(own_node()[1])  # before the engine's process, which inherits the choice, starts
         model_dir = local(model)
-        self._engine = Engine(name, model_dir, config, ChatCodec(model_dir).stop_ids)
+        self._engine = Engine(name, model_dir, config, open_format(model_dir).stop_ids)
         self._update_timeout_s = config.update_timeout_s
         self._started = asyncio.Lock()
         self._ready = False

@@ -31,9 +31,10 @@ from transformers import PreTrainedModel
 from squelch.actors.archive.rows import from_table, unpacked
 from squelch.actors.archive.scores import scores_table
 from squelch.actors.config import ScorerConfig
+from squelch.actors.formats.choice import open_format
+from squelch.actors.formats.protocol import Format
 from squelch.actors.messages import WeightBundle
 from squelch.actors.model_folder import load_model_folder
-from squelch.actors.play.codec import ChatCodec
 from squelch.actors.process.progress_marks import Progress
 from squelch.actors.process.shipping import Folder, local
 from squelch.actors.records import Trajectory
@@ -88,7 +89,7 @@ class ScorerActor:
         self._engine = CrossScorer(scores, config.token_budget, temperature, kernels)
         self._scorer = Scorer(self._engine, config, seed, max_staleness, self._text)
         self._probe = FixedProbe(self._engine, config.probe, seed, self._answer_end)
-        self._codec: ChatCodec | None = None
+        self._codec: Format | None = None
         self._fixed = fixed is not None
         self._timeout_s = config.timeout_s
         self._loaded: tuple[int, str] | None = None
@@ -156,10 +157,10 @@ class ScorerActor:
         """Finds the end of the answer for the fixed probe."""
         return self._tokens().answer_end(ids)
 
-    def _tokens(self) -> ChatCodec:
-        """The policy's codec, which is loaded at the first use."""
+    def _tokens(self) -> Format:
+        """The policy's format, which is loaded at the first use."""
         if self._codec is None:
-            self._codec = ChatCodec(self._model_dir)
+            self._codec = open_format(self._model_dir)
         return self._codec
 
     def _load(self, bundle: WeightBundle) -> None:

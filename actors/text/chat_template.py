@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 Part = str | int
 """Text that the template wrote, or the index of the message whose content stands here."""
-Shape = tuple[tuple[str, str], ...]
-"""A conversation with placeholders for its contents: (role, content) of each message."""
+Shape = tuple[tuple[str, str, str], ...]
+"""A conversation with placeholders for its contents: (role, content, other fields as JSON) of each message."""
 
 MAX_TEMPLATE_CHARACTERS = 2**20
 _KEPT_SHAPES = 256
@@ -83,33 +83,41 @@ class ChatTemplate:
     def __init__(self, folder: Path, source: str, variables: Mapping[str, str]) -> None:
         self.source = source
         self._folder, self._variables = folder, dict(variables)
-        self._known: dict[Shape, tuple[Part, ...]] = {}
+        self._known: dict[tuple[Shape, str], tuple[Part, ...]] = {}
+        """The parts by shape and schemas of tools."""
         self._words = Words()
 
-    def parts(self, conversations: Sequence[Sequence[Message]], compare: bool = False) -> list[tuple[Part, ...]]:
+    def parts(
+        self, conversations: Sequence[Sequence[Message]], compare: bool = False, tools: list[Any] | None = None
+    ) -> list[tuple[Part, ...]]:
         """Each conversation with the generation prompt, as parts. All that is new is rendered in one process.
 
-        `compare`: the contents themselves are rendered, too, and must stand as given where the words stand. Raises
-        TemplateRefused if the template refuses, drops or changes a message.
+        `compare`: the contents themselves are rendered, too, and must stand as given where the words stand. `tools`:
+        JSON schemas, which are the template's own text. Raises TemplateRefused if the template refuses, drops or
+        changes a message, or shows no tools.
         """
+        schemas = json.dumps(tools) if tools else ""
         shapes = [tuple(self._shape(index, one) for index, one in enumerate(messages)) for messages in conversations]
-        texts = self._learn(shapes, conversations if compare else ())
-        found = [self._known[shape] for shape in shapes]
+        texts = self._learn(shapes, conversations if compare else (), schemas)
+        found = [self._known[shape, schemas] for shape in shapes]
         for messages, parts, text in zip(conversations, found, texts, strict=False):
             if "".join(_filled(messages, parts)) != text:
                 raise self._changed(", ".join(one["role"] for one in messages))
+        if tools and self.parts(conversations[:1]) == found[:1]:
+            raise TemplateRefused(f"the chat template of {self._folder} shows no tools, and there are {len(tools)}")
         return found
 
-    def _learn(self, shapes: Sequence[Shape], also: Sequence[Sequence[Message]]) -> list[str]:
+    def _learn(self, shapes: Sequence[Shape], also: Sequence[Sequence[Message]], schemas: str) -> list[str]:
         """Renders the shapes that are not known and, in the same process, the conversations `also`; returns the texts
         of the latter."""
         if len(self._known) > _KEPT_SHAPES:
             self._known.clear()
-        new = [shape for shape in dict.fromkeys(shapes) if shape not in self._known]
-        hidden = [[{"role": role, "content": content} for role, content in shape] for shape in new]
-        texts = self.render([*hidden, *also]) if new or also else []
+        new = [shape for shape in dict.fromkeys(shapes) if (shape, schemas) not in self._known]
+        hidden = [[{"role": r, "content": c, **json.loads(more)} for r, c, more in shape] for shape in new]
+        asked = [*hidden, *also]
+        texts = self.render(asked, [json.loads(schemas)] * len(asked) if schemas else ()) if asked else []
         for shape, text in zip(new, texts, strict=False):
-            self._known[shape] = self._checked(shape, text)
+            self._known[shape, schemas] = self._checked(shape, text)
         return texts[len(new) :]
 
     def render(
@@ -140,12 +148,13 @@ class ChatTemplate:
             answer["index"],
         )
 
-    def _shape(self, index: int, message: Message) -> tuple[str, str]:
-        return message["role"], self._words.hide(message["content"], index)
+    def _shape(self, index: int, message: Message) -> tuple[str, str, str]:
+        more = {key: value for key, value in message.items() if key not in ("role", "content")}
+        return message["role"], self._words.hide(message["content"], index), json.dumps(more)
 
     def _checked(self, shape: Shape, text: str) -> tuple[Part, ...]:
         parts = tuple(self._words.split(text))
-        for index, (role, content) in enumerate(shape):
+        for index, (role, content, _) in enumerate(shape):
             if content.strip() and index not in parts and role != "assistant":  # old replies may be left out
                 raise self._changed(role)
         return parts

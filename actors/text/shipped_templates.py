@@ -1,4 +1,5 @@
-"""The chat templates that Squelch ships, and the model folder that has one of them in place of its own.
+"""The chat templates that Squelch ships, and the model folder that has one of them in place of its own, or names its
+format.
 
 Some models' own templates remove the reasoning of earlier turns (Qwen3, DeepSeek-R1). A policy that is trained with one
 would be shown other text, when it is served, than it was trained on, so such a template is refused
@@ -11,7 +12,9 @@ written whole or not at all, and its name holds a digest of the template and of 
 from __future__ import annotations
 
 import hashlib
+import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from squelch.actors.process.disk import put_in_place
@@ -23,6 +26,8 @@ SHIPPED = tuple(sorted(path.stem for path in FOLDER.glob("*.jinja")))
 SIGNS = {"chatml": "<|im_start|>", "deepseek": "<｜Assistant｜>"}
 """Text in a model's own template by which the shipped template that fits the model is found."""
 TEMPLATE_FILE = "chat_template.jinja"
+FORMAT_FILE = "squelch_format.json"
+"""Names the format of the model if it is none of our own (`actors.formats.choice`)."""
 _OTHERS = ("additional_chat_templates", "chat_template.json", "tokenizer_config.json")
 """Files of a folder in which it can hold templates besides `TEMPLATE_FILE`. The last is linked, because a
 `chat_template.jinja` takes precedence over the template in it."""
@@ -50,16 +55,32 @@ def with_template(model: Path, name: str, cache: Path) -> Path:
     template is named, or if there is no such folder. Raises ValueError as `template_text`."""
     if not name or not is_folder(model):
         return model
-    text, model = template_text(name), model.resolve()
+    text = template_text(name)
+    return _with_file(model, TEMPLATE_FILE, text, _OTHERS[:2], cache, "template", text)
+
+
+def with_format(model: Path, name: str, stamped: str, cache: Path) -> Path:
+    """The folder below `cache` that has the files of the folder `model` and names the format `name`; `model` itself if
+    it does already. `stamped`: the format that it names."""
+    if name == stamped:
+        return model
+    text = json.dumps({"format": name}) + "\n"
+    return _with_file(model, FORMAT_FILE, text, (), cache, "format", f"format {name}")
+
+
+def _with_file(model: Path, name: str, text: str, without: Sequence[str], cache: Path, kind: str, content: str) -> Path:
+    """The folder of links to the files of `model`, apart from those `without`, and of the file `name` with that text.
+    `content`: what distinguishes it from the folder of another text."""
+    model = model.resolve()
     files = sorted(file.name for file in model.iterdir() if file.is_file())
-    digest = hashlib.sha256("\0".join([str(model), text, *files]).encode()).hexdigest()[:12]
-    target = cache / f"{model.name}-template-{digest}"
+    digest = hashlib.sha256("\0".join([str(model), content, *files]).encode()).hexdigest()[:12]
+    target = cache / f"{model.name}-{kind}-{digest}"
     if not target.is_dir():
         target.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=cache, prefix=f".{target.name}."))
         for file in model.iterdir():
-            if file.is_file() and file.name not in (TEMPLATE_FILE, *_OTHERS[:2]):
+            if file.is_file() and file.name not in (name, *without):
                 (made / file.name).symlink_to(file)
-        (made / TEMPLATE_FILE).write_text(text)
+        (made / name).write_text(text)
         put_in_place(made, target)
     return target

@@ -17,6 +17,7 @@ from ray.exceptions import RayError
 from squelch.actors.config import ScorerConfig
 from squelch.actors.diagnosis.fixed_probe import MIN_TASKS
 from squelch.actors.diagnosis.uncertainty import MIN_INTERVAL
+from squelch.actors.formats.families import OWN
 from squelch.actors.process.preparation import HOOK
 from squelch.actors.process.stage import OnStage, unheard
 from squelch.actors.scorer.share import CHOSEN, OFTEN, PROBE_CHOSEN, StepWork, as_chosen, chosen, in_words
@@ -37,7 +38,7 @@ from squelch.envs.registry import environment_class
 if TYPE_CHECKING:
     import numpy as np
 
-    from squelch.actors.play.codec import ChatCodec
+    from squelch.actors.formats.protocol import Format
 
 log = logging.getLogger(__name__)
 PROBE_TIMEOUT_S = 10.0
@@ -224,12 +225,12 @@ def _with_scorer(config: RunConfig, scorer: ScorerConfig) -> RunConfig:
 
 
 def _step_work(config: RunConfig, model_dir: Path) -> StepWork:
-    from squelch.actors.play.codec import ChatCodec  # imports transformers
+    from squelch.actors.formats.choice import open_format  # imports transformers
 
     learner = config.learner
     passes = 3 + learner.activation_checkpointing + (learner.objective.kl.coefficient > 0)
-    turns, codec = config.mixture.most_turns, ChatCodec(model_dir)
-    opening = max(len(_opening(entry, config, codec)) for entry in config.mixture.entries)
+    turns, speech = config.mixture.most_turns, open_format(model_dir)
+    opening = max(len(_opening(entry, config, speech)) for entry in config.mixture.entries)
     sampling = config.sampling
     tasks = config.scorer.probe.num_tasks(config.validation.tasks)
     return StepWork(
@@ -262,7 +263,8 @@ def check_model(folder: Path, config: RunConfig, say: Callable[[str], None]) -> 
 
     try:
         check_model_folder(folder)
-        _check_speech(folder, config)
+        for line in _check_speech(folder, config):
+            say(line)
     except ValueError as error:
         raise UserError(f"model.path: {error}") from error
     say(_check_memory(folder, config))
@@ -289,18 +291,19 @@ def _check_memory(folder: Path, config: RunConfig) -> str:
         raise UserError(f"model.path: {error}") from error
 
 
-def _check_speech(folder: Path, config: RunConfig) -> None:
-    """Raises ValueError unless architecture, chat template, tokenizer and context suit the run."""
+def _check_speech(folder: Path, config: RunConfig) -> list[str]:
+    """Notes on the model's format. Raises ValueError unless architecture, chat template, format, tokenizer and context
+    suit the run."""
+    from squelch.actors.formats.choice import open_format
     from squelch.actors.model_folder import read_config  # imports transformers
-    from squelch.actors.play.codec import ChatCodec
 
     positions = read_config(folder).get("max_position_embeddings")
-    codec = ChatCodec(folder)
+    speech = open_format(folder)
     limits = {"rollout.max_model_len": config.rollout.max_model_len, "the model's context": positions}
     for entry in config.mixture.entries:
-        codec.check(phrases(environment_class(entry.environment.name), entry.environment.format))
+        speech.check(phrases(environment_class(entry.environment.name), entry.environment.format))
         first_turn, turn = (
-            _opening(entry, config, codec, longest=True),
+            _opening(entry, config, speech, longest=True),
             entry.tokens(config.sampling.max_tokens_per_turn),
         )
         for name, limit in limits.items():
@@ -314,15 +317,33 @@ def _check_speech(folder: Path, config: RunConfig) -> None:
         raise ValueError(
             f"rollout.max_model_len={config.rollout.max_model_len} is more than the model's context of {positions}"
         )
+    return _notes_on_format(speech)
 
 
-def _opening(entry: Entry, config: RunConfig, codec: ChatCodec, longest: bool = False) -> np.ndarray:
+def _notes_on_format(speech: Format) -> list[str]:
+    found = [] if speech.name == OWN else [f"model.format={speech.name}"]
+    if not speech.reasons:
+        found.append(
+            f"the format {speech.name} has no reasoning, so the policy is mute: mutual information and the other "
+            "measures of reasoning have nothing to measure"
+        )
+    return found
+
+
+def _opening(entry: Entry, config: RunConfig, speech: Format, longest: bool = False) -> np.ndarray:
     """The ids of the first prompt of the first training task; with `longest`, of the longest one of any task if the
     environment knows it. ValueError for words that the tokenizer lacks."""
+    from squelch.actors.formats.choice import squelch_turns
+    from squelch.actors.formats.conformity import require_template
+
     try:
         first = first_task(entry.environment, config.cluster.start_timeout_s)
         messages = (longest and first.environment.longest_opening()) or first.messages
     except ValueError as error:
         raise UserError(f"environment {entry.name}: {entry.keyed(str(error))}") from error
-    codec.check([message["content"] for message in messages])
-    return codec.first_turn(messages, opening=not first.environment.whole_turns)
+    speech.check([message["content"] for message in messages])
+    if not first.environment.whole_turns:
+        return squelch_turns(speech, entry.name).first_turn(messages)
+    if longest:
+        require_template(speech, bool(first.tools))
+    return speech.render(messages, first.tools)

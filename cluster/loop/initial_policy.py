@@ -31,7 +31,7 @@ from squelch.actors.pretrained.gguf_file import STAMP, intact
 from squelch.actors.pretrained.source import resolved
 from squelch.actors.process.folders import file_digest
 from squelch.actors.process.stage import OnStage, unheard
-from squelch.actors.text.shipped_templates import with_template
+from squelch.actors.text.shipped_templates import with_format, with_template
 from squelch.actors.text.tokenizer import MAX_FILE_BYTES, TOKENIZER_FILE, try_tokenizer
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import ActorError, Failed
@@ -50,7 +50,8 @@ from squelch.cluster.loop.warming import REPORT, Progress, Stopped, Warming, lea
 from squelch.cluster.runs.logs import log_folder, write_trace
 from squelch.cluster.signals import Signals, listening
 from squelch.envs.file_lock import held
-from squelch.envs.untrusted.files import MIB, Unreadable, is_file, read_bytes, require_regular
+from squelch.envs.registry import environment_class
+from squelch.envs.untrusted.files import MIB, Unreadable, is_file, is_folder, read_bytes, require_regular
 from squelch.envs.untrusted.text import parse_object
 from squelch.learner.warmup.demonstrations import mixed
 from squelch.learner.warmup.settings import WarmupConfig
@@ -89,9 +90,21 @@ def find_model(config: RunConfig, say: Say) -> Path:
     try:
         if is_file(path := folder / TOKENIZER_FILE):
             try_tokenizer(read_bytes(path, MAX_FILE_BYTES), str(path))
-        return with_template(folder, config.model.chat_template, cache)
+        return formatted(with_template(folder, config.model.chat_template, cache), config)
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+def formatted(folder: Path, config: RunConfig) -> Path:
+    """The folder, which names the format of `model.format` unless that is our own. Raises ValueError if the format does
+    not suit the environment."""
+    from squelch.actors.formats.choice import chosen, stamped  # imports transformers
+
+    if not is_folder(folder):
+        return folder
+    whole_turns = environment_class(config.environment.name).whole_turns is True and config.model.warmup is None
+    name = chosen(folder, config.model.format, whole_turns)
+    return with_format(folder, name, stamped(folder), Path(config.model.pretrained_cache))
 
 
 def warmed_up(

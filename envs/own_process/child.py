@@ -9,7 +9,7 @@ class to make; every later frame is one call, which is answered before the next 
 | `notes` | | the lines |
 | `longest_opening` | | messages, or null |
 | `group_rewards` | completions, completion_ids | (reward, success) of each, or why it has none |
-| `reset` | seed, noise_seed | observation, task_key, task_kind, messages |
+| `reset` | seed, noise_seed | observation, task_key, task_kind, messages, tools |
 | `read_action` | text | action, or null |
 | `step` | action | observation, reward, terminated, truncated, success |
 
@@ -115,7 +115,7 @@ class Environments:
     def _reset(self, name: str, seed: int, noise_seed: int) -> "list[Any]":
         self._generators.seed(seed)
         observation, info = self._held[name].reset(seed=seed, options={"noise_seed": noise_seed})
-        return [observation, info["task_key"], info.get("task_kind"), info.get("messages")]
+        return [observation, info["task_key"], info.get("task_kind"), info.get("messages"), info.get("tools")]
 
     def _group_rewards(self, name: str, completions: "list[str]", completion_ids: "list[list[int]]") -> "list[Any]":
         return self._held[name].group_rewards(completions, completion_ids)

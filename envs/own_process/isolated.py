@@ -126,8 +126,8 @@ class OwnProcess(Environment):
 
     def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """As `Environment.reset`."""
-        observation, key, kind, messages = self._session.reset(seed, options["noise_seed"])
-        opening = {} if messages is None else {"messages": messages}
+        observation, key, kind, messages, tools = self._session.reset(seed, options["noise_seed"])
+        opening = {} if messages is None else {"messages": messages, "tools": tools}
         return observation, {"task_key": key, "task_kind": kind, **opening}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:

@@ -37,6 +37,9 @@ class TaskOptions(Settings):
     prompt_column: str = "prompt"
     """The column of the prompts: text, which becomes a user's message, or messages with `role` and `content`. Every
     other column is passed to the reward functions under its name."""
+    tools_column: str = "tools"
+    """The column of the tools that a prompt shows: a list of JSON schemas in OpenAI's form, or its JSON as text. The
+    model's chat template writes them into the prompt; nothing calls them. Without the column no prompt has tools."""
     success_at: float = 1.0
     """A trajectory counts as a success from this reward on; it only affects what is reported."""
 
@@ -85,7 +88,7 @@ class PromptTask(Environment, GroupRewarded):
         given = self.options
         named = {given.reward: 1.0} if isinstance(given.reward, str) else given.reward
         self._functions = [rewards.load(name, weight) for name, weight in named.items()]
-        self._prompts = open_prompts(given.data, given.prompt_column, split)
+        self._prompts = open_prompts(given.data, given.prompt_column, split, given.tools_column)
         self._prompt: Prompt | None = None
 
     def rules(self) -> str:
@@ -103,7 +106,7 @@ class PromptTask(Environment, GroupRewarded):
     def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Takes the prompt of the seed."""
         prompt = self._prompt = self._prompts.of(seed)
-        return "", {"task_key": prompt.key, "messages": prompt.messages}
+        return "", {"task_key": prompt.key, "messages": prompt.messages, "tools": prompt.tools}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Ends the episode; the reward comes with the group's."""

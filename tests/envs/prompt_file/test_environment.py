@@ -18,8 +18,11 @@ from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.player import EnvironmentPlayer
 from squelch.actors.records import Group, Task, Ticket
 from squelch.envs.config import EnvironmentConfig
+from squelch.envs.prompt_file.rows import tools_of
 from squelch.envs.registry import make
 from squelch.envs.remote.__main__ import server_of
+from tests.actors.formats.made import format_of, needs_package
+from tests.actors.formats.test_own import SHOWS_TOOLS
 from tests.actors.play.test_codec import byte_level_bpe, save_model
 
 REWARDS = Path(__file__).with_name("user_rewards.py")
@@ -149,3 +152,40 @@ def test_what_would_read_its_turns_in_another_format_refuses_it(tmp_path):
         make("OwnProcess", "train", {"environment": "Prompts", "options": given})
     with pytest.raises(ValueError, match="which the HTTP contract does not pass on"):
         server_of("Prompts", given)
+
+
+def test_tools_of_a_row_are_part_of_its_prompt(tmp_path):
+    shows = ChatCodec(save_model(tmp_path / "model", byte_level_bpe(), SHOWS_TOOLS))
+    given = options(tmp_path, "right")
+    path, tool = Path(given["data"]), {"type": "function", "function": {"name": "adds", "parameters": {}}}
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for number, row in enumerate(rows):
+        row["tools"] = [[tool], json.dumps([tool]), None, []][number % 4]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shown = set()
+    for seed in range(len(rows)):
+        env = make("Prompts", "train", given)
+        shown.add(json.dumps(env.reset(seed=seed, options={"noise_seed": 0})[1]["tools"]))
+    assert shown == {json.dumps([tool]), "null"}
+    _, asked = play(shows, given)
+    prompt = "".join(shows.token_bytes(int(i)).decode() for i in asked[0].prompt_ids)
+    tools = make("Prompts", "train", given).reset(seed=5, options={"noise_seed": 0})[1]["tools"]
+    assert ('"name": "adds"' in prompt) == bool(tools)
+
+
+@pytest.mark.parametrize("tools", ["[", 5, [5], [{"type": "function"}], "{}"])
+def test_tools_that_are_no_schemas_are_refused(tools):
+    with pytest.raises(ValueError, match="JSON schemas"):
+        tools_of(tools)
+
+
+@needs_package
+def test_reasoning_is_found_by_the_models_format(tmp_path):
+    thinking = format_of("qwen3")
+    group, _ = play(thinking, options(tmp_path, "right"))
+    thought, none, unclosed, _ = group.trajectories
+    assert thinking.text(thought.reasoning_ids(0)).strip() == "2 and 3"
+    assert none.turns[0].reasoning_length == 0 and not unclosed.turns[0].closed_reasoning
+    silent = format_of("llama-3")
+    group, _ = play(silent, options(tmp_path, "right"))
+    assert not silent.reasons and all(t.turns[0].reasoning_length == 0 for t in group.trajectories)

@@ -1,0 +1,137 @@
+"""Our own format: tools as the chat template writes them, extension by their results, and calls of tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from squelch.actors.formats.conformity import TOOLS, require_template
+from squelch.actors.play.codec import ChatCodec
+from tests.actors.text.made import CHATML, chatml_bpe, rendering_here, save_folder
+from tests.actors.text.test_control_tokens import hostile_texts
+
+SHOWS_TOOLS = (
+    "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ 'user' if m.role == 'tool' else m.role }}\n"
+    "{% for c in m.tool_calls or [] %}<tool_call>\n"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
+    "{{ '<tool_response>\n' + m.content + '\n</tool_response>' if m.role == 'tool' else m.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+RULES, ASKED = {"role": "system", "content": "You are brief."}, {"role": "user", "content": "What is 2 + 3?"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def here() -> Iterator[None]:
+    with rendering_here():
+        yield
+
+
+@cache
+def codec(template: str = SHOWS_TOOLS) -> ChatCodec:
+    return ChatCodec(save_folder(Path(mkdtemp()), chatml_bpe(), template))
+
+
+def shown(ids: np.ndarray) -> str:
+    return codec().backend.decode(ids.tolist(), skip_special_tokens=False)
+
+
+def control(ids: np.ndarray) -> list[str]:
+    return [codec().encoder.control[index] for index in ids.tolist() if index in codec().encoder.control]
+
+
+def test_the_fixed_conversations_have_the_templates_ids() -> None:
+    require_template(codec(), tools=True)
+    require_template(codec(CHATML))
+
+
+def test_without_tools_the_ids_are_those_of_turns_to_the_bit() -> None:
+    one, reply = codec(), [*codec().encode("It is 5.").tolist()]
+    assert one.render([RULES, ASKED]).tolist() == one.first_turn([RULES, ASKED], False).tolist()
+    for closed in (True, False):
+        sampled = [*reply, *(one.stop_ids[:1] if closed else ())]
+        assert one.extend([], sampled, [ASKED]).tolist() == one.next_turn(ASKED, closed, False).tolist()
+
+
+def test_schemas_are_part_of_the_prompt() -> None:
+    with_tools, without = codec().render([ASKED], TOOLS), codec().render([ASKED])
+    assert '"name": "weather"' in shown(with_tools) and with_tools.tolist()[-4:] == without.tolist()[-4:]
+    with pytest.raises(ValueError, match="shows no tools, and there are 1"):
+        codec(CHATML).render([ASKED], TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("tools", "said"),
+    [
+        ([{"function": {"description": "<|im_end|>"}}], r"control token '<\|im_end\|>'"),
+        ([{"function": {"default": float("nan")}}], "no JSON"),
+        ([{"function": {"default": {1, 2}}}], "no JSON"),
+    ],
+)
+def test_schemas_that_spell_a_control_token_or_are_no_json_are_refused(
+    tools: list[dict[str, object]], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        codec().render([ASKED], tools)
+
+
+def test_results_of_tools_follow_a_turn_whatever_it_said() -> None:
+    results = [{"role": "tool", "content": text} for text in ("sunny", "19 °C")]
+    found = codec().extend([], codec().encode("any").tolist(), results)
+    assert shown(found) == (
+        "<|im_end|>\n<|im_start|>user\n<tool_response>\nsunny\n</tool_response><|im_end|>\n<|im_start|>user\n"
+        "<tool_response>\n19 °C\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+    with pytest.raises(ValueError, match="assistant cannot follow a turn"):
+        codec().extend([], [1], [{"role": "assistant", "content": "x"}])
+
+
+@settings(max_examples=25)
+@given(text=hostile_texts.map(str.strip))
+def test_no_result_of_a_tool_yields_a_control_token(text: str) -> None:
+    hurt, plain = (codec().extend([], [1], [{"role": "tool", "content": one}, ASKED]) for one in (text or "go", "go"))
+    assert control(hurt) == control(plain)
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ('{"name": "f", "arguments": {"a": "ü"}}', ("f", '{"a": "ü"}', "")),
+        ('{"name": "f", "arguments": "{\\"a\\": 1}"}', ("f", '{"a": 1}', "")),
+        ('{"name": "f"}', ("f", "{}", "")),
+        ('{"name": "f", "arguments": [1]}', ("f", "", "its arguments are no JSON object")),
+        ('{"arguments": {}}', ("", "", "it names no function")),
+        ("nonsense", ("", "", "it is no JSON")),
+        ("[" * 100_000, ("", "", "it is no JSON")),
+        ("5", ("", "", "it is no JSON object")),
+        ('{"name": "f", "arguments": {"a": NaN}}', ("f", "", "its arguments are no JSON")),
+    ],
+)
+def test_a_call_is_parsed_or_says_why_it_is_none(said: str, found: tuple[str, str, str]) -> None:
+    ids = codec().encoder.encode([(f"<think>so</think>I ask. <tool_call>\n{said}\n</tool_call>", False)])
+    parsed = codec().parse([*ids, codec().stop_ids[0]])
+    (call,) = parsed.tool_calls
+    assert parsed.content == "I ask." and codec().text(ids[slice(*parsed.reasoning)]) == "so"
+    assert (call.name, call.arguments, call.id) == (*found[:2], "call_0") and call.error.startswith(found[2])
+    assert bool(call.error) == bool(found[2]) and call.raw == said
+
+
+def test_a_call_that_is_not_closed_and_calls_in_the_reasoning_are_no_calls() -> None:
+    open_ids = codec().encoder.encode([('<tool_call>{"name": "f"}', False)])
+    assert "not closed" in codec().parse(open_ids).tool_calls[0].error
+    thought = codec().encoder.encode([('<think><tool_call>{"name": "f"}</tool_call></think>done', False)])
+    assert codec().parse(thought).tool_calls == () and codec().parse(thought).content == "done"
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(0, codec().vocab_size - 1), max_size=30))
+def test_any_sampled_ids_are_parsed(ids: list[int]) -> None:
+    first, last = codec().parse(ids).reasoning
+    assert 0 <= first <= last <= len(ids) and codec().parse(ids).reasoning == codec().reasoning_span(ids, False)
