@@ -102,7 +102,8 @@ def formatted(folder: Path, config: RunConfig) -> Path:
 
     if not is_folder(folder):
         return folder
-    whole_turns = environment_class(config.environment.name).whole_turns is True and config.model.warmup is None
+    classes = [environment_class(entry.environment.name) for entry in config.mixture.entries]
+    whole_turns = all(one.whole_turns is True for one in classes) and config.model.warmup is None
     name = chosen(folder, config.model.format, whole_turns)
     return with_format(folder, name, stamped(folder), Path(config.model.pretrained_cache))
 

@@ -127,7 +127,7 @@ class Anything:
 
 
 def player(monkeypatch: pytest.MonkeyPatch, config: RunConfig, indices: list[Folder]) -> EnvironmentActor:
-    for name in ("ChatCodec", "EnvironmentPlayer"):
+    for name in ("open_format", "EnvironmentPlayer"):
         monkeypatch.setattr(actor, name, Anything)
     settings = (config.environment, config.sampling, config.environment_actor, 1024)
     return EnvironmentActor("env-0", "model", *settings, indices)
