@@ -336,7 +336,6 @@ def _opening(entry: Entry, config: RunConfig, speech: Format, longest: bool = Fa
     from squelch.actors.formats.choice import squelch_turns
     from squelch.actors.formats.conformity import require_template
 
-    first = first or _first_task(config)
     try:
         first = first_task(entry.environment, config.cluster.start_timeout_s)
         messages = (longest and first.environment.longest_opening()) or first.messages
