@@ -23,7 +23,7 @@ from squelch.actors.play.player import EnvironmentPlayer
 from squelch.actors.play.seeds import derive_seed, noise_seed, request_seed
 from squelch.actors.records import Group, Task, Ticket, summarise
 from squelch.cluster.control.admission import TicketSource
-from squelch.envs.config import EnvironmentConfig, FormatConfig
+from squelch.envs.config import EnvironmentConfig, EnvironmentEntry, FormatConfig
 from squelch.envs.grid_worlds.frozen_lake import FrozenLake
 from squelch.envs.mixture import Mixture
 from squelch.envs.registry import make
@@ -412,3 +412,20 @@ def test_an_environment_knows_the_position_of_its_task_in_a_run_of_any_first_see
         source = TicketSource(Mixture.of(environment), 2, 3, 1.0, cursor=6)
         tickets = [replace(taken, worker="rollout-0") for taken in source.take(1, 3)]
         assert [group.task_kind for group in play(one, *tickets)] == ["6", "7", "8"]
+
+
+def test_a_ticket_is_played_with_the_limits_of_its_environment(codec):
+    limits = {"short": FormatConfig(max_turns=1), "long": FormatConfig(max_turns=3)}
+    entries = [
+        EnvironmentEntry(label=label, format=shape, max_tokens_per_turn=LIMIT) for label, shape in limits.items()
+    ]
+    mixture, policy = Mixture.several(entries), Policy(codec)
+    sampling = SamplingConfig(max_tokens_per_turn=LIMIT + 1)
+    one = EnvironmentPlayer(codec, mixture, sampling, EnvironmentActorConfig(), CONTEXT, policy)
+    tickets = [replace(taken, worker="rollout-0") for taken in TicketSource(mixture, 2, 3, 1.0).take(1, 2)]
+    groups = play(one, *tickets)
+    assert [group.ticket.task.label for group in groups] == ["short", "long"]
+    assert all(len(trajectory.turns) == 1 for trajectory in groups[0].trajectories)
+    assert any(len(trajectory.turns) > 1 for trajectory in groups[1].trajectories)
+    assert all(trajectory.failure is None for group in groups for trajectory in group.trajectories)
+    assert {request.max_tokens for request in policy.requests} == {LIMIT}, "an environment's limit, not the run's"
