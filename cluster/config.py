@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -479,7 +479,14 @@ def layered(tree: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
     """The tree, over it the preset that the overrides name, if any, and over that the other overrides. Some settings of
     a preset follow from those, such as from the environment's name."""
     preset, own = named(overrides)
-    over = settings_of_preset(preset, _overridden(tree, own)) if preset else {}
+    if not preset:
+        return _overridden(tree, own)
+    run = _overridden(tree, own)
+    over = settings_of_preset(preset, run)
+    rest = [one for one in own if _key(one) != "environments"]
+    if len(rest) < len(own) and "environments" in over:  # the whole list is given: its entries have the last word
+        over["environments"] = [merged(*pair) for pair in zip(over["environments"], run["environments"], strict=True)]
+        own = rest
     return _overridden(merged(tree, over), own)
 
 
@@ -489,14 +496,26 @@ def from_preset(recipe: str, overrides: list[str]) -> tuple[str, dict[str, Any]]
     preset, own = named(overrides)
     if not preset:
         return "", {}
-    last, run = flat(_overridden({}, own)), _overridden(read_recipe(recipe), own)
-    found = flat(settings_of_preset(preset, run))
-    return preset, {key: value for key, value in found.items() if not _set_by(last, key)}
+    tree = read_recipe(recipe)
+    without, result = flat(_overridden(tree, own)), flat(layered(tree, overrides))
+    found = flat(settings_of_preset(preset, _overridden(tree, own)))
+    given = [_key(one) for one in own]
+    return preset, {
+        key: value
+        for key, value in found.items()
+        if not _set_by(given, key)
+        and result.get(key) == value
+        and not (key.startswith("environments[") and without.get(key) == value)
+    }
 
 
-def _set_by(overrides: dict[str, Any], key: str) -> bool:
-    """Whether overrides, by dotted key, set this one: itself, or a block that has it or is it."""
-    return any(key == one or key.startswith(f"{one}.") for one in overrides)
+def _key(override: str) -> str:
+    return override.partition("=")[0].strip()
+
+
+def _set_by(given: Sequence[str], key: str) -> bool:
+    """Whether one of the keys is this one, or a block that has it."""
+    return any(key == one or key.startswith(f"{one}.") for one in given)
 
 
 def _overridden(tree: dict[str, Any], overrides: list[str]) -> dict[str, Any]:

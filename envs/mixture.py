@@ -129,8 +129,8 @@ class Mixture:
 
     @property
     def file_name(self) -> str:
-        """`name` in the name of a folder."""
-        return "+".join(entry.name for entry in self.entries).replace("/", "_").replace(":", "_")
+        """`name` in the name of a folder, at most 100 characters of it: labels may be long."""
+        return "+".join(entry.name for entry in self.entries).replace("/", "_").replace(":", "_")[:100]
 
     @property
     def labels(self) -> list[str]:

@@ -12,7 +12,8 @@
 Invariants of every implementation:
 
 - Sampled ids are never decoded and encoded again: `extend` returns only what follows them.
-- Text of messages yields no control token. Schemas are part of what is fed, and are refused if they spell one.
+- Text of messages yields no control token, except that the codec knows the markers of Squelch's turns in a system
+  message. Schemas are part of what is fed, and are refused if they spell one.
 - `parse` takes any ids of the model's vocabulary and raises nothing; its spans lie within the ids.
 """
 

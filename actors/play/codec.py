@@ -88,18 +88,33 @@ class ChatCodec(ModelTokens):
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Tools = None) -> np.ndarray:
         """As `Format.render`: nothing is added to what the template writes."""
-        (parts,) = self._template.parts([messages], tools=self.checked_tools(tools))
-        return self._encode_parts(parts, messages, False)
+        shown = self._checked(messages)
+        (parts,) = self._template.parts([shown], tools=self.checked_tools(tools))
+        return self._encode_parts(parts, shown, False)
 
     def extend(self, fed: Ids, sampled: Ids, messages: Sequence[Mapping[str, Any]], tools: Tools = None) -> np.ndarray:
         """As `Format.extend`: what the template writes behind a reply, whatever the reply was."""
         closed = len(sampled) > 0 and int(sampled[-1]) in self.stop_ids
-        if require_followers(messages) == "user":
-            return self.next_turn(dict(messages[0]), closed, False)
-        conversation = [*_TURN[:-1], *messages]
+        shown = self._checked(messages)
+        if require_followers(shown) == "user":
+            return self.next_turn(dict(shown[0]), closed, False)
+        conversation = [*_TURN[:-1], *shown]
         (parts,) = self._template.parts([conversation], tools=self.checked_tools(tools))
-        ids = self._encode_parts(self._after(parts, conversation, len(_TURN) - 2), messages, False)
+        ids = self._encode_parts(self._after(parts, conversation, len(_TURN) - 2), shown, False)
         return ids[1:] if closed else ids
+
+    def _checked(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The messages, each with a text as its content. ValueError for a content that is none, and for other fields,
+        which the template writes as its own text, that spell a control token."""
+        found = []
+        for message in messages:
+            content = message.get("content")
+            if not isinstance(content, str | None):
+                raise ValueError(f"the content of a message must be text (got {type(content).__name__})")
+            others = {key: value for key, value in message.items() if key != "content"}
+            self.refuse_control(others, "a message's other fields hold")
+            found.append({**message, "content": content or ""})
+        return found
 
     @cached_property
     def template_opens(self) -> bool:

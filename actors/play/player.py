@@ -209,7 +209,7 @@ class EnvironmentPlayer:
         transcript.task_key, transcript.task_kind = episode.task_key, episode.task_kind
         transcript.group_rewarded = not lacking(env, GroupRewarded)
         turns = speech_of(self._codec, env, ticket.task.environment, episode)
-        feed = _shown(turns, messages)
+        feed = _shown(lambda: turns.first(messages))
         most = self._mixture.labelled(ticket.task.label).tokens(self._max_tokens)
         while self._fits(transcript, feed, most):
             transcript.add(feed)
@@ -223,7 +223,8 @@ class EnvironmentPlayer:
             if len(transcript.turns) == ticket.most_turns:
                 transcript.truncated = True
                 break
-            feed = turns.following(outcome.next_message, completion.finish_reason == "stop")
+            message, closed = outcome.next_message, completion.finish_reason == "stop"
+            feed = _shown(partial(turns.following, message, closed))
         return env, episode
 
     def _begin(self, ticket: Ticket, index: int) -> tuple[Environment, Episode, list[Message]]:
@@ -352,10 +353,10 @@ class EnvironmentPlayer:
             transcript.seconds_environment += time.monotonic() - started
 
 
-def _shown(turns: Speech, messages: list[Message]) -> np.ndarray:
-    """The ids of the first prompt."""
+def _shown(show: Callable[[], np.ndarray]) -> np.ndarray:
+    """The ids of messages that the environment gave, which the format may not be able to show."""
     try:
-        return turns.first(messages)
+        return show()
     except ValueError as error:
         raise _Failed(FailureCause.ENVIRONMENT_ERROR, error) from error
 

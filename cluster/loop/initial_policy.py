@@ -146,11 +146,13 @@ def _warm_up(
     from squelch.learner.warmup.corpus import Limits, make_corpus
 
     longest = config.rollout.max_model_len  # no more than learner.token_budget, as the configuration has checked
-    limits = Limits(longest, "rollout.max_model_len", config.sampling.max_tokens_per_turn if plays else longest)
+    entries = config.mixture.entries
+    turn = max(entry.tokens(config.sampling.max_tokens_per_turn) for entry in entries)
+    limits = Limits(longest, "rollout.max_model_len", turn if plays else longest)
     codec = ChatCodec(folder)
     on_stage("collecting demonstrations", None)
     corpus = make_corpus(codec, config.mixture, warmup, limits)
-    judge = judge_of(config.environment.name) if plays and not config.environments else None
+    judge = judge_of(entries[0].environment.name) if plays and len(entries) == 1 else None
     truth = None if judge is None else truth_of(judge, codec.text)
     steps = corpus.num_steps(warmup)
     same = f" ({corpus.num_left_out} equal held-out ones and are left out)" if corpus.num_left_out else ""

@@ -10,9 +10,9 @@ import json
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
 from squelch.envs.data.rows import Part, shuffled, split_rows
 from squelch.envs.splits import Split, task_key_of
@@ -30,6 +30,7 @@ class PromptRow(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     prompt: Any
+    tools: Any = None
 
 
 def messages_of(value: Any) -> list[Message]:
@@ -70,6 +71,15 @@ def tools_of(value: Any) -> list[dict[str, Any]] | None:
             f"(got {brief(value)})"
         )
     return [_without_nulls(one) for one in value]
+
+
+def _with_tools(value: Any) -> Any:
+    """The value of a row's column of tools as it is. ValueError as of `tools_of`."""
+    try:
+        tools_of(value)
+    except ValueError as error:
+        raise ValueError(f"name another environment.options.tools_column, or give schemas: {error}") from error
+    return value
 
 
 def _function(schema: Any) -> dict[str, Any]:
@@ -123,7 +133,9 @@ class Prompts:
         """The prompt of a task. Raises Unreadable with file and row."""
         row = self._rows[shuffled(seed, len(self._rows))]
         messages, columns, text = messages_of(row.prompt), dict(row.model_extra or {}), _text_of(row.prompt)
-        tools = tools_of(columns.get(self._tools_column))
+        if "tools" in row.model_fields_set:
+            columns[self._tools_column] = row.tools
+        tools = tools_of(row.tools)
         key = task_key_of("Prompts", text + (json.dumps(tools) if tools else ""))
         return Prompt(row.prompt if isinstance(row.prompt, str) else messages, messages, columns, key, tools)
 
@@ -132,7 +144,13 @@ class Prompts:
 def open_prompts(data: str | tuple[str, ...], column: str, split: Split, tools_column: str = "tools") -> Prompts:
     """The prompts of a split, opened once per process; every row's prompt is checked. Raises ValueError naming file,
     row and column."""
-    row_type = create_model("PromptRow", __base__=PromptRow, prompt=(Any, Field(alias=column)))
+    schemas = Annotated[Any, AfterValidator(_with_tools)]
+    row_type = create_model(
+        "PromptRow",
+        __base__=PromptRow,
+        prompt=(Any, Field(alias=column)),
+        tools=(schemas, Field(None, alias=tools_column)),
+    )
     longest: list[tuple[int, Any]] = [(0, "")]
 
     def text_of(value: Any) -> str:

@@ -87,6 +87,23 @@ def test_each_of_several_environments_gets_its_own_settings() -> None:
     assert lake.options == {"size": 5, "slip_rate": 0.0} and run.filter.rule == "top_p_softmax"
 
 
+def test_a_list_of_environments_on_the_command_line_has_the_last_word_over_a_preset() -> None:
+    listed = "environments=[{name: Sokoban, options: {size: 7}}, {name: FrozenLake}]"
+    own = ["environment=null", listed, "environments[1].weight=3", PUBLISHED]
+    sokoban, lake = RunConfig.model_validate(layered(read_recipe("frozenlake"), own)).environments
+    assert sokoban.options == {"size": 7, "boxes": 1} and lake.options["slip_rate"] == 0 and lake.weight == 3
+
+
+def test_a_setting_is_the_presets_only_if_the_run_has_it_from_there(tmp_path: Path) -> None:
+    one = from_preset("sokoban", [PUBLISHED, "environment.name=FrozenLake", "environment.options={}"])[1]
+    assert "environment.options.slip_rate" not in one and one["filter.rule"] == "top_p_softmax"
+    path = tmp_path / "both.yaml"
+    path.write_text("extends: frozenlake\nenvironment: null\nenvironments: [{name: FrozenLake}, {name: Sokoban}]\n")
+    both = from_preset(str(path), [PUBLISHED, "environments[0].weight=2"])[1]
+    assert both["environments[0].options.slip_rate"] == 0
+    assert not {"environments[0].name", "environments[0].weight"} & both.keys()
+
+
 @pytest.mark.parametrize(("given", "says"), [("papper", "Did you mean 'paper'?"), ("", "paper, published")])
 def test_an_unknown_preset_names_those_that_exist(given: str, says: str) -> None:
     with pytest.raises(UserError, match=re.escape(says)):

@@ -117,7 +117,8 @@ class Alarms(Watcher):
         source = ["squelch", "train", str(self.run_dir / "config.yaml"), f"name={self.config.name}-again"]
         if kept is not None:
             folder = self.run_dir / "checkpoints" / f"step-{kept}" / "hf"
-            source += [f"model.path={folder}", "model.warmup=null", "environment.train_seed=100000"]
+            seeds = [f"{entry.key}.train_seed=100000" for entry in self.config.mixture.entries]
+            source += [f"model.path={folder}", "model.warmup=null", *seeds]
         begins = "from its beginning" if kept is None else "from that checkpoint"
         return f"Go on with --resume, or {begins} with a stricter filter: {shlex.join(source)} {change}"
 

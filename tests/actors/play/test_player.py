@@ -319,6 +319,19 @@ def test_an_environment_that_raises_costs_one_trajectory(codec, bad, said):
     assert_one_failed(group, f"environment_error: {said}")
 
 
+def test_a_later_message_that_the_format_cannot_show_costs_one_trajectory(codec, monkeypatch):
+    shown, first = codec.next_turn, iter([True])
+
+    def next_turn(*given):
+        if next(first, False):
+            raise ValueError("it shows no such message")
+        return shown(*given)
+
+    monkeypatch.setattr(codec, "next_turn", next_turn)
+    (group,) = play(player(codec, Answers(codec)), ticket(size=4))
+    assert_one_failed(group, "environment_error: it shows no such message")
+
+
 def test_an_environment_that_hangs_costs_one_trajectory_and_holds_nobody_up(codec):
     Hangs.release.clear()
     one = player(codec, Answers(codec), make_env=one_bad(Hangs), step_timeout_s=0.2)

@@ -18,6 +18,7 @@ from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.player import EnvironmentPlayer
 from squelch.actors.records import Group, Task, Ticket
 from squelch.envs.config import EnvironmentConfig
+from squelch.envs.own_process.process import CallError
 from squelch.envs.prompt_file.rows import tools_of
 from squelch.envs.registry import make
 from squelch.envs.remote.__main__ import server_of
@@ -177,6 +178,15 @@ def test_tools_of_a_row_are_part_of_its_prompt(tmp_path):
 def test_tools_that_are_no_schemas_are_refused(tools):
     with pytest.raises(ValueError, match="JSON schemas"):
         tools_of(tools)
+
+
+def test_a_row_whose_tools_are_no_schemas_is_named_with_what_to_do(tmp_path):
+    given = options(tmp_path, "right")
+    path = Path(given["data"])
+    rows = [json.loads(line) | {"tools": ["search"]} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(CallError, match=rf"{path.name}, line 1, column tools: .*options.tools_column.*JSON schemas"):
+        make("Prompts", "train", given).reset(seed=0, options={"noise_seed": 0})
 
 
 @needs_package
