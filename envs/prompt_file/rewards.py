@@ -136,6 +136,6 @@ def _number(where: str, value: Any) -> float:
 
 def _place(error: BaseException) -> str:
     """File and line of the last frame of an error that is in the user's code."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "squelch" not in frame.filename]
-    frames = [frame for frame in frames if not frame.filename.startswith("<")]
+    ours = (f"{Path(__file__).parents[2]}/", "<")
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
     return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

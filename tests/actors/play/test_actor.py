@@ -8,23 +8,26 @@ from pathlib import Path
 import pytest
 
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
-from squelch.actors.play.actor import EnvironmentActor
+from squelch.actors.play.actor import EnvironmentActor, _try_environment
 from squelch.actors.records import Task, Ticket
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.wording import PromptName
 from tests.actors.play.test_codec import byte_level_bpe, save_model
 
 
+def chosen(prompt: PromptName) -> EnvironmentConfig:
+    return EnvironmentConfig(options={"observation_format": "grid_coord"}, prompt=prompt)
+
+
 def actor(folder: Path, prompt: PromptName) -> EnvironmentActor:
-    chosen = EnvironmentConfig(options={"observation_format": "grid_coord"}, prompt=prompt)
     model = save_model(folder, byte_level_bpe())
-    return EnvironmentActor("environment-0", model, chosen, SamplingConfig(), EnvironmentActorConfig(), 2048)
+    return EnvironmentActor("environment-0", model, chosen(prompt), SamplingConfig(), EnvironmentActorConfig(), 2048)
 
 
-def test_the_environment_that_an_actor_tries_at_its_start_is_in_the_style_that_is_set(tmp_path: Path) -> None:
-    actor(tmp_path, "natural")._try_environment()
+def test_the_environment_that_an_actor_tries_at_its_start_is_in_the_style_that_is_set() -> None:
+    _try_environment(chosen("natural"))
     with pytest.raises(ValueError, match=r"needs environment\.prompt=natural"):
-        actor(tmp_path, "tiny")._try_environment()
+        _try_environment(chosen("tiny"))
 
 
 def test_a_ticket_for_a_rollout_worker_that_the_actor_does_not_know_fails_by_name(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from squelch.actors.play.step_pool import StepPool
 from squelch.actors.records import Task, Trajectory, summarise
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.grid_worlds.frozen_lake import FrozenLake
+from squelch.envs.mixture import Mixture
 from squelch.envs.noise.reward_noise import RewardNoise
 from squelch.envs.registry import make
 from tests.actors.play.test_codec import byte_level_bpe, save_model
@@ -196,7 +197,7 @@ def test_replays_that_wait_for_those_of_other_trajectories_are_not_late() -> Non
 
 def test_reward_noise_makes_an_environment_without_noise_worth_replaying(codec) -> None:
     one = player(codec, Policy(codec), make_env=lambda task: FrozenLake(slip_rate=0.0))
-    one._reward_noise = RewardNoise(std=2.0)
+    one._mixture = Mixture.of(EnvironmentConfig(reward_noise=RewardNoise(std=2.0)))
     (group,) = play(one, ASKED)
     assert len({value for found in returns(group.trajectories) for value in found}) == 18
 

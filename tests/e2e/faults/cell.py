@@ -14,7 +14,7 @@ import platform
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -116,12 +116,10 @@ def run_boot(
     folder: Path,
     minutes: float = 60.0,
     words: Sequence[str] = (),
-    first: Callable[[Mapping[str, Any]], bool] = lambda _: True,
     look: Callable[[Path], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Boots, injects the faults, stops the run; the boot's result as JSON-able data. No fault is injected before a
-    step's metrics fulfil `first`, nor once `minutes` are over. `look` is called with the folder of the run that has
-    ended, before its disk goes."""
+    """Boots, injects the faults, stops the run; the boot's result as JSON-able data. No fault is injected once
+    `minutes` are over. `look` is called with the folder of the run that has ended, before its disk goes."""
     before, began = os.getloadavg(), time.time()
     suffered: list[Suffered] = []
     with small_disk(folder / "runs") as disk, booted(folder) as cluster:
@@ -130,7 +128,6 @@ def run_boot(
         try:
             session.start()
             _require(session, 1)
-            _await_first(session, first)
             for fault in faults:
                 if time.time() - began > 60 * minutes:
                     break
@@ -194,14 +191,6 @@ def _require(session: Session, step: int) -> None:
     end = session.until_step(step, START_S)
     if end is not None:
         raise Hung(f"the run ended with {end.code} before step {step}: {end.line}")
-
-
-def _await_first(session: Session, first: Callable[[Mapping[str, Any]], bool]) -> None:
-    deadline = time.monotonic() + START_S
-    while not any(map(first, session.metrics())):
-        if time.monotonic() > deadline:
-            raise Hung(f"no step's metrics were as wanted within {START_S:g} s; at step {session.step()}")
-        _require(session, session.step() + 1)
 
 
 def _suffer(session: Session, injector: Injector, cluster: Hosts, fault: Fault) -> Suffered:
