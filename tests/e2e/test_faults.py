@@ -41,7 +41,8 @@ def test_ten_random_faults_cost_nothing_but_time(tiny_policy: Path, tmp_path: Pa
     assert found["end"]["code"] == 143 and found["verdict"]["trained"] > 0, text
     assert not found["verdict"]["lost"] and not found["verdict"]["doubled"], text
     killed = [fault for fault in found["faults"] if fault["fault"]["kind"] == "kill"]
-    assert killed and all(fault["restarted"] for fault in killed), text
+    # a scorer that gets no time of a loaded machine is replaced, and the process that was hit may be the one that goes
+    assert killed and all(fault["restarted"] for fault in killed if fault["fault"]["target"] != "ScorerActor"), text
 
 
 def assert_stale_by_two_at_most(metrics: list[dict[str, Any]]) -> None:
