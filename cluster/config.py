@@ -8,9 +8,8 @@ torch nor Ray.
 
 from __future__ import annotations
 
-import copy
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -41,9 +40,8 @@ from squelch.cluster.errors import UserError, bad_files_are_the_users, did_you_m
 from squelch.cluster.first_task import made
 from squelch.cluster.other_names import answer
 from squelch.cluster.presets import KEY as PRESET
-from squelch.cluster.presets import named
-from squelch.cluster.presets import settings_of as settings_of_preset
-from squelch.cluster.setting_keys import flat, override_in, where_of
+from squelch.cluster.presets import layered
+from squelch.cluster.setting_keys import flat, where_of
 from squelch.envs.config import EnvironmentConfig, EnvironmentEntry
 from squelch.envs.mixture import Entry, Mixture
 from squelch.envs.registry import resolved
@@ -473,57 +471,6 @@ def validated(tree: dict[str, Any], overrides: list[str], recipe: str) -> RunCon
     except ValueError as error:
         raise UserError(f"configuration {recipe}: {error}") from error
     return _validated({**dict(config), "learner": learner}, recipe)
-
-
-def layered(tree: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
-    """The tree, over it the preset that the overrides name, if any, and over that the other overrides. Some settings of
-    a preset follow from those, such as from the environment's name."""
-    preset, own = named(overrides)
-    if not preset:
-        return _overridden(tree, own)
-    run = _overridden(tree, own)
-    over = settings_of_preset(preset, run)
-    rest = [one for one in own if _key(one) != "environments"]
-    if len(rest) < len(own) and "environments" in over:  # the whole list is given: its entries have the last word
-        over["environments"] = [merged(*pair) for pair in zip(over["environments"], run["environments"], strict=True)]
-        own = rest
-    return _overridden(merged(tree, over), own)
-
-
-def from_preset(recipe: str, overrides: list[str]) -> tuple[str, dict[str, Any]]:
-    """(name, its settings by dotted key) of the preset among the overrides, without those that other overrides set;
-    an empty name and nothing if there is none."""
-    preset, own = named(overrides)
-    if not preset:
-        return "", {}
-    tree = read_recipe(recipe)
-    without, result = flat(_overridden(tree, own)), flat(layered(tree, overrides))
-    found = flat(settings_of_preset(preset, _overridden(tree, own)))
-    given = [_key(one) for one in own]
-    return preset, {
-        key: value
-        for key, value in found.items()
-        if not _set_by(given, key)
-        and result.get(key) == value
-        and not (key.startswith("environments[") and without.get(key) == value)
-    }
-
-
-def _key(override: str) -> str:
-    return override.partition("=")[0].strip()
-
-
-def _set_by(given: Sequence[str], key: str) -> bool:
-    """Whether one of the keys is this one, or a block that has it."""
-    return any(key == one or key.startswith(f"{one}.") for one in given)
-
-
-def _overridden(tree: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
-    """A copy of the tree to which the overrides are applied."""
-    made = copy.deepcopy(tree)
-    for override in overrides:
-        override_in(made, override)
-    return made
 
 
 def _validated(tree: dict[str, Any], recipe: str) -> RunConfig:

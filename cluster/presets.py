@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from squelch.cluster.errors import UserError, did_you_mean
+from squelch.cluster.setting_keys import flat, override_in
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.untrusted.files import brief
 from squelch.envs.untrusted.text import parse_yaml
@@ -58,6 +59,55 @@ def settings_of(name: str, run: Mapping[str, Any]) -> dict[str, Any]:
     each = [_laid(name, {**run, "environment": entry}) for entry in entries]
     own = [merged(entry, found.pop("environment", {})) for entry, found in zip(entries, each, strict=True)]
     return {**each[0], "environments": own}
+
+
+def layered(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """The tree, over it the preset that the overrides name, if any, and over that the other overrides. Some settings of
+    a preset follow from those, such as from the environment's name."""
+    preset, own = named(overrides)
+    run = _overridden(tree, own)
+    if not preset:
+        return run
+    over = settings_of(preset, run)
+    rest = [one for one in own if _key(one) != "environments"]
+    if len(rest) < len(own) and "environments" in over:  # the whole list is given: its entries have the last word
+        over["environments"] = [merged(*pair) for pair in zip(over["environments"], run["environments"], strict=True)]
+        own = rest
+    return _overridden(merged(tree, over), own)
+
+
+def from_preset(tree: dict[str, Any], overrides: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """(name, its settings by dotted key) of the preset among the overrides of a recipe's tree, without those that other
+    overrides set; an empty name and nothing if there is none."""
+    preset, own = named(overrides)
+    if not preset:
+        return "", {}
+    run, given = _overridden(tree, own), [_key(one) for one in own]
+    without, result = flat(run), flat(layered(tree, overrides))
+    return preset, {
+        key: value
+        for key, value in flat(settings_of(preset, run)).items()
+        if not _set_by(given, key)
+        and result.get(key) == value
+        and not (key.startswith("environments[") and without.get(key) == value)
+    }
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].strip()
+
+
+def _set_by(given: Sequence[str], key: str) -> bool:
+    """Whether one of the keys is this one, or a block that has it."""
+    return any(key == one or key.startswith(f"{one}.") for one in given)
+
+
+def _overridden(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A copy of the tree to which the overrides are applied."""
+    made = copy.deepcopy(tree)
+    for override in overrides:
+        override_in(made, override)
+    return made
 
 
 def _laid(name: str, run: Mapping[str, Any]) -> dict[str, Any]:

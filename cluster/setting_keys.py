@@ -86,6 +86,11 @@ def _listed(node: Any, name: str, place: int, override: str) -> Any:
     return node[place]
 
 
+def unplaced(key: str) -> str:
+    """The key of an environment's setting as if the environment were the only one."""
+    return re.sub(r"^environments\[\d+\]", "environment", key)
+
+
 def where_of(path: tuple[int | str, ...]) -> str:
     """The key of a setting, with places in lists as `environments[1]`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)

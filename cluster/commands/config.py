@@ -50,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the recipe, some of its settings, or the names of all recipes."""
-    from squelch.cluster.config import RECIPES, dump, from_preset, load, recipe_names
+    from squelch.cluster.config import RECIPES, dump, load, read_recipe, recipe_names
+    from squelch.cluster.presets import from_preset
 
     if options.list:
         say("\n".join(aligned([("recipe", "needs", "for"), *(described(name) for name in recipe_names())])))
@@ -59,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         say((RECIPES / TEMPLATE).read_text(encoding="utf-8").rstrip())
         return 0
     config = load(options.recipe, options.overrides)
-    preset, its = from_preset(options.recipe, options.overrides)
+    preset, its = from_preset(read_recipe(options.recipe), options.overrides)
     if options.explain:
         say("\n\n".join(explained(config, options.explain, {key: preset for key in its})))
     else:

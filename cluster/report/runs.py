@@ -11,7 +11,6 @@ Invariants:
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +20,7 @@ from typing import Any
 from squelch.actors.archive.store import Store
 from squelch.cluster.errors import UserError
 from squelch.cluster.runs.folder import RunFolder
-from squelch.cluster.setting_keys import environment_name, labels_of
+from squelch.cluster.setting_keys import environment_name, labels_of, unplaced
 from squelch.cluster.terminal import one_line
 from squelch.envs.untrusted.files import shortened
 
@@ -187,7 +186,7 @@ def study_of(runs: Sequence[Run]) -> Study:
 
 def arm_settings(run: Run) -> dict[str, Any]:
     """The settings that define a run's arm."""
-    return {key: value for key, value in run.settings.items() if not _below(_unplaced(key), NOT_OF_THE_ARM)}
+    return {key: value for key, value in run.settings.items() if not _below(unplaced(key), NOT_OF_THE_ARM)}
 
 
 def differing(arms: Sequence[Arm]) -> dict[str, list[Any]]:
@@ -244,11 +243,6 @@ def filter_label(settings: Mapping[str, Any]) -> str:
 
 def _word(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else shortened(one_line(str(value)), LONGEST_WORD)
-
-
-def _unplaced(key: str) -> str:
-    """The key of an environment's setting as if the environment were the only one."""
-    return re.sub(r"^environments\[\d+\]\.", "environment.", key)
 
 
 def _below(key: str, places: tuple[str, ...]) -> bool:

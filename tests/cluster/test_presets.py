@@ -12,9 +12,9 @@ import torch
 from squelch.actors.filter.measure import GroupStatistics, measure
 from squelch.actors.filter.selection import select
 from squelch.cluster.cli import main
-from squelch.cluster.config import RunConfig, from_preset, layered, load, read_recipe, recipe_names
+from squelch.cluster.config import RunConfig, load, read_recipe, recipe_names
 from squelch.cluster.errors import UserError
-from squelch.cluster.presets import DEFAULTS, PRESETS, blocks, preset_names
+from squelch.cluster.presets import DEFAULTS, PRESETS, blocks, from_preset, layered, preset_names
 from squelch.cluster.setting_keys import flat
 from squelch.cluster.sweep.plan import grid_arms, make_plan, read_grid
 from squelch.envs.registry import environment_class
@@ -55,7 +55,7 @@ def test_conditions_name_settings_whose_defaults_are_known(preset: str) -> None:
 def test_a_preset_goes_beside_every_recipe_and_reaches_the_run(preset: str) -> None:
     for recipe in recipe_names():
         run = RunConfig.model_validate(layered(read_recipe(recipe), [f"preset={preset}"]))
-        values, (_, its) = flat(run.model_dump(mode="json")), from_preset(recipe, [f"preset={preset}"])
+        values, (_, its) = flat(run.model_dump(mode="json")), from_preset(read_recipe(recipe), [f"preset={preset}"])
         assert {key: values[key] for key in its} == its and "preset" not in values, recipe
         if recipe not in OPTIONAL:
             environment_class(run.environment.name).Options.model_validate(run.environment.options)
@@ -95,11 +95,11 @@ def test_a_list_of_environments_on_the_command_line_has_the_last_word_over_a_pre
 
 
 def test_a_setting_is_the_presets_only_if_the_run_has_it_from_there(tmp_path: Path) -> None:
-    one = from_preset("sokoban", [PUBLISHED, "environment.name=FrozenLake", "environment.options={}"])[1]
+    one = from_preset(read_recipe("sokoban"), [PUBLISHED, "environment.name=FrozenLake", "environment.options={}"])[1]
     assert "environment.options.slip_rate" not in one and one["filter.rule"] == "top_p_softmax"
     path = tmp_path / "both.yaml"
     path.write_text("extends: frozenlake\nenvironment: null\nenvironments: [{name: FrozenLake}, {name: Sokoban}]\n")
-    both = from_preset(str(path), [PUBLISHED, "environments[0].weight=2"])[1]
+    both = from_preset(read_recipe(str(path)), [PUBLISHED, "environments[0].weight=2"])[1]
     assert both["environments[0].options.slip_rate"] == 0
     assert not {"environments[0].name", "environments[0].weight"} & both.keys()
 

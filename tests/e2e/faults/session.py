@@ -72,13 +72,9 @@ class Session:
         """The last lines that the run printed."""
         return self.log.read_text(errors="replace").splitlines()[-LAST_LINES:] or [""]
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """The metrics of every recorded step."""
-        return read_metrics(self.run_dir) if self.run_dir.exists() else []
-
     def steps(self) -> list[tuple[int, float]]:
         """(step, unix time of its record) of every recorded step."""
-        return [(row["step"], row["time"]) for row in self.metrics()]
+        return [(row["step"], row["time"]) for row in read_metrics(self.run_dir)] if self.run_dir.exists() else []
 
     def step(self) -> int:
         """The last recorded step."""
