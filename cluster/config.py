@@ -435,9 +435,7 @@ class RunConfig(Settings):
     def _turns_fit_the_context(self) -> RunConfig:
         limit = self.rollout.max_model_len
         for entry in self.mixture.entries:
-            own = entry.max_tokens_per_turn is not None
-            turn = f"{entry.key}.max_tokens_per_turn" if own else "sampling.max_tokens_per_turn"
-            turns = f"{entry.key}.format.max_turns"
+            turn, turns = entry.tokens_key, f"{entry.key}.format.max_turns"
             sampled = entry.tokens(self.sampling.max_tokens_per_turn) * (entry.environment.format.max_turns or 0)
             if sampled >= limit:
                 raise ValueError(

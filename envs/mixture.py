@@ -51,6 +51,11 @@ class Entry:
         """Most sampled tokens of a turn."""
         return self.max_tokens_per_turn or of_the_run
 
+    @property
+    def tokens_key(self) -> str:
+        """The setting of `tokens`."""
+        return f"{'sampling' if self.max_tokens_per_turn is None else self.key}.max_tokens_per_turn"
+
     def keyed(self, text: str) -> str:
         """The text of an error with this entry's key in place of `environment`."""
         return re.sub(r"\benvironment\.(?=[a-z_]+\b)", f"{self.key}.", text)

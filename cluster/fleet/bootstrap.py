@@ -302,16 +302,13 @@ def _check_speech(folder: Path, config: RunConfig) -> list[str]:
     limits = {"rollout.max_model_len": config.rollout.max_model_len, "the model's context": positions}
     for entry in config.mixture.entries:
         speech.check(phrases(environment_class(entry.environment.name), entry.environment.format))
-        first_turn, turn = (
-            _opening(entry, config, speech, longest=True),
-            entry.tokens(config.sampling.max_tokens_per_turn),
-        )
+        first_turn = _opening(entry, config, speech, longest=True)
+        turn = entry.tokens(config.sampling.max_tokens_per_turn)
         for name, limit in limits.items():
             if limit is not None and len(first_turn) + turn > limit:
-                key = "sampling" if entry.max_tokens_per_turn is None else entry.key
                 raise ValueError(
                     f"the longest first prompt of {entry.name} has {len(first_turn)} tokens and the turn may add "
-                    f"{key}.max_tokens_per_turn={turn}, which exceeds {name}={limit}"
+                    f"{entry.tokens_key}={turn}, which exceeds {name}={limit}"
                 )
     if positions is not None and config.rollout.max_model_len > positions:
         raise ValueError(

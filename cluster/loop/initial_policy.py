@@ -147,8 +147,7 @@ def _warm_up(
 
     longest = config.rollout.max_model_len  # no more than learner.token_budget, as the configuration has checked
     entries = config.mixture.entries
-    turn = max(entry.tokens(config.sampling.max_tokens_per_turn) for entry in entries)
-    limits = Limits(longest, "rollout.max_model_len", turn if plays else longest)
+    limits = Limits(longest, "rollout.max_model_len", config.most_turn_tokens if plays else longest)
     codec = ChatCodec(folder)
     on_stage("collecting demonstrations", None)
     corpus = make_corpus(codec, config.mixture, warmup, limits)
