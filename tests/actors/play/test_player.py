@@ -334,7 +334,7 @@ def test_a_later_message_that_the_format_cannot_show_costs_one_trajectory(codec,
 
 def test_an_environment_that_hangs_costs_one_trajectory_and_holds_nobody_up(codec):
     Hangs.release.clear()
-    one = player(codec, Answers(codec), make_env=one_bad(Hangs), step_timeout_s=0.2)
+    one = player(codec, Answers(codec), make_env=one_bad(Hangs), step_timeout_s=4)
     try:
         groups = play(one, ticket("a", 4), ticket("b", 4))
     finally:
@@ -361,12 +361,12 @@ class OneLate(Answers):
 
 
 def test_a_turn_that_does_not_come_is_a_generation_timeout(codec):
-    (group,) = play(player(codec, OneLate(codec), generation_timeout_s=0.3), ticket(size=3))
+    (group,) = play(player(codec, OneLate(codec), generation_timeout_s=4), ticket(size=3))
     assert_one_failed(group, "generation_timeout")
 
 
 def test_an_episode_that_does_not_end_is_an_episode_timeout(codec):
-    (group,) = play(player(codec, OneLate(codec), episode_timeout_s=0.5), ticket(size=3))
+    (group,) = play(player(codec, OneLate(codec), episode_timeout_s=8), ticket(size=3))
     assert_one_failed(group, "episode_timeout")
 
 
