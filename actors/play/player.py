@@ -30,7 +30,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -39,13 +38,14 @@ import numpy as np
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.formats.protocol import Format
-from squelch.actors.messages import Completion, GenerationRequest, VersionSpan
+from squelch.actors.messages import Completion, GenerationRequest
+from squelch.actors.play.attempt import Attempt, AttemptFailed
 from squelch.actors.play.generation import GenerationFailed
-from squelch.actors.play.replaying import NOT_REPLAYED, Replayed, replay
+from squelch.actors.play.replaying import replay
 from squelch.actors.play.seeds import noise_seed, request_seed
 from squelch.actors.play.speech import Speech, speech_of
 from squelch.actors.play.step_pool import CallFailed, StepPool
-from squelch.actors.records import Group, Task, Ticket, Trajectory, Turn
+from squelch.actors.records import Group, Task, Ticket
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import Environment, GroupReward, GroupRewarded, lacking, require
 from squelch.envs.episode import Episode, Message, TurnOutcome
@@ -61,87 +61,6 @@ def make_task(task: Task, mixture: Mixture) -> Environment:
     """An environment for a task, not yet reset, in the style of its entry and with its first training seed."""
     config = mixture.labelled(task.label).environment
     return make(task.environment, task.split, dict(task.options), config.prompt, config.train_seed)
-
-
-class _Failed(Exception):
-    """Ends this trajectory with a failure."""
-
-    def __init__(self, cause: FailureCause, detail: object = "") -> None:
-        self.failure = Failure(cause, str(detail))
-        super().__init__(str(self.failure))
-
-
-@dataclass
-class _Transcript:
-    """A trajectory in progress: its ids, in the order in which they are fed and sampled."""
-
-    parts: list[np.ndarray] = field(default_factory=list)
-    log_probs: list[np.ndarray | None] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
-    last_text: str = ""
-    """Text of the last turn as the group's reward gets it."""
-    group_rewarded: bool = False
-    """Whether the environment rewards the group (`GroupRewarded`)."""
-    failure: Failure | None = None
-    version_spans: tuple[VersionSpan, ...] | None = ()
-    length: int = 0
-    task_key: str = ""
-    task_kind: str | None = None
-    success: bool = False
-    truncated: bool = False
-    bootstrap_last_state: bool = False
-    seconds_environment: float = 0.0
-    seconds_generation: float = 0.0
-    replayed: Replayed = NOT_REPLAYED
-
-    def add(self, ids: np.ndarray, log_probs: np.ndarray | None = None) -> int:
-        """Append fed ids, or sampled ids with their log-probabilities; returns the position of the first."""
-        start = self.length
-        self.parts.append(ids)
-        self.log_probs.append(log_probs)
-        self.length += len(ids)
-        return start
-
-    def add_sampled(self, completion: Completion) -> int:
-        """Append a sampled turn; returns the position of its first id."""
-        spans = completion.spans_from(self.length)
-        before = self.version_spans
-        self.version_spans = None if spans is None or before is None else (*before, *spans)
-        return self.add(completion.token_ids, completion.log_probs)
-
-    def token_ids(self) -> np.ndarray:
-        """All ids so far, (num_tokens,) int32."""
-        return np.concatenate(self.parts).astype(np.int32, copy=False) if self.parts else np.zeros(0, np.int32)
-
-    def last_ids(self) -> np.ndarray:
-        """The sampled ids of the last turn."""
-        return self.token_ids()[self.turns[-1].sample_start :]
-
-    def trajectory(self, index: int, worker: str) -> Trajectory:
-        """The trajectory; one that failed is neither a success nor truncated."""
-        mask, log_probs = np.zeros(self.length, dtype=bool), np.zeros(self.length, dtype=np.float32)
-        position = 0
-        for part, sampled in zip(self.parts, self.log_probs, strict=True):
-            if sampled is not None:
-                mask[position : position + len(part)] = True
-                log_probs[position : position + len(part)] = sampled
-            position += len(part)
-        ended = self.failure is None
-        return Trajectory(
-            index,
-            self.token_ids(),
-            mask,
-            log_probs,
-            self.turns,
-            success=ended and self.success,
-            truncated=ended and self.truncated,
-            failure=self.failure,
-            worker=worker,
-            bootstrap_last_state=ended and self.bootstrap_last_state,
-            version_spans=self.version_spans,
-            replay_returns=self.replayed.returns,
-            replay_failure=self.replayed.failure,
-        )
 
 
 class EnvironmentPlayer:
@@ -170,17 +89,17 @@ class EnvironmentPlayer:
 
     async def play(self, ticket: Ticket) -> Group:
         """Play a ticket's `group_size` trajectories concurrently; an error in one of them is not raised."""
-        transcripts = await asyncio.gather(*(self._play_one(ticket, index) for index in range(ticket.group_size)))
-        await self._reward_group(ticket, [one for one in transcripts if one.group_rewarded and one.failure is None])
-        started = next((transcript for transcript in transcripts if transcript.task_key), transcripts[0])
+        attempts = await asyncio.gather(*(self._play_one(ticket, index) for index in range(ticket.group_size)))
+        await self._reward_group(ticket, [one for one in attempts if one.group_rewarded and one.failure is None])
+        started = next((attempt for attempt in attempts if attempt.task_key), attempts[0])
         return Group(
             ticket=ticket,
             task_key=started.task_key,
             task_kind=started.task_kind,
-            trajectories=[one.trajectory(index, ticket.worker) for index, one in enumerate(transcripts)],
-            seconds_environment=sum(one.seconds_environment for one in transcripts) / len(transcripts),
-            seconds_generation=sum(one.seconds_generation for one in transcripts) / len(transcripts),
-            seconds_replays=sum(one.replayed.seconds for one in transcripts),
+            trajectories=[one.trajectory(index, ticket.worker) for index, one in enumerate(attempts)],
+            seconds_environment=sum(one.seconds_environment for one in attempts) / len(attempts),
+            seconds_generation=sum(one.seconds_generation for one in attempts) / len(attempts),
+            seconds_replays=sum(one.replayed.seconds for one in attempts),
         )
 
     def close(self) -> None:
@@ -189,39 +108,39 @@ class EnvironmentPlayer:
 
     # --- one trajectory ---
 
-    async def _play_one(self, ticket: Ticket, index: int) -> _Transcript:
-        transcript = _Transcript()
+    async def _play_one(self, ticket: Ticket, index: int) -> Attempt:
+        attempt = Attempt()
         try:
             async with asyncio.timeout(self._config.episode_timeout_s):
-                env, episode = await self._episode(ticket, index, transcript)
+                env, episode = await self._episode(ticket, index, attempt)
         except TimeoutError:
-            transcript.failure = Failure(FailureCause.EPISODE_TIMEOUT)
-        except _Failed as error:
-            transcript.failure = error.failure
+            attempt.failure = Failure(FailureCause.EPISODE_TIMEOUT)
+        except AttemptFailed as error:
+            attempt.failure = error.failure
         else:
-            transcript.replayed = await replay(episode, ticket, index, self.steps, self._config.episode_timeout_s)
-            if not transcript.replayed.lost_environment:
+            attempt.replayed = await replay(episode, ticket, index, self.steps, self._config.episode_timeout_s)
+            if not attempt.replayed.lost_environment:
                 self._idle.setdefault(_idle_key(ticket.task), []).append(env)
-        return transcript
+        return attempt
 
-    async def _episode(self, ticket: Ticket, index: int, transcript: _Transcript) -> tuple[Environment, Episode]:
-        env, episode, messages = await self._call(transcript, lambda: self._begin(ticket, index))
-        transcript.task_key, transcript.task_kind = episode.task_key, episode.task_kind
-        transcript.group_rewarded = not lacking(env, GroupRewarded)
+    async def _episode(self, ticket: Ticket, index: int, attempt: Attempt) -> tuple[Environment, Episode]:
+        env, episode, messages = await self._call(attempt, lambda: self._begin(ticket, index))
+        attempt.task_key, attempt.task_kind = episode.task_key, episode.task_kind
+        attempt.group_rewarded = not lacking(env, GroupRewarded)
         turns = speech_of(self._codec, env, ticket.task.environment, episode)
         feed = _shown(lambda: turns.first(messages))
         most = self._mixture.labelled(ticket.task.label).tokens(self._max_tokens)
-        while self._fits(transcript, feed, most):
-            transcript.add(feed)
-            completion = await self._sample(ticket, index, transcript, most)
-            outcome = await self._act(episode, transcript, completion, turns)
-            transcript.success = outcome.success
-            transcript.truncated = outcome.truncated
-            transcript.bootstrap_last_state = outcome.bootstrap_last_state
+        while self._fits(attempt, feed, most):
+            attempt.segment.add(feed)
+            completion = await self._sample(ticket, index, attempt, most)
+            outcome = await self._act(episode, attempt, completion, turns)
+            attempt.success = outcome.success
+            attempt.truncated = outcome.truncated
+            attempt.bootstrap_last_state = outcome.bootstrap_last_state
             if outcome.next_message is None:
                 break
-            if len(transcript.turns) == ticket.most_turns:
-                transcript.truncated = True
+            if attempt.num_turns == ticket.most_turns:
+                attempt.truncated = True
                 break
             message, closed = outcome.next_message, completion.finish_reason == "stop"
             feed = _shown(partial(turns.following, message, closed))
@@ -241,26 +160,26 @@ class EnvironmentPlayer:
         except IndexError:
             return self._make_env(task)
 
-    def _fits(self, transcript: _Transcript, feed: np.ndarray, most: int) -> bool:
+    def _fits(self, attempt: Attempt, feed: np.ndarray, most: int) -> bool:
         """Whether the context has room for `feed` and a turn of `most` tokens. If not, the episode ends as
         truncated."""
-        needed = transcript.length + len(feed) + most
+        needed = attempt.segment.length + len(feed) + most
         if needed <= self._max_model_len:
             return True
-        if not transcript.turns:
-            raise _Failed(
+        if not attempt.num_turns:
+            raise AttemptFailed(
                 FailureCause.CONTEXT_EXHAUSTED,
                 f"the first prompt of {len(feed)} tokens and a turn of {most} exceed "
                 f"max_model_len={self._max_model_len}",
             )
-        transcript.truncated = transcript.bootstrap_last_state = True
+        attempt.truncated = attempt.bootstrap_last_state = True
         return False
 
-    async def _sample(self, ticket: Ticket, index: int, transcript: _Transcript, most: int) -> Completion:
-        turn = len(transcript.turns)
+    async def _sample(self, ticket: Ticket, index: int, attempt: Attempt, most: int) -> Completion:
+        turn = attempt.num_turns
         request = GenerationRequest(
             request_id=f"{ticket.ticket_id}/{index}/{turn}",
-            prompt_ids=transcript.token_ids(),
+            prompt_ids=attempt.segment.token_ids(),
             max_tokens=most,
             temperature=ticket.temperature,
             seed=request_seed(ticket, index, turn),
@@ -272,52 +191,42 @@ class EnvironmentPlayer:
                 return await self._generate(ticket.worker, request)
         except TimeoutError as error:
             if bound.expired():
-                raise _Failed(FailureCause.GENERATION_TIMEOUT) from error
-            raise _Failed(FailureCause.GENERATION_ERROR, error) from error
+                raise AttemptFailed(FailureCause.GENERATION_TIMEOUT) from error
+            raise AttemptFailed(FailureCause.GENERATION_ERROR, error) from error
         except GenerationFailed as error:
-            raise _Failed(FailureCause.GENERATION_ERROR, error) from error
+            raise AttemptFailed(FailureCause.GENERATION_ERROR, error) from error
         finally:
-            transcript.seconds_generation += time.monotonic() - started
+            attempt.seconds_generation += time.monotonic() - started
 
-    async def _act(
-        self, episode: Episode, transcript: _Transcript, completion: Completion, turns: Speech
-    ) -> TurnOutcome:
+    async def _act(self, episode: Episode, attempt: Attempt, completion: Completion, turns: Speech) -> TurnOutcome:
         """Record a sampled turn and pass its text to the episode, with whether it was cut at its token limit."""
         ids = completion.token_ids
-        first, last = turns.said(ids)
-        start = transcript.add_sampled(completion)
-        hit_token_limit = completion.finish_reason == "length"
-        text = self._codec.text(ids)
-        outcome = await self._call(transcript, lambda: episode.act(text, hit_token_limit))
-        transcript.last_text = self._codec.completion_text(ids)
-        transcript.turns.append(
-            Turn(
-                sample_start=start,
-                sample_end=start + len(ids),
-                reasoning_start=start + first,
-                reasoning_end=start + last,
-                reward=float(outcome.reward),
-                format_penalty=float(outcome.format_penalty),
-                format_valid=outcome.format_valid,
-                hit_token_limit=hit_token_limit,
-                num_actions=outcome.num_actions,
-                version_min=completion.version_min,
-                version_max=completion.version_max,
-            )
+        reasoning = turns.said(ids)
+        attempt.segment.add_sampled(completion)
+        text, cut = self._codec.text(ids), completion.finish_reason == "length"
+        outcome = await self._call(attempt, lambda: episode.act(text, cut))
+        attempt.last_text = self._codec.completion_text(ids)
+        attempt.segment.add_turn(
+            completion,
+            reasoning,
+            outcome.format_valid,
+            outcome.num_actions,
+            float(outcome.reward),
+            float(outcome.format_penalty),
         )
         return outcome
 
     # --- a group ---
 
-    async def _reward_group(self, ticket: Ticket, ended: list[_Transcript]) -> None:
+    async def _reward_group(self, ticket: Ticket, ended: list[Attempt]) -> None:
         """Adds the rewards that the environment gives the group. `ended`: its trajectories without a failure."""
         if not ended:
             return
-        texts, ids = [one.last_text for one in ended], [one.last_ids().tolist() for one in ended]
-        shared = _Transcript()
+        texts, ids = [one.last_text for one in ended], [one.last_sampled.last_ids().tolist() for one in ended]
+        shared = Attempt()
         try:
             rewards = await self._call(shared, lambda: self._group_rewards(ticket, texts, ids))
-        except _Failed as error:
+        except AttemptFailed as error:
             rewards = [error.failure] * len(ended)
         for one, reward in zip(ended, rewards, strict=True):
             one.seconds_environment += shared.seconds_environment / len(ended)
@@ -326,7 +235,7 @@ class EnvironmentPlayer:
             elif isinstance(reward, str):
                 one.failure = Failure(FailureCause.ENVIRONMENT_ERROR, reward)
             else:
-                one.turns[-1].reward += reward[0]
+                one.last_sampled.turns[-1].reward += reward[0]
                 one.success = reward[1]
 
     def _group_rewards(self, ticket: Ticket, texts: list[str], ids: list[list[int]]) -> list[GroupReward]:
@@ -340,17 +249,17 @@ class EnvironmentPlayer:
         self._idle.setdefault(_idle_key(ticket.task), []).append(env)
         return rewards
 
-    async def _call(self, transcript: _Transcript, function: Callable[[], Any]) -> Any:
+    async def _call(self, attempt: Attempt, function: Callable[[], Any]) -> Any:
         """Run an environment call in a step thread. If it fails, the episode's environment is not used again."""
         started = time.monotonic()
         try:
             return await self.steps.run(function)
         except TimeoutError as error:
-            raise _Failed(FailureCause.STEP_TIMEOUT) from error
+            raise AttemptFailed(FailureCause.STEP_TIMEOUT) from error
         except CallFailed as error:
-            raise _Failed(FailureCause.ENVIRONMENT_ERROR, error) from error
+            raise AttemptFailed(FailureCause.ENVIRONMENT_ERROR, error) from error
         finally:
-            transcript.seconds_environment += time.monotonic() - started
+            attempt.seconds_environment += time.monotonic() - started
 
 
 def _shown(show: Callable[[], np.ndarray]) -> np.ndarray:
@@ -358,7 +267,7 @@ def _shown(show: Callable[[], np.ndarray]) -> np.ndarray:
     try:
         return show()
     except ValueError as error:
-        raise _Failed(FailureCause.ENVIRONMENT_ERROR, error) from error
+        raise AttemptFailed(FailureCause.ENVIRONMENT_ERROR, error) from error
 
 
 def _idle_key(task: Task) -> tuple[str, ...]:

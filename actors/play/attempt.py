@@ -1,0 +1,74 @@
+"""One trajectory while it is played: its segments, and what is known of its task and its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from squelch.actors.failures import Failure, FailureCause
+from squelch.actors.play.replaying import NOT_REPLAYED, Replayed
+from squelch.actors.play.transcript import Transcript, joined
+from squelch.actors.records import Trajectory
+
+
+class AttemptFailed(Exception):
+    """Ends this trajectory with a failure."""
+
+    def __init__(self, cause: FailureCause, detail: object = "") -> None:
+        self.failure = Failure(cause, str(detail))
+        super().__init__(str(self.failure))
+
+
+@dataclass
+class Attempt:
+    """A trajectory in progress. `segments` has at least one; `causes`: why each was begun, that of the first empty."""
+
+    segments: list[Transcript] = field(default_factory=lambda: [Transcript()])
+    causes: list[str] = field(default_factory=lambda: [""])
+    last_text: str = ""
+    """Text of the last turn as the group's reward gets it."""
+    group_rewarded: bool = False
+    """Whether the environment rewards the group (`GroupRewarded`)."""
+    failure: Failure | None = None
+    task_key: str = ""
+    task_kind: str | None = None
+    success: bool = False
+    truncated: bool = False
+    bootstrap_last_state: bool = False
+    seconds_environment: float = 0.0
+    seconds_generation: float = 0.0
+    replayed: Replayed = NOT_REPLAYED
+
+    @property
+    def segment(self) -> Transcript:
+        """The segment that is continued."""
+        return self.segments[-1]
+
+    @property
+    def num_turns(self) -> int:
+        """Turns of all segments."""
+        return sum(len(segment.turns) for segment in self.segments)
+
+    @property
+    def last_sampled(self) -> Transcript:
+        """The last segment that has a turn."""
+        return next(segment for segment in reversed(self.segments) if segment.turns)
+
+    def trajectory(self, index: int, worker: str) -> Trajectory:
+        """The trajectory; one that failed is neither a success nor truncated."""
+        whole, ended = joined(self.segments, self.causes), self.failure is None
+        return Trajectory(
+            index,
+            whole.token_ids,
+            whole.loss_mask,
+            whole.log_probs,
+            whole.turns,
+            success=ended and self.success,
+            truncated=ended and self.truncated,
+            failure=self.failure,
+            worker=worker,
+            bootstrap_last_state=ended and self.bootstrap_last_state,
+            version_spans=whole.version_spans,
+            segments=whole.segments,
+            replay_returns=self.replayed.returns,
+            replay_failure=self.replayed.failure,
+        )
