@@ -35,7 +35,7 @@ from squelch.actors.config import (
     ScorerConfig,
 )
 from squelch.actors.filter.scores import STATISTICS
-from squelch.actors.formats.families import AUTO, NAMES, OWN
+from squelch.actors.formats.families import ALL, AUTO, KEPT, NAMES, OWN
 from squelch.cluster.errors import UserError, bad_files_are_the_users, did_you_mean
 from squelch.cluster.first_task import made
 from squelch.cluster.other_names import answer
@@ -87,24 +87,23 @@ class ModelConfig(Settings):
     turn; a turn that begins with `<think>` has reasoning. The others are families of the package `renderers`
     (`deploy/setup.sh renderers`). `auto`: the family of a model that is known by its architecture and the digest of its
     chat template, else `own`. A run whose format does not write what the model's chat template writes is refused."""
-    keep_reasoning: Literal["all", "template"] = "all"
-    """Whether the reasoning of earlier turns stays when a new message comes. `all`: it stays, so that a trajectory is
-    one sequence of tokens. `template`: as the chat template has it, which is not supported yet."""
-
-    @model_validator(mode="after")
-    def _one_sequence(self) -> ModelConfig:
-        if self.keep_reasoning == "template":
-            raise ValueError(
-                "model.keep_reasoning=template removes the reasoning of earlier turns, so a trajectory would be "
-                "several sequences of tokens, which is not supported; drop it"
-            )
-        return self
+    keep_reasoning: Literal[*KEPT] = ALL
+    """Whether the reasoning of earlier turns stays when a new message comes, for environments without a turn format of
+    Squelch. `all`: it stays, so that a trajectory is one sequence of tokens. `template`: as the chat template has it;
+    where the template removes reasoning, a new segment of the trajectory begins, which is fed the whole conversation as
+    the template writes it. Algorithms with a critic take one sequence only."""
 
     @model_validator(mode="after")
     def _format_fits(self) -> ModelConfig:
-        if self.format not in (AUTO, OWN) and (self.path == "tiny" or self.warmup is not None):
-            what = "model.path=tiny" if self.path == "tiny" else "model.warmup"
-            raise ValueError(f"model.format={self.format} is not for {what}, whose turns are Squelch's own; drop it")
+        if self.path != "tiny" and self.warmup is None:
+            return self
+        what = "model.path=tiny" if self.path == "tiny" else "model.warmup"
+        for key, value, plain in (
+            ("format", self.format, (AUTO, OWN)),
+            ("keep_reasoning", self.keep_reasoning, (ALL,)),
+        ):
+            if value not in plain:
+                raise ValueError(f"model.{key}={value} is not for {what}, whose turns are Squelch's own; drop it")
         return self
 
     @model_validator(mode="after")
@@ -375,6 +374,16 @@ class RunConfig(Settings):
     @classmethod
     def _store_is_valid(cls, store: str) -> str:
         return check_store(store)
+
+    @model_validator(mode="after")
+    def _a_critic_has_one_sequence(self) -> RunConfig:
+        if self.model.keep_reasoning != ALL and self.learner.objective.needs_critic:
+            raise ValueError(
+                f"model.keep_reasoning={self.model.keep_reasoning} makes trajectories of several segments, and "
+                f"learner.objective.advantage={self.learner.objective.advantage} needs a critic, whose time runs along "
+                "one sequence; set learner.algorithm to grpo, dr_grpo, dapo or gspo, or drop the former"
+            )
+        return self
 
     @model_validator(mode="after")
     def _variance_needs_a_group(self) -> RunConfig:

@@ -43,6 +43,11 @@ def environment_names() -> list[str]:
     return sorted(ENVIRONMENTS)
 
 
+def plays_whole_turns(chosen: EnvironmentConfig) -> bool:
+    """Whether its turns are in the model's own format; an agent may let them be Squelch's (`options.turns`)."""
+    return environment_class(chosen.name).whole_turns is True and chosen.options.get("turns") != "squelch"
+
+
 def environment_class(name: str) -> type[Environment]:
     """The class of a name in the tables, or of `package.module:Class`.
 

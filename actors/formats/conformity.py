@@ -58,12 +58,24 @@ _WITH_TOOLS = (
 )
 
 
+_REASONED = {**_REPLY, "reasoning_content": '2 + 3 = 5, "Grüße"'}
+_REASONED_CALL = {**_CALL, "reasoning_content": "Köln?\n\nI ask."}
+_SEGMENTS = (_Fixed([_SYSTEM, _USER, _REASONED, _USER]), _Fixed([_USER, _REASONED, _USER, _REASONED, _EMPTY]))
+_SEGMENTS_WITH_TOOLS = (
+    _Fixed([_SYSTEM, _USER, _REASONED_CALL, _RESULT], TOOLS),
+    _Fixed([_SYSTEM, _USER, _REASONED_CALL, _RESULT, _REASONED, _USER], TOOLS),
+)
+
+
 def require_template(one: Format, tools: bool = False) -> None:
     """Raises ValueError with the first difference between the ids of a format and those of the model's own template.
-    `tools`: whether conversations with tools are compared, too."""
+    `tools`: whether conversations with tools are compared, too. Conversations with reasoning are, where a new segment
+    begins with what the template writes for them."""
     assert isinstance(one, ModelTokens)
-    wanted = [(fixed, text) for fixed, text in _rendered(one, [*_PLAIN, *(_WITH_TOOLS if tools else ())])]
-    for fixed, text in wanted:
+    fixed_ones = [*_PLAIN, *(_WITH_TOOLS if tools else ())]
+    if not one.keeps_reasoning:
+        fixed_ones += [*_SEGMENTS, *(_SEGMENTS_WITH_TOOLS if tools else ())]
+    for fixed, text in _rendered(one, fixed_ones):
         ids = one.backend.encode(text, add_special_tokens=False).ids
         where = ", ".join(str(message["role"]) for message in fixed.messages) + (" with tools" if fixed.tools else "")
         _compare(one, one.render(fixed.messages, fixed.tools).tolist(), ids, where)

@@ -12,6 +12,7 @@ from hashlib import sha256
 from typing import NamedTuple
 
 OWN, AUTO = "own", "auto"
+ALL, TEMPLATE = "all", "template"
 
 
 class Family(NamedTuple):
@@ -43,6 +44,8 @@ FAMILIES = {
 }
 """The families on offer: those that a test compares with the family's own template."""
 NAMES = (OWN, *FAMILIES)
+KEPT = (ALL, TEMPLATE)
+"""What `model.keep_reasoning` can be."""
 
 _QWEN35 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 _NEMOTRON = ("nemotron_h",)

@@ -9,8 +9,9 @@ Invariants, beside those of `protocol.Format`:
 - The package encodes whole texts in which control tokens of its own stand beside the messages'. It gets a tokenizer
   that knows the messages' texts (`_Guard`): a text that could yield a control token is shown to the package as a word
   that nobody can guess, and encoded as foreign text in the word's place (`actors.text.control_tokens`).
-- An extension keeps the reasoning of earlier turns (`thinking_retention="all"`), and depends on no sampled id but
-  the last, and on whether the reasoning was closed.
+- A rendered conversation is what the template writes, so it lacks the reasoning that the template removes. An
+  extension keeps the reasoning of earlier turns (`thinking_retention="all"`), and depends on no sampled id but the
+  last, and on whether the reasoning was closed.
 - Reasoning is found by the ids of its markers where the tokenizer has them as tokens, else on bytes.
 """
 
@@ -28,6 +29,7 @@ import numpy as np
 
 from squelch.actors.formats.families import FAMILIES
 from squelch.actors.formats.protocol import Ids, Message, Parsed, ToolCall, Tools, as_call, require_followers
+from squelch.actors.formats.retention import reasoned
 from squelch.actors.formats.tokens import ModelTokens, as_array, as_text, reasoning_span
 from squelch.actors.text.chat_template import Words
 from squelch.actors.text.control_tokens import Piece
@@ -48,12 +50,13 @@ def is_installed() -> bool:
 class PackagedFormat(ModelTokens):
     """The format of a family, for the model in a folder; a `Format`.
 
-    Raises ValueError if the package is missing, or the tokenizer lacks the family's control tokens.
+    `keeps_reasoning`: as of `Format`. Raises ValueError if the package is missing, or the tokenizer lacks the family's
+    control tokens.
     """
 
-    def __init__(self, model_dir: str | Path, name: str) -> None:
+    def __init__(self, model_dir: str | Path, name: str, keeps_reasoning: bool = True) -> None:
         super().__init__(model_dir)
-        self.name, self._family = name, FAMILIES[name]
+        self.name, self._family, self.keeps_reasoning = name, FAMILIES[name], keeps_reasoning
         self.reasons = self._family.reasons
         self._guard = _Guard(self)
         self._renderer = self._made()
@@ -91,6 +94,14 @@ class PackagedFormat(ModelTokens):
         except Exception as error:  # the package's renderers raise what they like for messages that they cannot show
             raise ValueError(f"model.format={self.name} cannot show these messages: {error}") from error
         return as_array([int(index) for index in ids])
+
+    def shown_reasoning(self, messages: Sequence[Message], tools: Tools = None) -> frozenset[int]:
+        """As `Format.shown_reasoning`: each reasoning is a word that nobody can guess, which is looked for."""
+        words, marked = Words(), [dict(message) for message in messages]
+        for index in reasoned(messages):
+            marked[index]["reasoning_content"] = words.hide("x", index)
+        text = self._backend.decode(self.render(marked, tools).tolist(), skip_special_tokens=False)
+        return frozenset(part for part in words.split(text) if isinstance(part, int))
 
     def extend(self, fed: Ids, sampled: Ids, messages: Sequence[Message], tools: Tools = None) -> np.ndarray:
         """As `Format.extend`. What follows a turn is taken from the package behind a turn of one word."""
@@ -150,11 +161,8 @@ class PackagedFormat(ModelTokens):
         return ToolCall(found.id or f"call_{number}", found.name or "", "", found.raw, str(found.status.value))
 
     def answer_end(self, ids: Ids) -> int | None:
-        """As `Format.answer_end`: the answer is all content."""
-        rest = [int(index) for index in ids]
-        while rest and rest[-1] in self.stop_ids:
-            rest.pop()
-        return len(rest) if self.text(rest).replace(THINK_CLOSE, "").strip() else None
+        """As `Format.answer_end`."""
+        return self.whole_answer_end(ids)
 
     def _reply(self, opened: bool) -> list[int]:
         """The ids of a turn of one word."""

@@ -3,6 +3,7 @@
     fed  = format.render(messages, tools)             system, user, assistant and tool messages, and JSON schemas
     said = format.parse(sampled, fed, tools)          reasoning with its exact tokens, content, calls of tools
     fed  = fed + sampled + format.extend(fed, sampled, [the next messages], tools)
+    fed  = format.render(all messages, tools)         instead, where the template removes reasoning (`retention.Kept`)
 
 | implementation | for |
 |---|---|
@@ -59,6 +60,8 @@ class Format(Protocol):
     name: str
     reasons: bool
     """Whether the format has a place for reasoning. Without one a policy is `mute` (`actors.diagnosis.regime`)."""
+    keeps_reasoning: bool
+    """Whether the reasoning of earlier turns stays (`model.keep_reasoning: all`), whatever the template does."""
     vocab_size: int
     stop_ids: tuple[int, ...]
     pad_id: int
@@ -66,6 +69,10 @@ class Format(Protocol):
     def render(self, messages: Sequence[Message], tools: Tools = None) -> np.ndarray:
         """(num_tokens,) int32: the conversation and the opening of the assistant's turn. Raises ValueError for what the
         format cannot show."""
+        ...
+
+    def shown_reasoning(self, messages: Sequence[Message], tools: Tools = None) -> frozenset[int]:
+        """The indices of the messages whose reasoning (the field `reasoning_content`) `render` shows."""
         ...
 
     def extend(self, fed: Ids, sampled: Ids, messages: Sequence[Message], tools: Tools = None) -> np.ndarray:

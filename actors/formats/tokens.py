@@ -123,6 +123,13 @@ class ModelTokens:
         pieces = [b"" if int(index) in self.stop_ids else self._literal(int(index)) for index in ids]
         return b"".join(pieces).decode("utf-8", errors="replace")
 
+    def whole_answer_end(self, ids: Ids) -> int | None:
+        """As `Format.answer_end` of a turn in the model's own format: the answer is all content and calls."""
+        rest = [int(index) for index in ids]
+        while rest and rest[-1] in self.stop_ids:
+            rest.pop()
+        return len(rest) if self.text(rest).replace(THINK_CLOSE, "").strip() else None
+
     def checked_tools(self, tools: Tools) -> list[Any] | None:
         """The schemas, None if there are none. Raises ValueError for one that spells a control token, and for one that
         is no JSON."""

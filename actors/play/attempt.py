@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.play.replaying import NOT_REPLAYED, Replayed
 from squelch.actors.play.transcript import Transcript, joined
@@ -52,6 +54,13 @@ class Attempt:
     def last_sampled(self) -> Transcript:
         """The last segment that has a turn."""
         return next(segment for segment in reversed(self.segments) if segment.turns)
+
+    def feed(self, ids: np.ndarray, cause: str = "") -> None:
+        """Append fed ids, to a new segment if there is a `cause` to begin one."""
+        if cause:
+            self.segments.append(Transcript())
+            self.causes.append(cause)
+        self.segment.add(ids)
 
     def trajectory(self, index: int, worker: str) -> Trajectory:
         """The trajectory; one that failed is neither a success nor truncated."""

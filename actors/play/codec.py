@@ -8,8 +8,9 @@ Invariants:
   environment has a format of its own (`whole_turns`) nothing is appended; unless the template itself opens the
   reasoning, a turn has one if it begins with `<think>`.
 - `next_turn` is rendered by the model's own chat template: the template is rendered with a placeholder for the sampled
-  text, and what follows it is the next turn. A template whose continuation depends on earlier turns is refused, and so
-  is one that removes the reasoning of earlier turns: it would show the trained policy other text than it was fed.
+  text, and what follows it is the next turn. A template whose continuation depends on earlier turns is refused, and
+  one that removes the reasoning of earlier turns, unless `model.keep_reasoning` lets it: it would show the trained
+  policy other text than it was fed.
 - Only the template's own text yields control tokens. The contents of messages are foreign (`actors/text`): a control
   token that an observation spells is encoded as ordinary text. The markers of the turn format are matched in a system
   message alone, which shows the format to the policy; no part of a prompt is ever parsed for them.
@@ -31,7 +32,7 @@ import numpy as np
 from squelch.actors.formats import hermes
 from squelch.actors.formats.protocol import Ids, Parsed, Tools, require_followers
 from squelch.actors.formats.tokens import MARKERS, ModelTokens, as_array, as_text, reasoning_span
-from squelch.actors.text.chat_template import Part, TemplateRefused
+from squelch.actors.text.chat_template import REASONING, Part, TemplateRefused
 from squelch.actors.text.control_tokens import Piece, foreign_pieces
 from squelch.actors.text.shipped_templates import SHIPPED, fitting
 from squelch.envs.format import ANSWER_CLOSE, ANSWER_OPEN, THINK_CLOSE, THINK_OPEN
@@ -57,15 +58,17 @@ _TURN, _LATER_TURN = _reply_and(*_OPENING), _reply_and(*_OPENING, "assistant", "
 class ChatCodec(ModelTokens):
     """Encodes an episode's messages for the policy in one model folder, and decodes its sampled ids; a `Format`.
 
-    Raises ValueError with the folder and the file if the folder has no fast byte-level tokenizer, no chat template, or
-    a template that cannot be continued turn by turn.
+    `keeps_reasoning`: as of `Format`. Raises ValueError with the folder and the file if the folder has no fast
+    byte-level tokenizer, no chat template, or a template that cannot be continued turn by turn.
     """
 
     name, reasons = "own", True
 
-    def __init__(self, model_dir: str | Path) -> None:
+    def __init__(self, model_dir: str | Path, keeps_reasoning: bool = True) -> None:
         super().__init__(model_dir)
-        self._require_kept_reasoning()
+        self.keeps_reasoning = keeps_reasoning
+        if keeps_reasoning:
+            self._require_kept_reasoning()
         self._end_turns_with([self._turn_end()])
         self._between = lru_cache(maxsize=_CACHED_TURNS)(self._encode_between)
 
@@ -88,9 +91,20 @@ class ChatCodec(ModelTokens):
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Tools = None) -> np.ndarray:
         """As `Format.render`: nothing is added to what the template writes."""
+        shown, parts = self._rendered(messages, tools)
+        return self._encode_parts(parts, shown, False)
+
+    def shown_reasoning(self, messages: Sequence[Mapping[str, Any]], tools: Tools = None) -> frozenset[int]:
+        """As `Format.shown_reasoning`."""
+        _, parts = self._rendered(messages, tools)
+        return frozenset(part - REASONING for part in parts if isinstance(part, int) and part >= REASONING)
+
+    def _rendered(
+        self, messages: Sequence[Mapping[str, Any]], tools: Tools
+    ) -> tuple[list[dict[str, Any]], tuple[Part, ...]]:
         shown = self._checked(messages)
         (parts,) = self._template.parts([shown], tools=self.checked_tools(tools))
-        return self._encode_parts(parts, shown, False)
+        return shown, parts
 
     def extend(self, fed: Ids, sampled: Ids, messages: Sequence[Mapping[str, Any]], tools: Tools = None) -> np.ndarray:
         """As `Format.extend`: what the template writes behind a reply, whatever the reply was."""
@@ -111,7 +125,8 @@ class ChatCodec(ModelTokens):
             content = message.get("content")
             if not isinstance(content, str | None):
                 raise ValueError(f"the content of a message must be text (got {type(content).__name__})")
-            others = {key: value for key, value in message.items() if key != "content"}
+            texts = ("content", "reasoning_content")
+            others = {key: value for key, value in message.items() if key not in texts or not isinstance(value, str)}
             self.refuse_control(others, "a message's other fields hold")
             found.append({**message, "content": content or ""})
         return found
@@ -222,8 +237,9 @@ class ChatCodec(ModelTokens):
             if isinstance(part, str):
                 pieces.append((part, False))
             else:
-                markers = MARKERS if messages[part]["role"] == "system" else ()
-                pieces += foreign_pieces(as_text(messages[part]["content"].strip()), markers)
+                message, field = messages[part % REASONING], "content" if part < REASONING else "reasoning_content"
+                markers = MARKERS if message["role"] == "system" else ()
+                pieces += foreign_pieces(as_text(message[field].strip()), markers)
         return as_array(self._encoder.encode(pieces))
 
 

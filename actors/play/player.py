@@ -5,8 +5,9 @@
 
 Invariants:
 
-- A trajectory is the exact ids `first_turn | sampled | next_turn | sampled | ...`; no text is decoded and encoded
-  again. `loss_mask` is true at sampled ids only. A trajectory ends with its last sampled id.
+- A segment is the exact ids `first_turn | sampled | next_turn | sampled | ...`; no text is decoded and encoded
+  again. `loss_mask` is true at sampled ids only. A trajectory ends with its last sampled id. It is one segment, unless
+  `model.keep_reasoning` lets the template remove reasoning (`actors.formats.retention`).
 - A turn that is cut at its token limit is closed with masked ids (`next_turn(closed=False)`) and counts as badly
   formatted, and the episode continues. If the context cannot hold a further turn, the episode ends as `truncated`,
   which is not a failure; only a first turn that does not fit is a failure (`context_exhausted`).
@@ -33,8 +34,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.formats.protocol import Format
@@ -43,7 +42,7 @@ from squelch.actors.play.attempt import Attempt, AttemptFailed
 from squelch.actors.play.generation import GenerationFailed
 from squelch.actors.play.replaying import replay
 from squelch.actors.play.seeds import noise_seed, request_seed
-from squelch.actors.play.speech import Speech, speech_of
+from squelch.actors.play.speech import Feed, Speech, speech_of
 from squelch.actors.play.step_pool import CallFailed, StepPool
 from squelch.actors.records import Group, Task, Ticket
 from squelch.envs.config import EnvironmentConfig
@@ -131,7 +130,7 @@ class EnvironmentPlayer:
         feed = _shown(lambda: turns.first(messages))
         most = self._mixture.labelled(ticket.task.label).tokens(self._max_tokens)
         while self._fits(attempt, feed, most):
-            attempt.segment.add(feed)
+            attempt.feed(*feed)
             completion = await self._sample(ticket, index, attempt, most)
             outcome = await self._act(episode, attempt, completion, turns)
             attempt.success = outcome.success
@@ -160,16 +159,16 @@ class EnvironmentPlayer:
         except IndexError:
             return self._make_env(task)
 
-    def _fits(self, attempt: Attempt, feed: np.ndarray, most: int) -> bool:
+    def _fits(self, attempt: Attempt, feed: Feed, most: int) -> bool:
         """Whether the context has room for `feed` and a turn of `most` tokens. If not, the episode ends as
         truncated."""
-        needed = attempt.segment.length + len(feed) + most
+        needed = (0 if feed.cause else attempt.segment.length) + len(feed.ids) + most
         if needed <= self._max_model_len:
             return True
         if not attempt.num_turns:
             raise AttemptFailed(
                 FailureCause.CONTEXT_EXHAUSTED,
-                f"the first prompt of {len(feed)} tokens and a turn of {most} exceed "
+                f"the first prompt of {len(feed.ids)} tokens and a turn of {most} exceed "
                 f"max_model_len={self._max_model_len}",
             )
         attempt.truncated = attempt.bootstrap_last_state = True
@@ -262,7 +261,7 @@ class EnvironmentPlayer:
             attempt.seconds_environment += time.monotonic() - started
 
 
-def _shown(show: Callable[[], np.ndarray]) -> np.ndarray:
+def _shown(show: Callable[[], Feed]) -> Feed:
     """The ids of messages that the environment gave, which the format may not be able to show."""
     try:
         return show()

@@ -1,35 +1,44 @@
 """How the turns of one trajectory are fed and read: in the turn format of Squelch, or in the model's own format.
 
 Which one an environment says (`Environment.whole_turns`). Both feed a first prompt and then only what is new; sampled
-ids are kept as they are.
+ids are kept as they are. Where a model's template removes the reasoning of earlier turns, and `model.keep_reasoning`
+lets it, the whole conversation is fed as the template writes it, and a new segment begins (`actors.formats.retention`).
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from squelch.actors.formats.choice import squelch_turns
 from squelch.actors.formats.protocol import Format, Tools
+from squelch.actors.formats.retention import CAUSE, Kept, message_of
 from squelch.actors.play.codec import ChatCodec
 from squelch.envs.contract import Environment
 from squelch.envs.episode import Episode, Message
 
 
+class Feed(NamedTuple):
+    """What is fed next. `ids`: (num_tokens,) int32; `cause`: why a new segment begins with them, empty if none does."""
+
+    ids: np.ndarray
+    cause: str = ""
+
+
 class Speech(Protocol):
     """The turns of one trajectory, in order: `first`, then `said` and `following` for each sampled turn."""
 
-    def first(self, messages: list[Message]) -> np.ndarray:
-        """(num_tokens,) int32: the first prompt. Raises ValueError for what the format cannot show."""
+    def first(self, messages: list[Message]) -> Feed:
+        """The first prompt. Raises ValueError for what the format cannot show."""
         ...
 
     def said(self, ids: np.ndarray) -> tuple[int, int]:
         """(start, end) of the reasoning in a sampled turn."""
         ...
 
-    def following(self, message: Message, closed: bool) -> np.ndarray:
-        """(num_tokens,) int32: what is fed behind that turn. `closed`: whether it ended with its end of turn."""
+    def following(self, message: Message, closed: bool) -> Feed:
+        """What is fed behind that turn. `closed`: whether it ended with its end of turn."""
         ...
 
 
@@ -39,17 +48,17 @@ class SquelchTurns:
     def __init__(self, codec: ChatCodec) -> None:
         self._codec = codec
 
-    def first(self, messages: list[Message]) -> np.ndarray:
+    def first(self, messages: list[Message]) -> Feed:
         """As `Speech.first`."""
-        return self._codec.first_turn(messages)
+        return Feed(self._codec.first_turn(messages))
 
     def said(self, ids: np.ndarray) -> tuple[int, int]:
         """As `Speech.said`."""
         return self._codec.reasoning_span(ids)
 
-    def following(self, message: Message, closed: bool) -> np.ndarray:
+    def following(self, message: Message, closed: bool) -> Feed:
         """As `Speech.following`."""
-        return self._codec.next_turn(message, closed)
+        return Feed(self._codec.next_turn(message, closed))
 
 
 class ModelTurns:
@@ -58,22 +67,35 @@ class ModelTurns:
     def __init__(self, one: Format, tools: Tools) -> None:
         self._format, self._tools = one, tools
         self._fed = self._sampled = np.zeros(0, np.int32)
+        self._messages: list[dict[str, Any]] = []
+        self._kept = Kept(one, tools)
 
-    def first(self, messages: list[Message]) -> np.ndarray:
+    def first(self, messages: list[Message]) -> Feed:
         """As `Speech.first`."""
-        self._fed = self._format.render(messages, self._tools)
-        return self._fed
+        self._messages = [dict(message) for message in messages]
+        return self._whole()
 
     def said(self, ids: np.ndarray) -> tuple[int, int]:
         """As `Speech.said`."""
         self._sampled = ids
-        return self._format.parse(ids, self._fed, self._tools).reasoning
+        found = self._format.parse(ids, self._fed, self._tools)
+        if not self._format.keeps_reasoning:
+            self._messages.append(message_of(self._format, ids, found))
+            self._kept = self._kept.after(self._messages)
+        return found.reasoning
 
-    def following(self, message: Message, closed: bool) -> np.ndarray:
+    def following(self, message: Message, closed: bool) -> Feed:
         """As `Speech.following`."""
+        self._messages.append(dict(message))
+        if self._kept.removes(self._messages):
+            return self._whole(CAUSE)
         added = self._format.extend(self._fed, self._sampled, [message], self._tools)
         self._fed = np.concatenate([self._fed, self._sampled, added])
-        return added
+        return Feed(added)
+
+    def _whole(self, cause: str = "") -> Feed:
+        self._fed, self._kept = self._format.render(self._messages, self._tools), self._kept.begun(self._messages)
+        return Feed(self._fed, cause)
 
 
 def speech_of(one: Format, environment: Environment, name: str, episode: Episode) -> Speech:

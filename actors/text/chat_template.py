@@ -4,9 +4,9 @@ Invariants:
 
 - A template is rendered in a child process with bounded memory and CPU time (`actors/text/render.py`). A template that
   exceeds them, or raises an error, is refused with the folder's name.
-- `parts` renders a placeholder in place of each content: a word that nobody can guess, between the content's own white
-  space, because templates may strip it. What stands in the word's place afterwards is foreign, all else is the
-  template's. A template that drops or changes a word is refused.
+- `parts` renders a placeholder in place of each content, and of each reasoning (`reasoning_content`): a word that
+  nobody can guess, between the text's own white space, because templates may strip it. What stands in the word's place
+  afterwards is foreign, all else is the template's. A template that drops or changes a content is refused.
 - Parts depend on the roles and the white space alone, so a run renders a handful of conversations, once each.
 
 A model's template comes from its folder: `chat_template.jinja`, or `chat_template` in `tokenizer_config.json`. With
@@ -41,9 +41,11 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]
 Part = str | int
-"""Text that the template wrote, or the index of the message whose content stands here."""
+"""Text that the template wrote, or the index of the message whose content stands here; with `REASONING` added, the one
+whose reasoning does."""
+REASONING = 10_000_000
 Shape = tuple[tuple[str, str, str], ...]
-"""A conversation with placeholders for its contents: (role, content, other fields as JSON) of each message."""
+"""A conversation with placeholders for its texts: (role, content, other fields as JSON) of each message."""
 
 MAX_TEMPLATE_CHARACTERS = 2**20
 _KEPT_SHAPES = 256
@@ -150,6 +152,8 @@ class ChatTemplate:
 
     def _shape(self, index: int, message: Message) -> tuple[str, str, str]:
         more = {key: value for key, value in message.items() if key not in ("role", "content")}
+        if isinstance(thought := more.get("reasoning_content"), str):
+            more["reasoning_content"] = self._words.hide(thought, REASONING + index)
         return message["role"], self._words.hide(message["content"], index), json.dumps(more)
 
     def _checked(self, shape: Shape, text: str) -> tuple[Part, ...]:

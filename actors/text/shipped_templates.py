@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from squelch.actors.process.disk import put_in_place
@@ -27,7 +27,7 @@ SIGNS = {"chatml": "<|im_start|>", "deepseek": "<｜Assistant｜>"}
 """Text in a model's own template by which the shipped template that fits the model is found."""
 TEMPLATE_FILE = "chat_template.jinja"
 FORMAT_FILE = "squelch_format.json"
-"""Names the format of the model if it is none of our own (`actors.formats.choice`)."""
+"""Says what the model's format is, unless it is our own (`actors.formats.choice`)."""
 _OTHERS = ("additional_chat_templates", "chat_template.json", "tokenizer_config.json")
 """Files of a folder in which it can hold templates besides `TEMPLATE_FILE`. The last is linked, because a
 `chat_template.jinja` takes precedence over the template in it."""
@@ -59,13 +59,13 @@ def with_template(model: Path, name: str, cache: Path) -> Path:
     return _with_file(model, TEMPLATE_FILE, text, _OTHERS[:2], cache, "template", text)
 
 
-def with_format(model: Path, name: str, stamped: str, cache: Path) -> Path:
-    """The folder below `cache` that has the files of the folder `model` and names the format `name`; `model` itself if
-    it does already. `stamped`: the format that it names."""
-    if name == stamped:
+def with_format(model: Path, wanted: Mapping[str, str], stamped: Mapping[str, str], cache: Path) -> Path:
+    """The folder below `cache` that has the files of the folder `model` and says `wanted` of its format
+    (`formats.choice.Stamp`); `model` itself if it does already. `stamped`: what it says."""
+    if wanted == stamped:
         return model
-    text = json.dumps({"format": name}) + "\n"
-    return _with_file(model, FORMAT_FILE, text, (), cache, "format", f"format {name}")
+    text = json.dumps(wanted) + "\n"
+    return _with_file(model, FORMAT_FILE, text, (), cache, "format", f"format {text}")
 
 
 def _with_file(model: Path, name: str, text: str, without: Sequence[str], cache: Path, kind: str, content: str) -> Path:

@@ -50,7 +50,7 @@ from squelch.cluster.loop.warming import REPORT, Progress, Stopped, Warming, lea
 from squelch.cluster.runs.logs import log_folder, write_trace
 from squelch.cluster.signals import Signals, listening
 from squelch.envs.file_lock import held
-from squelch.envs.registry import environment_class
+from squelch.envs.registry import plays_whole_turns
 from squelch.envs.untrusted.files import MIB, Unreadable, is_file, is_folder, read_bytes, require_regular
 from squelch.envs.untrusted.text import parse_object
 from squelch.learner.warmup.demonstrations import mixed
@@ -96,16 +96,16 @@ def find_model(config: RunConfig, say: Say) -> Path:
 
 
 def formatted(folder: Path, config: RunConfig) -> Path:
-    """The folder, which names the format of `model.format` unless that is our own. Raises ValueError if the format does
-    not suit the environment."""
+    """The folder, which says what `model.format` and `model.keep_reasoning` do unless they are our own format. Raises
+    ValueError if they do not suit the environment."""
     from squelch.actors.formats.choice import chosen, stamped  # imports transformers
 
     if not is_folder(folder):
         return folder
-    classes = [environment_class(entry.environment.name) for entry in config.mixture.entries]
-    whole_turns = all(one.whole_turns is True for one in classes) and config.model.warmup is None
-    name = chosen(folder, config.model.format, whole_turns)
-    return with_format(folder, name, stamped(folder), Path(config.model.pretrained_cache))
+    whole_turns = all(plays_whole_turns(entry.environment) for entry in config.mixture.entries)
+    whole_turns = whole_turns and config.model.warmup is None
+    wanted = chosen(folder, config.model.format, whole_turns, config.model.keep_reasoning)
+    return with_format(folder, wanted._asdict(), stamped(folder)._asdict(), Path(config.model.pretrained_cache))
 
 
 def warmed_up(

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from squelch.actors.formats.choice import chosen, open_format, squelch_turns, stamped
+from squelch.actors.formats.choice import Stamp, chosen, open_format, squelch_turns, stamped
 from squelch.actors.formats.families import FAMILIES, NAMES, known_format
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.text.shipped_templates import with_format
+from squelch.cluster.errors import UserError
 from tests.actors.formats.made import FILES, folder_of, format_of, needs_package, needs_templates, source
 from tests.actors.text.made import CHATML, chatml_bpe, save_folder
 
@@ -25,30 +26,52 @@ def test_a_known_model_is_known_by_architecture_and_template_together(name: str)
 @needs_templates
 def test_a_folders_name_says_nothing(tmp_path: Path) -> None:
     anything = folder_of("qwen3", tmp_path / "checkpoint-9")
-    assert chosen(anything, "auto", True) == "qwen3"
+    assert chosen(anything, "auto", True).format == "qwen3"
     named = save_folder(tmp_path / "Qwen" / "Qwen3-0.6B", chatml_bpe(), CHATML, model_type="qwen3")
-    assert chosen(named, "auto", True) == "own"
+    assert chosen(named, "auto", True).format == "own"
 
 
 def test_squelchs_turns_are_written_with_the_template_alone(tmp_path: Path) -> None:
     folder = save_folder(tmp_path, chatml_bpe(), CHATML)
-    assert chosen(folder, "auto", False) == chosen(folder, "own", False) == "own"
-    with pytest.raises(ValueError, match=r"model\.format=qwen3 is for environments without a turn format of Squelch"):
-        chosen(folder, "qwen3", False)
+    assert chosen(folder, "auto", False) == chosen(folder, "own", False) == Stamp()
+    for settings, key in ((("qwen3", False), "format=qwen3"), (("auto", False, "template"), "keep_reasoning=template")):
+        with pytest.raises(ValueError, match=rf"model\.{key} is for environments without a turn format of Squelch"):
+            chosen(folder, *settings)
 
 
 def test_the_folder_says_which_format_its_model_has(tmp_path: Path) -> None:
     folder, cache = save_folder(tmp_path / "model", chatml_bpe(), CHATML), tmp_path / "cache"
-    assert stamped(folder) == "own" and with_format(folder, "own", "own", cache) == folder
-    other = with_format(folder, "qwen3", "own", cache)
-    assert stamped(other) == "qwen3" and other.name.startswith("model-format-")
+    assert stamped(folder) == Stamp() and with_format(folder, Stamp()._asdict(), Stamp()._asdict(), cache) == folder
+    other = with_format(folder, Stamp("qwen3", "template")._asdict(), Stamp()._asdict(), cache)
+    assert stamped(other) == ("qwen3", "template") and other.name.startswith("model-format-")
     assert (other / "tokenizer.json").resolve() == folder / "tokenizer.json"
-    assert chosen(other, "auto", True) == "qwen3" and chosen(other, "own", True) == "own"
-    back = with_format(other, "own", stamped(other), cache)
-    assert stamped(back) == "own" and isinstance(open_format(back), ChatCodec)
-    (folder / "squelch_format.json").write_text('{"format": "klingon"}')
-    with pytest.raises(ValueError, match=rf"{folder}.*format='klingon' is none of own, qwen3"):
-        open_format(folder)
+    assert chosen(other, "auto", True).format == "qwen3" and chosen(other, "own", True) == Stamp()
+    back = with_format(other, Stamp()._asdict(), stamped(other)._asdict(), cache)
+    assert stamped(back) == Stamp() and isinstance(open_format(back), ChatCodec)
+    again = with_format(back, Stamp("own", "template")._asdict(), Stamp()._asdict(), cache)
+    assert not open_format(again).keeps_reasoning and open_format(back).keeps_reasoning
+    for text, said in (
+        ('{"format": "klingon"}', "format='klingon' is none of own, qwen3"),
+        ('{"keep_reasoning": "some"}', "keep_reasoning='some' is none of all, template"),
+    ):
+        (folder / "squelch_format.json").write_text(text)
+        with pytest.raises(ValueError, match=rf"{folder}.*{said}"):
+            open_format(folder)
+
+
+def test_squelchs_turns_keep_their_reasoning(tmp_path: Path) -> None:
+    one = ChatCodec(save_folder(tmp_path, chatml_bpe(), CHATML), keeps_reasoning=False)
+    with pytest.raises(ValueError, match=r"Sokoban has .* keep their reasoning; drop model\.keep_reasoning=template"):
+        squelch_turns(one, "Sokoban")
+
+
+def test_an_algorithm_with_a_critic_takes_no_segments() -> None:
+    from squelch.cluster.config import load
+
+    segments = ["model.path=somewhere", "model.keep_reasoning=template"]
+    with pytest.raises(UserError, match=r"keep_reasoning=template makes trajectories of several segments.* a critic"):
+        load("frozenlake", [*segments, "learner.algorithm=ppo"])
+    assert load("frozenlake", [*segments, "learner.algorithm=grpo"]).model.keep_reasoning == "template"
 
 
 @needs_package
@@ -66,7 +89,8 @@ def test_every_name_is_one_of_the_settings() -> None:
         ({"format": "qwen2"}, "format"),
         ({"format": "qwen3"}, r"model\.format=qwen3 is not for model\.path=tiny"),
         ({"format": "qwen3", "path": "x", "warmup": {}}, r"model\.format=qwen3 is not for model\.warmup"),
-        ({"keep_reasoning": "template"}, r"model\.keep_reasoning=template removes .* not supported; drop it"),
+        ({"keep_reasoning": "template"}, r"model\.keep_reasoning=template is not for model\.path=tiny"),
+        ({"keep_reasoning": "template", "path": "x", "warmup": {}}, r"=template is not for model\.warmup"),
     ):
         with pytest.raises(ValueError, match=said):
             ModelConfig.model_validate(wrong)
