@@ -31,8 +31,7 @@ from transformers import PreTrainedModel
 from squelch.actors.archive.rows import from_table, unpacked
 from squelch.actors.archive.scores import scores_table
 from squelch.actors.config import ScorerConfig
-from squelch.actors.formats.choice import open_format
-from squelch.actors.formats.protocol import Format
+from squelch.actors.formats.choice import AnyFormat, open_format
 from squelch.actors.messages import WeightBundle
 from squelch.actors.model_folder import load_model_folder
 from squelch.actors.process.progress_marks import Progress
@@ -80,8 +79,10 @@ class ScorerActor:
         max_staleness: int = 0,
         kernels: str = "fast",
         fixed: Folder | str | None = None,
+        whole_turns: bool = False,
     ) -> None:
-        """`model`: the policy's folder. `fixed`: that of `scorer.model`, which scores instead of the policy."""
+        """`model`: the policy's folder. `fixed`: that of `scorer.model`, which scores instead of the policy.
+        `whole_turns`: whether turns are in the model's own format, where an answer is all content."""
         _step_back(config)
         self._config = config
         self._model_dir = str(local(model))
@@ -89,7 +90,8 @@ class ScorerActor:
         self._engine = CrossScorer(scores, config.token_budget, temperature, kernels)
         self._scorer = Scorer(self._engine, config, seed, max_staleness, self._text)
         self._probe = FixedProbe(self._engine, config.probe, seed, self._answer_end)
-        self._codec: Format | None = None
+        self._codec: AnyFormat | None = None
+        self._whole_turns = whole_turns
         self._fixed = fixed is not None
         self._timeout_s = config.timeout_s
         self._loaded: tuple[int, str] | None = None
@@ -155,9 +157,10 @@ class ScorerActor:
 
     def _answer_end(self, ids: np.ndarray) -> int | None:
         """Finds the end of the answer for the fixed probe."""
-        return self._tokens().answer_end(ids)
+        tokens = self._tokens()
+        return tokens.whole_answer_end(ids) if self._whole_turns else tokens.answer_end(ids)
 
-    def _tokens(self) -> Format:
+    def _tokens(self) -> AnyFormat:
         """The policy's format, which is loaded at the first use."""
         if self._codec is None:
             self._codec = open_format(self._model_dir)

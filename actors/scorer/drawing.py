@@ -168,8 +168,11 @@ def reasoned_share(groups: Groups, first_turns: bool) -> float:
 
 def unusable(trajectory: Trajectory, index: int, oldest_version: int) -> str | None:
     """The reason, one of `actors.scorer.metrics.EXCLUSIONS`, why that turn's reasoning cannot be scored, or None."""
-    if trajectory.failure is not None:
-        return "failed"
+    return "failed" if trajectory.failure is not None else unusable_turn(trajectory, index, oldest_version)
+
+
+def unusable_turn(trajectory: Trajectory, index: int, oldest_version: int) -> str | None:
+    """As `unusable`, whatever became of the trajectory after the turn."""
     if index >= len(trajectory.turns):
         return "no_turn"
     turn = trajectory.turns[index]

@@ -256,8 +256,8 @@ METRICS: Table = {
         MetricSpec(
             "squelch_turn_reasoning",
             "gauge",
-            "Metrics of the reasonings of one turn (1 is the first) among the contexts of that turn, in each metric's "
-            "unit",
+            "Metrics of the reasonings of one turn (1 is the first, 21+ all after the 20th) among the contexts of that "
+            "turn, in each metric's unit",
             "turn/{turn}/{figure}",
             ("turn", "figure"),
             product(("1",), PART_METRICS),

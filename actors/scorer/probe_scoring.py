@@ -9,6 +9,8 @@ Invariants:
 - Every evaluation has every key; unknown metrics are NaN, and reasonings that cannot be scored are counted.
 - All tokens of an evaluation were sampled by the version whose weights score them; others are excluded as stale.
 - The prompt of a task without a usable reasoning stays a column, so that the mixture is the same at every evaluation.
+- A reasoning is scored under its own prompt: one that was sampled under another prompt than most of its task's is
+  excluded, as an agent's may be whose prompts depend on more than the task.
 - A reasoning without a usable answer counts for MI and is left out of the links; it is counted by reason.
 """
 
@@ -29,7 +31,7 @@ from squelch.actors.diagnosis.budget import draw_pairs
 from squelch.actors.diagnosis.fixed_probe import ProbeEvaluation, read_probe
 from squelch.actors.diagnosis.metrics import LINK_KEYS
 from squelch.actors.records import Trajectory
-from squelch.actors.scorer.drawing import Groups, refuse_pictures, unusable
+from squelch.actors.scorer.drawing import Groups, refuse_pictures, unusable_turn
 from squelch.actors.scorer.linking import Pairs, draw_references, read_scored, score_links
 from squelch.actors.scorer.metrics import ANSWER_EXCLUSIONS
 
@@ -68,8 +70,10 @@ class ProbeDraw:
 
 
 def draw_probe(groups: Groups, version: int, context_length: int) -> ProbeDraw:
-    """The first turns of all tasks that showed a prompt; `version`: the version that must have sampled every token."""
-    prompts = {name: prompt for name in sorted(groups) if (prompt := _prompt(groups[name])) is not None}
+    """The first turns of all tasks that showed a prompt, also of trajectories that failed later; `version`: the version
+    that must have sampled every token."""
+    ordered = {name: sorted(groups[name], key=lambda t: t.index) for name in sorted(groups)}
+    prompts = _prompts(ordered)
     column: dict[str, int] = {}
     index_of = {name: column.setdefault(content_key(prompt), len(column)) for name, prompt in prompts.items()}
     distinct = {index_of[name]: prompt for name, prompt in prompts.items()}
@@ -78,8 +82,8 @@ def draw_probe(groups: Groups, version: int, context_length: int) -> ProbeDraw:
     size = 1 + max((trajectory.index for name in prompts for trajectory in groups[name]), default=0)
     reasonings, after, task, source, slot = [], [], [], [], []
     for index, name in enumerate(prompts):
-        for trajectory in sorted(groups[name], key=lambda t: t.index):
-            found = _reasoning(trajectory, version, room)
+        for trajectory in ordered[name]:
+            found = _reasoning(trajectory, prompts[name], version, room)
             if isinstance(found, str):
                 excluded[found] += 1
                 continue
@@ -113,19 +117,35 @@ def answers_of(
     return answers, excluded
 
 
-def _prompt(trajectories: Sequence[Trajectory]) -> np.ndarray | None:
-    """The ids that the first turn's reasoning was sampled under; None if no trajectory of the task has a turn."""
-    for trajectory in trajectories:
-        if trajectory.turns:
-            return np.asarray(trajectory.prompt_ids(0), dtype=np.int64)
-    return None
+def _prompts(groups: Groups) -> dict[str, np.ndarray]:
+    """The ids that each task's first reasonings are scored under, of the tasks with a turn: what most of its
+    trajectories were fed, and the opening that most reasonings of all tasks were given by the policy itself. An agent's
+    first prompts may differ between its trajectories, and a policy may open its reasoning in several ways."""
+    fed: dict[str, list[np.ndarray]] = {}
+    openings = []
+    for name, found in groups.items():
+        for ids, turn in ((t.token_ids, t.turns[0]) for t in found if t.turns):
+            fed.setdefault(name, []).append(ids[: turn.sample_start])
+            if turn.reasoning_start < turn.reasoning_end:
+                openings.append(ids[turn.sample_start : turn.reasoning_start])
+    opening = _most_common(openings) if openings else np.zeros(0, np.int64)
+    return {name: np.concatenate([_most_common(rows), opening]).astype(np.int64) for name, rows in fed.items()}
 
 
-def _reasoning(trajectory: Trajectory, version: int, room: int) -> np.ndarray | str:
-    """The ids of the first turn's reasoning, or the reason why it cannot be scored."""
-    reason = unusable(trajectory, 0, version)
+def _most_common(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """The row that most of the rows equal; the first such."""
+    counts = Counter(row.tobytes() for row in rows)
+    most = max(counts.values())
+    return next(row for row in rows if counts[row.tobytes()] == most)
+
+
+def _reasoning(trajectory: Trajectory, prompt: np.ndarray, version: int, room: int) -> np.ndarray | str:
+    """The ids of the first turn's reasoning, or the reason why it cannot be scored under the task's `prompt`."""
+    reason = unusable_turn(trajectory, 0, version)
     if reason is not None:
         return reason
+    if not np.array_equal(trajectory.prompt_ids(0), prompt):
+        return "other_prompt"
     found = np.asarray(trajectory.reasoning_ids(0), dtype=np.int64)
     return "too_long" if len(found) > room else found
 

@@ -50,6 +50,8 @@ from squelch.actors.scorer.drawing import (
 from squelch.actors.scorer.linking import PathEngine
 from squelch.actors.scorer.metrics import EXCLUSIONS, PART_METRICS
 
+NAMED_TURNS = 20
+"""Turns that are a part each; later ones are one part together."""
 UNKNOWN = (
     dict.fromkeys((*METRIC_KEYS, *(f"recall@{k}" for k in RECALL_AT), "prompts_needed", "mi_saturated"), math.nan)
     | Uncertainty(0, {}, {}).metrics()
@@ -222,7 +224,7 @@ class Scorer:
         """Metrics of a scope's parts. The trajectory scope's parts are its turns. The first-turn scope's parts are the
         environments, if a window mixes several; the judge's shares are added."""
         if scope == "trajectory":
-            return self._by_part("turn", matrix, draw, [str(turn + 1) for turn in draw.turns], seed)
+            return self._by_part("turn", matrix, draw, [_turn_name(turn) for turn in draw.turns.tolist()], seed)
         names = [environments.get(group, "") for group in draw.groups]
         mixed = names if len(set(environments.values())) > 1 else []
         return self._judged(draw, names) | self._by_part("environment", matrix, draw, mixed, seed)
@@ -334,6 +336,11 @@ class Scorer:
             self._ema[scope].restore(state["ema"][scope])
             self._regime[scope].restore(state["regime"][scope])
         self._parts = set(state["parts"])
+
+
+def _turn_name(turn: int) -> str:
+    """The part of a turn, from 0; late turns are one part, because an agent may take hundreds."""
+    return str(turn + 1) if turn < NAMED_TURNS else f"{NAMED_TURNS + 1}+"
 
 
 def _certain(report: Proxies) -> list[str]:

@@ -40,6 +40,7 @@ from squelch.cluster.fleet import control_endpoint
 from squelch.cluster.fleet.demand import ROUNDING
 from squelch.cluster.fleet.placement import Placement, Reservation, alive_nodes, may_grow
 from squelch.cluster.fleet.ray_internals import actors, state
+from squelch.envs.registry import plays_whole_turns
 from squelch.envs.retrieval.index import opened
 from squelch.learner.process_environment import ENVIRONMENT
 
@@ -130,7 +131,8 @@ class RayActors:
         actor = self._created("scorer", calls.SCORER, threaded, options, ALLOCATOR)
         settings = (scorer, config.sampling.temperature, config.seed, config.loop.max_staleness)
         fixed = self._offer(Path(scorer.model), MODEL_FILES) if scorer.model is not None else None
-        return self._client(actor.remote(self._model(), *settings, config.learner.kernels, fixed))
+        whole = plays_whole_turns(config.scored.environment)
+        return self._client(actor.remote(self._model(), *settings, config.learner.kernels, fixed, whole))
 
     def learner(self, ranks: int) -> LearnerClient:
         """The learner's ranks. Each writes its output to a file of its own."""

@@ -93,6 +93,46 @@ def test_failed_trajectories_and_tasks_without_a_turn_are_counted() -> None:
     assert found["probe/num_excluded"] == 2.0 and math.isnan(found["probe/mi"]) and found["probe/tasks"] == 0.0
 
 
+def test_a_trajectory_that_failed_after_its_first_turn_counts() -> None:
+    """An agent of the probe is refused its second call, and may fail for it; its first reasoning is a sample as any."""
+    groups = window()
+    whole = FixedProbe(Oracle(5.0), CONFIG, seed=1).read(0, 0, groups)
+    for group in groups.values():
+        for one in group:
+            one.failure = Failure(FailureCause.ENVIRONMENT_ERROR, "exit code 1")
+    found = FixedProbe(Oracle(5.0), CONFIG, seed=1).read(0, 0, groups)
+    times = {key for key in found if "seconds" in key}
+    assert {k: v for k, v in found.items() if k not in times and v == v} == {
+        k: v for k, v in whole.items() if k not in times and v == v
+    }
+
+
+def test_a_reasoning_is_scored_under_its_own_prompt_or_left_out() -> None:
+    groups = {name: sorted(group, key=lambda t: t.index) for name, group in window().items()}
+    name = sorted(groups)[0]
+    whole = draw_probe(groups, 0, 100)
+    other = groups[name][0].token_ids
+    other[1] = 99  # the first trajectory of the task was shown another prompt than its three others
+    found = draw_probe(groups, 0, 100)
+    assert [x.tolist() for x in found.prompts] == [x.tolist() for x in whole.prompts]
+    assert found.excluded["other_prompt"] == 1 and len(found.reasonings) == len(whole.reasonings) - 1
+
+
+def test_a_reasoning_that_the_policy_opened_itself_is_scored_behind_its_opening_for_every_task() -> None:
+    groups = {name: sorted(group, key=lambda t: t.index) for name, group in window().items()}
+    for group in groups.values():
+        for one in group:
+            one.turns[0].sample_start = 2  # the id before the reasoning opened it, and was sampled
+    first = groups[sorted(groups)[0]]
+    for one in first[:2]:
+        one.turns[0].reasoning_start = one.turns[0].reasoning_end = 2  # these turns have no reasoning
+    for one in groups[sorted(groups)[1]]:
+        one.turns[0].reasoning_start = one.turns[0].reasoning_end = 2
+    found = draw_probe(groups, 0, 100)
+    assert {len(x) for x in found.prompts} == {3} and len(found.prompts) == len(groups)
+    assert found.excluded["empty"] == 6 and len(found.reasonings) == 4 * len(groups) - 6
+
+
 def test_pictures_are_refused_by_the_name_of_the_task() -> None:
     seen = trajectory(0, 10)
     seen.pictures = (Picture.of(0, "image/png", b"a board"),)

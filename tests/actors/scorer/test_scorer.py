@@ -179,6 +179,27 @@ def test_the_turn_profile_says_which_turns_stopped_reacting() -> None:
     assert later["turn/2/num_samples"] == 0 and math.isnan(later["turn/2/mi_est"]), "no stale gauge"
 
 
+def many_turns(index: int, prompt: int, turns: int) -> Trajectory:
+    """Turns that each name their prompt."""
+    first = trajectory(index, prompt)
+    ids = np.concatenate([first.token_ids[:3], *[[prompt, 8, 8, 2, 3]] * turns]).astype(np.int32)
+    taken = [Turn(s, s + 3, s, s + 2, 0.0, 0.0, True, False, 1, 0, 0) for s in range(3, 3 + 5 * turns, 5)]
+    return Trajectory(index, ids, np.arange(len(ids)) >= 3, np.zeros(len(ids), np.float32), taken, False, False)
+
+
+def test_late_turns_are_one_part_so_that_an_agent_of_hundreds_of_calls_adds_few_series() -> None:
+    groups = {f"g{g}": [many_turns(i, 10 + g, 50) for i in range(4)] for g in range(8)}
+    oracle = Oracle(30.0)
+    oracle.context_length = 1000
+    metrics = Scorer(oracle, CONFIG.model_copy(update={"trajectory_draws": 400}), seed=1).score(1, 0, groups)
+    parts = {key.split("/")[1] for key in metrics if key.startswith("turn/")}
+    assert parts == {*map(str, range(1, 21)), "21+"}
+    assert sum(metrics[f"turn/{part}/num_samples"] for part in parts) == metrics["trajectory/num_samples"] == 400
+    assert metrics["turn/21+/num_samples"] > 200 and metrics["turn/21+/mi_est_low"] > 0
+    pattern = REGISTRY.specs["squelch_turn_reasoning"].pattern()
+    assert pattern is not None and pattern.fullmatch("turn/21+/mi_est")
+
+
 def test_a_mixed_window_is_split_by_environment_and_a_plain_one_is_not() -> None:
     class OneSided(Oracle):
         """Prompts from 14 on leave no trace in their reasonings."""
