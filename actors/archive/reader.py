@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Place = Path | str | Store
 
 METRICS, METRICS_TABLE, EVENTS = "metrics.jsonl", "metrics.parquet", "events.jsonl"
-CONFIG, TOKENIZER = "config.yaml", "tokenizer.json"
+CONFIG, TOKENIZER, FORMAT = "config.yaml", "tokenizer.json", "format.json"
 MOST_ROWS = 2**18
 """Trajectories of a step, and groups of a block of the index, that are read at once."""
 MOST_OF_A_BLOCK, MOST_OF_AN_INDEX, MOST_GROUPS = 256 * MIB, 1024 * MIB, 10_000_000

@@ -5,6 +5,7 @@
     runs/<name>/groups/index-000000.parquet      one row per group of steps 0 to 99 (`actors.archive.group_index`)
     runs/<name>/scores/step-000012.parquet       step 12's score matrices, if it was scored (`actors.archive.scores`)
     runs/<name>/tokenizer.json                   the policy's tokenizer, with which the groups' ids are read
+    runs/<name>/format.json                      the files with which they are parsed, if turns are in its own format
     runs/<name>/metrics.jsonl                    one object per line and step; copied to `metrics.parquet` at the end
     runs/<name>/events.jsonl                     one span per line: actor, name, start, end (Unix seconds), facts
 
@@ -39,6 +40,7 @@ from squelch.actors.archive.merging import Merging
 from squelch.actors.archive.parts import GROUPS, SCORES, block_of, part_key
 from squelch.actors.archive.reader import (
     EVENTS,
+    FORMAT,
     METRICS,
     METRICS_TABLE,
     TOKENIZER,
@@ -128,6 +130,11 @@ class Archive:
         data = read_bytes(model_dir / TOKENIZER, MAX_TOKENIZER_BYTES)
         with writing(self.store.where(TOKENIZER)), self.store.put(TOKENIZER) as file:
             file.write(data)
+
+    def keep_format(self, files: Mapping[str, str]) -> None:
+        """Writes the files with which the groups' ids are parsed beside the tokenizer (`actors.formats.portable`)."""
+        with writing(self.store.where(FORMAT)), self.store.put(FORMAT) as file:
+            file.write(json.dumps(files).encode())
 
     def write_scores(self, step: int, table: pa.Table) -> None:
         """Writes the score matrices of a step (`actors.archive.scores`). Then merges a few older ones."""

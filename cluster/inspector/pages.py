@@ -21,12 +21,13 @@ from squelch.cluster.errors import UserError
 from squelch.cluster.grafana.prometheus import Prometheus
 from squelch.cluster.inspector import curves, matrices
 from squelch.cluster.inspector.boards import AXES, FIRST, REFRESH_S, WINDOWS, Boards, Recorded, axis_of
+from squelch.cluster.inspector.conversations import OwnFormat
 from squelch.cluster.inspector.groups import GroupIndex, Query
 from squelch.cluster.inspector.run_metrics import CHARTS, CURVES, SMOOTHED, RunMetrics
 from squelch.cluster.inspector.search import search
 from squelch.cluster.inspector.template_filters import FILTERS, strip_of
 from squelch.cluster.inspector.texts import SHARES, Pieces
-from squelch.cluster.inspector.trajectories import group_view
+from squelch.cluster.inspector.trajectories import GroupView, group_view
 from squelch.cluster.plots.style import dark_css, dark_rules
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.timing.perfetto import trace_events
@@ -57,6 +58,7 @@ class Pages:
         self.run_metrics = RunMetrics(folder)
         self.others = {other.name: RunMetrics(other) for other in others}
         self.timeline = Timeline(folder.store)
+        self.own_format = OwnFormat(folder)
         self._pieces: Pieces | None = None
 
     @property
@@ -86,13 +88,14 @@ class Pages:
         step, group_id = self._whole(request.path_params["step"], "the step", 2**31), request.path_params["group_id"]
         query = Query.of(request.query_params)
         self.groups.refresh()
-        view = group_view(self.folder.group(step, group_id), self.pieces, "whole" in request.query_params)
+        view = self._view(step, group_id, "whole" in request.query_params)
         listed = self.groups.select(query)
         before, after, place = listed.beside(step, group_id)
         same = [one for one in self.groups.same_task(view.facts["task_key"]) if one["group_id"] != group_id]
         return self._page(
             request, "group.html", view=view, query=query, before=before, after=after, place=place, same=same[:40],
             num_found=len(listed.rows), shares=SHARES, scored=step in self.folder.scored(),
+            problem=self.own_format.problem,
         )  # fmt: skip
 
     def compare(self, request: Request) -> Response:
@@ -108,7 +111,11 @@ class Pages:
         step, mark, group_id = text.partition(":")
         if not (mark and step.isdecimal() and len(step) < 10):
             raise UserError(f"`{name}` is {brief(text)} in the address; it must be STEP:GROUP, such as 12:000012-003")
-        return group_view(self.folder.group(int(step), group_id), self.pieces)
+        return self._view(int(step), group_id)
+
+    def _view(self, step: int, group_id: str, whole: bool = False) -> GroupView:
+        conversations = self.own_format.conversations(self.pieces)
+        return group_view(self.folder.group(step, group_id), self.pieces, whole, conversations)
 
     def search(self, request: Request) -> Response:
         """The trajectories whose sampled text contains the words in the address."""

@@ -7,7 +7,7 @@ over several tokens is shown at the last of them. Without a tokenizer the ids th
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from markupsafe import Markup, escape
@@ -41,6 +41,11 @@ class Pieces:
     def known(self) -> bool:
         """Whether there is a tokenizer."""
         return self._tokenizer is not None
+
+    @property
+    def added(self) -> Mapping[int, str]:
+        """The tokenizer's added tokens, control tokens among them."""
+        return {index: token.content for index, token in self._added.items()}
 
     def text(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of a sequence; control characters are not yet visible."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from markupsafe import Markup
 from squelch.actors.archive.rows import from_table
 from squelch.actors.diagnosis.grounding import judge_of
 from squelch.actors.records import Trajectory, Turn
+from squelch.cluster.inspector.conversations import Conversations, Said
 from squelch.cluster.inspector.texts import Pieces, shown, tokens_html
 from squelch.envs.grid_worlds.claims import GridJudge
 from squelch.envs.registry import ENVIRONMENTS
@@ -44,6 +46,8 @@ class TurnView:
     fed: Markup
     board: Board | None
     cause: str | None
+    said: Said | None
+    """What it adds to a conversation in the model's own format; None for Squelch's turns."""
     tokens: Markup
     num_sampled: int
     num_hidden: int
@@ -104,13 +108,18 @@ def without_board(environment: str, text: str) -> str:
     return text if grid is None else grid.without_boards(text)
 
 
-def group_view(table: pa.Table, pieces: Pieces, whole: bool = False) -> GroupView:
-    """The view of a group's rows (`ARCHIVE_SCHEMA`); `whole`: all tokens, however many."""
+def group_view(
+    table: pa.Table, pieces: Pieces, whole: bool = False, conversations: Conversations | None = None
+) -> GroupView:
+    """The view of a group's rows (`ARCHIVE_SCHEMA`); `whole`: all tokens, however many; `conversations`: of a run in
+    the model's own format."""
     small = ["group_id", "step", "environment", "label", "split", "task_seed", "task_options", "task_key", "task_kind"]
     facts = table.slice(0, 1).select([*small, "worker", "score", "decision", "reason", "filter"]).to_pylist()[0]
     environment = facts["environment"]
     found = from_table(table)
-    views = tuple(trajectory_view(one, environment, pieces, None if whole else MOST_TOKENS) for one in found)
+    most = None if whole else MOST_TOKENS
+    said = [None if conversations is None else conversations.turns(one) for one in found]
+    views = tuple(trajectory_view(one, environment, pieces, most, own) for one, own in zip(found, said, strict=True))
     first = next((one for one in found if one.turns), found[0])
     opening = pieces.text(first.prompt_ids(0) if first.turns else first.token_ids)
     return GroupView(facts, tuple(sorted(views, key=_solved)), readable(opening), board_of(environment, opening))
@@ -122,16 +131,22 @@ def _solved(view: TrajectoryView) -> int:
 
 
 def trajectory_view(
-    trajectory: Trajectory, environment: str, pieces: Pieces, most_tokens: int | None = None
+    trajectory: Trajectory,
+    environment: str,
+    pieces: Pieces,
+    most_tokens: int | None = None,
+    said: Sequence[Said] | None = None,
 ) -> TrajectoryView:
-    """The view of one trajectory, of which at most `most_tokens` sampled tokens are shown."""
+    """The view of one trajectory, of which at most `most_tokens` sampled tokens are shown. `said`: what each turn adds
+    to a conversation."""
     turns, last, left, before = [], 0, most_tokens, 0
     for index, turn in enumerate(trajectory.turns):
         shown_tokens = _size(turn) if left is None else min(_size(turn), left)
         segment, cause = trajectory.segment_of(index), None
         if segment != before:
             last, cause, before = trajectory.spans[segment][0], trajectory.segments[segment - 1].cause, segment
-        turns.append(_turn_view(trajectory, index + 1, last, cause, environment, pieces, shown_tokens))
+        view = _turn_view(trajectory, index + 1, last, cause, environment, pieces, shown_tokens)
+        turns.append(view if said is None else replace(view, said=said[index]))
         last, left = turn.sample_end, None if left is None else left - shown_tokens
     sampled, hidden = sum(view.num_sampled for view in turns), sum(view.num_hidden for view in turns)
     return TrajectoryView(trajectory, tuple(turns), sampled, hidden)
@@ -157,6 +172,7 @@ def _turn_view(
         fed=readable(without_board(environment, fed) if board else fed),
         board=board,
         cause=cause,
+        said=None,
         tokens=tokens,
         num_sampled=_size(turn),
         num_hidden=_size(turn) - most,

@@ -34,6 +34,7 @@ from pathlib import Path
 
 from squelch.actors.archive.store import ArchiveError
 from squelch.actors.archive.writer import Archive
+from squelch.actors.formats.portable import small_files
 from squelch.actors.metrics.exporter import PORTS, Recorder
 from squelch.actors.metrics.loggers import Loggers, open_loggers, require_packages
 from squelch.actors.model_folder import check_model_folder
@@ -76,6 +77,7 @@ from squelch.cluster.served_metrics import serve
 from squelch.cluster.signals import Interrupted, Signals, listening
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.mixture import Entry
+from squelch.envs.registry import plays_whole_turns
 from squelch.envs.untrusted.files import Unreadable
 from squelch.learner.checkpoint.manifest import read_manifest, require_same_algorithm, require_same_folder
 from squelch.learner.refusal import SettingRefused
@@ -336,6 +338,8 @@ async def _train(
     archive = Archive(config.run_dir)
     archive.truncate_after(state.clock if checkpoint else -1)  # -1: validation before step 1 is repeated
     archive.keep_tokenizer(model_dir)
+    if any(plays_whole_turns(entry.environment) for entry in config.mixture.entries):
+        archive.keep_format(small_files(model_dir))
     fleet = Fleet(config, RayActors(config, model_dir, log_folder(config.run_dir)), archive.event)
     if uploads is not None:
         uploads.begin()

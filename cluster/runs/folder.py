@@ -13,6 +13,7 @@ says, and `cluster.runs.shapes` defines their shape.
     groups/index-NNNNNN.parquet        index             with the step's part
     scores/step-NNNNNN.parquet         scores, scored    after each scorer step
     tokenizer.json                     tokenizer         from the start
+    format.json                        format_files      from the start, of an environment without Squelch's turns
     gradients/step-NNNNNN.json         decompositions    if `gradients.every` is set
     checkpoints/step-N/                checkpoints       once the checkpoint is complete
     summary.json                       summary           after the run's end; until a resume begins
@@ -162,6 +163,15 @@ class RunFolder:
     def tokenizer(self) -> bytes | None:
         """The policy's `tokenizer.json`; None if there is none."""
         return None if self._stat(reader.TOKENIZER) is None else self._bytes(reader.TOKENIZER, MAX_DOCUMENT)
+
+    def format_files(self) -> dict[str, str]:
+        """The files with which the model's own format is opened (`actors.formats.portable`), by name; empty if the
+        run's turns are Squelch's."""
+        if self._stat(reader.FORMAT) is None:
+            return {}
+        with bad_files_are_the_users():
+            found = parse_object(self._bytes(reader.FORMAT, MAX_DOCUMENT), self.store.where(reader.FORMAT))
+        return {name: text for name, text in found.items() if isinstance(text, str)}
 
     def decompositions(self) -> dict[int, dict[str, Any]]:
         """The gradient decompositions by step (docs/guide/gradients.md)."""
