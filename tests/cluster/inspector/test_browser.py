@@ -4,6 +4,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from squelch.actors.archive.writer import Archive
 from squelch.cluster.inspector.app import application
 from squelch.cluster.inspector.server import access_of, listen
 from squelch.cluster.runs.folder import RunFolder
+from tests.actors.text.made import rendering_here
+from tests.cluster.inspector.agent_run import agent_run
 from tests.cluster.inspector.small_run import add_step, group, small_run, write_step
 from tests.cluster.inspector.stand_in import Asked
 
@@ -41,9 +44,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_run(tmp_path_factory.mktemp("browsed") / "small")
 
 
-@pytest.fixture(scope="module")
-def address(folder: Path) -> Iterator[str]:
-    """The inspector of `folder`, served in a thread of this process."""
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The inspector of a run, served in a thread of this process."""
     with listen("127.0.0.1", 0) as listening:
         port = listening.getsockname()[1]
         access = access_of("127.0.0.1", port, None, [])
@@ -54,6 +57,13 @@ def address(folder: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
         server.should_exit = True
         thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    """The inspector of `folder`."""
+    with served(folder) as found:
+        yield found
 
 
 @pytest.fixture
@@ -118,6 +128,26 @@ def test_hostile_text_is_shown_and_does_nothing(page: Page, address: str) -> Non
     assert page.evaluate(
         "[...document.querySelectorAll('.sampled')].every(e => getComputedStyle(e).unicodeBidi === 'isolate')"
     )
+
+
+def test_a_conversation_fits_every_width_and_its_hostile_texts_do_nothing(
+    page: Page, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with rendering_here():
+        folder = agent_run(tmp_path_factory.mktemp("agent") / "run", tmp_path_factory.mktemp("model") / "tools")
+    with served(folder) as conversing:
+        page.goto(f"{conversing}/groups/1/000001-000")
+        hostile = page.locator("#t2")
+        expect(hostile.locator(".call").nth(1)).to_contain_text("nonsense <script>window.hacked=1</script>")
+        result = hostile.locator(".message", has=page.locator(".role", has_text="result of weather"))
+        expect(result.locator("pre")).to_contain_text('sunny <script>window.hacked=1</script><img src=x onerror="')
+        expect(hostile.locator(".segment").last).to_contain_text("history rewritten as segment 1 for 3 messages")
+        hostile.locator("summary", has_text="prompt from there on").last.click()
+        expect(hostile.locator(".turn").last).to_contain_text("Summary: it was sunny. And Bonn?")
+        assert page.evaluate("window.hacked") is None and page.locator("main script, main img").count() == 0
+        for width in (1280, 400, 320):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate(SIDEWAYS) == [], width
 
 
 def test_an_inline_script_that_got_into_the_page_would_not_run(browser: Browser, address: str) -> None:
