@@ -22,7 +22,7 @@ from squelch.envs.contract import (
 )
 from squelch.envs.episode import Episode
 from squelch.envs.format import phrases, reads_words, well_formed
-from squelch.envs.registry import ADAPTERS, ENVIRONMENTS, environment_class, make, resolved
+from squelch.envs.registry import ADAPTERS, ENVIRONMENTS, environment_class, make, plays_whole_turns, resolved
 from squelch.envs.splits import split_of, task_key_of
 from squelch.envs.wording import Wording
 from squelch.learner.warmup.tiny import build_tiny
@@ -200,6 +200,11 @@ def test_info_that_lacks_a_key_of_the_contract_is_named(environment: type[Enviro
 def test_a_kind_of_task_that_is_no_text_is_refused_by_its_value() -> None:
     with pytest.raises(ValueError, match=r"reset\(\) returned info\['task_kind'\]=3, which must be text or None"):
         Episode(Counting(), 21, 0, FormatConfig()).start()
+
+
+def test_turns_are_squelchs_unless_the_environment_or_its_option_says_otherwise() -> None:
+    assert plays_whole_turns(EnvironmentConfig(name="Prompts")) and not plays_whole_turns(EnvironmentConfig(name=NAME))
+    assert not plays_whole_turns(EnvironmentConfig(name="Prompts", options={"turns": "squelch"}))
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)

@@ -141,6 +141,14 @@ def test_a_call_is_parsed_or_says_why_it_is_none(said: str, found: tuple[str, st
     assert bool(call.error) == bool(found[2]) and call.raw == said
 
 
+def test_an_answer_in_the_models_own_format_is_all_content_and_calls_and_one_of_squelchs_turns_is_marked() -> None:
+    one, call = codec(), '<tool_call>\n{"name": "f"}\n</tool_call>'
+    for said, answered in ((f"</think>I ask.\n{call}", True), (call, True), ("</think>\n", False), ("", False)):
+        ids = one.encoder.encode([(said, False)])
+        assert one.whole_answer_end([*ids, one.stop_ids[0]]) == (len(ids) if answered else None), said
+        assert one.answer_end(ids) is None
+
+
 def test_a_call_that_is_not_closed_and_calls_in_the_reasoning_are_no_calls() -> None:
     open_ids = codec().encoder.encode([('<tool_call>{"name": "f"}', False)])
     assert "not closed" in codec().parse(open_ids).tool_calls[0].error

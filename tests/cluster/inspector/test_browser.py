@@ -141,7 +141,7 @@ def test_a_conversation_fits_every_width_and_its_hostile_texts_do_nothing(
         expect(hostile.locator(".call").nth(1)).to_contain_text("nonsense <script>window.hacked=1</script>")
         result = hostile.locator(".message", has=page.locator(".role", has_text="result of weather"))
         expect(result.locator("pre")).to_contain_text('sunny <script>window.hacked=1</script><img src=x onerror="')
-        expect(hostile.locator(".segment").last).to_contain_text("history rewritten as segment 1 for 3 messages")
+        expect(hostile.locator(".segment").last).to_contain_text("history rewritten 3 messages as in segment 1")
         hostile.locator("summary", has_text="prompt from there on").last.click()
         expect(hostile.locator(".turn").last).to_contain_text("Summary: it was sunny. And Bonn?")
         assert page.evaluate("window.hacked") is None and page.locator("main script, main img").count() == 0

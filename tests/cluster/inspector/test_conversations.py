@@ -70,7 +70,7 @@ def test_the_page_shows_them_escaped(folder: Path, open_run: Opener) -> None:
     plain = re.sub(r"\s+", " ", text)
     assert plain.count('<span class="role">result of weather</span>') == 3
     assert plain.count("<b>weather</b> <code>{&#34;city&#34;: &#34;Köln&#34;}</code>") == 3
-    assert plain.count("history rewritten <span") == 3 and "as segment 1 for 3 messages" in plain
+    assert plain.count("history rewritten <span") == 3 and "3 messages as in segment 1" in plain
     assert plain.count("3 messages as before") == 3 and "prompt from there on" in plain
     assert "<script>window" not in text and "<img" not in text and "it is no JSON" in text
     for character in "\x1b\x00\u202e\u2066":

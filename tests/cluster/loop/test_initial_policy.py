@@ -9,12 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from squelch.actors.formats.choice import open_format, stamped
 from squelch.actors.pretrained.gguf_file import STAMP
 from squelch.cluster.config import RunConfig, load
 from squelch.cluster.errors import UserError
 from squelch.cluster.loop import initial_policy, warming
-from squelch.cluster.loop.initial_policy import prepare_model, warmed_up, warmup_digest
+from squelch.cluster.loop.initial_policy import find_model, prepare_model, warmed_up, warmup_digest
 from squelch.cluster.loop.warming import REPORT
+from tests.actors.text.made import CHATML, chatml_bpe, save_folder
 
 
 def quietly(_: str) -> None:
@@ -151,3 +153,15 @@ def test_a_warm_up_that_fails_is_no_bad_input_and_says_how_to_go_on(monkeypatch,
     with pytest.raises(UserError, match=r"^the warm-up failed: .*Repeat the command to continue it$") as failed:
         warmed_up(config, config.model.warmup, model, model.parent / "out", True, quietly)
     assert failed.value.exit_code == 1 and str(error) in str(failed.value)
+
+
+def test_the_models_folder_says_that_its_template_may_remove_reasoning_and_squelchs_turns_are_refused(
+    tmp_path: Path,
+) -> None:
+    model = save_folder(tmp_path / "model", chatml_bpe(), CHATML)
+    settings = [f"model.path={model}", f"model.pretrained_cache={tmp_path / 'cache'}", "model.warmup=null"]
+    found = find_model(load("prompts", [*settings, "model.keep_reasoning=template"]), quietly)
+    assert found != model and stamped(found) == ("own", "template") and not open_format(found).keeps_reasoning
+    assert find_model(load("prompts", settings), quietly) == model
+    with pytest.raises(UserError, match=r"keep_reasoning=template is for environments without a turn format of Squelc"):
+        find_model(load("frozenlake", [*settings, "model.keep_reasoning=template"]), quietly)
