@@ -2,8 +2,8 @@
 
 Invariants:
 
-- Every task has a solution that uses every number once and whose intermediate results are positive integers of at most
-  `MAX_VALUE`; so it can be solved under both rules. The target is none of the numbers.
+- Every generated task has a solution that uses every number once and whose intermediate results are positive integers
+  of at most `MAX_VALUE`; so it can be solved under both rules. The target is none of the numbers.
 - An expression is parsed by a grammar (`envs.countdown.expressions`), never evaluated as code. Its value is an exact
   rational. It is computed only after its numbers were checked to be the task's own, so its numerator and denominator
   are bounded by the product of the task's numbers.
@@ -34,6 +34,7 @@ from squelch.envs.countdown.expressions import (
     value_of,
 )
 from squelch.envs.countdown.prompts import WORDS
+from squelch.envs.countdown.published import published, published_puzzle
 from squelch.envs.settings import Settings
 from squelch.envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
 from squelch.envs.text import PRINTABLE
@@ -54,8 +55,12 @@ MAX_VALUE = 999
 
 
 class CountdownOptions(Settings):
-    """Number and size of the given numbers, and the rule for their use."""
+    """The source of puzzles, number and size of the given numbers, and the rule for their use."""
 
+    data: str | None = None
+    """Published puzzles: a Parquet or JSON file with the columns `nums` and `target`, a folder of them, or the id of a
+    data set on the Hugging Face hub (`Jiayi-Pan/Countdown-Tasks-3to4`, downloaded). Unset: generated puzzles, offline;
+    the limits of numbers and target below are theirs alone."""
     min_numbers: int = Field(3, ge=3, le=6)
     """Fewest given numbers of a task."""
     max_numbers: int = Field(3, ge=3, le=6)
@@ -148,6 +153,14 @@ def generate(seed: int, split: Split, options: CountdownOptions) -> Puzzle:
     raise no_task("Countdown", options)
 
 
+def task(seed: int, split: Split, options: CountdownOptions) -> Puzzle:
+    """The puzzle of `seed`: generated, or a published one."""
+    if options.data is None:
+        return generate(seed, split, options)
+    numbers, target = published_puzzle(published(options.data, split), seed)
+    return Puzzle(numbers, target, task_key_of("Countdown", puzzle_text(numbers, target)))
+
+
 @lru_cache(maxsize=65536)
 def solve(numbers: tuple[int, ...], target: int, rule: str) -> tuple[Step, ...] | None:
     """Operations that lead from the numbers to the target through positive integers; None if there are none.
@@ -199,6 +212,11 @@ class Countdown(TextEnv, Demonstrator, ClosedVocabulary, Judged):
     max_turns = 1
     max_action_length = MAX_LENGTH
     wordings = WORDS
+
+    def __init__(self, split: Split = "train", render_mode: str | None = None, **options: Any) -> None:
+        super().__init__(split, render_mode, **options)
+        if self.options.data is not None:
+            published(self.options.data, split)  # raises errors in the data before actors start
 
     def terms(self) -> dict[str, str]:
         """How often each number is used."""
@@ -273,7 +291,7 @@ class Countdown(TextEnv, Demonstrator, ClosedVocabulary, Judged):
         return (0.0, WRONG_REWARD, RIGHT_REWARD)
 
     def _load(self, seed: int) -> dict[str, Any]:
-        self._puzzle = generate(seed, self.split, self.options)
+        self._puzzle = task(seed, self.split, self.options)
         self._played = self._right = False
         return {"count": len(self._puzzle.numbers)}
 

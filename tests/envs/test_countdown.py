@@ -1,8 +1,13 @@
 """Countdown: its grammar, its arithmetic, its rewards, and that every puzzle can be solved."""
 
+import json
 import random
 from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +25,7 @@ from squelch.envs.countdown.environment import (
     uses_numbers,
     value_of,
 )
+from squelch.envs.registry import make
 
 
 def playing(numbers: tuple[int, ...], target: int, rule: str = "at_most_once") -> Countdown:
@@ -184,3 +190,95 @@ def test_demonstrations_are_well_formed_and_not_all_right():
         rewards.append(env.step(action)[1])
     assert set(rewards) == {0.1, 1.0}
     assert 0.3 < rewards.count(1.0) / len(rewards) < 0.8
+
+
+# --- published puzzles ---
+
+
+def write_puzzles(path: Path, rows: list[Any]) -> Path:
+    """In the form of Jiayi-Pan/Countdown-Tasks-3to4: `target` comes first, and numbers in any order."""
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("\n".join(map(json.dumps, rows)) if path.suffix == ".jsonl" else json.dumps(rows))
+    return path
+
+
+def puzzle_rows(count: int) -> list[dict[str, Any]]:
+    return [{"target": 10 + i, "nums": [40 + i, 1 + i % 9, 30, *([7] if i % 2 else [])]} for i in range(count)]
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "json"])
+def test_published_puzzles_are_read_in_each_form_and_played_in_both_styles(tmp_path: Path, form: str) -> None:
+    rows = puzzle_rows(60)
+    path = write_puzzles(tmp_path / f"train.{form}", rows)
+    written = {(tuple(sorted(row["nums"])), row["target"]) for row in rows}
+    played = set()
+    for seed in range(80):
+        env = make("Countdown", options={"data": str(path)}, prompt="natural")
+        observation, info = env.reset(seed=seed)
+        puzzle = env._puzzle
+        assert observation == f"Numbers: {', '.join(map(str, puzzle.numbers))}\nTarget: {puzzle.target}"
+        assert info["count"] == len(puzzle.numbers) in (3, 4) and env.observation_space.contains(observation)
+        assert make("Countdown", options={"data": str(path)}).reset(seed=seed)[1]["task_key"] == info["task_key"]
+        played.add((puzzle.numbers, puzzle.target))
+    assert played <= written and len(played) > 45, "each of the training part"
+
+
+def test_a_published_puzzle_is_answered_demonstrated_and_judged_like_any_other(tmp_path: Path) -> None:
+    path = write_puzzles(
+        tmp_path / "train.jsonl", [{"nums": [44, 19, 35], "target": 98}, {"nums": [1, 1], "target": 9}]
+    )
+    found: dict[int, Countdown] = {}
+    for split in ("train", "validation"):
+        env = Countdown(split, data=str(path))
+        env.reset(seed=0)
+        found[env._puzzle.target] = env
+        assert env.read_action(env.demonstrate(random.Random(0))[1][0])
+    assert found[9].solution() is None, "a published puzzle may have no solution"
+    assert found[98].step(*found[98].solution())[1] == 1.0
+
+
+def test_the_same_numbers_in_another_order_are_in_one_split(tmp_path: Path) -> None:
+    rows = [
+        {"nums": nums, "target": t} for i in range(40) for t in (20, 30) for nums in ([i + 1, 5, 60], [60, i + 1, 5])
+    ]
+    path = write_puzzles(tmp_path / "train.jsonl", rows)
+    numbers: dict[str, set[tuple[int, ...]]] = {}
+    for split in ("train", "validation"):
+        env = Countdown(split, data=str(path))
+        numbers[split] = {env.reset(seed=seed) and env._puzzle.numbers for seed in range(200)}
+    assert numbers["train"] and numbers["validation"] and not numbers["train"] & numbers["validation"]
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ({"nums": [3, 5]}, "column target: missing"),
+        ({"nums": [3, 5], "target": 0}, "column target: Input should be greater than or equal to 1"),
+        ({"nums": [3, 5], "target": "8"}, "column target: Input should be a valid integer"),
+        (
+            {"nums": [3, 5.5], "target": 8},
+            r"column nums: 2 to 6 whole numbers from 1 to 999 are needed \(got \[3, 5.5\]",
+        ),
+        ({"nums": [3], "target": 8}, "column nums: 2 to 6 whole numbers"),
+        ({"nums": "3 5", "target": 8}, "column nums: 2 to 6 whole numbers"),
+        ({"nums": [3, True], "target": 8}, "column nums: 2 to 6 whole numbers"),
+        ({"nums": [3, 1000], "target": 8}, "column nums: 2 to 6 whole numbers"),
+    ],
+)
+def test_a_row_that_is_no_puzzle_is_named_with_file_line_and_column(
+    tmp_path: Path, row: dict[str, Any], complaint: str
+) -> None:
+    path = write_puzzles(tmp_path / "train.jsonl", [*puzzle_rows(1), row])
+    with pytest.raises(ValueError, match=rf"train\.jsonl, line 2, {complaint}"):
+        for split in ("train", "validation"):
+            make("Countdown", split, {"data": str(path)}).reset(seed=0)
+
+
+def test_missing_puzzles_are_said_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no such file or folder"):
+        make("Countdown", options={"data": str(tmp_path / "none.parquet")})
+    path = write_puzzles(tmp_path / "train.parquet", [{"numbers": [1, 2], "target": 3}])
+    with pytest.raises(ValueError, match=r"train\.parquet: no column 'nums'; it has numbers, target"):
+        make("Countdown", options={"data": str(path)})
