@@ -146,6 +146,25 @@ def needs_of(config: RunConfig, devices: Sequence[float]) -> list[Need]:
     return [] if shape is None else list(_needs(config, shape, _size(shape), devices))
 
 
+def hardware(config: RunConfig, needs: Sequence[Need]) -> str:
+    """The GPUs of a recipe and the smallest size on which all of its actors fit, e.g. `4 GPUs of 80 GiB`; empty if it
+    has none. `needs`: as `needs_of` on `DEVICES_GIB`; of fewer devices nothing is said."""
+    from squelch.cluster.fleet.demand import needed
+
+    roles = [[need for need in needs if need.role == role] for role in dict.fromkeys(need.role for need in needs)]
+    if len(DEVICES_GIB) not in map(len, roles):
+        return ""
+    fits = [gib for gib, *at in zip(DEVICES_GIB, *map(_on_each, roles), strict=True) if not any(n.advice for n in at)]
+    count = needed(config, "GPU")
+    size = f"of {fits[0]:g} GiB" if fits else f"of more than {DEVICES_GIB[-1]:g} GiB"
+    return f"{count:g} GPU{'s' if count > 1 else ''} {size}"
+
+
+def _on_each(role: Sequence[Need]) -> Sequence[Need]:
+    """A role's need on each device; the same if it is on CPUs."""
+    return role if len(role) > 1 else [*role] * len(DEVICES_GIB)
+
+
 def _shape(config: RunConfig) -> PreTrainedConfig | None:
     """The model's configuration; None for the tiny policy, which has none before it is built."""
     if config.model.path == "tiny":
@@ -276,6 +295,8 @@ def _memory_lines(config: RunConfig, needs: list[Need], store: str | None) -> li
         lines.append(f"  {role}: {parts}")
     if text := _shared(config):
         lines.append(f"  {text}")
+    if text := hardware(config, needs):
+        lines.append(f"  hardware: {text}")
     return [*lines, *([f"  object store: {store}"] if store else [])]
 
 

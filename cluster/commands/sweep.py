@@ -1,27 +1,36 @@
 """`squelch sweep`: runs a recipe over settings and seeds and prints one table at the end (docs/guide/sweep.md).
 
-`cluster.sweep.plan` defines the cells, `cluster.sweep.cells` runs them, and `cluster.sweep.table` makes the table.
+`cluster.sweep.plan` defines the cells, `cluster.sweep.file` reads sweeps over several recipes, `cluster.sweep.cells`
+runs the cells, and `cluster.sweep.table` makes the tables.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from squelch.cluster.commands.arguments import add_recipe
 from squelch.cluster.errors import UserError
+from squelch.cluster.terminal import aligned, say
+
+if TYPE_CHECKING:
+    from squelch.cluster.sweep.plan import Plan
 
 HELP = """\
 Runs a recipe once for every combination of the grid and every seed. Each cell is a normal run in runs/NAME/CELL with
 its own config.yaml; its output is in CELL/train.log, and `squelch watch` shows it live. The same command again
 continues the sweep: it keeps finished cells and resumes the others from their checkpoints. A seed sets `seed` and
 shifts the task seeds, so that cells of one seed play the same tasks in every arm. At the end the command prints one
-table with means and 95% t-intervals over seeds, and writes runs/NAME/sweep.json."""
+table with means and 95% t-intervals over seeds, one with the columns of the paper's Tables 4 and 5, and writes
+runs/NAME/sweep.json. RECIPE may be a sweep file, which has arms of several recipes; `table-4` is the paper's."""
 
 EPILOG = """\
 examples:
   squelch sweep frozenlake --seeds 0,1,2 --grid filter.rule=none,top_p,top_k
   squelch sweep sokoban --seeds 0,1,2 --grid filter.rule=none,top_p --grid filter.include_zero=true,false
   squelch sweep frozenlake --seeds 0,1 --parallel 2 --address auto
+  squelch sweep table-4 --dry-run
 
 Exit codes: 0 all cells finished, 1 some did not (the table says which), 2 bad input, 130 interrupted."""
 
@@ -46,23 +55,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--name", default="", help="folder of the sweep under runs_dir (default: the recipe's name with -sweep)"
     )
+    parser.add_argument("--dry-run", action="store_true", help="check and list the cells, and run none")
     parser.add_argument("--json", action="store_true", help="print sweep.json to stdout and progress to stderr")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plans the cells, runs them, prints the table."""
+    """Plans the cells, runs them, prints the tables."""
     from squelch.cluster.sweep.cells import execute
-    from squelch.cluster.sweep.plan import grid_arms, make_plan, read_grid, read_seeds
 
     if options.parallel < 1:
         raise UserError(f"--parallel {options.parallel}: must be at least 1")
+    plan, hardware = _planned(options)
+    if options.dry_run:
+        say("\n".join(listing(plan, hardware)))
+        return 0
+    return execute(plan, options.parallel, as_json=options.json)
+
+
+def _planned(options: argparse.Namespace) -> tuple[Plan, Mapping[str, str]]:
+    """The plan, and the hardware that a sweep file names for its arms, by their labels."""
+    from squelch.cluster.sweep.file import read_sweep
+    from squelch.cluster.sweep.plan import grid_arms, make_plan, read_grid, read_seeds
+
+    file, overrides, name = read_sweep(options.recipe), options.overrides, options.name
+    if file is None:
+        arms, hardware = grid_arms(read_grid(options.grid)), {}
+    elif options.grid:
+        raise UserError(f"--grid: {options.recipe} is a sweep file, whose rows and axes are the grid; leave --grid out")
+    else:
+        arms, hardware = file.arms, file.hardware
+        overrides, name = [*file.overrides, *overrides], name or file.name
     plan = make_plan(
         options.recipe,
-        options.overrides,
-        grid_arms(read_grid(options.grid)),
+        overrides,
+        arms,
         read_seeds(options.seeds),
-        name=options.name,
+        name=name,
         address=options.address,
         parallel=options.parallel,
     )
-    return execute(plan, options.parallel, as_json=options.json)
+    return plan, hardware
+
+
+def listing(plan: Plan, hardware: Mapping[str, str]) -> list[str]:
+    """The cells of a sweep, with the recipe and the hardware of each."""
+    rows = [["cell", "recipe", "hardware"]]
+    rows += [[c.name, c.arm.recipe or plan.recipe, hardware.get(c.arm.label, "")] for c in plan.cells]
+    return [*aligned(rows), f"{len(plan.cells)} cells, {len(plan.arms)} arms, in {plan.folder}"]

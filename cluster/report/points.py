@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from squelch.cluster.report.runs import Arm, Run
+from squelch.cluster.runs import peak
 from squelch.cluster.sweep.table import t_interval
 
 Row = dict[str, Any]
@@ -72,8 +73,7 @@ def _own_interval(runs: Sequence[Run], key: str, width: int) -> dict[int, tuple[
 
 def last_value(run: Run, key: str, until: int | None = None) -> float | None:
     """A figure's last value, at the last step up to `until`; None if it has none."""
-    known = [value for step, value in run.series(key).items() if until is None or step <= until]
-    return known[-1] if known else None
+    return peak.last_value(run.series(key), until)
 
 
 def mean_between(run: Run, key: str, first: float, last: float) -> float | None:

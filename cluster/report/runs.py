@@ -20,6 +20,7 @@ from typing import Any
 from squelch.actors.archive.store import Store
 from squelch.cluster.errors import UserError
 from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.runs.peak import series
 from squelch.cluster.setting_keys import environment_name, labels_of, unplaced
 from squelch.cluster.terminal import one_line
 from squelch.envs.untrusted.files import shortened
@@ -29,8 +30,6 @@ NOT_OF_THE_ARM = (
     "model.cache",
 )
 """Settings, and blocks of settings, that differ between the runs of one arm."""
-OF_A_SCORING = ("first_turn/", "trajectory/", "judge/", "turn/")
-OF_A_VALIDATION = "validation/"
 MAX_LABEL_SETTINGS = 4
 LONGEST_WORD = 40
 """Characters of a name or a setting's value in a label. They come from a run's files, so they are made printable."""
@@ -61,13 +60,8 @@ class Run:
         return max((int(line["step"]) for line in self.lines), default=0)
 
     def series(self, key: str) -> dict[int, float]:
-        """A figure by the step that it describes: the scored step, the validated step, or the line's own."""
-        found: dict[int, float] = {}
-        for line in self.lines:
-            value = line.get(key)
-            if value is not None:
-                found[_step_of(line, key)] = float(value)
-        return dict(sorted(found.items()))
+        """A figure by the step that it describes, as `peak.series`."""
+        return series(self.lines, key)
 
 
 @dataclass(frozen=True)
@@ -247,11 +241,3 @@ def _word(value: Any) -> str:
 
 def _below(key: str, places: tuple[str, ...]) -> bool:
     return any(key == place or key.startswith(f"{place}.") for place in places)
-
-
-def _step_of(line: Mapping[str, Any], key: str) -> int:
-    own = (
-        "scorer/step" if key.startswith(OF_A_SCORING) else "validation/step" if key.startswith(OF_A_VALIDATION) else ""
-    )
-    described = line.get(own) if own else None
-    return int(line["step"] if described is None else described)

@@ -53,10 +53,12 @@ MAX_CELLS = 1000
 
 @dataclass(frozen=True)
 class Arm:
-    """One combination of settings: its label (folder-safe) and the dotted settings that make it."""
+    """One combination of settings: its label (folder-safe) and the dotted settings that make it; its recipe, if that is
+    not the sweep's."""
 
     label: str
     settings: Mapping[str, Any]
+    recipe: str = ""
 
     @property
     def overrides(self) -> list[str]:
@@ -145,7 +147,7 @@ def grid_arms(grid: Mapping[str, Sequence[Any]]) -> list[Arm]:
     for values in itertools.product(*grid.values()):
         settings = dict(zip(grid, values, strict=True))
         words = [f"{_short(key, grid)}-{_word(value)}" for key, value in settings.items()]
-        arms.append(Arm(_safe("_".join(words) or "base"), settings))
+        arms.append(Arm(safe_name("_".join(words) or "base"), settings))
     return arms
 
 
@@ -158,7 +160,7 @@ def _word(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), default=str)
 
 
-def _safe(label: str) -> str:
+def safe_name(label: str) -> str:
     """The label as a folder name. If it had to be changed or cut, a digest keeps it distinct."""
     clean = re.sub(r"[^A-Za-z0-9._+-]+", "-", label).strip(".-")
     if clean == label and len(clean) <= LONGEST_NAME:
@@ -179,6 +181,7 @@ def make_plan(
     """The plan of a sweep; every cell is validated.
 
     Args:
+        recipe: the recipe of the arms that name none.
         seeds: the seeds of every arm, or of each arm by its label.
         name: the sweep's name, and its folder under `runs_dir`. If empty, the recipe's name and `-sweep`.
         parallel: number of cells that run at once; with more than one, metrics endpoints take free ports.
@@ -188,14 +191,15 @@ def make_plan(
     """
     _refuse_own_keys(overrides, arms)
     _bound_cells(sum(map(len, seeds.values())) if isinstance(seeds, Mapping) else len(seeds) * len(arms))
-    base = load(recipe, list(overrides))
+    bases = {own: load(own, list(overrides)) for own in dict.fromkeys(arm.recipe or recipe for arm in arms)}
+    base = next(iter(bases.values()))
     if base.store:
         raise UserError(
             f"store={base.store}: the cells of a sweep are continued on the host that ran them; leave store out, and "
             "copy the sweep's folder when it has ended"
         )
     name = name or f"{base.name}-sweep"
-    if _safe(name) != name:
+    if safe_name(name) != name:
         raise UserError(f"--name {name!r}: give letters, digits, . _ + or -; it is a folder's name")
     by_arm = seeds if isinstance(seeds, Mapping) else {arm.label: seeds for arm in arms}
     placed = [f"cluster.address={json.dumps(address)}"] if address else []
@@ -203,7 +207,9 @@ def make_plan(
     folder = Path(base.runs_dir) / name
     every_seed = list(dict.fromkeys(seed for arm in arms for seed in by_arm[arm.label]))
     cells = [
-        _cell(recipe, [*overrides, *arm.overrides, *placed], arm, seed, base, folder)
+        _cell(
+            arm.recipe or recipe, [*overrides, *arm.overrides, *placed], arm, seed, bases[arm.recipe or recipe], folder
+        )
         for seed in every_seed
         for arm in arms
         if seed in by_arm[arm.label]

@@ -1,4 +1,5 @@
-"""The table of a sweep: metrics of each cell, means over seeds with 95% t-intervals, paired differences. Pure.
+"""The tables of a sweep: metrics of each cell, means over seeds with 95% t-intervals, paired differences; and the
+columns of the paper's Tables 4 and 5 (`squelch.cluster.runs.peak`). Pure.
 
 An interval is over seeds: it covers the mean over other seeds (tasks, sampling) if metrics of seeds are normally
 distributed. One seed gives no interval, and two seeds a wide one (t = 12.7). A paired difference is computed within
@@ -7,6 +8,7 @@ each seed, so that the effect of the seed's tasks cancels. Only finished cells c
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -14,9 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from squelch.actors.diagnosis.uncertainty import t_quantile
+from squelch.cluster.config import RunConfig
 from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.runs.peak import COLLAPSE, peak_of
 from squelch.cluster.runs.status import last_scorer_step
-from squelch.cluster.sweep.plan import Arm, Plan
+from squelch.cluster.setting_keys import flat, unplaced
+from squelch.cluster.sweep.plan import PLACEMENT, Arm, Plan
 from squelch.cluster.terminal import UNKNOWN, aligned
 
 Metrics = dict[str, float | None]
@@ -31,17 +36,29 @@ COLUMNS = {
     "alarm": "alarm",
 }
 """Metric of a cell -> its column. `alarm` is 1 if the run ever raised the alarm; its mean is then a share of runs."""
-NAMES = (*COLUMNS, "success_before", "success_best", "kept_mass", "seconds_per_step", "steps")
+PEAK_COLUMNS = {
+    "peak": "peak",
+    "peak_step": "step",
+    "peak_retrieval": "MI",
+    "peak_entropy": "entropy",
+    "stable": "stable",
+}
+"""Metric of a cell -> its column in the table of where success peaks. `stable` is 1 or 0; its mean is a share."""
+NAMES = (*COLUMNS, *PEAK_COLUMNS, "success_before", "success_best", "kept_mass", "seconds_per_step", "steps")
+OF_THE_FILTER = ("filter", "learner.objective.loss_scale", "learner.algorithm_filter")
+"""Settings, and blocks of them, in which a filtered arm may differ from the one that its gain is measured against."""
+OF_A_CELL = (*PLACEMENT, "seed", "environment.train_seed", "environment.validation_seed")
 
 
 def cell_metrics(run_dir: Path) -> Metrics:
-    """The metrics of a finished run at its last validation and its last scorer step; None for a metric that is
-    missing."""
+    """The metrics of a finished run at its last validation and its last scorer step, and where success peaks; None for
+    a metric that is missing."""
     summary, lines = RunFolder(run_dir).summary(), RunFolder(run_dir).metrics()
     if summary is None:
         return {}
     success, reasoning = summary.get("success", {}), summary.get("reasoning", {})
     alarms = [line["alarm/raised"] for line in lines if line.get("alarm/raised") is not None]
+    peak = peak_of(lines)
     return {
         "success": success.get("after", {}).get("success"),
         "gain": success.get("gain", {}).get("mean"),
@@ -50,6 +67,11 @@ def cell_metrics(run_dir: Path) -> Metrics:
         "retrieval_accuracy": reasoning.get("retrieval_accuracy"),
         "judge_right": last_scorer_step(lines).get("judge/right"),
         "alarm": float(any(alarms)) if alarms else None,
+        "peak": peak.success,
+        "peak_step": None if peak.step is None else float(peak.step),
+        "peak_retrieval": peak.retrieval,
+        "peak_entropy": peak.entropy,
+        "stable": None if peak.stable is None else float(peak.stable),
         "success_before": success.get("before", {}).get("success"),
         "success_best": success.get("best"),
         "kept_mass": summary.get("kept_mass_mean"),
@@ -72,17 +94,20 @@ def t_interval(values: Sequence[float]) -> dict[str, float | int | None]:
 
 
 def arm_metrics(plan: Plan, cells: Mapping[str, Metrics]) -> list[dict[str, Any]]:
-    """One entry per arm: means with intervals over its finished cells, and paired differences from the first arm.
+    """One entry per arm: means with intervals over its finished cells, paired differences from the first arm, and
+    beside a filter the gain in peak success over the arm without filter and with the same other settings.
 
     Args:
         cells: the metrics of the finished cells, by name.
     """
     by_arm = [_by_seed(plan, arm, cells) for arm in plan.arms]
-    entries = []
+    bases, entries = _unfiltered(plan), []
     for arm, own in zip(plan.arms, by_arm, strict=True):
         metrics = {name: t_interval(_known(own.values(), name)) for name in NAMES}
         less = {} if arm is plan.arms[0] else {name: t_interval(_paired(by_arm[0], own, name)) for name in COLUMNS}
         asked = sum(cell.arm is arm for cell in plan.cells)
+        base = bases.get(arm.label)
+        gain = {} if base is None else {"peak": t_interval(_paired(by_arm[plan.arms.index(base)], own, "peak"))}
         entries.append(
             {
                 "arm": arm.label,
@@ -91,9 +116,31 @@ def arm_metrics(plan: Plan, cells: Mapping[str, Metrics]) -> list[dict[str, Any]
                 "finished": len(own),
                 "figures": metrics,
                 "minus_first_arm": less,
+                "minus_no_filter": gain,
             }
         )
     return entries
+
+
+def _unfiltered(plan: Plan) -> dict[str, Arm]:
+    """By the label of each filtered arm, the arm without filter and with the same other settings, if there is one."""
+    configs = {cell.arm.label: cell.config for cell in plan.cells}
+    others = {label: _but_filter(config) for label, config in configs.items()}
+    plain = [arm for arm in plan.arms if arm.label in configs and configs[arm.label].filter.rule == "none"]
+    bases = {others[arm.label]: arm for arm in plain}
+    known = {label: bases[other] for label, other in others.items() if other in bases}
+    return {label: base for label, base in known.items() if configs[label].filter.rule != "none"}
+
+
+def _but_filter(config: RunConfig) -> str:
+    """The settings of a cell's arm without those of its filter, as one comparable text."""
+    places = (*OF_THE_FILTER, *OF_A_CELL)
+    tree = flat(config.model_dump(mode="json"))
+    return json.dumps({key: value for key, value in tree.items() if not _below(unplaced(key), places)}, sort_keys=True)
+
+
+def _below(key: str, places: tuple[str, ...]) -> bool:
+    return any(key == place or key.startswith(f"{place}.") for place in places)
 
 
 def _by_seed(plan: Plan, arm: Arm, cells: Mapping[str, Metrics]) -> dict[int, Metrics]:
@@ -110,7 +157,7 @@ def _paired(first: Mapping[int, Metrics], other: Mapping[int, Metrics], name: st
 
 
 def table_lines(arms: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The table's lines, and notes that define its intervals."""
+    """The lines of both tables, and notes that define their columns."""
     paired = len(arms) > 1
     head = ["arm", "cells", *COLUMNS.values(), *(["success - first arm"] if paired else [])]
     rows = [head]
@@ -125,7 +172,24 @@ def table_lines(arms: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     if paired:
         notes.append(f"success - first arm: seed by seed, same tasks, against {arms[0]['arm']}")
-    return [*aligned(rows), *notes]
+    return [*aligned(rows), *notes, "", *_peak_lines(arms)]
+
+
+def _peak_lines(arms: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The columns of the paper's Tables 4 and 5, and what they mean."""
+    rows = [["arm", "peak", "step", "gain", "MI", "entropy", "stable"]]
+    for arm in arms:
+        gain = arm["minus_no_filter"].get("peak")
+        cells = {name: text(arm["figures"][name]) for name in PEAK_COLUMNS}
+        cells["peak_step"] = UNKNOWN if (step := arm["figures"]["peak_step"]["mean"]) is None else f"{step:.0f}"
+        after = [cells[name] for name in ("peak_retrieval", "peak_entropy", "stable")]
+        rows.append([arm["arm"], cells["peak"], cells["peak_step"], text(gain, "+") if gain else "", *after])
+    return [
+        *aligned(rows),
+        "where validation success peaks after step 0. gain: over the arm that differs in the filter alone, seed by "
+        "seed; MI: retrieval accuracy of the first turn, entropy: H(Z|X), at the last scorer step up to the peak; "
+        f"stable: share of runs whose success was never below {COLLAPSE:g}",
+    ]
 
 
 def text(metric: Mapping[str, Any], sign: str = "") -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from squelch.cluster.cli import COMMANDS
 from squelch.cluster.config import recipe_names
+from squelch.cluster.sweep.file import sweep_names
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -51,7 +52,8 @@ def test_every_command_and_recipe_exists(page: Path) -> None:
     named = re.findall(r"(?:^|`|    )squelch (\w+)", text, flags=re.MULTILINE)
     assert set(named) <= set(COMMANDS), set(named) - set(COMMANDS)
     recipes = set(re.findall(r"squelch (?:train|submit|sweep|config) ([a-z][\w.-]*)", text))
-    assert recipes <= set(recipe_names()), recipes - set(recipe_names())
+    known = {*recipe_names(), *sweep_names()}
+    assert recipes <= known, recipes - known
 
 
 @every_page

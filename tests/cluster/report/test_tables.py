@@ -9,12 +9,12 @@ from squelch.cluster.report.tables import (
     TABLE_4,
     TABLE_5,
     TASKS,
-    cell_of,
     lines,
     table_4,
     table_5,
     table_of_savings,
 )
+from squelch.cluster.runs.peak import peak_of
 
 FILTER = {"filter.rule": "top_p", "filter.rho": 0.9, "filter.statistic": "reward_variance", "filter.keep": "largest"}
 
@@ -34,17 +34,17 @@ def a_run(success: dict[int, float], seed: int = 0, **settings: Any) -> Run:
 
 
 def test_the_peak_is_after_step_0_and_is_read_with_the_last_scoring_before_it() -> None:
-    cell = cell_of(a_run({0: 0.9, 10: 0.2, 20: 0.5, 30: 0.5, 40: 0.1}))
-    assert (cell.peak, cell.step, cell.retrieval, cell.entropy, cell.stable) == (0.5, 20, 0.2, 2, True)
+    cell = peak_of(a_run({0: 0.9, 10: 0.2, 20: 0.5, 30: 0.5, 40: 0.1}).lines)
+    assert (cell.success, cell.step, cell.retrieval, cell.entropy, cell.stable) == (0.5, 20, 0.2, 2, True)
 
 
 @pytest.mark.parametrize(("success", "stable"), [({0: 0.0, 10: 0.5}, False), ({0: 0.01, 10: 0.5}, True)])
 def test_a_run_is_stable_whose_success_was_never_below_a_hundredth(success: dict[int, float], stable: bool) -> None:
-    assert cell_of(a_run(success)).stable is stable
+    assert peak_of(a_run(success).lines).stable is stable
 
 
 def test_a_run_without_a_validation_has_no_numbers() -> None:
-    assert cell_of(a_run({0: 0.5})).peak is None
+    assert peak_of(a_run({0: 0.5}).lines).success is None
     assert "n/a" in "\n".join(lines(study_of([a_run({0: 0.5})])))
 
 

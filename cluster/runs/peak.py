@@ -1,0 +1,64 @@
+"""Where a run's validation success peaks, and what was measured there: the columns of the paper's Tables 4 and 5. Pure.
+
+| column | definition (appendix C of the paper) |
+|---|---|
+| success, step | largest validation success after step 0, and the step of the first validation that reached it |
+| retrieval | retrieval accuracy of the first turn, at the last scorer step up to the peak; the paper's column MI |
+| entropy | H(Z given X) of the first turn there, nats per token |
+| stable | whether validation success was never below 0.01, before training included |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+OF_A_SCORING = ("first_turn/", "trajectory/", "judge/", "turn/")
+OF_A_VALIDATION = "validation/"
+SUCCESS, RETRIEVAL, ENTROPY = "validation/success", "first_turn/retrieval_accuracy", "first_turn/conditional_entropy"
+COLLAPSE = 0.01
+"""Success below which the paper calls a run collapsed (appendix C)."""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The columns of one run; None for what it did not record."""
+
+    success: float | None = None
+    step: int | None = None
+    retrieval: float | None = None
+    entropy: float | None = None
+    stable: bool | None = None
+
+
+def peak_of(lines: Sequence[Mapping[str, Any]]) -> Peak:
+    """The columns of a run, from its metrics, one line a step."""
+    validated = series(lines, SUCCESS)
+    trained = {step: value for step, value in validated.items() if step > 0}
+    if not trained:
+        return Peak()
+    most = max(trained.values())
+    step = next(step for step, value in trained.items() if value == most)
+    retrieval, entropy = (last_value(series(lines, key), step) for key in (RETRIEVAL, ENTROPY))
+    return Peak(most, step, retrieval, entropy, min(validated.values()) >= COLLAPSE)
+
+
+def series(lines: Sequence[Mapping[str, Any]], key: str) -> dict[int, float]:
+    """A metric by the step that it describes: the scored step, the validated step, or the line's own."""
+    found = {_step_of(line, key): float(line[key]) for line in lines if line.get(key) is not None}
+    return dict(sorted(found.items()))
+
+
+def last_value(values: Mapping[int, float], until: int | None = None) -> float | None:
+    """The last value, at the last step up to `until`; None if there is none."""
+    known = [value for step, value in values.items() if until is None or step <= until]
+    return known[-1] if known else None
+
+
+def _step_of(line: Mapping[str, Any], key: str) -> int:
+    own = (
+        "scorer/step" if key.startswith(OF_A_SCORING) else "validation/step" if key.startswith(OF_A_VALIDATION) else ""
+    )
+    described = line.get(own) if own else None
+    return int(line["step"] if described is None else described)
