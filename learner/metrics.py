@@ -17,7 +17,15 @@ def _learner(name: str, key: str, help: str, *, unit: str = "") -> MetricSpec:
 
 
 METRICS: Table = {
-    Section.PROGRESS: (counter("squelch_optimizer_steps_total", "optimizer_steps", "Optimizer steps taken"),),
+    Section.PROGRESS: (
+        counter("squelch_optimizer_steps_total", "optimizer_steps", "Optimizer steps taken"),
+        counter("squelch_trained_trajectories_total", "trajectories/trained", "Trajectories that were learned from"),
+        counter(
+            "squelch_skipped_updates_total",
+            "updates_skipped",
+            "Steps without an update, because the filter kept nothing",
+        ),
+    ),
     Section.TIME: (
         MetricSpec(
             "squelch_learner_part_seconds",

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from squelch.actors.filter.scores import ZERO
-from squelch.actors.metrics.specification import MetricSpec, Section, gauge, product
+from squelch.actors.metrics.specification import MetricSpec, Section, counter, gauge, product
 
 DECISIONS = ("kept", "dropped", "refused")
 VARIANCE_BANDS = ("0", "0.001", "0.003", "0.01", "0.03", "0.1", "0.3", "1", "3", "10", "+Inf")
@@ -139,6 +139,7 @@ METRICS = {
         ),
         gauge("squelch_loss_scale", "loss_scale", "Factor on the loss of a filtered step"),
         gauge("squelch_refill_rounds", "refill_rounds", "Rounds that asked for further groups in the last step"),
+        counter("squelch_refill_rounds_total", "refill_rounds", "Rounds that asked for further groups"),
         gauge("squelch_no_signal_streak", "no_signal_streak", "Steps in a row in which the filter selected nothing"),
     ),
 }

@@ -1,12 +1,7 @@
 """The paper's Tables 4 and 5 from runs, with the paper's numbers beside them, and what the filter saved. Pure.
 
-| column | definition (appendix C of the paper) |
-|---|---|
-| peak | largest validation success after step 0, and the step of the first validation that reached it |
-| gain | peak minus that of the arm without filter and with the same other settings, seed by seed |
-| MI | retrieval accuracy of the first turn, at the last scorer step up to the peak |
-| entropy | H(Z given X) of the first turn there, nats per token |
-| stable | runs whose validation success was never below 0.01, before training included |
+`squelch.cluster.runs.peak` defines the columns of a run. The gain is the peak minus that of the arm without filter and
+with the same other settings, seed by seed.
 
 Intervals are 95% t-intervals over seeds.
 """
@@ -15,20 +10,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from squelch.cluster.report.points import last_value, with_interval
+from squelch.cluster.report.points import with_interval
 from squelch.cluster.report.runs import Arm, Run, Study, filter_label
+from squelch.cluster.runs.peak import COLLAPSE, SUCCESS, Peak, peak_of
 from squelch.cluster.runs.savings import Savings, filter_savings
-from squelch.cluster.sweep.table import text
+from squelch.cluster.sweep.table import OF_THE_FILTER, text
 from squelch.cluster.terminal import UNKNOWN, aligned
 
-SUCCESS, RETRIEVAL, ENTROPY = "validation/success", "first_turn/retrieval_accuracy", "first_turn/conditional_entropy"
-COLLAPSE = 0.01
-"""Success below which the paper calls a run collapsed (appendix C)."""
-OF_THE_FILTER = ("filter", "learner.objective.loss_scale", "learner.algorithm_filter")
 TASKS = ("Sokoban", "FrozenLake", "MetaMathQA", "Countdown")
 TABLE_4: Mapping[tuple[str, str], Sequence[tuple[float, float]]] = {
     ("ppo", "Qwen2.5-3B"): ((12.9, 16.0), (67.0, 10.9), (92.6, 0.6), (97.9, 0.0)),
@@ -63,6 +54,7 @@ SAVINGS: Mapping[str, tuple[str, int, str]] = {
     "groups_played": ("groups played", 0, ""),
     "groups_trained": ("learned from", 0, ""),
     "tokens_not_trained": ("tokens not trained on", 0, ""),
+    "rows_not_trained": ("rows", 0, ""),
     "updates_skipped": ("updates skipped", 0, ""),
     "seconds_not_trained": ("training s saved", 0, ""),
     "seconds_thrown_away": ("rollout s lost", 0, ""),
@@ -71,29 +63,6 @@ SAVINGS: Mapping[str, tuple[str, int, str]] = {
     "gain_per_100_updates": ("gain, 100 updates", 3, "+"),
 }
 """Title, digits and sign of each column of the last table."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One run's numbers; None for what it did not record."""
-
-    peak: float | None
-    step: int | None
-    retrieval: float | None
-    entropy: float | None
-    stable: bool | None
-
-
-def cell_of(run: Run) -> Cell:
-    """The numbers of one run."""
-    validated = run.series(SUCCESS)
-    trained = {step: value for step, value in validated.items() if step > 0}
-    if not trained:
-        return Cell(None, None, None, None, None)
-    peak = max(trained.values())
-    step = next(step for step, value in trained.items() if value == peak)
-    stable = min(validated.values()) >= COLLAPSE
-    return Cell(peak, step, last_value(run, RETRIEVAL, step), last_value(run, ENTROPY, step), stable)
 
 
 def table_4(study: Study) -> list[list[str]]:
@@ -110,7 +79,7 @@ def table_4(study: Study) -> list[list[str]]:
                 f"{_algorithm(arm)}, {_model(arm)}",
                 filter_label(arm.settings),
                 str(len(arm.runs)),
-                _percent([cell.peak for cell in cells.values()]),
+                _percent([cell.success for cell in cells.values()]),
                 f"{statistics.fmean(steps):.0f}" if steps else UNKNOWN,
                 _percent(gains, "+") if gains else "",
                 _paper_4(arm),
@@ -125,7 +94,7 @@ def table_5(study: Study) -> list[list[str]]:
     for arm in study.arms:
         cells = list(_cells(arm).values())
         known = [cell.stable for cell in cells if cell.stable is not None]
-        means = [[getattr(cell, name) for cell in cells] for name in ("peak", "retrieval", "entropy")]
+        means = [[getattr(cell, name) for cell in cells] for name in ("success", "retrieval", "entropy")]
         stable = f"{sum(known)} of {len(known)}" if known else UNKNOWN
         row = [arm.environment, arm.label, str(len(arm.runs)), *(text(with_interval(own)) for own in means), stable]
         rows.append([*row, _paper_5(arm)])
@@ -172,16 +141,16 @@ def lines(study: Study) -> list[str]:
     ]
 
 
-def _cells(arm: Arm) -> dict[int, Cell]:
-    return {run.seed: cell_of(run) for run in arm.runs}
+def _cells(arm: Arm) -> dict[int, Peak]:
+    return {run.seed: peak_of(run.lines) for run in arm.runs}
 
 
 def _but_filter(arm: Arm) -> tuple[str, str]:
     return arm.environment, arm.without(OF_THE_FILTER)
 
 
-def _gains(own: Mapping[int, Cell], base: Mapping[int, Cell]) -> list[float | None]:
-    pairs = [(cell.peak, base[seed].peak) for seed, cell in own.items() if seed in base]
+def _gains(own: Mapping[int, Peak], base: Mapping[int, Peak]) -> list[float | None]:
+    pairs = [(cell.success, base[seed].success) for seed, cell in own.items() if seed in base]
     return [peak - other for peak, other in pairs if peak is not None and other is not None]
 
 

@@ -4,6 +4,7 @@
 |---|---|
 | groups_played, groups_trained | groups ranked by the filter, refills included, and groups learned from |
 | tokens_not_trained | sampled tokens of training rollouts that no update learned from |
+| rows_not_trained | trajectories that no update learned from; None in runs that did not record it |
 | updates_skipped | training steps without an update, because the filter kept nothing |
 | seconds_not_trained | training seconds a trained token, times `tokens_not_trained`: an estimate |
 | seconds_thrown_away | the cost: rollout seconds, times the share of groups that were not learned from |
@@ -26,6 +27,7 @@ def filter_savings(lines: Sequence[Mapping[str, Any]], gain: float | None) -> Sa
     played, trained = _sum(steps, "num_groups"), _sum(steps, "kept_groups")
     sampled, learned = _sum(steps, "tokens/sampled"), _sum(steps, "tokens/trained")
     updates = _sum(steps, "optimizer_steps")
+    counted = any("trajectories/trained" in line for line in steps)
     if not played:
         return {}
     left = max(0.0, sampled - learned)
@@ -33,6 +35,7 @@ def filter_savings(lines: Sequence[Mapping[str, Any]], gain: float | None) -> Sa
         "groups_played": played,
         "groups_trained": trained,
         "tokens_not_trained": left,
+        "rows_not_trained": _sum(steps, "trajectories") - _sum(steps, "trajectories/trained") if counted else None,
         "updates_skipped": float(sum(line.get("kept_groups") == 0 for line in steps)),
         "seconds_not_trained": _sum(steps, "seconds/train") / learned * left if learned else None,
         "seconds_thrown_away": _sum(steps, "seconds/rollout") * (1 - trained / played),

@@ -158,6 +158,70 @@ FILTER = Row(
     ),
 )
 
+_TOKENS = {kind: series("squelch_tokens_total", kind=kind) for kind in ("sampled", "trained")}
+_SPARED = f"({_TOKENS['sampled']} - ignoring (kind) {_TOKENS['trained']})"
+_ROWS = f"{series('squelch_trajectories_total', outcome='finished')} - ignoring (outcome)"
+_SECONDS = {part: series("squelch_part_seconds_total", part=part) for part in ("train", "rollout")}
+_KEPT = series("squelch_groups_total", decision="kept")
+_LEFT = f"(1 - {_KEPT} / on (instance, job) sum by (instance, job) ({series('squelch_groups_total')}))"
+_GAIN = f"100 * {series('squelch_validation_gain_ratio', bound='mean')} / on (instance, job)"
+
+SAVED = Row(
+    "What the filter saves, and costs",
+    "guide/filter.md",
+    (
+        Panel(
+            "Tokens not trained on",
+            "Sampled tokens that no update learned from, since the start.",
+            (Query(_SPARED, "tokens"),),
+            low=0,
+        ),
+        Panel(
+            "Rows and updates not trained on",
+            "Trajectories that no update learned from, and steps without an update, since the start.",
+            (
+                Query(f"{_ROWS} {series('squelch_trained_trajectories_total')}", "trajectories"),
+                _q("squelch_skipped_updates_total", "updates"),
+            ),
+            low=0,
+        ),
+        Panel(
+            "Seconds saved, seconds thrown away",
+            "Saved: training seconds of a trained token, times the tokens not trained on, an estimate. The cost: "
+            "rollout seconds times the share of groups that were not learned from.",
+            (
+                Query(
+                    f"{_SECONDS['train']} / on (instance, job) {_TOKENS['trained']} * on (instance, job) {_SPARED}",
+                    "training, saved",
+                ),
+                Query(f"{_SECONDS['rollout']} * on (instance, job) {_LEFT}", "rollouts, thrown away"),
+            ),
+            unit="s",
+            low=0,
+        ),
+        Panel(
+            "Gain per update and per trained group",
+            "Gain in validation success since the first validation, for 100 optimizer steps and for 100 groups that "
+            "were learned from. Compare runs with and without the filter.",
+            (
+                Query(f"{_GAIN} {series('squelch_optimizer_steps_total')}", "100 updates"),
+                Query(f"{_GAIN} {_KEPT}", "100 groups"),
+            ),
+            unit="percentunit",
+        ),
+        Panel(
+            "Groups thrown away, refills",
+            "The cost in rollouts since the start: groups that were played and not learned from, and rounds that "
+            "played further groups in their place.",
+            (
+                _q("squelch_groups_total", "dropped", decision="dropped"),
+                _q("squelch_refill_rounds_total", "refill rounds"),
+            ),
+            low=0,
+        ),
+    ),
+)
+
 KINDS = Row(
     "Which kinds of tasks are kept",
     "guide/filter.md",
@@ -241,5 +305,5 @@ GRADIENTS = Row(
     ),
 )
 
-ROWS = (VARIANCE, FILTER, NOISE, KINDS, GRADIENTS)
+ROWS = (VARIANCE, FILTER, SAVED, NOISE, KINDS, GRADIENTS)
 BOARD = Board("squelch-signal", "Signal", "Do rewards differ, and is it learned from?", ROWS)

@@ -90,9 +90,6 @@ def test_every_metric_of_a_run_is_shown_or_alerted_on() -> None:
     text = " ".join(expressions())
     silent = {
         "squelch_build_info",
-        "squelch_optimizer_steps_total",
-        "squelch_trajectories_total",
-        "squelch_groups_total",
         "squelch_validation_step",
         "squelch_scorer_step",
         "squelch_scorer_version",

@@ -30,3 +30,12 @@ def test_a_run_that_learned_from_every_group_saved_nothing_and_says_nothing() ->
 def test_a_run_that_never_learned_has_no_estimate_of_seconds() -> None:
     assert filter_savings([a_step(0, 0)], gain=0.0)["seconds_not_trained"] is None
     assert filter_savings([{"step": 0}], gain=None) == {}
+
+
+def test_trajectories_that_were_not_trained_on_are_counted_where_the_run_recorded_them() -> None:
+    steps = [
+        a_step(2, 200) | {"trajectories": 128.0, "trajectories/trained": 32.0},
+        a_step(0, 0) | {"trajectories": 127.0},
+    ]
+    assert filter_savings(steps, gain=None)["rows_not_trained"] == 128 + 127 - 32
+    assert filter_savings([a_step(2, 200) | {"trajectories": 128.0}], gain=None)["rows_not_trained"] is None
