@@ -42,7 +42,7 @@ from squelch.cluster.other_names import answer
 from squelch.cluster.presets import KEY as PRESET
 from squelch.cluster.presets import layered
 from squelch.cluster.setting_keys import flat, where_of
-from squelch.envs.config import EnvironmentConfig, EnvironmentEntry
+from squelch.envs.config import EnvironmentConfig, EnvironmentEntry, spoken
 from squelch.envs.mixture import Entry, Mixture
 from squelch.envs.registry import resolved
 from squelch.envs.settings import Settings
@@ -472,7 +472,7 @@ def validated(tree: dict[str, Any], overrides: list[str], recipe: str) -> RunCon
     """The validated configuration of a recipe's tree, over which the preset that the overrides name and then the
     overrides are laid. Raises as `load`; the error names the `recipe`."""
     given = _validated(layered(tree, overrides), recipe)
-    config = given.with_each(lambda entry: _resolved(entry, given.cluster.start_timeout_s, recipe))
+    config = given.with_each(lambda entry: _resolved(entry, given, recipe))
     try:
         learner = _resolve_learner(config)
     except ValueError as error:
@@ -648,10 +648,11 @@ def _resolve_learner(config: RunConfig) -> LearnerConfig:
     return config.learner.model_copy(update={"objective": objective.model_copy(update=changes)})
 
 
-def _resolved(entry: Entry, timeout_s: float, recipe: str) -> EnvironmentConfig:
-    """The settings of an environment, with its own defaults for numbers that the format leaves open. UserError if the
-    environment cannot be created."""
+def _resolved(entry: Entry, given: RunConfig, recipe: str) -> EnvironmentConfig:
+    """The settings of an environment of the run, with defaults of its own, or of the run, for what the format leaves
+    open. UserError if the environment cannot be created."""
     try:
-        return resolved(entry.environment, made(entry.environment, timeout_s))
+        own = resolved(entry.environment, made(entry.environment, given.cluster.start_timeout_s))
     except ValueError as error:
         raise UserError(f"configuration {recipe}: {entry.key}: {entry.keyed(str(error))}") from error
+    return spoken(own, given.model.warmup is not None, entry.tokens(given.sampling.max_tokens_per_turn))

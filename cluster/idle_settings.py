@@ -91,6 +91,11 @@ CASES: tuple[Case, ...] = (
         lambda run: not run.environments and environment_class(run.environment.name).whole_turns,
         _with("environment.name"),
     ),
+    Case(
+        _below("environment.format", "worked_turn", "response_length"),
+        lambda run: not run.environments and run.environment.prompt != "natural",
+        _with("environment.prompt"),
+    ),
     Case(("filter.window_size",), lambda run: run.filter.window != "sliding", _with("filter.window")),
     Case(("filter.max_refill_rounds",), lambda run: not run.filter.refill, _with("filter.refill")),
     Case(("gradients.groups",), lambda run: run.gradients.every == 0, _with("gradients.every")),

@@ -32,6 +32,14 @@ class FormatConfig(Settings):
     """Most actions in one answer, separated by `||`; further actions are ignored and the turn is badly formatted. With
     1 the whole answer is the action. By default the environment's own number (grid worlds: 2)."""
 
+    worked_turn: bool | None = None
+    """Whether the system message of the style `natural` shows a worked turn with its reasoning, which is a template for
+    the reasonings that mutual information is measured of. Unset: only if the run warms its model up
+    (`model.warmup`)."""
+    response_length: int | None = Field(None, ge=0)
+    """N in the sentence "Max response length: N words (tokens)." of the style `natural`; 0: no such sentence. It limits
+    nothing. Unset: `sampling.max_tokens_per_turn`, as in the authors' code, whose environments set 100 or 120."""
+
     def resolved(self, environment: TurnDefaults | type[Environment]) -> FormatConfig:
         """The format with the environment's own numbers where the configuration does not set them."""
         return self.model_copy(
@@ -51,8 +59,8 @@ class EnvironmentConfig(Settings):
     options: dict[str, Any] = Field(default_factory=dict)
     """Task options of that environment; checked against its own `Options` model before anything starts."""
     prompt: PromptName = "tiny"
-    """Style of the messages: `natural` is English with a legend and a worked turn, for pretrained language models;
-    `tiny` is the closed vocabulary of the tiny policy (`model.path=tiny`)."""
+    """Style of the messages: `natural` is English with a legend, for pretrained language models; `tiny` is the
+    closed vocabulary of the tiny policy (`model.path=tiny`)."""
     format: FormatConfig = FormatConfig()
     reward_noise: RewardNoise = RewardNoise()
     """Noise that is added to the return of episodes, which makes any environment stochastic."""
@@ -60,6 +68,19 @@ class EnvironmentConfig(Settings):
     """The k-th training task has seed `train_seed + k`; a curriculum counts its tasks from it."""
     validation_seed: int = Field(1_000_000_000, ge=0)
     """The k-th validation task has seed `validation_seed + k`. Splits are disjoint by content for all seeds."""
+
+
+def spoken(config: EnvironmentConfig, warmed_up: bool, max_tokens: int) -> EnvironmentConfig:
+    """`config` with the run's values where the format leaves open what its natural messages say. `warmed_up`: whether
+    the run warms its model up; `max_tokens`: most sampled tokens of a turn."""
+    if config.prompt != "natural":
+        return config
+    form = config.format
+    shown = warmed_up if form.worked_turn is None else form.worked_turn
+    length = max_tokens if form.response_length is None else form.response_length
+    return config.model_copy(
+        update={"format": form.model_copy(update={"worked_turn": shown, "response_length": length})}
+    )
 
 
 class EnvironmentEntry(EnvironmentConfig):

@@ -56,6 +56,8 @@ class Sentences:
     format: str
     one_action: str
     several_actions: str
+    length: str
+    """The longest response, as the `{count}` of its words."""
     example: str
     """The worked turn: the `{message}` of a turn, and the policy's `{turn}`."""
     reward: str
@@ -68,6 +70,7 @@ SENTENCES: Mapping[PromptName, Sentences] = {
         format="Always output <think> thoughts </think> <answer> {what} </answer> with {how_many} .",
         one_action="1 action",
         several_actions="at most {count} actions separated by ||",
+        length="",
         example="",
         reward="reward {reward}\n",
         turn="{observation}\nactions left {left}",
@@ -80,6 +83,7 @@ SENTENCES: Mapping[PromptName, Sentences] = {
         ),
         one_action="Give exactly 1 action in an answer",
         several_actions='You can give up to {count} actions in an answer, separated by " || "',
+        length=" Max response length: {count} words (tokens).",
         example="\n\nHere is an example of one turn.\n{message}\n{turn}",
         reward="Reward: {reward}\n",
         turn="State:\n{observation}\nActions left: {left}",
@@ -90,17 +94,20 @@ and the actions left."""
 
 
 def system_message(env: Environment, config: FormatConfig) -> str:
-    """The environment's rules, the answer format and, in the style `natural`, a worked turn."""
+    """The environment's rules, the answer format and, in the style `natural`, the longest response if the format names
+    it, and a worked turn unless the format leaves it out."""
     resolved, sentences = config.resolved(env), SENTENCES[env.prompt]
-    example = "" if env.wording is None else _worked_turn(env.wording, resolved, env.prompt)
+    shown = env.wording if config.worked_turn is not False else None
+    example = "" if shown is None else _worked_turn(shown, resolved, env.prompt)
     return sentences.system.format(rules=env.rules(), format=_format_rule(resolved, env.prompt), example=example)
 
 
 def _format_rule(config: FormatConfig, prompt: PromptName = "tiny") -> str:
-    """The sentence about the answer format; `config` is resolved."""
+    """The sentences about the answer format; `config` is resolved."""
     count, sentences = config.max_actions_per_turn, SENTENCES[prompt]
     how_many = sentences.one_action if count == 1 else sentences.several_actions.format(count=count)
-    return sentences.format.format(what="action" if count == 1 else "actions", how_many=how_many)
+    said = sentences.format.format(what="action" if count == 1 else "actions", how_many=how_many)
+    return said + (sentences.length.format(count=config.response_length) if config.response_length else "")
 
 
 def _worked_turn(wording: Wording, config: FormatConfig, prompt: PromptName) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from squelch.cluster.errors import UserError
 from squelch.cluster.terminal import say
+
+if TYPE_CHECKING:
+    from squelch.cluster.config import RunConfig
 
 NATURAL = ("environment.prompt=natural", "sampling.max_tokens_per_turn=160", "rollout.max_model_len=2048")
 """Settings if no recipe is given: prompts for a language model, and room for the demonstrations of each of the seven
@@ -66,8 +69,16 @@ def run(options: argparse.Namespace) -> int:
         folder = find_model(config, aloud)
         check_model(folder, config, aloud)
         warmed_up(config, warmup, folder, options.out, plays, aloud)
-    say(f"done: {options.out}; train it with model.path={options.out}")
+    say(f"done: {options.out}; train it with {' '.join([f'model.path={options.out}', *prompts_of(config)])}")
     return 0
+
+
+def prompts_of(config: RunConfig) -> list[str]:
+    """The settings with which a run without a warm-up of its own shows the prompts of the demonstrations."""
+    if config.model.warmup is not None and config.model.warmup.data:
+        return []
+    forms = {entry.key: entry.environment.format for entry in config.mixture.entries}
+    return [f"{key}.format.worked_turn=true" for key, form in forms.items() if form.worked_turn]
 
 
 def _overrides(options: argparse.Namespace, tree: dict[str, Any]) -> list[str]:

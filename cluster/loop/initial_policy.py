@@ -235,7 +235,10 @@ def warmup_digest(config: RunConfig, warmup: WarmupConfig, folder: Path) -> str:
     optimizer = config.learner.optimizer.model_dump(
         mode="json", include={"betas", "epsilon", "weight_decay", "max_grad_norm"}
     )
-    environment = config.mixture.facts(exclude={"train_seed", "validation_seed", "label"})
+    seen = {"worked_turn", "response_length"}  # the texts show them
+    environment = config.mixture.facts(
+        exclude={"train_seed": True, "validation_seed": True, "label": True, "format": seen}
+    )
     data = file_digest(Path(warmup.data)) if warmup.data else ""
     every = mixed(config.mixture, [warmup.quality] * len(config.mixture.entries), 0)
     first = [] if warmup.data else itertools.islice(every, NUM_FINGERPRINT)
@@ -248,16 +251,19 @@ def warmup_digest(config: RunConfig, warmup: WarmupConfig, folder: Path) -> str:
         data,
         texts,
         _content(folder),
-        _play(config) if warmup.may_stop_early else None,
+        _play(config, warmup) if warmup.may_stop_early else None,
     ]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _play(config: RunConfig) -> list[object]:
-    """The settings that the play of the checks depends on, after which a warm-up may stop."""
+def _play(config: RunConfig, warmup: WarmupConfig) -> list[object]:
+    """The settings that the play of the checks depends on, after which a warm-up may stop. A file's conversations
+    do not show the prompts of the play."""
     sampling, rollout = config.sampling, config.rollout
     limits = sampling.max_tokens_per_turn, rollout.max_model_len
-    return [sampling.temperature, *limits, rollout.dtype, rollout.fp32_head]
+    forms = [entry.environment.format for entry in config.mixture.entries] if warmup.data else []
+    prompts = [[form.worked_turn, form.response_length] for form in forms]
+    return [sampling.temperature, *limits, rollout.dtype, rollout.fp32_head, *prompts]
 
 
 def _content(folder: Path) -> list[list[object]]:

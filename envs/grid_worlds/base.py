@@ -37,10 +37,10 @@ from squelch.envs.wording import (
 class GridOptions(Settings):
     """Options that every grid world has."""
 
-    observation_format: Literal["grid", "grid_coord"] = "grid"
-    """What an observation shows: the board, or before it a line with the cell of each thing but walls and empty cells,
-    for models that cannot read a board. The authors' code has both, and trains with `grid_coord`, which needs
-    `environment.prompt=natural`."""
+    observation_format: Literal["grid", "grid_coord"] | None = None
+    """What an observation shows: `grid`, the board, or `grid_coord`, before it a line with the cell of each thing but
+    walls and empty cells, for models that cannot read a board. The authors' code has both, and trains with
+    `grid_coord`. Unset: `grid_coord` with `environment.prompt=natural`; the style `tiny` has no words for it."""
 
 
 class GridEnv(TextEnv, Demonstrator, ClosedVocabulary, Judged):
@@ -68,15 +68,21 @@ class GridEnv(TextEnv, Demonstrator, ClosedVocabulary, Judged):
     def wording(self) -> Wording:
         """As `TextEnv.wording`; the worked turn shows its board as observations do."""
         wording = super().wording
-        if self.options.observation_format == "grid" or wording.example is None:
+        if not self.names_cells or wording.example is None:
             return wording
         rows = last_board(wording.example.observation, "".join(self.legend), [wording.shown["row"]]) or []
         observation = self._seen("\n".join(" ".join(row) for row in rows))
         return replace(wording, example=replace(wording.example, observation=observation))
 
+    @property
+    def names_cells(self) -> bool:
+        """Whether observations name the cells of things before the board."""
+        chosen = self.options.observation_format
+        return "place" in super().wording.shown if chosen is None else chosen == "grid_coord"
+
     def check(self) -> None:
         """As `Environment.check`."""
-        if self.options.observation_format != "grid" and "place" not in super().wording.shown:
+        if self.names_cells and "place" not in super().wording.shown:
             raise ValueError(
                 f"environment.options.observation_format={self.options.observation_format} needs "
                 f"environment.prompt=natural: the style {self.prompt} has no words for it"
@@ -89,7 +95,7 @@ class GridEnv(TextEnv, Demonstrator, ClosedVocabulary, Judged):
     def _seen(self, board: str) -> str:
         """A board in plain text as observations show it."""
         text = shown(board, super().wording)
-        if self.options.observation_format == "grid":
+        if not self.names_cells:
             return text
         self.check()  # for environments that Gymnasium makes
         facts = facts_of(board.replace(" ", "").split("\n"), self.legend, self.nouns)
@@ -129,7 +135,7 @@ class GridEnv(TextEnv, Demonstrator, ClosedVocabulary, Judged):
     def _observation_space(self) -> Text:
         plain = "\n".join([" ".join("_" * self.side)] * self.side)
         shortest = longest = shown(plain, self.wording)
-        if self.options.observation_format == "grid_coord":
+        if self.names_cells:
             self.check()
             cells = [(row, column) for row in range(self.side) for column in range(self.side)]
             longest = f"{places(dict.fromkeys(self.nouns, cells), self.wording)}\n{longest}"

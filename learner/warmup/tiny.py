@@ -83,7 +83,8 @@ def build_digest(environment: EnvironmentConfig | Mixture, seed: int, recipe: Ti
     """Digest of everything that determines the folder's content: the settings, and the first demonstrations as text."""
     mixture = Mixture.of(environment)
     some = itertools.islice(_demonstrations(mixture, seed, recipe), NUM_FINGERPRINT)
-    played = mixture.with_each(resolved).facts(include={"name", "options", "format"})
+    turns = {"format_penalty", "max_turns", "max_actions_per_turn"}  # the format's other settings are of other styles
+    played = mixture.with_each(resolved).facts(include={"name": True, "options": True, "format": turns})
     content = [recipe.model_dump(mode="json"), seed, played, [one.texts() for one in some]]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 

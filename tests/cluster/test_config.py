@@ -287,3 +287,34 @@ def test_a_setting_that_is_given_as_a_flag_is_answered_with_the_override(words, 
     with pytest.raises(SystemExit, match=r"^2$"):
         main(["train", "frozenlake", *words])
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "shown", "length"),
+    [
+        ([], False, 400),
+        (["model.warmup={}"], True, 400),
+        (["model.warmup={}", "environment.format.worked_turn=false"], False, 400),
+        (["environment.format.worked_turn=true", "environment.format.response_length=120"], True, 120),
+        (["environment.format.response_length=0", "sampling.max_tokens_per_turn=80"], False, 0),
+    ],
+)
+def test_natural_prompts_show_a_worked_turn_with_a_warm_up_and_name_the_longest_response(
+    words: list[str], shown: bool, length: int
+) -> None:
+    form = load("paper-sokoban-3b", words).environment.format
+    assert (form.worked_turn, form.response_length) == (shown, length)
+
+
+def test_each_of_several_environments_names_its_own_longest_response_and_the_tiny_style_none() -> None:
+    entries = "environments=[{name: Sokoban, prompt: natural, max_tokens_per_turn: 90}, {name: Countdown}]"
+    sokoban, countdown = load("paper-sokoban-3b", ["environment=null", entries]).environments
+    assert (sokoban.format.worked_turn, sokoban.format.response_length) == (False, 90)
+    assert (countdown.format.worked_turn, countdown.format.response_length) == (None, None)
+
+
+def test_the_recipes_of_the_studies_keep_their_prompts() -> None:
+    for name in ("smollm2-countdown", "smollm2-sokoban", "smollm2-frozenlake"):
+        environment = load(name).environment
+        assert (environment.format.worked_turn, environment.format.response_length) == (True, 0)
+        assert environment.options.get("observation_format", "grid_coord") == "grid_coord"

@@ -47,6 +47,11 @@ def test_no_shipped_recipe_has_a_setting_that_does_nothing(recipe: str) -> None:
         (["upload.every_s=5", "store=/mnt/runs"], []),
         (["rollout.tensor_parallel_size=2"], ["rollout.tensor_parallel_size=2 does nothing with rollout.num_gpus=0.0"]),
         (["rollout.num_gpus=1", "rollout.kv_cache_gib=2"], []),
+        (
+            ["environment.format.worked_turn=true"],
+            ["environment.format.worked_turn=true does nothing with environment.prompt=tiny"],
+        ),
+        (["environment.format.response_length=9", "environment.prompt=natural"], []),
     ],
 )
 def test_a_setting_that_another_one_switches_off_is_reported_with_that_one(

@@ -75,8 +75,10 @@ def test_what_a_preset_sets_follows_the_command_line() -> None:
     assert lake.environment.options == {}, "the command line's own options win"
     assert load("frozenlake", [PUBLISHED]).environment.options["slip_rate"] == 0
     assert load("frozenlake", ["preset=paper"]).environment.options["slip_rate"] == 0.02
-    board = load("paper-sokoban-3b", [PUBLISHED]).environment.options["observation_format"]
-    assert board == "grid_coord" and "observation_format" not in load("sokoban", [PUBLISHED]).environment.options
+    sokoban = load("paper-sokoban-3b", [PUBLISHED]).environment
+    assert (sokoban.format.worked_turn, sokoban.format.response_length) == (False, 120)
+    assert sokoban.options["observation_format"] == "grid_coord"
+    assert "observation_format" not in load("sokoban", [PUBLISHED]).environment.options
 
 
 def test_each_of_several_environments_gets_its_own_settings() -> None:

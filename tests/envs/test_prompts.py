@@ -1,4 +1,5 @@
-"""Every environment speaks both prompt styles: natural English with a legend and a worked turn, and the tiny one."""
+"""Every environment speaks both prompt styles: natural English with a legend and, if asked for, a worked turn, and the
+tiny one."""
 
 import random
 import re
@@ -45,6 +46,20 @@ def test_the_worked_turn_is_well_formed_and_its_actions_are_actions(name: str) -
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_worked_turn_and_the_longest_response_are_said_only_if_the_format_says_so(name: str) -> None:
+    env = speaking(name)
+    bare = system_message(env, FormatConfig(worked_turn=False))
+    assert "example of one turn" not in bare and "<think> your thoughts" in bare and bare.startswith(env.rules())
+    said = system_message(env, FormatConfig(worked_turn=False, response_length=400))
+    assert said == f"{bare} Max response length: 400 words (tokens)."
+    assert system_message(env, FormatConfig(worked_turn=True)) == system_message(env, FormatConfig())
+    tiny = make(name, options=OPTIONS.get(name, {}), prompt="tiny")
+    assert system_message(tiny, FormatConfig(worked_turn=True, response_length=9)) == system_message(
+        tiny, FormatConfig()
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_natural_demonstration_is_an_episode_without_open_fields(name: str) -> None:
     config = EnvironmentConfig(name=name, options=OPTIONS.get(name, {}), prompt="natural")
     env = speaking(name)
@@ -67,9 +82,9 @@ def test_natural_demonstrations_vary_their_words_and_are_generic_only_as_often_a
 
 
 @pytest.mark.parametrize("name", ["FrozenLake", "Sokoban"])
-def test_coordinates_before_a_board_say_where_everything_on_it_is(name: str) -> None:
-    env = make(name, options={"observation_format": "grid_coord"}, prompt="natural")
-    plain, judge, rng = speaking(name), env.judge(), random.Random(0)
+def test_coordinates_before_a_natural_board_say_where_everything_on_it_is(name: str) -> None:
+    env, judge, rng = speaking(name), speaking(name).judge(), random.Random(0)
+    plain = make(name, options={"observation_format": "grid"}, prompt="natural")
     for seed in range(40):
         shown, board = env.reset(seed=seed, options={"noise_seed": 0})[0], plain.reset(seed=seed)[0]
         facts, _, rest = shown.partition("\nRow 0:")
@@ -81,9 +96,8 @@ def test_coordinates_before_a_board_say_where_everything_on_it_is(name: str) -> 
 
 @pytest.mark.parametrize("name", ["FrozenLake", "Sokoban"])
 def test_the_worked_turn_shows_its_board_as_observations_do(name: str) -> None:
-    env = make(name, options={"observation_format": "grid_coord"}, prompt="natural")
-    said = system_message(env, FormatConfig())
-    example = speaking(name).wording.example
+    said = system_message(speaking(name), FormatConfig())
+    example = make(name, options={"observation_format": "grid"}, prompt="natural").wording.example
     assert re.search(rf"player: row (.+\n)+{re.escape(example.observation)}\nActions left", said)
     assert said.count("player: row") == 1
 
@@ -96,6 +110,7 @@ def test_coordinates_are_refused_in_the_style_that_has_no_words_for_them(name: s
         gymnasium.make(f"squelch.envs.base:squelch/{name}-v0", observation_format="grid_coord").reset(seed=1)
     with pytest.raises(ValueError, match="observation_format"):
         make(name, options={"observation_format": "coord"}, prompt="natural")
+    assert "row" not in make(name).reset(seed=1, options={"noise_seed": 0})[0], "the tiny style shows the board alone"
 
 
 def test_a_seed_is_the_same_task_in_both_styles() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from squelch.cluster.cli import main
-from squelch.cluster.commands.warmup import NATURAL
+from squelch.cluster.commands.warmup import NATURAL, prompts_of
 from squelch.cluster.config import RunConfig, read_recipe, validated
 from squelch.cluster.loop import initial_policy
 
@@ -117,3 +117,10 @@ def test_a_share_to_stop_at_is_refused_where_nothing_is_played(tmp_path, capsys,
     words = ("some/model", str(tmp_path / "out"), "--data", str(data), f"model.warmup.{share}=0.8")
     assert main(["warmup", *words]) == 2
     assert "give --env NAME too" in capsys.readouterr().err
+
+
+def test_the_warmed_up_model_is_trained_on_the_prompts_of_its_demonstrations(tmp_path: Path) -> None:
+    words = ["model.path=some/model", "environment.name=FrozenLake", *NATURAL, "model.warmup={}"]
+    assert prompts_of(validated({}, words, "it")) == ["environment.format.worked_turn=true"]
+    assert prompts_of(validated({}, [*words, "environment.format.worked_turn=false"], "it")) == []
+    assert prompts_of(validated({}, [*words, "model.warmup.data=chats.jsonl"], "it")) == []
