@@ -15,12 +15,15 @@ from research.kept import Kept, caveats
 PAGE = PAGES / "claims.md"
 COLUMNS = ("claim", "where", "statistic", "claimed", "found [95%]", "runs", "verdict")
 VERDICTS = get_args(Verdict)
+RATE = "at a decaying rate"
+"""The recipes of all of these runs let the learning rate decay."""
 
 
 def cells(row: Mapping[str, Any]) -> list[str]:
     """The printed cells of a judged claim."""
     says = f"{row['source']}: {row['says']}"
-    return [says, row["where"], row["statistic"], row["claimed"], _found(row), str(row["runs"]), row["verdict"]]
+    where = f"{row['where']}, {RATE}"
+    return [says, where, row["statistic"], row["claimed"], _found(row), str(row["runs"]), row["verdict"]]
 
 
 def _found(row: Mapping[str, Any]) -> str:
