@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from squelch.actors.endpoint.config import EndpointConfig
 from squelch.actors.filter.rules import RULES, EpsilonUnit
 from squelch.actors.filter.scores import STATISTICS
 from squelch.actors.labels import LabelSelector, require_gpu_share
@@ -54,6 +55,8 @@ class EnvironmentActorConfig(Settings):
     """Most seconds for the generation of one turn; after them the trajectory fails with cause `generation_timeout`."""
     episode_timeout_s: float = Field(300.0, gt=0)
     """Most seconds for one episode; after them the trajectory fails with cause `episode_timeout`."""
+    endpoint: EndpointConfig = EndpointConfig()
+    """The endpoint at which agents call the policy."""
 
 
 class RolloutConfig(Settings):

@@ -16,6 +16,8 @@ class GenerationRequest:
     max_tokens: int
     temperature: float
     seed: int
+    stop: tuple[str, ...] = ()
+    """Texts at whose end the turn ends; the ids that hold the text stay part of it."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Completion:
     token_ids: np.ndarray
     log_probs: np.ndarray
     finish_reason: str
-    """`stop` (end token sampled), `length` (cut at its token limit) or `error`."""
+    """`stop` (end token sampled, or a stop string complete), `length` (cut at its token limit) or `error`."""
     version_min: int
     version_max: int
     error: str | None = None

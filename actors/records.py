@@ -202,6 +202,8 @@ class Group:
     """Mean seconds that a trajectory waited for its tokens."""
     seconds_replays: float = 0.0
     """Seconds that replays waited for their environment, summed over trajectories."""
+    endpoint_counts: tuple[tuple[str, int], ...] = ()
+    """Calls of agents, and fields of their requests, by name (`actors.endpoint.metrics`)."""
 
 
 @dataclass(frozen=True)
@@ -251,6 +253,8 @@ class GroupSummary:
     """Why the first replay that failed did so; None if none did."""
     label: str = ""
     """The task's label."""
+    endpoint_counts: tuple[tuple[str, int], ...] = ()
+    """As of the group."""
 
 
 def replay_matrix(rows: Sequence[Sequence[float] | None], replays: int) -> np.ndarray:
@@ -300,4 +304,5 @@ def summarise(group: Group) -> GroupSummary:
         else None,
         replay_failure=next((t.replay_failure for t in alive if t.replay_failure), None),
         label=group.ticket.task.label,
+        endpoint_counts=group.endpoint_counts,
     )

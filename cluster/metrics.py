@@ -9,6 +9,7 @@ from __future__ import annotations
 from types import ModuleType
 
 import squelch.actors.diagnosis.metrics
+import squelch.actors.endpoint.metrics
 import squelch.actors.filter.metrics
 import squelch.actors.filter.noise_metrics
 import squelch.actors.play.metrics
@@ -317,6 +318,7 @@ METRICS: Table = {
 
 COMPONENTS: tuple[ModuleType, ...] = (
     squelch.actors.play.metrics,
+    squelch.actors.endpoint.metrics,
     squelch.actors.filter.metrics,
     squelch.actors.filter.noise_metrics,
     squelch.actors.diagnosis.metrics,

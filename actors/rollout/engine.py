@@ -6,11 +6,14 @@ The adapter does not depend on Ray: any asyncio program can use it.
 
 Invariants:
 
-- Requests and completions hold token ids; no tokenizer is loaded. The log-probability of a sampled token is computed
+- Requests and completions hold token ids; vLLM loads no tokenizer. The log-probability of a sampled token is computed
   under the distribution that the token was drawn from: with temperature, without truncation (top_p = 1, top_k off,
   min_p = 0).
 - Weights, prompt, temperature and the request's own seed determine a request's tokens (up to floating-point ties),
   regardless of the other requests in the batch. On CPU in float32 they determine its log-probabilities bit for bit.
+- A request with stop strings is watched step by step and aborted where one is complete; tokens that the engine sampled
+  beyond it by then are dropped, so that they are not part of the turn however late they are seen. Other requests are
+  read once, at their end.
 - A completion carries the oldest and the newest version that sampled one of its tokens, as counted by the engine.
 - The prefix cache is cleared whenever weights are loaded.
 
@@ -51,12 +54,14 @@ from squelch.actors.process.parent_watch import PARENT_VARIABLE
 from squelch.actors.process.progress_marks import Marks
 from squelch.actors.rollout.early_process import EarlyProcess, begun, serving
 from squelch.actors.rollout.memory import BATCHED_TOKENS, PRIMITIVES
+from squelch.actors.rollout.stop_strings import Spell, StopStrings
 from squelch.actors.rollout.weights_file import written_arrays
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.output_processor import RequestOutputCollector
 
 STOP_TIMEOUT_S = 10.0
 _CPU_BLOCK_SIZE = 32
@@ -172,14 +177,23 @@ def require_build(is_cpu_build: bool, config: RolloutConfig) -> None:
 
 
 class VllmEngine:
-    """One vLLM engine and its process. `version` is the version last loaded; the model folder's version is 0."""
+    """One vLLM engine and its process. `version` is the version last loaded; the model folder's version is 0. `spell`:
+    the bytes of the model's tokens, for requests with stop strings."""
 
-    def __init__(self, name: str, model_dir: str | Path, config: RolloutConfig, stop_ids: Iterable[int]) -> None:
+    def __init__(
+        self,
+        name: str,
+        model_dir: str | Path,
+        config: RolloutConfig,
+        stop_ids: Iterable[int],
+        spell: Spell | None = None,
+    ) -> None:
         self.name = name
         self.version = 0
         self._model_dir = str(model_dir)
         self._config = config
         self._stop_ids = [int(index) for index in stop_ids]
+        self._spell = spell
         self._llm: AsyncLLM | None = None
         self._processes: list[multiprocessing.process.BaseProcess] = []
         self.marks = Marks(of_child=True)
@@ -267,41 +281,57 @@ class VllmEngine:
 
     async def complete(self, request: GenerationRequest) -> Completion:
         """One sampled turn. Errors that vLLM raises for this request pass through; cancelling stops the sampling."""
+        watch = self._watch(request)
         parameters = self._parameters(
+            watch is not None,
             temperature=request.temperature,
             max_tokens=request.max_tokens,
             seed=request.seed,
             logprobs=0,
             stop_token_ids=self._stop_ids,
         )
-        output = await self._generate(request.prompt_ids, parameters)
-        sampled = output.outputs[0]
-        if sampled.finish_reason not in ("stop", "length"):
-            raise RuntimeError(f"rollout worker {self.name}: generation ended with {sampled.finish_reason}")
-        spans = tuple(VersionSpan(s.start, s.end, int(s.version)) for s in sampled.weight_versions or ())
+        output = await self._generate(request.prompt_ids, parameters, watch)
+        sampled, end = output.outputs[0], None if watch is None else watch.end
+        finish_reason = sampled.finish_reason if end is None else "stop"
+        if finish_reason not in ("stop", "length"):
+            raise RuntimeError(f"rollout worker {self.name}: generation ended with {finish_reason}")
+        ids = np.asarray(sampled.token_ids, dtype=np.int32)[:end]
+        spans = tuple(
+            VersionSpan(s.start, min(s.end, len(ids)), int(s.version))
+            for s in sampled.weight_versions or ()
+            if s.start < len(ids)
+        )
         versions = [span.version for span in spans] or [self.version]
         return Completion(
             request_id=request.request_id,
-            token_ids=np.asarray(sampled.token_ids, dtype=np.int32),
-            log_probs=np.asarray(_flat(sampled.logprobs), dtype=np.float32),
-            finish_reason=sampled.finish_reason,
+            token_ids=ids,
+            log_probs=np.asarray(_flat(sampled.logprobs), dtype=np.float32)[:end],
+            finish_reason=finish_reason,
             version_min=min(versions),
             version_max=max(versions),
             version_spans=spans,
         )
 
+    def _watch(self, request: GenerationRequest) -> StopStrings | None:
+        if not request.stop:
+            return None
+        if self._spell is None:
+            raise ValueError(f"rollout worker {self.name}: stop strings need the bytes of the model's tokens")
+        return StopStrings(request.stop, self._spell)
+
     async def token(self) -> None:
         """Sample one token and discard it: a check that the engine answers."""
         prompt = np.zeros(1, dtype=np.int32)
-        await self._generate(prompt, self._parameters(temperature=1.0, max_tokens=1, logprobs=0, seed=0))
+        await self._generate(prompt, self._parameters(False, temperature=1.0, max_tokens=1, logprobs=0, seed=0))
 
     async def prompt_log_probs(self, ids: np.ndarray) -> np.ndarray:
         """(num_ids - 1,) float64: log-probabilities (nats) of ids 1.. at temperature 1, under the current weights."""
-        output = await self._generate(ids, self._parameters(temperature=1.0, max_tokens=1, prompt_logprobs=0))
+        output = await self._generate(ids, self._parameters(False, temperature=1.0, max_tokens=1, prompt_logprobs=0))
         return np.asarray(_flat(output.prompt_logprobs), dtype=np.float64)
 
     @staticmethod
-    def _parameters(**chosen: Any) -> SamplingParams:
+    def _parameters(step_by_step: bool, **chosen: Any) -> SamplingParams:
+        """`step_by_step`: whether the request yields what was sampled so far after each step, and not once."""
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         return SamplingParams(
@@ -310,13 +340,15 @@ class VllmEngine:
             min_p=0.0,
             detokenize=False,
             flat_logprobs=True,
-            output_kind=RequestOutputKind.FINAL_ONLY,
+            output_kind=RequestOutputKind.CUMULATIVE if step_by_step else RequestOutputKind.FINAL_ONLY,
             skip_clone=True,
             **chosen,
         )
 
-    async def _generate(self, prompt_ids: np.ndarray, parameters: SamplingParams) -> RequestOutput:
-        """Run one request. Raises RuntimeError with the worker's name if the engine has died."""
+    async def _generate(
+        self, prompt_ids: np.ndarray, parameters: SamplingParams, watch: StopStrings | None = None
+    ) -> RequestOutput:
+        """Run one request; its last output. Raises RuntimeError with the worker's name if the engine has died."""
         from vllm.inputs import tokens_input
         from vllm.outputs import RequestOutput
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -325,7 +357,7 @@ class VllmEngine:
         self._require_known_ids(llm, prompt_ids)
         try:
             queue = await llm.add_request(key, tokens_input(prompt_ids.tolist()), parameters)
-            output = await queue.get()
+            output = await queue.get() if watch is None else await self._watched(llm, key, queue, watch)
         except asyncio.CancelledError:
             if not llm.errored:
                 await llm.abort(key)
@@ -334,6 +366,19 @@ class VllmEngine:
             raise RuntimeError(self._death()) from error
         assert isinstance(output, RequestOutput), "a request to generate has no other output"
         return output
+
+    @staticmethod
+    async def _watched(llm: AsyncLLM, key: str, queue: RequestOutputCollector, watch: StopStrings) -> Any:
+        """The last output of a request, which is aborted where a stop string is complete. Only the last one says which
+        versions sampled; for an aborted request vLLM makes it at once."""
+        while True:
+            output: Any = await queue.get()
+            is_complete = watch.see(output.outputs[0].token_ids)
+            if output.finished:
+                return output
+            if is_complete:
+                await llm.abort(key)
+                return await queue.get()
 
     @staticmethod
     def _require_known_ids(llm: AsyncLLM, prompt_ids: np.ndarray) -> None:

@@ -42,6 +42,7 @@ import numpy as np
 
 from squelch.actors.config import RolloutConfig
 from squelch.actors.formats.choice import open_format
+from squelch.actors.formats.tokens import ModelTokens
 from squelch.actors.messages import (
     Completion,
     GenerationRequest,
@@ -56,6 +57,7 @@ from squelch.actors.process.shipping import Folder, local, own_node
 from squelch.actors.process.spans import Span, Spans
 from squelch.actors.rollout.engine import LoadTimes, VllmEngine
 from squelch.actors.rollout.mailboxes import ClientGone, Mailbox, Mailboxes
+from squelch.actors.rollout.stop_strings import Spell
 from squelch.envs.untrusted.files import reason
 
 HEALTH_TIMEOUT_S = 30.0
@@ -89,11 +91,19 @@ class _Usage:
 
 
 class Engine:
-    """One engine for many clients. All calls must come from one event loop. Each of `stop_ids` ends a sampled turn."""
+    """One engine for many clients. All calls must come from one event loop. Each of `stop_ids` ends a sampled turn;
+    `spell`: the bytes of a token, for requests with stop strings."""
 
-    def __init__(self, name: str, model_dir: str | Path, config: RolloutConfig, stop_ids: Iterable[int]) -> None:
+    def __init__(
+        self,
+        name: str,
+        model_dir: str | Path,
+        config: RolloutConfig,
+        stop_ids: Iterable[int],
+        spell: Spell | None = None,
+    ) -> None:
         self.name = name
-        self.vllm = VllmEngine(name, model_dir, config, stop_ids)
+        self.vllm = VllmEngine(name, model_dir, config, stop_ids, spell)
         self.version = self.vllm.version
         """Policy version that is served; the model folder's version is 0."""
         self._config = config
@@ -392,7 +402,9 @@ class RolloutWorker:
         if config.weight_transfer in ("nccl", "gloo"):
             bind_collectives(own_node()[1])  # before the engine's process, which inherits the choice, starts
         model_dir = local(model)
-        self._engine = Engine(name, model_dir, config, open_format(model_dir).stop_ids)
+        one = open_format(model_dir)
+        assert isinstance(one, ModelTokens)
+        self._engine = Engine(name, model_dir, config, one.stop_ids, one.token_bytes)
         self._update_timeout_s = config.update_timeout_s
         self._started = asyncio.Lock()
         self._ready = False

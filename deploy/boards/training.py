@@ -113,6 +113,21 @@ LEARNING = Row(
     ),
 )
 
+AGENTS = (
+    Panel(
+        "Calls of agents",
+        "Calls of agents by outcome over the steps that ended last. Refused ones say so to the agent, with the reason.",
+        (_per_second("squelch_agent_calls_total", "{{outcome}}", "no agent plays"),),
+        low=0,
+    ),
+    Panel(
+        "Fields of agents' calls",
+        "Calls with a field that is taken otherwise than asked (the run's sampling counts), or that is not known.",
+        (_per_second("squelch_agent_fields_total", "{{field}} ({{treatment}})", "no agent plays"),),
+        low=0,
+    ),
+)
+
 ENVIRONMENTS = Row(
     "By environment",
     "guide/bring-your-own.md",
@@ -162,6 +177,7 @@ ENVIRONMENTS = Row(
             ),
             low=0,
         ),
+        *AGENTS,
     ),
 )
 

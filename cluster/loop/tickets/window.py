@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from squelch.actors.endpoint.metrics import agent_metrics
 from squelch.actors.filter.decisions import Decision, StepDecision
 from squelch.actors.filter.noise_metrics import noise_metrics
 from squelch.actors.play.metrics import trajectory_metrics
@@ -38,7 +39,7 @@ class Window:
     def metrics(self, decision: StepDecision) -> dict[str, float]:
         """Flat metrics of the step's groups and of the filter's decision on them."""
         summaries = self.summaries()
-        return trajectory_metrics(summaries) | noise_metrics(summaries) | decision.metrics
+        return trajectory_metrics(summaries) | agent_metrics(summaries) | noise_metrics(summaries) | decision.metrics
 
     def failure(self, decision: Decision) -> str:
         """The cause why a refused group failed: the most frequent failure of its trajectories, or the filter's code."""

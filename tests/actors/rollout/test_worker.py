@@ -37,7 +37,7 @@ def policies() -> dict[int, support.Qwen2ForCausalLM]:
 @pytest.fixture(scope="module")
 def served(loop, policies, tmp_path_factory) -> Iterator[Engine]:
     folder = support.save(policies[0], tmp_path_factory.mktemp("policy"))
-    engine = Engine("rollout-test", folder, support.CONFIG, [support.STOP_ID])
+    engine = Engine("rollout-test", folder, support.CONFIG, [support.STOP_ID], lambda index: chr(32 + index).encode())
     loop.run(engine.start())
     yield engine
     loop.run(engine.stop())
@@ -100,6 +100,23 @@ def test_a_turn_ends_at_the_stop_token_which_is_kept_or_at_its_limit(loop, engin
     assert all(len(c.token_ids) == len(c.log_probs) for c in found)
     limited = loop.run(support.sample(engine, [support.request("cut", seed=1, max_tokens=1)]))["cut"]
     assert len(limited.token_ids) == 1
+
+
+def test_a_stop_string_ends_a_turn_whose_ids_and_log_probs_are_those_of_the_turn_without_it(loop, engine):
+    plain = [support.request(f"p{i}", seed=i, max_tokens=60) for i in range(8)]
+    whole = loop.run(support.sample(engine, plain))
+    stops = ["".join(chr(32 + i) for i in whole[one.request_id].token_ids[10:13]) for one in plain]
+    watched = [replace(one, stop=("nowhere", stop)) for one, stop in zip(plain, stops, strict=True)]
+    found = loop.run(support.sample(engine, [*watched, *(support.request(f"q{i}", seed=i) for i in range(8))]))
+    for one, stop in zip(plain, stops, strict=True):
+        stopped, full = found[one.request_id], whole[one.request_id]
+        text = "".join(chr(32 + i) for i in stopped.token_ids)
+        assert len(full.token_ids) > 13 and stopped.finish_reason == "stop"
+        assert text.endswith(stop) and text.count(stop) == 1 and len(text) <= 13
+        np.testing.assert_array_equal(stopped.token_ids, full.token_ids[: len(text)])
+        np.testing.assert_array_equal(stopped.log_probs, full.log_probs[: len(text)])
+        assert [(span.start, span.end) for span in stopped.version_spans] == [(0, len(text))]
+    assert engine.stats()["in_flight"] == 0
 
 
 def test_a_request_the_engine_refuses_costs_only_itself(loop, engine):

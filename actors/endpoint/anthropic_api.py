@@ -1,0 +1,204 @@
+"""Anthropic's messages: requests to the one form, and answers and errors back. Pure.
+
+The types are those of the package `anthropic` (`anthropic.types`), which is not imported: tests check every answer
+against them. A `tool_result` becomes a message of a tool, in the place where it stands. The reasoning is a `thinking`
+block, for requests that ask for thinking.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+from squelch.actors.endpoint.canonical import (
+    Asked,
+    Refused,
+    Reply,
+    Said,
+    count_at,
+    flag_at,
+    malformed,
+    objects_at,
+    part_text,
+    require_open_end,
+    stops_at,
+    string_at,
+    text_at,
+    tool_use,
+    unsupported,
+)
+from squelch.actors.endpoint.fields import ANTHROPIC
+from squelch.actors.endpoint.openai_api import MODEL
+from squelch.envs.untrusted.files import brief
+
+PATH = "/v1/messages"
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "stop_string": "stop_sequence"}
+_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def asked(body: Mapping[str, Any], most_messages: int, temperature: float, may_override: bool) -> Asked:
+    """The request in a body. Raises Refused with the field at fault."""
+    adjusted, unknown = ANTHROPIC.sort(body, temperature, may_override)
+    said = [Said("system", text_at(body["system"], "system"))] if body.get("system") else []
+    for index, one in enumerate(objects_at(body, "messages", most_messages)):
+        said += _messages(one, f"messages[{index}]")
+    thinking = body.get("thinking")
+    if not isinstance(thinking, dict | None):
+        raise malformed(f"thinking must be an object (got {brief(thinking)})", "thinking")
+    return Asked(
+        require_open_end(said),
+        tuple(_tool(one, f"tools[{index}]") for index, one in enumerate(objects_at(body, "tools"))),
+        max_tokens=count_at(body, "max_tokens"),
+        stop=stops_at(body, "stop_sequences"),
+        model=string_at(body, "model", "", needed=False)[:256] or MODEL,
+        stream=flag_at(body, "stream"),
+        shows_reasoning=(thinking or {}).get("type") in ("enabled", "adaptive"),
+        adjusted=adjusted,
+        unknown=unknown,
+    )
+
+
+def _messages(one: Mapping[str, Any], where: str) -> list[Said]:
+    """A message as one or several: results of tools are messages of their own."""
+    role, content = one.get("role"), one.get("content")
+    if role == "assistant":
+        return [_assistants(content, f"{where}.content")]
+    if role == "system":
+        return [Said("system", text_at(content, f"{where}.content"))]
+    if role != "user":
+        raise malformed(f"{where}.role must be user or assistant (got {brief(role)})", f"{where}.role")
+    if not isinstance(content, list):
+        return [Said("user", text_at(content, f"{where}.content"))]
+    found: list[Said] = []
+    numbered = [(index, block) for index, block in enumerate(content)]
+    for is_result, group in groupby(numbered, lambda pair: _kind(pair[1]) == "tool_result"):
+        places = [(block, f"{where}.content[{index}]") for index, block in group]
+        if is_result:
+            found += [_result(block, place) for block, place in places]
+        else:
+            found.append(Said("user", "\n".join(part_text(block, place) for block, place in places)))
+    return found or [Said("user", "")]
+
+
+def _kind(block: Any) -> Any:
+    return block.get("type") if isinstance(block, dict) else None
+
+
+def _result(block: Mapping[str, Any], where: str) -> Said:
+    call_id = string_at(block, "tool_use_id", where)
+    return Said("tool", text_at(block.get("content"), f"{where}.content"), call_id=call_id)
+
+
+def _assistants(content: Any, where: str) -> Said:
+    if not isinstance(content, list):
+        return Said("assistant", text_at(content, where))
+    texts, calls, thoughts = [], [], []
+    for index, block in enumerate(content):
+        kind, place = _kind(block), f"{where}[{index}]"
+        if kind == "tool_use":
+            name = string_at(block, "name", place)
+            calls.append(tool_use(string_at(block, "id", place), name, block.get("input"), f"{place}.input"))
+        elif kind == "thinking":
+            thoughts.append(string_at(block, "thinking", place, needed=False))
+        elif kind == "text":
+            texts.append(part_text(block, place))
+        else:
+            raise unsupported(kind, place)
+    return Said("assistant", "\n".join(texts), tuple(calls), "\n".join(thoughts))
+
+
+def _tool(one: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """A tool in the form that OpenAI's API has."""
+    if one.get("type") not in (None, "custom"):
+        raise Refused(
+            400,
+            "unsupported_tool",
+            f"{where} of type {brief(one['type'])} would be run by the server, which runs nothing; give the policy a "
+            "tool that the agent runs",
+            where,
+        )
+    schema = one.get("input_schema")
+    if not isinstance(schema, dict):
+        raise malformed(f"{where}.input_schema must be an object (got {brief(schema)})", where)
+    described = {"description": string_at(one, "description", where)} if one.get("description") else {}
+    function = {"name": string_at(one, "name", where), **described, "parameters": schema}
+    return {"type": "function", "function": function}
+
+
+# --- answers ---
+
+
+def answer(reply: Reply, request: Asked, created: int) -> dict[str, Any]:
+    """A `Message`."""
+    del created  # it is no part of one
+    return {
+        **_frame(reply, request),
+        "content": _blocks(reply, request),
+        "stop_reason": _REASONS[reply.finish],
+        "stop_sequence": reply.stop or None,
+        "usage": {"input_tokens": reply.num_fed, "output_tokens": reply.num_sampled},
+    }
+
+
+def _frame(reply: Reply, request: Asked) -> dict[str, Any]:
+    return {"id": f"msg_{reply.id}", "type": "message", "role": "assistant", "model": request.model}
+
+
+def _blocks(reply: Reply, request: Asked) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    if reply.reasoning and request.shows_reasoning:
+        blocks.append({"type": "thinking", "thinking": reply.reasoning, "signature": ""})
+    if reply.content:
+        blocks.append({"type": "text", "text": reply.content, "citations": None})
+    for call in reply.calls:
+        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)})
+    return blocks
+
+
+def events(reply: Reply, request: Asked, created: int) -> Iterator[bytes]:
+    """The answer as server-sent events, `RawMessageStreamEvent`s."""
+    del created
+    start = _frame(reply, request) | {
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": {"input_tokens": reply.num_fed, "output_tokens": 0},
+    }
+    yield _event("message_start", message=start)
+    for index, block in enumerate(_blocks(reply, request)):
+        empty, deltas = _emptied(block)
+        yield _event("content_block_start", index=index, content_block=empty)
+        for delta in deltas:
+            yield _event("content_block_delta", index=index, delta=delta)
+        yield _event("content_block_stop", index=index)
+    end = {"stop_reason": _REASONS[reply.finish], "stop_sequence": reply.stop or None}
+    yield _event("message_delta", delta=end, usage={"output_tokens": reply.num_sampled})
+    yield _event("message_stop")
+
+
+def _emptied(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A block without what it says, and the deltas that say it."""
+    if block["type"] == "text":
+        return block | {"text": ""}, [{"type": "text_delta", "text": block["text"]}]
+    if block["type"] == "thinking":
+        said = {"type": "thinking_delta", "thinking": block["thinking"]}
+        return block | {"thinking": ""}, [said, {"type": "signature_delta", "signature": block["signature"]}]
+    return block | {"input": {}}, [{"type": "input_json_delta", "partial_json": json.dumps(block["input"])}]
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
+
+
+def error(refused: Refused) -> dict[str, Any]:
+    """An error as Anthropic's API has it."""
+    kind = _TYPES.get(refused.status, "invalid_request_error" if refused.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": refused.message}}

@@ -1,0 +1,282 @@
+"""The messages of one trajectory: which segment a request continues, and the ids that it is sampled from. Pure.
+
+A segment is a `Transcript` with the messages that it shows. A request continues the segment whose messages it repeats;
+whatever it does not repeat begins a new one. Messages decide, not ids: clients send replies back without their
+reasoning, and re-rendered text would hardly ever give the ids that were sampled.
+
+Invariants:
+
+- An assistant's message that equals a reply (content but for white space at its ends, or that and the stop string that
+  ended it; calls by id, name and value of the arguments; reasoning only if the client sends it) stands for the ids
+  that were sampled. Missing reasoning is no rewrite. All other messages must be equal as they are, and so must the
+  tools.
+- Of several segments the one with the longest repeated part counts, then the latest.
+- A segment is continued in place only behind its last reply, and by one call at a time. Another call with the same
+  history begins a new segment (`branch`) with the ids of that history, which are sampled in one segment alone.
+- Sampled ids are not encoded again where a format can be continued behind them: a new segment whose history holds
+  replies is rendered up to the first of them, and each reply is its sampled ids. Replies that stand before an
+  assistant's message of the client's own are rendered with it, as text.
+- Ids of calls are not part of what is rendered: calls are numbered there in their order.
+
+| cause of a new segment | the request |
+|---|---|
+| `branch` | has a history that another call continues, or has continued, or has all of again |
+| `other tools`, `other system message` | has the history of a segment with others |
+| `new conversation` | shares with every segment no more than the system message |
+| `compaction` | shares a beginning with a segment, and is shorter |
+| `history rewritten` | shares a beginning with a segment, and then differs |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+
+from squelch.actors.endpoint.canonical import Asked, Said, ToolUse
+from squelch.actors.formats.protocol import Format
+from squelch.actors.messages import Completion
+from squelch.actors.play.transcript import Transcript
+
+_FOLLOWERS = ("user", "tool")
+"""Roles of messages that may follow a reply (`Format.extend`)."""
+
+
+@dataclass(frozen=True)
+class Replied:
+    """A sampled reply. `stop`: the stop string that ended it."""
+
+    said: Said
+    ids: np.ndarray
+    stop: str = ""
+
+    def is_meant_by(self, other: Said) -> bool:
+        """Whether a client's message stands for this reply."""
+        if other.role != "assistant" or other.calls != self.said.calls:
+            return False
+        content, own = other.content.strip(), self.said.content
+        if content != own.strip() and not (self.stop and content == (own + self.stop).strip()):
+            return False
+        return not other.reasoning.strip() or other.reasoning.strip() == self.said.reasoning.strip()
+
+
+@dataclass(frozen=True)
+class Stand:
+    """Where a reply stands: the number of its message, and [start, end) of its ids in the segment."""
+
+    index: int
+    start: int
+    end: int
+    replied: Replied
+
+
+@dataclass
+class Path:
+    """A segment. `messages`: all that it shows, up to its last reply; `stands`: the replies among them, of this and of
+    other segments, in order; `digest`: of its first prompt; `occurrence`: how many segments before began with the
+    same; `busy`: whether a call of it is being sampled."""
+
+    number: int
+    cause: str
+    tools_key: str
+    digest: str
+    occurrence: int
+    transcript: Transcript = field(default_factory=Transcript)
+    messages: list[Said] = field(default_factory=list)
+    stands: list[Stand] = field(default_factory=list)
+    busy: bool = False
+
+    def common(self, messages: Sequence[Said]) -> int:
+        """Number of leading messages that stand for the segment's own."""
+        replies = {stand.index: stand.replied for stand in self.stands}
+        for index, (own, other) in enumerate(zip(self.messages, messages, strict=False)):
+            if not (replies[index].is_meant_by(other) if index in replies else own == other):
+                return index
+        return min(len(self.messages), len(messages))
+
+    def last_stand(self, within: int) -> Stand | None:
+        """The last reply among the first `within` messages."""
+        return next((stand for stand in reversed(self.stands) if stand.index < within), None)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where a request belongs. `path`: the segment that it continues, None for a new one; `prompt`: all ids that it is
+    sampled from, of which `num_kept` are the segment's already; `stands`: the replies among them."""
+
+    asked: Asked
+    path: Path | None
+    prompt: np.ndarray
+    num_kept: int
+    stands: tuple[Stand, ...]
+    cause: str
+
+
+class Conversation:
+    """The segments of one trajectory, in order of their first calls."""
+
+    def __init__(self, one: Format) -> None:
+        self._format = one
+        self.paths: list[Path] = []
+        self._known: dict[tuple[str, tuple[ToolUse, ...]], list[Replied]] = {}
+
+    # --- where a request belongs ---
+
+    def place(self, asked: Asked) -> Placed:
+        """Where the request belongs; changes nothing. Raises ValueError for what the format cannot show."""
+        messages = asked.messages
+        shared = [(path.common(messages), path) for path in self.paths]
+        candidates = [
+            (stand, path)
+            for count, path in shared
+            if path.tools_key == asked.tools_key and (stand := path.last_stand(count)) is not None
+        ]
+        if candidates:
+            stand, path = max(candidates, key=lambda pair: (pair[0].index, pair[1].number))
+            rest = messages[stand.index + 1 :]
+            if self._is_spliced(rest):
+                ids, before = path.transcript.token_ids()[: stand.end], path.stands[: path.stands.index(stand) + 1]
+                prompt, stands = self._behind(asked, ids, before)
+                if len(stands) > len(before):
+                    return Placed(asked, None, prompt, 0, stands, self._cause(asked, shared))
+                if stand.index < len(path.messages) - 1 or path.busy:
+                    return Placed(asked, None, prompt, 0, stands, "branch")
+                return Placed(asked, path, prompt, len(ids), stands, "")
+        prompt, stands = self._rendered(asked)
+        return Placed(asked, None, prompt, 0, stands, self._cause(asked, shared))
+
+    def begin(self, placed: Placed) -> Path:
+        """The segment of a call that is about to be sampled, made if it is new. Nobody else continues it meanwhile."""
+        path = placed.path
+        if path is None:
+            digest = blake2b(placed.prompt.tobytes(), digest_size=16).hexdigest()
+            occurrence = sum(one.digest == digest for one in self.paths)
+            path = Path(len(self.paths), placed.cause, placed.asked.tools_key, digest, occurrence)
+            path.messages = list(placed.asked.messages)
+            self.paths.append(path)
+        path.busy = True
+        return path
+
+    def answered(self, placed: Placed, path: Path, completion: Completion, said: Said, stop: str) -> None:
+        """Appends a sampled reply to the segment that `begin` gave."""
+        replied = Replied(said, completion.token_ids, stop)
+        path.transcript.add(placed.prompt[placed.num_kept :].copy())
+        start = path.transcript.add_sampled(completion)
+        index = len(placed.asked.messages)
+        path.messages = [*placed.asked.messages, said]
+        path.stands = [*placed.stands, Stand(index, start, start + len(completion.token_ids), replied)]
+        for text in {said.content.strip(), (said.content + stop).strip()}:
+            self._known.setdefault((text, said.calls), []).append(replied)
+
+    def _cause(self, asked: Asked, shared: Sequence[tuple[int, Path]]) -> str:
+        """Why a request begins a new segment, by the segment with the longest common beginning, then the latest."""
+        if not shared:
+            return ""
+        count, nearest = max(shared, key=lambda pair: (pair[0], pair[1].number))
+        system = _leading_system(asked.messages)
+        if system != _leading_system(nearest.messages):
+            return "other system message"
+        if count <= system[0] < len(asked.messages):
+            return "new conversation"
+        if nearest.tools_key != asked.tools_key:
+            return "other tools"
+        if count == len(asked.messages):
+            return "branch"
+        return "compaction" if len(asked.messages) < len(nearest.messages) else "history rewritten"
+
+    # --- the ids of a history ---
+
+    def _reply(self, message: Said) -> Replied | None:
+        """The latest reply that a message stands for."""
+        known = self._known.get((message.content.strip(), message.calls), ())
+        return next((one for one in reversed(known) if one.is_meant_by(message)), None)
+
+    def _is_spliced(self, rest: Sequence[Said]) -> bool:
+        """Whether a reply can be followed by these messages: those of users and tools, and between them replies."""
+        follows = False
+        for message in rest:
+            if message.role in _FOLLOWERS:
+                follows = True
+            elif not follows or message.role != "assistant" or self._reply(message) is None:
+                return False
+            else:
+                follows = False
+        return follows
+
+    def _rendered(self, asked: Asked) -> tuple[np.ndarray, tuple[Stand, ...]]:
+        """A whole history: rendered up to the first reply behind which it can be spliced."""
+        messages, first, follows = asked.messages, len(asked.messages), False
+        for index in range(len(messages) - 1, 0, -1):
+            if messages[index].role in _FOLLOWERS:
+                follows = True
+            elif not follows or messages[index - 1].role == "assistant" or self._reply(messages[index]) is None:
+                break
+            else:
+                first, follows = index, False
+        ids = self._format.render(_as_messages(messages[:first]), asked.tools)
+        if first == len(messages):
+            return ids, ()
+        replied = self._reply(messages[first])
+        assert replied is not None
+        stand = Stand(first, len(ids), len(ids) + len(replied.ids), replied)
+        return self._behind(asked, np.concatenate([ids, replied.ids]), [stand])
+
+    def _behind(self, asked: Asked, ids: np.ndarray, before: Sequence[Stand]) -> tuple[np.ndarray, tuple[Stand, ...]]:
+        """The whole history, continued behind the last of the replies in `before`, with whose ids `ids` end."""
+        parts, length, stands, messages = [ids], len(ids), list(before), asked.messages
+        while (last := stands[-1]).index < len(messages) - 1:
+            start = last.index + 1
+            end = next((k for k in range(start, len(messages)) if messages[k].role not in _FOLLOWERS), len(messages))
+            fed = np.concatenate(parts)[: last.start]
+            shown = _as_messages(messages[start:end], last.replied.said.calls)
+            parts.append(self._format.extend(fed, last.replied.ids, shown, asked.tools))
+            length += len(parts[-1])
+            if end == len(messages):
+                break
+            replied = self._reply(messages[end])
+            assert replied is not None
+            parts.append(replied.ids)
+            stands.append(Stand(end, length, length + len(replied.ids), replied))
+            length += len(replied.ids)
+        return np.concatenate(parts).astype(np.int32, copy=False), tuple(stands)
+
+
+def _leading_system(messages: Sequence[Said]) -> tuple[int, tuple[str, ...]]:
+    """(number, contents) of the system messages at the beginning."""
+    texts = [one.content for one in takewhile(lambda one: one.role == "system", messages)]
+    return len(texts), tuple(texts)
+
+
+def _as_messages(messages: Sequence[Said], calls: Sequence[ToolUse] = ()) -> list[dict[str, Any]]:
+    """The messages as formats take them, with the calls numbered. `calls`: those that the results among them answer,
+    beside the calls of the messages themselves."""
+    known = {call.id: (f"call_{number}", call.name) for number, call in enumerate(calls)}
+    found: list[dict[str, Any]] = []
+    for one in messages:
+        shown: dict[str, Any] = {"role": one.role, "content": one.content}
+        for call in one.calls:
+            known.setdefault(call.id, (f"call_{len(known)}", call.name))
+        if one.calls:
+            shown["tool_calls"] = [_as_call(call, known[call.id][0]) for call in one.calls]
+        if one.role == "assistant" and one.reasoning:
+            shown["reasoning_content"] = one.reasoning
+        if one.role == "tool":
+            number, name = known.setdefault(one.call_id, (f"call_{len(known)}", one.name))
+            shown["tool_call_id"] = number
+            if one.name or name:
+                shown["name"] = one.name or name
+        found.append(shown)
+    return found
+
+
+def _as_call(call: ToolUse, number: str) -> dict[str, Any]:
+    return {
+        "id": number,
+        "type": "function",
+        "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+    }

@@ -1,0 +1,321 @@
+"""One trajectory at the endpoint: its calls, their answers, and its segments.
+
+Invariants:
+
+- Every completion is recorded in the segment of its call, whether or not a client ever saw it, and is answered with at
+  most once: a request with the body of an earlier one gets the earlier one's answer, still being sampled or not, if it
+  says that it is a retry (`x-stainless-retry-count` above 0), or if nobody got that answer. What a client does next
+  depends on what it saw alone: a reply that it never saw is in no history that it sends, and a further request of that
+  history begins a segment beside it (`actors.endpoint.conversation`).
+- A client that disconnects stops no sampling: the policy said what it said, and the trajectory is judged by what became
+  of it.
+- The first call that cannot be sampled fails the trajectory, whatever its agent says: all later calls are refused.
+- Nothing is sampled after `end`.
+
+| waits | for | unblocked by | bound |
+|---|---|---|---|
+| a call | its completion | `sample`, which the player bounds by `generation_timeout_s` | 503, the trajectory fails |
+| a retry | the first answer | as the call | as the call |
+| `end` | the calls in flight | their cancellation | none that `sample` does not set |
+
+Calls of one trajectory wait for each other only where `sample` makes them. The player ends a trajectory after
+`episode_timeout_s`; bounds on calls, tokens and bytes are settings (`EndpointConfig`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from squelch.actors.endpoint.canonical import Asked, Refused, Reply, Said, malformed, tool_use
+from squelch.actors.endpoint.config import EndpointConfig
+from squelch.actors.endpoint.conversation import Conversation, Path, Placed
+from squelch.actors.failures import Failure, FailureCause
+from squelch.actors.formats.protocol import Format, Parsed
+from squelch.actors.messages import Completion
+from squelch.actors.play.generation import GenerationFailed
+from squelch.actors.play.transcript import Transcript
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a session has sampled. `number`: of the trajectory's calls, from 0, in order of arrival; `prompt_ids`: all
+    ids before the turn, (num_tokens,) int32; `stop`: texts at whose end the turn ends."""
+
+    number: int
+    prompt_ids: np.ndarray
+    max_tokens: int
+    seed: int
+    stop: tuple[str, ...] = ()
+
+
+Sample = Callable[[Call], Awaitable[Completion]]
+"""Samples a turn. Raises GenerationFailed, or TimeoutError after the caller's bound."""
+Seeds = Callable[[str, int, int], int]
+"""The seed of a call by (digest of its segment's first prompt, empty for the trajectory's first segment; how often such
+a segment was begun before; number of the call in the segment, from 0)."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A trajectory's tokens. `causes`: why each segment was begun, that of the first empty; `calls`: (segment, turn in
+    it) of each call that sampled, in order of arrival; `truncated`: whether a bound refused a call; `failure`: why
+    sampling failed; `text`: the content of the answer to the last of the calls; `counts`: of calls, of refused ones and
+    of fields of requests, by name (`actors.endpoint.metrics`)."""
+
+    segments: tuple[Transcript, ...]
+    causes: tuple[str, ...]
+    calls: tuple[tuple[int, int], ...]
+    truncated: bool
+    failure: Failure | None
+    text: str
+    counts: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass
+class Answer:
+    """An answer to come. `delivered`: whether a client got it."""
+
+    asked: Asked
+    task: asyncio.Task[Reply]
+    delivered: bool = False
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """A sampled call: its segment, and its turn there."""
+
+    number: int
+    path: Path
+    turn: int
+    content: str
+
+
+@dataclass
+class Session:
+    """One trajectory. Agents get `base_url` and `token`: OpenAI's clients `base_url` + `/v1`, Anthropic's `base_url`.
+    Whoever cannot send a token takes `base_url` + `/t/` + `token` in its place."""
+
+    base_url: str
+    token: str
+    one: Format
+    config: EndpointConfig
+    max_model_len: int
+    sample: Sample
+    seeds: Seeds
+    most_tokens: int
+    """Most sampled tokens of one call; a request may ask for fewer."""
+    most_calls: int | None = None
+    temperature: float = 1.0
+    """That of the run's sampling."""
+    on_end: Callable[[Session], None] = lambda session: None
+    """Called when the session ends."""
+    is_open: bool = field(default=True, init=False)
+    in_progress: int = field(default=0, init=False)
+    """Requests that are being answered."""
+    counts: Counter[str] = field(default_factory=Counter, init=False)
+
+    def __post_init__(self) -> None:
+        self._conversation = Conversation(self.one)
+        self._answers: dict[bytes, list[Answer]] = {}
+        self._turns: list[_Turn] = []
+        self._num_calls = self._num_bytes = self._num_reserved = 0
+        self._truncated = False
+        self._failure: Failure | None = None
+
+    # --- requests ---
+
+    def take_bytes(self, number: int) -> None:
+        """Counts the bytes of a request. Raises Refused if the trajectory has sent too many."""
+        self.require_open()
+        self._num_bytes += number
+        if self._num_bytes > self.config.max_bytes:
+            self._truncated = True
+            raise Refused(
+                413,
+                "too_many_bytes",
+                f"the trajectory's requests have more than {self.config.max_bytes} bytes together "
+                "(environment_actor.endpoint.max_bytes)",
+            )
+
+    def earlier(self, key: bytes, is_retry: bool) -> Answer | None:
+        """The answer of an earlier request of the same content, `key`, if this one is to get it."""
+        found = self._answers.get(key, [])
+        unseen = [one for one in found if not one.delivered]
+        return unseen[-1] if unseen else found[-1] if found and is_retry else None
+
+    def answer(self, asked: Asked, key: bytes, countable: Callable[[str], str]) -> Answer:
+        """Begins to sample a request. `countable`: the name under which an unknown field is counted. Raises Refused if
+        it gets no completion."""
+        self._require_room()
+        if asked.max_tokens is not None and asked.max_tokens > self.most_tokens:
+            asked = replace(asked, adjusted=tuple(sorted({*asked.adjusted, "max_tokens"})))
+        try:
+            placed = self._conversation.place(asked)
+        except ValueError as error:
+            raise malformed(f"the model's format cannot show these messages: {error}", "messages") from error
+        limit = min(self.most_tokens, asked.max_tokens or self.most_tokens)
+        self._require_fitting(placed, limit)
+        path = self._conversation.begin(placed)
+        digest = path.digest if path.number else ""
+        seed = self.seeds(digest, path.occurrence, len(path.transcript.turns))
+        call = Call(self._num_calls, placed.prompt, limit, seed, asked.stop)
+        self._num_calls += 1
+        self.counts.update(["calls", *(f"adjusted/{name}" for name in asked.adjusted)])
+        self.counts.update(f"unknown/{countable(name)}" for name in asked.unknown)
+        self._num_reserved += len(placed.prompt) - placed.num_kept + limit
+        answer = Answer(asked, asyncio.create_task(self._sampled(call, placed, path)))
+        answer.task.add_done_callback(self._settle)
+        self._answers.setdefault(key, []).append(answer)
+        return answer
+
+    def require_open(self) -> None:
+        """Raises Refused if the trajectory has ended."""
+        if not self.is_open:
+            raise Refused(410, "trajectory_ended", "the trajectory of this token has ended; nothing is sampled for it")
+
+    def _require_room(self) -> None:
+        self.require_open()
+        if self._failure is not None:
+            raise self._unavailable()
+        most = min(self.config.max_calls, self.most_calls or self.config.max_calls)
+        if self._num_calls >= most:
+            self._truncated = True
+            raise Refused(429, "too_many_calls", f"the trajectory has made its {most} calls; end it")
+
+    def _require_fitting(self, placed: Placed, limit: int) -> None:
+        needed = len(placed.prompt) + limit
+        if needed > self.max_model_len:
+            self._truncated = True
+            raise Refused(
+                400,
+                "context_length_exceeded",
+                f"the messages have {len(placed.prompt)} tokens, and with {limit} for the answer they exceed the "
+                f"model's context length of {self.max_model_len} tokens; send less, or lower max_tokens",
+                "messages",
+            )
+        if self._num_reserved + len(placed.prompt) - placed.num_kept + limit > self.config.max_tokens:
+            self._truncated = True
+            raise Refused(
+                429,
+                "too_many_tokens",
+                f"the trajectory would exceed its {self.config.max_tokens} tokens "
+                "(environment_actor.endpoint.max_tokens); end it",
+            )
+
+    # --- sampling ---
+
+    async def _sampled(self, call: Call, placed: Placed, path: Path) -> Reply:
+        try:
+            completion = await self.sample(call)
+        except (GenerationFailed, TimeoutError) as error:
+            late = isinstance(error, TimeoutError)
+            cause = FailureCause.GENERATION_TIMEOUT if late else FailureCause.GENERATION_ERROR
+            self._failure = self._failure or Failure(cause, str(error))
+            raise self._unavailable() from error
+        finally:
+            path.busy = False
+        unused = call.max_tokens - len(completion.token_ids)
+        self._num_reserved -= unused
+        return self._record(call, placed, path, completion)
+
+    def _unavailable(self) -> Refused:
+        return Refused(
+            503, "sampling_failed", f"the policy cannot be sampled ({self._failure}), so the trajectory has failed"
+        )
+
+    def _record(self, call: Call, placed: Placed, path: Path, completion: Completion) -> Reply:
+        """Appends a completion to its segment; returns what its client sees."""
+        asked, ids = placed.asked, completion.token_ids
+        parsed = self.one.parse(ids, placed.prompt, asked.tools)
+        reply = self._reply(call, asked, completion, parsed)
+        said = Said("assistant", reply.content, reply.calls, reply.reasoning)
+        self._conversation.answered(placed, path, completion, said, reply.stop)
+        well_formed = completion.finish_reason == "stop" and not any(one.error for one in parsed.tool_calls)
+        path.transcript.add_turn(completion, parsed.reasoning, well_formed, max(1, len(reply.calls)))
+        self._turns.append(_Turn(call.number, path, len(path.transcript.turns) - 1, reply.content))
+        return reply
+
+    def _reply(self, call: Call, asked: Asked, completion: Completion, parsed: Parsed) -> Reply:
+        ids, (first, last) = completion.token_ids, parsed.reasoning
+        bad = [one.raw for one in parsed.tool_calls if one.error]
+        content = "\n".join(text for text in (parsed.content, *bad) if text)
+        reasoning = self.one.text(ids[first:last]).strip()
+        closed = completion.finish_reason == "stop"
+        stop = ""
+        if closed and asked.stop and (not len(ids) or int(ids[-1]) not in self.one.stop_ids):
+            stop = _earliest(self.one.text(ids), asked.stop)
+            content, reasoning = _before(content, stop), _before(reasoning, stop)
+        calls = tuple(
+            tool_use(f"call_{call.seed:016x}_{number}", one.name, one.arguments, "arguments")
+            for number, one in enumerate(parsed.tool_calls)
+            if not one.error
+        )
+        finish = "length" if not closed else "tool_calls" if calls else "stop_string" if stop else "stop"
+        spelled = [self.one.text([index]) for index in ids.tolist()] if asked.log_probs else []
+        return Reply(
+            f"{call.seed:016x}",
+            content,
+            calls,
+            "" if reasoning in content else reasoning,
+            finish,
+            stop,
+            len(call.prompt_ids),
+            len(ids),
+            tuple(zip(spelled, completion.log_probs.tolist(), strict=False)),
+        )
+
+    def fail(self, error: BaseException) -> None:
+        """Fails the trajectory for an error that is no fault of its agent."""
+        self._failure = self._failure or Failure(FailureCause.ENVIRONMENT_ERROR, f"{type(error).__name__}: {error}")
+
+    def _settle(self, task: asyncio.Task[Reply]) -> None:
+        """Takes the error of a call, for which perhaps nobody waits any more."""
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, Refused):
+            log.error("a call could not be answered", exc_info=error)
+            self.fail(error)
+
+    # --- the end ---
+
+    async def end(self) -> Recorded:
+        """Ends the trajectory: calls in flight are cancelled, and later ones are refused. May be called again."""
+        if self.is_open:
+            self.is_open = False
+            self.on_end(self)
+        tasks = [one.task for answers in self._answers.values() for one in answers if not one.task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return self._recorded()
+
+    def _recorded(self) -> Recorded:
+        paths = [path for path in self._conversation.paths if path.transcript.turns]
+        place = {path.number: index for index, path in enumerate(paths)}
+        turns = sorted(self._turns, key=lambda turn: turn.number)
+        return Recorded(
+            tuple(path.transcript for path in paths),
+            ("", *(path.cause for path in paths[1:])) if paths else (),
+            tuple((place[turn.path.number], turn.turn) for turn in turns),
+            self._truncated,
+            self._failure,
+            turns[-1].content if turns else "",
+            tuple(sorted(self.counts.items())),
+        )
+
+
+def _earliest(text: str, stops: tuple[str, ...]) -> str:
+    """The stop string that ends first in a text; empty if it holds none."""
+    ends = [(text.find(one) + len(one), text.find(one), one) for one in stops if one in text]
+    return min(ends)[2] if ends else ""
+
+
+def _before(text: str, stop: str) -> str:
+    """The text before a stop string."""
+    return text.partition(stop)[0] if stop else text

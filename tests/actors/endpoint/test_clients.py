@@ -1,0 +1,199 @@
+"""The packages' own clients against the endpoint, and our tables of fields and answers against the packages' types."""
+
+from __future__ import annotations
+
+import asyncio
+
+import anthropic
+import openai
+import pytest
+from anthropic.types.message_create_params import MessageCreateParamsBase
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase
+
+from squelch.actors.endpoint.fields import ANTHROPIC, OPENAI, Fields
+from tests.actors.endpoint.support import CALLING, CONTEXT, SYSTEM, THINKING, TOOL, USER, Policy, playing, run
+from tests.actors.text.made import rendering_here
+
+
+@pytest.fixture(scope="module", autouse=True)
+def here():
+    with rendering_here():
+        yield
+
+
+def openai_of(session) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(
+        base_url=f"{session.base_url}/v1", api_key=session.token, _strict_response_validation=True
+    )
+
+
+def anthropic_of(session) -> anthropic.AsyncAnthropic:
+    return anthropic.AsyncAnthropic(base_url=session.base_url, api_key=session.token, _strict_response_validation=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "package"), [(OPENAI, CompletionCreateParamsBase), (ANTHROPIC, MessageCreateParamsBase)]
+)
+def test_every_field_of_the_packages_requests_is_known_by_name(fields: Fields, package: type) -> None:
+    groups = (fields.read, fields.ignored, fields.taken_otherwise, fields.sampling, fields.refused)
+    named = [name for group in groups for name in group]
+    assert set(package.__annotations__) | {"stream"} <= set(named) and len(named) == len(set(named))
+
+
+def test_openais_client_plays_with_tools_and_streams() -> None:
+    async def play():
+        async with playing(Policy(CALLING, THINKING, THINKING, "Yes.")) as (session, _):
+            client = openai_of(session)
+            messages = [SYSTEM, USER]
+            first = await client.chat.completions.create(model="m", messages=messages, tools=[TOOL])
+            reply = first.choices[0].message
+            result = {"role": "tool", "tool_call_id": reply.tool_calls[0].id, "content": "3"}
+            messages += [reply, result]
+            second = await client.chat.completions.create(model="m", messages=messages, tools=[TOOL], logprobs=True)
+            said = second.choices[0]
+            chunks = [
+                chunk
+                async for chunk in await client.chat.completions.create(
+                    model="m",
+                    messages=[*messages, said.message, USER],
+                    tools=[TOOL],
+                    stream=True,
+                    stream_options={"include_usage": True},
+                )
+            ]
+            models = await client.models.list()
+            return first, second, chunks, models, await session.end()
+
+    first, second, chunks, models, recorded = run(play())
+    assert first.choices[0].finish_reason == "tool_calls" and first.choices[0].message.content == "I add."
+    said = second.choices[0]
+    assert said.message.content == "It is 3." and said.message.model_extra["reasoning_content"] == "one and two"
+    sampled = recorded.segments[0].turns[1]
+    assert len(said.logprobs.content) == sampled.sample_end - sampled.sample_start == second.usage.completion_tokens
+    assert "".join(token.token for token in said.logprobs.content) == THINKING
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "It is 3."
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop" and chunks[-1].usage.total_tokens
+    assert [model.id for model in models.data] == ["policy"] and len(recorded.segments) == 1
+
+
+def test_openais_streaming_helper_gathers_calls() -> None:
+    async def play():
+        async with (
+            playing(Policy(CALLING)) as (session, _),
+            openai_of(session).chat.completions.stream(model="m", messages=[USER], tools=[TOOL]) as stream,
+        ):
+            return await stream.get_final_completion()
+
+    final = run(play()).choices[0]
+    assert final.message.tool_calls[0].function.name == "add" and final.finish_reason == "tool_calls"
+
+
+def test_anthropics_client_plays_with_tools_and_streams() -> None:
+    tool = {"name": "add", "description": "Adds.", "input_schema": {"type": "object", "properties": {}}}
+    common = {"model": "m", "max_tokens": 160, "system": "You are brief.", "tools": [tool]}
+
+    async def play():
+        async with playing(Policy(CALLING, THINKING, CALLING, "Yes. Stop here")) as (session, _):
+            client = anthropic_of(session)
+            messages = [{"role": "user", "content": "What is 1 + 2?"}]
+            first = await client.messages.create(messages=messages, **common)
+            use = first.content[1]
+            result = {"type": "tool_result", "tool_use_id": use.id, "content": [{"type": "text", "text": "3"}]}
+            messages += [{"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+            second = await client.messages.create(
+                messages=messages, thinking={"type": "enabled", "budget_tokens": 1024}, **common
+            )
+            messages += [{"role": "assistant", "content": second.content}, {"role": "user", "content": "And 1 + 2?"}]
+            async with client.messages.stream(messages=messages, **common) as stream:
+                third = await stream.get_final_message()
+            messages += [
+                {"role": "assistant", "content": third.content},
+                {
+                    "role": "user",
+                    "content": [{**result, "tool_use_id": third.content[1].id}, {"type": "text", "text": "Go."}],
+                },
+            ]
+            last = await client.messages.create(messages=messages, stop_sequences=["Stop"], **common)
+            return first, second, third, last, await session.end()
+
+    first, second, third, last, recorded = run(play())
+    assert [block.type for block in first.content] == ["text", "tool_use"] and first.stop_reason == "tool_use"
+    assert first.content[1].input == {"a": 1, "b": 2} and second.content[0].thinking == "one and two"
+    assert second.stop_reason == "end_turn" and third.content[1].input == {"a": 1, "b": 2}
+    assert last.stop_reason == "stop_sequence" and last.stop_sequence == "Stop" and last.content[0].text == "Yes. "
+    assert recorded.causes == ("",) and len(recorded.calls) == 4
+
+
+def test_the_same_conversation_over_both_apis_is_the_same_ids() -> None:
+    async def play(over):
+        policy = Policy("One.", "Two.")
+        async with playing(policy) as (session, _):
+            await over(session)
+            return [call.prompt_ids.tolist() for call in policy.calls]
+
+    async def over_openai(session):
+        client = openai_of(session)
+        first = await client.chat.completions.create(model="m", messages=[SYSTEM, USER])
+        await client.chat.completions.create(model="m", messages=[SYSTEM, USER, first.choices[0].message, USER])
+
+    async def over_anthropic(session):
+        client = anthropic_of(session)
+        common = {"model": "m", "max_tokens": 64, "system": SYSTEM["content"]}
+        first = await client.messages.create(messages=[USER], **common)
+        await client.messages.create(messages=[USER, {"role": "assistant", "content": first.content}, USER], **common)
+
+    assert run(play(over_openai)) == run(play(over_anthropic))
+
+
+def test_the_clients_raise_their_own_errors_and_repeat_nothing() -> None:
+    async def play():
+        policy = Policy("Yes.")
+        async with playing(policy, most_calls=1) as (session, _):
+            ours, theirs = openai_of(session), anthropic_of(session)
+            found = []
+            for call, error in (
+                (lambda: ours.chat.completions.create(model="m", messages=[USER], n=2), openai.BadRequestError),
+                (lambda: ours.with_options(api_key="no").models.list(), openai.AuthenticationError),
+                (lambda: ours.chat.completions.create(model="m", messages=[SYSTEM, USER]), None),
+                (lambda: ours.chat.completions.create(model="m", messages=[USER]), openai.RateLimitError),
+                (lambda: theirs.messages.create(model="m", max_tokens=9, messages=[]), anthropic.BadRequestError),
+                (lambda: theirs.messages.count_tokens(model="m", messages=[USER]), anthropic.NotFoundError),
+            ):
+                started = asyncio.get_running_loop().time()
+                if error is None:
+                    await call()
+                else:
+                    with pytest.raises(error) as raised:
+                        await call()
+                    found.append(str(raised.value))
+                assert asyncio.get_running_loop().time() - started < 0.4, "the client repeated its request"
+            return found, len(policy.calls)
+
+    found, calls = run(play())
+    assert calls == 1
+    for text, said in zip(
+        found, ("n must be 1", "token of no trajectory", "its 1 calls", "at least one", "is not there"), strict=True
+    ):
+        assert said in text
+
+
+def test_what_is_taken_otherwise_is_told_and_counted() -> None:
+    async def play(sampling: str):
+        async with playing(Policy("Yes."), sampling=sampling) as (session, client):
+            plain = await client.ask(USER, temperature=1.0, top_p=1, n=1, user="me", response_format={"type": "text"})
+            named = {"type": "function", "function": {"name": "add"}}
+            asked = {"tool_choice": named, "seed": 1, "max_tokens": CONTEXT, "foo": 1, "x y": 2}
+            told = await client.ask(USER, tools=[TOOL], **asked)
+            other = await client.ask(USER, temperature=0.2, top_p=0.9, logit_bias={"1": 5})
+            return plain, told, other, await session.end()
+
+    plain, told, other, recorded = run(play("override"))
+    assert "x-squelch-adjusted" not in plain.headers and "x-squelch-unknown" not in plain.headers
+    assert told.headers["x-squelch-adjusted"] == "max_tokens, seed, tool_choice"
+    assert told.headers["x-squelch-unknown"] == "foo, other"
+    assert other.headers["x-squelch-adjusted"] == "logit_bias, temperature, top_p"
+    counts = dict(recorded.counts)
+    assert counts["calls"] == 3 and counts["adjusted/temperature"] == counts["unknown/foo"] == 1
+    plain, told, other, recorded = run(play("refuse"))
+    assert (plain.status_code, told.status_code, other.status_code) == (200, 200, 400)
+    assert "sampling=override" in other.json()["error"]["message"]

@@ -1,0 +1,246 @@
+"""Which segment a request continues, and that nothing sampled is encoded again, whatever an agent does to a history."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from squelch.actors.endpoint.canonical import Asked, Said, tool_use
+from squelch.actors.endpoint.config import EndpointConfig
+from squelch.actors.endpoint.session import Session
+from tests.actors.endpoint.support import CALLING, LIMIT, TOOL, Policy, codec, seeds, shown, whole
+from tests.actors.text.made import rendering_here
+
+RULES, QUESTION, NEXT = Said("system", "You are brief."), Said("user", "What is 1 + 2?"), Said("user", "And then?")
+ORDINARY = [index for index in range(300) if codec().token_bytes(index)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def here():
+    with rendering_here():
+        yield
+
+
+def session_of(sample, context: int = 100_000) -> Session:
+    return Session("", "token", codec(), EndpointConfig(), context, sample, seeds, LIMIT)
+
+
+NUMBERS = itertools.count()
+
+
+async def told(session: Session, *messages: Said, tools=()) -> Said:
+    """The assistant's message that answers these."""
+    answer = session.answer(Asked(messages, tools), str(next(NUMBERS)).encode(), str)
+    answer.delivered = True
+    reply = await answer.task
+    return Said("assistant", reply.content, reply.calls, reply.reasoning)
+
+
+def causes_of(*texts: str):
+    """Decorates a scenario: runs it with a policy that says the texts; returns what was recorded."""
+
+    def play(scenario):
+        async def whole_run():
+            policy = Policy(*texts)
+            session = session_of(policy)
+            await scenario(session)
+            return await session.end(), policy
+
+        return asyncio.run(whole_run())
+
+    return play
+
+
+VARIANTS = {
+    "as it was": lambda said: said,
+    "without its reasoning": lambda said: replace(said, reasoning=""),
+    "with white space at its ends": lambda said: replace(said, content=f"\n{said.content} "),
+    "with the keys of its arguments in another order": lambda said: replace(
+        said, calls=tuple(tool_use(call.id, call.name, '{"a": 1,  "b": 2}', "") for call in said.calls)
+    ),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+def test_a_reply_is_recognised(variant) -> None:
+    async def scenario(session):
+        first = await told(session, QUESTION, tools=(TOOL,))
+        result = Said("tool", "3", call_id=first.calls[0].id)
+        await told(session, QUESTION, variant(first), result, tools=(TOOL,))
+
+    recorded, _ = causes_of(f"<think>a</think>{CALLING}")(scenario)
+    assert len(recorded.segments) == 1
+
+
+REWRITES = {
+    "other content": lambda said: replace(said, content="I multiply."),
+    "other reasoning": lambda said: replace(said, reasoning="b"),
+    "without its call": lambda said: replace(said, calls=()),
+    "another id": lambda said: replace(said, calls=tuple(replace(call, id="x") for call in said.calls)),
+    "other arguments": lambda said: replace(said, calls=(tool_use(said.calls[0].id, "add", '{"a": 1}', ""),)),
+    "another name": lambda said: replace(said, calls=tuple(replace(call, name="sub") for call in said.calls)),
+    "another role": lambda said: replace(said, role="user"),
+}
+
+
+@pytest.mark.parametrize("rewrite", REWRITES.values(), ids=REWRITES)
+def test_a_reply_that_is_not_ours_begins_a_segment(rewrite) -> None:
+    async def scenario(session):
+        first = await told(session, QUESTION, tools=(TOOL,))
+        await told(session, QUESTION, rewrite(first), NEXT, tools=(TOOL,))
+
+    recorded, _ = causes_of(f"<think>a</think>{CALLING}")(scenario)
+    assert recorded.causes == ("", "history rewritten")
+
+
+def test_each_cause_of_a_new_segment_is_told() -> None:
+    async def scenario(session):
+        one = await told(session, RULES, QUESTION)
+        two = await told(session, RULES, QUESTION, one, NEXT)
+        await told(session, RULES, QUESTION, one, NEXT, two, QUESTION)
+        await told(session, RULES, QUESTION, one, Said("user", "Something else?"))  # branch
+        await told(
+            session,
+            RULES,
+            QUESTION,
+            Said("assistant", "mine"),
+            NEXT,
+            Said("assistant", "too"),
+            NEXT,
+            Said("assistant", "x"),
+            NEXT,
+        )
+        await told(session, RULES, QUESTION, Said("user", "In short: 3."))  # compaction
+        await told(session, Said("system", "Be long."), QUESTION, one, NEXT)
+        await told(session, RULES, QUESTION, one, NEXT, tools=(TOOL,))
+        await told(session, RULES, Said("user", "A task for another."))
+
+    recorded, _ = causes_of("One.", "Two.", "Three.", "Four.")(scenario)
+    assert recorded.causes == (
+        "",
+        "branch",
+        "history rewritten",
+        "compaction",
+        "other system message",
+        "other tools",
+        "new conversation",
+    )
+    assert recorded.calls[:3] == ((0, 0), (0, 1), (0, 2))
+
+
+def test_of_several_segments_the_longest_history_is_continued_then_the_latest() -> None:
+    async def scenario(session):
+        one = await told(session, QUESTION)
+        two = await told(session, QUESTION, one, NEXT)
+        other = await told(session, QUESTION, one, Said("user", "B"))
+        assert other == two
+        again = await told(session, QUESTION, one, NEXT)  # a branch with the same messages as the first segment
+        await told(session, QUESTION, one, NEXT, again, QUESTION)
+
+    recorded, _ = causes_of("Yes.")(scenario)
+    assert recorded.calls[-1] == (2, 1)
+
+
+def test_replies_in_a_rewritten_history_stand_for_their_ids_where_they_can() -> None:
+    """The result of a tool is cut short afterwards, as many agents do; the replies before and behind it are ours."""
+
+    async def scenario(session):
+        one = await told(session, RULES, QUESTION)
+        two = await told(session, RULES, QUESTION, one, Said("user", "A long result."))
+        await told(session, RULES, QUESTION, one, Said("user", "[cut]"), replace(two, reasoning=""), NEXT)
+
+    recorded, policy = causes_of("<think>a</think>One.", "<think>b</think>Two.", "Three.")(scenario)
+    assert recorded.causes == ("", "history rewritten")
+    prompt = policy.calls[2].prompt_ids.tolist()
+    for ids in policy.answers[:2]:
+        text, part = ids.tolist(), len(ids)
+        assert any(prompt[k : k + part] == text for k in range(len(prompt)))
+    assert "[cut]" in shown(prompt) and "A long result" not in shown(prompt)
+    joint = whole(recorded)
+    np.testing.assert_array_equal(joint.token_ids[joint.loss_mask], np.concatenate(policy.answers))
+
+
+def test_examples_of_the_agents_own_are_rendered_and_the_replies_after_them_are_ids() -> None:
+    example = (QUESTION, Said("assistant", "An example."), NEXT)
+
+    async def scenario(session):
+        one = await told(session, *example)
+        await told(session, *example, one, QUESTION)
+
+    recorded, policy = causes_of("One.", "Two.")(scenario)
+    assert len(recorded.segments) == 1
+    shown_example = [{"role": one.role, "content": one.content} for one in example]
+    np.testing.assert_array_equal(policy.calls[0].prompt_ids, codec().render(shown_example))
+
+
+class Random:
+    """Samples any ids, which no text would be encoded to, drawn by the test."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self.data, self.policy = data, Policy()
+        self.prompts: list[np.ndarray] = []
+
+    async def __call__(self, call):
+        self.prompts.append(call.prompt_ids)
+        self.policy.calls.append(call)
+        ids = self.data.draw(st.lists(st.sampled_from(ORDINARY), min_size=1, max_size=8))
+        ends = self.data.draw(st.booleans())
+        return self.policy.complete(call, [*ids, *(codec().stop_ids[:1] if ends else ())])
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_whatever_an_agent_does_every_sampled_id_is_in_one_mask_once_and_is_never_encoded_again(data) -> None:
+    """Two agents, each with its own trajectory, continue, branch, rewrite and begin conversations in any order."""
+
+    async def play():
+        policies = [Random(data), Random(data)]
+        sessions = [session_of(policy) for policy in policies]
+        histories: list[list[list[Said]]] = [[], []]
+        for _ in range(data.draw(st.integers(1, 8))):
+            who = data.draw(st.integers(0, 1))
+            known = histories[who]
+            kind = data.draw(st.sampled_from(["new", "continue", "rewrite"])) if known else "new"
+            messages = [RULES, QUESTION] if kind == "new" else list(data.draw(st.sampled_from(known)))
+            if kind == "rewrite":
+                place = data.draw(st.integers(0, len(messages) - 1))
+                messages[place] = replace(messages[place], content=messages[place].content + "!")
+            if kind != "new":
+                messages.append(Said(*data.draw(st.sampled_from([("user", "more"), ("tool", "3")]))))
+            before = len(policies[who].prompts)
+            reply = await told(sessions[who], *messages)
+            bare = data.draw(st.booleans())
+            known.append([*messages, replace(reply, reasoning="") if bare else reply])
+            prompt = policies[who].prompts[before].tolist()
+            assert kind == "rewrite" or all(holds(prompt, ids) for ids in ids_in(messages, policies[who], known))
+        return policies, [await session.end() for session in sessions]
+
+    def ids_in(messages, policy, known):
+        """The ids of the replies among the messages that the policy alone can have said."""
+        return [
+            ids
+            for answer, history in zip(policy.policy.answers, known, strict=False)
+            if history[-1] in messages and sum(other[-1] == history[-1] for other in known) == 1
+            for ids in [answer.tolist()]
+        ]
+
+    def holds(prompt, ids):
+        return any(prompt[k : k + len(ids)] == ids for k in range(len(prompt) - len(ids) + 1))
+
+    policies, recorded = asyncio.run(play())
+    for policy, one in zip(policies, recorded, strict=True):
+        assert len(one.calls) == len(set(one.calls)) == len(policy.policy.answers)
+        for (segment, turn), ids in zip(one.calls, policy.policy.answers, strict=True):
+            found = one.segments[segment].turns[turn]
+            own = one.segments[segment].token_ids()[found.sample_start : found.sample_end]
+            np.testing.assert_array_equal(own, ids)
+        if one.segments:
+            joint = whole(one)
+            assert int(joint.loss_mask.sum()) == sum(map(len, policy.policy.answers))
+            assert np.all(joint.log_probs[~joint.loss_mask] == 0) and np.all(joint.log_probs[joint.loss_mask] < 0)

@@ -1,0 +1,313 @@
+"""What strangers and broken clients get at the endpoint: an error with its reason, and nothing of another's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+
+import httpx
+import numpy as np
+import pytest
+
+from squelch.actors.endpoint.config import EndpointConfig
+from squelch.actors.endpoint.server import MOST_UNKNOWN_NAMES, Endpoint
+from tests.actors.endpoint.support import LIMIT, TOOL, USER, Client, Policy, codec, playing, run, seeds, serving, whole
+from tests.actors.text.made import rendering_here
+
+
+@pytest.fixture(scope="module", autouse=True)
+def here():
+    with rendering_here():
+        yield
+
+
+def part(kind: str, **fields) -> dict:
+    return {"role": "user", "content": [{"type": kind, **fields}]}
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{1"}}
+MALFORMED = {
+    "no JSON": (b"{", "not JSON"),
+    "no object": (b"[]", "one JSON object"),
+    "no UTF-8": (b"\xff", "UTF-8"),
+    "deep": (b'{"messages": ' + b"[" * 5000 + b"]" * 5000 + b"}", "nested"),
+    "a surrogate": (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "surrogate"),
+    "a long number": (b'{"messages": [], "seed": ' + b"9" * 5000 + b"}", "not JSON"),
+    "no messages": ({}, "at least one message"),
+    "messages of text": ({"messages": "hi"}, "list of objects"),
+    "too many": ({"messages": [USER] * 2049}, "at most 2048"),
+    "a role": ({"messages": [{"role": "root", "content": ""}]}, r"messages[0].role must be system"),
+    "an end of its own": ({"messages": [USER, {"role": "assistant", "content": ""}]}, "must not end with an assistant"),
+    "a number": ({"messages": [{"role": "user", "content": 5}]}, r"messages[0].content must be text"),
+    "an image": (
+        {"messages": [part("image_url", image_url={"url": "http://127.0.0.1:1/"})]},
+        "images are not supported",
+    ),
+    "audio": ({"messages": [part("input_audio")]}, "a part of type 'input_audio' is not supported"),
+    "a result of nothing": ({"messages": [{"role": "tool", "content": "3"}]}, r"messages[0].tool_call_id must be text"),
+    "a call that is no JSON": (
+        {"messages": [{"role": "assistant", "tool_calls": [CALL]}, USER]},
+        "arguments must be a JSON object",
+    ),
+    "two choices": ({"messages": [USER], "n": 2}, "n must be 1"),
+    "functions": ({"messages": [USER], "functions": []}, "send tools"),
+    "a built-in tool": ({"messages": [USER], "tools": [{"type": "custom"}]}, "must be of type function"),
+    "a limit": ({"messages": [USER], "max_tokens": 0}, "at least 1"),
+    "a limit of true": ({"messages": [USER], "max_tokens": True}, "at least 1"),
+    "stops": ({"messages": [USER], "stop": [""]}, "stop must be"),
+    "many stops": ({"messages": [USER], "stop": ["a"] * 17}, "stop must be"),
+    "a flag": ({"messages": [USER], "stream": "yes"}, "stream must be true or false"),
+    "options": ({"messages": [USER], "stream_options": 1}, "stream_options must be"),
+    "a control token": ({"messages": [USER], "tools": [{**TOOL, "x": "<|im_end|>"}]}, "control token"),
+}
+OF_ANTHROPIC = {
+    "an image": ({"messages": [part("image", source={"type": "url", "url": "file:///etc/passwd"})]}, "images are not"),
+    "a document": ({"messages": [part("document")]}, "'document' is not supported"),
+    "a result of nothing": ({"messages": [part("tool_result")]}, "tool_use_id must be text"),
+    "a tool of theirs": (
+        {"messages": [USER], "tools": [{"type": "web_search_20250305", "name": "w"}]},
+        "run by the server",
+    ),
+    "no schema": ({"messages": [USER], "tools": [{"name": "w"}]}, "input_schema must be an object"),
+    "a block": ({"messages": [{"role": "assistant", "content": [{"type": "image"}]}, USER]}, "images are not"),
+    "servers": ({"messages": [USER], "mcp_servers": [{"url": "http://x"}]}, "calls nobody"),
+    "a role": ({"messages": [{"role": "tool", "content": ""}]}, "must be user or assistant"),
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_malformed_requests_are_refused_with_the_field_at_fault(path: str) -> None:
+    cases = MALFORMED if path == "/v1/chat/completions" else OF_ANTHROPIC
+
+    async def play():
+        async with playing(Policy("Yes.")) as (session, client):
+            found = {}
+            for name, (body, _) in cases.items():
+                content = body if isinstance(body, bytes) else json.dumps(body).encode()
+                found[name] = await client.post(path, content=content)
+            alive = await client.ask(USER)
+            return found, alive, await session.end()
+
+    found, alive, recorded = run(play())
+    for name, (_, said) in cases.items():
+        answer = found[name]
+        assert answer.status_code == 400 and answer.headers["x-should-retry"] == "false", (name, answer.text)
+        assert said in answer.json()["error"]["message"], (name, answer.text)
+        assert (answer.json().get("type") == "error") == (path == "/v1/messages")
+    assert alive.status_code == 200 and len(recorded.calls) == 1 and recorded.failure is None
+    assert dict(recorded.counts)["refused"] == len(cases)
+
+
+def test_a_token_opens_its_own_trajectory_alone() -> None:
+    async def play():
+        async with serving() as endpoint:
+            policies = [Policy("I am A."), Policy("I am B.")]
+            one, two = (endpoint.open(policy, seeds, LIMIT) for policy in policies)
+            async with Client(one) as client:
+                own = (await client.ask(USER)).json()["choices"][0]["message"]["content"]
+                address = f"{one.base_url}/t/{two.token}/v1/chat/completions"
+                body = {"messages": [USER]}
+                mixed = await client.post(address, json=body)
+                in_path = await client.post(address, json=body, headers={"authorization": "Bearer EMPTY"})
+                as_key = await client.post(
+                    "/v1/chat/completions", json=body, headers={"authorization": "", "x-api-key": two.token}
+                )
+                wrong = [
+                    await client.post("/v1/chat/completions", json=body, headers={"authorization": value})
+                    for value in ("", "Bearer x", f"Bearer {one.token[:-1]}", f"Basic {one.token}")
+                ]
+            return own, mixed, in_path, as_key, wrong, [await one.end(), await two.end()], policies
+
+    own, mixed, in_path, as_key, wrong, recorded, policies = run(play())
+    assert own == "I am A." and mixed.status_code == 401 and "two trajectories" in mixed.text
+    assert (
+        in_path.json()["choices"][0]["message"]["content"]
+        == as_key.json()["choices"][0]["message"]["content"]
+        == "I am B."
+    )
+    assert [answer.status_code for answer in wrong] == [401] * 4
+    for one, policy in zip(recorded, policies, strict=True):
+        joint = whole(one)
+        np.testing.assert_array_equal(joint.token_ids[joint.loss_mask], np.concatenate(policy.answers))
+
+
+def test_other_addresses_and_methods_are_told_what_is_there() -> None:
+    async def play():
+        async with playing(Policy("Yes.")) as (_, client):
+            return {
+                (method, path): await client.request(method, path)
+                for method, path in (
+                    ("GET", "/"),
+                    ("GET", "/v1/chat/completions"),
+                    ("POST", "/v1/responses"),
+                    ("POST", "/v1/messages/count_tokens"),
+                    ("GET", "/v1/models"),
+                    ("GET", "/v1/models/policy"),
+                    ("GET", "/v1/models/../../etc/passwd"),
+                )
+            }
+
+    found = {key: answer.status_code for key, answer in run(play()).items()}
+    assert list(found.values()) == [404, 405, 404, 404, 200, 200, 404]
+
+
+def test_bounds_on_bytes_and_parallel_calls_cost_the_request_alone() -> None:
+    async def play():
+        gate = asyncio.Event()
+        policy = Policy("Yes.", wait=gate.wait)
+        async with playing(policy, max_parallel=2, max_request_bytes=4096, max_bytes=20_000) as (session, client):
+            waiting = [asyncio.create_task(client.ask({"role": "user", "content": str(k)})) for k in range(3)]
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            gate.set()
+            await asyncio.wait(waiting)
+            large = await client.ask({"role": "user", "content": "x" * 5000})
+            chunked = await client.post("/v1/chat/completions", content=pieces())
+            zipped = await client.post("/v1/chat/completions", content=b"{}", headers={"content-encoding": "gzip"})
+            many = [await client.ask({"role": "user", "content": f"{k}" * 1500}) for k in range(15)]
+            return next(iter(done)).result(), large, chunked, zipped, many[-1], await session.end()
+
+    async def pieces():
+        for _ in range(64):
+            yield b" " * 1024
+
+    parallel, large, chunked, zipped, total, recorded = run(play())
+    assert parallel.status_code == 429 and parallel.headers["x-should-retry"] == "true"
+    assert large.status_code == chunked.status_code == total.status_code == 413 and zipped.status_code == 415
+    assert "max_request_bytes" in large.json()["error"]["message"] and "max_bytes" in total.json()["error"]["message"]
+    assert recorded.truncated and recorded.failure is None
+
+
+async def raw(session, data: bytes, wait_s: float) -> bytes:
+    """What the server answers to these bytes, until it ends the connection or the time is up."""
+    reader, writer = await asyncio.open_connection(*session.base_url.removeprefix("http://").split(":"))
+    writer.write(data)
+    await writer.drain()
+    try:
+        return await asyncio.wait_for(reader.read(), wait_s)
+    except TimeoutError:
+        return b"still open"
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+def test_slow_and_broken_clients_are_let_go_and_others_are_served() -> None:
+    async def play():
+        async with playing(Policy("Yes."), request_timeout_s=0.3) as (session, client):
+            auth = f"authorization: Bearer {session.token}\r\n"
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{auth}"
+            cases = {
+                "nothing": b"",
+                "half a head": head.encode(),
+                "half a body": f"{head}content-length: 100\r\n\r\n{{".encode(),
+                "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n",
+                "a long field": f"{head}x: {'y' * 9000}\r\n\r\n".encode(),
+                "many fields": (head + "".join(f"x{k}: y\r\n" for k in range(200)) + "\r\n").encode(),
+                "two lengths": f"{head}content-length: 2\r\ncontent-length: 30\r\n\r\n{{}}".encode(),
+                "length and chunks": f"{head}content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n{{}}".encode(),
+                "a bare line feed": f"{head}x: y\n\n: z\r\n\r\n".encode(),
+            }
+            found = await asyncio.gather(*(raw(session, data, 5) for data in cases.values()))
+            return dict(zip(cases, found, strict=True)), await client.ask(USER), await session.end()
+
+    found, alive, recorded = run(play())
+    assert b"still open" not in found.values()
+    assert found["nothing"] == found["half a head"] == b"" and b" 408 " in found["half a body"]
+    for name in ("no HTTP", "a long field", "many fields", "two lengths", "length and chunks"):
+        assert found[name].startswith((b"HTTP/1.0 400", b"HTTP/1.1 400")), (name, found[name][:200])
+    assert alive.status_code == 200 and len(recorded.calls) == 1
+
+
+def test_a_client_that_takes_no_answer_is_let_go() -> None:
+    async def long(call):
+        return Policy().complete(call, [codec().stop_ids[0] + 1] * 60_000)
+
+    async def play():
+        endpoint = Endpoint(codec(), EndpointConfig(request_timeout_s=0.3), 100_000)
+        await endpoint.start()
+        session = endpoint.open(long, seeds, 60_000)
+        body = json.dumps({"messages": [USER], "logprobs": True}).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {session.token}\r\n"
+        with socket.socket() as stuck:
+            stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            host, port = session.base_url.removeprefix("http://").split(":")
+            stuck.connect((host, int(port)))
+            stuck.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            http = endpoint._http
+            assert http is not None
+            while not session.counts["calls"] or http.connections:
+                await asyncio.sleep(0.02)
+        await endpoint.close()
+
+    run(play())
+
+
+def test_more_connections_than_there_may_be_are_closed() -> None:
+    async def play():
+        async with playing(Policy("Yes."), max_connections=3) as (session, client):
+            host, port = session.base_url.removeprefix("http://").split(":")
+            held = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
+            with pytest.raises(httpx.HTTPError):
+                await client.ask(USER)
+            for _, writer in held:
+                writer.close()
+            await asyncio.sleep(0.05)
+            return await client.ask(USER)
+
+    assert run(play()).status_code == 200
+
+
+def test_an_answer_that_was_not_taken_is_there_for_the_retry_without_a_header() -> None:
+    async def play():
+        gate = asyncio.Event()
+        policy = Policy("One.", "Two.", wait=gate.wait)
+        async with playing(policy) as (session, client):
+            host, port = session.base_url.removeprefix("http://").split(":")
+            _, writer = await asyncio.open_connection(host, int(port))
+            body = json.dumps({"model": "m", "messages": [USER]}).encode()
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {session.token}\r\n"
+            writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            while not policy.calls:
+                await asyncio.sleep(0)
+            writer.transport.abort()
+            await asyncio.sleep(0.02)
+            gate.set()
+            await asyncio.sleep(0.02)
+            again = await client.post("/v1/chat/completions", content=body)
+            return again.json()["choices"][0]["message"]["content"], len(policy.calls)
+
+    assert run(play()) == ("One.", 1)
+
+
+def test_names_of_unknown_fields_are_bounded_over_all_trajectories() -> None:
+    async def play():
+        async with serving() as endpoint:
+            names = set()
+            for number in range(5):
+                session = endpoint.open(Policy("Yes."), seeds, LIMIT)
+                async with Client(session) as client:
+                    await client.ask(USER, **{f"field{number}-{k}": 1 for k in range(40)})
+                names |= {name for name, _ in (await session.end()).counts}
+            return names
+
+    assert len([name for name in run(play()) if name.startswith("unknown/")]) <= MOST_UNKNOWN_NAMES + 1
+
+
+def test_the_end_of_the_endpoint_ends_its_trajectories_and_closes_its_port() -> None:
+    async def play():
+        policy = Policy("Yes.", wait=asyncio.Event().wait)
+        async with serving() as endpoint:
+            session = endpoint.open(policy, seeds, LIMIT)
+            client = Client(session)
+            waiting = asyncio.create_task(client.ask(USER))
+            while not policy.calls:
+                await asyncio.sleep(0)
+        found = (await waiting).status_code
+        with pytest.raises(httpx.ConnectError):
+            await client.ask(USER)
+        await client.aclose()
+        return found, session.is_open
+
+    assert run(play()) == (410, False)

@@ -1,0 +1,264 @@
+"""What a trajectory at the endpoint records of its calls, and which of them it answers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from squelch.actors.failures import FailureCause
+from squelch.actors.play.generation import GenerationFailed
+from tests.actors.endpoint.support import (
+    CALLING,
+    CONTEXT,
+    LIMIT,
+    SYSTEM,
+    THINKING,
+    TOOL,
+    USER,
+    Policy,
+    codec,
+    playing,
+    run,
+    seeds,
+    shown,
+    whole,
+)
+from tests.actors.text.made import rendering_here
+
+
+@pytest.fixture(scope="module", autouse=True)
+def here():
+    with rendering_here():
+        yield
+
+
+def test_a_conversation_with_tools_is_one_segment_of_the_ids_that_were_fed_and_sampled() -> None:
+    policy = Policy(CALLING, THINKING, "Yes.")
+
+    async def play():
+        async with playing(policy) as (session, client):
+            calling = await client.said(SYSTEM, USER, tools=[TOOL])
+            result = {"role": "tool", "tool_call_id": calling["tool_calls"][0]["id"], "content": "3"}
+            thinking = await client.said(SYSTEM, USER, calling, result, tools=[TOOL])
+            bare = {"role": "assistant", "content": thinking["content"]}
+            await client.said(SYSTEM, USER, calling, result, bare, USER, tools=[TOOL])
+            return await session.end(), calling, thinking
+
+    recorded, calling, thinking = run(play())
+    (segment,) = recorded.segments
+    assert recorded.causes == ("",) and recorded.calls == ((0, 0), (0, 1), (0, 2)) and recorded.text == "Yes."
+    first, second, third = policy.answers
+    result = {"role": "tool", "tool_call_id": "call_0", "name": "add", "content": "3"}
+    fed = codec().render([SYSTEM, USER], [TOOL])
+    then = codec().extend(fed, first, [result], [TOOL])
+    last = codec().extend(np.concatenate([fed, first, then]), second, [USER], [TOOL])
+    np.testing.assert_array_equal(segment.token_ids(), np.concatenate([fed, first, then, second, last, third]))
+    joint = whole(recorded)
+    np.testing.assert_array_equal(joint.token_ids[joint.loss_mask], np.concatenate(policy.answers))
+    reasoned = segment.turns[1]
+    assert shown(joint.token_ids[reasoned.reasoning_start : reasoned.reasoning_end]) == "one and two"
+    assert [turn.num_actions for turn in segment.turns] == [1, 1, 1] and all(t.format_valid for t in segment.turns)
+    assert [call.seed for call in policy.calls] == [seeds("", 0, number) for number in range(3)]
+    assert calling["content"] == "I add." and thinking["reasoning_content"] == "one and two"
+    assert calling["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"b": 2, "a": 1}'}
+
+
+def test_a_call_that_is_no_json_is_shown_as_text_and_counts_as_badly_formed() -> None:
+    async def play():
+        async with playing(Policy("<tool_call>{add 1}</tool_call>")) as (session, client):
+            reply = await client.said(USER, tools=[TOOL])
+            again = await client.said(USER, reply, USER, tools=[TOOL])
+            return reply, again, await session.end()
+
+    reply, _, recorded = run(play())
+    assert reply["content"] == "{add 1}" and "tool_calls" not in reply
+    assert len(recorded.segments) == 1 and not recorded.segments[0].turns[0].format_valid
+
+
+def test_a_stop_string_ends_what_the_client_sees_and_its_ids_stay_sampled() -> None:
+    policy = Policy("Think. Observation: none", "Done.")
+
+    async def play():
+        async with playing(policy) as (session, client):
+            answer = (await client.ask(USER, stop=["Observation:", "never"])).json()
+            said = answer["choices"][0]["message"]["content"]
+            for content in (said, said.strip() + " Observation:"):
+                await client.said(USER, {"role": "assistant", "content": content}, USER)
+            return answer["choices"][0], await session.end()
+
+    choice, recorded = run(play())
+    assert choice["message"]["content"] == "Think. " and choice["finish_reason"] == "stop"
+    sampled = recorded.segments[0].turns[0]
+    ids = recorded.segments[0].token_ids()[sampled.sample_start : sampled.sample_end]
+    assert shown(ids) == "Think. Observation:" and not sampled.hit_token_limit
+    assert recorded.causes == ("", "branch")
+
+
+def test_a_turn_at_its_limit_is_closed_by_what_is_fed() -> None:
+    async def play():
+        async with playing(Policy("It is quite long.", "Ok.")) as (session, client):
+            reply = await client.ask(USER, max_tokens=3)
+            said = reply.json()["choices"][0]
+            await client.said(USER, said["message"], USER)
+            return said, await session.end()
+
+    said, recorded = run(play())
+    (segment,) = recorded.segments
+    first = segment.turns[0]
+    assert said["finish_reason"] == "length" and first.hit_token_limit and not first.format_valid
+    assert first.sample_end - first.sample_start == 3
+    assert segment.token_ids()[first.sample_end] == codec().stop_ids[0]
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["a retry", "no header, and nobody got the first answer"])
+def test_a_retry_gets_the_first_answer_and_never_a_second_sample(told: bool) -> None:
+    async def play():
+        gate = asyncio.Event()
+        policy = Policy("One.", "Two.", wait=gate.wait)
+        async with playing(policy) as (session, client):
+            first = asyncio.create_task(client.ask(USER))
+            while not policy.calls:
+                await asyncio.sleep(0)
+            first.cancel()
+            await asyncio.sleep(0.02)
+            headers = {"x-stainless-retry-count": "1"} if told else {}
+            retry = asyncio.create_task(client.ask(USER, headers=headers))
+            await asyncio.sleep(0.02)
+            gate.set()
+            answer = (await retry).json()
+            late = (await client.ask(USER, headers={"x-stainless-retry-count": "2"})).json()
+            other = (await client.ask(USER)).json()
+            return answer, late, other, await session.end()
+
+    answer, late, other, recorded = run(play())
+    assert answer["id"] == late["id"] and answer["choices"][0]["message"]["content"] == "One."
+    assert other["choices"][0]["message"]["content"] == "Two."
+    assert recorded.calls == ((0, 0), (1, 0)) and dict(recorded.counts)["retries"] == 2
+
+
+def test_sampling_goes_on_without_its_client_and_a_reply_that_nobody_saw_changes_no_later_history() -> None:
+    async def play():
+        gate = asyncio.Event()
+        policy = Policy("One.", "Unseen.", "Three.", wait=gate.wait)
+        gate.set()
+        async with playing(policy) as (session, client):
+            one = await client.said(USER)
+            gate.clear()
+            gone = asyncio.create_task(client.ask(USER, one, USER))
+            while len(policy.calls) < 2:
+                await asyncio.sleep(0)
+            gone.cancel()
+            await asyncio.sleep(0.02)
+            gate.set()
+            await asyncio.sleep(0.02)
+            await client.said(USER, one, {"role": "user", "content": "Another question."})
+            return policy, await session.end()
+
+    policy, recorded = run(play())
+    assert recorded.causes == ("", "branch") and recorded.calls == ((0, 0), (0, 1), (1, 0))
+    assert "Unseen" not in shown(recorded.segments[1].token_ids())
+    joint = whole(recorded)
+    np.testing.assert_array_equal(joint.token_ids[joint.loss_mask], np.concatenate(policy.answers))
+
+
+def test_parallel_calls_have_segments_and_seeds_of_their_own() -> None:
+    async def play():
+        policy = Policy("Yes.")
+        async with playing(policy) as (session, client):
+            first = await client.said(USER)
+            await asyncio.gather(*(client.ask(SYSTEM, {"role": "user", "content": text}) for text in "aab"))
+            await asyncio.gather(*(client.ask(USER, first, USER) for _ in range(2)))
+            return policy, await session.end()
+
+    policy, recorded = run(play())
+    assert sorted(recorded.causes) == ["", "branch", "branch", "new conversation", "other system message"]
+    assert len({call.seed for call in policy.calls}) == 6
+    assert sorted(recorded.calls) == [(0, 0), (0, 1), (1, 0), (2, 0), (3, 0), (4, 0)]
+
+
+def test_seeds_of_parallel_segments_do_not_depend_on_the_order_of_arrival() -> None:
+    async def play(texts: str):
+        policy = Policy("Yes.")
+        async with playing(policy) as (_, client):
+            await client.said(USER)
+            for text in texts:
+                await client.said(SYSTEM, {"role": "user", "content": text})
+            return {(call.prompt_ids.tobytes(), call.seed) for call in policy.calls}
+
+    assert run(play("abca")) == run(play("caba"))
+
+
+def test_the_first_failure_of_sampling_fails_the_trajectory_whatever_comes_after() -> None:
+    async def refuse(call):
+        raise GenerationFailed("rollout worker rollout-3: gone")
+
+    async def late(call):
+        raise TimeoutError
+
+    async def play(policy):
+        async with playing(policy) as (session, client):
+            answers = [await client.ask(USER), await client.ask(SYSTEM, USER)]
+            return answers, await session.end()
+
+    for policy, cause in ((refuse, FailureCause.GENERATION_ERROR), (late, FailureCause.GENERATION_TIMEOUT)):
+        answers, recorded = run(play(policy))
+        assert recorded.failure is not None and recorded.failure.cause is cause and not recorded.segments
+        for answer in answers:
+            assert answer.status_code == 503 and answer.headers["x-should-retry"] == "false"
+
+
+def test_what_breaks_in_a_call_fails_its_trajectory_with_the_error() -> None:
+    async def broken(call):
+        raise KeyError("a fault")
+
+    async def play():
+        async with playing(broken) as (session, client):
+            return await client.ask(USER), await session.end()
+
+    answer, recorded = run(play())
+    assert answer.status_code == 500 and "KeyError" in answer.json()["error"]["message"]
+    assert recorded.failure is not None and recorded.failure.cause is FailureCause.ENVIRONMENT_ERROR
+
+
+def test_bounds_on_calls_tokens_and_context_refuse_and_say_truncated() -> None:
+    async def play(messages, most_calls=None, **settings):
+        async with playing(Policy("Yes."), most_calls, **settings) as (session, client):
+            answers = [await client.ask(*messages) for _ in range(3)]
+            return answers[-1], await session.end()
+
+    for bounds in ({"most_calls": 2}, {"max_calls": 2}):
+        answer, recorded = run(play([USER], **bounds))
+        assert answer.status_code == 429 and answer.headers["x-should-retry"] == "false"
+        assert recorded.truncated and len(recorded.calls) == 2 and dict(recorded.counts) == {"calls": 2, "refused": 1}
+    answer, recorded = run(play([USER], max_tokens=200))
+    assert answer.status_code == 429 and answer.json()["error"]["code"] == "too_many_tokens" and recorded.truncated
+    answer, recorded = run(play([{"role": "user", "content": "x " * CONTEXT}]))
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+    assert recorded.truncated and not recorded.segments and recorded.failure is None
+
+
+def test_a_call_is_refused_where_its_whole_limit_does_not_fit() -> None:
+    async def play(extra: int):
+        async with playing(Policy("Yes.")) as (_, client):
+            lengths = [len(codec().render([{"role": "user", "content": "x<" * number}])) for number in (1, 2)]
+            number = 1 + (CONTEXT - LIMIT - lengths[0]) // (lengths[1] - lengths[0])
+            return (await client.ask({"role": "user", "content": "x<" * (number + extra)})).status_code
+
+    assert run(play(0)) == 200 and run(play(1)) == 400
+
+
+def test_after_its_end_a_trajectory_answers_nothing_and_calls_in_flight_are_gone() -> None:
+    async def play():
+        policy = Policy("Yes.", wait=asyncio.Event().wait)
+        async with playing(policy) as (session, client):
+            waiting = asyncio.create_task(client.ask(USER))
+            while not policy.calls:
+                await asyncio.sleep(0)
+            recorded = await session.end()
+            return (await waiting), (await client.ask(USER)), recorded, await session.end()
+
+    waiting, late, recorded, again = run(play())
+    assert waiting.status_code == 410 and late.status_code == 410 and recorded == again and not recorded.segments
+    assert late.json()["error"]["code"] == "trajectory_ended"
