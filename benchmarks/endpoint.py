@@ -1,0 +1,168 @@
+"""Measures the endpoint at which agents call the policy: what a call costs its process, beside many others.
+
+    python -m benchmarks.endpoint [--trajectories N] [--rounds N] [--quick] [--json]
+
+One client process plays 256 trajectories at a time over HTTP, eight calls each, 20 rounds of them: a conversation with
+a system message, whose replies are sent back as the client got them. The endpoint's process samples nothing: after 50
+ms a call has 40 tokens that were drawn before. Prints
+
+    CPU ms a call   processor milliseconds of the endpoint's process per call
+    calls/s         calls per second of both processes, which share the cores
+    p50, p99, max   seconds from request to answer
+    lost            calls without an answer within 30 s
+    MiB, growth     resident memory of the endpoint's process at the end, and MiB more since a quarter of the calls
+
+The model's tokenizer has 320 pieces, so that texts have more tokens than a real model's would.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import psutil
+
+from benchmarks.common import parser_of, print_metrics
+from squelch.actors.endpoint.config import EndpointConfig
+from squelch.actors.endpoint.server import Endpoint
+from squelch.actors.endpoint.session import Call, Session
+from squelch.actors.messages import Completion
+from squelch.actors.play.codec import ChatCodec
+from squelch.actors.play.seeds import derive_seed
+
+CALLS, DELAY_S, BOUND_S = 8, 0.05, 30.0
+ANSWER = "go up to the goal, then say what stands there: a passage said so."
+SYSTEM = "Reach the goal. Say where you go, one step at a time, and what you see. " * 4
+SAW = "x < y > z | 1 2 3, and a wall to the left of it. What do you do? "
+
+
+class Policy:
+    """Answers each call after a moment with the same ids."""
+
+    def __init__(self, codec: ChatCodec) -> None:
+        self._ids = np.append(codec.encode(ANSWER), codec.stop_ids[0]).astype(np.int32)
+        self._log_probs = np.full(len(self._ids), -0.5, np.float32)
+        self.num_calls = 0
+
+    async def __call__(self, call: Call) -> Completion:
+        """A sampled turn."""
+        self.num_calls += 1
+        await asyncio.sleep(DELAY_S)
+        return Completion("", self._ids, self._log_probs, "stop", 1, 1)
+
+
+async def served(trajectories: int, rounds: int) -> dict[str, Any]:
+    """Serves one client process until it has played; returns the metrics of the module's head."""
+    from tests.actors.formats.test_own import SHOWS_TOOLS
+    from tests.actors.text.made import chatml_bpe, save_folder
+
+    with tempfile.TemporaryDirectory() as folder:
+        codec = ChatCodec(save_folder(Path(folder), chatml_bpe(), SHOWS_TOOLS))
+        policy = Policy(codec)
+        endpoint = Endpoint(codec, EndpointConfig(), 32_768)
+        await endpoint.start()
+        waiting = [endpoint.open(policy, derive_seed, len(ANSWER) * 2, CALLS) for _ in range(trajectories * rounds)]
+        client = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "benchmarks.endpoint", "--client", str(trajectories), stdin=-1, stdout=-1
+        )
+        given = {"url": waiting[0].base_url, "tokens": [session.token for session in waiting]}
+        watch = asyncio.create_task(watched(waiting, policy, CALLS * trajectories * rounds // 4))
+        before, began = time.process_time(), time.perf_counter()
+        said, _ = await client.communicate(json.dumps(given).encode())
+        wall, cpu = time.perf_counter() - began, time.process_time() - before
+        early = await watch
+        end = resident_mib()
+        await endpoint.close()
+    seconds = np.array(json.loads(said)["seconds"])
+    return {
+        "calls": len(seconds),
+        "cpu_ms_per_call": 1e3 * cpu / policy.num_calls,
+        "calls_per_second": len(seconds) / wall,
+        "p50_s": float(np.percentile(seconds, 50)),
+        "p99_s": float(np.percentile(seconds, 99)),
+        "max_s": float(seconds.max()),
+        "lost": CALLS * trajectories * rounds - len(seconds),
+        "mib_end": end,
+        "mib_growth": end - early,
+    }
+
+
+async def watched(sessions: list[Session], policy: Policy, quarter: int) -> float:
+    """Ends each trajectory after its calls, as the player would; returns the memory at a quarter of the calls."""
+    early = 0.0
+    while sessions:
+        await asyncio.sleep(0.1)
+        for session in [one for one in sessions if one.counts["calls"] == CALLS and not one.in_progress]:
+            await session.end()
+            sessions.remove(session)
+        early = early or (resident_mib() if policy.num_calls > quarter else 0.0)
+    return early
+
+
+def resident_mib() -> float:
+    """Resident memory of this process, MiB."""
+    return psutil.Process().memory_info().rss / 2**20
+
+
+async def play(at_once: int) -> None:
+    """The client process: plays the trajectories whose tokens stand on its standard input."""
+    given = json.load(sys.stdin)
+    seconds: list[float] = []
+    tokens = iter(given["tokens"])
+    limit = aiohttp.ClientTimeout(total=BOUND_S)
+    async with aiohttp.ClientSession(timeout=limit, connector=aiohttp.TCPConnector(limit=0)) as http:
+
+        async def lane() -> None:
+            for token in tokens:
+                await trajectory(http, given["url"], token, seconds)
+
+        await asyncio.gather(*(lane() for _ in range(at_once)))
+    json.dump({"seconds": seconds}, sys.stdout)
+
+
+async def trajectory(http: aiohttp.ClientSession, url: str, token: str, seconds: list[float]) -> None:
+    """One conversation; adds the seconds of each answered call."""
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": SAW}]
+    for number in count(1):
+        began = time.perf_counter()
+        headers = {"authorization": f"Bearer {token}"}
+        body = {"model": "policy", "messages": messages}
+        try:
+            async with http.post(f"{url}/v1/chat/completions", json=body, headers=headers) as response:
+                response.raise_for_status()
+                said = (await response.json())["choices"][0]["message"]
+        except (aiohttp.ClientError, TimeoutError):
+            return
+        seconds.append(time.perf_counter() - began)
+        messages += [said, {"role": "user", "content": f"{number}: {SAW}"}]
+        if number == CALLS:
+            return
+
+
+def main() -> int:
+    """Prints the table."""
+    parser = parser_of(__doc__, "3 rounds")
+    parser.add_argument("--trajectories", type=int, default=256, help="trajectories at a time")
+    parser.add_argument("--rounds", type=int, default=20, help="trajectories of each lane, one after another")
+    parser.add_argument("--client", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.client:
+        asyncio.run(play(arguments.client))
+        return 0
+    metrics = asyncio.run(served(arguments.trajectories, 3 if arguments.quick else arguments.rounds))
+    columns = ("calls", "CPU ms a call", "calls/s", "p50 s", "p99 s", "max s", "lost", "MiB", "growth")
+    print_metrics(metrics, arguments.json, columns, [list(metrics.values())], [])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
