@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from squelch.envs.untrusted.files import brief
@@ -78,7 +79,7 @@ class Asked:
     unknown: tuple[str, ...] = ()
     """Fields that are not known."""
 
-    @property
+    @cached_property
     def tools_key(self) -> str:
         """Equal for equal tools."""
         return canonical(list(self.tools)) if self.tools else ""

@@ -16,6 +16,8 @@ Invariants:
 - Sampled ids are not encoded again where a format can be continued behind them: a new segment whose history holds
   replies is rendered up to the first of them, and each reply is its sampled ids. Replies that stand before an
   assistant's message of the client's own are rendered with it, as text.
+- Where the model's template removes the reasoning of earlier turns (`model.keep_reasoning: template`), a segment ends
+  where it does, and every new segment is fed what the template writes for the whole history: nothing is spliced.
 - Ids of calls are not part of what is rendered: calls are numbered there in their order.
 
 | cause of a new segment | the request |
@@ -24,6 +26,7 @@ Invariants:
 | `other tools`, `other system message` | has the history of a segment with others |
 | `new conversation` | shares with every segment no more than the system message |
 | `compaction` | shares a beginning with a segment, and is shorter |
+| `template` | continues a history of which the template shows less reasoning than was sampled |
 | `history rewritten` | shares a beginning with a segment, and then differs |
 """
 
@@ -31,7 +34,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import takewhile
 from typing import Any
@@ -40,6 +43,7 @@ import numpy as np
 
 from squelch.actors.endpoint.canonical import Asked, Said, ToolUse
 from squelch.actors.formats.protocol import Format
+from squelch.actors.formats.retention import CAUSE, Kept
 from squelch.actors.messages import Completion
 from squelch.actors.play.transcript import Transcript
 
@@ -67,12 +71,14 @@ class Replied:
 
 @dataclass(frozen=True)
 class Stand:
-    """Where a reply stands: the number of its message, and [start, end) of its ids in the segment."""
+    """Where a reply stands: the number of its message, and [start, end) of its ids in the segment. `kept`: what the
+    segment shows of reasoning up to there; None where all of it stays."""
 
     index: int
     start: int
     end: int
     replied: Replied
+    kept: Kept | None = None
 
 
 @dataclass
@@ -107,7 +113,8 @@ class Path:
 @dataclass(frozen=True)
 class Placed:
     """Where a request belongs. `path`: the segment that it continues, None for a new one; `prompt`: all ids that it is
-    sampled from, of which `num_kept` are the segment's already; `stands`: the replies among them."""
+    sampled from, of which `num_kept` are the segment's already; `stands`: the replies among them; `kept`: the reasoning
+    that they show."""
 
     asked: Asked
     path: Path | None
@@ -115,6 +122,7 @@ class Placed:
     num_kept: int
     stands: tuple[Stand, ...]
     cause: str
+    kept: Kept | None = None
 
 
 class Conversation:
@@ -139,14 +147,18 @@ class Conversation:
         if candidates:
             stand, path = max(candidates, key=lambda pair: (pair[0].index, pair[1].number))
             rest = messages[stand.index + 1 :]
-            if self._is_spliced(rest):
+            if stand.kept is not None and stand.kept.removes(self._with_reasoning(messages)):
+                return self._of_template(asked, CAUSE)
+            if self._is_spliced(rest) and (stand.kept is None or all(one.role in _FOLLOWERS for one in rest)):
                 ids, before = path.transcript.token_ids()[: stand.end], path.stands[: path.stands.index(stand) + 1]
                 prompt, stands = self._behind(asked, ids, before)
                 if len(stands) > len(before):
                     return Placed(asked, None, prompt, 0, stands, self._cause(asked, shared))
                 if stand.index < len(path.messages) - 1 or path.busy:
-                    return Placed(asked, None, prompt, 0, stands, "branch")
-                return Placed(asked, path, prompt, len(ids), stands, "")
+                    return Placed(asked, None, prompt, 0, stands, "branch", stand.kept)
+                return Placed(asked, path, prompt, len(ids), stands, "", stand.kept)
+        if not self._format.keeps_reasoning:
+            return self._of_template(asked, self._cause(asked, shared))
         prompt, stands = self._rendered(asked)
         return Placed(asked, None, prompt, 0, stands, self._cause(asked, shared))
 
@@ -169,7 +181,8 @@ class Conversation:
         start = path.transcript.add_sampled(completion)
         index = len(placed.asked.messages)
         path.messages = [*placed.asked.messages, said]
-        path.stands = [*placed.stands, Stand(index, start, start + len(completion.token_ids), replied)]
+        kept = placed.kept and placed.kept.after([*self._with_reasoning(placed.asked.messages), *_as_messages([said])])
+        path.stands = [*placed.stands, Stand(index, start, start + len(completion.token_ids), replied, kept)]
         for text in {said.content.strip(), (said.content + stop).strip()}:
             self._known.setdefault((text, said.calls), []).append(replied)
 
@@ -208,6 +221,22 @@ class Conversation:
                 follows = False
         return follows
 
+    def _with_reasoning(self, messages: Sequence[Said]) -> list[dict[str, Any]]:
+        """The messages as formats take them, each reply with the reasoning that was sampled, as far as it is known."""
+        replies = [self._reply(one) if one.role == "assistant" and not one.reasoning else None for one in messages]
+        return _as_messages(
+            [
+                one if replied is None else replace(one, reasoning=replied.said.reasoning)
+                for one, replied in zip(messages, replies, strict=True)
+            ]
+        )
+
+    def _of_template(self, asked: Asked, cause: str) -> Placed:
+        """A new segment, as the template writes the whole history."""
+        messages = self._with_reasoning(asked.messages)
+        kept = Kept(self._format, asked.tools).begun(messages)
+        return Placed(asked, None, self._format.render(messages, asked.tools), 0, (), cause, kept)
+
     def _rendered(self, asked: Asked) -> tuple[np.ndarray, tuple[Stand, ...]]:
         """A whole history: rendered up to the first reply behind which it can be spliced."""
         messages, first, follows = asked.messages, len(asked.messages), False
@@ -218,7 +247,7 @@ class Conversation:
                 break
             else:
                 first, follows = index, False
-        ids = self._format.render(_as_messages(messages[:first]), asked.tools)
+        ids = self._format.render(self._with_reasoning(messages[:first]), asked.tools)
         if first == len(messages):
             return ids, ()
         replied = self._reply(messages[first])

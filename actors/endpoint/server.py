@@ -221,6 +221,7 @@ class Endpoint:
             body = await self._body(request)
             session.take_bytes(len(body))
             answer = self._answer(request, session, api, path, body)
+            answer.clients += [request.transport] if request.transport is not None else []
             reply = await _outcome(answer)
         finally:
             session.in_progress -= 1

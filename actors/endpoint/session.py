@@ -2,11 +2,12 @@
 
 Invariants:
 
-- Every completion is recorded in the segment of its call, whether or not a client ever saw it, and is answered with at
-  most once: a request with the body of an earlier one gets the earlier one's answer, still being sampled or not, if it
-  says that it is a retry (`x-stainless-retry-count` above 0), or if nobody got that answer. What a client does next
-  depends on what it saw alone: a reply that it never saw is in no history that it sends, and a further request of that
-  history begins a segment beside it (`actors.endpoint.conversation`).
+- Every completion is recorded in the segment of its call, whether or not a client ever saw it. A request with the body
+  of an earlier one gets the earlier one's answer, still being sampled or not, if it says that it is a retry
+  (`x-stainless-retry-count` above 0), or if the client of that one is gone without it. Equal requests of clients that
+  are there are calls of their own.
+- What a client does next depends on what it saw alone: a reply that it never saw is in no history that it sends, and a
+  further request of that history begins a segment beside it (`actors.endpoint.conversation`).
 - A client that disconnects stops no sampling: the policy said what it said, and the trajectory is judged by what became
   of it.
 - The first call that cannot be sampled fails the trajectory, whatever its agent says: all later calls are refused.
@@ -37,6 +38,7 @@ from squelch.actors.endpoint.config import EndpointConfig
 from squelch.actors.endpoint.conversation import Conversation, Path, Placed
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.formats.protocol import Format, Parsed
+from squelch.actors.formats.retention import message_of
 from squelch.actors.messages import Completion
 from squelch.actors.play.generation import GenerationFailed
 from squelch.actors.play.transcript import Transcript
@@ -81,11 +83,17 @@ class Recorded:
 
 @dataclass
 class Answer:
-    """An answer to come. `delivered`: whether a client got it."""
+    """An answer to come. `delivered`: whether a client got it; `clients`: the connections that wait for it."""
 
     asked: Asked
     task: asyncio.Task[Reply]
     delivered: bool = False
+    clients: list[asyncio.BaseTransport] = field(default_factory=list)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nobody got it, and nobody waits for it any more."""
+        return not self.delivered and all(client.is_closing() for client in self.clients)
 
 
 @dataclass(frozen=True)
@@ -148,8 +156,8 @@ class Session:
     def earlier(self, key: bytes, is_retry: bool) -> Answer | None:
         """The answer of an earlier request of the same content, `key`, if this one is to get it."""
         found = self._answers.get(key, [])
-        unseen = [one for one in found if not one.delivered]
-        return unseen[-1] if unseen else found[-1] if found and is_retry else None
+        lost = [one for one in found if one.is_lost]
+        return lost[-1] if lost else found[-1] if found and is_retry else None
 
     def answer(self, asked: Asked, key: bytes, countable: Callable[[str], str]) -> Answer:
         """Begins to sample a request. `countable`: the name under which an unknown field is counted. Raises Refused if
@@ -245,8 +253,8 @@ class Session:
 
     def _reply(self, call: Call, asked: Asked, completion: Completion, parsed: Parsed) -> Reply:
         ids, (first, last) = completion.token_ids, parsed.reasoning
-        bad = [one.raw for one in parsed.tool_calls if one.error]
-        content = "\n".join(text for text in (parsed.content, *bad) if text)
+        broken = any(one.error for one in parsed.tool_calls)
+        content = message_of(self.one, ids, parsed)["content"] if broken else parsed.content
         reasoning = self.one.text(ids[first:last]).strip()
         closed = completion.finish_reason == "stop"
         stop = ""
@@ -255,8 +263,7 @@ class Session:
             content, reasoning = _before(content, stop), _before(reasoning, stop)
         calls = tuple(
             tool_use(f"call_{call.seed:016x}_{number}", one.name, one.arguments, "arguments")
-            for number, one in enumerate(parsed.tool_calls)
-            if not one.error
+            for number, one in enumerate(() if broken else parsed.tool_calls)
         )
         finish = "length" if not closed else "tool_calls" if calls else "stop_string" if stop else "stop"
         spelled = [self.one.text([index]) for index in ids.tolist()] if asked.log_probs else []

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from squelch.actors.endpoint.canonical import Asked, Said, tool_use
 from squelch.actors.endpoint.config import EndpointConfig
 from squelch.actors.endpoint.session import Session
+from squelch.actors.play.codec import ChatCodec
 from tests.actors.endpoint.support import CALLING, LIMIT, TOOL, Policy, codec, seeds, shown, whole
-from tests.actors.text.made import rendering_here
+from tests.actors.text.made import chatml_bpe, rendering_here, save_folder
 
 RULES, QUESTION, NEXT = Said("system", "You are brief."), Said("user", "What is 1 + 2?"), Said("user", "And then?")
 ORDINARY = [index for index in range(300) if codec().token_bytes(index)]
@@ -177,6 +178,38 @@ def test_examples_of_the_agents_own_are_rendered_and_the_replies_after_them_are_
     assert len(recorded.segments) == 1
     shown_example = [{"role": one.role, "content": one.content} for one in example]
     np.testing.assert_array_equal(policy.calls[0].prompt_ids, codec().render(shown_example))
+
+
+REMOVES = (
+    "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
+    "{% endif %}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content and loop.index0 > ns.last %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""As Qwen3's: reasoning is shown behind the last message of the user alone."""
+
+
+def test_where_the_template_removes_reasoning_a_segment_begins_with_what_it_writes(tmp_path) -> None:
+    one = ChatCodec(save_folder(tmp_path, chatml_bpe(), REMOVES), keeps_reasoning=False)
+    policy = Policy("<think>a</think>One.", "<think>b</think>Two.", "Three.", "Four.")
+
+    async def play():
+        session = Session("", "token", one, EndpointConfig(), 100_000, policy, seeds, LIMIT)
+        first = await told(session, QUESTION)
+        result = Said("tool", "3", call_id="call")
+        second = await told(session, QUESTION, first, result)
+        bare = [replace(reply, reasoning="") for reply in (first, second)]
+        third = await told(session, QUESTION, bare[0], result, bare[1], NEXT)
+        await told(session, QUESTION, bare[0], result, bare[1], NEXT, third, QUESTION)
+        return await session.end()
+
+    recorded = asyncio.run(play())
+    assert recorded.causes == ("", "template") and recorded.calls == ((0, 0), (0, 1), (1, 0), (1, 1))
+    history = [QUESTION, Said("assistant", "One."), Said("tool", "3"), Said("assistant", "Two."), NEXT]
+    wanted = one.render([{"role": said.role, "content": said.content} for said in history])
+    np.testing.assert_array_equal(policy.calls[2].prompt_ids, wanted)
+    joint = whole(recorded)
+    np.testing.assert_array_equal(joint.token_ids[joint.loss_mask], np.concatenate(policy.answers))
 
 
 class Random:

@@ -73,7 +73,7 @@ def test_a_call_that_is_no_json_is_shown_as_text_and_counts_as_badly_formed() ->
             return reply, again, await session.end()
 
     reply, _, recorded = run(play())
-    assert reply["content"] == "{add 1}" and "tool_calls" not in reply
+    assert reply["content"] == "<tool_call>{add 1}</tool_call>" and "tool_calls" not in reply
     assert len(recorded.segments) == 1 and not recorded.segments[0].turns[0].format_valid
 
 
@@ -165,7 +165,7 @@ def test_sampling_goes_on_without_its_client_and_a_reply_that_nobody_saw_changes
 
 def test_parallel_calls_have_segments_and_seeds_of_their_own() -> None:
     async def play():
-        policy = Policy("Yes.")
+        policy = Policy("Yes.", wait=lambda: asyncio.sleep(0.05))
         async with playing(policy) as (session, client):
             first = await client.said(USER)
             await asyncio.gather(*(client.ask(SYSTEM, {"role": "user", "content": text}) for text in "aab"))
@@ -174,7 +174,7 @@ def test_parallel_calls_have_segments_and_seeds_of_their_own() -> None:
 
     policy, recorded = run(play())
     assert sorted(recorded.causes) == ["", "branch", "branch", "new conversation", "other system message"]
-    assert len({call.seed for call in policy.calls}) == 6
+    assert len({call.seed for call in policy.calls}) == 6, "equal requests at once are calls of their own"
     assert sorted(recorded.calls) == [(0, 0), (0, 1), (1, 0), (2, 0), (3, 0), (4, 0)]
 
 
