@@ -83,7 +83,8 @@ class Recorded:
 
 @dataclass
 class Answer:
-    """An answer to come. `delivered`: whether a client got it; `clients`: the connections that wait for it."""
+    """An answer to come. `asked`: the request without its messages and tools; `delivered`: whether a client got it;
+    `clients`: the connections that wait for it."""
 
     asked: Asked
     task: asyncio.Task[Reply]
@@ -179,7 +180,8 @@ class Session:
         self.counts.update(["calls", *(f"adjusted/{name}" for name in asked.adjusted)])
         self.counts.update(f"unknown/{countable(name)}" for name in asked.unknown)
         self._num_reserved += len(placed.prompt) - placed.num_kept + limit
-        answer = Answer(asked, asyncio.create_task(self._sampled(call, placed, path)))
+        form = replace(asked, messages=(), tools=())  # histories of all calls would take memory of their square
+        answer = Answer(form, asyncio.create_task(self._sampled(call, placed, path)))
         answer.task.add_done_callback(self._settle)
         self._answers.setdefault(key, []).append(answer)
         return answer

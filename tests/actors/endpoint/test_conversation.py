@@ -100,6 +100,16 @@ def test_a_reply_that_is_not_ours_begins_a_segment(rewrite) -> None:
     assert recorded.causes == ("", "history rewritten")
 
 
+def test_messages_in_another_order_are_another_history() -> None:
+    async def scenario(session):
+        one = await told(session, RULES, QUESTION, NEXT)
+        await told(session, RULES, NEXT, QUESTION, one, NEXT)
+
+    recorded, policy = causes_of("One.", "Two.")(scenario)
+    assert recorded.causes == ("", "new conversation")
+    assert policy.calls[1].prompt_ids.tolist() != policy.calls[0].prompt_ids.tolist()
+
+
 def test_each_cause_of_a_new_segment_is_told() -> None:
     async def scenario(session):
         one = await told(session, RULES, QUESTION)

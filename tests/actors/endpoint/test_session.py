@@ -65,6 +65,22 @@ def test_a_conversation_with_tools_is_one_segment_of_the_ids_that_were_fed_and_s
     assert calling["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"b": 2, "a": 1}'}
 
 
+def test_a_call_without_a_text_has_null_content_and_is_recognised_with_either() -> None:
+    async def play():
+        async with playing(Policy(CALLING.removeprefix("I add."), "Yes.")) as (session, client):
+            reply = await client.said(USER, tools=[TOOL])
+            result = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": "3"}
+            messages = [USER, reply, result]
+            for content in (None, "", []):
+                messages[1] = {**reply, "content": content}
+                said = await client.said(*messages, tools=[TOOL])
+                messages += [said, USER]
+            return reply, await session.end()
+
+    reply, recorded = run(play())
+    assert reply["content"] is None and len(recorded.segments) == 1 and len(recorded.calls) == 4
+
+
 def test_a_call_that_is_no_json_is_shown_as_text_and_counts_as_badly_formed() -> None:
     async def play():
         async with playing(Policy("<tool_call>{add 1}</tool_call>")) as (session, client):
