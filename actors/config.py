@@ -317,6 +317,8 @@ def _text(value: Any) -> str:
 
 PROBE_TASKS, PROBE_SAMPLES = 32, 4
 """Tasks of the fixed probe, and trajectories of each, if they are not set."""
+PROBE_TWINS = 7
+"""Other prompts of a task's cluster of hard negatives, at most (`actors.diagnosis.hard_negatives`)."""
 
 
 class ProbeConfig(Settings):
@@ -333,6 +335,11 @@ class ProbeConfig(Settings):
     has no room for the links from 4."""
     max_others: int | None = Field(None, ge=2)
     """Other prompts under which each reasoning is scored, drawn at random; unset: all of them."""
+    hard: bool | None = None
+    """Whether each reasoning is also scored under the prompts of seven near variations of its task (hard negatives,
+    `actors.diagnosis.hard_negatives`). Unset: if the environment has such variations and `scorer.share` has room.
+    `true`: whatever it costs, and where the environment has none under the nearest of 1,000 further tasks, which are
+    started once when the run starts."""
     links: bool | None = None
     """Whether the answers are scored too, to measure whether they follow from the reasoning
     (`actors.diagnosis.links`). Unset: yes, unless even the fewest would cost more than `scorer.share` allows."""
@@ -349,6 +356,10 @@ class ProbeConfig(Settings):
     def scores_answers(self) -> bool:
         """Whether the answers are scored too; `links` is unset only if they fit into `scorer.share`."""
         return self.links is not False
+
+    def scores_twins(self, available: bool) -> bool:
+        """Whether hard negatives are scored in an environment that has twins, or has none."""
+        return available if self.hard is None else self.hard
 
     @property
     def num_samples(self) -> int:

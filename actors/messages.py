@@ -53,6 +53,16 @@ class Completion:
         return tuple(VersionSpan(start + s.start, start + s.end, s.version) for s in spans if s.end > s.start)
 
 
+@dataclass(frozen=True)
+class Cluster:
+    """A task's first prompt and those of near variations of it. `prompt`, `twins`: (num_tokens,) int32 ids, all
+    different; `answers_changed`: share of the twins whose best answer is another, None without a solver."""
+
+    prompt: np.ndarray
+    twins: tuple[np.ndarray, ...]
+    answers_changed: float | None = None
+
+
 class TransferRefused(RuntimeError):
     """A rollout worker got other weights than were published, or could not copy them; it serves its previous ones."""
 

@@ -28,7 +28,7 @@ import numpy as np
 from gymnasium.spaces import Text
 from gymnasium.utils import seeding
 
-from squelch.envs.contract import Environment
+from squelch.envs.contract import Environment, Twinned
 from squelch.envs.options import read_options
 from squelch.envs.registry import ENVIRONMENTS
 from squelch.envs.settings import Settings
@@ -152,7 +152,10 @@ class TextEnv(gymnasium.Env[str, str], Environment):
         self._task_seed = int(self.np_random.integers(2**63)) if seed is None else seed
         if self.stochastic:
             self._noise = random.Random(f"noise {self.np_random.integers(2**63) if noise_seed is None else noise_seed}")
-        details = self._load(self._task_seed)
+        return self._opening(self._load(self._task_seed))
+
+    def _opening(self, details: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """The observation and `info` of the task that was made the current one."""
         about = {"task_key": self.task_key(), "task_kind": self.task_kind()}
         return self.observation(), {"success": False, "action_valid": True, **about, **details}
 
@@ -202,6 +205,25 @@ class TextEnv(gymnasium.Env[str, str], Environment):
 
     @abc.abstractmethod
     def _succeeded(self) -> bool: ...
+
+
+class TwinnedEnv(TextEnv, Twinned):
+    """An environment with twins. Subclasses define `content`, `twins` and `_load_content`."""
+
+    def start(self, content: str) -> tuple[str, dict[str, Any]]:
+        """As `Twinned.start`."""
+        if self._task_seed is None:
+            raise RuntimeError(f"{self.name} was used before reset")
+        return self._opening(self._load_content(content))
+
+    def best_answer(self) -> str | None:
+        """As `Twinned.best_answer`: the first actions of the solver, as many as one answer may have."""
+        actions = self.solution()
+        return None if actions is None else " || ".join(actions[: self.max_actions_per_turn])
+
+    @abc.abstractmethod
+    def _load_content(self, content: str) -> dict[str, Any]:
+        """As `_load`, of the task with that content. Raises ValueError for what is no task's content."""
 
 
 for _name, _path in ENVIRONMENTS.items():

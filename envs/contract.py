@@ -1,10 +1,11 @@
-"""The protocols of environments: one that is required for playing, and four optional ones.
+"""The protocols of environments: one that is required for playing, and five optional ones.
 
 | protocol | members | used by |
 |---|---|---|
 | `Environment` | `rules`, `read_action`, `reset`, `step`; `max_turns` | every player: training, validation, `eval` |
 | `Demonstrator` | `demonstrate` | the warm-up of a policy, and benchmarks that play demonstrations |
 | `Judged` | `judge` | the judge of reasonings (docs/guide/reasoning.md) |
+| `Twinned` | `content`, `twins`, `start`, `best_answer` | hard negatives of the fixed probe (docs/guide/reasoning.md) |
 | `ClosedVocabulary` | `phrases`, `step_rewards` | a tokenizer of whole words; others are read as byte pairs |
 | `GroupRewarded` | `group_rewards` | the player, once all trajectories of a group have ended |
 
@@ -176,6 +177,34 @@ class Judged(Protocol):
     @abc.abstractmethod
     def judge(cls) -> Judge:
         """The judge of this environment's reasonings, in every prompt style."""
+
+
+class Twinned(Protocol):
+    """An environment that can vary one part of a task: where one hole is, or one of the numbers."""
+
+    @abc.abstractmethod
+    def content(self) -> str:
+        """The content of the task that was started, from which `start` starts the same one."""
+
+    @abc.abstractmethod
+    def twins(self, rng: Rng, most: int) -> list[str]:
+        """The contents of at most `most` other tasks that differ from the one that was started in one part, which `rng`
+        draws. Which they are depends on the content and `rng` alone.
+
+        All tasks that differ from one another in that part only are a family; the twins are drawn from it uniformly,
+        and are all others of it if there are no more than `most`. So twins are mutual: `rng` draws the family from each
+        of its members with the same probability. If its members are equally likely as tasks too, the own task could be
+        any of a cluster, and the hard negatives measure an information (`actors.diagnosis.hard_negatives`).
+        """
+
+    @abc.abstractmethod
+    def start(self, content: str) -> tuple[str, dict[str, Any]]:
+        """Start the task of that content, under the noise of the last `reset`; returns (observation, info) as that
+        does. Raises ValueError for what is no task's content."""
+
+    @abc.abstractmethod
+    def best_answer(self) -> str | None:
+        """What a solver answers in the first turn; None if none is known. It answers equal states alike."""
 
 
 class ClosedVocabulary(Protocol):

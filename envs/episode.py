@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from squelch.envs.config import FormatConfig
-from squelch.envs.contract import Environment
+from squelch.envs.contract import Environment, Twinned
 from squelch.envs.format import ParsedTurn, parse, system_message, turn_message
 from squelch.envs.noise.replay import Replay
 from squelch.envs.noise.reward_noise import NO_NOISE, RewardNoise
@@ -75,8 +75,15 @@ class Episode:
 
     def start(self) -> list[Message]:
         """Reset the environment; returns the system message and the first user message."""
-        observation, info = self._env.reset(seed=self._seed, options={"noise_seed": self._noise_seed})
-        self._observation = _shown(observation, "reset")
+        return self._opened("reset", self._env.reset(seed=self._seed, options={"noise_seed": self._noise_seed}))
+
+    def start_twin(self, env: Twinned, content: str) -> list[Message]:
+        """As `start`, with the task of that content, in the environment `env` of this episode, which was started."""
+        return self._opened("start", env.start(content))
+
+    def _opened(self, method: str, given: tuple[str, dict[str, Any]]) -> list[Message]:
+        observation, info = given
+        self._observation = _shown(observation, method)
         self.task_key, self.task_kind = _task_of(info)
         self._actions_left = self._max_turns * self._max_actions
         self._plan, self._turns, self._done, self._success, self._paid = [], 0, False, False, False

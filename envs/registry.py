@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from squelch.envs.config import EnvironmentConfig
-from squelch.envs.contract import Environment, lacking
+from squelch.envs.contract import Environment, Twinned, lacking
 from squelch.envs.options import nearest, read_options
 from squelch.envs.splits import Split, check_split
 from squelch.envs.untrusted.files import brief, reason
@@ -73,6 +73,11 @@ def environment_class(name: str) -> type[Environment]:
             "it from envs.contract.Environment"
         )
     return found
+
+
+def has_twins(name: str) -> bool:
+    """Whether the environment of that name has near variations of its tasks. Raises as `environment_class`."""
+    return not lacking(environment_class(name), Twinned)
 
 
 def _cause(error: Exception) -> str:

@@ -16,7 +16,7 @@ each of these happens is a setting of the warm-up.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar
 
@@ -95,6 +95,12 @@ class Wording:
 def choose(rng: Rng, items: Sequence[T]) -> T:
     """One of `items`, uniformly; needs only `rng.random`, whose stream is the same in every Python version."""
     return items[int(rng.random() * len(items))]
+
+
+def shuffled(rng: Rng, items: Iterable[T]) -> list[T]:
+    """The items in random order."""
+    found = list(items)
+    return [found[place] for place in draw_distinct(rng, len(found), len(found))]
 
 
 def draw_distinct(rng: Rng, count: int, size: int) -> list[int]:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import markdown_table
+from research.channels.clusters import clustered, draw_hard, part_channel
 from research.channels.links import (
     CHANNELS,
     LinkChannel,
@@ -100,6 +101,21 @@ def of_probe(trials: int) -> list[dict[str, Any]]:
             if tasks > OTHERS + 1:
                 part = [_draw(draw_probe(log_p, samples, seed, OTHERS, nulls=False).mi) for seed in range(trials)]
                 rows.append(coverage(f"MI, {OTHERS} others", channel, size, part, truth))
+    return rows
+
+
+HARD = {"template": (0.0, 0.0), "one part": (2.5, 0.0), "both parts": (1.0, 1.0)}
+"""How much the reasoning depends on each of the two parts of a task."""
+
+
+def of_hard(trials: int) -> list[dict[str, Any]]:
+    """The MI against near variations of the tasks, for the tasks and clusters of the row."""
+    rows = []
+    for tasks, samples in SIZES:
+        for channel, strengths in HARD.items():
+            drawn = clustered(part_channel((64, 8), strengths, tasks + samples), tasks, tasks + samples)
+            draws = [_draw(draw_hard(drawn, samples, seed)[0].mi) for seed in range(trials)]
+            rows.append(coverage("I_hard", channel, (tasks, samples), draws, drawn.hard()))
     return rows
 
 
@@ -185,7 +201,7 @@ def pooled(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def measure(trials: int) -> list[dict[str, Any]]:
     """All rows."""
-    return of_probe(trials) + of_links(trials)
+    return of_probe(trials) + of_hard(trials) + of_links(trials)
 
 
 TYPES = {

@@ -4,6 +4,7 @@
 |---|---|---|
 | creation | model folder, search indices, chunk by chunk | ValueError naming file and host (`process.shipping`) |
 | `ready` | the environment's data and index | the caller's bound |
+| `clusters` | environment calls, with the bound of each | the call fails |
 | `play`, `evaluate` | the player's tokens and environment calls | the trajectory fails (`player.py`) |
 """
 
@@ -21,7 +22,7 @@ import pyarrow as pa
 from squelch.actors.archive.rows import packed, to_table
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
 from squelch.actors.formats.choice import open_format
-from squelch.actors.messages import Completion, GenerationRequest
+from squelch.actors.messages import Cluster, Completion, GenerationRequest
 from squelch.actors.play.generation import GenerationClient, GenerationFailed
 from squelch.actors.play.player import EnvironmentPlayer
 from squelch.actors.process.progress_marks import Progress
@@ -126,6 +127,10 @@ class EnvironmentActor:
         groups = await asyncio.gather(*(self._player.play(replace(ticket, group_size=1)) for ticket in tickets))
         tables = [to_table(group) for group in groups]
         return [summarise(group) for group in groups], pa.concat_tables(tables)
+
+    async def clusters(self, tickets: list[Ticket]) -> dict[str, Cluster]:
+        """The clusters of hard negatives of the tickets' tasks, by ticket id."""
+        return await self._player.clusters(tickets)
 
 
 def _try_environment(chosen: EnvironmentConfig) -> None:

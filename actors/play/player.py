@@ -30,15 +30,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.formats.protocol import Format
-from squelch.actors.messages import Completion, GenerationRequest
+from squelch.actors.messages import Cluster, Completion, GenerationRequest
 from squelch.actors.play.attempt import Attempt, AttemptFailed
+from squelch.actors.play.clusters import clusters_of
 from squelch.actors.play.generation import GenerationFailed
 from squelch.actors.play.replaying import replay
 from squelch.actors.play.seeds import noise_seed, request_seed
@@ -100,6 +101,10 @@ class EnvironmentPlayer:
             seconds_generation=sum(one.seconds_generation for one in attempts) / len(attempts),
             seconds_replays=sum(one.replayed.seconds for one in attempts),
         )
+
+    async def clusters(self, tickets: Sequence[Ticket]) -> dict[str, Cluster]:
+        """The clusters of the tickets' tasks, as `actors.play.clusters.clusters_of`."""
+        return await clusters_of(tickets, self._codec, self._mixture, self.steps, self._make_env)
 
     def close(self) -> None:
         """Let the step threads end."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from squelch.actors.archive.rows import from_table, unpacked
 from squelch.actors.archive.scores import scores_table
 from squelch.actors.config import ScorerConfig
 from squelch.actors.formats.choice import AnyFormat, open_format
-from squelch.actors.messages import WeightBundle
+from squelch.actors.messages import Cluster, WeightBundle
 from squelch.actors.model_folder import load_model_folder
 from squelch.actors.process.progress_marks import Progress
 from squelch.actors.process.shipping import Folder, local
@@ -121,14 +121,18 @@ class ScorerActor:
         return metrics | {"scorer/parity": self._parity}
 
     def probe(
-        self, step: int, bundle: WeightBundle, row_refs: list[ray.ObjectRef]
+        self,
+        step: int,
+        bundle: WeightBundle,
+        row_refs: list[ray.ObjectRef],
+        clusters: Mapping[str, Cluster] | None = None,
     ) -> tuple[dict[str, float], dict[str, Any]]:
         """The metrics of a probe evaluation, whose groups `row_refs` refer to, and the state after it; weights as in
-        `score`."""
+        `score`, `clusters` as in `FixedProbe.read`."""
         self._prepare(bundle)
         groups = by_group(self._tables(row_refs, f"the probe's groups after step {step}"))
         version = max(newest_version(groups), 0) if self._fixed else bundle.version
-        metrics = self._probe.read(step, version, groups)
+        metrics = self._probe.read(step, version, groups, clusters)
         self._scorer.followed = Followed(metrics["probe/link/follows"], step)
         return metrics, self.state()
 

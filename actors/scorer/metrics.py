@@ -86,6 +86,36 @@ PROBE = (
     gauge("squelch_probe_reasonings", "probe/samples", "Usable reasonings of the probe"),
     gauge("squelch_probe_excluded_reasonings", "probe/num_excluded", "Reasonings of the probe that were left out"),
     gauge("squelch_probe_pairs_ratio", "probe/pairs_ratio", "Share of the probe's (reasoning, prompt) pairs scored"),
+    gauge(
+        "squelch_probe_hard_mi_nats",
+        "probe/hard/mi",
+        "Fixed probe: MI of task and first reasoning among near variations of the task (hard negatives), nats",
+        unit="nats",
+    ),
+    _probe_bounds("squelch_probe_hard_mi_interval_nats", "hard/mi", "squelch_probe_hard_mi_nats"),
+    gauge(
+        "squelch_probe_hard_mi_standard_error_nats",
+        "probe/hard/mi_standard_error",
+        "Standard error of squelch_probe_hard_mi_nats for its fixed tasks and their variations",
+        unit="nats",
+    ),
+    gauge(
+        "squelch_probe_hard_ceiling_nats",
+        "probe/hard/ceiling",
+        "Largest possible squelch_probe_hard_mi_nats: log(m + 1) for m variations of a task",
+        unit="nats",
+    ),
+    gauge(
+        "squelch_probe_hard_answers_changed_ratio",
+        "probe/hard/answers_changed",
+        "Share of the variations of the probe's tasks whose best answer is another; NaN without a solver",
+    ),
+    gauge("squelch_probe_hard_tasks", "probe/hard/tasks", "Tasks of the probe that were compared with variations"),
+    gauge(
+        "squelch_probe_hard_pairs",
+        "probe/hard/pairs",
+        "Pairs of a reasoning and the prompt of a variation that were scored beside the probe's own pairs",
+    ),
     gauge("squelch_probe_step", "probe/step", "Training step after which the probe was read last"),
     gauge("squelch_probe_version", "probe/version", "Policy version of the probe's last evaluation"),
     gauge(

@@ -21,14 +21,14 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
 
-from squelch.actors.config import PROBE_TASKS, ProbeConfig, ScorerConfig
+from squelch.actors.config import PROBE_TASKS, PROBE_TWINS, ProbeConfig, ScorerConfig
 from squelch.actors.diagnosis.budget import others_within
 from squelch.actors.diagnosis.metrics import SHARES
 
 OFTEN, SELDOM = 5, 10
 """Bounds of `scorer.every`: it is at least OFTEN, and pairs are dropped before it exceeds SELDOM."""
 CHOSEN = ("every", "max_pairs")
-PROBE_CHOSEN = ("max_others", "answer_tasks", "answer_references", "answer_prompts", "links")
+PROBE_CHOSEN = ("max_others", "answer_tasks", "answer_references", "answer_prompts", "links", "hard")
 """The settings of `ScorerConfig` and of its `probe` that are chosen here (`samples` too, if unset); all others are the
 user's."""
 FEWEST_SAMPLES = 2
@@ -54,7 +54,8 @@ COST = {"float32": 1.0, "bfloat16": 0.5, "float16": 0.5}
 class StepWork:
     """Size of a training step. `opening`: tokens of a first prompt; `turn`: most sampled tokens of a turn; `turns`:
     most turns of a trajectory; `passes`: forward passes' worth of training on a token; `tasks`: of the fixed probe.
-    `generation`, `training`, `scoring`: type of the weights that do this work."""
+    `twins`: whether the probe's environment has near variations of a task (`envs.contract.Twinned`); `generation`,
+    `training`, `scoring`: type of the weights that do this work."""
 
     prompts: int
     group_size: int
@@ -63,6 +64,7 @@ class StepWork:
     turns: int
     passes: int
     tasks: int = PROBE_TASKS
+    twins: bool = False
     generation: str = "float32"
     training: str = "float32"
     scoring: str = "float32"
@@ -123,7 +125,11 @@ def probe_passes(work: StepWork, probe: ProbeConfig) -> float:
         prompts = min(tasks - 1, probe.answer_prompts or tasks - 1)
         rows += references * (1 - others / (tasks - 1))  # reasonings that are not scored under the prompt anyway
         answers = references * each + answered * each * (each + 1 + prompts + len(SHARES))
-    return COST[work.scoring] * ((samples + rows) * work.turn + answers * answer + tasks * work.opening)
+    columns = tasks
+    if probe.scores_twins(work.twins):
+        rows += samples * PROBE_TWINS
+        columns += tasks * PROBE_TWINS
+    return COST[work.scoring] * ((samples + rows) * work.turn + answers * answer + columns * work.opening)
 
 
 def chosen(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
@@ -144,7 +150,9 @@ def as_chosen(given: ScorerConfig, before: ScorerConfig) -> ScorerConfig:
 def _probed(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
     """Reduces the probe until one evaluation costs at most its part of the share: first fewer other prompts for each
     reasoning, then answers of fewer tasks, then fewer trajectories for each task (unless set by the user), at last no
-    links (unless asked for). If even that costs too much, `in_words` says so, because `probe.every` is the user's."""
+    links (unless asked for). Each of these comes with hard negatives if there is room for them too, and without them
+    before the next (unless asked for). If even the last costs too much, `in_words` says so, because `probe.every` is
+    the user's."""
     allowed, probe = PART * scorer.share * work.token_passes * scorer.probe.every, scorer.probe
     fewer = {"max_others": probe.max_others or OTHERS}
     linked = {
@@ -156,7 +164,9 @@ def _probed(work: StepWork, scorer: ScorerConfig) -> ScorerConfig:
     parts = ({}, fewer | linked, fewer | linked | few)
     answered = [{"links": True, **samples, **part} for samples in several for part in parts]
     unanswered = [{"links": False, **samples, **part} for samples in several for part in ({}, fewer)]
-    for update in [*(answered if probe.scores_answers else ()), *(() if probe.links else unanswered)]:
+    twins: list[dict[str, Any]] = [{"hard": True}, {"hard": False}] if work.twins and probe.hard is None else [{}]
+    updates = [*(answered if probe.scores_answers else ()), *(() if probe.links else unanswered)]
+    for update in (update | hard for update in updates for hard in twins):
         tried = probe.model_copy(update=update)
         if probe.every == 0 or probe_passes(work, tried) <= allowed:
             break
@@ -194,7 +204,7 @@ def in_words(work: StepWork, scorer: ScorerConfig) -> str:
         without = "without links to answers, so that only the regimes mute and template are recognized"
         links = f"with links to answers{of_tasks}" if probe.scores_answers else without
         text += f", the probe every {probe.every} with {probe.num_samples} trajectories a task under {others} prompts"
-        text += f", {links}"
+        text += f", {links}" + (", with hard negatives" if probe.scores_twins(work.twins) else "")
     text = f"{text}: {share:.0%} of the model's passes, by count, with every group trained on (scorer.share)"
     above = share > 1.005 * scorer.share
     return f"{text}; that is more than scorer.share={scorer.share:g}: set scorer.probe.every higher" if above else text

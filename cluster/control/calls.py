@@ -35,7 +35,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from squelch.actors.filter.decisions import StepDecision
-    from squelch.actors.messages import GroupMember, Imitation, StepReport, StepTerms, UpdateReport, WeightBundle
+    from squelch.actors.messages import (
+        Cluster,
+        GroupMember,
+        Imitation,
+        StepReport,
+        StepTerms,
+        UpdateReport,
+        WeightBundle,
+    )
     from squelch.actors.process.spans import Span
     from squelch.actors.records import GroupSummary, Ticket
     from squelch.cluster.config import RunConfig
@@ -240,6 +248,9 @@ EVALUATE: Call[[list[Ticket]], tuple[list[GroupSummary], Payload]] = ENVIRONMENT
 )
 """Plays one trajectory per ticket; the summaries in their order, and a reference to the rows."""
 
+CLUSTERS: Call[[list[Ticket]], dict[str, Cluster]] = ENVIRONMENT_ACTOR.row("clusters", setting("loop.group_timeout_s"))
+"""The clusters of hard negatives of the tickets' tasks, by ticket id; nothing is sampled."""
+
 # -- rollout workers -------------------------------------------------------------------------------------------------
 
 ROLLOUT_WORKER = Table(
@@ -285,11 +296,11 @@ SCORE: Call[[int, WeightBundle, Sequence[Payload], bool], tuple[dict[str, float]
 (`actors.archive.scores`), under these weights of the policy. The last argument: whether the step was scored before,
 with groups that are lost, so that its effect on the state is forgotten. Nothing waits for a scorer step; supervision
 ends a hung scorer."""
-PROBE: Call[[int, WeightBundle, Sequence[Payload]], tuple[dict[str, float], dict[str, Any]]] = SCORER.row(
-    "probe", lambda config, *_: 2 * config.scorer.timeout_s
+PROBE: Call[[int, WeightBundle, Sequence[Payload], Mapping[str, Cluster]], tuple[dict[str, float], dict[str, Any]]] = (
+    SCORER.row("probe", lambda config, *_: 2 * config.scorer.timeout_s)
 )
-"""The flat metrics of an evaluation of the fixed probe after a step, on the groups of its tasks, and the scorer's state
-after it as in `state`. A scorer step may be under way before it."""
+"""The flat metrics of an evaluation of the fixed probe after a step, on the groups of its tasks and with their clusters
+of hard negatives, and the scorer's state after it as in `state`. A scorer step may be under way before it."""
 SCORER_RESTORE: Call[[dict[str, Any]], None] = SCORER.row("restore", setting("cluster.start_timeout_s"))
 """Replaces the state by that of an earlier scorer."""
 

@@ -33,7 +33,7 @@ from squelch.cluster.package import checkout
 from squelch.envs.contract import Demonstrator, MissingCapabilityError, require
 from squelch.envs.format import phrases
 from squelch.envs.mixture import Entry
-from squelch.envs.registry import environment_class
+from squelch.envs.registry import environment_class, has_twins
 
 if TYPE_CHECKING:
     import numpy as np
@@ -186,6 +186,11 @@ def choose_scoring(config: RunConfig, model_dir: Path, resume: bool, say: Callab
     tasks = scorer.probe.num_tasks(config.validation.tasks)
     if scorer.enabled and scorer.probe.every and tasks < MIN_TASKS:
         say(f"{tasks} tasks of the fixed probe: below {MIN_TASKS} no metric can be significant; its alarm is silent")
+    if scorer.enabled and scorer.probe.every and scorer.probe.hard and not has_twins(config.scored.environment.name):
+        say(
+            f"scorer.probe.hard: {config.scored.name} has no near variations of its tasks; the nearest of 1,000 others "
+            "stand in for them, and the MI against them bounds no information (docs/guide/reasoning.md)"
+        )
     if not scorer.enabled or scorer.every is not None:
         return config
     if resume and saved.exists() and (before := _scorer_of(saved)).every is not None:
@@ -235,6 +240,7 @@ def _step_work(config: RunConfig, model_dir: Path) -> StepWork:
     tasks = config.scorer.probe.num_tasks(config.validation.tasks)
     return StepWork(
         *(config.loop.prompts, sampling.group_size, opening, config.most_turn_tokens, turns, passes, tasks),
+        twins=has_twins(config.scored.environment.name),
         generation=config.rollout.dtype,
         training=learner.dtype,
         scoring=config.scorer.dtype,

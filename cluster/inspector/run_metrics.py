@@ -78,6 +78,11 @@ CHARTS = (
         (*_with_interval("probe/mi", "MI"), Curve("probe/mi_upper", "upper bound", "reference")),
     ),
     Chart(
+        "Near variations of the probe's tasks",
+        "nats per reasoning",
+        (*_with_interval("probe/hard/mi", "MI"), Curve("probe/hard/ceiling", "ceiling", "reference")),
+    ),
+    Chart(
         "H(Z|X)",
         "nats per token",
         (
@@ -165,6 +170,7 @@ class RunMetrics:
 
     def _take(self, line: dict[str, Any]) -> None:
         shown = line | {"probe/mi_high": clipped(line.get("probe/mi_high"), line.get("probe/ceiling"))}
+        shown["probe/hard/mi_high"] = clipped(line.get("probe/hard/mi_high"), line.get("probe/hard/ceiling"))
         self.rows.append(tuple(np.nan if shown.get(key) is None else float(shown[key]) for key in KEYS))
         self._recent.append(line)
         if line.get("validation/success") is not None:

@@ -32,6 +32,7 @@ AT_THE_END = {
     "validation/success": "success",
     "first_turn/retrieval_accuracy": "retrieval",
     "first_turn/mi_est": "MI-Est",
+    "probe/hard/mi": "MI, near variations",
     "first_turn/conditional_entropy": "H(Z|X)",
     "kept_fraction": "kept",
 }

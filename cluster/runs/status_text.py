@@ -71,6 +71,11 @@ def status_rows(status: RunStatus, lines: Sequence[Line]) -> list[StatusRow]:
         StatusRow("H(Z|X)", _nats(status.conditional_entropy), history("first_turn/conditional_entropy"), 0),
         StatusRow("regime", (status.regime or UNKNOWN).replace("_", " ")),
         StatusRow("fixed probe", probe_words(status.probe), history("probe/mi"), 0),
+        *(
+            [StatusRow("near variations", hard_words(status.probe), history("probe/hard/mi"), 0)]
+            if status.probe.get("hard_mi") is not None
+            else []
+        ),
         StatusRow("answer on reasoning", link_words(status.probe), history("probe/link/dependence"), 0),
         *(
             [StatusRow("true statements", true_words(status.judge), history("judge/right"), 0, 1)]
@@ -163,6 +168,13 @@ def true_words(judge: Mapping[str, float | None]) -> str:
     names, right = judge["names"] or 0.0, judge["right"] or 0.0
     text = f"{right / names:.3f} of those that state anything, {names:.3f} of all" if names else NONE_STATES
     return f"{text}  UNTRUE" if judge.get("untrue") == 1 else text
+
+
+def hard_words(probe: Mapping[str, float | None]) -> str:
+    """MI against near variations of the tasks at the fixed probe's last evaluation, in words."""
+    high = clipped(probe["hard_mi_high"], probe["hard_ceiling"])
+    text = f"{_number(probe['hard_mi'], '.2f')}  [{_number(probe['hard_mi_low'], '.2f')}, {_number(high, '.2f')}]"
+    return f"{text} of {_number(probe['hard_ceiling'], '.2f')} nats"
 
 
 def link_words(probe: Mapping[str, float | None]) -> str:

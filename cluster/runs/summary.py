@@ -23,7 +23,7 @@ from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.gain import parts_of, success_interval, success_of
 from squelch.cluster.runs.savings import filter_savings, savings_line
 from squelch.cluster.runs.status import last_probe, last_scorer_step
-from squelch.cluster.runs.status_text import link_words, probe_words
+from squelch.cluster.runs.status_text import hard_words, link_words, probe_words
 from squelch.cluster.terminal import UNKNOWN
 from squelch.envs.mixture import Mixture
 
@@ -171,7 +171,8 @@ def _probe_lines(probe: dict[str, float | None]) -> list[str]:
     if not probe:
         return []
     linked = [f"answer         {link_words(probe)}"] if probe["link_dependence"] is not None else []
-    return [f"probe MI       {probe_words(probe)}", *linked]
+    hard = [f"variations     {hard_words(probe)}"] if probe.get("hard_mi") is not None else []
+    return [f"probe MI       {probe_words(probe)}", *hard, *linked]
 
 
 def _reasoning(metrics: list[dict[str, Any]]) -> dict[str, float]:

@@ -10,6 +10,7 @@ SCOPE = "{{scope}}"
 BOUND = "{{scope}}, {{bound}}"
 FEW_PROMPTS = "a step has fewer than 6 distinct prompts"
 NO_ANSWER = "the probe's answers are not scored"
+NO_TWINS = "hard negatives are not scored: the environment has none, or `scorer.share` no room (`scorer.probe.hard`)"
 NO_ALARM = "input dependence is not falling"
 
 
@@ -111,6 +112,20 @@ PROBE = Row(
             unit="suffix: nats",
         ),
         Panel(
+            "MI against near variations",
+            "Hard negatives: each reasoning under its own prompt and those of seven tasks that differ in one part. It "
+            "can fall where the MI on the fixed probe stands at its ceiling. Best answer changes: the share of these "
+            "tasks in which a solver answers otherwise.",
+            (
+                _q("squelch_probe_hard_mi_nats", "MI", NO_TWINS),
+                _q("squelch_probe_hard_mi_interval_nats", "MI, {{bound}}", NO_TWINS),
+                _q("squelch_probe_hard_ceiling_nats", "ceiling", NO_TWINS),
+                _q("squelch_probe_hard_mi_standard_error_nats", "standard error", NO_TWINS),
+                _q("squelch_probe_hard_answers_changed_ratio", "best answer changes, share", NO_TWINS),
+            ),
+            unit="suffix: nats",
+        ),
+        Panel(
             "Change of the probe's MI",
             "Since the first evaluation, paired by task, with its 95% interval. If the interval is below 0, reasoning "
             "depends less on its task than before training.",
@@ -148,6 +163,8 @@ PROBE = Row(
                 _q("squelch_probe_reasonings", "reasonings"),
                 _q("squelch_probe_excluded_reasonings", "left out"),
                 _q("squelch_probe_pairs_ratio", "share of the pairs"),
+                _q("squelch_probe_hard_tasks", "tasks with variations", NO_TWINS),
+                _q("squelch_probe_hard_pairs", "pairs with variations", NO_TWINS),
                 _q("squelch_probe_cpu_seconds", "CPU seconds"),
             ),
             low=0,

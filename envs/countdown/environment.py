@@ -23,7 +23,7 @@ from typing import Any, Literal
 from gymnasium.spaces import Text
 from pydantic import Field, model_validator
 
-from squelch.envs.base import TextEnv
+from squelch.envs.base import TwinnedEnv
 from squelch.envs.contract import ClosedVocabulary, Demonstrator, Judged
 from squelch.envs.countdown.claims import CountdownJudge
 from squelch.envs.countdown.expressions import (
@@ -34,7 +34,7 @@ from squelch.envs.countdown.expressions import (
     value_of,
 )
 from squelch.envs.countdown.prompts import WORDS
-from squelch.envs.countdown.published import published, published_puzzle
+from squelch.envs.countdown.published import MAX_NUMBERS, MIN_NUMBERS, MOST, published, published_puzzle
 from squelch.envs.settings import Settings
 from squelch.envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
 from squelch.envs.text import PRINTABLE
@@ -47,11 +47,14 @@ from squelch.envs.wording import (
     draw_distinct,
     generic_reasoning,
     listed,
+    shuffled,
 )
 
 RIGHT_REWARD, WRONG_REWARD = 1.0, 0.1  # appendix B.1
 MAX_VALUE = 999
 """Largest target, and largest intermediate result in a generated task's solution."""
+NEAR = 100
+"""Largest number, and largest target, of the variations of a published puzzle."""
 
 
 class CountdownOptions(Settings):
@@ -189,6 +192,19 @@ def _search(
     return None
 
 
+@lru_cache(maxsize=4096)
+def reachable(numbers: tuple[int, ...]) -> frozenset[int]:
+    """The results of all operations on the numbers that use each of them once; `numbers` ascend."""
+    if len(numbers) == 1:
+        return frozenset(numbers)
+    places, found = range(len(numbers)), set[int]()
+    for chosen in range(1, 2 ** len(numbers) - 1, 2):  # of two parts, the one with the first number
+        part, rest = (tuple(numbers[i] for i in places if (chosen >> i & 1) == own) for own in (1, 0))
+        pairs = ((a, b) for a in reachable(part) for b in reachable(rest))
+        found.update(step.result for a, b in pairs for step in operations(a, b))
+    return frozenset(found)
+
+
 def expression(steps: Sequence[Step]) -> str:
     """One expression for the last step's result, with earlier results in brackets and spaces between tokens."""
     made: dict[int, list[str]] = {}
@@ -203,7 +219,7 @@ def expression(steps: Sequence[Step]) -> str:
 # --- the environment ---
 
 
-class Countdown(TextEnv, Demonstrator, ClosedVocabulary, Judged):
+class Countdown(TwinnedEnv, Demonstrator, ClosedVocabulary, Judged):
     """Make the target from the numbers: 1 if the expression is right, 0.1 if only its numbers are, else 0."""
 
     name = "Countdown"
@@ -291,9 +307,49 @@ class Countdown(TextEnv, Demonstrator, ClosedVocabulary, Judged):
         return (0.0, WRONG_REWARD, RIGHT_REWARD)
 
     def _load(self, seed: int) -> dict[str, Any]:
-        self._puzzle = task(seed, self.split, self.options)
+        return self._opened(task(seed, self.split, self.options))
+
+    def _opened(self, puzzle: Puzzle) -> dict[str, Any]:
+        self._puzzle = puzzle
         self._played = self._right = False
-        return {"count": len(self._puzzle.numbers)}
+        return {"count": len(puzzle.numbers)}
+
+    def content(self) -> str:
+        """The puzzle in the style `tiny`."""
+        return puzzle_text(self._puzzle.numbers, self._puzzle.target)
+
+    def twins(self, rng: Rng, most: int) -> list[str]:
+        """As `Twinned.twins`: one number, or the target, is another. Targets are results of random operations, so that
+        the puzzles of a family are not quite equally likely as tasks, and most variations of a published puzzle are
+        in no file."""
+        numbers, target, found = self._puzzle.numbers, self._puzzle.target, list[str]()
+        part = choose(rng, range(len(numbers) + 1))
+        drawn = self.options.data is None
+        largest = (self.options.max_number if part < len(numbers) else self.options.max_target) if drawn else NEAR
+        for value in shuffled(rng, range(1, largest + 1)):
+            kept, wanted = (numbers, value) if part == len(numbers) else (_with(numbers, part, value), target)
+            same = (kept, wanted) == (numbers, target)
+            if len(found) < most and not same and self._is_task(kept, wanted):
+                found.append(puzzle_text(kept, wanted))
+        return found
+
+    def _is_task(self, numbers: tuple[int, ...], target: int) -> bool:
+        """Whether a puzzle within the options' limits has the properties of a drawn one."""
+        return target not in numbers and target in reachable(numbers)
+
+    def _load_content(self, content: str) -> dict[str, Any]:
+        options, found = self.options, [int(number) for number in re.findall(r"[0-9]{1,9}", content)]
+        numbers, target = tuple(sorted(found[:-1])), found[-1] if found else 0
+        limits = options.min_numbers, options.max_numbers, options.max_number, options.max_target
+        fewest, most, largest, highest = limits if options.data is None else (MIN_NUMBERS, MAX_NUMBERS, MOST, MOST)
+        within = fewest <= len(numbers) <= most and target <= highest and all(1 <= one <= largest for one in numbers)
+        if (
+            not within
+            or puzzle_text(numbers, target) != content
+            or not (options.data or self._is_task(numbers, target))
+        ):
+            raise ValueError(f"{content!r} is no puzzle within the limits of {options}")
+        return self._opened(Puzzle(numbers, target, task_key_of("Countdown", puzzle_text(numbers, target))))
 
     def _move(self, action: str) -> float:
         self._played = True
@@ -308,6 +364,10 @@ class Countdown(TextEnv, Demonstrator, ClosedVocabulary, Judged):
 
     def _succeeded(self) -> bool:
         return self._right
+
+
+def _with(numbers: tuple[int, ...], place: int, value: int) -> tuple[int, ...]:
+    return tuple(sorted((*numbers[:place], value, *numbers[place + 1 :])))
 
 
 def random_steps(rng: Rng, numbers: Sequence[int]) -> tuple[Step, ...]:

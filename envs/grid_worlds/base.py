@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 
 from gymnasium.spaces import Text
 
-from squelch.envs.base import TextEnv
+from squelch.envs.base import TwinnedEnv
 from squelch.envs.contract import ClosedVocabulary, Demonstrator, Judged
 from squelch.envs.grid_worlds.board import facts_of, last_board, places, shown
 from squelch.envs.grid_worlds.claims import GridJudge, Nouns
@@ -43,8 +43,8 @@ class GridOptions(Settings):
     `grid_coord`. Unset: `grid_coord` with `environment.prompt=natural`; the style `tiny` has no words for it."""
 
 
-class GridEnv(TextEnv, Demonstrator, ClosedVocabulary, Judged):
-    """A square board. In addition to the members of `TextEnv`, subclasses define legend, nouns, side, board and
+class GridEnv(TwinnedEnv, Demonstrator, ClosedVocabulary, Judged):
+    """A square board. In addition to the members of `TwinnedEnv`, subclasses define legend, nouns, side, board and
     facts."""
 
     max_turns = 5

@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from squelch.envs.grid_worlds.base import GridEnv, GridOptions
 from squelch.envs.grid_worlds.prompts import FROZEN_LAKE, FROZEN_LAKE_NOUNS, FROZEN_LAKE_WORDS
 from squelch.envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
-from squelch.envs.wording import Cell, Rng, choose, draw_distinct
+from squelch.envs.wording import Cell, Rng, choose, draw_distinct, shuffled
 
 LEFT, DOWN, RIGHT, UP = range(4)  # Gymnasium's order: perpendicular to a are (a - 1) % 4 and (a + 1) % 4
 ACTION_PAYS = 0.02  # two of them are below 0.05: the message of a turn of two actions shows 0.0, as without them
@@ -126,12 +126,19 @@ def generate(seed: int, split: Split, options: FrozenLakeOptions) -> Lake:
         start, goal, *rest = draw_distinct(rng, count + 2, options.size**2)
         holes = frozenset(rest)
         key = task_key_of("FrozenLake", grid(options.size, start, goal, holes))
-        if split_of(key) != split:
-            continue
-        distances = safe_distances(options.size, goal, holes)
-        if options.min_distance <= distances[start] <= options.max_distance:
-            return Lake(options.size, start, goal, holes, distances, key)
+        lake = lake_of(start, goal, holes, options) if split_of(key) == split else None
+        if lake is not None:
+            return lake
     raise no_task("FrozenLake", options)
+
+
+def lake_of(start: int, goal: int, holes: frozenset[int], options: FrozenLakeOptions) -> Lake | None:
+    """The lake with these cells; None if its distance is not within the bounds."""
+    distances = safe_distances(options.size, goal, holes)
+    if not options.min_distance <= distances[start] <= options.max_distance:
+        return None
+    key = task_key_of("FrozenLake", grid(options.size, start, goal, holes))
+    return Lake(options.size, start, goal, holes, distances, key)
 
 
 def outcomes(action: int, options: FrozenLakeOptions) -> list[tuple[float, int]]:
@@ -211,9 +218,38 @@ class FrozenLake(GridEnv):
         return self._shortest(count, rng)
 
     def _load(self, seed: int) -> dict[str, Any]:
-        self._lake = generate(seed, self.split, self.options)
-        self._cell = self._lake.start
-        return {"distance": self._lake.distances[self._cell]}
+        return self._entered(generate(seed, self.split, self.options))
+
+    def _entered(self, lake: Lake) -> dict[str, Any]:
+        self._lake, self._cell = lake, lake.start
+        return {"distance": lake.distances[lake.start]}
+
+    def content(self) -> str:
+        """The lake at its start."""
+        return grid(self._lake.size, self._lake.start, self._lake.goal, self._lake.holes)
+
+    def twins(self, rng: Rng, most: int) -> list[str]:
+        """As `Twinned.twins`: the player, the goal or one hole is elsewhere. All lakes of a family are equally likely
+        as tasks."""
+        lake, found = self._lake, list[str]()
+        part = choose(rng, ("player", "goal", "hole") if lake.holes else ("player", "goal"))
+        hole = choose(rng, sorted(lake.holes)) if part == "hole" else None
+        free = set(range(lake.size**2)) - lake.holes - {lake.start, lake.goal}
+        for cell in shuffled(rng, sorted(free)):
+            start, goal = cell if part == "player" else lake.start, cell if part == "goal" else lake.goal
+            holes = lake.holes if hole is None else lake.holes - {hole} | {cell}
+            if len(found) < most and lake_of(start, goal, holes, self.options) is not None:
+                found.append(grid(lake.size, start, goal, holes))
+        return found
+
+    def _load_content(self, content: str) -> dict[str, Any]:
+        cells = content.split()
+        player, goal, holes = ([at for at, cell in enumerate(cells) if cell == glyph] for glyph in "PGO")
+        if len(cells) == self.options.size**2 and len(player) == len(goal) == 1:
+            lake = lake_of(player[0], goal[0], frozenset(holes), self.options)
+            if lake is not None and grid(lake.size, lake.start, lake.goal, lake.holes) == content:
+                return self._entered(lake)
+        raise ValueError(f"{content!r} is no lake within the limits of {self.options}")
 
     def _move(self, action: str) -> float:
         self._cell = moves(self._lake.size)[self._cell][self._executed(self.actions.index(action))]

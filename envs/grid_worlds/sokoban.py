@@ -11,7 +11,7 @@ The outer wall is not shown: a room of `size` 6 is a board of 4 x 4 cells, and i
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from squelch.envs.grid_worlds.base import GridEnv, GridOptions
 from squelch.envs.grid_worlds.prompts import SOKOBAN, SOKOBAN_NOUNS, SOKOBAN_WORDS
 from squelch.envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
-from squelch.envs.wording import Cell, Rng, choose, draw_distinct
+from squelch.envs.wording import Cell, Rng, choose, draw_distinct, shuffled
 
 ACTION_REWARD, BOX_REWARD, DONE_REWARD = -0.1, 1.0, 10.0  # appendix B.1
 MAX_STATES = 200_000  # states that one search may visit
@@ -241,6 +241,30 @@ def generate(seed: int, split: Split, options: SokobanOptions) -> Level:
     raise no_task("Sokoban", options)
 
 
+def level_of(room: Room, player: int, boxes: int, options: SokobanOptions) -> Level | None:
+    """The level with this start; None if its shortest solution is not within the bounds."""
+    path = None if boxes >> player & 1 else solve(room, player, boxes)
+    if path is None or not options.min_solution <= len(path) <= options.max_solution:
+        return None
+    return Level(room, player, boxes, len(path), task_key_of("Sokoban", grid(room, player, boxes)))
+
+
+def level_in(content: str, options: SokobanOptions) -> Level | None:
+    """The level that a board in plain text shows; None if it is none within the bounds."""
+    cells, side = content.split(), options.size - 2
+    player = [at for at, cell in enumerate(cells) if cell in "PS"]
+    if len(cells) != side**2 or len(player) != 1:
+        return None
+    walls, boxes, targets = (
+        sum(1 << at for at, cell in enumerate(cells) if cell in glyphs) for glyphs in ("#", "X*", "O*S")
+    )
+    if not boxes.bit_count() == targets.bit_count() == options.boxes:
+        return None
+    moves = make_moves(side, walls)
+    level = level_of(Room(side, moves, targets, dead_cells(moves, targets)), player[0], boxes, options)
+    return level if level is not None and grid(level.room, level.player, level.boxes) == content else None
+
+
 class Sokoban(GridEnv):
     """Push every box onto a target: -0.1 per action, +1 per box onto a target, -1 off it, +10 once all are there."""
 
@@ -280,9 +304,39 @@ class Sokoban(GridEnv):
         return None if path is None else [self.actions[action] for action in path]
 
     def _load(self, seed: int) -> dict[str, Any]:
-        self._level = generate(seed, self.split, self.options)
-        self._player, self._boxes = self._level.player, self._level.boxes
-        return {"solution_length": self._level.solution_length}
+        return self._entered(generate(seed, self.split, self.options))
+
+    def _entered(self, level: Level) -> dict[str, Any]:
+        self._level, self._player, self._boxes = level, level.player, level.boxes
+        return {"solution_length": level.solution_length}
+
+    def content(self) -> str:
+        """The room at its start."""
+        return grid(self._level.room, self._level.player, self._level.boxes)
+
+    def twins(self, rng: Rng, most: int) -> list[str]:
+        """As `Twinned.twins`: the player, a box or a target is elsewhere. The lengths of solutions are drawn uniformly,
+        so that the levels of a family are not quite equally likely as tasks."""
+        level, room, found = self._level, self._level.room, list[str]()
+        part = choose(rng, ("player", "box", "target"))
+        moved = {"box": level.boxes, "target": room.targets}.get(part, 0)
+        left = moved ^ 1 << choose(rng, members(moved)) if moved else 0
+        for cell in shuffled(rng, (cell for cell in range(room.side**2) if max(room.moves[cell]) >= 0)):
+            player = cell if part == "player" else level.player
+            boxes = left | 1 << cell if part == "box" else level.boxes
+            targets = left | 1 << cell if part == "target" else room.targets
+            moved_target = targets != room.targets
+            twin = replace(room, targets=targets, dead=dead_cells(room.moves, targets)) if moved_target else room
+            same = (player, boxes, targets) == (level.player, level.boxes, room.targets)
+            if len(found) < most and not same and targets.bit_count() == boxes.bit_count() == self.options.boxes:
+                found += [grid(twin, player, boxes)] if level_of(twin, player, boxes, self.options) else []
+        return found
+
+    def _load_content(self, content: str) -> dict[str, Any]:
+        level = level_in(content, self.options)
+        if level is None:
+            raise ValueError(f"{content!r} is no level within the limits of {self.options}")
+        return self._entered(level)
 
     def _move(self, action: str) -> float:
         targets, before = self._level.room.targets, self._boxes

@@ -27,6 +27,7 @@ import numpy as np
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.filter.windows import make_window
 from squelch.actors.messages import (
+    Cluster,
     GroupMember,
     Imitation,
     StepReport,
@@ -92,6 +93,8 @@ class World:
     """Whether a learner makes other weights than its predecessor from the same groups."""
     probed: dict[int, list[str]] = field(default_factory=dict)
     """Tasks of each evaluation of the fixed probe, by the step after which it was read."""
+    clusters: dict[int, list[str]] = field(default_factory=dict)
+    """The tasks of each of these evaluations that came with a cluster of hard negatives."""
     failing: Callable[[Ticket], Failure | None] = lambda ticket: None
     """Why all trajectories of a ticket fail, if they do."""
     evaluated: list[int] = field(default_factory=list)
@@ -242,6 +245,10 @@ class Player(Fake):
             self.world.evaluating -= 1
         return [summarise(group) for group in groups], None
 
+    async def clusters(self, tickets: list[Ticket]) -> dict[str, Cluster]:
+        ids = [np.array([place], np.int32) for place in range(3)]
+        return await self._call("clusters", lambda: {t.ticket_id: Cluster(ids[0], tuple(ids[1:])) for t in tickets})
+
     async def take_spans(self) -> list[Any]:
         return []
 
@@ -381,13 +388,14 @@ class Scorer(Fake):
         return await self._call("score", lambda: ({"scorer/version": float(bundle.version)}, {}, None))
 
     async def probe(
-        self, step: int, bundle: WeightBundle, payloads: list[Any]
+        self, step: int, bundle: WeightBundle, payloads: list[Any], clusters: Mapping[str, Cluster]
     ) -> tuple[dict[str, float], dict[str, Any]]:
         played = [group for group in payloads if isinstance(group, Group)]
         turns = [turn for group in played for t in group.trajectories if not t.failure for turn in t.turns]
         versions = {version for turn in turns for version in (turn.version_min, turn.version_max)}
         assert versions <= {bundle.version}, f"the probe of step {step} was sampled by {versions}"
         self.world.probed[step] = [group.ticket.ticket_id for group in played]
+        self.world.clusters[step] = sorted(clusters)
         return await self._call(
             "probe", lambda: ({"probe/step": float(step), "probe/version": float(bundle.version)}, {})
         )

@@ -30,10 +30,11 @@ import pyarrow as pa
 
 from squelch.actors.archive.rows import to_table
 from squelch.actors.failures import Failure, FailureCause
+from squelch.actors.messages import Cluster
 from squelch.actors.records import Group, GroupSummary, Ticket, Trajectory, summarise
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import ActorError, Died, reason_of
-from squelch.cluster.control.calls import EVALUATE, PLAY, Payload
+from squelch.cluster.control.calls import CLUSTERS, EVALUATE, PLAY, Payload
 from squelch.cluster.control.client import Client
 from squelch.cluster.control.membership import CutOff, Member, at_work
 from squelch.cluster.fleet.fleet import Fleet
@@ -168,6 +169,18 @@ class Play:
                 return await self.group(ticket)
 
         return await asyncio.gather(*map(play, tickets))
+
+    async def clusters(self, tickets: Sequence[Ticket]) -> dict[str, Cluster]:
+        """The clusters of hard negatives of the tickets' tasks, by ticket id. RuntimeError if no environment actor made
+        them in `loop.max_attempts` attempts."""
+
+        async def ask(player: Client, worker: str) -> dict[str, Cluster]:
+            return await player.call(CLUSTERS, list(tickets))
+
+        try:
+            return await self._attempts("the clusters of hard negatives", ask, lambda _: [])
+        except _Unplayed as error:
+            raise RuntimeError(str(error.failure)) from error.__cause__
 
     # -- validation ------------------------------------------------------------------------------------------------
 

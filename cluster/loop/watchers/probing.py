@@ -5,21 +5,25 @@ The probe is evaluated before step 1, every `scorer.probe.every` steps, and afte
 The tasks are the first of the fixed validation tasks, which are never trained on, and their request seeds are the same
 each time. Their first turns, the only ones that are scored, are played while no version is published, so that one
 version samples them all. Their groups are neither in the ledger nor in the archive. The scorer works on them while
-training goes on (`scoring`). The resumed run repeats an evaluation that a stop left without a result.
+training goes on (`scoring`). The resumed run repeats an evaluation that a stop left without a result. The clusters of
+hard negatives are asked for once in a process, at the first evaluation.
 
     waits for                unblocked by         on time-out or death
     the tasks                environment actors   the ticket is retried or fails (cluster.loop.tickets.playing)
+    the clusters             an environment actor after `loop.group_timeout_s` another one is asked, at last none
     before the last one,     the scorer           as the wait for its last step (`scoring`)
     the one under way
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
+from squelch.actors.messages import Cluster
 from squelch.actors.records import Ticket
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.admission import validation_tickets
@@ -28,6 +32,9 @@ from squelch.cluster.loop.tickets.playing import Play
 from squelch.cluster.loop.watchers.scoring import Scoring
 from squelch.cluster.loop.watchers.watcher import Step, Watcher
 from squelch.cluster.runs.ending import Ending
+from squelch.envs.registry import has_twins
+
+log = logging.getLogger(__name__)
 
 
 class Probing(Watcher):
@@ -42,6 +49,9 @@ class Probing(Watcher):
         self._lost: int | None = None
         """The step whose evaluation ended with the process before."""
         self._metrics: dict[str, float] = {}
+        twins = self.enabled and has_twins(config.scored.environment.name)
+        self._clusters: dict[str, Cluster] | None = None if self.config.scores_twins(twins) else {}
+        """The clusters of hard negatives by ticket; None before they are made, which happens once."""
 
     def due(self, step: int, last: bool) -> bool:
         """Whether to evaluate the probe after this step; 0 is before the first."""
@@ -74,9 +84,21 @@ class Probing(Watcher):
             return {}
         started = time.time()
         groups = await self.play.groups(self.tickets)
-        self.scoring.probe(step, self.scoring.bundle, groups)
+        if self._clusters is None:
+            self._clusters = await self._made_clusters(step)
+        self.scoring.probe(step, self.scoring.bundle, groups, self._clusters)
         self.run_log.busy(started, time.time())
         return {"seconds/probe": time.time() - started}
+
+    async def _made_clusters(self, step: int) -> dict[str, Cluster]:
+        """The clusters of hard negatives; none if they cannot be made, which is not tried again."""
+        started = time.time()
+        try:
+            return await self.play.clusters(self.tickets)
+        except RuntimeError as error:
+            log.error("hard negatives are not scored in this run: %s", error)
+            self.run_log.event("scorer", "hard_negatives_failed", started, time.time(), step=step, cause=str(error))
+            return {}
 
     def state(self) -> dict[str, Any]:
         """The step whose evaluation is under way."""

@@ -18,11 +18,11 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from squelch.actors.archive.store import ArchiveError
-from squelch.actors.messages import WeightBundle
+from squelch.actors.messages import Cluster, WeightBundle
 from squelch.actors.scorer.pace import ScoringPace
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import ActorError, Died, Refused, reason_of
@@ -203,21 +203,31 @@ class Scoring(Watcher):
             self._not_evaluated(step, time.time(), "no scorer is left (cluster.max_restarts)")
         return self.fleet.scorer
 
-    def probe(self, step: int, bundle: WeightBundle, groups: list[PlayedGroup]) -> None:
-        """Starts a probe evaluation on the groups of its tasks, if the scorer can still start one."""
+    def probe(
+        self, step: int, bundle: WeightBundle, groups: list[PlayedGroup], clusters: Mapping[str, Cluster]
+    ) -> None:
+        """Starts a probe evaluation on the groups of its tasks and their `clusters` of hard negatives, if the scorer
+        can still start one."""
         scorer = self.probe_scorer(step)
         if scorer is not None:
             self.probing = step
-            self._probe = asyncio.create_task(self._evaluate_probe(scorer, step, bundle, groups))
+            self._probe = asyncio.create_task(self._evaluate_probe(scorer, step, bundle, groups, clusters))
 
     def _not_evaluated(self, step: int, started: float, cause: str) -> None:
         log.error("the fixed probe was not evaluated after step %d: %s", step, cause)
         self.run_log.event("scorer", "probe_failed", started, time.time(), step=step, cause=cause)
 
-    async def _evaluate_probe(self, scorer: Client, step: int, bundle: WeightBundle, groups: list[PlayedGroup]) -> None:
+    async def _evaluate_probe(
+        self,
+        scorer: Client,
+        step: int,
+        bundle: WeightBundle,
+        groups: list[PlayedGroup],
+        clusters: Mapping[str, Cluster],
+    ) -> None:
         started = time.time()
         try:
-            metrics, self.scorer_state = await scorer.call(PROBE, step, bundle, [g.table for g in groups])
+            metrics, self.scorer_state = await scorer.call(PROBE, step, bundle, [g.table for g in groups], clusters)
             self._probe_metrics.append(metrics)
             self.probing = None
         except (ActorError, TimeoutError) as error:

@@ -13,7 +13,8 @@ from squelch.actors.diagnosis.metrics import LINK_KEYS, SHARES
 from squelch.actors.records import Trajectory, Turn
 from squelch.actors.scorer.cross_scoring import CrossScorer
 from squelch.actors.scorer.linking import LinkScores, Pairs, draw_references, read_scored, score_links
-from squelch.actors.scorer.probe_scoring import FixedProbe, answers_of, draw_probe
+from squelch.actors.scorer.probe_drawing import answers_of, draw_probe
+from squelch.actors.scorer.probe_scoring import FixedProbe
 from squelch.cluster.metrics import REGISTRY
 from tests.actors.scorer.test_cross_scoring import one_by_one, qwen2, rows
 from tests.actors.scorer.test_scorer import Oracle

@@ -10,7 +10,8 @@ from squelch.actors.config import ProbeConfig
 from squelch.actors.content import Picture
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.records import Trajectory
-from squelch.actors.scorer.probe_scoring import METRICS, FixedProbe, draw_probe
+from squelch.actors.scorer.probe_drawing import draw_probe
+from squelch.actors.scorer.probe_scoring import METRICS, FixedProbe
 from squelch.cluster.metrics import REGISTRY
 from tests.actors.scorer.test_scorer import Oracle
 from tests.actors.scorer.windows import trajectory, window

@@ -168,3 +168,26 @@ def test_an_interval_that_nobody_chose_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"scorer\.every is not chosen yet"):
         _ = ScorerConfig().interval
     assert ScorerConfig(enabled=False).interval == 1, "a scorer that is off needs none"
+
+
+@given(work=WORK, share=st.floats(0.01, 1.0))
+def test_hard_negatives_are_scored_where_there_is_room_and_change_no_other_choice(work: StepWork, share: float) -> None:
+    twins = replace(work, twins=True)
+    without = chosen(work, ScorerConfig(share=share)).probe
+    found = chosen(twins, ScorerConfig(share=share)).probe
+    assert found.model_copy(update={"hard": None}) == without and found.hard is not None
+    allowed = PART * share * work.token_passes * found.every
+    there, left_out = (probe_passes(twins, found.model_copy(update={"hard": hard})) for hard in (True, False))
+    assert found.hard == (there <= allowed) and left_out == probe_passes(work, without)
+    assert ("hard negatives" in in_words(twins, chosen(twins, ScorerConfig(share=share)))) == found.hard
+
+
+@pytest.mark.parametrize("hard", [True, False])
+def test_a_user_decides_on_hard_negatives_whatever_they_cost(hard: bool) -> None:
+    probe = ProbeConfig(hard=hard)
+    for twins in (True, False):
+        work = replace(COUNTDOWN, twins=twins)
+        assert chosen(work, ScorerConfig(share=0.01, probe=probe)).probe.hard is hard
+        cost = probe_passes(work, probe) - probe_passes(work, ProbeConfig(hard=False))
+        assert cost == (32 * 7 * (4 * 48 + 120) if hard else 0)
+    assert as_chosen(ScorerConfig(), ScorerConfig(every=5, probe=probe)).probe.hard is hard

@@ -412,7 +412,7 @@ def test_a_finished_reading_of_the_probe_is_recorded_with_its_state_however_busy
         fleet = OneScorerFleet()
         fleet.scorer = Busy({})
         watched = watching(fleet)
-        watched.scoring.probe(3, None, [])
+        watched.scoring.probe(3, None, [], {})
         assert watched.scoring.probing == 3
         await watched.scoring.drain()
         assert (watched.scoring.probing, watched.scoring.scorer_state, watched.scoring.pending()) == (
@@ -458,7 +458,7 @@ def test_the_last_scoring_is_waited_for_as_long_as_any_other_and_less_long_after
             watched.scoring.stopping.ask(Ending(EndCause.SIGNAL, "SIGTERM"))
         watched.scoring.offer(1, None, [])
         if probe:
-            watched.scoring.probe(1, None, [])
+            watched.scoring.probe(1, None, [], {})
         await watched.scoring.drain()
 
     monkeypatch.setattr("squelch.cluster.loop.watchers.scoring.STOPPED_DRAIN_S", 0.02)

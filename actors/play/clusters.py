@@ -1,0 +1,99 @@
+"""The clusters of the fixed probe's hard negatives: each task's first prompt, and those of near variations of the task.
+
+An environment actor makes them, because it has the environment and the format. The variations are the environment's own
+(`envs.contract.Twinned`); where it has none, those of `DRAWN` further tasks of the split whose prompts are nearest
+(`actors.play.near`). Both follow from the seeds of the tasks, so that a resumed run has the same clusters.
+
+| waits for | unblocked by | on time-out |
+|---|---|---|
+| an environment call | a step thread | TimeoutError after `step_timeout_s`; there are no clusters |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import cast
+
+import numpy as np
+
+from squelch.actors.config import PROBE_TWINS
+from squelch.actors.content import content_key
+from squelch.actors.formats.protocol import Format
+from squelch.actors.messages import Cluster
+from squelch.actors.play.near import nearest
+from squelch.actors.play.seeds import noise_seed
+from squelch.actors.play.speech import speech_of
+from squelch.actors.play.step_pool import StepPool
+from squelch.actors.records import Task, Ticket
+from squelch.envs.contract import Environment, Twinned, lacking
+from squelch.envs.episode import Episode, Message
+from squelch.envs.mixture import Mixture
+
+DRAWN = 1_000
+"""Tasks among which the nearest are sought; they have the seeds after the probe's."""
+
+
+async def clusters_of(
+    tickets: Sequence[Ticket], codec: Format, mixture: Mixture, steps: StepPool, make_env: Callable[[Task], Environment]
+) -> dict[str, Cluster]:
+    """The cluster of each ticket by its id; all are of one environment and split. Raises TimeoutError or CallFailed for
+    a call of the environment, and ValueError for a prompt that the format cannot show."""
+    env = await steps.run(lambda: make_env(tickets[0].task))
+
+    async def prompts(ticket: Ticket, openings: Callable[[Episode], list[list[Message]]]) -> list[np.ndarray]:
+        chosen = mixture.labelled(ticket.task.label).environment
+        noise = noise_seed(ticket, 0, env.shared_noise)
+        episode = Episode(env, ticket.task.seed, noise, chosen.format, chosen.reward_noise)
+        shown = await steps.run(partial(openings, episode))
+        return [speech_of(codec, env, ticket.task.environment, episode).first(one).ids for one in shown]
+
+    async def first(seed: int) -> np.ndarray:
+        task = replace(tickets[0].task, seed=seed)
+        return (await prompts(replace(tickets[0], task=task), lambda episode: [episode.start()]))[0]
+
+    found: dict[str, Cluster] = {}
+    if not lacking(env, Twinned):
+        for ticket in tickets:
+            family = _Family(cast("Twinned", env), ticket.task.seed)
+            own, *twins = await prompts(ticket, family.openings)
+            found[ticket.ticket_id] = Cluster(own, _others(own, twins), family.answers_changed)
+        return found
+    drawn = [await first(max(ticket.task.seed for ticket in tickets) + 1 + k) for k in range(DRAWN)]
+    for ticket in tickets:
+        own = await first(ticket.task.seed)
+        others = _others(own, drawn)
+        near = await asyncio.to_thread(nearest, own, others, PROBE_TWINS)
+        found[ticket.ticket_id] = Cluster(own, tuple(others[place] for place in near))
+    return found
+
+
+class _Family:
+    """A task and its twins, which are started one after another in a step thread."""
+
+    def __init__(self, env: Twinned, seed: int) -> None:
+        self._env, self._rng = env, random.Random(f"twins {seed}")
+        self.answers_changed: float | None = None
+        """Share of the twins with another best answer; None without a solver or a twin."""
+
+    def openings(self, episode: Episode) -> list[list[Message]]:
+        """The first messages of the task and of its twins."""
+        openings, answers = [episode.start()], [self._env.best_answer()]
+        for content in self._env.twins(self._rng, PROBE_TWINS):
+            openings.append(episode.start_twin(self._env, content))
+            answers.append(self._env.best_answer())
+        own, *others = answers
+        known = [answer for answer in others if answer is not None]
+        if own is not None and known:
+            self.answers_changed = sum(answer != own for answer in known) / len(known)
+        return openings
+
+
+def _others(own: np.ndarray, prompts: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """The distinct prompts but `own`, in their order."""
+    distinct = {content_key(prompt): prompt for prompt in reversed(prompts)}
+    distinct.pop(content_key(own), None)
+    return tuple(reversed(distinct.values()))
