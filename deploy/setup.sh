@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Sets up the virtual environment (cpu or gpu), the tests' further programs (test), a real model (smollm2), formats of
-# further model families (renderers), or TRL for tests and benchmarks (trl). A repeated call returns at once: a stamp in the environment holds the digest of the set-up's
+# further model families (renderers), TRL for tests and benchmarks (trl), or what the tests of agents play with (clients,
+# verifiers). A repeated call returns at once: a stamp in the environment holds the digest of the set-up's
 # inputs. PACKAGE is what pip installs, e.g. `.[cpu]` for an image; by default the checkout itself, editable, with the
 # tests' packages. With LOCKED=1 (cpu, Python 3.11) every other package is the file whose digest deploy/lock-cpu.txt holds.
 set -euo pipefail
@@ -158,6 +159,18 @@ setup_trl() {
     pip --target "$site" --no-deps -r deploy/trl.txt && cp deploy/trl.txt "$site/squelch-setup.txt"
 }
 
+# Clients and frameworks of other people, each group in a virtual environment of its own: only tests need them, and
+# verifiers needs another `openai` than vLLM does. Their packages come without a digest.
+setup_apart() {
+    local name=$1 apart=.cache/$1
+    cmp -s "deploy/$name.txt" "$apart/squelch-setup.txt" && return
+    echo "setup: installing deploy/$name.txt into $apart"
+    rm -rf "$apart"
+    "$venv/bin/python" -m venv "$apart" \
+        && "$apart/bin/python" -m pip install --quiet --disable-pip-version-check -r "deploy/$name.txt" \
+        && cp "deploy/$name.txt" "$apart/squelch-setup.txt"
+}
+
 case "$kind" in
     cpu | gpu) setup_environment; setup_foreign; setup_sandbox ;;
     test)
@@ -165,9 +178,16 @@ case "$kind" in
         setup_sandbox
         setup_renderers || echo "setup: renderers is not installed; its tests are skipped (deploy/setup.sh renderers)" >&2
         setup_trl || echo "setup: TRL is not installed; its tests are skipped with a message (deploy/setup.sh trl)" >&2
+        for apart in clients verifiers; do
+            setup_apart $apart || echo "setup: the packages of deploy/$apart.txt are not installed; their tests are skipped" \
+                "with a message (deploy/setup.sh $apart)" >&2
+        done
         ;;
     trl) setup_trl || fail "the packages of deploy/trl.txt cannot be installed; the lines above say why" ;;
+    clients | verifiers)
+        setup_apart "$kind" || fail "the packages of deploy/$kind.txt cannot be installed; the lines above say why"
+        ;;
     smollm2) setup_smollm2 ;;
     renderers) setup_renderers || fail "the packages of deploy/renderers.txt cannot be installed; see the lines above" ;;
-    *) fail "unknown kind '$kind'; use cpu, gpu, test, smollm2, renderers or trl" ;;
+    *) fail "unknown kind '$kind'; use cpu, gpu, test, smollm2, renderers, trl, clients or verifiers" ;;
 esac

@@ -34,6 +34,8 @@ from squelch.actors.endpoint.openai_api import MODEL
 from squelch.envs.untrusted.files import brief
 
 PATH = "/v1/messages"
+_NO_THREADS = "thread_unsupported_request"
+"""The code of the refusal upon which the package's tool runner sends whole conversations."""
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "stop_string": "stop_sequence"}
 _TYPES = {
     401: "authentication_error",
@@ -46,6 +48,8 @@ _TYPES = {
 
 def asked(body: Mapping[str, Any], most_messages: int, temperature: float, may_override: bool) -> Asked:
     """The request in a body. Raises Refused with the field at fault."""
+    if body.get("thread") is not None:
+        raise Refused(400, _NO_THREADS, "thread is not supported: send the whole conversation with each call", "thread")
     adjusted, unknown = ANTHROPIC.sort(body, temperature, may_override)
     said = [Said("system", text_at(body["system"], "system"))] if body.get("system") else []
     for index, one in enumerate(objects_at(body, "messages", most_messages)):
@@ -201,4 +205,7 @@ def _event(kind: str, **fields: Any) -> bytes:
 def error(refused: Refused) -> dict[str, Any]:
     """An error as Anthropic's API has it."""
     kind = _TYPES.get(refused.status, "invalid_request_error" if refused.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": refused.message}}
+    found: dict[str, Any] = {"type": kind, "message": refused.message}
+    if refused.code == _NO_THREADS:
+        found["details"] = {"error_code": refused.code, "unsupported": [refused.param]}
+    return {"type": "error", "error": found}

@@ -124,6 +124,25 @@ def test_anthropics_client_plays_with_tools_and_streams() -> None:
     assert recorded.causes == ("",) and len(recorded.calls) == 4
 
 
+def test_anthropics_tool_runner_sends_whole_conversations_because_threads_are_refused() -> None:
+    @anthropic.beta_async_tool
+    async def add(a: int, b: int) -> str:
+        """Adds."""
+        return str(a + b)
+
+    async def play():
+        async with playing(Policy(CALLING, CALLING, "Yes.")) as (session, _):
+            messages = [{"role": "user", "content": "What is 1 + 2?"}]
+            runner = anthropic_of(session).beta.messages.tool_runner(
+                model="m", max_tokens=160, tools=[add], messages=messages
+            )
+            return [reply.stop_reason async for reply in runner], await session.end()
+
+    reasons, recorded = run(play())
+    assert reasons == ["tool_use", "tool_use", "end_turn"]
+    assert recorded.causes == ("",) and len(recorded.calls) == 3 and dict(recorded.counts)["refused"] == 1
+
+
 def test_the_same_conversation_over_both_apis_is_the_same_ids() -> None:
     async def play(over):
         policy = Policy("One.", "Two.")
