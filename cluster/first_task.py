@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from squelch.cluster.own_thread import OwnThread
 from squelch.envs.config import EnvironmentConfig
-from squelch.envs.contract import Environment
+from squelch.envs.contract import Environment, Opening
 from squelch.envs.episode import Episode, Message
 from squelch.envs.registry import make
 
@@ -33,6 +33,12 @@ class FirstTask:
     kind: str | None
     tools: list[dict[str, Any]] | None = None
     """JSON schemas that the first prompt shows."""
+
+    def openings(self, longest: bool) -> list[Opening]:
+        """The first prompt; with `longest`, the longest ones of any task if the environment knows them. Raises
+        ValueError if it does not answer."""
+        known = self.environment.longest_openings() if longest else []
+        return known or [Opening(self.messages, self.tools)]
 
 
 def made(chosen: EnvironmentConfig, timeout_s: float) -> Environment:

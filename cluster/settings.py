@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from squelch.cluster.config import RunConfig
 from squelch.cluster.other_names import answer
+from squelch.envs.mixture import Entry
 from squelch.envs.registry import environment_class
 from squelch.envs.settings import Settings
 
@@ -34,12 +35,14 @@ _BOUNDS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting. `default`: as JSON; `values`: what it may be, in words."""
+    """One setting. `default`: as JSON; `values`: what it may be, in words; `keys`: its keys in a run, one for each
+    environment that has it."""
 
     key: str
     default: str
     values: str
     meaning: str
+    keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,9 +75,21 @@ def of_environment(name: str) -> Block:
     return Block(f"{OPTIONS} of {name}", _line(options.__doc__), list(_settings(options, f"{OPTIONS}.")))
 
 
-def every_setting(environment: str) -> list[Setting]:
-    """All settings of a run in this environment. ValueError as `of_environment`."""
-    return [one for block in (*of_run(), of_environment(environment)) for one in block.settings]
+def every_setting(config: RunConfig) -> list[Setting]:
+    """All settings of a run, with their keys in it, and the options of its environments."""
+    entries = config.mixture.entries
+    found = [_placed(one, entries) for block in of_run() for one in block.settings]
+    for name in dict.fromkeys(entry.environment.name for entry in entries):
+        own = [entry for entry in entries if entry.environment.name == name]
+        found += [_placed(one, own) for one in of_environment(name).settings]
+    return found
+
+
+def _placed(one: Setting, entries: Sequence[Entry]) -> Setting:
+    """The setting with its keys in a run in which these environments have it."""
+    prefix, _, rest = one.key.partition(".")
+    several = rest and prefix in ("environment", "environments[N]") and all(entry.label for entry in entries)
+    return replace(one, keys=tuple(f"{entry.key}.{rest}" for entry in entries) if several else (one.key,))
 
 
 def flag_meant(flag: str, value: str | None) -> str:

@@ -18,13 +18,20 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from squelch.envs.settings import Settings
 from squelch.envs.splits import Split
 from squelch.envs.wording import DemonstrationQuality, PromptName, Rng, Wording
 
 Capability = TypeVar("Capability")
+
+
+class Opening(NamedTuple):
+    """The first messages of a task, and the JSON schemas of the tools that they show."""
+
+    messages: list[dict[str, str]]
+    tools: list[dict[str, Any]] | None = None
 
 
 class Environment(Protocol):
@@ -110,10 +117,10 @@ class Environment(Protocol):
         """Messages to the user at the start of a run, such as how this machine isolates programs."""
         return []
 
-    def longest_opening(self) -> list[dict[str, str]] | None:
-        """The longest first messages of a task, so that a run whose context they exceed is refused at its start; None
-        if the environment does not know its tasks."""
-        return None
+    def longest_openings(self) -> list[Opening]:
+        """The longest first messages of a task, so that a run whose context they exceed is refused at its start; of an
+        environment with tools, the longest with and without; empty if it does not know its tasks."""
+        return []
 
     def pinned(self) -> dict[str, Any]:
         """Options that a run fixes at its start for all of its actors, because they follow from something that may

@@ -1,74 +1,69 @@
 """The format of the model in a folder.
 
-The run decides it once, before any actor starts, and the folder of the initial policy says so to every process:
-`squelch_format.json` names a family, and whether the reasoning of earlier turns is kept. A folder without it has the
-format `own`, which keeps it.
+The run decides it once, before any actor starts, and the folder of the initial policy says so to every process: its
+stamp (`actors.text.stamp`) names a family, and whether the reasoning of earlier turns is kept. A folder without it has
+the format `own`, which keeps it. A family counts for the chat template for which it was chosen: with another template,
+as by `model.chat_template`, the format is chosen anew.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from squelch.actors.formats.families import ALL, AUTO, KEPT, NAMES, OWN, known_format
+from squelch.actors.formats.families import ALL, AUTO, KEPT, NAMES, OWN, known_format, template_digest
 from squelch.actors.formats.packaged import PackagedFormat
 from squelch.actors.formats.protocol import Format
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.text.chat_template import read_chat_template, read_chat_tokenizer
-from squelch.actors.text.shipped_templates import FORMAT_FILE
+from squelch.actors.text.stamp import STAMP_FILE, Stamp, read_stamp
 from squelch.actors.text.tokenizer import read_object
 
 AnyFormat = ChatCodec | PackagedFormat
 
 
-class Stamp(NamedTuple):
-    """What a folder says of its model's format: the settings `model.format`, once it is known, and
-    `model.keep_reasoning`."""
-
-    format: str = OWN
-    keep_reasoning: str = ALL
-
-
 def stamped(folder: Path) -> Stamp:
-    """The format that a folder names, `own` if it names none. Raises ValueError for a name that is none."""
-    path = folder / FORMAT_FILE
-    found = Stamp(**{key: value for key, value in read_object(path).items() if key in Stamp._fields})
-    for key, value, names in zip(Stamp._fields, found, (NAMES, KEPT), strict=True):
+    """The stamp of a folder, that of the format `own` if it has none. Raises ValueError for a name that is none."""
+    found = read_stamp(folder)
+    for key, value, names in (("format", found.format, NAMES), ("keep_reasoning", found.keep_reasoning, KEPT)):
         if value not in names:
-            raise ValueError(f"{path}: {key}={str(value)[:100]!r} is none of {', '.join(names)}")
+            raise ValueError(f"{folder / STAMP_FILE}: {key}={value[:100]!r} is none of {', '.join(names)}")
     return found
 
 
-def chosen(folder: Path, setting: str, whole_turns: bool, keep_reasoning: str = ALL) -> Stamp:
-    """The format for the model in a folder. `setting`: `model.format`; `whole_turns`: whether the environment's turns
-    are the model's own, so that they need no template that keeps them; `keep_reasoning`: `model.keep_reasoning`.
+def chosen(folder: Path, setting: str, squelchs: Sequence[str] = (), keep_reasoning: str = ALL) -> Stamp:
+    """The stamp for the model in a folder. `setting`: `model.format`; `squelchs`: the environments whose turns are
+    those of Squelch, which need a template that keeps them; `keep_reasoning`: `model.keep_reasoning`.
 
-    Raises ValueError for a family, or a template that removes reasoning, where the environment's turns are those of
-    Squelch.
+    Raises ValueError for a family, or a template that removes reasoning, where some are.
     """
-    if not whole_turns:
-        for key, value, plain in (("format", setting, (AUTO, OWN)), ("keep_reasoning", keep_reasoning, (ALL,))):
-            if value not in plain:
-                raise ValueError(
-                    f"model.{key}={value} is for environments without a turn format of Squelch, such as Prompts; leave "
-                    "it out, and the turns are written with the model's chat template"
-                )
-        return Stamp()
-    return Stamp(_known(folder) if setting == AUTO else setting, keep_reasoning)
+    for key, value, plain in (("format", setting, (AUTO, OWN)), ("keep_reasoning", keep_reasoning, (ALL,))):
+        if squelchs and value not in plain:
+            raise ValueError(
+                f"model.{key}={value} is for environments without a turn format of Squelch, such as Prompts, and not "
+                f"for {', '.join(squelchs)}; leave it out, and all turns are written with the model's chat template"
+            )
+    own = stamped(folder)._replace(format=OWN, keep_reasoning=keep_reasoning, template="")
+    if squelchs or setting == OWN:
+        return own
+    source = read_chat_template(folder, read_chat_tokenizer(folder)).source
+    name = _known(folder, source) if setting == AUTO else setting
+    return own if name == OWN else own._replace(format=name, template=template_digest(source))
 
 
-def _known(folder: Path) -> str:
-    if (name := stamped(folder).format) != OWN:
-        return name
-    template = read_chat_template(folder, read_chat_tokenizer(folder)).source
+def _known(folder: Path, template: str) -> str:
+    """The format on the stamp, if that was made for this template, else that of a known model."""
+    stamp = stamped(folder)
+    if stamp.format != OWN and stamp.template in ("", template_digest(template)):
+        return stamp.format
     return known_format(str(read_object(folder / "config.json").get("model_type")), template)
 
 
 def open_format(folder: str | Path) -> AnyFormat:
     """The format of the model in a folder. Raises ValueError if the model does not fit it."""
-    name, keep_reasoning = stamped(Path(folder))
-    keeps = keep_reasoning == ALL
-    return ChatCodec(folder, keeps) if name == OWN else PackagedFormat(folder, name, keeps)
+    stamp = stamped(Path(folder))
+    keeps = stamp.keep_reasoning == ALL
+    return ChatCodec(folder, keeps) if stamp.format == OWN else PackagedFormat(folder, stamp.format, keeps)
 
 
 def squelch_turns(one: Format, environment: str) -> ChatCodec:

@@ -12,7 +12,8 @@ Invariants, beside those of `protocol.Format`:
 - A rendered conversation is what the template writes, so it lacks the reasoning that the template removes. An
   extension keeps the reasoning of earlier turns (`thinking_retention="all"`), and depends on no sampled id but the
   last, and on whether the reasoning was closed.
-- Reasoning is found by the ids of its markers where the tokenizer has them as tokens, else on bytes.
+- Reasoning is found by the ids of its markers where the tokenizer has them as tokens, else on bytes; `extend` closes a
+  reasoning exactly if `parse` says that it is open.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ class PackagedFormat(ModelTokens):
 
         settings = {"name": self._family.renderer, "thinking_retention": "all"}
         if self._family.dated:
-            settings["date_string"] = datetime.now().strftime("%d %b %Y")
+            day = datetime.fromisoformat(self.template.date) if self.template.date else datetime.now()
+            settings["date_string"] = day.strftime("%d %b %Y")
         try:
             return create_renderer(self._guard, TypeAdapter(RendererConfig).validate_python(settings))
         except (AssertionError, ValueError) as error:
@@ -118,8 +120,10 @@ class PackagedFormat(ModelTokens):
         start = len(before) + len(word)
         if not ids or ids[:start] != before + word:
             raise ValueError(f"model.format={self.name} cannot extend a conversation by messages of roles {roles}")
-        cut = self._closing if self.reasons and self._is_open(turn, opened) else []
-        return as_array([*(() if closed else (*cut, self.stop_ids[0])), *ids[start:]])
+        if closed:
+            return as_array(ids[start:])
+        cut = self._closing if self.reasons and self._is_open(turn, before, tools) else []
+        return as_array([*cut, self.stop_ids[0], *ids[start:]])
 
     def _shown(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """The messages as the package gets them: with a word for each text that could yield a control token."""
@@ -140,19 +144,19 @@ class PackagedFormat(ModelTokens):
     def parse(self, sampled: Ids, fed: Ids = (), tools: Tools = None) -> Parsed:
         """As `Format.parse`."""
         ids, before = [int(index) for index in sampled], [int(index) for index in fed]
-        opened = self._opened(before)
+        said = self._said(ids, before, tools)
+        pieces, opened = self._turn(ids, before, said)
+        span = reasoning_span(pieces, opened, THINK_OPEN, THINK_CLOSE) if self.reasons else (0, 0)
+        if isinstance(said, ToolCall):
+            return Parsed(span, "", (said,))
+        return Parsed(span, str(said.content or "").strip(), tuple(map(self._call, count(), said.tool_calls)))
+
+    def _said(self, ids: list[int], before: list[int], tools: Tools) -> Any:
+        """What the package reads in a turn; a call with an error if it can read nothing."""
         try:
-            said = self._renderer.parse_response(ids, tools=list(tools or ()) or None, prompt_ids=before)
+            return self._renderer.parse_response(ids, tools=list(tools or ()) or None, prompt_ids=before)
         except Exception as error:  # the package's parsers meet whatever a policy samples
-            failed = ToolCall("call_0", "", "", self.written(ids), f"it cannot be parsed ({error})")
-            return Parsed(self._span(ids, opened), "", (failed,))
-        first = said.tool_calls[0].token_span if said.tool_calls else None
-        by_call = first[0] if said.reasoning_complete and said.reasoning_content is not None and first else None
-        return Parsed(
-            self._span(ids, opened, by_call),
-            str(said.content or "").strip(),
-            tuple(map(self._call, count(), said.tool_calls)),
-        )
+            return ToolCall("call_0", "", "", self.written(ids), f"it cannot be parsed ({error})")
 
     @staticmethod
     def _call(number: int, found: Any) -> ToolCall:
@@ -169,33 +173,36 @@ class PackagedFormat(ModelTokens):
         text = "x" if not self.reasons else f"x{THINK_CLOSE}x" if opened else f"{THINK_OPEN}x{THINK_CLOSE}x"
         return self._encoder.encode([(text, False)])
 
-    def _is_open(self, ids: list[int], opened: bool) -> bool:
-        """Whether a turn ended inside of its reasoning."""
-        text = self.written(ids).lstrip()
-        return (opened or text.startswith(THINK_OPEN)) and THINK_CLOSE not in text
+    def _is_open(self, ids: list[int], before: list[int], tools: Tools) -> bool:
+        """Whether a turn ended inside of its reasoning, by what `parse` calls its reasoning."""
+        pieces, opened = self._turn(ids, before, self._said(ids, before, tools))
+        text = b"".join(pieces)
+        return (opened or text.lstrip().startswith(THINK_OPEN.encode())) and THINK_CLOSE.encode() not in text
 
     def _opened(self, fed: Sequence[int]) -> bool:
         """Whether a turn begins inside of its reasoning: what was fed opens it, or the family's turns do."""
         if not self.reasons:
             return False
-        return self._family.begins_inside or self.written(list(fed[-8:])).rstrip().endswith(THINK_OPEN)
+        return self._family.begins_inside or b"".join(self._spoken(fed[-8:])).rstrip().endswith(THINK_OPEN.encode())
 
-    def _span(self, ids: list[int], opened: bool, by_call: int | None = None) -> tuple[int, int]:
-        """As `tokens.reasoning_span`. `by_call`: the id that closes the reasoning if no marker does."""
-        if not self.reasons:
-            return 0, 0
-        pieces = [self._spoken(index) for index in ids]
-        if self._atomic is not None:
-            # elsewhere than in its token a marker is text
-            names = {self._atomic[0]: THINK_OPEN.encode(), self._atomic[1]: THINK_CLOSE.encode()}
-            pieces = [names.get(index) or piece.replace(b"<", b"(") for index, piece in zip(ids, pieces, strict=True)]
-        if by_call is not None and THINK_CLOSE.encode() not in b"".join(pieces):
-            pieces[by_call] = THINK_CLOSE.encode()
+    def _turn(self, ids: list[int], before: list[int], said: Any) -> tuple[list[bytes], bool]:
+        """(bytes of the ids, whether the reasoning is open before them), as `tokens.reasoning_span` takes a turn.
+        `said`: as of `_said`; its first call closes the reasoning if no marker does."""
+        pieces = self._spoken(ids)
+        calls = () if isinstance(said, ToolCall) else said.tool_calls
+        closes = bool(calls) and said.reasoning_complete and said.reasoning_content is not None
+        if closes and calls[0].token_span and THINK_CLOSE.encode() not in b"".join(pieces):
+            pieces[calls[0].token_span[0]] = THINK_CLOSE.encode()
         again = b"".join(pieces).lstrip().startswith(THINK_OPEN.encode())
-        return reasoning_span(pieces, opened and not again, THINK_OPEN, THINK_CLOSE)
+        return pieces, self._opened(before) and not again
 
-    def _spoken(self, index: int) -> bytes:
-        return b"" if index in self.stop_ids else self._literal(index)
+    def _spoken(self, ids: Sequence[int]) -> list[bytes]:
+        """The bytes of the ids; if the tokenizer has the markers of the reasoning as tokens, other ids spell none."""
+        pieces = [b"" if index in self.stop_ids else self._literal(index) for index in ids]
+        if self._atomic is None:
+            return pieces
+        names = {self._atomic[0]: THINK_OPEN.encode(), self._atomic[1]: THINK_CLOSE.encode()}
+        return [names.get(index) or piece.replace(b"<", b"(") for index, piece in zip(ids, pieces, strict=True)]
 
 
 class _Guard:

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from squelch.actors.text.shipped_templates import FORMAT_FILE
+from squelch.actors.text.stamp import STAMP_FILE
 from squelch.actors.text.tokenizer import FILES, TOKENIZER_FILE
 from squelch.envs.untrusted.files import MIB, decoding, is_file, read_bytes
 
 if TYPE_CHECKING:
     from squelch.actors.formats.choice import AnyFormat
 
-NAMES = (*(name for name in FILES if name != TOKENIZER_FILE), "config.json", "generation_config.json", FORMAT_FILE)
+NAMES = (*(name for name in FILES if name != TOKENIZER_FILE), "config.json", "generation_config.json", STAMP_FILE)
 MOST_BYTES = 4 * MIB
 """Bytes of one file."""
 

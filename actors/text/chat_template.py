@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from squelch.actors.text import render, trial
 from squelch.actors.text.child import Broken, answer_of
+from squelch.actors.text.stamp import read_stamp
 from squelch.actors.text.tokenizer import (
     DAMAGED,
     FILES,
@@ -80,10 +81,11 @@ class Words:
 
 
 class ChatTemplate:
-    """The chat template `source` of a model folder. `variables`: the special tokens by name, as templates use them."""
+    """The chat template `source` of a model folder. `variables`: the special tokens by name, as templates use them;
+    `date`: the day that it writes, as of `stamp.Stamp`."""
 
-    def __init__(self, folder: Path, source: str, variables: Mapping[str, str]) -> None:
-        self.source = source
+    def __init__(self, folder: Path, source: str, variables: Mapping[str, str], date: str = "") -> None:
+        self.source, self.date = source, date
         self._folder, self._variables = folder, dict(variables)
         self._known: dict[tuple[Shape, str], tuple[Part, ...]] = {}
         """The parts by shape and schemas of tools."""
@@ -135,7 +137,7 @@ class ChatTemplate:
         machine's load kept it from being rendered.
         """
         request: dict[str, Any] = {"template": self.source, "conversations": list(map(list, conversations))}
-        request |= {"tools": list(tools), "replies": list(replies)}
+        request |= {"tools": list(tools), "replies": list(replies), "date": self.date}
         answer = _in_a_child(request | {"variables": self._variables})
         if "texts" in answer:
             return answer["texts"]
@@ -225,7 +227,7 @@ def read_chat_template(folder: Path, tokenizer: PreTrainedTokenizerFast) -> Chat
         )
     if not isinstance(source, str) or len(source) > MAX_TEMPLATE_CHARACTERS:
         raise ValueError(f"the chat template of {folder} must be text of at most {MAX_TEMPLATE_CHARACTERS} characters")
-    return ChatTemplate(folder, source, tokenizer.special_tokens_map)
+    return ChatTemplate(folder, source, tokenizer.special_tokens_map, read_stamp(folder).date)
 
 
 def _in_a_child(request: dict[str, Any]) -> dict[str, Any]:

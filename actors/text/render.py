@@ -57,13 +57,15 @@ def _as_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def compiled(template: str) -> Template:
-    """The template in the environment in which chat templates are written to run."""
+def compiled(template: str, date: str = "") -> Template:
+    """The template in the environment in which chat templates are written to run. `date`: the day in it, as 2026-11-28;
+    empty: today."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _as_json
-    functions = {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
+    now = datetime.fromisoformat(date) if date else datetime.now()
+    functions = {"raise_exception": _refuse, "strftime_now": now.strftime}
     return environment.from_string(template, globals=functions)
 
 
@@ -73,12 +75,14 @@ def rendered(
     variables: dict[str, str],
     tools: Sequence[list[Any] | None] = (),
     replies: Sequence[bool] = (),
+    date: str = "",
 ) -> dict[str, Any]:
     """`texts`, one a conversation; or the first `error` and its `index`. `tools`: the schemas of each conversation;
-    `replies`: whether it ends with a reply, and so without the generation prompt. None has either if they are empty."""
+    `replies`: whether it ends with a reply, and so without the generation prompt. None has either if they are empty.
+    `date`: as of `compiled`."""
     texts: list[str] = []
     try:
-        program = compiled(template)
+        program = compiled(template, date)
         for messages, schemas, reply in zip_longest(conversations, tools, replies):
             text = program.render(
                 messages=messages, tools=schemas, documents=None, add_generation_prompt=not reply, **variables

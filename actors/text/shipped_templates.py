@@ -1,5 +1,4 @@
-"""The chat templates that Squelch ships, and the model folder that has one of them in place of its own, or names its
-format.
+"""The chat templates that Squelch ships, and the model folder that has one of them in place of its own, or a stamp.
 
 Some models' own templates remove the reasoning of earlier turns (Qwen3, DeepSeek-R1). A policy that is trained with one
 would be shown other text, when it is served, than it was trained on, so such a template is refused
@@ -14,11 +13,12 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from squelch.actors.process.disk import put_in_place
 from squelch.actors.text.chat_template import MAX_TEMPLATE_CHARACTERS
+from squelch.actors.text.stamp import STAMP_FILE, Stamp, read_stamp
 from squelch.envs.untrusted.files import decoding, is_file, is_folder, read_bytes
 
 FOLDER = Path(__file__).parent / "templates"
@@ -26,8 +26,6 @@ SHIPPED = tuple(sorted(path.stem for path in FOLDER.glob("*.jinja")))
 SIGNS = {"chatml": "<|im_start|>", "deepseek": "<｜Assistant｜>"}
 """Text in a model's own template by which the shipped template that fits the model is found."""
 TEMPLATE_FILE = "chat_template.jinja"
-FORMAT_FILE = "squelch_format.json"
-"""Says what the model's format is, unless it is our own (`actors.formats.choice`)."""
 _OTHERS = ("additional_chat_templates", "chat_template.json", "tokenizer_config.json")
 """Files of a folder in which it can hold templates besides `TEMPLATE_FILE`. The last is linked, because a
 `chat_template.jinja` takes precedence over the template in it."""
@@ -59,13 +57,13 @@ def with_template(model: Path, name: str, cache: Path) -> Path:
     return _with_file(model, TEMPLATE_FILE, text, _OTHERS[:2], cache, "template", text)
 
 
-def with_format(model: Path, wanted: Mapping[str, str], stamped: Mapping[str, str], cache: Path) -> Path:
-    """The folder below `cache` that has the files of the folder `model` and says `wanted` of its format
-    (`formats.choice.Stamp`); `model` itself if it does already. `stamped`: what it says."""
-    if wanted == stamped:
+def with_stamp(model: Path, stamp: Stamp, cache: Path) -> Path:
+    """The folder below `cache` that has the files of the folder `model` and that stamp; `model` itself if it has the
+    stamp already."""
+    if stamp == read_stamp(model):
         return model
-    text = json.dumps(wanted) + "\n"
-    return _with_file(model, FORMAT_FILE, text, (), cache, "format", f"format {text}")
+    text = json.dumps({name: value for name, value in stamp._asdict().items() if value}) + "\n"
+    return _with_file(model, STAMP_FILE, text, (), cache, "format", f"format {text}")
 
 
 def _with_file(model: Path, name: str, text: str, without: Sequence[str], cache: Path, kind: str, content: str) -> Path:

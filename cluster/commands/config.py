@@ -85,24 +85,24 @@ def explained(config: RunConfig, words: list[str], origins: Mapping[str, str] | 
     from squelch.cluster.setting_keys import flat
     from squelch.cluster.settings import every_setting
 
-    settings, values = every_setting(config.mixture.entries[0].environment.name), flat(config.model_dump(mode="json"))
+    settings, values = every_setting(config), flat(config.model_dump(mode="json"))
+    values |= {"environments": config.mixture.labels}  # whose settings have keys of their own
     asked = {word: matching(settings, word) for word in words}
-    answers = [answer(word) for word, hits in asked.items() if not any(word in one.key for one in hits)]
+    answers = [answer(word) for word, hits in asked.items() if not any(_has(one, word) for one in hits)]
     for word, hits in asked.items():
         if not hits and not answer(word):
             raise UserError(
                 f"--explain {word}: no setting has this in its key or meaning; `squelch config` prints every key"
             )
-    chosen = {one.key for hits in asked.values() for one in hits}
-    return [
-        *filter(None, answers),
-        *(
-            f"{one.key} = {_value(one, values)}{_origin(one.key, origins or {})}\n"
-            f"    {one.values}; default {one.default}\n    {one.meaning}"
-            for one in settings
-            if one.key in chosen
-        ),
-    ]
+    chosen = {one.keys for hits in asked.values() for one in hits}
+    labels = {entry.key: f" ({entry.label})" for entry in config.mixture.entries if entry.label}
+
+    def lines(one: Setting) -> Iterator[str]:
+        for key in one.keys:
+            yield f"{key} = {_value(one, key, values)}{_origin(key, origins or {})}{labels.get(key.split('.')[0], '')}"
+        yield from (f"    {one.values}; default {one.default}", f"    {one.meaning}")
+
+    return [*filter(None, answers), *("\n".join(lines(one)) for one in settings if one.keys in chosen)]
 
 
 def _origin(key: str, presets: Mapping[str, str]) -> str:
@@ -116,12 +116,16 @@ def matching(settings: Sequence[Setting], word: str) -> list[Setting]:
 
     elsewhere = {key for row, _, _ in found(word) for key in row.here}
     ways: list[Callable[[Setting], bool]] = [
-        lambda one: word in one.key,
+        lambda one: _has(one, word),
         lambda one: one.key in elsewhere,
         lambda one: word.lower() in one.meaning.lower(),
     ]
     hits = ([one for one in settings if matches(one)] for matches in ways)
     return next(filter(None, hits), [])
+
+
+def _has(one: Setting, word: str) -> bool:
+    return any(word in key for key in (one.key, *one.keys))
 
 
 def described(name: str) -> tuple[str, str, str]:
@@ -146,9 +150,10 @@ def _needs(tree: Mapping[str, Any]) -> Iterator[str]:
     yield from dict.fromkeys(EXTRAS[name] for one in listed if (name := one.get("name", "")) in EXTRAS)
 
 
-def _value(one: Setting, values: Mapping[str, Any]) -> str:
-    """A setting's value; the default where an option is not given, and a word where its block is off."""
-    off = next((block for block, value in values.items() if value is None and one.key.startswith(f"{block}.")), None)
+def _value(one: Setting, key: str, values: Mapping[str, Any]) -> str:
+    """The value of a setting at one of its keys; the default where an option is not given, and a word where its block
+    is off."""
+    off = next((block for block, value in values.items() if value is None and key.startswith(f"{block}.")), None)
     if off is not None:
         return f"off, because {off} is unset; {one.default} if another of its keys is set"
-    return json.dumps(values[one.key]) if one.key in values else one.default
+    return json.dumps(values[key]) if key in values else one.default

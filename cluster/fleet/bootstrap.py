@@ -36,8 +36,6 @@ from squelch.envs.mixture import Entry
 from squelch.envs.registry import environment_class, has_twins
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from squelch.actors.formats.protocol import Format
 
 log = logging.getLogger(__name__)
@@ -235,7 +233,7 @@ def _step_work(config: RunConfig, model_dir: Path) -> StepWork:
     learner = config.learner
     passes = 3 + learner.activation_checkpointing + (learner.objective.kl.coefficient > 0)
     turns, speech = config.mixture.most_turns, open_format(model_dir)
-    opening = max(len(_opening(entry, config, speech)) for entry in config.mixture.entries)
+    opening = max(_opening(entry, config, speech) for entry in config.mixture.entries)
     sampling = config.sampling
     tasks = config.scorer.probe.num_tasks(config.validation.tasks)
     return StepWork(
@@ -308,12 +306,12 @@ def _check_speech(folder: Path, config: RunConfig) -> list[str]:
     limits = {"rollout.max_model_len": config.rollout.max_model_len, "the model's context": positions}
     for entry in config.mixture.entries:
         speech.check(phrases(environment_class(entry.environment.name), entry.environment.format))
-        first_turn = _opening(entry, config, speech, longest=True)
+        longest = _opening(entry, config, speech, longest=True)
         turn = entry.tokens(config.sampling.max_tokens_per_turn)
         for name, limit in limits.items():
-            if limit is not None and len(first_turn) + turn > limit:
+            if limit is not None and longest + turn > limit:
                 raise ValueError(
-                    f"the longest first prompt of {entry.name} has {len(first_turn)} tokens and the turn may add "
+                    f"the longest first prompt of {entry.name} has {longest} tokens and the turn may add "
                     f"{entry.tokens_key}={turn}, which exceeds {name}={limit}"
                 )
     if positions is not None and config.rollout.max_model_len > positions:
@@ -333,20 +331,25 @@ def _notes_on_format(speech: Format) -> list[str]:
     return found
 
 
-def _opening(entry: Entry, config: RunConfig, speech: Format, longest: bool = False) -> np.ndarray:
-    """The ids of the first prompt of the first training task; with `longest`, of the longest one of any task if the
-    environment knows it. ValueError for words that the tokenizer lacks."""
+def _opening(entry: Entry, config: RunConfig, speech: Format, longest: bool = False) -> int:
+    """Tokens of the first prompt of the first training task; with `longest`, of the longest one of any task if the
+    environment knows it, and then the format must be that of the template. ValueError for words that the tokenizer
+    lacks."""
     from squelch.actors.formats.choice import squelch_turns
     from squelch.actors.formats.conformity import require_template
 
     try:
         first = first_task(entry.environment, config.cluster.start_timeout_s)
-        messages = (longest and first.environment.longest_opening()) or first.messages
+        openings = first.openings(longest)
     except ValueError as error:
         raise UserError(f"environment {entry.name}: {entry.keyed(str(error))}") from error
-    speech.check([message["content"] for message in messages])
+    speech.check([message["content"] for one in openings for message in one.messages])
     if not first.environment.whole_turns:
-        return squelch_turns(speech, entry.name).first_turn(messages)
+        return max(len(squelch_turns(speech, entry.name).first_turn(one.messages)) for one in openings)
     if longest:
-        require_template(speech, bool(first.tools))
-    return speech.render(messages, first.tools)
+        try:
+            require_template(speech, any(one.tools for one in openings))
+        except ValueError as error:
+            replaced = config.model.chat_template
+            raise ValueError(f"{error}; model.chat_template={replaced} replaced it" if replaced else error) from error
+    return max(len(speech.render(one.messages, one.tools)) for one in openings)

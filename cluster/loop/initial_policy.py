@@ -23,19 +23,22 @@ import shutil
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
+from datetime import date, datetime
 from functools import partial
 from pathlib import Path
 
 from squelch.actors.diagnosis.grounding import judge_of
+from squelch.actors.formats.families import FAMILIES
 from squelch.actors.pretrained.gguf_file import STAMP, intact
 from squelch.actors.pretrained.source import resolved
 from squelch.actors.process.folders import file_digest
 from squelch.actors.process.stage import OnStage, unheard
-from squelch.actors.text.shipped_templates import with_format, with_template
+from squelch.actors.text.shipped_templates import TEMPLATE_FILE, with_stamp, with_template
+from squelch.actors.text.stamp import read_stamp
 from squelch.actors.text.tokenizer import MAX_FILE_BYTES, TOKENIZER_FILE, try_tokenizer
-from squelch.cluster.config import RunConfig
+from squelch.cluster.config import RunConfig, settings_of
 from squelch.cluster.control.actor_errors import ActorError, Failed
-from squelch.cluster.errors import Fault, UserError
+from squelch.cluster.errors import Fault, UserError, bad_files_are_the_users
 from squelch.cluster.fleet.bootstrap import (
     build_tiny_policy,
     check_demonstrator,
@@ -69,7 +72,7 @@ def prepare_model(config: RunConfig, say: Say, on_stage: OnStage = unheard) -> P
     folder = find_model(config, say)
     warmup = config.model.warmup
     if warmup is None:
-        return check_model(folder, config, say)
+        return check_model(dated(folder, config, say), config, say)
     check_source(config, warmup)
     name = f"{folder.resolve().name}-{config.mixture.file_name}-{warmup_digest(config, warmup, folder)}"
     target = Path(config.model.pretrained_cache) / name.replace("/", "_").replace(":", "_")
@@ -77,7 +80,7 @@ def prepare_model(config: RunConfig, say: Say, on_stage: OnStage = unheard) -> P
         check_model(folder, config, say)
         say(f"warming up {config.model.path} for {config.mixture.name} in {target} (once)")
     warmed_up(config, warmup, folder, target, True, say, on_stage)
-    return check_model(target, config, say)
+    return check_model(dated(target, config, say), config, say)
 
 
 def find_model(config: RunConfig, say: Say) -> Path:
@@ -98,14 +101,55 @@ def find_model(config: RunConfig, say: Say) -> Path:
 def formatted(folder: Path, config: RunConfig) -> Path:
     """The folder, which says what `model.format` and `model.keep_reasoning` do unless they are our own format. Raises
     ValueError if they do not suit the environment."""
-    from squelch.actors.formats.choice import chosen, stamped  # imports transformers
+    from squelch.actors.formats.choice import chosen  # imports transformers
 
     if not is_folder(folder):
         return folder
-    whole_turns = all(plays_whole_turns(entry.environment) for entry in config.mixture.entries)
-    whole_turns = whole_turns and config.model.warmup is None
-    wanted = chosen(folder, config.model.format, whole_turns, config.model.keep_reasoning)
-    return with_format(folder, wanted._asdict(), stamped(folder)._asdict(), Path(config.model.pretrained_cache))
+    squelchs = [entry.name for entry in config.mixture.entries if not plays_whole_turns(entry.environment)]
+    squelchs += ["model.warmup"] if config.model.warmup is not None else []
+    stamp = chosen(folder, config.model.format, squelchs, config.model.keep_reasoning)
+    return with_stamp(folder, stamp, Path(config.model.pretrained_cache))
+
+
+def with_date_of_start(config: RunConfig, resume: bool) -> RunConfig:
+    """The configuration; of a resumed run, with the day that its prompts name, unless another is set."""
+    saved = config.run_dir / "config.yaml"
+    if not resume or config.model.date is not None or not saved.exists():
+        return config
+    return _with_date(config, settings_of(saved).get("model.date"))
+
+
+def with_date_of(config: RunConfig, model_dir: Path, say: Say) -> RunConfig:
+    """The configuration with the day on the stamp of the initial policy."""
+    day = read_stamp(model_dir).date or None
+    if day is None and config.model.date is not None:
+        say(f"setting without effect: model.date={config.model.date}; the model's chat template writes no date")
+    return _with_date(config, day)
+
+
+def _with_date(config: RunConfig, day: str | None) -> RunConfig:
+    found = None if day is None else date.fromisoformat(day)
+    return config.model_copy(update={"model": config.model.model_copy(update={"date": found})})
+
+
+def dated(folder: Path, config: RunConfig, say: Say) -> Path:
+    """The folder. If its prompts name a day, its stamp says which: `model.date`, else that of its own stamp, else
+    today."""
+    with bad_files_are_the_users():
+        if not is_folder(folder) or not _names_a_day(folder):
+            return folder
+        stamp = read_stamp(folder)
+        day = str(config.model.date or stamp.date or datetime.now().date())
+        say(f"prompts name the day {day} (model.date)")
+        return with_stamp(folder, stamp._replace(date=day), Path(config.model.pretrained_cache))
+
+
+def _names_a_day(folder: Path) -> bool:
+    family = FAMILIES.get(read_stamp(folder).format)
+    if family is not None:
+        return family.dated
+    files = [folder / name for name in (TEMPLATE_FILE, "tokenizer_config.json") if is_file(folder / name)]
+    return any(b"strftime_now" in read_bytes(file, MAX_FILE_BYTES) for file in files)
 
 
 def warmed_up(

@@ -53,7 +53,7 @@ from squelch.cluster.idle_settings import idle_settings, scale_notes
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.ends import EXIT_FAILED, RunEnd, has_begun, last_checkpoint, nothing_left, with_trace
 from squelch.cluster.loop.heartbeat import Heartbeat, beating, limits
-from squelch.cluster.loop.initial_policy import prepare_model
+from squelch.cluster.loop.initial_policy import prepare_model, with_date_of, with_date_of_start
 from squelch.cluster.loop.opening import opening_lines
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints, restore
 from squelch.cluster.loop.persistence.state import (
@@ -218,7 +218,9 @@ def _prepare(
     check_address(config)  # first, because a warm-up may take minutes
     config, notes = _with_environments(config)
     startup.stage("preparing the model", "2 to 4 minutes once for the tiny policy")
+    config = with_date_of_start(config, resume)
     model_dir = prepare_model(config, startup.say, startup.advance)
+    config = with_date_of(config, model_dir, startup.say)
     _check_scorer(config, model_dir)
     _check_model(checkpoint, model_dir)
     return choose_scoring(config, model_dir, resume, startup.say), model_dir, notes

@@ -29,6 +29,7 @@ from squelch.cluster.errors import UserError, bad_files_are_the_users
 from squelch.cluster.runs.ending import is_complete
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.setting_keys import flat, read_yaml, unplaced
+from squelch.envs.mixture import Mixture
 from squelch.envs.untrusted.files import brief, state
 
 SEED_STRIDE = 1_000_003
@@ -46,6 +47,7 @@ NO_GRID = (
     "recorder",
 )
 """Keys that a grid must not vary: they define the location of a run, or would break the pairing."""
+LIST = "environments"
 PLACEMENT = ("runs_dir", "name", "store", "upload", "cluster", "recorder")
 LONGEST_NAME = 100
 MAX_CELLS = 1000
@@ -64,6 +66,11 @@ class Arm:
     def overrides(self) -> list[str]:
         """The settings as overrides for `load`; values are JSON, which is valid YAML."""
         return [f"{key}={json.dumps(value, default=str)}" for key, value in self.settings.items()]
+
+    def over(self, overrides: Sequence[str]) -> list[str]:
+        """The sweep's overrides and these. A whole list of environments takes the place of the recipe's environment,
+        but not of one that the overrides name."""
+        return [*(["environment=null"] if LIST in self.settings else []), *overrides, *self.overrides]
 
 
 @dataclass(frozen=True)
@@ -206,10 +213,9 @@ def make_plan(
     placed += ["recorder.port=0"] if parallel > 1 else []
     folder = Path(base.runs_dir) / name
     every_seed = list(dict.fromkeys(seed for arm in arms for seed in by_arm[arm.label]))
+    mixtures = {arm.label: _mixture(arm.recipe or recipe, overrides, arm, bases[arm.recipe or recipe]) for arm in arms}
     cells = [
-        _cell(
-            arm.recipe or recipe, [*overrides, *arm.overrides, *placed], arm, seed, bases[arm.recipe or recipe], folder
-        )
+        _cell(arm.recipe or recipe, [*arm.over(overrides), *placed], arm, seed, mixtures[arm.label], folder)
         for seed in every_seed
         for arm in arms
         if seed in by_arm[arm.label]
@@ -233,18 +239,31 @@ def _refuse_own_keys(overrides: Sequence[str], arms: Sequence[Arm]) -> None:
             raise UserError(
                 f"--grid {key}: the sweep sets this key itself, or it only says where a run is stored; vary another key"
             )
+    listed = [entry for arm in arms for entry in arm.settings.get(LIST) or () if isinstance(entry, dict)]
+    for name in dict.fromkeys(name for entry in listed for name in entry if f"environment.{name}" in NO_GRID):
+        raise UserError(f"--grid {LIST}: the sweep sets {name} itself; leave it out of the lists")
     for arm in arms:
         if sum(arm.label == other.label for other in arms) > 1:
             raise UserError(f"two arms of the sweep would have the same folder, {arm.label}; give other values")
 
 
-def _cell(recipe: str, overrides: list[str], arm: Arm, seed: int, base: RunConfig, folder: Path) -> Cell:
+def _mixture(recipe: str, overrides: Sequence[str], arm: Arm, base: RunConfig) -> Mixture:
+    """The environments of an arm's cells, whose task seeds are shifted."""
+    if LIST not in arm.settings:
+        return base.mixture
+    try:
+        return load(recipe, arm.over(overrides)).mixture
+    except UserError as error:
+        raise UserError(f"cells {arm.label} ({' '.join(arm.overrides)}): {error}") from error
+
+
+def _cell(recipe: str, overrides: list[str], arm: Arm, seed: int, mixture: Mixture, folder: Path) -> Cell:
     shift = SEED_STRIDE * seed
     own = [
         f"seed={seed}",
         *(
             f"{entry.key}.{name}={first + shift}"
-            for entry in base.mixture.entries
+            for entry in mixture.entries
             for name, first in (
                 ("train_seed", entry.environment.train_seed),
                 ("validation_seed", entry.environment.validation_seed),
@@ -278,14 +297,16 @@ def _holds_run(folder: Path) -> bool:
 
 
 def started(cell: Cell) -> RunConfig:
-    """The cell's configuration; of a cell that has started, with what `scorer.share` chose at its start."""
+    """The cell's configuration; of a cell that has started, with what `scorer.share` chose at its start, and the day
+    that its prompts name."""
     return _continued(cell, RunFolder(cell.folder).config()) if _holds_run(cell.folder) else cell.config
 
 
 def _continued(cell: Cell, before: RunConfig) -> RunConfig:
-    scorer = cell.config.scorer
+    scorer, model = cell.config.scorer, cell.config.model
     chosen = as_chosen(scorer, before.scorer) if scorer.every is None else scorer
-    return cell.config.model_copy(update={"scorer": chosen})
+    dated = model.model_copy(update={"date": model.date or before.model.date})
+    return cell.config.model_copy(update={"scorer": chosen, "model": dated})
 
 
 def _different(cell: Cell) -> list[str]:

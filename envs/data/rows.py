@@ -25,19 +25,18 @@ import bisect
 import itertools
 import math
 import mmap
-import re
 import threading
 from abc import ABC, abstractmethod
-from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from squelch.envs.data.files import Source, UnknownSplitError, find_files
+from squelch.envs.data.json_spans import array_spans, line_spans
 from squelch.envs.splits import Split, split_of, task_key_of
 from squelch.envs.untrusted.files import Unreadable, brief, decoding, open_file, require_regular, shortened, size_text
 from squelch.envs.untrusted.parquet import DAMAGED, open_parquet, read_row_group
@@ -51,13 +50,6 @@ T = TypeVar("T")
 
 CACHE_BYTES = 256 * 2**20
 """Most bytes of row groups cached in memory, over all readers of the process; the newest row group is always cached."""
-MAX_ROWS = 2**25
-"""Rows of one JSON file; where they begin and end takes 24 bytes a row."""
-_SCAN_BYTES = 2**22
-_WHITE = np.isin(np.arange(256), list(b" \t\n\r\x0b\x0c"))
-"""Whether a byte is white space, (256,) bool."""
-_JSON_PARTS = re.compile(rb'"(?>[^"\\]*(?:\\.[^"\\]*)*)(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
-"""A string, also one that the end of the file cuts short, or a bracket. Every byte is looked at once."""
 
 
 def read_rows(source: Source, split: str, row_type: type[Row], subset: str | None = None) -> Rows[Row]:
@@ -78,6 +70,14 @@ def read_rows(source: Source, split: str, row_type: type[Row], subset: str | Non
     return rows
 
 
+class Beside(NamedTuple):
+    """A second column, read in the same pass. `seen` gets the text and the value of the first column and the value of
+    this one, None in a file without it, of every row; its ValueError is raised with the row."""
+
+    column: str
+    seen: Callable[[str, Any, Any], None]
+
+
 def plain_text(value: Any) -> str:
     """The value, which must be text: a ValueError says so."""
     if not isinstance(value, str):
@@ -92,6 +92,7 @@ def split_rows(
     group_by: str,
     subset: str | None = None,
     text_of: Callable[[Any], str] = plain_text,
+    beside: Beside | None = None,
 ) -> Part[Row]:
     """The rows of one of Squelch's two splits. Rows with the same text in column `group_by`, ignoring case and white
     space, are always in the same split. `text_of`: the text of a value of that column; its ValueError is raised with
@@ -105,12 +106,13 @@ def split_rows(
     try:
         published = read_rows(source, "validation", row_type, subset)
     except UnknownSplitError:
-        digests = _digests(rows, group_by, text_of)
+        digests = _digests(rows, group_by, text_of, beside)
         held_out = np.isin(digests, _held_out(np.unique(digests), f"{rows}, column {group_by}"))
         return Part(rows, np.flatnonzero(held_out == (split == "validation")), f"the {split} part of {rows}")
     if split == "validation":
         return Part(published, np.arange(len(published)), str(published))
-    theirs = np.isin(_digests(rows, group_by, text_of), _digests(published, group_by, text_of))
+    mine, others = (_digests(one, group_by, text_of, beside) for one in (rows, published))
+    theirs = np.isin(mine, others)
     return Part(rows, np.flatnonzero(~theirs), f"{rows} without what {published} holds")
 
 
@@ -170,18 +172,25 @@ class Rows(LazyRows[Row]):
         """One text column in order, as `values`. Raises ValueError for other types."""
         return self.texts(name, plain_text)
 
-    def texts(self, name: str, text_of: Callable[[Any], str]) -> Iterator[str]:
-        """What `text_of` makes of the values of a column, in order. Raises its ValueErrors with the row."""
-        for index, value in enumerate(self.values(name)):
+    def texts(self, name: str, text_of: Callable[[Any], str], beside: Beside | None = None) -> Iterator[str]:
+        """What `text_of` makes of the values of a column, in order. Raises ValueErrors with the row."""
+        second = None if beside is None else beside.column
+        for index, (value, other) in enumerate(self.values(name, second)):
+            column = name
             try:
-                yield text_of(value)
+                text = text_of(value)
+                if beside is not None:
+                    column = beside.column
+                    beside.seen(text, value, other)
             except ValueError as error:
-                raise Unreadable(f"{self.location(index)}, column {name}: {error}") from error
+                raise Unreadable(f"{self.location(index)}, column {column}: {error}") from error
+            yield text
 
-    def values(self, name: str) -> Iterator[Any]:
-        """One column in order, without reading the others if the format allows it."""
+    def values(self, name: str, beside: str | None = None) -> Iterator[tuple[Any, Any]]:
+        """One column in order, and the column `beside` it (`Shard.pairs`), without reading others if the format allows
+        it."""
         for shard in self._shards:
-            yield from shard.column(name)
+            yield from shard.pairs(name, beside)
 
     def _find(self, index: int) -> tuple[Shard, int]:
         which = bisect.bisect_right(self._ends, index)
@@ -226,8 +235,8 @@ class Shard(ABC):
         """The row's name in error messages."""
 
     @abstractmethod
-    def column(self, name: str) -> Iterator[Any]:
-        """One column in order."""
+    def pairs(self, name: str, beside: str | None) -> Iterator[tuple[Any, Any]]:
+        """One column in order, each value with that of the column `beside` it, None if the file has none."""
 
 
 class ParquetShard(Shard):
@@ -266,15 +275,17 @@ class ParquetShard(Shard):
         """As `Shard.row_name`."""
         return f"row {index + 1}"
 
-    def column(self, name: str) -> Iterator[Any]:
-        """As `Shard.column`."""
-        if name not in self._file.schema_arrow.names:
-            raise Unreadable(f"{self.path}: no column {name!r}; it has {_some(self._file.schema_arrow.names)}")
+    def pairs(self, name: str, beside: str | None) -> Iterator[tuple[Any, Any]]:
+        """As `Shard.pairs`."""
+        known = self._file.schema_arrow.names
+        if name not in known:
+            raise Unreadable(f"{self.path}: no column {name!r}; it has {_some(known)}")
+        names = [one for one in (name, beside) if one is not None and one in known]
         for group in range(len(self._ends)):
-            for batch in self._read(group, [name]).to_batches(max_chunksize=65_536):
+            for batch in self._read(group, names).to_batches(max_chunksize=65_536):
                 with decoding(self._rows(group), DAMAGED):
-                    values = batch.column(0).to_pylist()
-                yield from values
+                    first, *other = (batch.column(one).to_pylist() for one in names)
+                yield from zip(first, other[0] if other else itertools.repeat(None), strict=False)
 
     def _read(self, group: int, columns: list[str]) -> pa.Table:
         with self._lock:
@@ -292,15 +303,16 @@ class ParquetShard(Shard):
 class JsonShard(Shard):
     """JSON Lines, or one JSON array of objects; the file is memory-mapped and a row is parsed when it is accessed."""
 
-    def __init__(self, path: Path, columns: Sequence[str] | None) -> None:
+    def __init__(self, path: Path, columns: Sequence[str] | None, required: Sequence[str] = ()) -> None:
         super().__init__(path, columns)
+        self._required = required
         with open_file(path) as file:
             if not file.seek(0, 2):
                 raise Unreadable(f"{path}: empty; need JSON Lines or an array of objects")
             with decoding(str(path), "cannot be read"):
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._is_array = self._data[:4096].lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
-        self._spans, self._lines = (_array_spans if self._is_array else _line_spans)(self._data, path)
+        self._spans, self._lines = (array_spans if self._is_array else line_spans)(self._data, path)
 
     def __len__(self) -> int:
         return len(self._spans)
@@ -314,16 +326,17 @@ class JsonShard(Shard):
         """As `Shard.row_name`."""
         return f"row {index + 1}" if self._is_array else f"line {self._lines[index]}"
 
-    def column(self, name: str) -> Iterator[Any]:
-        """As `Shard.column`."""
+    def pairs(self, name: str, beside: str | None) -> Iterator[tuple[Any, Any]]:
+        """As `Shard.pairs`."""
         needed = [name]
         for index in range(len(self)):
             found = self._parse(index)
-            needed = list({name: None, **found}) if self.columns is None and not index else needed
+            if self.columns is None and not index:
+                needed = list(dict.fromkeys((name, *self._required, *found)))
             if lacking := [one for one in needed if one not in found]:
                 where = f"{self.path}, {self.row_name(index)}"
                 raise Unreadable(f"{where}: no column {lacking[0]!r}; it has {_some(found)}")
-            yield found[name]
+            yield found[name], None if beside is None else found.get(beside)
 
     def _parse(self, index: int) -> dict[str, Any]:
         start, end = self._spans[index]
@@ -334,79 +347,15 @@ class JsonShard(Shard):
 
 
 def _open(path: Path, columns: Sequence[str] | None, required: set[str]) -> Shard:
-    return ParquetShard(path, columns, required) if path.suffix == ".parquet" else JsonShard(path, columns)
+    if path.suffix == ".parquet":
+        return ParquetShard(path, columns, required)
+    return JsonShard(path, columns, sorted(required))
 
 
-def _line_spans(data: mmap.mmap, path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """(begin, end) of each line that is not blank, shape (num_rows, 2), and its number in the file, from 1."""
-    spans, numbers = list[np.ndarray](), list[np.ndarray]()
-    begin, lines, rows = 0, 0, 0
-    characters = np.frombuffer(data, np.uint8)
-    for start in range(0, len(data), _SCAN_BYTES):
-        end = min(start + _SCAN_BYTES, len(data))
-        ends = np.flatnonzero(characters[start:end] == ord("\n")) + start
-        ends = np.append(ends, end) if end == len(data) else ends
-        if not len(ends):
-            continue
-        found = np.stack([np.append(begin, ends[:-1] + 1), ends], axis=1)
-        is_row = ~_blank(characters, found)
-        spans.append(found[is_row])
-        numbers.append(lines + 1 + np.flatnonzero(is_row))
-        begin, lines, rows = int(ends[-1]) + 1, lines + len(ends), rows + len(spans[-1])
-        _bound_rows(rows, path)
-    if not rows:
-        raise Unreadable(f"{path}: empty; need JSON Lines or an array of objects")
-    return np.concatenate(spans), np.concatenate(numbers)
-
-
-def _blank(characters: np.ndarray, spans: np.ndarray) -> np.ndarray:
-    """Which spans, (num_spans, 2), hold at most two characters that are all white space; (num_spans,) bool."""
-    lengths = spans[:, 1] - spans[:, 0]
-    last = len(characters) - 1
-    first, second = (_WHITE[characters[np.minimum(spans[:, 0] + place, last)]] for place in (0, 1))
-    return (lengths <= 2) & (first | (lengths < 1)) & (second | (lengths < 2))
-
-
-def _array_spans(data: mmap.mmap, path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """(begin, end) of each object of the array, shape (num_rows, 2), found by its brackets; no line numbers."""
-    spans, depth, begin, last = array("q"), 0, 0, 0
-    for part in _JSON_PARTS.finditer(data):
-        mark = data[part.start()]
-        if mark in b"[{":
-            depth += 1
-            if depth == 2:
-                begin = part.start()
-                _only_separators(data, last, begin, path, len(spans) // 2)
-        elif mark in b"]}":
-            depth -= 1
-            if depth == 1:
-                last = part.end()
-                spans.extend((begin, last))
-                _bound_rows(len(spans) // 2, path)
-    if depth:
-        row = len(spans) // 2
-        raise Unreadable(f"{path}: the array does not end (cut short after row {row}?); fetch the file again")
-    _only_separators(data, last, len(data), path, len(spans) // 2)
-    return np.array(spans, np.int64).reshape(-1, 2), np.zeros(0, np.int64)
-
-
-def _bound_rows(rows: int, path: Path) -> None:
-    if rows > MAX_ROWS:
-        raise Unreadable(f"{path}: more than {MAX_ROWS} rows; use Parquet, or several files")
-
-
-def _only_separators(data: mmap.mmap, start: int, end: int, path: Path, row: int) -> None:
-    between = data[start : min(end, start + MAX_LINE)].strip(b"\xef\xbb\xbf \t\r\n[],")
-    if between or end - start > MAX_LINE:
-        where = f"{path}, row {row + 1}"
-        got = brief(between[:80].decode(errors="replace"))
-        raise Unreadable(f"{where}: an object of columns is needed (got {got})")
-
-
-def _digests(rows: Rows[Any], column: str, text_of: Callable[[Any], str]) -> np.ndarray:
+def _digests(rows: Rows[Any], column: str, text_of: Callable[[Any], str], beside: Beside | None = None) -> np.ndarray:
     """The leading 64 bits of each row's digest of `column`, shape (num_rows,), uint64. Case and white space are
     ignored: data sets repeat questions with an additional line break, and such copies must be in the same split."""
-    texts = rows.texts(column, text_of)
+    texts = rows.texts(column, text_of, beside)
     keys = (int(task_key_of("data", " ".join(text.split()).casefold())[:16], 16) for text in texts)
     return np.fromiter(keys, np.uint64, len(rows))
 

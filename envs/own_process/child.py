@@ -7,7 +7,7 @@ class to make; every later frame is one call, which is answered before the next 
 |---|---|---|
 | `make` | split, options, prompt, first_seed | rules, wording, the noise's three facts, the two limits of turns |
 | `notes` | | the lines |
-| `longest_opening` | | messages, or null |
+| `longest_openings` | | messages and tools of each |
 | `group_rewards` | completions, completion_ids | (reward, success) of each, or why it has none |
 | `reset` | seed, noise_seed | observation, task_key, task_kind, messages, tools |
 | `read_action` | text | action, or null |
@@ -109,8 +109,8 @@ class Environments:
     def _notes(self, name: str) -> "list[str]":
         return [str(line) for line in self._held[name].notes()]
 
-    def _longest_opening(self, name: str) -> "list[dict[str, str]] | None":
-        return self._held[name].longest_opening()
+    def _longest_openings(self, name: str) -> "list[Any]":
+        return self._held[name].longest_openings()
 
     def _reset(self, name: str, seed: int, noise_seed: int) -> "list[Any]":
         self._generators.seed(seed)

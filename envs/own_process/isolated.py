@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field, TypeAdapter
 
-from squelch.envs.contract import Environment
+from squelch.envs.contract import Environment, Opening
 from squelch.envs.own_process.process import CallError, ProcessLost, Session, Target, TimedOut, shared_process
 from squelch.envs.settings import Settings
 from squelch.envs.splits import Split
@@ -87,10 +87,10 @@ class OwnProcess(Environment):
         with self._refused("cannot be asked for its notes"):
             return self._session.notes()
 
-    def longest_opening(self) -> list[dict[str, str]] | None:
+    def longest_openings(self) -> list[Opening]:
         """The environment's own. Raises ValueError if its process does not answer."""
-        with self._refused("cannot be asked for its longest prompt"):
-            return self._session.longest_opening()
+        with self._refused("cannot be asked for its longest prompts"):
+            return self._session.longest_openings()
 
     def longest_call(self) -> tuple[float, str]:
         """After which the process is ended."""

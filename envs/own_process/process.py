@@ -37,6 +37,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
+from squelch.envs.contract import Opening
 from squelch.envs.untrusted.files import MIB, shortened, size_text
 from squelch.envs.wording import PromptName
 
@@ -286,9 +287,9 @@ class Session:
         """The environment's messages to the user at the start of a run. The call changes no state, as `read_action`."""
         return self._answer("notes")
 
-    def longest_opening(self) -> list[dict[str, str]] | None:
+    def longest_openings(self) -> list[Opening]:
         """The longest first messages of a task. The call changes no state, as `read_action`."""
-        return self._answer("longest_opening")
+        return [Opening(messages, tools) for messages, tools in self._answer("longest_openings")]
 
     def reset(self, seed: int, noise_seed: int) -> list[Any]:
         """Starts a task; what was played before is forgotten."""

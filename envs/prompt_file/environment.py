@@ -16,10 +16,10 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from squelch.envs.contract import Environment, GroupReward, GroupRewarded
+from squelch.envs.contract import Environment, GroupReward, GroupRewarded, Opening
 from squelch.envs.own_process.isolated import OwnProcess, ProcessOptions
 from squelch.envs.prompt_file import rewards
-from squelch.envs.prompt_file.rows import Prompt, open_prompts
+from squelch.envs.prompt_file.rows import TOOLS, Prompt, open_prompts
 from squelch.envs.settings import Settings
 from squelch.envs.splits import Split
 
@@ -37,9 +37,10 @@ class TaskOptions(Settings):
     prompt_column: str = "prompt"
     """The column of the prompts: text, which becomes a user's message, or messages with `role` and `content`. Every
     other column is passed to the reward functions under its name."""
-    tools_column: str = "tools"
+    tools_column: str = TOOLS
     """The column of the tools that a prompt shows: a list of JSON schemas in OpenAI's form, or its JSON as text. The
-    model's chat template writes them into the prompt; nothing calls them. Without the column no prompt has tools."""
+    model's chat template writes them into the prompt; nothing calls them. A file may lack `tools`, and any other column
+    that is named here must be there."""
     success_at: float = 1.0
     """A trajectory counts as a success from this reward on; it only affects what is reported."""
 
@@ -99,8 +100,8 @@ class PromptTask(Environment, GroupRewarded):
         """The text: a turn has no actions."""
         return text
 
-    def longest_opening(self) -> list[dict[str, str]]:
-        """The prompt with most characters."""
+    def longest_openings(self) -> list[Opening]:
+        """The prompts with most characters, with tools and without."""
         return self._prompts.longest
 
     def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:

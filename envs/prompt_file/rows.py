@@ -10,11 +10,12 @@ import json
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from squelch.envs.data.rows import Part, shuffled, split_rows
+from squelch.envs.contract import Opening
+from squelch.envs.data.rows import Beside, Part, shuffled, split_rows
 from squelch.envs.splits import Split, task_key_of
 from squelch.envs.untrusted.files import brief
 
@@ -22,6 +23,8 @@ Message = dict[str, str]
 
 
 ROLES = ("system", "user", "assistant")
+TOOLS = "tools"
+"""The column of tools, which a file may lack; one that is named by a setting must be there."""
 
 
 class PromptRow(BaseModel):
@@ -73,13 +76,12 @@ def tools_of(value: Any) -> list[dict[str, Any]] | None:
     return [_without_nulls(one) for one in value]
 
 
-def _with_tools(value: Any) -> Any:
-    """The value of a row's column of tools as it is. ValueError as of `tools_of`."""
+def _checked_tools(value: Any) -> list[dict[str, Any]] | None:
+    """As `tools_of`; the ValueError says what to set."""
     try:
-        tools_of(value)
+        return tools_of(value)
     except ValueError as error:
         raise ValueError(f"name another environment.options.tools_column, or give schemas: {error}") from error
-    return value
 
 
 def _function(schema: Any) -> dict[str, Any]:
@@ -124,10 +126,10 @@ class Prompt:
 class Prompts:
     """The prompts of one split. Consecutive seeds go through all rows in a fixed shuffled order."""
 
-    def __init__(self, rows: Part[PromptRow], longest: list[Message], tools_column: str) -> None:
+    def __init__(self, rows: Part[PromptRow], longest: list[Opening], tools_column: str) -> None:
         self._rows, self._tools_column = rows, tools_column
         self.longest = longest
-        """The prompt with most characters, of both splits."""
+        """The prompts with most characters, tools included, of both splits: with and without tools."""
 
     def of(self, seed: int) -> Prompt:
         """The prompt of a task. Raises Unreadable with file and row."""
@@ -142,24 +144,20 @@ class Prompts:
 
 @lru_cache(maxsize=8)
 def open_prompts(data: str | tuple[str, ...], column: str, split: Split, tools_column: str = "tools") -> Prompts:
-    """The prompts of a split, opened once per process; every row's prompt is checked. Raises ValueError naming file,
-    row and column."""
-    schemas = Annotated[Any, AfterValidator(_with_tools)]
-    row_type = create_model(
-        "PromptRow",
-        __base__=PromptRow,
-        prompt=(Any, Field(alias=column)),
-        tools=(schemas, Field(None, alias=tools_column)),
-    )
-    longest: list[tuple[int, Any]] = [(0, "")]
+    """The prompts of a split, opened once per process; the prompt and the tools of every row are checked. Raises
+    ValueError naming file, row and column."""
+    tools = Field(alias=tools_column) if tools_column != TOOLS else Field(None, alias=tools_column)
+    row_type = create_model("PromptRow", __base__=PromptRow, prompt=(Any, Field(alias=column)), tools=(Any, tools))
+    longest: dict[bool, tuple[int, Any, Any]] = {}
 
-    def text_of(value: Any) -> str:
-        text = _text_of(value)
-        longest[0] = max(longest[0], (len(text), value), key=lambda one: one[0])
-        return text
+    def seen(text: str, prompt: Any, tools: Any) -> None:
+        shown = _checked_tools(tools)
+        length = len(text) + (len(json.dumps(shown)) if shown else 0)
+        if length > longest.get(shown is not None, (-1,))[0]:
+            longest[shown is not None] = (length, prompt, shown)
 
     try:
-        rows = split_rows(_located(data), split, row_type, group_by=column, text_of=text_of)
+        rows = split_rows(_located(data), split, row_type, column, text_of=_text_of, beside=Beside(tools_column, seen))
     except ValueError as error:
         raise ValueError(f"environment.options.data: {error}") from error
-    return Prompts(rows, messages_of(longest[0][1]), tools_column)
+    return Prompts(rows, [Opening(messages_of(prompt), tools) for _, prompt, tools in longest.values()], tools_column)

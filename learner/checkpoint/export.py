@@ -13,7 +13,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from squelch.actors.text.chat_template import reads_as_written
-from squelch.actors.text.shipped_templates import FORMAT_FILE
+from squelch.actors.text.stamp import STAMP_FILE
 from squelch.actors.text.tokenizer import TOKENIZER_FILE, read_object, write_settings
 from squelch.learner.checkpoint.shards import numbered
 from squelch.learner.checkpoint.together import WRITE_ERRORS, on_rank_zero
@@ -29,7 +29,7 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
-    FORMAT_FILE,
+    STAMP_FILE,
     "vocab.json",
     "merges.txt",
     "tokenizer.model",

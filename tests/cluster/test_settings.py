@@ -53,6 +53,33 @@ def test_a_block_that_is_off_is_explained_as_off() -> None:
     assert rank.startswith("learner.lora.rank = 16\n")
 
 
+LISTED = (
+    "environments=[{name: FrozenLake, format: {max_turns: 3}, options: {size: 5}}, "
+    "{name: Sokoban, label: boxes, weight: 2, options: {max_walls: 4}}, {name: FrozenLake, label: b}]"
+)
+
+
+def test_a_setting_of_several_environments_is_explained_with_the_value_of_each() -> None:
+    config = load("frozenlake", ["environment=null", LISTED])
+
+    def explanation(word: str, key: str) -> str:
+        return next(one for one in explained(config, [word]) if one.startswith(f"{key} = "))
+
+    turns = explanation("format.max_turns", "environments[0].format.max_turns")
+    assert turns.splitlines()[:3] == [
+        "environments[0].format.max_turns = 3 (FrozenLake)",
+        "environments[1].format.max_turns = 5 (boxes)",
+        "environments[2].format.max_turns = 5 (b)",
+    ]
+    weight = explanation("environments[1].weight", "environments[0].weight")
+    assert "environments[1].weight = 2.0 (boxes)\nenvironments[2].weight = 1.0 (b)\n    number, above 0" in weight
+    size = explanation("environment.options.size", "environments[0].options.size")
+    assert size.startswith("environments[0].options.size = 5 (FrozenLake)\nenvironments[2].options.size = ")
+    walls = explanation("max_walls", "environments[1].options.max_walls")
+    assert walls.splitlines()[0].endswith(" = 4 (boxes)") and "[0]" not in walls
+    assert explanation("environments", "environments").startswith('environments = ["FrozenLake", "boxes", "b"]')
+
+
 class Foreign:
     """An environment of somebody else, whose options have types of their own."""
 

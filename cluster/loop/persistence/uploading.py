@@ -29,9 +29,10 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from squelch.actors.archive.bucket import open_store
-from squelch.cluster.config import RunConfig, UploadConfig
+from squelch.cluster.config import RunConfig
 from squelch.cluster.control.protocols import Archive
 from squelch.cluster.errors import UserError
+from squelch.cluster.parts import UploadConfig
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.in_store.lease import Lease, acquire, this_process

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from squelch.actors.formats.choice import Stamp, chosen, open_format, squelch_turns, stamped
+from squelch.actors.formats.choice import chosen, open_format, squelch_turns, stamped
 from squelch.actors.formats.families import FAMILIES, NAMES, known_format
 from squelch.actors.play.codec import ChatCodec
-from squelch.actors.text.shipped_templates import with_format
+from squelch.actors.text.shipped_templates import with_stamp, with_template
+from squelch.actors.text.stamp import Stamp, read_stamp
 from squelch.cluster.errors import UserError
 from tests.actors.formats.made import FILES, folder_of, format_of, needs_package, needs_templates, source
 from tests.actors.text.made import CHATML, chatml_bpe, save_folder
@@ -26,29 +28,34 @@ def test_a_known_model_is_known_by_architecture_and_template_together(name: str)
 @needs_templates
 def test_a_folders_name_says_nothing(tmp_path: Path) -> None:
     anything = folder_of("qwen3", tmp_path / "checkpoint-9")
-    assert chosen(anything, "auto", True).format == "qwen3"
+    assert chosen(anything, "auto").format == "qwen3"
     named = save_folder(tmp_path / "Qwen" / "Qwen3-0.6B", chatml_bpe(), CHATML, model_type="qwen3")
-    assert chosen(named, "auto", True).format == "own"
+    assert chosen(named, "auto").format == "own"
 
 
 def test_squelchs_turns_are_written_with_the_template_alone(tmp_path: Path) -> None:
     folder = save_folder(tmp_path, chatml_bpe(), CHATML)
-    assert chosen(folder, "auto", False) == chosen(folder, "own", False) == Stamp()
-    for settings, key in ((("qwen3", False), "format=qwen3"), (("auto", False, "template"), "keep_reasoning=template")):
-        with pytest.raises(ValueError, match=rf"model\.{key} is for environments without a turn format of Squelch"):
+    theirs = ["Sokoban", "lake"]
+    assert chosen(folder, "auto", theirs) == chosen(folder, "own", theirs) == Stamp()
+    for settings, key in (
+        (("qwen3", theirs), "format=qwen3"),
+        (("auto", theirs, "template"), "keep_reasoning=template"),
+    ):
+        said = rf"model\.{key} is for environments without a turn format of Squelch.* not for Sokoban, lake; leave"
+        with pytest.raises(ValueError, match=said):
             chosen(folder, *settings)
 
 
 def test_the_folder_says_which_format_its_model_has(tmp_path: Path) -> None:
     folder, cache = save_folder(tmp_path / "model", chatml_bpe(), CHATML), tmp_path / "cache"
-    assert stamped(folder) == Stamp() and with_format(folder, Stamp()._asdict(), Stamp()._asdict(), cache) == folder
-    other = with_format(folder, Stamp("qwen3", "template")._asdict(), Stamp()._asdict(), cache)
-    assert stamped(other) == ("qwen3", "template") and other.name.startswith("model-format-")
+    assert stamped(folder) == Stamp() and with_stamp(folder, Stamp(), cache) == folder
+    other = with_stamp(folder, chosen(folder, "qwen3", keep_reasoning="template"), cache)
+    assert stamped(other)[:2] == ("qwen3", "template") and other.name.startswith("model-format-")
     assert (other / "tokenizer.json").resolve() == folder / "tokenizer.json"
-    assert chosen(other, "auto", True).format == "qwen3" and chosen(other, "own", True) == Stamp()
-    back = with_format(other, Stamp()._asdict(), stamped(other)._asdict(), cache)
+    assert chosen(other, "auto").format == "qwen3" and chosen(other, "own") == Stamp()
+    back = with_stamp(other, chosen(other, "own"), cache)
     assert stamped(back) == Stamp() and isinstance(open_format(back), ChatCodec)
-    again = with_format(back, Stamp("own", "template")._asdict(), Stamp()._asdict(), cache)
+    again = with_stamp(back, Stamp("own", "template"), cache)
     assert not open_format(again).keeps_reasoning and open_format(back).keeps_reasoning
     for text, said in (
         ('{"format": "klingon"}', "format='klingon' is none of own, qwen3"),
@@ -74,6 +81,25 @@ def test_an_algorithm_with_a_critic_takes_no_segments() -> None:
     assert load("frozenlake", [*segments, "learner.algorithm=grpo"]).model.keep_reasoning == "template"
 
 
+def test_a_stamp_counts_only_for_the_template_for_which_it_was_made(tmp_path: Path) -> None:
+    folder, cache = save_folder(tmp_path / "model", chatml_bpe(), CHATML), tmp_path / "cache"
+    named = with_stamp(folder, chosen(folder, "qwen3"), cache)
+    (tmp_path / "other.jinja").write_text(CHATML.replace("assistant\n", "assistant\n<think>\n"))
+    replaced = with_template(named, str(tmp_path / "other.jinja"), cache)
+    assert stamped(replaced).format == "qwen3" and chosen(replaced, "auto").format == "own"
+    assert stamped(with_stamp(replaced, chosen(replaced, "auto"), cache)) == Stamp()
+    (tmp_path / "same.jinja").write_text(CHATML + "\n")
+    assert chosen(with_template(named, str(tmp_path / "same.jinja"), cache), "auto").format == "qwen3"
+    assert chosen(replaced, "qwen3").format == "qwen3", "which the comparison with the template refuses at the start"
+
+
+@pytest.mark.parametrize("stamp", [{"date": "yesterday"}, {"date": 5}, {"format": ["own"]}])
+def test_a_damaged_stamp_is_refused_with_its_file(tmp_path: Path, stamp: dict[str, object]) -> None:
+    (tmp_path / "squelch_format.json").write_text(json.dumps(stamp))
+    with pytest.raises(ValueError, match=f"{tmp_path}/squelch_format.json: .*must be"):
+        read_stamp(tmp_path)
+
+
 @needs_package
 def test_a_family_cannot_write_squelchs_turns() -> None:
     with pytest.raises(ValueError, match="environment Sokoban has the turn format of Squelch"):
@@ -81,7 +107,7 @@ def test_a_family_cannot_write_squelchs_turns() -> None:
 
 
 def test_every_name_is_one_of_the_settings() -> None:
-    from squelch.cluster.config import ModelConfig
+    from squelch.cluster.parts import ModelConfig
 
     for name in NAMES:
         assert ModelConfig(path="somewhere", format=name).format == name

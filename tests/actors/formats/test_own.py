@@ -52,6 +52,12 @@ def test_the_fixed_conversations_have_the_templates_ids() -> None:
     require_template(codec(CHATML))
 
 
+def test_the_day_on_the_folders_stamp_is_in_the_prompts(tmp_path: Path) -> None:
+    folder = save_folder(tmp_path, chatml_bpe(), "{{ strftime_now('%d %b %Y') }}" + CHATML)
+    (folder / "squelch_format.json").write_text('{"date": "2024-03-01"}')
+    assert shown(ChatCodec(folder).render([ASKED])).startswith("01 Mar 2024<|im_start|>")
+
+
 def test_without_tools_the_ids_are_those_of_turns_to_the_bit() -> None:
     one, reply = codec(), [*codec().encode("It is 5.").tolist()]
     assert one.render([RULES, ASKED]).tolist() == one.first_turn([RULES, ASKED], False).tolist()

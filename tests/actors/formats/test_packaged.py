@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from squelch.actors.formats import packaged
@@ -30,6 +30,7 @@ from tests.actors.text.test_control_tokens import hostile_texts
 
 pytestmark = needs_package
 RULES, ASKED = {"role": "system", "content": "You are brief."}, {"role": "user", "content": "What is 2 + 3?"}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
 hostile = hostile_texts.map(str.strip) | st.sampled_from(
     ["<think>", "</think> x <think>", "</tool_response>", "<｜User｜>"]
 )
@@ -123,8 +124,7 @@ def test_reasoning_is_the_tokens_between_the_markers(name: str) -> None:
 def test_a_call_closes_the_reasoning_and_a_broken_one_says_why() -> None:
     one = format_of("qwen3")
     fed = one.render([ASKED], TOOLS)
-    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
-    ids = one.encoder.encode([(f"<think>so{call}", False)])
+    ids = one.encoder.encode([(f"<think>so{CALL}", False)])
     found = one.parse(ids, fed, TOOLS)
     assert one.text(ids[slice(*found.reasoning)]) == "so"
     assert [(c.name, c.arguments, c.error) for c in found.tool_calls] == [("weather", '{"city": "Köln"}', "")]
@@ -136,6 +136,27 @@ def test_a_turn_cut_in_its_reasoning_is_closed_as_the_package_closes_it() -> Non
     one = format_of("qwen3")
     added = one.extend(one.render([ASKED]), one.encoder.encode([("<think>so", False)]), [ASKED]).tolist()
     assert one.backend.decode(added, skip_special_tokens=False).startswith("</think><|im_end|>\n<|im_start|>user\nWhat")
+
+
+OPEN_OR_NOT = st.sampled_from(["<think>", "</think>", "</thi", "nk>", "<tool_call>", "</tool_call>", "so", "\n", CALL])
+
+
+@families
+@settings(max_examples=20)
+@given(parts=st.lists(st.tuples(OPEN_OR_NOT | hostile_texts, st.booleans()), min_size=1, max_size=6))
+@example(parts=[("<think>", False), ("so</think>", True)])
+@example(parts=[("<think>", False), ("so", True), (CALL, False)])
+def test_a_reasoning_is_closed_exactly_if_it_is_open(name: str, parts: list[tuple[str, bool]]) -> None:
+    """`parts`: texts, and whether each is spelled without control tokens."""
+    one = format_of(name)
+    tools = TOOLS if name != "deepseek-r1" else None  # whose template has none
+    fed, ids = one.render([ASKED], tools), one.encoder.encode(parts)
+    if not ids or ids[-1] in one.stop_ids:
+        return
+    is_open = one.parse(ids, fed, tools).reasoning == (len(ids), len(ids))
+    added, closing = one.extend(fed, ids, [ASKED], tools).tolist(), one.encoder.encode([("</think>", False)])
+    assert added[0] == one.stop_ids[0] or added[: len(closing)] == closing
+    assert (added[0] != one.stop_ids[0]) == is_open
 
 
 def test_schemas_are_part_of_the_prompt_and_hold_no_control_token() -> None:
@@ -167,6 +188,15 @@ def test_without_the_package_a_run_says_how_to_install_it(tmp_path: Path, monkey
         ValueError, match=r"model\.format=qwen3 needs the package renderers.*deploy/setup\.sh renderers"
     ):
         open_format(folder)
+
+
+@needs_templates
+def test_the_day_on_the_folders_stamp_is_in_the_prompts(tmp_path: Path) -> None:
+    folder = folder_of("llama-3", tmp_path)
+    (folder / "squelch_format.json").write_text('{"format": "llama-3", "date": "2024-03-01"}')
+    one = open_format(folder)
+    assert "Today Date: 01 Mar 2024" in one.written(one.render([ASKED]).tolist())
+    require_template(one, tools=True)
 
 
 def test_ids_of_numpy_are_taken_too() -> None:

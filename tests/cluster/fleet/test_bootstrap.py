@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import grpc
@@ -16,7 +17,9 @@ from squelch.cluster.config import dump, load
 from squelch.cluster.errors import UserError
 from squelch.cluster.fleet import bootstrap
 from squelch.cluster.fleet.bootstrap import check_address
+from tests.actors.formats.test_own import SHOWS_TOOLS
 from tests.actors.play.test_codec import byte_level_bpe, save_model
+from tests.envs.prompt_file.test_environment import options
 
 
 @pytest.mark.parametrize(
@@ -78,8 +81,9 @@ def server(answer: bytes | None) -> Iterator[str]:
 
 def test_whatever_else_listens_there_is_no_ray_head(monkeypatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(bootstrap, "PROBE_TIMEOUT_S", 0.3)
-    for answer, says in ((b"HTTP/1.1 400 Bad Request\r\n\r\n", "no Ray head; .*`squelch submit`"), (None, "timed out")):
+    refusal = b"HTTP/1.1 400 Bad Request\r\n\r\n"
+    for answer, within_s, says in ((refusal, 60.0, "no Ray head; .*`squelch submit`"), (None, 0.3, "timed out")):
+        monkeypatch.setattr(bootstrap, "PROBE_TIMEOUT_S", within_s)
         with server(answer) as address, pytest.raises(UserError, match=rf"^cluster\.address='{address}': .*{says}"):
             check_address(load("frozenlake", [f"cluster.address={address}"]))
 
@@ -97,8 +101,25 @@ def test_a_head_answers_as_every_server_of_grpc_does() -> None:
 def test_the_first_prompt_is_measured_in_the_words_that_the_run_uses(tmp_path) -> None:
     codec = ChatCodec(save_model(tmp_path / "model", byte_level_bpe()))
     tiny, natural = (load("frozenlake", [f"environment.prompt={prompt}"]) for prompt in ("tiny", "natural"))
-    lengths = [len(bootstrap._opening(one.mixture.entries[0], one, codec)) for one in (natural, tiny)]
+    lengths = [bootstrap._opening(one.mixture.entries[0], one, codec) for one in (natural, tiny)]
     assert lengths[0] > 2 * lengths[1]
+
+
+def test_the_longest_prompt_is_measured_with_its_own_tools(tmp_path) -> None:
+    codec = ChatCodec(save_model(tmp_path / "model", byte_level_bpe(), SHOWS_TOOLS))
+    tool = {"type": "function", "function": {"name": "adds", "description": "two numbers " * 9, "parameters": {}}}
+    given = options(tmp_path, "right")
+    path = Path(given["data"])
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [{**row, "tools": [tool, tool] if number == 7 else None} for number, row in enumerate(rows)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [f"environment.options={json.dumps(given)}", "environment.name=Prompts", "model.path=x"]
+    config = load("frozenlake", words)
+    found = bootstrap._opening(config.mixture.entries[0], config, codec, longest=True)
+    assert found == len(codec.render(rows[7]["prompt"], [tool, tool])) > 2 * len(codec.render(rows[11]["prompt"]))
+    hidden = ChatCodec(save_model(tmp_path / "hides", byte_level_bpe()))
+    with pytest.raises(ValueError, match="shows no tools"):
+        bootstrap._opening(config.mixture.entries[0], config, hidden, longest=True)
 
 
 CHANGES = ("scorer.share=0.2", "scorer.max_pairs=70", "scorer.probe.links=false", "scorer.probe.every=10")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,10 +12,18 @@ import pytest
 
 from squelch.actors.formats.choice import open_format, stamped
 from squelch.actors.pretrained.gguf_file import STAMP
-from squelch.cluster.config import RunConfig, load
+from squelch.actors.text.stamp import read_stamp
+from squelch.cluster.config import RunConfig, dump, load
 from squelch.cluster.errors import UserError
 from squelch.cluster.loop import initial_policy, warming
-from squelch.cluster.loop.initial_policy import find_model, prepare_model, warmed_up, warmup_digest
+from squelch.cluster.loop.initial_policy import (
+    find_model,
+    prepare_model,
+    warmed_up,
+    warmup_digest,
+    with_date_of,
+    with_date_of_start,
+)
 from squelch.cluster.loop.warming import REPORT
 from tests.actors.text.made import CHATML, chatml_bpe, save_folder
 
@@ -57,6 +66,21 @@ def test_a_model_without_a_warm_up_is_itself(model: Path, warmed: list[Path]) ->
     assert not warmed
 
 
+OPTIONS = "{data: 'squelch.envs.prompt_file:example.jsonl', reward: 'squelch.envs.prompt_file.example:reward'}"
+MIXED = f"environments=[{{name: Prompts, options: {OPTIONS}}}, {{name: Countdown}}]"
+
+
+def test_prompts_beside_squelchs_turns_have_our_own_format_or_are_refused_by_name(
+    model: Path, warmed: list[Path]
+) -> None:
+    words = ["environment=null", MIXED, "model.warmup=null"]
+    assert prepare_model(recipe(model, *words), quietly) == model and read_stamp(model).format == "own"
+    with pytest.raises(UserError, match=r"model\.format=qwen3 is for .* and not for Countdown; leave it out"):
+        prepare_model(recipe(model, *words, "model.format=qwen3"), quietly)
+    with pytest.raises(UserError, match=r"Prompts has no demonstrate.* set model\.path to the folder"):
+        prepare_model(recipe(model, *words, "model.path=tiny"), quietly)
+
+
 def test_a_warm_up_happens_once_for_runs_that_share_it(model: Path, warmed: list[Path]) -> None:
     first = prepare_model(recipe(model), quietly)
     again = prepare_model(
@@ -64,6 +88,33 @@ def test_a_warm_up_happens_once_for_runs_that_share_it(model: Path, warmed: list
     )
     assert first == again == warmed[0] and len(warmed) == 1
     assert first.parent == (model.parent / "cache").resolve() and first.name.startswith("model-Countdown-")
+
+
+def test_the_day_in_prompts_is_that_of_the_start_and_a_resumed_run_keeps_it(
+    model: Path, warmed: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (model / "chat_template.jinja").write_text("{{ strftime_now('%d %b %Y') }}")
+
+    def started(day: int, resume: bool = False, *words: str) -> tuple[Path, RunConfig, list[str]]:
+        monkeypatch.setattr(initial_policy, "datetime", SimpleNamespace(now=lambda: datetime(2026, 11, day)))
+        said: list[str] = []
+        own = ["model.warmup=null", f"runs_dir={model.parent}", "name=run", *words]
+        config = with_date_of_start(recipe(model, *own), resume)
+        folder = prepare_model(config, said.append)
+        return folder, with_date_of(config, folder, said.append), said
+
+    first, config, said = started(27)
+    assert read_stamp(first).date == str(config.model.date) == "2026-11-27" and "day 2026-11-27" in said[-1]
+    config.run_dir.mkdir()
+    (config.run_dir / "config.yaml").write_text(dump(config))
+    assert load(str(config.run_dir / "config.yaml")) == config
+    assert started(28, True)[:2] == (first, config), "the same folder, so that all processes write the same prompts"
+    assert read_stamp(started(28)[0]).date == "2026-11-28"
+    assert read_stamp(started(28, True, "model.date=2024-07-26")[0]).date == "2024-07-26"
+    assert read_stamp(started(28, False, f"model.path={first}")[0]).date == "2026-11-27", "as the policy was trained"
+    (model / "chat_template.jinja").write_text("no day")
+    folder, config, said = started(28, False, "model.date=2024-07-26")
+    assert folder == model and config.model.date is None and "without effect: model.date=2024-07-26" in said[-1]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +212,7 @@ def test_the_models_folder_says_that_its_template_may_remove_reasoning_and_squel
     model = save_folder(tmp_path / "model", chatml_bpe(), CHATML)
     settings = [f"model.path={model}", f"model.pretrained_cache={tmp_path / 'cache'}", "model.warmup=null"]
     found = find_model(load("prompts", [*settings, "model.keep_reasoning=template"]), quietly)
-    assert found != model and stamped(found) == ("own", "template") and not open_format(found).keeps_reasoning
+    assert found != model and stamped(found)[:2] == ("own", "template") and not open_format(found).keeps_reasoning
     assert find_model(load("prompts", settings), quietly) == model
     with pytest.raises(UserError, match=r"keep_reasoning=template is for environments without a turn format of Squelc"):
         find_model(load("frozenlake", [*settings, "model.keep_reasoning=template"]), quietly)

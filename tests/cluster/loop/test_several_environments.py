@@ -93,6 +93,45 @@ def test_a_stopped_run_of_several_environments_resumes_to_the_uninterrupted_one(
     assert played == {name: group.ticket.task for name, group in wanted.rows.items()}
 
 
+def lines(archive: FakeArchive) -> dict[int, dict[str, str]]:
+    """The metrics of each step as text, without times; NaN is equal to itself as text."""
+    timed = ("seconds/", "tickets/in_flight", "tokens/per_second", "scaling/", "wait/", "time")
+    return {
+        step: {key: repr(value) for key, value in row.items() if not key.startswith(timed)}
+        for step, row in archive.recorded.items()
+    }
+
+
+@pytest.mark.parametrize("at", [(4, 2), (19, 9)])
+def test_a_run_of_several_that_refills_and_is_stopped_twice_is_the_uninterrupted_one_to_the_bit(
+    tmp_path: Path, at: tuple[int, int]
+) -> None:
+    words = (*SEVERAL[:2], "loop.prompts=4", "rollout.count=1", "filter.refill=true", "loop.checkpoint_every=1")
+    wanted = FakeArchive()
+    whole = run(World(configured(tmp_path / "whole", *words), rewards=rewards), wanted)
+    world, archive = World(configured(tmp_path / "parts", *words), rewards=rewards), FakeArchive()
+    for number, calls in enumerate(at):
+
+        def stop(coordinator, calls: int = calls) -> None:
+            first = world.calls["all"] + 20 + calls
+            ending = Ending(EndCause.SIGNAL, "SIGTERM")
+            world.on_call = lambda _, made: coordinator.stop(ending) if made >= first else None
+
+        run(world, archive, prepare=stop, resume=number > 0)
+        assert len(archive.steps) < 4, "it was stopped before its end"
+    world.on_call = None
+    resumed = run(world, archive, resume=True)
+    assert len(archive.rows) > 16 and archive.steps == wanted.steps
+    assert lines(archive) == lines(wanted)
+    for name, group in wanted.rows.items():
+        mine = archive.rows[name]
+        assert (mine.ticket, mine.task_key) == (group.ticket, group.task_key)
+        for one, other in zip(mine.trajectories, group.trajectories, strict=True):
+            assert one.token_ids.tolist() == other.token_ids.tolist() and one.turns == other.turns
+    after = [outcome.steps.source.take(9, 8) for outcome in (whole, resumed)]
+    assert after[0] == after[1], "the schedule goes on where it was"
+
+
 def test_groups_are_ranked_among_their_environment_if_the_scope_says_so(tmp_path: Path) -> None:
     words = (*SEVERAL, "filter.rule=top_p", "filter.rho=0.9", "loop.prompts=8", "loop.steps=2", "validation.every=0")
     kept = {}

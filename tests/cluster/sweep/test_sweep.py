@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from squelch.actors.diagnosis.uncertainty import t_quantile
 from squelch.cluster.cli import main
 from squelch.cluster.commands.plan import DEVICES_GIB, hardware, needs_of
-from squelch.cluster.config import load
+from squelch.cluster.config import dump, load
 from squelch.cluster.errors import UserError
 from squelch.cluster.report.tables import TABLE_4, TASKS
 from squelch.cluster.signals import listening
@@ -125,6 +126,39 @@ def test_a_wider_sweep_finds_the_cells_of_the_one_before(tmp_path):
     assert {cell.name: cell.config for cell in narrow.cells}.items() <= {c.name: c.config for c in wide.cells}.items()
 
 
+LISTS = (
+    "environments=[{name: FrozenLake}, {name: Sokoban, weight: 2}],[{name: Sokoban, label: boxes}],[{name: Countdown}]"
+)
+
+
+def test_a_grid_may_vary_the_whole_list_of_environments(tmp_path):
+    plan = plan_in(tmp_path, [LISTS, "filter.rule=none,top_p"], (0, 3))
+    assert len({cell.name for cell in plan.cells}) == 12 and all(len(cell.name) <= 120 for cell in plan.cells)
+    assert plan.cells[0].config.mixture.name == "FrozenLake + Sokoban" and not set("[]{}:, ") & set(plan.cells[0].name)
+    played = {cell.seed: set() for cell in plan.cells}
+    for cell in plan.cells:
+        played[cell.seed] |= {entry.environment.train_seed for entry in cell.config.mixture.entries}
+    assert all(len(seeds) == 1 for seeds in played.values()) and played[0] != played[3]
+    assert {c.name for c in plan_in(tmp_path, [LISTS], (0,)).cells} == {
+        c.name for c in plan_in(tmp_path, [LISTS], (0, 1)).cells if c.seed == 0
+    }
+    for cell in plan.cells[:1]:
+        cell.folder.mkdir(parents=True)
+        (cell.folder / "config.yaml").write_text(dump(cell.config))
+    check_folders(plan)
+    for words, grid, says in (
+        (["environment.prompt=natural"], LISTS, "environment and environments are both set"),
+        (
+            [],
+            LISTS.replace("weight: 2", "train_seed: 9"),
+            "sets train_seed itself; leave it out of the lists",
+        ),
+        ([], LISTS.replace("Countdown", "Cuontdown"), "cells environments-.*'Cuontdown'"),
+    ):
+        with pytest.raises(UserError, match=says):
+            make_plan("frozenlake", [f"runs_dir={tmp_path}", *words], grid_arms(read_grid([grid])), [0], name="study")
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -186,8 +220,6 @@ def test_an_unbalanced_ledger_is_no_finish(tmp_path):
 
 
 def test_a_cell_that_began_with_other_settings_is_refused_and_may_move(tmp_path):
-    from squelch.cluster.config import dump
-
     plan = plan_in(tmp_path)
     cell = plan.cells[0]
     cell.folder.mkdir(parents=True)
@@ -201,15 +233,15 @@ def test_a_cell_that_began_with_other_settings_is_refused_and_may_move(tmp_path)
 
 
 def test_a_cell_whose_scorings_were_chosen_at_its_start_is_continued_with_them(tmp_path):
-    from squelch.cluster.config import dump
-
     plan = plan_in(tmp_path)
     cell = plan.cells[0]
     cell.folder.mkdir(parents=True)
     chosen = cell.config.scorer.model_copy(update={"every": 7, "max_pairs": 99})
-    (cell.folder / "config.yaml").write_text(dump(cell.config.model_copy(update={"scorer": chosen})))
+    dated = cell.config.model.model_copy(update={"date": date(2026, 11, 27)})
+    (cell.folder / "config.yaml").write_text(dump(cell.config.model_copy(update={"scorer": chosen, "model": dated})))
     check_folders(plan)
     assert (started(cell).scorer.every, started(cell).scorer.max_pairs) == (7, 99)
+    assert started(cell).model.date == date(2026, 11, 27), "the day in its prompts"
     assert started(plan.cells[1]) == plan.cells[1].config
     fixed = make_plan(
         "frozenlake", [f"runs_dir={tmp_path}", "scorer.every=9"], grid_arms(read_grid(GRID[:1])), [0], name="study"

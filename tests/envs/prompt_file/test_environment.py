@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.player import EnvironmentPlayer
 from squelch.actors.records import Group, Task, Ticket
-from squelch.envs.config import EnvironmentConfig
-from squelch.envs.own_process.process import CallError
+from squelch.cluster.control.admission import TicketSource
+from squelch.envs.config import EnvironmentConfig, EnvironmentEntry, FormatConfig
+from squelch.envs.mixture import Mixture
 from squelch.envs.prompt_file.rows import tools_of
 from squelch.envs.registry import make
 from squelch.envs.remote.__main__ import server_of
@@ -115,11 +117,11 @@ def test_a_turn_that_is_cut_counts_as_badly_formatted_and_earns_no_penalty(codec
         ("raising", "the reward function .*:raising raised KeyError"),
         ("nan", "the reward function .*:nan returned the reward nan"),
         ("ending", r"process ended in group_rewards\(\) with status 3; it last wrote: about to go"),
-        ("hanging", r"group_rewards\(\) did not return within 0.5 s \(it was in user_rewards.py"),
+        ("hanging", r"group_rewards\(\) did not return within 1.5 s \(it was in user_rewards.py"),
     ],
 )
 def test_a_bad_reward_function_fails_its_group_by_name_and_never_pays_0(codec, tmp_path, function, said):
-    group, _ = play(codec, options(tmp_path, "right", function, timeout_s=0.5))
+    group, _ = play(codec, options(tmp_path, "right", function, timeout_s=1.5 if function == "hanging" else 60.0))
     for trajectory in group.trajectories:
         assert trajectory.failure is not None and trajectory.failure.cause is FailureCause.ENVIRONMENT_ERROR
         assert len(trajectory.token_ids) and not trajectory.success
@@ -185,8 +187,8 @@ def test_a_row_whose_tools_are_no_schemas_is_named_with_what_to_do(tmp_path):
     path = Path(given["data"])
     rows = [json.loads(line) | {"tools": ["search"]} for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(CallError, match=rf"{path.name}, line 1, column tools: .*options.tools_column.*JSON schemas"):
-        make("Prompts", "train", given).reset(seed=0, options={"noise_seed": 0})
+    with pytest.raises(ValueError, match=rf"{path.name}, line 1, column tools: .*options.tools_column.*JSON schemas"):
+        make("Prompts", "train", given)
 
 
 @needs_package
@@ -199,3 +201,37 @@ def test_reasoning_is_found_by_the_models_format(tmp_path):
     silent = format_of("llama-3")
     group, _ = play(silent, options(tmp_path, "right"))
     assert not silent.reasons and all(t.turns[0].reasoning_length == 0 for t in group.trajectories)
+
+
+def test_a_file_of_prompts_and_an_environment_of_squelchs_turns_share_a_run_in_our_own_format(codec, tmp_path):
+    """Each keeps its own turns: nothing is added to a prompt of the file, and the other has its `<think>`."""
+    asked: list[GenerationRequest] = []
+
+    async def generate(worker: str, request: GenerationRequest) -> Completion:
+        asked.append(request)
+        text = "<think> 2</think>5" if request.max_tokens == 30 else " go up</think><answer>Up</answer>"
+        ids = np.array([*codec.encode(text), codec.stop_ids[0]], np.int32)
+        return Completion(request.request_id, ids, np.zeros(len(ids), np.float32), "stop", 0, 0)
+
+    file = EnvironmentEntry(name="Prompts", options=options(tmp_path, "right"), max_tokens_per_turn=30)
+    mixture = Mixture.several([file, EnvironmentEntry(name="FrozenLake", format=FormatConfig(max_turns=2))])
+    one = EnvironmentPlayer(codec, mixture, SamplingConfig(), EnvironmentActorConfig(), 4096, generate)
+    tickets = [replace(taken, worker="rollout-0") for taken in TicketSource(mixture, 2, 3, 1.0).take(1, 4)]
+
+    async def together() -> list[Group]:
+        async with asyncio.timeout(60):
+            return list(await asyncio.gather(*map(one.play, tickets)))
+
+    try:
+        groups = asyncio.run(together())
+    finally:
+        one.close()
+    assert [group.ticket.task.label for group in groups] == ["Prompts", "FrozenLake"] * 2
+    for group in groups:
+        first = next(one for one in asked if one.request_id.startswith(f"{group.ticket.ticket_id}/0/0"))
+        opens = codec.text(first.prompt_ids).rstrip().endswith("<think>")
+        assert opens == (group.ticket.task.label == "FrozenLake")
+        for trajectory in group.trajectories:
+            assert trajectory.failure is None and all(turn.format_valid for turn in trajectory.turns)
+            thought = codec.text(trajectory.reasoning_ids(0)).strip()
+            assert thought == ("go up" if opens else "2") and trajectory.episode_return == (0.0 if opens else 1.0)

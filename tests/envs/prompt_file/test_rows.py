@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from squelch.envs.contract import Opening
 from squelch.envs.prompt_file.rows import open_prompts
 
 
@@ -64,11 +65,39 @@ def test_no_prompt_is_in_both_splits_and_neither_is_empty(
     assert splits["train"] | splits["validation"] == {f"q{i}" for i in numbers}
 
 
-def test_the_longest_prompt_is_known_whichever_split_it_is_in(tmp_path: Path) -> None:
+TOOL = {"type": "function", "function": {"name": "adds", "parameters": {}}}
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "parquet"])
+def test_the_longest_prompts_with_and_without_tools_are_known_whichever_split_they_are_in(
+    tmp_path: Path, suffix: str
+) -> None:
     rows = [{"prompt": "x" * (i % 17)} for i in range(1, 40)]
-    path = write(tmp_path / "a.jsonl", rows)
+    path = write(tmp_path / f"a.{suffix}", rows)
+    longest = Opening([{"role": "user", "content": "x" * 16}])
     for split in ("train", "validation"):
-        assert open_prompts(path, "prompt", split).longest == [{"role": "user", "content": "x" * 16}]
+        assert open_prompts(path, "prompt", split).longest == [longest]
+    shown = [None, json.dumps([TOOL]), json.dumps([TOOL, TOOL])]
+    path = write(tmp_path / f"b.{suffix}", [row | {"tools": shown[i % 3]} for i, row in enumerate(rows)])
+    with_tools = Opening([{"role": "user", "content": "x" * 16}], [TOOL, TOOL])
+    for split in ("train", "validation"):
+        found = open_prompts(path, "prompt", split).longest
+        assert sorted(found, key=str) == sorted([longest, with_tools], key=str)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "parquet"])
+def test_the_tools_of_every_row_are_checked_when_the_file_is_opened(tmp_path: Path, suffix: str) -> None:
+    rows = [{"prompt": f"q{i}", "tools": json.dumps([TOOL]) if i < 30 else "search"} for i in range(32)]
+    path = write(tmp_path / f"a.{suffix}", rows)
+    with pytest.raises(ValueError, match=r"(row|line) 31, column tools: name another .*tools_column.*JSON schemas"):
+        open_prompts(path, "prompt", "train")
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_column_of_tools_that_is_named_must_be_there(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path / f"a.{suffix}", [{"prompt": "a"}, {"prompt": "b"}])
+    with pytest.raises(ValueError, match="no column 'functions'; it has prompt"):
+        open_prompts(path, "prompt", "train", "functions")
 
 
 @pytest.mark.parametrize(
