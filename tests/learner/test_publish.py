@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -152,11 +153,13 @@ def test_the_probe_of_a_rank_that_is_alone_holds_one_layer_gathered(tmp_path: Pa
     assert trainer.train_step(1, make_groups(2)).updated
 
 
-def test_gathering_and_sending_are_timed_apart(model_dir: Path) -> None:
-    trainer = Trainer(model_dir, make_config())
-    slow = publish(trainer.policy, trainer.device, 1, lambda chunk: time.sleep(0.2), chunk_bytes=1 << 30)
-    assert slow.seconds_sent >= 0.2 > slow.seconds_gathered > 0
-    assert publish(trainer.policy, trainer.device, 1, lambda chunk: None).seconds_sent < 0.2
+def test_gathering_and_sending_are_timed_apart(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, sent = Trainer(model_dir, make_config()), list[object]()
+    clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + 1000 * len(sent))  # a chunk takes 1,000 s
+    monkeypatch.setattr(publication, "time", clock)
+    slow = publish(trainer.policy, trainer.device, 1, sent.append, chunk_bytes=1 << 30)
+    assert slow.seconds_sent >= 1000 > slow.seconds_gathered > 0
+    assert publish(trainer.policy, trainer.device, 1, lambda chunk: None).seconds_sent < 1000
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

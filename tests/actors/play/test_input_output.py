@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 
 import numpy as np
 import pytest
 
 from squelch.actors.messages import Completion, GenerationRequest
+from squelch.actors.play import step_pool
 from squelch.actors.play.generation import GenerationClient, GenerationFailed
 from squelch.actors.play.step_pool import CallFailed, StepPool
+from tests.moved_clock import BOUND_S, PAST_IT_S, MovedClock
 
 
 def request(name: str) -> GenerationRequest:
@@ -57,6 +58,13 @@ class Worker:
     async def abort(self, client: str, request_ids: list[str]) -> None:
         self.aborted += [named(one) for one in request_ids]
         self._ready = [one for one in self._ready if one.request_id not in request_ids]
+
+
+async def until(holds):
+    """Lets the loop run until something holds; at most a minute."""
+    async with asyncio.timeout(60):
+        while not holds():
+            await asyncio.sleep(0.001)
 
 
 async def gather(client: GenerationClient, names: list[str], worker: str = "w"):
@@ -124,9 +132,9 @@ def test_giving_up_a_request_tells_the_worker():
 
     async def give_up():
         task = asyncio.create_task(client.generate("w", request("a")))
-        await asyncio.sleep(0.02)
+        await until(lambda: worker.submitted)
         task.cancel()
-        await asyncio.sleep(0.02)
+        await until(lambda: worker.aborted)
 
     asyncio.run(give_up())
     assert worker.submitted == [["a"]] and worker.aborted == ["a"]
@@ -138,10 +146,10 @@ def test_giving_up_a_request_leaves_a_later_one_of_the_same_name_alone():
 
     async def play_again():
         old = asyncio.create_task(client.generate("w", request("a")))
-        await asyncio.sleep(0.002)
+        await until(lambda: worker.submitted)
         new = asyncio.create_task(client.generate("w", request("a")))
         old.cancel()
-        return await asyncio.wait_for(new, 2)
+        return await asyncio.wait_for(new, 60)
 
     assert named(asyncio.run(play_again()).request_id) == "a"
     assert worker.submitted == [["a"], ["a"]] and worker.aborted == ["a"]
@@ -216,13 +224,13 @@ def test_requests_that_a_frozen_worker_did_not_take_in_time_are_given_up_there()
 # --- step pool ---
 
 
-def run(pool: StepPool, *functions):
+def run(pool: StepPool, *functions, clock: MovedClock | None = None):
     async def together():
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await asyncio.gather(*(pool.run(function) for function in functions), return_exceptions=True)
 
     try:
-        return asyncio.run(together())
+        return (clock.run if clock else asyncio.run)(together())
     finally:
         pool.close()
 
@@ -242,20 +250,25 @@ def test_a_call_that_raises_anything_reports_it_and_the_others_go_on():
     assert all(isinstance(one, CallFailed) for one in values[1:3])
 
 
-def test_a_hung_call_is_given_up_and_those_before_and_behind_it_are_not():
-    release = threading.Event()
-    pool = StepPool(0.2)
+def test_a_hung_call_is_given_up_and_those_before_and_behind_it_are_not(monkeypatch):
+    clock, release = MovedClock(monkeypatch, step_pool), threading.Event()
+    pool = StepPool(BOUND_S)
+
+    def hang() -> None:
+        clock.move(PAST_IT_S)
+        release.wait(60)
+
     try:
-        values = run(pool, lambda: 1, lambda: release.wait(20), lambda: 2, lambda: release.wait(20), lambda: 3)
+        values = run(pool, lambda: 1, hang, lambda: 2, hang, lambda: 3, clock=clock)
     finally:
         release.set()
     assert [values[0], values[2], values[4]] == [1, 2, 3]
     assert [type(values[1]), type(values[3])] == [TimeoutError, TimeoutError] and pool.num_abandoned == 2
 
 
-def test_slow_neighbours_are_not_a_time_out():
-    pool = StepPool(0.3)
-    assert run(pool, *(lambda i=i: time.sleep(0.1) or i for i in range(6))) == list(range(6))
+def test_slow_neighbours_are_not_a_time_out(monkeypatch):
+    clock, pool = MovedClock(monkeypatch, step_pool), StepPool(BOUND_S)
+    assert run(pool, *(lambda i=i: clock.move(0.6 * BOUND_S) or i for i in range(6)), clock=clock) == list(range(6))
     assert pool.num_abandoned == 0
 
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from squelch.actors.archive.rows import from_table, to_table
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.messages import Completion, GenerationRequest, VersionSpan
+from squelch.actors.play import step_pool
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.generation import GenerationFailed
 from squelch.actors.play.player import EnvironmentPlayer
@@ -28,6 +30,7 @@ from squelch.envs.grid_worlds.frozen_lake import FrozenLake
 from squelch.envs.mixture import Mixture
 from squelch.envs.registry import make
 from tests.actors.play.test_codec import byte_level_bpe, save_model
+from tests.moved_clock import BOUND_S, PAST_IT_S, MovedClock
 
 LIMIT = 40
 CONTEXT = 4096
@@ -85,13 +88,15 @@ def ticket(name: str = "000001-000", size: int = 4, seed: int = 3, task_seed: in
     return Ticket(name, 1, Task("FrozenLake", task_seed), size, seed, 1.0, "rollout-0")
 
 
-def play(one: EnvironmentPlayer, *tickets: Ticket) -> list[Group]:
+def play(
+    one: EnvironmentPlayer, *tickets: Ticket, run: Callable[[Any], Any] = asyncio.run, within_s: float = 60.0
+) -> list[Group]:
     async def together() -> list[Group]:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(within_s):
             return list(await asyncio.gather(*(one.play(each) for each in tickets)))
 
     try:
-        return asyncio.run(together())
+        return run(together())
     finally:
         one.close()
 
@@ -270,11 +275,12 @@ class Exits(FrozenLake):
 
 
 class Hangs(FrozenLake):
-    """Hangs until released, beyond the bound of `play`."""
+    """Moves the clock past its bound and hangs until released."""
 
-    release = threading.Event()
+    release, clock = threading.Event(), None
 
     def step(self, action):
+        Hangs.clock.move(PAST_IT_S)
         Hangs.release.wait(60)
         return super().step(action)
 
@@ -332,11 +338,12 @@ def test_a_later_message_that_the_format_cannot_show_costs_one_trajectory(codec,
     assert_one_failed(group, "environment_error: it shows no such message")
 
 
-def test_an_environment_that_hangs_costs_one_trajectory_and_holds_nobody_up(codec):
+def test_an_environment_that_hangs_costs_one_trajectory_and_holds_nobody_up(codec, monkeypatch):
     Hangs.release.clear()
-    one = player(codec, Answers(codec), make_env=one_bad(Hangs), step_timeout_s=4)
+    clock = Hangs.clock = MovedClock(monkeypatch, step_pool)
+    one = player(codec, Answers(codec), make_env=one_bad(Hangs), step_timeout_s=BOUND_S)
     try:
-        groups = play(one, ticket("a", 4), ticket("b", 4))
+        groups = play(one, ticket("a", 4), ticket("b", 4), run=clock.run)
     finally:
         Hangs.release.set()
     failures = [t.failure for group in groups for t in group.trajectories if t.failure is not None]
@@ -354,19 +361,39 @@ def test_an_environment_that_cannot_be_made_costs_its_trajectories_not_the_actor
 
 
 class OneLate(Answers):
+    """A turn of the second trajectory never comes; once the others have ended, the clock moves past its bound."""
+
+    def __init__(self, codec: ChatCodec, clock: MovedClock, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(codec)
+        self.clock, self.ended, play_one = clock, 0, EnvironmentPlayer._play_one
+
+        async def counted(*given):
+            found = await play_one(*given)
+            self.ended += 1
+            return found
+
+        monkeypatch.setattr(EnvironmentPlayer, "_play_one", counted)
+
     async def __call__(self, worker, request):
         if request.request_id.endswith("/1/0"):
-            await asyncio.sleep(60)
+            while self.ended < 2:
+                await asyncio.sleep(0.001)
+            self.clock.move(PAST_IT_S)
+            await asyncio.sleep(600)
         return await super().__call__(worker, request)
 
 
-def test_a_turn_that_does_not_come_is_a_generation_timeout(codec):
-    (group,) = play(player(codec, OneLate(codec), generation_timeout_s=4), ticket(size=3))
+def test_a_turn_that_does_not_come_is_a_generation_timeout(codec, monkeypatch):
+    clock = MovedClock(monkeypatch)
+    one = player(codec, OneLate(codec, clock, monkeypatch), generation_timeout_s=BOUND_S)
+    (group,) = play(one, ticket(size=3), run=clock.run)
     assert_one_failed(group, "generation_timeout")
 
 
-def test_an_episode_that_does_not_end_is_an_episode_timeout(codec):
-    (group,) = play(player(codec, OneLate(codec), episode_timeout_s=8), ticket(size=3))
+def test_an_episode_that_does_not_end_is_an_episode_timeout(codec, monkeypatch):
+    clock = MovedClock(monkeypatch)
+    one = player(codec, OneLate(codec, clock, monkeypatch), episode_timeout_s=BOUND_S)
+    (group,) = play(one, ticket(size=3), run=clock.run)
     assert_one_failed(group, "episode_timeout")
 
 

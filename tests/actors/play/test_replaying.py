@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ import pytest
 
 from squelch.actors.archive.rows import from_table, to_table
 from squelch.actors.config import FilterConfig
+from squelch.actors.play import replaying, step_pool
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.replaying import Replayed, notes_on_replays, replay
 from squelch.actors.play.seeds import noise_seed, replay_seed
@@ -22,10 +22,12 @@ from squelch.actors.records import Task, Trajectory, summarise
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.grid_worlds.frozen_lake import FrozenLake
 from squelch.envs.mixture import Mixture
+from squelch.envs.noise.replay import Replay
 from squelch.envs.noise.reward_noise import RewardNoise
 from squelch.envs.registry import make
 from tests.actors.play.test_codec import byte_level_bpe, save_model
 from tests.actors.play.test_player import Answers, Policy, play, player, ticket
+from tests.moved_clock import BOUND_S, PAST_IT_S, MovedClock
 
 ASKED = replace(ticket(size=6), replays=3)
 
@@ -95,7 +97,7 @@ class BadAfterwards(FrozenLake):
     """Sound in its first episode; a later reset raises or hangs."""
 
     hangs = False
-    release = threading.Event()
+    release, clock = threading.Event(), None
     made = 0
 
     def __init__(self) -> None:
@@ -108,13 +110,17 @@ class BadAfterwards(FrozenLake):
         if self.resets > 1:
             if not self.hangs:
                 raise OSError("the service is gone")
+            BadAfterwards.clock.move(PAST_IT_S)
             BadAfterwards.release.wait(60)
         return super().reset(**about)
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_a_replay_that_fails_costs_the_replays_of_its_trajectory_and_nothing_else(codec, hangs: bool) -> None:
+def test_a_replay_that_fails_costs_the_replays_of_its_trajectory_and_nothing_else(
+    codec, hangs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     BadAfterwards.hangs, BadAfterwards.made = hangs, 0
+    clock = BadAfterwards.clock = MovedClock(monkeypatch, step_pool)
     BadAfterwards.release.clear()
     sound = iter([False, True, True, True])
 
@@ -123,8 +129,9 @@ def test_a_replay_that_fails_costs_the_replays_of_its_trajectory_and_nothing_els
 
     try:
         groups = play(
-            player(codec, Answers(codec), make_env=make_env, step_timeout_s=0.3),
+            player(codec, Answers(codec), make_env=make_env, step_timeout_s=BOUND_S),
             replace(ASKED, group_size=4),
+            run=clock.run,
         )
     finally:
         BadAfterwards.release.set()
@@ -134,7 +141,7 @@ def test_a_replay_that_fails_costs_the_replays_of_its_trajectory_and_nothing_els
     summary = summarise(groups[0])
     assert np.isnan(summary.replay_returns).sum() == 3, "one trajectory has no replays"
     assert summary.replay_failure.startswith(
-        "call still running after 0.3 s" if hangs else "OSError: the service is gone"
+        "call still running after 10 s" if hangs else "OSError: the service is gone"
     )
 
 
@@ -148,12 +155,13 @@ def test_an_environment_that_failed_in_a_replay_is_not_used_again(codec) -> None
 
 
 class SlowAfterwards(FrozenLake):
-    """Sleeps in every replay, for `pause` seconds a step."""
+    """Takes 50 s of the clock for each step of a replay."""
 
-    pause = 0.0
+    clock = None
 
     def step(self, action):
-        time.sleep(self.pause if self.late else 0.0)
+        if self.late:
+            SlowAfterwards.clock.move(50.0)
         return super().step(action)
 
     def reset(self, **about):
@@ -161,37 +169,40 @@ class SlowAfterwards(FrozenLake):
         return super().reset(**about)
 
 
-def test_the_replays_of_a_trajectory_end_in_bounded_time(codec) -> None:
-    env = player(codec, Answers(codec), make_env=lambda task: SlowAfterwards(slip_rate=0.9), episode_timeout_s=0.3)
-    SlowAfterwards.pause = 0.25
-    (group,) = play(env, replace(ASKED, group_size=1, replays=4))
+def test_the_replays_of_a_trajectory_end_in_bounded_time(codec, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SlowAfterwards.clock = MovedClock(monkeypatch, step_pool, replaying)
+    monkeypatch.setattr(Replay.advance, "__defaults__", (clock.monotonic,))
+    bounds = {"episode_timeout_s": 30.0, "step_timeout_s": 1e5}
+    env = player(codec, Answers(codec), make_env=lambda task: SlowAfterwards(slip_rate=0.9), **bounds)
+    (group,) = play(env, replace(ASKED, group_size=1, replays=4), run=clock.run, within_s=1e5)
     (only,) = group.trajectories
     assert only.failure is None and only.replay_returns is None
-    assert "and 1.2 s are allowed (environment_actor.episode_timeout_s for each)" in only.replay_failure
+    assert "and 120.0 s are allowed (environment_actor.episode_timeout_s for each)" in only.replay_failure
 
 
-def test_replays_that_wait_for_those_of_other_trajectories_are_not_late() -> None:
+def test_replays_that_wait_for_those_of_other_trajectories_are_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by a reviewer: the wait for the one step thread counted, so all trajectories were late together."""
+    clock = MovedClock(monkeypatch, step_pool, replaying)
 
     class Playing:
         left = 2
 
         def advance(self) -> float | None:
-            time.sleep(0.02)
+            clock.move(2.0)
             self.left -= 1
             return None if self.left else 1.0
 
     episode = SimpleNamespace(noisy=True, replay=lambda seed: Playing())
 
     async def together() -> list[Replayed]:
-        steps = StepPool(10.0)
+        steps = StepPool(100.0)
         try:
-            return await asyncio.gather(*(replay(episode, ASKED, index, steps, 0.3) for index in range(15)))
+            return await asyncio.gather(*(replay(episode, ASKED, index, steps, 30.0) for index in range(15)))
         finally:
             steps.close()
 
-    found = asyncio.run(together())
-    assert max(one.seconds for one in found) > 0.3 * ASKED.replays, "longer than one trajectory's replays may run"
+    found = clock.run(together())
+    assert max(one.seconds for one in found) > 30 * ASKED.replays, "longer than one trajectory's replays may run"
     assert [one.returns for one in found] == [(1.0,) * ASKED.replays] * 15
 
 

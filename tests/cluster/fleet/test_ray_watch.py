@@ -53,7 +53,7 @@ def test_a_process_that_ends_is_named_at_once_and_one_that_answers_is_not(monkey
             said.get(timeout=0.3)
         assert watch.ended() is None
         dead.set()
-        assert said.get(timeout=5.0).startswith(f"raylet at {raylet} has ended (")
+        assert said.get(timeout=60.0).startswith(f"raylet at {raylet} has ended (")
         assert watch.ended().startswith(f"raylet at {raylet} has ended (")
         watch.close()
 

@@ -44,7 +44,7 @@ class Service:
 
     def __getattr__(self, method: str) -> Any:
         async def call(*arguments: Any) -> Any:
-            await asyncio.sleep(5 if self.slow else 0.01)
+            await asyncio.sleep(60 if self.slow else 0.01)
             if method == self.dies_at:
                 self.failure = Died("gone")
             if self.failure is not None:
@@ -230,7 +230,7 @@ def test_a_replacement_that_fails_half_way_ends_it_for_every_call_that_waits() -
 
     started = time.monotonic()
     found = asyncio.run(die())
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 50
     assert str(found[0]) == "filter died too often; last cause: state: filter: no answer within 0.05 s"
     assert all("filter has failed earlier" in str(error) for error in found[1:])
     assert second.calls == [], "nothing was decided by a service that knows nothing"

@@ -19,7 +19,7 @@ from tests.envs.own_process.counted import Counted
 from tests.envs.own_process.unruly import Unruly, UnrulyInProcess
 
 NOISE = {"noise_seed": 5}
-QUICK = 1.5
+QUICK = 3.0
 UNRULY = f"{UnrulyInProcess.__module__}:UnrulyInProcess"
 
 
@@ -103,7 +103,7 @@ def test_a_call_that_hangs_is_ended_in_time_and_costs_the_others_nothing(action:
     assert before == [twin.step("go")[0], twin.step("go")[0]]
     started = time.monotonic()
     with pytest.raises(
-        TimedOut, match=rf"step\(\) did not return within 1\.5 s \(it was in unruly\.py, line \d+, {place}"
+        TimedOut, match=rf"step\(\) did not return within 3 s \(it was in unruly\.py, line \d+, {place}"
     ):
         hanging.step(action)
     assert time.monotonic() - started < 20
@@ -249,7 +249,7 @@ def test_a_text_that_cannot_be_read_fails_the_call_with_the_reason(process: Envi
 def test_a_text_that_is_read_without_end_is_given_up_in_time() -> None:
     process = EnvironmentProcess(target(QUICK))
     one = session(process)
-    with pytest.raises(TimedOut, match=r"read_action\(\) did not return within 1\.5 s \(it was in unruly\.py"):
+    with pytest.raises(TimedOut, match=r"read_action\(\) did not return within 3 s \(it was in unruly\.py"):
         one.read_action("endless")
     process.close()
 

@@ -107,7 +107,7 @@ def test_tests_of_one_program_do_not_see_each_other(pool: Pool) -> None:
 
 def test_a_late_test_ends_and_the_others_are_run(pool: Pool) -> None:
     program = "import time\ntime.sleep(60 if input() == 'slow' else 0)\nprint('done')"
-    limits = PATIENT.model_copy(update={"wall_s": 0.5})
+    limits = PATIENT.model_copy(update={"wall_s": 2.0})
     runs = pool.run(program, [Question("quick"), Question("slow"), Question("quick")], limits)
     assert [run.outcome for run in runs] == ["finished", "late", "finished"]
 
@@ -216,12 +216,12 @@ def test_expected_outputs_never_leave_this_process(pool: Pool, monkeypatch: pyte
 
 
 def test_interpreters_that_cannot_start_are_an_error_that_says_so(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("squelch.envs.sandbox.pool.START_S", 0.5)
-    for words, complaint in (
-        (("/no/such/program",), "cannot be started: .*No such file"),
-        (("/bin/false",), "an interpreter of .*: .*ended at its start"),
-        (("/bin/sleep", "60"), "was not ready within 0.5 s"),
+    for words, start_s, complaint in (
+        (("/no/such/program",), 60.0, "cannot be started: .*No such file"),
+        (("/bin/false",), 60.0, "an interpreter of .*: .*ended at its start"),
+        (("/bin/sleep", "60"), 0.5, "was not ready within 0.5 s"),
     ):
+        monkeypatch.setattr("squelch.envs.sandbox.pool.START_S", start_s)
         broken = Pool(dataclasses.replace(pool.backend, command=Command(words), starts_with=Direct), warm=1)
         with pytest.raises(RuntimeError, match=complaint):
             broken.run("print(1)", [Question()], PATIENT)
