@@ -95,8 +95,9 @@ class ChatCodec(ModelTokens):
         return self._encode_parts(parts, shown, False)
 
     def shown_reasoning(self, messages: Sequence[Mapping[str, Any]], tools: Tools = None) -> frozenset[int]:
-        """As `Format.shown_reasoning`."""
-        _, parts = self._rendered(messages, tools)
+        """As `Format.shown_reasoning`. Arguments and ids of calls decide nothing there and are left out, so that a
+        conversation of known roles starts no process for its template."""
+        _, parts = self._rendered([_without_arguments(message) for message in messages], tools)
         return frozenset(part - REASONING for part in parts if isinstance(part, int) and part >= REASONING)
 
     def _rendered(
@@ -241,6 +242,17 @@ class ChatCodec(ModelTokens):
                 markers = MARKERS if message["role"] == "system" else ()
                 pieces += foreign_pieces(as_text(message[field].strip()), markers)
         return as_array(self._encoder.encode(pieces))
+
+
+def _without_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose calls have no arguments and whose ids are all alike."""
+    found = dict(message)
+    if message.get("tool_calls"):
+        names = [(call.get("function") or call).get("name") for call in message["tool_calls"]]
+        found["tool_calls"] = [
+            {"id": "call", "type": "function", "function": {"name": name, "arguments": {}}} for name in names
+        ]
+    return found | ({"tool_call_id": "call"} if "tool_call_id" in message else {})
 
 
 def _opening_of_reasoning(parts: Sequence[Part]) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from squelch.actors.formats.protocol import Format
 from squelch.actors.formats.retention import Kept, message_of
 from squelch.actors.formats.tokens import ModelTokens
 from squelch.actors.play.codec import ChatCodec
+from squelch.actors.text import chat_template
 from tests.actors.formats.made import families, folder_of, format_of, is_installed, needs_package, needs_templates
 from tests.actors.text.made import rendering_here
 
@@ -92,6 +93,17 @@ def test_a_format_that_keeps_reasoning_removes_none() -> None:
     assert not kept.removes([ASKED, REPLY, AGAIN])
     with pytest.raises(ValueError, match="removes the reasoning of earlier turns"):
         ChatCodec(folder_of("qwen3", Path(mkdtemp())))
+
+
+def test_known_roles_render_no_template_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process for each call of an agent would cost more than all else that the endpoint does."""
+    one = qwen3("own")
+    kept = Kept(one, TOOLS).begun([ASKED]).after([ASKED, CALL])
+    assert not kept.removes([ASKED, CALL, RESULT])
+    monkeypatch.setattr(chat_template, "_in_a_child", None)
+    other = {**CALL, "tool_calls": [{"id": "c7", "function": {"name": "weather", "arguments": {"city": "Bonn"}}}]}
+    later = [{**ASKED, "content": "Bonn?"}, {**other, "reasoning_content": "so"}, {**RESULT, "tool_call_id": "c7"}]
+    assert not kept.removes(later)
 
 
 @own_and_packaged
