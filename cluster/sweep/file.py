@@ -8,7 +8,7 @@
     rows:
       ppo-3b: {recipe: qwen2.5-3b, hardware: 4 GPUs of 80 GiB, settings: {learner.algorithm: ppo}}
 
-The first axis varies fastest but one, and so on; rows vary slowest. An arm is named after its row and its choices.
+Rows vary slowest, the last axis fastest. An arm is named after its row and its choices.
 """
 
 from __future__ import annotations
@@ -90,9 +90,7 @@ def _arms_of(file: SweepFile, path: Path) -> SweepOfFile:
             settings = dict(row.settings)
             for word, more in chosen:
                 if again := settings.keys() & more.keys():
-                    raise UserError(
-                        f"{path}: {sorted(again)[0]} is set by row {label} or another axis too, not by {word} alone"
-                    )
+                    raise UserError(f"{path}: {label} sets {sorted(again)[0]} twice, also by {word}; leave one out")
                 settings |= more
             name = safe_name("_".join([label, *(word for word, _ in chosen)]))
             arms.append(Arm(name, settings, row.recipe))
