@@ -193,6 +193,18 @@ def wilson_interval(successes: float, trials: float) -> tuple[float, float]:
     return (low if successes > 0 else 0.0), (high if successes < trials else 1.0)
 
 
+def paired_interval(differences: np.ndarray) -> tuple[float, float, float]:
+    """(mean, low, high) of paired differences of shares, (num_pairs,) each in [-1, 1], with a 95% normal interval.
+    Where all are equal, their spread carries no information: Wilson's bound of the share of other pairs is the half
+    width then."""
+    num, mean = len(differences), float(differences.mean())
+    half = Z95 * float(differences.std(ddof=1)) / math.sqrt(num) if num > 1 else math.inf
+    if half == 0:
+        _, half = wilson_interval(0, num)
+        return mean, max(-1.0, mean - half), min(1.0, mean + half)
+    return mean, mean - half, mean + half
+
+
 def t_quantile(probability: float, degrees: int) -> float:
     """Quantile of Student's t: in closed form for 1 and 2 degrees of freedom, where the expansion is inaccurate; else
     by the expansion around the normal quantile (Abramowitz and Stegun 26.7.5), with an error within 1%."""

@@ -6,6 +6,7 @@
 | `ready` | the environment's data and index | the caller's bound |
 | `clusters` | environment calls, with the bound of each | the call fails |
 | `play`, `evaluate` | the player's tokens and environment calls | the trajectory fails (`player.py`) |
+| `intervene` | the same | the task is left out (`intervening.py`) |
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ import pyarrow as pa
 
 from squelch.actors.archive.rows import packed, to_table
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
+from squelch.actors.diagnosis.interventions import Intervention, LeftOut, Swap
 from squelch.actors.formats.choice import open_format
 from squelch.actors.messages import Cluster, Completion, GenerationRequest
 from squelch.actors.play.generation import GenerationClient, GenerationFailed
+from squelch.actors.play.intervening import Intervening
 from squelch.actors.play.player import EnvironmentPlayer
 from squelch.actors.process.progress_marks import Progress
 from squelch.actors.process.shipping import Folder, copy_at, local, own_node
@@ -83,9 +86,9 @@ class EnvironmentActor:
         self._mixture = Mixture.of(environment)
         self._workers: dict[str, ActorHandle] = {}
         client = GenerationClient(name, self._port)
-        self._player = EnvironmentPlayer(
-            open_format(local(model)), self._mixture, sampling, config, max_model_len, client.generate
-        )
+        chosen = open_format(local(model)), self._mixture, sampling, config, max_model_len, client.generate
+        self._player = EnvironmentPlayer(*chosen)
+        self._intervening = Intervening(*chosen, self._player.steps)
 
     def _port(self, worker: str) -> _HandlePort:
         if worker not in self._workers:
@@ -131,6 +134,10 @@ class EnvironmentActor:
     async def clusters(self, tickets: list[Ticket]) -> dict[str, Cluster]:
         """The clusters of hard negatives of the tickets' tasks, by ticket id."""
         return await self._player.clusters(tickets)
+
+    async def intervene(self, swaps: list[Swap]) -> list[Intervention | LeftOut]:
+        """Plays the interventions of these tasks, all at once; in their order."""
+        return list(await asyncio.gather(*map(self._intervening.play, swaps)))
 
 
 def _try_environment(chosen: EnvironmentConfig) -> None:

@@ -154,17 +154,18 @@ class ChatCodec(ModelTokens):
         content, calls = hermes.tool_calls(text)
         return Parsed(span, content.strip(), calls)
 
+    def closing_end(self, ids: Ids) -> int | None:
+        """Number of ids up to the one that completes the closing of the reasoning; None if they do not close it."""
+        pieces = [self.token_bytes(int(index)) for index in ids]
+        return _completing(pieces, THINK_CLOSE, 0)
+
     def answer_end(self, ids: Ids) -> int | None:
         """Number of ids up to the one that completes the answer, among the ids sampled from the closing of the
         reasoning on; None if they hold no complete answer (`envs.format`)."""
         pieces = [self.token_bytes(int(index)) for index in ids]
         text = b"".join(pieces)
         opened = text.find(ANSWER_OPEN.encode(), max(text.find(THINK_CLOSE.encode()), 0))
-        closed = text.find(ANSWER_CLOSE.encode(), opened) if opened >= 0 else -1
-        if closed < 0:
-            return None
-        ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
-        return int(np.searchsorted(ends, closed + len(ANSWER_CLOSE))) + 1
+        return None if opened < 0 else _completing(pieces, ANSWER_CLOSE, opened)
 
     # --- the template ---
 
@@ -253,6 +254,16 @@ def _without_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
             {"id": "call", "type": "function", "function": {"name": name, "arguments": {}}} for name in names
         ]
     return found | ({"tool_call_id": "call"} if "tool_call_id" in message else {})
+
+
+def _completing(pieces: Sequence[bytes], marker: str, start: int) -> int | None:
+    """Number of tokens, of which `pieces` are the bytes, up to the one that completes the first `marker` at or after
+    byte `start`; None if there is none."""
+    found = b"".join(pieces).find(marker.encode(), start)
+    if found < 0:
+        return None
+    ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
+    return int(np.searchsorted(ends, found + len(marker))) + 1
 
 
 def _opening_of_reasoning(parts: Sequence[Part]) -> tuple[str, ...]:

@@ -63,6 +63,25 @@ def make_task(task: Task, mixture: Mixture) -> Environment:
     return make(task.environment, task.split, dict(task.options), config.prompt, config.train_seed)
 
 
+class IdleEnvironments:
+    """Environments that can be used again, by the tasks that can share them. Step threads may share it."""
+
+    def __init__(self, make_env: MakeEnv) -> None:
+        self._make_env = make_env
+        self._idle: dict[tuple[str, ...], list[Environment]] = {}
+
+    def take(self, task: Task) -> Environment:
+        """An environment for a task, not yet reset."""
+        try:
+            return self._idle.get(_idle_key(task), []).pop()
+        except IndexError:
+            return self._make_env(task)
+
+    def keep(self, task: Task, environment: Environment) -> None:
+        """Takes back the environment of a task that has ended without an error."""
+        self._idle.setdefault(_idle_key(task), []).append(environment)
+
+
 class EnvironmentPlayer:
     """Plays tickets concurrently, of one environment or of several (`envs.mixture`). `generate(worker, request)`
     returns a completion or raises GenerationFailed."""
@@ -85,7 +104,7 @@ class EnvironmentPlayer:
         self._generate = generate
         self._make_env = make_env or partial(make_task, mixture=self._mixture)
         self.steps = StepPool(config.step_timeout_s, config.step_threads)
-        self._idle: dict[tuple[str, ...], list[Environment]] = {}
+        self._idle = IdleEnvironments(self._make_env)
 
     async def play(self, ticket: Ticket) -> Group:
         """Play a ticket's `group_size` trajectories concurrently; an error in one of them is not raised."""
@@ -124,7 +143,7 @@ class EnvironmentPlayer:
         else:
             attempt.replayed = await replay(episode, ticket, index, self.steps, self._config.episode_timeout_s)
             if not attempt.replayed.lost_environment:
-                self._idle.setdefault(_idle_key(ticket.task), []).append(env)
+                self._idle.keep(ticket.task, env)
         return attempt
 
     async def _episode(self, ticket: Ticket, index: int, attempt: Attempt) -> tuple[Environment, Episode]:
@@ -152,17 +171,11 @@ class EnvironmentPlayer:
 
     def _begin(self, ticket: Ticket, index: int) -> tuple[Environment, Episode, list[Message]]:
         """In a step thread: take or make an environment and start the task in it."""
-        env = self._taken(ticket.task)
+        env = self._idle.take(ticket.task)
         noise = noise_seed(ticket, index, env.shared_noise)
         chosen = self._mixture.labelled(ticket.task.label).environment
         episode = Episode(env, ticket.task.seed, noise, chosen.format, chosen.reward_noise)
         return env, episode, episode.start()
-
-    def _taken(self, task: Task) -> Environment:
-        try:
-            return self._idle.get(_idle_key(task), []).pop()
-        except IndexError:
-            return self._make_env(task)
 
     def _fits(self, attempt: Attempt, feed: Feed, most: int) -> bool:
         """Whether the context has room for `feed` and a turn of `most` tokens. If not, the episode ends as
@@ -244,13 +257,13 @@ class EnvironmentPlayer:
 
     def _group_rewards(self, ticket: Ticket, texts: list[str], ids: list[list[int]]) -> list[GroupReward]:
         """In a step thread: the group's rewards, in an environment in which its task was started."""
-        env = self._taken(ticket.task)
+        env = self._idle.take(ticket.task)
         env.reset(seed=ticket.task.seed, options={"noise_seed": noise_seed(ticket, 0, env.shared_noise)})
         rewards = require(ticket.task.environment, env, GroupRewarded, "a group").group_rewards(texts, ids)
         if len(rewards) != len(texts):
             raise ValueError(f"group_rewards() returned {len(rewards)} rewards for {len(texts)} trajectories")
         rewards = [r if isinstance(r, str) else (finite_reward(r[0], "group_rewards"), bool(r[1])) for r in rewards]
-        self._idle.setdefault(_idle_key(ticket.task), []).append(env)
+        self._idle.keep(ticket.task, env)
         return rewards
 
     async def _call(self, attempt: Attempt, function: Callable[[], Any]) -> Any:

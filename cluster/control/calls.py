@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from squelch.actors.diagnosis.interventions import Intervention, LeftOut, Swap
     from squelch.actors.filter.decisions import StepDecision
     from squelch.actors.messages import (
         Cluster,
@@ -247,6 +248,10 @@ EVALUATE: Call[[list[Ticket]], tuple[list[GroupSummary], Payload]] = ENVIRONMENT
     "evaluate", setting("loop.group_timeout_s"), returns=2
 )
 """Plays one trajectory per ticket; the summaries in their order, and a reference to the rows."""
+INTERVENE: Call[[list[Swap]], list[Intervention | LeftOut]] = ENVIRONMENT_ACTOR.row(
+    "intervene", setting("loop.group_timeout_s")
+)
+"""Samples the actions of first turns again after other reasonings; one result per task, in their order."""
 
 CLUSTERS: Call[[list[Ticket]], dict[str, Cluster]] = ENVIRONMENT_ACTOR.row("clusters", setting("loop.group_timeout_s"))
 """The clusters of hard negatives of the tickets' tasks, by ticket id; nothing is sampled."""

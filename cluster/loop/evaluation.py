@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from squelch.actors.diagnosis.interventions import Intervention, LeftOut, Swap
 from squelch.actors.failures import Failure
 from squelch.actors.model_folder import check_model_folder
 from squelch.cluster.config import RunConfig
@@ -23,6 +24,7 @@ from squelch.cluster.fleet.ray_actors import RayActors
 from squelch.cluster.fleet.ray_watch import ray_watched
 from squelch.cluster.fleet.supervision import Supervisor, Watchdog
 from squelch.cluster.loop.initial_policy import prepare_model
+from squelch.cluster.loop.interventions import document, say_interventions, swaps_of, write
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
 from squelch.cluster.loop.persistence.state import read_state
 from squelch.cluster.loop.stopping import interruptible
@@ -45,34 +47,55 @@ def evaluate(
     temperature: float,
     as_json: bool,
     say: Callable[[str], None],
-    fetch: Callable[[str], None] = lambda _: None,
+    fetch: Callable[[str], None] | None = None,
+    intervene: bool = False,
 ) -> int:
     """Plays `tasks` validation tasks at `temperature` with a checkpoint's weights; prints success and its interval.
-    `fetch`: copies a folder of the run, given its key, to `run_dir` if checkpoints are stored elsewhere."""
+    `fetch`: copies a folder of the run, given its key, to `run_dir`, which is then a passing copy of a run in a store.
+    `intervene`: also samples the actions of first turns again after other reasonings."""
     config = RunFolder(run_dir).config(
         [f"validation.tasks={tasks}", f"validation.temperature={temperature}", "scorer.probe.tasks=null"]
     )
+    swaps = swaps_of(config) if intervene else []
     with listening() as signals, quiet() as output:
         aloud = _silent if as_json else output.aloud(say)
         signals.last_words = lambda number: output.aloud(say)(f"stopped by {number.name}, at once")
-        model_dir, step = _weights(config, run_dir, checkpoint, aloud, fetch)
+        model_dir, step = _weights(config, run_dir, checkpoint, aloud, fetch or _nothing)
         output.keep(run_dir, "eval")
         try:
             with ExitStack() as watching:
                 watch = partial(watching.enter_context, ray_watched(log.error if as_json else aloud))
                 connect(config, aloud, learning=False, joined=watch)
-                playing = _play(config, model_dir, log_folder(run_dir))
-                solved, failed = asyncio.run(interruptible(playing, signals, aloud))
+                playing = _play(config, model_dir, log_folder(run_dir), swaps)
+                solved, failed, found = asyncio.run(interruptible(playing, signals, aloud))
         finally:
             disconnect()
-    parts = parts_of(config.mixture, tasks)
+    result = _result(config, step, solved, failed)
+    written = None
+    if intervene:
+        result = document(found, result)
+        written = write(run_dir, step, result) if fetch is None else None
+    if as_json:
+        say_json(result)
+        return 0
+    say(_text(result))
+    if text := failed_text(failed, len(solved)):
+        say(f"WARNING: {text}")
+    if intervene:
+        say_interventions(found, written, say)
+    return 0
+
+
+def _result(config: RunConfig, step: str, solved: np.ndarray, failed: Sequence[Failure]) -> dict[str, Any]:
+    """The success on the validation tasks, for --json."""
+    parts = parts_of(config.mixture, config.validation.tasks)
     success, (low, high) = success_of(solved, parts), success_interval(solved, parts)
     by_label = {part.label: float(solved[part.place].mean()) for part in parts if part.label}
-    result: dict[str, Any] = {
+    return {
         "run": config.name,
         "checkpoint": step,
         "tasks": len(solved),
-        "temperature": temperature,
+        "temperature": config.validation.temperature,
         "success": success,
         "low": low,
         "high": high,
@@ -80,17 +103,20 @@ def evaluate(
         "solved": np.flatnonzero(solved).tolist(),
         **({"environments": by_label} if by_label else {}),
     }
-    text = (
-        f"{config.name} at {step}: success {result['success']:.3f}  95% [{low:.3f}, {high:.3f}]  "
-        f"{len(solved)} tasks, T = {temperature:g}" + "".join(f"  {name} {own:.3f}" for name, own in by_label.items())
+
+
+def _text(result: dict[str, Any]) -> str:
+    """The success in words."""
+    interval, own = f"[{result['low']:.3f}, {result['high']:.3f}]", result.get("environments", {})
+    return (
+        f"{result['run']} at {result['checkpoint']}: success {result['success']:.3f}  95% {interval}  "
+        f"{result['tasks']} tasks, T = {result['temperature']:g}"
+        + "".join(f"  {name} {success:.3f}" for name, success in own.items())
     )
-    if as_json:
-        say_json(result)
-        return 0
-    say(text)
-    if text := failed_text(failed, len(solved)):
-        say(f"WARNING: {text}")
-    return 0
+
+
+def _nothing(_: str) -> None:
+    """Fetches nothing: the folder is complete."""
 
 
 def _silent(text: str) -> None:
@@ -129,17 +155,22 @@ def _weights(
     return folder, f"step {step}"
 
 
-async def _play(config: RunConfig, model_dir: Path, logs: Path) -> tuple[np.ndarray, list[Failure]]:
-    """Success of each task, and the failures."""
+async def _play(
+    config: RunConfig, model_dir: Path, logs: Path, swaps: list[Swap]
+) -> tuple[np.ndarray, list[Failure], list[Intervention | LeftOut]]:
+    """Success of each task, the failures, and the interventions."""
     fleet = Fleet(config, RayActors(config, model_dir, logs), _no_event)
-    tickets = fixed_tickets(config)
+    play = Play(config, fleet)
+
+    async def both() -> tuple[np.ndarray, list[Failure], list[Intervention | LeftOut]]:
+        solved, played = await play.validate(fixed_tickets(config))
+        return solved, failures(played), await play.intervene(swaps) if swaps else []
+
     try:
         await fleet.start(learning=False)
-        supervisor = Supervisor(fleet, Watchdog(_no_event, _no_event))
-        solved, played = await supervisor.beside(Play(config, fleet).validate(tickets))
+        return await Supervisor(fleet, Watchdog(_no_event, _no_event)).beside(both())
     finally:
         await fleet.stop()
-    return solved, failures(played)
 
 
 def _no_event(*_: Any, **__: Any) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from squelch.actors.diagnosis.uncertainty import Z95, wilson_interval
+from squelch.actors.diagnosis.uncertainty import paired_interval, wilson_interval
 from squelch.envs.mixture import Mixture
 
 
@@ -58,16 +58,10 @@ def weighted_gain(before: np.ndarray, after: np.ndarray, parts: Sequence[Part]) 
 
 
 def gain_interval(before: np.ndarray, after: np.ndarray) -> tuple[float, float, float]:
-    """(mean, low, high): the paired gain in success on the same tasks, with its 95% normal interval. Where all tasks
-    have the same gain, as where none was solved before or after, their spread carries no information: Wilson's bound of
-    the share of other tasks is the half width then.
+    """(mean, low, high): the paired gain in success on the same tasks, with its 95% interval, as `paired_interval`: it
+    has a width even where no task was solved before or after.
 
     Args:
         before, after: (num_tasks,) bool, success of the same tasks in the same order.
     """
-    gain = after.astype(np.float64) - before.astype(np.float64)
-    mean, half = float(gain.mean()), Z95 * float(gain.std(ddof=1)) / math.sqrt(len(gain)) if len(gain) > 1 else math.inf
-    if half == 0:
-        _, half = wilson_interval(0, len(gain))
-        return mean, max(-1.0, mean - half), min(1.0, mean + half)
-    return mean, mean - half, mean + half
+    return paired_interval(after.astype(np.float64) - before.astype(np.float64))

@@ -150,9 +150,13 @@ def test_status_says_that_the_run_is_over_and_its_last_step_is_checkpointed(whol
 
 
 def test_eval_plays_the_fixed_tasks_with_a_checkpoint(whole: Finished) -> None:
-    run = Run("eval", str(whole.folder), "--checkpoint", "last", "--tasks", "16", "--json")
+    run = Run("eval", str(whole.folder), "--checkpoint", "last", "--tasks", "16", "--interventions", "--json")
     assert run.finish() == 0, run.text
     found, after = json.loads(run.lines[-1]), summary(whole.folder)["success"]["after"]
     assert found["tasks"] == 16 and found["checkpoint"] == f"step {STEPS}"
     assert found["success"] == after["success"], "the same weights, tasks and seeds"
     assert found["failed"] == {} and len(found["solved"]) == 16 * found["success"]
+    effect = found["interventions"][""]
+    assert effect["tasks"] + sum(effect["left_out"].values()) == 16 and "failed" not in effect["left_out"]
+    assert effect["tasks"] > 4 and effect["change"]["low"] <= effect["change"]["value"] <= effect["change"]["high"]
+    assert json.loads((whole.folder / "interventions" / f"step-{STEPS:06d}.json").read_text()) == found

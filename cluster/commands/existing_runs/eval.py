@@ -24,13 +24,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--temperature", type=positive(float), default=0.5, help="sampling temperature (default: %(default)s)"
     )
+    parser.add_argument(
+        "--interventions",
+        action="store_true",
+        help="also sample the actions of first turns again after the reasoning of another task: does the agent do "
+        "something else (docs/guide/reasoning.md)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object, with the tasks that were solved")
 
 
 def run(options: argparse.Namespace) -> int:
     """Plays the tasks and prints the result."""
     if not in_store(options.run_dir):
-        return _evaluate(run_folder(Path(options.run_dir)), options, lambda _: None)
+        return _evaluate(run_folder(Path(options.run_dir)), options, None)
     from squelch.cluster.runs.in_store.reading import local_copy
 
     with local_copy(options.run_dir) as copy:
@@ -38,7 +44,8 @@ def run(options: argparse.Namespace) -> int:
         return _evaluate(copy.folder, options, lambda folder: copy.fetch(lambda key: key.startswith(f"{folder}/")))
 
 
-def _evaluate(run_dir: Path, options: argparse.Namespace, fetch: Callable[[str], None]) -> int:
+def _evaluate(run_dir: Path, options: argparse.Namespace, fetch: Callable[[str], None] | None) -> int:
     from squelch.cluster.loop.evaluation import evaluate
 
-    return evaluate(run_dir, options.checkpoint, options.tasks, options.temperature, options.json, say, fetch)
+    chosen = options.checkpoint, options.tasks, options.temperature, options.json
+    return evaluate(run_dir, *chosen, say, fetch, options.interventions)

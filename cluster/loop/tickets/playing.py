@@ -29,23 +29,20 @@ import numpy as np
 import pyarrow as pa
 
 from squelch.actors.archive.rows import to_table
+from squelch.actors.diagnosis.interventions import TURNS_AT_ONCE, Intervention, LeftOut, Swap
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.messages import Cluster
 from squelch.actors.records import Group, GroupSummary, Ticket, Trajectory, summarise
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import ActorError, Died, reason_of
-from squelch.cluster.control.calls import CLUSTERS, EVALUATE, PLAY, Payload
+from squelch.cluster.control.calls import CLUSTERS, EVALUATE, INTERVENE, PLAY, Payload
 from squelch.cluster.control.client import Client
 from squelch.cluster.control.membership import CutOff, Member, at_work
 from squelch.cluster.fleet.fleet import Fleet
 
 T = TypeVar("T")
+R = TypeVar("R")
 FETCH_TIMEOUT_S = 60.0
-
-
-def _failed_in_generation(summary: GroupSummary) -> bool:
-    """Whether a trajectory of the group failed while it was sampled, so that its worker may be dead."""
-    return any(failure.cause.in_generation for failure in summary.failures)
 
 
 def failures(played: Sequence[GroupSummary]) -> list[Failure]:
@@ -53,16 +50,25 @@ def failures(played: Sequence[GroupSummary]) -> list[Failure]:
     return [failure for summary in played for failure in summary.failures]
 
 
+def interventions_failed(found: Sequence[Intervention | LeftOut]) -> list[Failure]:
+    """The failures for which tasks have no intervention."""
+    return [one.failure for one in found if isinstance(one, LeftOut) and one.failure is not None]
+
+
 def causes(failed: Iterable[Failure]) -> Counter[str]:
     """Number of failures by cause."""
     return Counter(str(failure.cause) for failure in failed)
 
 
+def counted(failed: Sequence[Failure]) -> str:
+    """The numbers of failures by cause, with one detail of each."""
+    details = {str(failure.cause): f" (one: {failure.detail})" for failure in failed if failure.detail}
+    return ", ".join(f"{cause} {count}{details.get(cause, '')}" for cause, count in causes(failed).most_common())
+
+
 def failed_text(failed: Sequence[Failure], played: int, what: str = "validation tasks") -> str:
     """The message about failed trajectories of `played`, by cause, with one detail of each; empty if none failed."""
-    details = {str(failure.cause): f" (one: {failure.detail})" for failure in failed if failure.detail}
-    counted = ", ".join(f"{cause} {count}{details.get(cause, '')}" for cause, count in causes(failed).most_common())
-    return f"{len(failed)} of {played} {what} failed and count as no success: {counted}" if failed else ""
+    return f"{len(failed)} of {played} {what} failed and count as no success: {counted(failed)}" if failed else ""
 
 
 class _Unplayed(Exception):
@@ -98,7 +104,7 @@ class Play:
             return PlayedGroup(placed, *await player.call(PLAY, placed))
 
         try:
-            return await self._attempts(ticket.ticket_id, play, lambda played: [played.summary])
+            return await self._attempts(ticket.ticket_id, play, lambda played: played.summary.failures)
         except _Unplayed as error:
             return self._unplayable(ticket, error.failure)
 
@@ -106,10 +112,11 @@ class Play:
         self,
         what: str,
         play: Callable[[Client, str], Coroutine[Any, Any, T]],
-        summaries: Callable[[T], Sequence[GroupSummary]],
+        failed: Callable[[T], Iterable[Failure]],
     ) -> T:
         """The result of `play` on an environment actor and the rollout worker of this name. If an actor is dead, is
-        late or raises, `play` is retried on the next of both; _Unplayed after `loop.max_attempts`."""
+        late or raises, `play` is retried on the next of both; _Unplayed after `loop.max_attempts`. `failed`: the
+        failures within a result, which may show that the worker is dead."""
         cause: ActorError | None = None
         player: Member[Client] | None = None
         failure, attempts = Failure(FailureCause.ACTOR_ERROR, "not played yet"), 0
@@ -132,7 +139,7 @@ class Play:
                 text = f"{player.name}: {reason_of(error)}".splitlines()[0][:300]
                 failure, cause = Failure(FailureCause.ACTOR_ERROR, text), error
             else:
-                if not await self._worker_is_dead(worker, summaries(result)):
+                if not await self._worker_is_dead(worker, failed(result)):
                     return result
                 failure, cause = Failure(FailureCause.WORKER_DIED, worker.name), None
         raise _Unplayed(failure) from cause
@@ -147,10 +154,10 @@ class Play:
         player = self.fleet.players.in_turn(turn)
         return self.fleet.players.in_turn(turn + 1) if player is failed else player, self.fleet.workers.in_turn(turn)
 
-    async def _worker_is_dead(self, worker: Member[Client], played: Sequence[GroupSummary]) -> bool:
+    async def _worker_is_dead(self, worker: Member[Client], failed: Iterable[Failure]) -> bool:
         """Whether trajectories failed because their worker is dead; the fleet has then replaced the worker. The
         group's other trajectories must not be trained on alone: they are biased towards those that ended early."""
-        return any(map(_failed_in_generation, played)) and await self.fleet.suspect_worker(worker)
+        return any(one.cause.in_generation for one in failed) and await self.fleet.suspect_worker(worker)
 
     def _unplayable(self, ticket: Ticket, failure: Failure) -> PlayedGroup:
         """The result of a ticket that no actor could play: every trajectory has this failure."""
@@ -195,16 +202,31 @@ class Play:
         Raises:
             RuntimeError: a batch was not played in `loop.max_attempts` attempts.
         """
-        size = min(self.config.sampling.group_size, self.config.rollout.max_num_seqs)
-        slots = await self.slots(size)
-        batches = [asyncio.create_task(self._batch(tickets[i : i + size], slots)) for i in range(0, len(tickets), size)]
+        summaries = await self._in_batches(tickets, 1, self._batch)
+        return np.array([bool(len(s.successes) and s.successes[0]) for s in summaries]), summaries
+
+    async def intervene(self, swaps: list[Swap]) -> list[Intervention | LeftOut]:
+        """The interventions of these tasks, in their order; batches, time and errors as in `validate`."""
+        return await self._in_batches(swaps, TURNS_AT_ONCE, self._batch_of_swaps)
+
+    async def _in_batches(
+        self, tasks: list[T], sequences: int, play: Callable[[list[T]], Coroutine[Any, Any, list[R]]]
+    ) -> list[R]:
+        """The results of `play` on the tasks, in their order. `sequences`: those that one task samples at a time."""
+        size = max(1, min(self.config.sampling.group_size, self.config.rollout.max_num_seqs) // sequences)
+        slots = await self.slots(size * sequences)
+
+        async def play_in_slot(batch: list[T]) -> list[R]:
+            async with slots:
+                return await play(batch)
+
+        batches = [asyncio.create_task(play_in_slot(tasks[i : i + size])) for i in range(0, len(tasks), size)]
         try:
-            summaries = [summary for batch in await asyncio.gather(*batches) for summary in batch]
+            return [result for results in await asyncio.gather(*batches) for result in results]
         finally:
             for batch in batches:
                 batch.cancel()
             await asyncio.gather(*batches, return_exceptions=True)
-        return np.array([bool(len(s.successes) and s.successes[0]) for s in summaries]), summaries
 
     async def slots(self, size: int) -> asyncio.Semaphore:
         """Slots for as many batches or groups of `size` trajectories as the engines hold, at least one: the time-outs
@@ -212,15 +234,25 @@ class Play:
         sequences = self.config.rollout.max_num_seqs * len(await self.fleet.worker_pool.need())
         return asyncio.Semaphore(max(1, sequences // size))
 
-    async def _batch(self, tickets: list[Ticket], slots: asyncio.Semaphore) -> list[GroupSummary]:
+    async def _batch(self, tickets: list[Ticket]) -> list[GroupSummary]:
         async def play(player: Client, worker: str) -> list[GroupSummary]:
             summaries, _ = await player.call(EVALUATE, [replace(ticket, worker=worker) for ticket in tickets])
             return summaries
 
-        what = f"{len(tickets)} tasks of a validation"
+        return await self._required(f"{len(tickets)} tasks of a validation", play, failures)
+
+    async def _batch_of_swaps(self, swaps: list[Swap]) -> list[Intervention | LeftOut]:
+        async def play(player: Client, worker: str) -> list[Intervention | LeftOut]:
+            return await player.call(INTERVENE, [replace(s, ticket=replace(s.ticket, worker=worker)) for s in swaps])
+
+        return await self._required(f"{len(swaps)} tasks of the interventions", play, interventions_failed)
+
+    async def _required(
+        self, what: str, play: Callable[[Client, str], Coroutine[Any, Any, T]], failed: Callable[[T], Iterable[Failure]]
+    ) -> T:
+        """As `_attempts`; RuntimeError after `loop.max_attempts`."""
         try:
-            async with slots:
-                return await self._attempts(what, play, lambda played: played)
+            return await self._attempts(what, play, failed)
         except _Unplayed as error:
             text = f"validation: {what} failed loop.max_attempts times; last cause: {error.failure}"
             raise RuntimeError(text) from error.__cause__
