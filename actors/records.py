@@ -238,6 +238,8 @@ class GroupSummary:
     """Turns that reached the token limit after it."""
     failures: tuple[Failure, ...] = field(default=())
     """Failures of the trajectories that failed."""
+    turns: tuple[int, ...] = ()
+    """Number of turns of each surviving trajectory."""
     worker: str = ""
     seconds_environment: float = 0.0
     seconds_generation: float = 0.0
@@ -293,6 +295,7 @@ def summarise(group: Group) -> GroupSummary:
         version_min=min((turn.version_min for turn in turns), default=-1),
         version_max=max((turn.version_max for turn in turns), default=-1),
         failures=tuple(t.failure for t in group.trajectories if t.failure is not None),
+        turns=tuple(len(t.turns) for t in alive),
         worker=group.ticket.worker,
         seconds_environment=group.seconds_environment,
         seconds_generation=group.seconds_generation,

@@ -139,6 +139,19 @@ def mixtures(log_likelihood: np.ndarray, source: np.ndarray, weights: np.ndarray
     return Mixtures(top + np.log(total) + correction, correction, without)
 
 
+def information_each(log_likelihood: np.ndarray, source: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """(n,) log-likelihood of each reasoning under its own prompt less the log of its mixture over all prompts, nats per
+    sequence, whose mean is MI-Seq-Est; NaN for a reasoning without a finite pair beside its own. Arguments as
+    `mixtures`, where `weights` need no sum 1 and any pair may be missing."""
+    values = np.where(np.isfinite(log_likelihood), log_likelihood, np.nan)
+    rows = np.arange(len(source))
+    own, found = values[rows, source], np.full(len(source), np.nan)
+    used = ~np.isnan(own) & ((~np.isnan(values)).sum(axis=1) > 1)
+    if used.any():
+        found[used] = own[used] - mixtures(values[used], source[used], weights / weights.sum()).log_mean
+    return found
+
+
 def _jackknife(
     own: np.ndarray, parts: np.ndarray, others: np.ndarray, weights: np.ndarray, mass: np.ndarray
 ) -> np.ndarray:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
 from squelch.actors.failures import FailureCause
@@ -19,7 +19,15 @@ if TYPE_CHECKING:
 
 CUT_IN = ("reasoning", "answer")
 BANDS = ("all_fail", "mixed", "all_succeed")
+SHOWN_TURNS = 12
+"""Turns that have metrics of their own, the first ones."""
 FAILURES = tuple(cause.value for cause in FailureCause if cause is not FailureCause.OTHER)
+
+def _of_turn(name: str, key: str, help: str) -> MetricSpec:
+    """A gauge of each of the first turns."""
+    turns = product(tuple(str(turn + 1) for turn in range(SHOWN_TURNS)))
+    return MetricSpec(name, "gauge", f"{help}; NaN for a turn that none reached", f"turns/{key}/{{turn}}", ("turn",), turns)
+
 
 METRICS: Table = {
     Section.PROGRESS: (
@@ -86,11 +94,16 @@ METRICS: Table = {
         ),
         gauge("squelch_rollout_entropy_nats", "rollout_entropy", "Mean surprisal of sampled tokens", unit="nats"),
         gauge("squelch_turns_mean", "turns_per_trajectory", "Mean turns per trajectory"),
+        _of_turn("squelch_turn_reached_ratio", "reached", "Share of the step's trajectories that had this turn"),
+        _of_turn("squelch_turn_success_ratio", "success", "Success of the step's trajectories that had this turn"),
         gauge(
             "squelch_truncated_ratio",
             "truncated_share",
             "Share of trajectories that were cut short: by the turn limit, a full context, or their environment",
         ),
+    ),
+    Section.FILTER: (
+        _of_turn("squelch_turn_kept_ratio", "kept", "Share of the trajectories with this turn that are in kept groups"),
     ),
     Section.HEALTH: (
         MetricSpec(
@@ -134,6 +147,24 @@ def trajectory_metrics(summaries: Sequence[GroupSummary]) -> dict[str, float]:
         **_failures(summaries),
         **_by_environment(summaries),
     }
+
+
+def turn_metrics(summaries: Sequence[GroupSummary], kept: Container[str]) -> dict[str, float]:
+    """Metrics by flat key of the trajectories that had each of the first turns. `kept`: the ids of the kept groups."""
+    played = [
+        (turns, bool(success), summary.group_id in kept)
+        for summary in summaries
+        for turns, success in zip(summary.turns, summary.successes, strict=True)
+    ]
+    found: dict[str, float] = {}
+    for turn in range(1, SHOWN_TURNS + 1):
+        had = [one for one in played if one[0] >= turn]
+        found |= {
+            f"turns/reached/{turn}": _ratio(len(had), len(played)) if had else math.nan,
+            f"turns/success/{turn}": _ratio(sum(success for _, success, _ in had), len(had)),
+            f"turns/kept/{turn}": _ratio(sum(is_kept for _, _, is_kept in had), len(had)),
+        }
+    return found
 
 
 def _by_environment(summaries: Sequence[GroupSummary]) -> dict[str, float]:

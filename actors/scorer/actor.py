@@ -67,6 +67,12 @@ def environments_of(tables: Sequence[pa.Table]) -> dict[str, str]:
     return {group: environment for table in pairs for group, environment in table}
 
 
+def kinds_of(tables: Sequence[pa.Table]) -> dict[str, str]:
+    """The kind of each group's task, by group id, where its environment declares one."""
+    pairs = (zip(t.column("group_id").to_pylist(), t.column("task_kind").to_pylist(), strict=True) for t in tables)
+    return {group: kind for table in pairs for group, kind in table if kind is not None}
+
+
 class ScorerActor:
     """The scorer, on one CPU thread that yields to all others, or on a GPU (`scorer.num_gpus`); see `Scorer`."""
 
@@ -112,12 +118,12 @@ class ScorerActor:
     ) -> dict[str, float]:
         self._prepare(bundle)
         tables = self._tables(row_refs, f"groups of step {step}")
-        groups, environments = by_group(tables), environments_of(tables)
+        groups, about = by_group(tables), (environments_of(tables), replaces, kinds_of(tables))
         if self._fixed:
             version = max(newest_version(groups), 0)
-            metrics = self._scorer.score(step, version, groups, environments, replaces)
+            metrics = self._scorer.score(step, version, groups, *about)
             return metrics | {"scorer/version": float(FIXED_VERSION), "scorer/parity": math.nan}
-        metrics = self._scorer.score(step, bundle.version, groups, environments, replaces)
+        metrics = self._scorer.score(step, bundle.version, groups, *about)
         return metrics | {"scorer/parity": self._parity}
 
     def probe(
@@ -130,9 +136,10 @@ class ScorerActor:
         """The metrics of a probe evaluation, whose groups `row_refs` refer to, and the state after it; weights as in
         `score`, `clusters` as in `FixedProbe.read`."""
         self._prepare(bundle)
-        groups = by_group(self._tables(row_refs, f"the probe's groups after step {step}"))
+        tables = self._tables(row_refs, f"the probe's groups after step {step}")
+        groups, kinds = by_group(tables), kinds_of(tables)
         version = max(newest_version(groups), 0) if self._fixed else bundle.version
-        metrics = self._probe.read(step, version, groups, clusters)
+        metrics = self._probe.read(step, version, groups, clusters, kinds)
         self._scorer.followed = Followed(metrics["probe/link/follows"], step)
         return metrics, self.state()
 

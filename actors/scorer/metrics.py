@@ -227,6 +227,15 @@ ANSWERS = (
         ("reason",),
         product(ANSWER_EXCLUSIONS),
     ),
+    MetricSpec(
+        "squelch_kind_dependence_nats",
+        "gauge",
+        "D of the fixed probe's tasks of one kind, nats per answer; NaN without a scored answer",
+        "probe/link/dependence/{kind}",
+        ("kind",),
+        open=True,
+        unit="nats",
+    ),
 )
 """Metrics of the links from reasoning to answer (`actors.diagnosis.links`)."""
 
@@ -292,6 +301,15 @@ METRICS: Table = {
             ("turn", "figure"),
             product(("1",), PART_METRICS),
             open=True,
+        ),
+        MetricSpec(
+            "squelch_kind_mi_est_nats",
+            "gauge",
+            "MI-Est of the first turns of one kind of task among the prompts of all kinds, nats per token",
+            "kind/{kind}/mi_est",
+            ("kind",),
+            open=True,
+            unit="nats",
         ),
         MetricSpec(
             "squelch_environment_reasoning",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +23,9 @@ import numpy as np
 from squelch.actors.config import ProbeConfig
 from squelch.actors.diagnosis.budget import draw_pairs
 from squelch.actors.diagnosis.fixed_probe import ProbeEvaluation, read_probe
+from squelch.actors.diagnosis.links import LinksEvaluation
 from squelch.actors.diagnosis.metrics import LINK_KEYS
+from squelch.actors.filter.coverage import SHOWN_KINDS, kind_name
 from squelch.actors.messages import Cluster
 from squelch.actors.scorer import hard_scoring
 from squelch.actors.scorer.drawing import Groups, refuse_pictures
@@ -44,6 +46,20 @@ METRICS = (
 """Keys of an evaluation's metrics, each NaN if unknown."""
 
 
+def dependence_by_kind(
+    evaluation: LinksEvaluation | None, tasks: Sequence[str], kinds: Mapping[str, str]
+) -> dict[str, float]:
+    """D of the tasks of each kind, `dependence/KIND`, for at most `SHOWN_KINDS` kinds; NaN for a kind without a scored
+    answer. `kinds`: the kinds of the tasks that have one, by task."""
+    own = np.array([kind_name(kinds.get(task)) or "" for task in tasks], dtype=str)
+    found = {}
+    for kind in sorted(set(own.tolist()) - {""})[:SHOWN_KINDS]:
+        means = np.array([]) if evaluation is None else evaluation.dependence.mean[own == kind]
+        known = means[~np.isnan(means)]
+        found[f"dependence/{kind}"] = float(known.mean()) if len(known) else math.nan
+    return found
+
+
 class FixedProbe:
     """Evaluations of the probe under the engine's current weights; `state` holds the first one, for the change since.
 
@@ -56,22 +72,33 @@ class FixedProbe:
         self._first: dict[str, Any] | None = None
 
     def read(
-        self, step: int, version: int, groups: Groups, clusters: Mapping[str, Cluster] | None = None
+        self,
+        step: int,
+        version: int,
+        groups: Groups,
+        clusters: Mapping[str, Cluster] | None = None,
+        kinds: Mapping[str, str] | None = None,
     ) -> dict[str, float]:
         """Metrics by the registry's flat keys. `groups`: the tasks' trajectories by task name, all of `version`;
-        `clusters`: of hard negatives, by task name; None: there are none."""
+        `clusters`: of hard negatives, by task name; None: there are none. `kinds`: the kinds of the tasks that have
+        one, by the same names."""
         refuse_pictures(step, groups)
-        return self.evaluate(step, version, draw_probe(groups, version, self.engine.context_length), clusters)
+        return self.evaluate(step, version, draw_probe(groups, version, self.engine.context_length), clusters, kinds)
 
     def evaluate(
-        self, step: int, version: int, draw: ProbeDraw, clusters: Mapping[str, Cluster] | None = None
+        self,
+        step: int,
+        version: int,
+        draw: ProbeDraw,
+        clusters: Mapping[str, Cluster] | None = None,
+        kinds: Mapping[str, str] | None = None,
     ) -> dict[str, float]:
         """As `read`, from reasonings that are drawn already."""
         started, cpu = time.perf_counter(), time.thread_time()
         found = dict.fromkeys(METRICS, math.nan) | {"samples": float(len(draw.reasonings)), "tasks": 0.0}
         excluded = draw.excluded.total()
         if len(draw.prompts) > 1 and draw.reasonings:
-            matrix, links = self._scored(draw)
+            matrix, links = self._scored(draw, kinds or {})
             usable = np.where(np.isnan(matrix), True, np.isfinite(matrix)).all(axis=1)
             usable &= np.isfinite(matrix[np.arange(len(matrix)), draw.source])
             excluded += int((~usable).sum())
@@ -95,7 +122,7 @@ class FixedProbe:
         self._first = self._first or evaluation.state()
         return evaluation.metrics() | evaluation.change_since(self._first)
 
-    def _scored(self, draw: ProbeDraw) -> tuple[np.ndarray, dict[str, float]]:
+    def _scored(self, draw: ProbeDraw, kinds: Mapping[str, str]) -> tuple[np.ndarray, dict[str, float]]:
         """((n, num_prompts) nats per sequence, NaN for pairs that `max_others` leaves out, the same pairs each time;
         the links' metrics)."""
         num, wanted = len(draw.prompts), self._pairs(draw, self.config.max_others, 1)
@@ -112,6 +139,7 @@ class FixedProbe:
         evaluation, excluded["non_finite"] = read_scored(pairs, scores, draw.weights, len(draw.tasks), (self.seed, 4))
         metrics = evaluation.metrics() if evaluation is not None else {"answers": 0.0}
         metrics |= {f"excluded/{reason}": float(excluded[reason]) for reason in ANSWER_EXCLUSIONS}
+        metrics |= dependence_by_kind(evaluation, draw.tasks, kinds)
         return scores.reasonings, {f"link/{key}": value for key, value in metrics.items()}
 
     def _pairs(self, draw: ProbeDraw, others: int | None, stream: int) -> np.ndarray:

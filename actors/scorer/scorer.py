@@ -27,13 +27,14 @@ import numpy as np
 
 from squelch.actors.archive.scores import ScoreMatrix, TurnPlace
 from squelch.actors.config import ScorerConfig
-from squelch.actors.diagnosis.budget import draw_pairs, estimate, others_within
+from squelch.actors.diagnosis.budget import draw_pairs, estimate, information_each, others_within
 from squelch.actors.diagnosis.fixed_probe import saturated
 from squelch.actors.diagnosis.grounding import JUDGED, judge_of, shares
 from squelch.actors.diagnosis.metrics import SCOPES
 from squelch.actors.diagnosis.proxies import METRIC_KEYS, RECALL_AT, EmaState, Proxies, proxies_of_scores, usable
 from squelch.actors.diagnosis.regime import RegimeGauge, RegimeInputs, one_hot, true_share
 from squelch.actors.diagnosis.uncertainty import MIN_INTERVAL, Uncertainty, uncertainty
+from squelch.actors.filter.coverage import SHOWN_KINDS, kind_name
 from squelch.actors.scorer.drawing import (
     Draw,
     Groups,
@@ -119,7 +120,7 @@ class Scorer:
         self._ema = {scope: EmaState(config.ema_alpha) for scope in SCOPES}
         self._regime = {scope: RegimeGauge() for scope in SCOPES}
         self._parts: set[str] = set()
-        """Turns and environments reported so far; each is reported again, as NaN, if a window does not have it."""
+        """Turns, environments and kinds of tasks reported so far; each is reported again, as NaN, if a window does not have it."""
         self.matrices: dict[str, ScoreMatrix] = {}
         """The score matrices of the last window by scope, without scopes of fewer than two prompts."""
         self.followed = Followed()
@@ -133,10 +134,12 @@ class Scorer:
         groups: Groups,
         environments: Mapping[str, str] | None = None,
         replaces: bool = False,
+        kinds: Mapping[str, str] | None = None,
     ) -> dict[str, float]:
         """Metrics of a step's window by the registry's flat keys. `version`: policy version of the weights;
-        `environments`: the environment's name by group id; `replaces`: whether the step may have been scored before,
-        with groups that are lost: what that left in the state is forgotten.
+        `environments`, `kinds`: the environment's name, and the kind of the task where it has one, by group id;
+        `replaces`: whether the step may have been scored before, with groups that are lost: what that left in the state
+        is forgotten.
 
         Every key is always present; an unknown metric is NaN. Raises ValueError if `version` is more than max_staleness
         from the newest version that sampled in the window, for a step that was scored before and is not replaced, and
@@ -161,6 +164,7 @@ class Scorer:
         for index, (scope, draw) in enumerate(draws.items()):
             seed = (self.seed, step, len(SCOPES) + index)
             metrics |= self._scope(scope, draw, version, seed, environments or {})
+        metrics |= self._by_kind(draws["first_turn"], kinds or {})
         metrics |= self._regimes(step, groups, metrics, len(draws["first_turn"].reasonings))
         metrics["seconds/score"] = time.perf_counter() - started
         return metrics | {"scorer/cpu_seconds": time.thread_time() - cpu}
@@ -293,6 +297,22 @@ class Scorer:
                 measured = self._measure(matrix[keep][:, columns], subset(draw, keep), None, (*seed, index))
                 metrics |= {key: measured[key] for key in PART_METRICS if key in measured}
             flat |= {f"{name}/{key}": value for key, value in metrics.items()}
+        return flat
+
+    def _by_kind(self, draw: Draw, kinds: Mapping[str, str]) -> dict[str, float]:
+        """MI-Est of the first turns of each kind of task under the mixture of all prompts, without further scoring. The
+        first `SHOWN_KINDS` kinds of the run have one; NaN for a kind that the window does not have."""
+        own = np.array([f"kind/{kind_name(kinds.get(group)) or ''}" for group in draw.groups.tolist()], dtype=str)
+        known = {part for part in self._parts if part.startswith("kind/")}
+        new = sorted(set(own.tolist()) - known - {"kind/"})
+        self._parts |= set(new[: SHOWN_KINDS - len(known)])
+        matrix, gains = self.matrices.get("first_turn"), np.full(len(own), np.nan)
+        if matrix is not None:
+            gains = information_each(matrix.values, matrix.source, draw.weights) / matrix.lengths
+        flat: dict[str, float] = {}
+        for part in sorted(part for part in self._parts if part.startswith("kind/")):
+            values = gains[(own == part) & np.isfinite(gains)]
+            flat[f"{part}/mi_est"] = float(values.mean()) if len(values) else math.nan
         return flat
 
     def _judged(self, draw: Draw, environments: Sequence[str]) -> dict[str, float]:

@@ -65,6 +65,7 @@ def application(
             Route("/trace.json", pages.trace),
             Route("/figures", pages.charts),
             Route("/figures/numbers", pages.numbers),
+            Route("/where", pages.where),
             Route("/boards", pages.dashboard),
             Route("/boards/panel", pages.panel),
             Route("/boards/colours.css", pages.colours),

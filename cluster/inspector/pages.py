@@ -23,6 +23,7 @@ from squelch.cluster.inspector import curves, matrices
 from squelch.cluster.inspector.boards import AXES, FIRST, REFRESH_S, WINDOWS, Boards, Recorded, axis_of
 from squelch.cluster.inspector.conversations import OwnFormat
 from squelch.cluster.inspector.groups import GroupIndex, Query
+from squelch.cluster.inspector.parts import DIMENSIONS, HEIGHT, WIDTH
 from squelch.cluster.inspector.run_metrics import CHARTS, CURVES, SMOOTHED, RunMetrics
 from squelch.cluster.inspector.search import search
 from squelch.cluster.inspector.template_filters import FILTERS, strip_of
@@ -285,6 +286,12 @@ class Pages:
             request, "figures.html", charts=CHARTS, windows=curves.WINDOWS, window=window, others=list(self.others),
             other=other, alone=ALONE, chosen=chosen, name=self.folder.name,
         )  # fmt: skip
+
+    def where(self, request: Request) -> Response:
+        """MI, D, kept share and success of each kind of task and of each turn."""
+        self.run_metrics.refresh()
+        rows = {dimension: self.run_metrics.part_rows(dimension) for dimension in DIMENSIONS}
+        return self._page(request, "where.html", dimensions=DIMENSIONS, rows=rows, width=WIDTH, height=HEIGHT)
 
     def numbers(self, request: Request) -> Response:
         """The curves of every chart, of the run and of the one that it is compared with."""

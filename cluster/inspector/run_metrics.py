@@ -17,6 +17,7 @@ import numpy as np
 
 from squelch.actors.archive.reader import METRICS
 from squelch.cluster.errors import bad_files_are_the_users
+from squelch.cluster.inspector.parts import Parts, Row
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.following import LineFollower
 from squelch.cluster.runs.shapes import check_metrics
@@ -157,6 +158,7 @@ class RunMetrics:
         """`KEYS` of each line; NaN where it has no number."""
         self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT_STEPS + 2)
         self._marked: dict[str, dict[str, Any]] = {}
+        self._parts = Parts()
 
     def refresh(self) -> None:
         """Reads the new lines. UserError for a damaged line."""
@@ -173,6 +175,7 @@ class RunMetrics:
         shown["probe/hard/mi_high"] = clipped(line.get("probe/hard/mi_high"), line.get("probe/hard/ceiling"))
         self.rows.append(tuple(np.nan if shown.get(key) is None else float(shown[key]) for key in KEYS))
         self._recent.append(line)
+        self._parts.take(line)
         if line.get("validation/success") is not None:
             if line.get("gain") is None:  # the first on these tasks
                 self._marked["first validation"] = line
@@ -191,6 +194,11 @@ class RunMetrics:
         """(num_steps, num_keys) values of `keys`; NaN where a step has none."""
         with self._lock:
             return np.array(self.rows or np.zeros((0, len(KEYS))))[:, [KEYS.index(key) for key in keys]]
+
+    def part_rows(self, dimension: str) -> list[Row]:
+        """The parts of a dimension, as `Parts.rows`."""
+        with self._lock:
+            return self._parts.rows(dimension)
 
     def times(self) -> list[tuple[int, float]]:
         """(step, time of its record in unix seconds) of every step."""

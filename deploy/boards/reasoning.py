@@ -298,19 +298,9 @@ REGIME = Row(
 )
 
 PARTS = Row(
-    "Where it is lost",
+    "Environments and judge",
     "guide/reasoning.md",
     (
-        Panel(
-            "MI by turn",
-            "MI-Est among the contexts of one turn, with its 95% interval: shows the turns that ignore their context.",
-            (
-                _q("squelch_turn_reasoning", "turn {{turn}}", figure="mi_est"),
-                _q("squelch_turn_reasoning", "turn {{turn}}, low", FEW_PROMPTS, figure="mi_est_low"),
-                _q("squelch_turn_reasoning", "turn {{turn}}, high", FEW_PROMPTS, figure="mi_est_high"),
-            ),
-            unit="suffix: nats",
-        ),
         Panel(
             "By environment",
             "MI-Est of each environment's first turns, if a window mixes environments.",
@@ -335,6 +325,85 @@ PARTS = Row(
                 _q("squelch_judge_least_true_share", "least true", "environments without a judge"),
                 _q("squelch_reasoning_untrue", "untrue", "environments without a judge"),
             ),
+            unit="percentunit",
+            low=0,
+            high=1,
+        ),
+    ),
+)
+
+NO_KINDS = "the environment declares no kinds of tasks"
+COLLAPSE = Row(
+    "Where it collapses",
+    "guide/reasoning.md",
+    (
+        Panel(
+            "MI by kind",
+            "MI-Est of each kind's first turns among the prompts of all kinds.",
+            (_q("squelch_kind_mi_est_nats", "{{kind}}", NO_KINDS),),
+            unit="suffix: nats",
+        ),
+        Panel(
+            "D by kind",
+            "What the answers to the fixed probe's tasks of each kind take from their reasoning.",
+            (_q("squelch_kind_dependence_nats", "{{kind}}", NO_KINDS),),
+            unit="suffix: nats",
+        ),
+        Panel(
+            "Kept by kind",
+            "Share of each kind's groups that the filter kept.",
+            (_q("squelch_kind_kept_ratio", "{{kind}}", NO_KINDS),),
+            unit="percentunit",
+            low=0,
+            high=1,
+        ),
+        Panel(
+            "Success by kind",
+            "Success of each kind's groups.",
+            (_q("squelch_kind_success_ratio", "{{kind}}", NO_KINDS),),
+            unit="percentunit",
+            low=0,
+            high=1,
+        ),
+        Panel(
+            "MI by turn",
+            "MI-Est among the contexts of one turn, with its 95% interval: shows the turns that ignore their context.",
+            (
+                _q("squelch_turn_reasoning", "turn {{turn}}", figure="mi_est"),
+                _q("squelch_turn_reasoning", "turn {{turn}}, low", FEW_PROMPTS, figure="mi_est_low"),
+                _q("squelch_turn_reasoning", "turn {{turn}}, high", FEW_PROMPTS, figure="mi_est_high"),
+            ),
+            unit="suffix: nats",
+        ),
+        Panel(
+            "D",
+            "Of first turns, with its 95% interval; that of later turns is not measured.",
+            (
+                _q("squelch_answer_link_nats", "turn 1", NO_ANSWER, link="dependence"),
+                _q("squelch_answer_link_interval_nats", "turn 1, {{bound}}", NO_ANSWER, link="dependence"),
+            ),
+            unit="suffix: nats",
+        ),
+        Panel(
+            "Kept by turn",
+            "Of the trajectories that had a turn: the share in kept groups.",
+            (_q("squelch_turn_kept_ratio", "turn {{turn}}"),),
+            unit="percentunit",
+            low=0,
+            high=1,
+        ),
+        Panel(
+            "Success by turn",
+            "Of the trajectories that had a turn: the share that succeeded in the end.",
+            (_q("squelch_turn_success_ratio", "turn {{turn}}"),),
+            unit="percentunit",
+            low=0,
+            high=1,
+        ),
+        Panel(
+            "Trajectories by turn",
+            "Share of the trajectories that had a turn.",
+            (_q("squelch_turn_reached_ratio", "turn {{turn}}"),),
             unit="percentunit",
             low=0,
             high=1,
@@ -390,5 +459,5 @@ BOARD = Board(
     "squelch-reasoning",
     "Reasoning",
     "Does reasoning depend on its input?",
-    (DEPENDENCE, PROBE, ANSWERS, REGIME, PARTS, SCORER),
+    (DEPENDENCE, PROBE, ANSWERS, REGIME, COLLAPSE, PARTS, SCORER),
 )

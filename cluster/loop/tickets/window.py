@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from squelch.actors.endpoint.metrics import agent_metrics
 from squelch.actors.filter.decisions import Decision, StepDecision
 from squelch.actors.filter.noise_metrics import noise_metrics
-from squelch.actors.play.metrics import trajectory_metrics
+from squelch.actors.play.metrics import trajectory_metrics, turn_metrics
 from squelch.actors.records import GroupSummary, Ticket
 from squelch.cluster.control.autoscaling import StepTimes
 from squelch.cluster.loop.tickets.playing import PlayedGroup
@@ -39,7 +39,9 @@ class Window:
     def metrics(self, decision: StepDecision) -> dict[str, float]:
         """Flat metrics of the step's groups and of the filter's decision on them."""
         summaries = self.summaries()
-        return trajectory_metrics(summaries) | agent_metrics(summaries) | noise_metrics(summaries) | decision.metrics
+        by_turn = turn_metrics(summaries, {one.group_id for one in decision.kept})
+        played = trajectory_metrics(summaries) | agent_metrics(summaries) | by_turn
+        return played | noise_metrics(summaries) | decision.metrics
 
     def failure(self, decision: Decision) -> str:
         """The cause why a refused group failed: the most frequent failure of its trajectories, or the filter's code."""

@@ -16,7 +16,7 @@ from squelch.actors.filter.rules import RULES
 from squelch.actors.filter.selection import select
 from squelch.actors.filter.tickets import ticket_order
 from squelch.actors.filter.windows import make_window
-from squelch.actors.play.metrics import trajectory_metrics
+from squelch.actors.play.metrics import SHOWN_TURNS, trajectory_metrics, turn_metrics
 from squelch.actors.records import Group, GroupSummary, Task, Ticket, Trajectory, Turn, summarise
 from tests.actors.filter.summaries import summary
 
@@ -125,3 +125,20 @@ def test_trajectories_count_whether_or_not_their_group_is_refused() -> None:
     assert (found["tokens/sampled"], found["rollout_entropy"]) == (21, 0.5)
     assert found["failures/generation_timeout"] == 3
     assert math.isnan(trajectory_metrics([])["success"])
+
+
+def test_a_collapse_of_late_turns_shows_in_the_turns_that_have_it_and_in_no_mean() -> None:
+    def ended(index: int, turns: int, success: bool) -> Trajectory:
+        one = Turn(0, 1, 0, 0, 0.0, 0.0, True, False, 1, 0, 0)
+        return Trajectory(index, np.zeros(1, np.int32), np.ones(1, bool), np.zeros(1, np.float32), [one] * turns, success, False)
+
+    early = [ended(i, 1, True) for i in range(6)]
+    late = [ended(0, 3, False), ended(1, 2, False), ended(2, SHOWN_TURNS + 3, False)]
+    groups = [("3-0", early), ("3-1", late)]
+    summaries = [summarise(Group(Ticket(name, 3, Task("E", 0), 6, 0), name, some)) for name, some in groups]
+    found = turn_metrics(summaries, {"3-0"})
+    assert [found[f"turns/success/{turn}"] for turn in (1, 2, 3)] == [pytest.approx(6 / 9), 0, 0]
+    assert [found[f"turns/reached/{turn}"] for turn in (1, 2, 3, 4)] == pytest.approx([1, 3 / 9, 2 / 9, 1 / 9])
+    assert [found[f"turns/kept/{turn}"] for turn in (1, 2)] == [pytest.approx(6 / 9), 0]
+    none = turn_metrics([], set())
+    assert none.keys() == found.keys() and len(none) == 3 * SHOWN_TURNS and all(map(math.isnan, none.values()))

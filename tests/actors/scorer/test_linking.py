@@ -115,6 +115,22 @@ def test_the_answers_of_fewer_tasks_are_compared_among_themselves_and_leave_the_
         assert found[f"probe/link/{key}"] == pytest.approx(alone[f"probe/link/{key}"], abs=1e-4), key
 
 
+def test_the_dependence_of_each_kind_of_task_is_the_mean_over_its_tasks() -> None:
+    kinds = {"probe-000": "4 x 4", "probe-001": "4 x 4", "probe-002": "6/6", "probe-003": "6/6"}
+    one = FixedProbe(CrossScorer(qwen2(), 4096, 1.0), ProbeConfig(tasks=5, answer_tasks=2), 1, answer_end)
+    few = one.read(0, 0, played(), kinds=kinds)
+    keys = {key for key in few if key.startswith("probe/link/dependence/")}
+    assert keys >= {"probe/link/dependence/4 x 4"} and len(keys) == 2
+    assert few["probe/link/dependence/4 x 4"] == pytest.approx(few["probe/link/dependence"])
+    assert np.isnan(few[next(key for key in keys if "6_6" in key)]), "its answers were not scored"
+    whole = FixedProbe(CrossScorer(qwen2(), 4096, 1.0), ProbeConfig(tasks=5), 1, answer_end)
+    found = whole.read(0, 0, played(), kinds=dict.fromkeys(played(), "rest") | {"probe-004": "last"})
+    rest, last = found["probe/link/dependence/rest"], found["probe/link/dependence/last"]
+    assert (4 * rest + last) / 5 == pytest.approx(found["probe/link/dependence"])
+    patterns = [found for spec in REGISTRY.specs.values() if (found := spec.pattern()) is not None]
+    assert all(any(pattern.fullmatch(key) for pattern in patterns) for key in keys)
+
+
 def test_turns_without_an_answer_and_reasonings_without_room_are_counted_and_left_out_of_the_links_alone() -> None:
     groups = played()
     first, *others = groups["probe-000"]

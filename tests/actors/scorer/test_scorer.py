@@ -376,3 +376,32 @@ def test_the_matrices_of_a_scorer_step_name_the_turn_of_every_reasoning_and_prom
         for place, column in zip(matrix.samples, matrix.source, strict=True):
             assert matrix.prompts[column].group == place.group and place.turn == 0
             assert any(trajectory.index == place.trajectory for trajectory in groups[place.group])
+
+
+class DeafToSome(Oracle):
+    """Reasonings of prompts from `first` on are a template; the others name their prompt."""
+
+    first = 14
+
+    def matrix(self, prompts, reasonings, wanted=None, identities=None) -> np.ndarray:
+        found = super().matrix(prompts, reasonings)
+        deaf = np.array([z[0] >= self.first for z in reasonings])
+        found[deaf] = -1.0 * np.array([[len(z)] for z in reasonings])[deaf]
+        return found if wanted is None else np.where(wanted, found, np.nan)
+
+
+@pytest.mark.parametrize("pairs", [None, 60])
+def test_a_kind_whose_reasoning_has_become_a_template_shows_beside_one_that_has_not(pairs: int | None) -> None:
+    kinds = {f"g{g}": "easy" if g < 4 else "hard/one" for g in range(7)}
+    config = CONFIG.model_copy(update={"max_pairs": pairs})
+    scorer = Scorer(DeafToSome(50.0), config, seed=1)
+    found = scorer.score(1, 0, window(), kinds=kinds)
+    hard = next(key for key in found if key.startswith("kind/hard_one-"))
+    assert found["kind/easy/mi_est"] == pytest.approx(np.log(8) / 3, abs=0.06 if pairs else 1e-9)
+    assert found[hard] == pytest.approx(0.0, abs=1e-9) and len([key for key in found if key.startswith("kind/")]) == 2
+    open_keys = [pattern for spec in REGISTRY.specs.values() if (pattern := spec.pattern()) is not None]
+    assert any(pattern.fullmatch(hard) for pattern in open_keys)
+    again = scorer.score(2, 0, window(), kinds={"g0": "new"})
+    assert math.isnan(again[hard]) and again["kind/new/mi_est"] > 0.5, "a kind that the window lacks is not known"
+    many = scorer.score(3, 0, window(num_groups=40), kinds={f"g{g}": f"kind {g}" for g in range(40)})
+    assert len([key for key in many if key.startswith("kind/")]) <= 24

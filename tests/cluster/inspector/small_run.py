@@ -109,4 +109,8 @@ def add_step(archive: Archive, step: int) -> None:
     archive.event("learner", "call", began + 4, began + 8, step=step)
     archive.event("learner", "work", began + 5, began + 8)
     metrics = {"success": 0.1 * step, "total_steps": 9.0, "kept_groups": 2.0, "num_groups": 4.0}
-    archive.metrics(step, metrics | {"first_turn/mi_est": 0.3, "seconds/rollout": 4.0}, at=began + 9)
+    parts = {"kind/4 x 4/mi_est": 0.4 - 0.1 * step, "kinds/kept/4 x 4": 0.5, "kinds/success/4 x 4": 0.1 * step}
+    parts |= {"probe/link/dependence": 0.2, "probe/link/dependence/4 x 4": 0.3 if step == 1 else None}
+    for turn in range(1, 12):
+        parts |= {f"turn/{turn}/mi_est": 0.3, f"turns/kept/{turn}": 0.5, f"turns/success/{turn}": 1 / turn}
+    archive.metrics(step, metrics | parts | {"first_turn/mi_est": 0.3, "seconds/rollout": 4.0}, at=began + 9)

@@ -92,6 +92,7 @@ PAGES = {
     "/templates?prompt=1": ".templates tr[data-row]",
     "/timeline": ".lanes[data-drawn]",
     "/figures": ".charts[data-drawn] .uplot",
+    "/where": ".where[data-dimension=turn] polyline",
     "/boards?board=signal": ".boards[data-idle] .panel svg",
     "/search?text=goal": ".hits mark",
 }
@@ -175,6 +176,11 @@ def test_keys_move_open_search_and_go_back(page: Page, address: str) -> None:
     expect(named).to_have_text("000003-001")
     page.go_back()
     expect(named).to_have_text("000003-000")
+    page.keyboard.press("g")
+    page.keyboard.press("w")
+    hard = page.locator(".where tr", has_text="4 x 4")
+    expect(hard.locator("td")).to_have_count(4)
+    expect(hard.locator("td").first).to_contain_text("best 0.3 at step 1")
     page.keyboard.press("g")
     page.keyboard.press("g")
     expect(page.locator("table.groups")).to_be_visible()

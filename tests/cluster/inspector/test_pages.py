@@ -15,6 +15,7 @@ from squelch.actors.records import Segment
 from squelch.cluster.inspector.app import application
 from squelch.cluster.inspector.guard import Access
 from squelch.cluster.inspector.matrices import heatmap
+from squelch.cluster.inspector.parts import MOST_PARTS, MOST_POINTS, Parts
 from squelch.cluster.inspector.search import search
 from squelch.cluster.inspector.texts import Pieces
 from squelch.cluster.runs.folder import RunFolder
@@ -35,6 +36,7 @@ PAGES = (
         "/timeline",
         "/timeline?step=2",
         "/figures",
+        "/where",
         "/status-line",
         "/search?text=go",
     ),
@@ -134,6 +136,30 @@ def test_spans_figures_and_trace_are_data(client: TestClient) -> None:
     trace = client.get("/trace.json")
     assert "attachment" in trace.headers["content-disposition"]
     assert sum(event["ph"] == "X" for event in json.loads(trace.text)["traceEvents"]) == 9
+
+
+def test_a_collapse_is_shown_at_the_kind_and_at_the_turn_where_it_happens(client: TestClient) -> None:
+    text = client.get("/where").text
+    kinds, turns = text[text.index('data-dimension="kind"') : text.index('data-dimension="turn"')], text.split("turn\">")[-1]
+    assert re.findall(r'<b title="step (\d)">([^<]+)</b>', kinds) == [
+        ("3", "0.1"),
+        ("1", "0.3"),
+        ("3", "0.5"),
+        ("3", "0.3"),
+    ], "MI, D of the last evaluation of the probe, kept share and success"
+    assert "best 0.3 at step 1" in kinds and kinds.count("<polyline") == 4
+    assert re.findall(r'<th scope="row">([^<]+)</th>', turns) == [str(turn) for turn in range(1, 12)]
+    assert turns.count("not measured") == 10, "D is measured at first turns"
+
+
+def test_the_parts_of_a_hostile_run_are_bounded_and_a_long_run_is_thinned() -> None:
+    parts = Parts()
+    for step in range(1, 400):
+        parts.take({"step": step, **{f"kinds/kept/{HOSTILE[:5]}{number}": 0.5 for number in range(40)}, "turns/kept/1": step / 400})
+    assert len(parts.rows("kind")) == MOST_PARTS
+    (row,) = parts.rows("turn")
+    assert row.cells[2] is not None and len(row.cells[2].line.split()) == MOST_POINTS
+    assert row.cells[2].best_step == row.cells[2].newest_step == 399 and row.cells[0] is None
 
 
 def test_the_figures_have_what_a_trainer_is_watched_by(client: TestClient) -> None:
