@@ -32,7 +32,7 @@ from typing import TypeVar
 import numpy as np
 
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
-from squelch.actors.diagnosis.interventions import Intervention, LeftOut, Reason, Said, Swap
+from squelch.actors.diagnosis.interventions import Arm, Intervention, LeftOut, Reason, Said, Swap
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.formats.choice import squelch_turns
 from squelch.actors.formats.protocol import Format
@@ -129,7 +129,7 @@ class Intervening:
         answered = await self._said(donor, codec, _NOTHING, sampled[2])
         for opened in (own, donor):
             self._idle.keep(opened.task, opened.env)
-        arms = {"second": again[0], "donor": again[1], "blank": again[2]}
+        arms: dict[Arm, Said] = {"second": again[0], "donor": again[1], "blank": again[2]}
         return Intervention(ticket.task.label, said, answered, arms)
 
     # --- tasks ---

@@ -23,10 +23,13 @@ SHOWN_TURNS = 12
 """Turns that have metrics of their own, the first ones."""
 FAILURES = tuple(cause.value for cause in FailureCause if cause is not FailureCause.OTHER)
 
+
 def _of_turn(name: str, key: str, help: str) -> MetricSpec:
     """A gauge of each of the first turns."""
     turns = product(tuple(str(turn + 1) for turn in range(SHOWN_TURNS)))
-    return MetricSpec(name, "gauge", f"{help}; NaN for a turn that none reached", f"turns/{key}/{{turn}}", ("turn",), turns)
+    return MetricSpec(
+        name, "gauge", f"{help}; NaN for a turn that none reached", f"turns/{key}/{{turn}}", ("turn",), turns
+    )
 
 
 METRICS: Table = {

@@ -120,7 +120,7 @@ class Scorer:
         self._ema = {scope: EmaState(config.ema_alpha) for scope in SCOPES}
         self._regime = {scope: RegimeGauge() for scope in SCOPES}
         self._parts: set[str] = set()
-        """Turns, environments and kinds of tasks reported so far; each is reported again, as NaN, if a window does not have it."""
+        """Turns, environments and kinds of tasks reported so far; each is NaN in a window without it."""
         self.matrices: dict[str, ScoreMatrix] = {}
         """The score matrices of the last window by scope, without scopes of fewer than two prompts."""
         self.followed = Followed()

@@ -81,10 +81,10 @@ def say_interventions(
 
 
 def _table(label: str, effect: Effect) -> str:
-    left_out = "".join(f", {count} {reason.replace('_', ' ')}" for reason, count in effect.left_out.items())
-    title = f"interventions{label and f' in {label}'}: first turns of {effect.tasks} tasks{left_out and f' (left out{left_out[1:]})'}"
+    left_out = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in effect.left_out.items())
     lines = [
-        f"{title}, {effect.twins} donors are near twins",
+        f"interventions{f' in {label}' if label else ''}: first turns of {effect.tasks} tasks"
+        f"{f' (left out: {left_out})' if left_out else ''}, {effect.twins} donors are near twins",
         f"change {effect.change.text}: the action differs under the donor's reasoning in "
         f"{effect.answers['donor']['differs'].text}, under a second own reasoning in "
         f"{effect.answers['second']['differs'].text}",

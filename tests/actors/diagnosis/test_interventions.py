@@ -55,17 +55,13 @@ def test_an_agent_that_acts_on_its_reasoning_takes_the_donors_answer_and_one_tha
     found = read_interventions(agent(rng, 200, 1.0))
     assert found.answers["donor"]["donors"].value == 1 and found.answers["second"]["own"].value == 1
     assert found.change.value == 1 and found.change.low > 0.9 and found.tasks == 200
-    deaf = [
-        replace(one, again={arm: one.own for arm in ARMS}) for one in agent(rng, 200, 0.0)
-    ]
+    deaf = [replace(one, again={arm: one.own for arm in ARMS}) for one in agent(rng, 200, 0.0)]
     assert read_interventions(deaf).change.value == 0 and read_interventions(deaf).answers["donor"]["own"].value == 1
 
 
 said = st.builds(Said, st.sampled_from([(), ("Up",), ("Up", "Down"), ("Left",)]), st.booleans())
 interventions = st.lists(
-    st.builds(
-        Intervention, st.just(""), said, said, st.fixed_dictionaries({arm: said for arm in ARMS}), st.booleans()
-    ),
+    st.builds(Intervention, st.just(""), said, said, st.fixed_dictionaries({arm: said for arm in ARMS}), st.booleans()),
     min_size=1,
     max_size=12,
 )

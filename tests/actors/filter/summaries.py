@@ -32,6 +32,7 @@ def summary(
         num_turns=1,
         num_tokens=1,
         reasoning_tokens=1,
+        turns=(1,) * len(alive),
         version_min=0,
         version_max=0,
         failures=(Failure(FailureCause.GENERATION_TIMEOUT),) * (len(row) - len(alive)),

@@ -130,7 +130,9 @@ def test_trajectories_count_whether_or_not_their_group_is_refused() -> None:
 def test_a_collapse_of_late_turns_shows_in_the_turns_that_have_it_and_in_no_mean() -> None:
     def ended(index: int, turns: int, success: bool) -> Trajectory:
         one = Turn(0, 1, 0, 0, 0.0, 0.0, True, False, 1, 0, 0)
-        return Trajectory(index, np.zeros(1, np.int32), np.ones(1, bool), np.zeros(1, np.float32), [one] * turns, success, False)
+        return Trajectory(
+            index, np.zeros(1, np.int32), np.ones(1, bool), np.zeros(1, np.float32), [one] * turns, success, False
+        )
 
     early = [ended(i, 1, True) for i in range(6)]
     late = [ended(0, 3, False), ended(1, 2, False), ended(2, SHOWN_TURNS + 3, False)]

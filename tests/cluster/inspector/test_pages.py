@@ -140,7 +140,10 @@ def test_spans_figures_and_trace_are_data(client: TestClient) -> None:
 
 def test_a_collapse_is_shown_at_the_kind_and_at_the_turn_where_it_happens(client: TestClient) -> None:
     text = client.get("/where").text
-    kinds, turns = text[text.index('data-dimension="kind"') : text.index('data-dimension="turn"')], text.split("turn\">")[-1]
+    kinds, turns = (
+        text[text.index('data-dimension="kind"') : text.index('data-dimension="turn"')],
+        text.split('turn">')[-1],
+    )
     assert re.findall(r'<b title="step (\d)">([^<]+)</b>', kinds) == [
         ("3", "0.1"),
         ("1", "0.3"),
@@ -155,7 +158,13 @@ def test_a_collapse_is_shown_at_the_kind_and_at_the_turn_where_it_happens(client
 def test_the_parts_of_a_hostile_run_are_bounded_and_a_long_run_is_thinned() -> None:
     parts = Parts()
     for step in range(1, 400):
-        parts.take({"step": step, **{f"kinds/kept/{HOSTILE[:5]}{number}": 0.5 for number in range(40)}, "turns/kept/1": step / 400})
+        parts.take(
+            {
+                "step": step,
+                **{f"kinds/kept/{HOSTILE[:5]}{number}": 0.5 for number in range(40)},
+                "turns/kept/1": step / 400,
+            }
+        )
     assert len(parts.rows("kind")) == MOST_PARTS
     (row,) = parts.rows("turn")
     assert row.cells[2] is not None and len(row.cells[2].line.split()) == MOST_POINTS

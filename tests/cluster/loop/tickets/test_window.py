@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from squelch.actors.config import FilterConfig
 from squelch.actors.filter.noise_metrics import noise_metrics
-from squelch.actors.play.metrics import trajectory_metrics
+from squelch.actors.play.metrics import trajectory_metrics, turn_metrics
 from squelch.actors.records import Task, Ticket
 from squelch.cluster.control.autoscaling import StepTimes
 from squelch.cluster.loop.tickets.window import Window
@@ -22,8 +22,9 @@ def test_what_a_step_exports_of_its_groups_is_what_the_filter_says(rows: list, c
     tickets = [Ticket(s.group_id, 3, Task("E", 0), s.group_size, 0) for s in summaries]
     groups = {s.group_id: SimpleNamespace(summary=s) for s in summaries}
     exported = Window(3, 0.0, len(tickets), StepTimes(0.0), tickets, groups=groups).metrics(decision)
-    parts = (trajectory_metrics(summaries), noise_metrics(summaries), decision.metrics)
-    expected = parts[0] | parts[1] | parts[2]
+    by_turn = turn_metrics(summaries, {one.group_id for one in decision.kept})
+    parts = (trajectory_metrics(summaries), by_turn, noise_metrics(summaries), decision.metrics)
+    expected = {key: value for part in parts for key, value in part.items()}
     assert len(expected) == sum(map(len, parts)), "one metric has one definition"
     assert exported.keys() == expected.keys()
     for key, value in expected.items():
