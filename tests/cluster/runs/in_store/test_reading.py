@@ -123,9 +123,11 @@ def test_an_evaluation_fetches_its_checkpoint_and_no_other(tmp_path: Path, monke
             path.write_text(f"{name} of {step}")
     seen: dict[str, Any] = {}
 
-    def evaluate(run_dir: Path, *_: Any) -> int:
+    def evaluate(run_dir: Path, *given: Any) -> int:
         seen["before"] = sorted(str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file())
-        _[-1]("checkpoints/step-2/hf")
+        fetch, intervene = given[-2:]
+        fetch("checkpoints/step-2/hf")
+        assert intervene is False
         seen["name"], seen["after"] = run_dir.name, (run_dir / "checkpoints/step-2/hf/model.safetensors").read_text()
         seen["folder"] = run_dir
         return 0
