@@ -92,7 +92,7 @@ PAGES = {
     "/templates?prompt=1": ".templates tr[data-row]",
     "/timeline": ".lanes[data-drawn]",
     "/figures": ".charts[data-drawn] .uplot",
-    "/where": ".where[data-dimension=turn] polyline",
+    "/where": ".where[data-dimension=turn] td b",
     "/boards?board=signal": ".boards[data-idle] .panel svg",
     "/search?text=goal": ".hits mark",
 }
