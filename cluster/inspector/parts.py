@@ -42,7 +42,7 @@ DIMENSIONS: Mapping[str, tuple[Column, ...]] = {
         Column("success", "share of the trajectories", r"kinds/success/([^/]+)", True),
     ),
     "turn": (
-        Column("MI", "nats per token", r"turn/([0-9]+)/mi_est"),
+        Column("MI", "nats per token", r"turn/([0-9]+\+?)/mi_est"),
         Column("D", "fixed probe, nats per answer", r"probe/link/dependence()"),
         Column("kept", "of the trajectories with this turn", r"turns/kept/([0-9]+)", True),
         Column("success", "of the trajectories with this turn", r"turns/success/([0-9]+)", True),
@@ -125,4 +125,5 @@ def _cell(steps: array[float], values: array[float], axis: tuple[float, float]) 
     x = WIDTH * (at - at[0]) / max(at[-1] - at[0], 1.0)
     y = HEIGHT * (1 - (height - axis[0]) / (axis[1] - axis[0]))
     line = " ".join(f"{one:.1f},{other:.1f}" for one, other in zip(x, y, strict=True))
+    line = f"{line} {line}" if len(at) == 1 else line  # a line of one point is not drawn
     return Cell(values[-1], int(steps[-1]), values[best], int(steps[best]), line)
