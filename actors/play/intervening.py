@@ -8,8 +8,8 @@ Invariants:
   are fed.
 - A reasoning and the action that is sampled after it have the token limit of a turn together.
 - An environment is started and never stepped. It reads the actions (`read_action`), and so decides which are equal.
-- A donor has another content than the task and, where the environment demonstrates (`Demonstrator`), another best
-  answer. The candidates are tried in their order.
+- A donor has another content than the task and, where best answers are known (`Twinned`, `Demonstrator`), another
+  best answer. It is a near twin where the environment has such a one, else the first candidate that fits.
 - The own first turn has the request seed of the ticket's first trajectory; the seeds of all other turns are digests of
   (ticket seed, ticket, name of the turn).
 
@@ -27,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -44,13 +44,15 @@ from squelch.actors.play.seeds import derive_seed, noise_seed, request_seed
 from squelch.actors.play.step_pool import CallFailed, StepPool
 from squelch.actors.records import Task, Ticket
 from squelch.envs.config import EnvironmentConfig
-from squelch.envs.contract import Demonstrator, Environment, lacking, require
+from squelch.envs.contract import Demonstrator, Environment, Twinned, lacking
 from squelch.envs.episode import Episode, Message
-from squelch.envs.format import parse
+from squelch.envs.format import SEPARATOR, parse
 from squelch.envs.mixture import Mixture
 from squelch.envs.wording import DemonstrationQuality
 
 T = TypeVar("T")
+FAMILIES, TWINS_OF_FAMILY = 4, 4
+"""Draws of a task's twins, each of those that differ in one part of it, and the number of twins of a draw."""
 _NOTHING = np.zeros(0, np.int32)
 
 
@@ -63,7 +65,7 @@ class _Opened:
     env: Environment
     task_key: str
     messages: list[Message]
-    best: tuple[str, ...] | None
+    best: str | None
     most_actions: int
     prompt: np.ndarray = field(default_factory=lambda: _NOTHING)
 
@@ -110,7 +112,7 @@ class Intervening:
         ticket, codec = swap.ticket, squelch_turns(self._format, swap.ticket.task.environment)
         most = self._mixture.labelled(ticket.task.label).tokens(self._max_tokens)
         own = await self._open(ticket, ticket.task, codec)
-        donor = await self._donor(swap, own, codec)
+        donor, twin = await self._donor(swap, own, codec)
         if max(len(own.prompt), len(donor.prompt)) + most > self._max_model_len:
             raise _Left("no_room")
         sampled = await asyncio.gather(
@@ -130,37 +132,51 @@ class Intervening:
         for opened in (own, donor):
             self._idle.keep(opened.task, opened.env)
         arms: dict[Arm, Said] = {"second": again[0], "donor": again[1], "blank": again[2]}
-        return Intervention(ticket.task.label, said, answered, arms)
+        return Intervention(ticket.task.label, said, answered, arms, twin)
 
     # --- tasks ---
 
-    async def _donor(self, swap: Swap, own: _Opened, codec: ChatCodec) -> _Opened:
-        """The first candidate with other content and another best answer, if best answers are known."""
+    async def _donor(self, swap: Swap, own: _Opened, codec: ChatCodec) -> tuple[_Opened, bool]:
+        """A donor, and whether it is a near twin: tasks with other content and, if best answers are known, another."""
+        twin = await self._call(lambda: self._twin(swap.ticket, own))
+        if twin is not None:
+            return _with_prompt(twin, codec), True
         for task in swap.candidates:
             found = await self._open(swap.ticket, task, codec)
             if found.task_key != own.task_key and (own.best is None or found.best != own.best):
-                return found
+                return found, False
             self._idle.keep(task, found.env)
         raise _Left("no_donor")
 
+    def _twin(self, ticket: Ticket, own: _Opened) -> _Opened | None:
+        """In a step thread: a near twin of the task with another best answer, in an environment of its own; None if
+        there is none among `FAMILIES` draws of twins."""
+        if own.best is None or lacking(own.env, Twinned):
+            return None
+        started, episode = self._started(ticket)
+        env, rng = cast("Twinned", started.env), Random(derive_seed("twins", ticket.seed, ticket.ticket_id))
+        for content in [twin for _ in range(FAMILIES) for twin in env.twins(rng, TWINS_OF_FAMILY)]:
+            messages, best = episode.start_twin(env, content), env.best_answer()
+            if best not in (None, own.best) and episode.task_key != own.task_key:
+                return replace(started, messages=messages, task_key=episode.task_key, best=best)
+        self._idle.keep(ticket.task, started.env)
+        return None
+
     async def _open(self, ticket: Ticket, task: Task, codec: ChatCodec) -> _Opened:
         """A task that was started in an environment of its own."""
-        started = await self._call(lambda: self._started(replace(ticket, task=task)))
-        try:
-            return replace(started, prompt=codec.first_turn(started.messages))
-        except ValueError as error:
-            raise _Left("failed", Failure(FailureCause.ENVIRONMENT_ERROR, str(error))) from error
+        started, _ = await self._call(lambda: self._started(replace(ticket, task=task)))
+        return _with_prompt(started, codec)
 
-    def _started(self, ticket: Ticket) -> _Opened:
-        """In a step thread: as `_open`, without the ids of the prompt."""
+    def _started(self, ticket: Ticket) -> tuple[_Opened, Episode]:
+        """In a step thread: as `_open`, without the ids of the prompt, and the episode."""
         task, env = ticket.task, self._idle.take(ticket.task)
         if env.whole_turns:
             raise ValueError(f"environment {task.environment} reads whole turns, in which no action can be compared")
         chosen = self._mixture.labelled(task.label).environment
         episode = Episode(env, task.seed, noise_seed(ticket, 0, env.shared_noise), chosen.format)
         messages, most_actions = episode.start(), chosen.format.resolved(env).max_actions_per_turn or 1
-        best = best_answer(task.environment, env, most_actions)
-        return _Opened(task, env, episode.task_key, messages, best, most_actions)
+        best = best_answer(env, most_actions)
+        return _Opened(task, env, episode.task_key, messages, best, most_actions), episode
 
     # --- turns ---
 
@@ -210,13 +226,21 @@ def _reasoned(codec: ChatCodec, sampled: np.ndarray) -> np.ndarray:
     return sampled[:end]
 
 
-def best_answer(name: str, env: Environment, most_actions: int) -> tuple[str, ...] | None:
-    """The answer that the environment demonstrates for its current state without a mistake; None if it demonstrates
-    none."""
+def _with_prompt(started: _Opened, codec: ChatCodec) -> _Opened:
+    try:
+        return replace(started, prompt=codec.first_turn(started.messages))
+    except ValueError as error:
+        raise _Left("failed", Failure(FailureCause.ENVIRONMENT_ERROR, str(error))) from error
+
+
+def best_answer(env: Environment, most_actions: int) -> str | None:
+    """What a solver answers in the environment's current state, or what it demonstrates without a mistake; None if
+    neither is known."""
+    if not lacking(env, Twinned):
+        return cast("Twinned", env).best_answer()
     if lacking(env, Demonstrator):
         return None
     quality = DemonstrationQuality(
         grounded=1.0, wrong_coordinates=0.0, random_plan=0.0, generic_random_plan=0.0, max_actions=most_actions
     )
-    shown = require(name, env, Demonstrator, "an intervention").demonstrate(Random(0), quality)
-    return tuple(shown[1])
+    return f" {SEPARATOR} ".join(cast("Demonstrator", env).demonstrate(Random(0), quality)[1])

@@ -4,6 +4,7 @@ ignore it, and that do one or the other; and that only ids are spliced."""
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,10 +23,20 @@ from squelch.actors.play.step_pool import StepPool
 from squelch.actors.records import Task, Ticket
 from squelch.envs.config import EnvironmentConfig, FormatConfig
 from squelch.envs.episode import Episode
+from squelch.envs.grid_worlds.frozen_lake import FrozenLake
 from squelch.envs.registry import make
+from squelch.envs.wording import Rng
 from tests.actors.play.test_codec import byte_level_bpe, save_model
 
 CLOSE, LIMIT = "</think>", 60
+ROW = re.compile("(?:[PGO_] ){3}[PGO_]")
+
+
+class Lone(FrozenLake):
+    """A lake without twins."""
+
+    def twins(self, rng: Rng, most: int) -> list[str]:
+        return []
 
 
 @pytest.fixture(scope="module")
@@ -47,16 +58,21 @@ class Agent:
         """The first prompt of a task, whose best answer the agent knows from here on."""
         env = make(task.environment, task.split, dict(task.options))
         ids = self.codec.first_turn(Episode(env, task.seed, 0, FormatConfig()).start())
-        answer = best_answer(task.environment, env, 2)
+        answer = best_answer(env, 2)
         assert answer is not None
-        self.best[ids.tobytes()] = " || ".join(answer)
+        self.best[ids.tobytes()] = answer
         return ids
 
     async def __call__(self, worker: str, request: GenerationRequest) -> Completion:
         assert worker == "rollout-0"
         ids = request.prompt_ids
         self.requests[request.request_id] = request
-        own = max((key for key in self.best if ids.tobytes().startswith(key)), key=len)
+        own = max((key for key in self.best if ids.tobytes().startswith(key)), key=len, default=b"")
+        if not own:  # the first prompt of a twin
+            env = make("FrozenLake")
+            env.reset(seed=0, options={"noise_seed": 0})
+            env.start("\n".join(ROW.findall(self.codec.text(ids))[-4:]))
+            own, self.best[ids.tobytes()] = ids.tobytes(), env.best_answer()
         begun = self.codec.text(ids[len(own) // ids.itemsize :])
         if begun:
             said = begun.partition(CLOSE)[0].removeprefix(" so ").removesuffix(" ")
@@ -145,7 +161,22 @@ def test_exactly_the_sampled_ids_are_spliced_and_a_turn_keeps_its_token_limit(co
     )
 
 
-def test_a_donor_has_other_content_and_another_best_answer(codec) -> None:
+def test_most_donors_are_twins_that_differ_in_one_part_and_have_another_best_answer(codec) -> None:
+    agent = Agent(codec, lambda request: True)
+    asked = swaps(agent, 12)
+    found = read_interventions(play(codec, agent, asked))
+    assert found.twins >= 10 and found.answers["donor"]["donors"].value == 1.0
+    changed = []
+    for name in (f"v-{i:05d}" for i in range(12)):
+        own, donor = (
+            "".join(ROW.findall(codec.text(agent.requests[f"{name}/{turn}"].prompt_ids))[-4:])
+            for turn in ("first", "donor")
+        )
+        changed.append(sum(a != b for a, b in zip(own, donor, strict=True)))
+    assert changed.count(2) == found.twins, "one thing is at another cell"
+
+
+def test_a_drawn_donor_has_other_content_and_another_best_answer(codec) -> None:
     agent = Agent(codec, lambda request: True)
     (swap,) = swaps(agent, 1)
     mine = agent.best[agent.prompt(swap.ticket.task).tobytes()]
@@ -155,10 +186,11 @@ def test_a_donor_has_other_content_and_another_best_answer(codec) -> None:
         if agent.best[(ids := agent.prompt(task)).tobytes()] == mine and len(ids)
     )
     own = swap.ticket.task
-    (none,) = play(codec, agent, [Swap(swap.ticket, (own, alike))])
+    lone = {"make_env": lambda task: Lone(task.split)}
+    (none,) = play(codec, agent, [Swap(swap.ticket, (own, alike))], **lone)
     assert none == LeftOut("", "no_donor")
-    (found,) = play(codec, agent, [Swap(swap.ticket, (own, alike, *swap.candidates))])
-    assert isinstance(found, Intervention) and " || ".join(found.donor.actions) != mine
+    (found,) = play(codec, agent, [Swap(swap.ticket, (own, alike, *swap.candidates))], **lone)
+    assert isinstance(found, Intervention) and not found.twin and " || ".join(found.donor.actions) != mine
 
 
 def test_a_reasoning_that_is_never_closed_and_a_turn_without_room_leave_the_task_out(codec) -> None:
