@@ -116,6 +116,7 @@ def test_the_fixed_probe_is_read_before_training_and_after_the_last_step(whole: 
     assert (read[0]["probe/step"], read[-1]["probe/step"]) == (0, STEPS)
     for m in read:
         assert m["probe/mi"] <= m["probe/ceiling"] == pytest.approx(math.log(4)) and m["probe/samples"] <= 8
+        assert m["probe/hard/mi"] <= m["probe/hard/ceiling"] <= math.log(8) and m["probe/hard/pairs"] > 0
     assert read[0]["probe/mi_change"] == 0 != read[-1]["probe/mi_change"]
     assert summary(whole.folder)["probe"]["step"] == STEPS
 
