@@ -22,6 +22,8 @@ class FailureCause(StrEnum):
     """The environment raised an error."""
     GENERATION_ERROR = "generation_error"
     """The rollout worker could not sample the turn."""
+    AGENT_ERROR = "agent_error"
+    """The agent crashed, ran for too long, made no call, or reported no valid result."""
     CONTEXT_EXHAUSTED = "context_exhausted"
     """The first prompt and one turn do not fit the model's context."""
     GROUP_TIMEOUT = "group_timeout"

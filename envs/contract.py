@@ -1,4 +1,4 @@
-"""The protocols of environments: one that is required for playing, and five optional ones.
+"""The protocols of environments: one that is required for playing, and six optional ones.
 
 | protocol | members | used by |
 |---|---|---|
@@ -8,6 +8,7 @@
 | `Twinned` | `content`, `twins`, `start`, `best_answer` | hard negatives and interventions (docs/guide/reasoning.md) |
 | `ClosedVocabulary` | `phrases`, `step_rewards` | a tokenizer of whole words; others are read as byte pairs |
 | `GroupRewarded` | `group_rewards` | the player, once all trajectories of a group have ended |
+| `AgentDriven` | `run`, `most_at_once`, `turns` | the player, in place of `step`: a program calls the policy itself |
 
 `Environment` uses the signatures of Gymnasium's `reset` and `step`, but this module does not import Gymnasium. Derive a
 wrapper from `Environment`: only the four methods and `max_turns` have no default. `envs/base.py` (`TextEnv`) is the
@@ -18,7 +19,8 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 from squelch.envs.settings import Settings
 from squelch.envs.splits import Split
@@ -146,6 +148,57 @@ class GroupRewarded(Protocol):
 
         `completions`: the text of each trajectory's last turn; `completion_ids`: its sampled token ids. An error fails
         all of them with the error's text.
+        """
+
+
+@dataclass(frozen=True)
+class Access:
+    """Where an agent reaches the policy. `base_url`: http://HOST:PORT, to which OpenAI's clients add `/v1`; `token`:
+    the API key, which names the trajectory."""
+
+    base_url: str
+    token: str
+
+
+@dataclass(frozen=True)
+class AgentResult:
+    """What an agent reports at its end. `reward`: of the whole trajectory, beside those of its calls."""
+
+    success: bool
+    reward: float = 0.0
+    rewards: tuple[float, ...] | None = None
+    """One for each call that was answered, in the order in which they arrived; None: all 0."""
+    penalties: tuple[float, ...] | None = None
+    """Format penalties of the same calls, 0 or negative."""
+    answer: str | None = None
+    """Where the environment rewards the group (`GroupRewarded`): the completion that it gets; else None."""
+
+
+class AgentFailed(RuntimeError):
+    """The trajectory fails, and the text says why."""
+
+
+class AgentInterrupted(RuntimeError):
+    """The agent was ended through no fault of its own, as far as anyone knows: its trajectory begins again."""
+
+
+class AgentDriven(Protocol):
+    """An environment whose tasks are played by a program that calls the policy over HTTP (`actors.endpoint`).
+
+    `reset` starts the task and gives its `task_key`, but no messages; `step` is never called. It has `whole_turns`.
+    """
+
+    turns: Literal["model", "squelch"]
+    """The turns that the agent sees: of the model's own format, or of Squelch's, whose reasoning is opened for it."""
+    most_at_once: int | None
+    """Most trajectories that one environment actor runs at once; None: all of its tickets'."""
+
+    @abc.abstractmethod
+    async def run(self, access: Access) -> AgentResult:
+        """Play the task that `reset` started. It never blocks the event loop; if it is cancelled, it ends what it
+        started and returns.
+
+        Raises AgentFailed for whatever gives no reward, and AgentInterrupted a bounded number of times.
         """
 
 

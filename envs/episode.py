@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from squelch.envs.config import FormatConfig
-from squelch.envs.contract import Environment, Twinned
+from squelch.envs.contract import AgentDriven, Environment, Twinned, lacking
 from squelch.envs.format import ParsedTurn, parse, system_message, turn_message
 from squelch.envs.noise.replay import Replay
 from squelch.envs.noise.reward_noise import NO_NOISE, RewardNoise
@@ -74,7 +74,7 @@ class Episode:
         """JSON schemas that the prompt shows, of an environment of whole turns."""
 
     def start(self) -> list[Message]:
-        """Reset the environment; returns the system message and the first user message."""
+        """Reset the environment; returns the system message and the first user message, none for an agent."""
         return self._opened("reset", self._env.reset(seed=self._seed, options={"noise_seed": self._noise_seed}))
 
     def start_twin(self, env: Twinned, content: str) -> list[Message]:
@@ -89,7 +89,7 @@ class Episode:
         self._plan, self._turns, self._done, self._success, self._paid = [], 0, False, False, False
         if self._env.whole_turns:
             self.tools = info.get("tools")
-            return _required(info, "messages", "reset")
+            return _required(info, "messages", "reset") if lacking(self._env, AgentDriven) else []
         return [
             {"role": "system", "content": system_message(self._env, self._config)},
             {"role": "user", "content": self._turn_message(None)},

@@ -28,6 +28,7 @@ ENVIRONMENTS: dict[str, str] = {
 }
 """The paper's seven. Each is a `TextEnv` with every capability; Gymnasium knows it as `squelch/<name>-v0`."""
 ADAPTERS: dict[str, str] = {
+    "Agent": "squelch.envs.agent.environment:Agent",
     "Gymnasium": "squelch.envs.adapters.gymnasium_text:GymnasiumText",
     "Http": "squelch.envs.adapters.http:Http",
     "OwnProcess": "squelch.envs.adapters.own_process:AnyInItsProcess",
@@ -35,7 +36,8 @@ ADAPTERS: dict[str, str] = {
     "ReasoningGym": "squelch.envs.adapters.reasoning_gym:ReasoningGym",
     "TextArena": "squelch.envs.adapters.textarena:TextArena",
 }
-"""What others bring: files of prompts, and third-party environments. They can be played, but have no demonstrations."""
+"""What others bring: agents, files of prompts, and third-party environments. They can be played, but have no
+demonstrations."""
 
 
 def environment_names() -> list[str]:

@@ -40,7 +40,7 @@ class TaskOptions(Settings):
     tools_column: str = TOOLS
     """The column of the tools that a prompt shows: a list of JSON schemas in OpenAI's form, or its JSON as text. The
     model's chat template writes them into the prompt; nothing calls them. A file may lack `tools`, and any other column
-    that is named here must be there."""
+    that is named here must be there; empty: no prompt has tools."""
     success_at: float = 1.0
     """A trajectory counts as a success from this reward on; it only affects what is reported."""
 

@@ -25,6 +25,7 @@ Message = dict[str, str]
 ROLES = ("system", "user", "assistant")
 TOOLS = "tools"
 """The column of tools, which a file may lack; one that is named by a setting must be there."""
+_NO_COLUMN = "\0"
 
 
 class PromptRow(BaseModel):
@@ -135,7 +136,7 @@ class Prompts:
         """The prompt of a task. Raises Unreadable with file and row."""
         row = self._rows[shuffled(seed, len(self._rows))]
         messages, columns, text = messages_of(row.prompt), dict(row.model_extra or {}), _text_of(row.prompt)
-        if "tools" in row.model_fields_set:
+        if row.tools is not None or "tools" in row.model_fields_set - columns.keys():
             columns[self._tools_column] = row.tools
         tools = tools_of(row.tools)
         key = task_key_of("Prompts", text + (json.dumps(tools) if tools else ""))
@@ -144,9 +145,10 @@ class Prompts:
 
 @lru_cache(maxsize=8)
 def open_prompts(data: str | tuple[str, ...], column: str, split: Split, tools_column: str = "tools") -> Prompts:
-    """The prompts of a split, opened once per process; the prompt and the tools of every row are checked. Raises
-    ValueError naming file, row and column."""
-    tools = Field(alias=tools_column) if tools_column != TOOLS else Field(None, alias=tools_column)
+    """The prompts of a split, opened once per process; the prompt and the tools of every row are checked. With an empty
+    `tools_column` no prompt has tools. Raises ValueError naming file, row and column."""
+    column_of_tools = tools_column or _NO_COLUMN
+    tools = Field(None, alias=column_of_tools) if tools_column in ("", TOOLS) else Field(alias=tools_column)
     row_type = create_model("PromptRow", __base__=PromptRow, prompt=(Any, Field(alias=column)), tools=(Any, tools))
     longest: dict[bool, tuple[int, Any, Any]] = {}
 
@@ -157,7 +159,9 @@ def open_prompts(data: str | tuple[str, ...], column: str, split: Split, tools_c
             longest[shown is not None] = (length, prompt, shown)
 
     try:
-        rows = split_rows(_located(data), split, row_type, column, text_of=_text_of, beside=Beside(tools_column, seen))
+        rows = split_rows(
+            _located(data), split, row_type, column, text_of=_text_of, beside=Beside(column_of_tools, seen)
+        )
     except ValueError as error:
         raise ValueError(f"environment.options.data: {error}") from error
     return Prompts(rows, [Opening(messages_of(prompt), tools) for _, prompt, tools in longest.values()], tools_column)

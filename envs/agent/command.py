@@ -1,0 +1,73 @@
+"""An agent as a command: one process, with all that it starts, for one trajectory.
+
+The process gets its task as JSON on standard input, and the endpoint in the variables that OpenAI's and Anthropic's
+clients read (`surroundings.py`). Its result is the last line of its standard output, or the file `SQUELCH_RESULT`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from squelch.envs.agent.kept import Kept
+from squelch.envs.agent.surroundings import of_trajectory, shared
+from squelch.envs.contract import Access, AgentFailed
+from squelch.envs.untrusted.files import MIB, Unreadable, is_file, read_bytes
+from squelch.envs.untrusted.secrets import masked
+from squelch.envs.untrusted.text import parse_object
+
+MAX_RESULT = MIB
+"""Bytes of a result, and of the end of standard output that is kept."""
+
+
+def check_command(command: Sequence[str]) -> None:
+    """Raises ValueError if there is no such program."""
+    if shutil.which(command[0], path=shared()["PATH"]) is None:
+        raise ValueError(
+            f"environment.options.command: there is no program {command[0]!r} (searched in PATH, and beside the run's "
+            "Python); give its path"
+        )
+
+
+async def run_command(
+    command: Sequence[str], task: Mapping[str, Any], access: Access, memory_gib: float | None
+) -> dict[str, Any]:
+    """The object that the command reports. Raises AgentFailed; cancelled, it ends the command first."""
+    with TemporaryDirectory(prefix="squelch-agent-", ignore_cleanup_errors=True) as folder:
+        surroundings = of_trajectory(access, folder)
+        Path(surroundings["SQUELCH_TASK"]).write_text(json.dumps(task), encoding="utf-8")
+        stdin = os.open(surroundings["SQUELCH_TASK"], os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            kept = Kept(command, surroundings, stdin, memory_gib, MAX_RESULT, folder)
+        finally:
+            os.close(stdin)
+        try:
+            how = await kept.ended()
+        finally:
+            await kept.close()
+        if how:
+            raise AgentFailed(masked(f"the agent's command {how}{kept.told()}".replace(access.token, "***")))
+        try:
+            return _reported(kept, Path(surroundings["SQUELCH_RESULT"]))
+        except Unreadable as error:
+            raise AgentFailed(masked(f"{error}{kept.told()}".replace(access.token, "***"))) from error
+
+
+def _reported(kept: Kept, file: Path) -> dict[str, Any]:
+    """The object in the file, or in the last line of standard output. Raises Unreadable."""
+    if is_file(file):
+        return parse_object(read_bytes(file, MAX_RESULT), "the agent's result file")
+    lines = kept.output.written.rstrip().splitlines()
+    if not lines:
+        raise Unreadable(
+            'the agent reported no result: the last line of its standard output must be a JSON object such as {"reward"'
+            ": 1.0}, or the file that SQUELCH_RESULT names must hold one"
+        )
+    if len(lines) == 1 and kept.output.dropped:
+        raise Unreadable(f"the last line of the agent's standard output is longer than {MAX_RESULT} bytes")
+    return parse_object(lines[-1], "the last line of the agent's standard output")

@@ -1,0 +1,198 @@
+"""The environment `Agent`: tasks that somebody's own program plays, calling the policy over HTTP.
+
+    environment.name=Agent
+    environment.options.command='[python, agent.py]'          # one process a trajectory
+    environment.options.call=agent.py:play                    # or an async function, many in one process
+
+A task is a row of `data`, as JSON, or without data its seed alone. The program reports rewards itself, or an answer
+that `reward` functions reward. Whatever it does instead, fails its own trajectory with a cause (`result.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+from pydantic import Field, model_validator
+
+from squelch.envs.agent.called import Host, Target, check_call, shared_host
+from squelch.envs.agent.command import check_command, run_command
+from squelch.envs.agent.result import read_result
+from squelch.envs.contract import (
+    Access,
+    AgentDriven,
+    AgentInterrupted,
+    AgentResult,
+    Environment,
+    GroupReward,
+    GroupRewarded,
+)
+from squelch.envs.prompt_file.environment import Prompts
+from squelch.envs.prompt_file.rows import open_prompts
+from squelch.envs.settings import Settings
+from squelch.envs.splits import Split, task_key_of
+
+_NO_TOOLS = ""
+"""The column of tools that a prompt shows: none, because an agent has its own."""
+
+
+class AgentOptions(Settings):
+    """The program, its tasks, and its bounds."""
+
+    command: tuple[str, ...] = ()
+    """The program and its arguments: one process a trajectory, whose environment variables lead OpenAI's and
+    Anthropic's clients to the policy."""
+    call: str = ""
+    """In place of `command`: an async function of a task and a client, `module:function` or `file.py:function`. One
+    process plays many trajectories with it."""
+    python: str = ""
+    """The Python of `call`, of another virtual environment; empty: the run's own."""
+    data: str | tuple[str, ...] | None = None
+    """The tasks, a file as of the environment Prompts; a task has every column of its row. Unset: a task has only
+    `seed`, `noise_seed` and `split`, which every task has."""
+    prompt_column: str = "prompt"
+    """The column of the prompts. Rows with the same prompt are in the same split."""
+    reward: str | dict[str, float] | None = None
+    """Reward functions of the agent's answers, as of the environment Prompts; unset: the agent reports rewards."""
+    success_at: float = 1.0
+    """A trajectory counts as a success from this reward on, unless the agent says; it only affects what is reported."""
+    turns: Literal["model", "squelch"] = "model"
+    """`model`: calls are answered in the model's own format. `squelch`: in Squelch's turns, `<think>` opened for the
+    policy and the whole text as the content, for agents that read these."""
+    max_processes: int = Field(8, ge=1)
+    """Most processes of `command` at once in one environment actor; other trajectories wait for their turn."""
+    memory_gib: float | None = Field(None, ge=0.25)
+    """Address space of each process in GiB; unset: no limit, because some runtimes reserve far more than they use."""
+    blocked_s: float = Field(10.0, gt=0)
+    """Most seconds for which the function of `call` may block its event loop; then its process is replaced."""
+    timeout_s: float = Field(60.0, gt=0)
+    """Most seconds for the reward functions of one group. Keep it below `environment_actor.step_timeout_s`."""
+
+    @model_validator(mode="after")
+    def _one_program(self) -> AgentOptions:
+        if bool(self.command) == bool(self.call):
+            raise ValueError("set either command or call")
+        if self.python and not self.call:
+            raise ValueError("python is the interpreter of call; a command names its own")
+        if self.reward is not None and self.data is None:
+            raise ValueError(
+                "reward needs data, whose columns the reward functions get; or let the agent report rewards"
+            )
+        return self
+
+
+class Agent(Environment, AgentDriven, GroupRewarded):
+    """One task after another, played by the program."""
+
+    Options = AgentOptions
+    options: AgentOptions
+    max_turns = 64
+    """Calls of one trajectory."""
+    turns: Literal["model", "squelch"] = "model"
+    most_at_once: int | None = None
+    whole_turns = True
+    stochastic = True
+    replayable = False
+
+    def __init__(self, split: Split = "train", **options: Any) -> None:
+        super().__init__(split, **options)
+        given = self.options
+        self.turns = given.turns
+        self.most_at_once = given.max_processes if given.command else None
+        self._task: dict[str, Any] = {}
+        self._seed = 0
+        self._alone = False
+        """Whether the task is played in a process of its own, because it was interrupted in a shared one."""
+
+    def check(self) -> None:
+        """Raises ValueError if the program, the data or a reward function cannot be used."""
+        given = self.options
+        if given.command:
+            check_command(given.command)
+        else:
+            check_call(self._target)
+        if given.data is not None:
+            self._read(0)
+        if given.reward is not None:
+            self._judge.check()
+
+    def rules(self) -> str:
+        """None: the agent writes its prompts itself."""
+        return ""
+
+    def read_action(self, text: str) -> str:
+        """The text: a call has no actions."""
+        return text
+
+    def longest_call(self) -> tuple[float, str]:
+        """That of the reward functions."""
+        return (0.0, "") if self.options.reward is None else self._judge.longest_call()
+
+    def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Takes the task of the seed."""
+        own = {"seed": seed, "noise_seed": options["noise_seed"], "split": self.split}
+        row, key = ({}, task_key_of("Agent", f"{self.split} {seed}")) if self.options.data is None else self._read(seed)
+        self._task, self._seed, self._alone = {**own, **row}, seed, False
+        return "", {"task_key": key}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Never called: the agent calls the policy itself."""
+        raise RuntimeError("an agent is run, not stepped")
+
+    async def run(self, access: Access) -> AgentResult:
+        """Plays the task with the program."""
+        given = self.options
+        if given.command:
+            found: Any = await run_command(given.command, self._task, access, given.memory_gib)
+        else:
+            found = await self._called(access)
+        return read_result(found, given.reward is not None, given.success_at)
+
+    def group_rewards(self, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]) -> list[GroupReward]:
+        """As `Prompts.group_rewards`, of the agents' answers."""
+        self._judge.reset(seed=self._seed, options={"noise_seed": 0})
+        return self._judge.group_rewards(completions, completion_ids)
+
+    async def _called(self, access: Access) -> Any:
+        if not self._alone:
+            try:
+                return await shared_host(self._target).play(self._task, access)
+            except AgentInterrupted:
+                self._alone = True
+                raise
+        async with _slots(self.options.max_processes):
+            host = Host(self._target)
+            try:
+                return await host.play(self._task, access)
+            finally:
+                await host.close()
+
+    def _read(self, seed: int) -> tuple[dict[str, Any], str]:
+        """(columns of the seed's row, its key)."""
+        given = self.options
+        assert given.data is not None
+        found = open_prompts(given.data, given.prompt_column, self.split, _NO_TOOLS).of(seed)
+        return {given.prompt_column: found.given, **found.columns}, found.key
+
+    @property
+    def _target(self) -> Target:
+        given = self.options
+        return Target(given.call, given.python, given.blocked_s, given.memory_gib)
+
+    @cached_property
+    def _judge(self) -> Prompts:
+        """The prompts and reward functions, in a process of their own."""
+        given = self.options
+        names = ("data", "reward", "prompt_column", "success_at", "timeout_s")
+        return Prompts(self.split, tools_column=_NO_TOOLS, **given.model_dump(include=set(names)))
+
+
+_SLOTS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, asyncio.Semaphore]] = WeakKeyDictionary()
+
+
+def _slots(most: int) -> asyncio.Semaphore:
+    """Bounds the processes of interrupted trajectories in this event loop."""
+    return _SLOTS.setdefault(asyncio.get_running_loop(), {}).setdefault(most, asyncio.Semaphore(most))

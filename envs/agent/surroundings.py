@@ -1,0 +1,42 @@
+"""The environment variables of an agent's process."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from squelch.envs.contract import Access
+
+_LOOPBACK = "127.0.0.1,localhost"
+_OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+
+
+def shared() -> dict[str, str]:
+    """Ours, with two changes: no proxy stands before the endpoint, and the run's Python is found, after all others."""
+    found = dict(os.environ)
+    for name in ("NO_PROXY", "no_proxy"):
+        found[name] = ",".join(filter(None, (found.get(name, ""), _LOOPBACK)))
+    found["PATH"] = os.pathsep.join(filter(None, (found.get("PATH", ""), os.path.dirname(sys.executable))))
+    return found
+
+
+def of_python(python: str) -> dict[str, str]:
+    """Those of a process of that interpreter; of another than the run's, without what leads to the run's packages."""
+    found = shared()
+    if python:
+        found = {name: value for name, value in found.items() if name not in _OURS}
+    return found
+
+
+def of_trajectory(access: Access, folder: str) -> dict[str, str]:
+    """Those of a process that plays one trajectory, whose files go into `folder`."""
+    return {
+        **shared(),
+        "OPENAI_BASE_URL": f"{access.base_url}/v1",
+        "OPENAI_API_KEY": access.token,
+        "ANTHROPIC_BASE_URL": access.base_url,
+        "ANTHROPIC_API_KEY": access.token,
+        "SQUELCH_TASK": os.path.join(folder, "task.json"),
+        "SQUELCH_RESULT": os.path.join(folder, "result.json"),
+        "TMPDIR": folder,
+    }

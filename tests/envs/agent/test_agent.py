@@ -1,0 +1,346 @@
+"""Programs as environments: what they are given, what they report, and what a fault of theirs costs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from squelch.envs.agent import called
+from squelch.envs.agent.environment import Agent
+from squelch.envs.contract import Access, AgentDriven, AgentFailed, AgentInterrupted, AgentResult, lacking
+from squelch.envs.registry import make
+
+USER = Path(__file__).with_name("user_agent.py")
+ACCESS = Access("http://127.0.0.1:9", "token-of-this-trajectory")
+
+
+def agent(script: str = "", seed: int = 0, split: str = "train", **options: Any) -> Agent:
+    """An agent with its task started; `script`: what its command runs."""
+    if script:
+        options["command"] = [sys.executable, "-S", "-c", textwrap.dedent(script)]
+    made = make("Agent", split, options)
+    made.reset(seed=seed, options={"noise_seed": 11})
+    return made
+
+
+def ran(one: Agent) -> AgentResult:
+    async def bounded() -> AgentResult:
+        async with asyncio.timeout(60):
+            try:
+                return await one.run(ACCESS)
+            finally:
+                await called.close_hosts()
+
+    return asyncio.run(bounded())
+
+
+def together(function: str, seeds: list[int], **options: Any) -> list[AgentResult | BaseException]:
+    """Trajectories of one function at once; one that is interrupted begins again."""
+
+    async def one(made: Agent) -> AgentResult:
+        for _ in range(3):
+            try:
+                return await made.run(ACCESS)
+            except AgentInterrupted:
+                continue
+        raise AssertionError("interrupted too often")
+
+    async def all_of_them() -> list[AgentResult | BaseException]:
+        made = [agent(seed=seed, call=f"{USER}:{function}", **options) for seed in seeds]
+        async with asyncio.timeout(60):
+            try:
+                return await asyncio.gather(*map(one, made), return_exceptions=True)
+            finally:
+                await called.close_hosts()
+
+    return asyncio.run(all_of_them())
+
+
+def ended(*pids: int) -> None:
+    """Waits until none of the processes is there."""
+    deadline = time.monotonic() + 60
+    while any(map(psutil.pid_exists, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# --- commands ---
+
+
+def test_a_command_gets_its_task_and_the_endpoint_and_reports_in_its_last_line():
+    found = ran(
+        agent(
+            """
+            import json, os, sys
+            task = json.load(sys.stdin)
+            same = task == json.load(open(os.environ["SQUELCH_TASK"]))
+            names = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
+            right = [os.environ[name] for name in names] == [
+                "http://127.0.0.1:9/v1", "token-of-this-trajectory", "http://127.0.0.1:9", "token-of-this-trajectory"]
+            print("thinking aloud")
+            print(json.dumps({"reward": task["seed"] + 0.1, "rewards": [0.1, 0.2], "penalties": [0, -0.1],
+                              "success": same and right and task["noise_seed"] == 11 and task["split"] == "train"}))
+            """,
+            seed=7,
+        )
+    )
+    assert found == AgentResult(True, 7.1, (0.1, 0.2), (0.0, -0.1))
+
+
+def test_a_result_may_be_a_file_and_the_folder_of_the_trajectory_is_removed(tmp_path):
+    told = tmp_path / "told"
+    found = ran(
+        agent(
+            f"""
+            import os, tempfile
+            open(os.environ["SQUELCH_RESULT"], "w").write('{{"reward": 1}}')
+            tempfile.mkstemp()
+            open({str(told)!r}, "w").write(os.environ["TMPDIR"])
+            print("no result here")
+            """
+        )
+    )
+    assert found == AgentResult(True, 1.0)
+    assert not Path(told.read_text()).exists()
+
+
+def test_no_proxy_stands_before_the_endpoint(monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("NO_PROXY", "example.org")
+    found = ran(
+        agent("import os; print('{\"reward\": %d}' % (os.environ['NO_PROXY'] == 'example.org,127.0.0.1,localhost'))")
+    )
+    assert found.reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (
+            "import sys; sys.stderr.write('no such file'); sys.exit(3)",
+            "command ended with exit code 3; it last wrote: no such file",
+        ),
+        ("import os; print('hm'); os.kill(os.getpid(), 9)", r"command was ended by signal 9 \(SIGKILL\)"),
+        ("import os; import sys; sys.exit(os.environ['OPENAI_API_KEY'])", r"it last wrote: \*\*\*"),
+        ("pass", "reported no result: the last line of its standard output must be a JSON object"),
+        ("print('fine')", "the last line of the agent's standard output"),
+        ("print('[1]')", "one JSON object is needed"),
+        ("print('{}')", "reported neither reward nor rewards"),
+        ('print(\'{"answer": "5"}\')', "rewarded only with environment.options.reward"),
+        ("print('{\"reward\": NaN}')", "reported nan in reward"),
+        ('print(\'{"reward": "1"}\')', "reported '1' in reward; a finite number is needed"),
+        ("print('{\"reward\": true}')", "reported True in reward"),
+        ("print('{\"rewards\": 1}')", "reported rewards as 1; a list with one number for each answered call"),
+        ('print(\'{"reward": 1, "penalties": [0.1]}\')', "the penalty 0.1; a penalty is 0 or negative"),
+        ('print(\'{"reward": 1, "success": 1}\')', "success as 1; true or false is needed"),
+        ('print(\'{"rewards": [1], "penaltys": [0]}\')', "'penaltys', which is no field; did you mean 'penalties'"),
+        ("print('x' * 3_000_000)", "longer than 1048576 bytes"),
+    ],
+)
+def test_whatever_is_no_result_fails_the_trajectory_with_its_reason(script, said):
+    with pytest.raises(AgentFailed, match=said):
+        ran(agent(script))
+
+
+def test_what_a_command_floods_is_bounded_and_its_last_line_counts():
+    found = ran(agent("for _ in range(200): print('x' * 100_000)\nprint('{\"reward\": 2}')"))
+    assert found.reward == 2.0
+
+
+def test_processes_that_a_command_leaves_behind_end_with_it_whatever_their_session(tmp_path):
+    ids = tmp_path / "ids"
+    script = f"""
+        import os, sys, time
+        reading, writing = os.pipe()
+        for _ in range(2):
+            if os.fork() == 0:
+                os.setsid()
+                if os.fork() == 0:
+                    os.write(writing, b"%d\\n" % os.getpid())
+                    os.close(writing)
+                    time.sleep(600)
+                os._exit(0)
+        os.close(writing)
+        data = b""
+        while piece := os.read(reading, 100):
+            data += piece
+            if data.count(b"\\n") == 2:
+                break
+        open({str(ids)!r}, "wb").write(data)
+        print('{{"reward": 1}}')
+    """
+    started = time.monotonic()
+    assert ran(agent(script)).reward == 1.0
+    assert time.monotonic() - started < 20, "the processes hold standard output open"
+    pids = [int(line) for line in ids.read_text().split()]
+    assert len(pids) == 2 and not any(map(psutil.pid_exists, pids))
+
+
+def test_a_command_that_is_cancelled_ends_with_all_that_it_started(tmp_path):
+    ids = tmp_path / "ids"
+    one = agent(
+        f"""
+        import os, signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        child = os.fork()
+        if child:
+            open({str(ids)!r} + ".new", "w").write(f"{{os.getpid()}} {{child}}")
+            os.rename({str(ids)!r} + ".new", {str(ids)!r})
+        time.sleep(600)
+        """
+    )
+
+    async def cancelled() -> None:
+        running = asyncio.create_task(one.run(ACCESS))
+        async with asyncio.timeout(30):
+            while not ids.exists():
+                await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(cancelled())
+    assert not any(psutil.pid_exists(int(pid)) for pid in ids.read_text().split())
+
+
+def test_agents_end_when_the_process_that_runs_them_is_killed(tmp_path):
+    ids = tmp_path / "ids"
+    told = "f'{os.getpid()} {os.environ[\"TMPDIR\"]}'"
+    script = f"import os, time; open({str(ids)!r}, 'w').write({told}); time.sleep(600)"
+    starts = f"""
+import asyncio, sys
+from squelch.envs.contract import Access
+from squelch.envs.registry import make
+one = make("Agent", "train", {{"command": [sys.executable, "-S", "-c", {script!r}]}})
+one.reset(seed=0, options={{"noise_seed": 0}})
+asyncio.run(one.run(Access("http://127.0.0.1:9", "t")))
+"""
+    actor = subprocess.Popen([sys.executable, "-c", starts])
+    deadline = time.monotonic() + 60
+    while not (ids.exists() and ids.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    actor.send_signal(signal.SIGKILL)
+    actor.wait(10)
+    pid, folder = ids.read_text().split()
+    ended(int(pid))
+    while Path(folder).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# --- functions ---
+
+
+def test_trajectories_of_a_function_share_one_process_and_run_beside_each_other():
+    found = together("tells", [1, 2, 3, 4])
+    assert [one.reward for one in found] == [1.0, 2.0, 3.0, 4.0]
+    only = agent(seed=5, call=f"{USER}:tells", success_at=5.0)
+    assert ran(only) == AgentResult(True, 5.0)
+
+
+def test_a_function_that_raises_exits_or_kills_or_blocks_its_process_loses_its_own_trajectory_only():
+    found = together("breaks", [0, 1, 2, 3, 4, 5], blocked_s=1.5)
+    assert [getattr(one, "reward", None) for one in found] == [1.0, None, None, None, None, 1.0]
+    raised, exits, killed, blocked = map(str, found[1:5])
+    assert re.search(r"function raised KeyError: 'no such tool' \(user_agent.py, line \d+, breaks\)", raised)
+    assert "function raised SystemExit: 5" in exits
+    assert "process ended with exit code 7" in killed
+    assert re.search(r"blocked the event loop of its process for 1.5 s \(user_agent.py, line \d+, breaks\)", blocked)
+
+
+def test_a_result_that_is_no_json_fails_and_says_where(tmp_path):
+    (found,) = together("not_json", [0])
+    assert "function raised TypeError" in str(found)
+
+
+def test_a_function_that_outlives_its_cancellation_gets_no_more_trajectories(monkeypatch):
+    monkeypatch.setattr(called, "CANCEL_S", 0.3)
+
+    async def course() -> tuple[float, float]:
+        deaf, other = agent(seed=1, call=f"{USER}:deaf"), agent(seed=0, call=f"{USER}:deaf")
+        running = asyncio.create_task(deaf.run(ACCESS))
+        first = second = (await other.run(ACCESS)).reward  # in the same process, after the deaf one has begun
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        while second == first:
+            second = (await other.run(ACCESS)).reward
+        await called.close_hosts()
+        return first, second
+
+    first, second = asyncio.run(asyncio.wait_for(course(), 60))
+    ended(int(first), int(second))
+
+
+# --- settings and tasks ---
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "environment.options: set either command or call"),
+        ({"command": ["a"], "call": "m:f"}, "set either command or call"),
+        ({"command": ["a"], "python": "python"}, "a command names its own"),
+        ({"command": ["no-such-agent", "x"]}, "options.command: there is no program 'no-such-agent'"),
+        ({"call": "nothing.here:play"}, "options.call: it cannot be imported: ModuleNotFoundError"),
+        ({"call": "user.py:play"}, "options.call: there is no file .*user.py"),
+        ({"call": f"{USER}:plays"}, "defines no function 'plays'; async def plays"),
+        ({"call": f"{USER}:not_async"}, "defines no async function 'not_async'"),
+        ({"call": f"{USER}:tells", "python": "/no/python"}, "options.python: there is no program '/no/python'"),
+        ({"command": ["true"], "reward": f"{USER}:right"}, "reward needs data"),
+        ({"command": ["true"], "data": "none.jsonl"}, "options.data: .*no such file"),
+    ],
+)
+def test_an_agent_that_cannot_play_is_refused_before_anything_starts(options, said):
+    with pytest.raises(ValueError, match=said):
+        make("Agent", "train", options)
+
+
+def rows(folder: Path) -> Path:
+    path = folder / "tasks.jsonl"
+    made = [{"prompt": f"What is {n}?", "answer": str(n), "tools": n, "seed": -n} for n in range(40)]
+    path.write_text("".join(json.dumps(one) + "\n" for one in made))
+    return path
+
+
+def test_a_task_has_every_column_of_its_row_and_no_prompt_is_in_both_splits(tmp_path):
+    options = {"command": ["true"], "data": str(rows(tmp_path))}
+    seen: dict[str, set[str]] = {}
+    for split in ("train", "validation"):
+        made = make("Agent", split, options)
+        assert isinstance(made, Agent)
+        for seed in range(40):
+            _, info = made.reset(seed=seed, options={"noise_seed": 3})
+            task = made._task
+            assert task.keys() == {"prompt", "answer", "tools", "seed", "noise_seed", "split"}
+            assert (task["answer"], task["tools"]) == (str(-task["seed"]), -task["seed"])
+            seen.setdefault(split, set()).add(info["task_key"])
+    assert not seen["train"] & seen["validation"] and len(seen["train"] | seen["validation"]) == 40
+
+
+def test_answers_are_rewarded_by_functions_of_the_user(tmp_path):
+    script = "import json, sys; t = json.load(sys.stdin); print(json.dumps({'answer': t['answer']}))"
+    one = agent(script, seed=3, data=str(rows(tmp_path)), reward=f"{USER}:right")
+    result = ran(one)
+    assert result == AgentResult(False, 0.0, None, None, one._task["answer"])
+    assert one.group_rewards([one._task["answer"], "none"], [[1], [2]]) == [[1.0, True], [0.0, False]]
+    with pytest.raises(AgentFailed, match="answer None; text is needed"):
+        ran(agent("print('{\"rewards\": [1]}')", data=str(rows(tmp_path)), reward=f"{USER}:right"))
+
+
+def test_an_agent_has_what_the_player_asks_for_and_the_run_before_it_starts():
+    assert lacking(Agent, AgentDriven) == []
+    one = agent("pass", max_processes=3)
+    assert (one.most_at_once, one.whole_turns, one.replayable, one.turns) == (3, True, False, "model")
+    assert agent(call=f"{USER}:tells").most_at_once is None

@@ -1,0 +1,54 @@
+"""Functions of a user, as an agent's `call` names them."""
+
+import asyncio
+import os
+import time
+
+STARTED = 0
+
+
+async def tells(task, client):
+    """What it was given, and who plays how many at once."""
+    global STARTED
+    STARTED += 1
+    await asyncio.sleep(0.2)
+    said = f"{client.openai_base_url} {client.api_key} {task['seed']} {os.getpid()} {STARTED}"
+    return {"reward": float(task["seed"]), "answer": said}
+
+
+async def breaks(task, client):
+    """Does what the seed says, after the others have begun."""
+    await asyncio.sleep(0.3)
+    if task["seed"] == 1:
+        raise KeyError("no such tool")
+    if task["seed"] == 2:
+        raise SystemExit(5)
+    if task["seed"] == 3:
+        os._exit(7)
+    if task["seed"] == 4:
+        time.sleep(60)
+    await asyncio.sleep(0.5)
+    return {"reward": 1.0}
+
+
+async def not_json(task, client):
+    return {"reward": 1.0, "answer": object()}
+
+
+async def deaf(task, client):
+    """Goes on after it was cancelled, if the seed says so."""
+    while task["seed"] == 1:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            continue
+    await asyncio.sleep(0.1)
+    return {"reward": float(os.getpid())}
+
+
+def not_async(task, client):
+    return {"reward": 1.0}
+
+
+def right(completions, answer, **columns):
+    return [float(said == wanted) for said, wanted in zip(completions, answer, strict=True)]
