@@ -48,8 +48,9 @@ from squelch.cluster.presets import layered
 from squelch.cluster.setting_keys import flat
 from squelch.cluster.wrong_settings import what_is_wrong
 from squelch.envs.config import EnvironmentConfig, EnvironmentEntry, spoken
+from squelch.envs.contract import AgentDriven, lacking
 from squelch.envs.mixture import Entry, Mixture
-from squelch.envs.registry import resolved
+from squelch.envs.registry import environment_class, resolved
 from squelch.envs.settings import Settings
 from squelch.envs.untrusted.files import Unreadable, brief, read_bytes, state, text_of
 from squelch.envs.untrusted.text import MAX_RECIPE, YamlVersion, parse_yaml, written_yaml
@@ -299,7 +300,7 @@ class RunConfig(Settings):
         for entry in self.mixture.entries:
             turn, turns = entry.tokens_key, f"{entry.key}.format.max_turns"
             sampled = entry.tokens(self.sampling.max_tokens_per_turn) * (entry.environment.format.max_turns or 0)
-            if sampled >= limit:
+            if sampled >= limit and lacking(environment_class(entry.environment.name), AgentDriven):
                 raise ValueError(
                     f"rollout.max_model_len={limit} is too small for {turns} x {turn} = {sampled} sampled tokens and "
                     f"the prompts; raise rollout.max_model_len, or lower {turns} or {turn}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,6 +41,13 @@ class Attempt:
     seconds_environment: float = 0.0
     seconds_generation: float = 0.0
     replayed: Replayed = NOT_REPLAYED
+    endpoint_counts: Counter[str] = field(default_factory=Counter)
+    """Of an agent's calls (`actors.endpoint.metrics`)."""
+
+    def record(self, segments: Sequence[Transcript], causes: Sequence[str]) -> None:
+        """Takes segments that somebody else wrote; without any, the trajectory has no token."""
+        if segments:
+            self.segments, self.causes = list(segments), list(causes)
 
     @property
     def segment(self) -> Transcript:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -31,6 +31,10 @@ from squelch.actors.messages import Completion, GenerationRequest
 POLL_S = 5.0
 COLLECT_GRACE_S = 30.0
 """Seconds within which a rollout worker must take requests, and beyond the time-out of `collect` answer that."""
+
+
+Generate = Callable[[str, GenerationRequest], Awaitable[Completion]]
+"""Samples a request at the rollout worker of that name."""
 
 
 class GenerationFailed(Exception):

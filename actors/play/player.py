@@ -16,6 +16,7 @@ Invariants:
   is a digest of (ticket seed, ticket, trajectory), or of (ticket seed, ticket) if the environment shares its noise.
 - A ticket may ask for replays of its trajectories under fresh noise, which follow each episode
   (`actors.play.replaying`).
+- The calls of an agent are turns as well; it ends them itself (`actors.play.agent_episode`).
 - An environment may reward the trajectories of a group together (`GroupRewarded`), once all have ended: each of them
   gets a reward, or fails with the reason why it has none.
 
@@ -30,7 +31,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,22 +40,22 @@ from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.formats.protocol import Format
 from squelch.actors.messages import Cluster, Completion, GenerationRequest
+from squelch.actors.play.agent_episode import AgentEpisodes, Bounds
 from squelch.actors.play.attempt import Attempt, AttemptFailed
 from squelch.actors.play.clusters import clusters_of
-from squelch.actors.play.generation import GenerationFailed
+from squelch.actors.play.generation import Generate, GenerationFailed
 from squelch.actors.play.replaying import replay
 from squelch.actors.play.seeds import noise_seed, request_seed
 from squelch.actors.play.speech import Feed, Speech, speech_of
 from squelch.actors.play.step_pool import CallFailed, StepPool
 from squelch.actors.records import Group, Task, Ticket
 from squelch.envs.config import EnvironmentConfig
-from squelch.envs.contract import Environment, GroupReward, GroupRewarded, lacking, require
+from squelch.envs.contract import AgentDriven, Environment, GroupReward, GroupRewarded, lacking, require
 from squelch.envs.episode import Episode, Message, TurnOutcome
 from squelch.envs.mixture import Mixture
 from squelch.envs.registry import make
 from squelch.envs.untrusted.rewards import finite_reward
 
-Generate = Callable[[str, GenerationRequest], Awaitable[Completion]]
 MakeEnv = Callable[[Task], Environment]
 
 
@@ -104,6 +106,7 @@ class EnvironmentPlayer:
         self._generate = generate
         self._make_env = make_env or partial(make_task, mixture=self._mixture)
         self.steps = StepPool(config.step_timeout_s, config.step_threads)
+        self._agents = AgentEpisodes(codec, config, max_model_len, generate)
         self._idle = IdleEnvironments(self._make_env)
 
     async def play(self, ticket: Ticket) -> Group:
@@ -119,6 +122,7 @@ class EnvironmentPlayer:
             seconds_environment=sum(one.seconds_environment for one in attempts) / len(attempts),
             seconds_generation=sum(one.seconds_generation for one in attempts) / len(attempts),
             seconds_replays=sum(one.replayed.seconds for one in attempts),
+            endpoint_counts=tuple(sorted(sum((one.endpoint_counts for one in attempts), Counter()).items())),
         )
 
     async def clusters(self, tickets: Sequence[Ticket]) -> dict[str, Cluster]:
@@ -129,26 +133,55 @@ class EnvironmentPlayer:
         """Let the step threads end."""
         self.steps.close()
 
+    async def end_agents(self) -> None:
+        """End what agents call, in the event loop in which they were played."""
+        await self._agents.close()
+
     # --- one trajectory ---
 
     async def _play_one(self, ticket: Ticket, index: int) -> Attempt:
         attempt = Attempt()
         try:
             async with asyncio.timeout(self._config.episode_timeout_s):
-                env, episode = await self._episode(ticket, index, attempt)
+                env, episode, messages = await self._call(attempt, lambda: self._begin(ticket, index))
+                attempt.task_key, attempt.task_kind = episode.task_key, episode.task_kind
+                driven = not lacking(env, AgentDriven)
+                if not driven:
+                    await self._episode(ticket, index, attempt, env, episode, messages)
+            if driven:
+                await self._agent(ticket, index, attempt, env)
         except TimeoutError:
             attempt.failure = Failure(FailureCause.EPISODE_TIMEOUT)
         except AttemptFailed as error:
             attempt.failure = error.failure
         else:
-            attempt.replayed = await replay(episode, ticket, index, self.steps, self._config.episode_timeout_s)
+            if not driven:
+                attempt.replayed = await replay(episode, ticket, index, self.steps, self._config.episode_timeout_s)
             if not attempt.replayed.lost_environment:
                 self._idle.keep(ticket.task, env)
         return attempt
 
-    async def _episode(self, ticket: Ticket, index: int, attempt: Attempt) -> tuple[Environment, Episode]:
-        env, episode, messages = await self._call(attempt, lambda: self._begin(ticket, index))
-        attempt.task_key, attempt.task_kind = episode.task_key, episode.task_kind
+    async def _agent(self, ticket: Ticket, index: int, attempt: Attempt, env: Environment) -> None:
+        """Plays a task whose agent calls the policy itself."""
+        agent = require(ticket.task.environment, env, AgentDriven, "an agent")
+        entry = self._mixture.labelled(ticket.task.label)
+        chosen = entry.environment
+        most_calls = chosen.format.max_turns or env.max_turns
+        bounds = Bounds(entry.tokens(self._max_tokens), most_calls, chosen.reward_noise)
+        task = ticket.task
+        await self._agents.play(
+            ticket, index, attempt, agent, (task.label, task.environment, task.options_json), bounds
+        )
+
+    async def _episode(
+        self,
+        ticket: Ticket,
+        index: int,
+        attempt: Attempt,
+        env: Environment,
+        episode: Episode,
+        messages: list[Message],
+    ) -> None:
         attempt.group_rewarded = not lacking(env, GroupRewarded)
         turns = speech_of(self._codec, env, ticket.task.environment, episode)
         feed = _shown(lambda: turns.first(messages))
@@ -167,7 +200,6 @@ class EnvironmentPlayer:
                 break
             message, closed = outcome.next_message, completion.finish_reason == "stop"
             feed = _shown(partial(turns.following, message, closed))
-        return env, episode
 
     def _begin(self, ticket: Ticket, index: int) -> tuple[Environment, Episode, list[Message]]:
         """In a step thread: take or make an environment and start the task in it."""

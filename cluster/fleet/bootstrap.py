@@ -30,7 +30,7 @@ from squelch.cluster.fleet.object_store import check_joined, local_mib
 from squelch.cluster.fleet.placement import make_room
 from squelch.cluster.fleet.processor import emulated
 from squelch.cluster.package import checkout
-from squelch.envs.contract import Demonstrator, MissingCapabilityError, require
+from squelch.envs.contract import AgentDriven, Demonstrator, MissingCapabilityError, lacking, require
 from squelch.envs.format import phrases
 from squelch.envs.mixture import Entry
 from squelch.envs.registry import environment_class, has_twins
@@ -331,6 +331,18 @@ def _notes_on_format(speech: Format) -> list[str]:
     return found
 
 
+def _without_opening(entry: Entry, agent: AgentDriven, speech: Format) -> int:
+    """No token: an agent's prompts are known when it calls. ValueError for turns that the format cannot write."""
+    from squelch.actors.formats.choice import squelch_turns
+    from squelch.actors.formats.conformity import require_template
+
+    if agent.turns == "squelch":
+        squelch_turns(speech, entry.name)
+    else:
+        require_template(speech, False)
+    return 0
+
+
 def _opening(entry: Entry, config: RunConfig, speech: Format, longest: bool = False) -> int:
     """Tokens of the first prompt of the first training task; with `longest`, of the longest one of any task if the
     environment knows it, and then the format must be that of the template. ValueError for words that the tokenizer
@@ -343,6 +355,8 @@ def _opening(entry: Entry, config: RunConfig, speech: Format, longest: bool = Fa
         openings = first.openings(longest)
     except ValueError as error:
         raise UserError(f"environment {entry.name}: {entry.keyed(str(error))}") from error
+    if not lacking(first.environment, AgentDriven):
+        return _without_opening(entry, require(entry.name, first.environment, AgentDriven, "an agent"), speech)
     speech.check([message["content"] for one in openings for message in one.messages])
     if not first.environment.whole_turns:
         return max(len(squelch_turns(speech, entry.name).first_turn(one.messages)) for one in openings)

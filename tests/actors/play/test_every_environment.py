@@ -57,7 +57,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "TextArena": {"game": "GuessTheNumber-v0", "timeout_s": 60},
 }
 WITHOUT_KINDS = {"Gymnasium", "TextArena", "OwnProcess", "docs.examples.sort_words:SortWords"}
-WHOLE_TURNS = {"Prompts"}
+WHOLE_TURNS = {"Agent", "Prompts"}
 """Environments without a turn format; `tests/envs/prompt_file` plays them."""
 SAID = {"OwnProcess": ("moon pear", "pear", "moon island engine pear")}
 """Actions of an environment without demonstrations, where numbers are none."""

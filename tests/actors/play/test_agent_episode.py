@@ -1,0 +1,179 @@
+"""Trajectories of agents: FrozenLake played by a program equals the built-in game, and what a fault costs."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from docs.examples.frozen_lake_agent import OPTIONS
+from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
+from squelch.actors.failures import Failure, FailureCause
+from squelch.actors.play.codec import ChatCodec
+from squelch.actors.play.generation import GenerationFailed
+from squelch.actors.play.player import EnvironmentPlayer
+from squelch.actors.records import Group, Task, Ticket
+from squelch.envs.agent import called
+from squelch.envs.config import EnvironmentConfig, EnvironmentEntry
+from squelch.envs.mixture import Mixture
+from tests.actors.play.test_codec import byte_level_bpe, save_model
+from tests.actors.play.test_player import LIMIT, Policy
+
+AGENT = Path(__file__).parents[3] / "docs" / "examples" / "frozen_lake_agent.py"
+
+
+@pytest.fixture(scope="module")
+def codec(tmp_path_factory: pytest.TempPathFactory) -> ChatCodec:
+    return ChatCodec(save_model(Path(tmp_path_factory.mktemp("bpe")), byte_level_bpe()))
+
+
+def play(codec: ChatCodec, generate: Any, environment: Any, *tickets: Ticket, **bounds: Any) -> list[Group]:
+    config = EnvironmentActorConfig(step_timeout_s=60, **bounds)
+    player = EnvironmentPlayer(codec, environment, SamplingConfig(max_tokens_per_turn=LIMIT), config, 4096, generate)
+
+    async def together() -> list[Group]:
+        async with asyncio.timeout(120):
+            try:
+                return list(await asyncio.gather(*map(player.play, tickets)))
+            finally:
+                await called.close_hosts()
+                await player.end_agents()
+
+    try:
+        return asyncio.run(together())
+    finally:
+        player.close()
+
+
+def ticket(name: str, options: dict[str, Any], size: int = 8, **more: Any) -> Ticket:
+    return Ticket("000001-000", 1, Task(name, 5, options=tuple(options.items()), **more), size, 3, 1.0, "rollout-0")
+
+
+def one_agent(codec: ChatCodec, script: str, size: int = 1, generate: Any = None, **bounds: Any) -> Group:
+    """A group played by a command with this script, which has a client `openai` and a function `call(text)`."""
+    begin = """
+        import json, sys, os, time
+        from openai import OpenAI
+        openai = OpenAI(max_retries=0)
+        def call(text, **more):
+            told = [{"role": "user", "content": text}]
+            return openai.chat.completions.create(model="policy", messages=told, **more)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(begin) + textwrap.dedent(script)]
+    options = {"command": command}
+    environment = EnvironmentConfig(name="Agent", options=options)
+    (group,) = play(codec, generate or Policy(codec), environment, ticket("Agent", options, size), **bounds)
+    return group
+
+
+BY = {
+    "call": {"call": f"{AGENT}:play"},
+    "command": {"command": [sys.executable, str(AGENT)]},
+}
+
+
+@pytest.mark.parametrize("way", BY)
+def test_frozen_lake_played_by_an_agent_over_openais_client_is_the_built_in_game_to_the_bit(codec, way):
+    size = 16 if way == "call" else 2
+    ours = EnvironmentConfig(name="FrozenLake", options=OPTIONS)
+    (game,) = play(codec, Policy(codec, 0.3), ours, ticket("FrozenLake", OPTIONS, size))
+    options = {**BY[way], "turns": "squelch"}
+    theirs = EnvironmentConfig(name="Agent", options=options)
+    (group,) = play(codec, Policy(codec, 0.3), theirs, ticket("Agent", options, size))
+    turns = [turn for trajectory in game.trajectories for turn in trajectory.turns]
+    assert any(turn.hit_token_limit for turn in turns) and any(turn.format_penalty for turn in turns)
+    assert way == "command" or len({len(trajectory.turns) for trajectory in game.trajectories}) > 1
+    for ours, theirs in zip(game.trajectories, group.trajectories, strict=True):
+        assert theirs.failure is None and theirs.segments == ()
+        for name in ("token_ids", "loss_mask", "log_probs"):
+            np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+            assert getattr(ours, name).dtype == getattr(theirs, name).dtype
+        for mine, other in zip(ours.turns, theirs.turns, strict=True):
+            assert replace(other, format_valid=mine.format_valid, num_actions=mine.num_actions) == mine
+        assert (ours.success, ours.version_spans) == (theirs.success, theirs.version_spans)
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("print('{\"reward\": 1}')", "the agent ended without a call that was answered"),
+        ("call('hi'); sys.exit(4)", "the agent's command ended with exit code 4"),
+        (
+            "call('hi'); print('{\"rewards\": [1, 2]}')",
+            "the agent reported 2 rewards, and 1 of its calls were answered",
+        ),
+        ("call('hi'); print('{\"reward\": 1, \"penalties\": []}')", "0 penalties, and 1 of its calls were answered"),
+        ("call('hi'); time.sleep(60)", "the agent still ran after environment_actor.episode_timeout_s=4"),
+    ],
+)
+def test_an_agent_that_does_not_end_as_it_should_fails_its_trajectory_with_a_cause(codec, script, said):
+    bounds = {"episode_timeout_s": 4} if "sleep" in script else {}
+    (trajectory,) = one_agent(codec, script, **bounds).trajectories
+    assert trajectory.failure is not None and trajectory.failure.cause is FailureCause.AGENT_ERROR
+    assert said in trajectory.failure.detail
+    assert bool(trajectory.loss_mask.any()) == ("call" in script), "the tokens that it had are kept"
+    assert not trajectory.success and trajectory.episode_return == 0
+
+
+def test_rewards_and_penalties_are_those_of_the_calls_and_the_reward_is_the_last_ones(codec):
+    script = "call('a'); call('b'); print('{\"reward\": 1, \"rewards\": [0.25, 0.5], \"penalties\": [-0.1, 0]}')"
+    (trajectory,) = one_agent(codec, script).trajectories
+    assert trajectory.failure is None and len(trajectory.segments) == 1
+    assert [turn.reward for turn in trajectory.turns] == [0.25, 1.5]
+    assert [turn.format_penalty for turn in trajectory.turns] == [-0.1, 0.0]
+    assert trajectory.success and trajectory.episode_return == 1.75
+
+
+def test_failed_sampling_is_the_failure_whatever_the_agent_reports(codec):
+    async def fails(worker, request):
+        raise GenerationFailed("rollout worker rollout-0: gone")
+
+    script = "\ntry: call('hi')\nexcept Exception: pass\nprint('{\"reward\": 1}')"
+    (trajectory,) = one_agent(codec, script, generate=fails).trajectories
+    assert trajectory.failure == Failure(FailureCause.GENERATION_ERROR, "rollout worker rollout-0: gone")
+
+
+def test_no_more_commands_than_allowed_run_at_once_and_waiting_for_a_turn_is_no_time_of_the_agents(codec, tmp_path):
+    script = f"""
+        open({str(tmp_path)!r} + "/" + str(os.getpid()), "w").write("")
+        call("hi")
+        assert len(os.listdir({str(tmp_path)!r})) <= 2
+        time.sleep(0.5)
+        os.remove({str(tmp_path)!r} + "/" + str(os.getpid()))
+        print('{{"reward": 1}}')
+    """
+    command = [
+        sys.executable,
+        "-c",
+        "import json, sys, os, time\nfrom openai import OpenAI\n" + textwrap.dedent(script),
+    ]
+    command[2] = command[2].replace(
+        'call("hi")', 'OpenAI().chat.completions.create(model="p", messages=[{"role": "user", "content": "hi"}])'
+    )
+    options = {"command": command, "max_processes": 2}
+    environment = EnvironmentConfig(name="Agent", options=options)
+    (group,) = play(codec, Policy(codec), environment, ticket("Agent", options, 4), episode_timeout_s=20)
+    assert [one.failure for one in group.trajectories] == [None] * 4
+
+
+def test_an_agent_and_a_game_are_played_in_one_run(codec):
+    options = {**BY["call"], "turns": "squelch"}
+    several = Mixture.several(
+        (
+            EnvironmentEntry(name="FrozenLake", options=OPTIONS),
+            EnvironmentEntry(name="Agent", options=options, label="a"),
+        )
+    )
+    tickets = [
+        ticket("FrozenLake", OPTIONS, 2, label="FrozenLake"),
+        replace(ticket("Agent", options, 2, label="a"), ticket_id="000001-001"),
+    ]
+    groups = play(codec, Policy(codec), several, *tickets)
+    assert [one.failure for group in groups for one in group.trajectories] == [None] * 4
+    assert groups[0].task_key != groups[1].task_key
