@@ -30,7 +30,7 @@ class EndpointConfig(Settings):
     """Most messages in one request."""
     max_parallel: int = Field(64, ge=1)
     """Most calls at once."""
-    max_connections: int = Field(1024, ge=1)
-    """Most connections to the endpoint at once, of all trajectories; further ones are closed."""
+    max_connections: int = Field(512, ge=1)
+    """Most connections to the endpoint at once, of all trajectories; one more ends the oldest without a request."""
     request_timeout_s: float = Field(30.0, gt=0)
     """Seconds within which a client must have sent a request, and taken its answer."""

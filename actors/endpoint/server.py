@@ -60,8 +60,9 @@ MOST_UNKNOWN_NAMES = 32
 """Names of unknown fields that are counted by name; any further ones are counted as `other`."""
 MAX_FIELD_BYTES, MAX_FIELDS = 8190, 64
 """Of a request's head: bytes of the first line and of each field, and number of fields."""
-PAUSE_S = 0.05
-"""Seconds before a refusal that calls again do not change is sent, so that an agent that repeats it costs little."""
+PAUSE_S, LONGEST_PAUSE_S, STRANGERS_PAUSE_S = 0.005, 1.0, 0.2
+"""Seconds before a refusal is sent: for each that the trajectory got before, at most, and to a request without a
+trajectory. An agent that floods so costs the others little."""
 LINGER_S, SHUTDOWN_S = 2.0, 5.0
 """Seconds in which the rest of a refused body is read; and in which requests are answered when the server ends."""
 
@@ -82,7 +83,8 @@ _CALLS = {openai_api.PATH: _OPENAI, anthropic_api.PATH: _ANTHROPIC}
 
 
 class _Http(web.Server):
-    """The connections, at most so many."""
+    """The connections, at most so many. One too many ends the oldest that waits for a request, so that whoever holds
+    connections keeps nobody out; if all are `busy` with one, it is ended itself."""
 
     def __init__(self, handler: Any, most: int, timeout_s: float) -> None:
         super().__init__(
@@ -97,12 +99,22 @@ class _Http(web.Server):
             max_headers=MAX_FIELDS,
         )
         self._most = most
+        self._open: dict[RequestHandler, asyncio.Transport] = {}
+        self.busy: set[RequestHandler] = set()
+        """Connections with a request that is being answered."""
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
-        """Takes a connection, or ends it if there are too many."""
+        """Takes a connection, and ends one if there are too many."""
         super().connection_made(handler, transport)
-        if len(self.connections) > self._most:
-            transport.abort()
+        self._open[handler] = transport
+        if len(self._open) > self._most:
+            ended = next((one for one in self._open if one not in self.busy), handler)
+            self._open.pop(ended).abort()
+
+    def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
+        """Forgets a connection."""
+        self._open.pop(handler, None)
+        super().connection_lost(handler, exc)
 
 
 class Endpoint:
@@ -175,11 +187,20 @@ class Endpoint:
     # --- one request ---
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        assert self._http is not None, "it listens"
+        self._http.busy.add(request.protocol)
+        try:
+            return await self._answered(request)
+        finally:
+            self._http.busy.discard(request.protocol)
+
+    async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
         path, in_path = _split(request.rel_url.raw_path)
         api = _ANTHROPIC if path.startswith(anthropic_api.PATH) else _OPENAI
         session: Session | None = None
         try:
             session = self._session(request, in_path)
+            session.count_request()
             if path not in _CALLS:
                 return await self._send(request, _models(request.method, path), 200)
             if request.method != "POST":
@@ -188,12 +209,13 @@ class Endpoint:
         except Refused as refused:
             if session is not None:
                 session.counts["refused"] += 1
-            return await self._refuse(request, api, refused)
+            return await self._refuse(request, api, refused, session)
         except Exception as error:  # the boundary of one request: whatever it meets costs its own trajectory alone
             log.exception("an agent's request could not be answered")
             if session is not None:
                 session.fail(error)
-            return await self._refuse(request, api, Refused(500, "internal_error", f"{type(error).__name__}: {error}"))
+            unforeseen = Refused(500, "internal_error", f"{type(error).__name__}: {error}")
+            return await self._refuse(request, api, unforeseen, session)
 
     def _session(self, request: web.BaseRequest, in_path: str) -> Session:
         """The trajectory whose token the request holds."""
@@ -218,8 +240,7 @@ class Endpoint:
                 raise Refused(
                     429, "too_many_at_once", f"the trajectory makes more than {most} calls at once", retry=True
                 )
-            body = await self._body(request)
-            session.take_bytes(len(body))
+            body = await self._body(request, session)
             answer = self._answer(request, session, api, path, body)
             answer.clients += [request.transport] if request.transport is not None else []
             reply = await _outcome(answer)
@@ -249,7 +270,7 @@ class Endpoint:
             self._unknown_names.add(name)
         return name
 
-    async def _body(self, request: web.BaseRequest) -> bytes:
+    async def _body(self, request: web.BaseRequest, session: Session) -> bytes:
         most, found = self._config.max_request_bytes, bytearray()
         if request.headers.get("content-encoding", "identity") != "identity":
             raise Refused(415, "unsupported_encoding", "the body must be sent without a Content-Encoding")
@@ -258,6 +279,7 @@ class Endpoint:
                 if (request.content_length or 0) <= most:
                     async for chunk in request.content.iter_any():
                         found += chunk
+                        session.take_bytes(len(chunk))
                         if len(found) > most:
                             break
                     else:
@@ -289,9 +311,11 @@ class Endpoint:
         answer.delivered = answer.delivered or response.sent
         return response
 
-    async def _refuse(self, request: web.BaseRequest, api: _Api, refused: Refused) -> web.StreamResponse:
-        if refused.status in (401, 410, 429):
-            await asyncio.sleep(PAUSE_S)
+    async def _refuse(
+        self, request: web.BaseRequest, api: _Api, refused: Refused, session: Session | None
+    ) -> web.StreamResponse:
+        pause = STRANGERS_PAUSE_S if session is None else PAUSE_S * (session.counts["refused"] - 1)
+        await asyncio.sleep(min(LONGEST_PAUSE_S, pause))
         headers = {"x-should-retry": "true" if refused.retry else "false"}
         return await self._send(request, api.error(refused), refused.status, headers)
 

@@ -44,6 +44,8 @@ from squelch.actors.play.generation import GenerationFailed
 from squelch.actors.play.transcript import Transcript
 
 log = logging.getLogger(__name__)
+REQUESTS_OF_A_CALL = 16
+"""Requests of a trajectory, refused ones too, for each call that it may make."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ class Session:
     Whoever cannot send a token takes `base_url` + `/t/` + `token` in its place."""
 
     base_url: str
-    token: str
+    token: str = field(repr=False)
     one: Format
     config: EndpointConfig
     max_model_len: int
@@ -135,11 +137,18 @@ class Session:
         self._conversation = Conversation(self.one)
         self._answers: dict[bytes, list[Answer]] = {}
         self._turns: list[_Turn] = []
-        self._num_calls = self._num_bytes = self._num_reserved = 0
+        self._num_requests = self._num_calls = self._num_bytes = self._num_reserved = 0
         self._truncated = False
         self._failure: Failure | None = None
 
     # --- requests ---
+
+    def count_request(self) -> None:
+        """Counts a request. Raises Refused if the trajectory has made too many, whatever became of them."""
+        self._num_requests += 1
+        if self._num_requests > (most := REQUESTS_OF_A_CALL * self._most_calls):
+            self._truncated = True
+            raise Refused(429, "too_many_requests", f"the trajectory has made {most} requests; end it")
 
     def take_bytes(self, number: int) -> None:
         """Counts the bytes of a request. Raises Refused if the trajectory has sent too many."""
@@ -191,14 +200,17 @@ class Session:
         if not self.is_open:
             raise Refused(410, "trajectory_ended", "the trajectory of this token has ended; nothing is sampled for it")
 
+    @property
+    def _most_calls(self) -> int:
+        return min(self.config.max_calls, self.most_calls or self.config.max_calls)
+
     def _require_room(self) -> None:
         self.require_open()
         if self._failure is not None:
             raise self._unavailable()
-        most = min(self.config.max_calls, self.most_calls or self.config.max_calls)
-        if self._num_calls >= most:
+        if self._num_calls >= self._most_calls:
             self._truncated = True
-            raise Refused(429, "too_many_calls", f"the trajectory has made its {most} calls; end it")
+            raise Refused(429, "too_many_calls", f"the trajectory has made its {self._most_calls} calls; end it")
 
     def _require_fitting(self, placed: Placed, limit: int) -> None:
         needed = len(placed.prompt) + limit

@@ -244,19 +244,47 @@ def test_a_client_that_takes_no_answer_is_let_go() -> None:
     run(play())
 
 
-def test_more_connections_than_there_may_be_are_closed() -> None:
+def test_connections_that_are_held_keep_nobody_out_and_those_with_a_request_stay() -> None:
     async def play():
-        async with playing(Policy("Yes."), max_connections=3) as (session, client):
+        gate = asyncio.Event()
+        policy = Policy("Yes.", wait=gate.wait)
+        async with playing(policy, max_connections=3) as (session, client):
             host, port = session.base_url.removeprefix("http://").split(":")
-            held = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
-            with pytest.raises(httpx.HTTPError):
-                await client.ask(USER)
+            waiting = asyncio.create_task(client.ask(USER))
+            while not policy.calls:
+                await asyncio.sleep(0)
+            held = [await asyncio.open_connection(host, int(port)) for _ in range(9)]
+            others = []
+            for number in (2, 3, 3):  # the last one finds all connections with a request
+                others.append(asyncio.create_task(client.ask({"role": "user", "content": str(len(others))})))
+                while len(policy.calls) < number or (len(others) == 3 and not others[2].done()):
+                    await asyncio.sleep(0.005)
+            gate.set()
+            found = await asyncio.gather(waiting, *others, return_exceptions=True)
             for _, writer in held:
                 writer.close()
-            await asyncio.sleep(0.05)
-            return await client.ask(USER)
+            return found
 
-    assert run(play()).status_code == 200
+    first, *others = run(play())
+    assert first.status_code == 200
+    assert [isinstance(one, httpx.HTTPError) for one in others] == [False, False, True]
+
+
+def test_an_agent_that_floods_waits_ever_longer_and_is_refused_in_the_end() -> None:
+    async def play():
+        async with serving(max_calls=2) as endpoint:
+            flooding, other = (endpoint.open(Policy("Yes."), seeds, LIMIT) for _ in range(2))
+            async with Client(flooding) as client, Client(other) as served:
+                found = await asyncio.gather(*(client.get("/v1/models") for _ in range(40)))
+                started = asyncio.get_running_loop().time()
+                await client.get("/v1/models")
+                waited = asyncio.get_running_loop().time() - started
+                assert (await served.ask(USER)).status_code == 200
+            return found, waited, await flooding.end()
+
+    found, waited, recorded = run(play())
+    codes = [answer.status_code for answer in found]
+    assert codes.count(200) == 32 and codes.count(429) == 8 and waited > 0.03 and recorded.truncated
 
 
 def test_an_answer_that_was_not_taken_is_there_for_the_retry_without_a_header() -> None:
@@ -293,6 +321,14 @@ def test_names_of_unknown_fields_are_bounded_over_all_trajectories() -> None:
             return names
 
     assert len([name for name in run(play()) if name.startswith("unknown/")]) <= MOST_UNKNOWN_NAMES + 1
+
+
+def test_the_token_is_in_no_text_of_a_trajectory() -> None:
+    async def play():
+        async with playing(Policy("Yes.")) as (session, _):
+            return session.token in repr(session)
+
+    assert not run(play())
 
 
 def test_the_end_of_the_endpoint_ends_its_trajectories_and_closes_its_port() -> None:
