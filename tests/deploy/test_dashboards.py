@@ -270,7 +270,7 @@ def test_a_real_prometheus_scrapes_the_endpoint_and_fills_every_query(tmp_path: 
         with running_prometheus(tmp_path, recorder.port, interval="200ms") as url:
             until(lambda: scrapes(url) >= 1, "first scrape")
             beat_once(tmp_path, recorder)
-            assert len(unfilled_queries(url)) > len(dashboard_queries()) // 2, "unmeasured must show as unmeasured"
+            assert len(unfilled_queries(url)) > len(dashboard_queries()) // 3, "unmeasured must show as unmeasured"
             for step in (1, 2):
                 recorder.step(step, one_step(step))
                 seen = scrapes(url)
