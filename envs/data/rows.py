@@ -92,7 +92,6 @@ def split_rows(
     group_by: str,
     subset: str | None = None,
     text_of: Callable[[Any], str] = plain_text,
-    beside: Beside | None = None,
 ) -> Part[Row]:
     """The rows of one of Squelch's two splits. Rows with the same text in column `group_by`, ignoring case and white
     space, are always in the same split. `text_of`: the text of a value of that column; its ValueError is raised with
@@ -102,18 +101,49 @@ def split_rows(
     `train` are held out by their digest (`envs.splits.split_of`); if it leaves a split empty, that gets the group whose
     digest is nearest. A published `test` is never read.
     """
+    rows, published = _opened(source, row_type, subset)
+    if split == "validation" and published is not None:
+        return Part(published, np.arange(len(published)), str(published))
+    return _parted(rows, published, group_by, text_of, None)[split]
+
+
+def both_splits(
+    source: Source,
+    row_type: type[Row],
+    group_by: str,
+    text_of: Callable[[Any], str],
+    beside: Beside,
+) -> dict[Split, Part[Row]]:
+    """Both splits, as `split_rows` gives them, of which every row is read once."""
+    return _parted(*_opened(source, row_type, None), group_by, text_of, beside)
+
+
+def _opened(source: Source, row_type: type[Row], subset: str | None) -> tuple[Rows[Row], Rows[Row] | None]:
+    """The rows of `train`, and those of `validation` if it is published."""
     rows = read_rows(source, "train", row_type, subset)
     try:
-        published = read_rows(source, "validation", row_type, subset)
+        return rows, read_rows(source, "validation", row_type, subset)
     except UnknownSplitError:
-        digests = _digests(rows, group_by, text_of, beside)
+        return rows, None
+
+
+def _parted(
+    rows: Rows[Row],
+    published: Rows[Row] | None,
+    group_by: str,
+    text_of: Callable[[Any], str],
+    beside: Beside | None,
+) -> dict[Split, Part[Row]]:
+    digests = _digests(rows, group_by, text_of, beside)
+    if published is None:
         held_out = np.isin(digests, _held_out(np.unique(digests), f"{rows}, column {group_by}"))
-        return Part(rows, np.flatnonzero(held_out == (split == "validation")), f"the {split} part of {rows}")
-    if split == "validation":
-        return Part(published, np.arange(len(published)), str(published))
-    mine, others = (_digests(one, group_by, text_of, beside) for one in (rows, published))
-    theirs = np.isin(mine, others)
-    return Part(rows, np.flatnonzero(~theirs), f"{rows} without what {published} holds")
+        indices: dict[Split, np.ndarray] = {"train": np.flatnonzero(~held_out), "validation": np.flatnonzero(held_out)}
+        return {split: Part(rows, own, f"the {split} part of {rows}") for split, own in indices.items()}
+    theirs = np.isin(digests, _digests(published, group_by, text_of, beside))
+    return {
+        "train": Part(rows, np.flatnonzero(~theirs), f"{rows} without what {published} holds"),
+        "validation": Part(published, np.arange(len(published)), str(published)),
+    }
 
 
 class LazyRows(Sequence[Row], ABC):

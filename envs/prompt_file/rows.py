@@ -1,6 +1,6 @@
 """The rows of a file of prompts: a conversation each, with all other columns, split by the prompt's content.
 
-Rows with the same prompt are in the same split (`envs.data.rows.split_rows`). Files are read lazily and within bounds,
+Rows with the same prompt are in the same split (`envs.data.rows.both_splits`). Files are read lazily and within bounds,
 and every error names file, row and column.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from squelch.envs.contract import Opening
-from squelch.envs.data.rows import Beside, Part, shuffled, split_rows
+from squelch.envs.data.rows import Beside, Part, both_splits, shuffled
 from squelch.envs.splits import Split, task_key_of
 from squelch.envs.untrusted.files import brief
 
@@ -143,10 +143,14 @@ class Prompts:
         return Prompt(row.prompt if isinstance(row.prompt, str) else messages, messages, columns, key, tools)
 
 
+def open_prompts(data: str | tuple[str, ...], column: str, split: Split, tools_column: str = TOOLS) -> Prompts:
+    """The prompts of a split; the prompt and the tools of every row of both are checked, once per process. With an
+    empty `tools_column` no prompt has tools. Raises ValueError naming file, row and column."""
+    return _both(data, column, tools_column)[split]
+
+
 @lru_cache(maxsize=8)
-def open_prompts(data: str | tuple[str, ...], column: str, split: Split, tools_column: str = "tools") -> Prompts:
-    """The prompts of a split, opened once per process; the prompt and the tools of every row are checked. With an empty
-    `tools_column` no prompt has tools. Raises ValueError naming file, row and column."""
+def _both(data: str | tuple[str, ...], column: str, tools_column: str) -> dict[Split, Prompts]:
     column_of_tools = tools_column or _NO_COLUMN
     tools = Field(None, alias=column_of_tools) if tools_column in ("", TOOLS) else Field(alias=tools_column)
     row_type = create_model("PromptRow", __base__=PromptRow, prompt=(Any, Field(alias=column)), tools=(Any, tools))
@@ -159,9 +163,8 @@ def open_prompts(data: str | tuple[str, ...], column: str, split: Split, tools_c
             longest[shown is not None] = (length, prompt, shown)
 
     try:
-        rows = split_rows(
-            _located(data), split, row_type, column, text_of=_text_of, beside=Beside(column_of_tools, seen)
-        )
+        parts = both_splits(_located(data), row_type, column, _text_of, Beside(column_of_tools, seen))
     except ValueError as error:
         raise ValueError(f"environment.options.data: {error}") from error
-    return Prompts(rows, [Opening(messages_of(prompt), tools) for _, prompt, tools in longest.values()], tools_column)
+    openings = [Opening(messages_of(prompt), tools) for _, prompt, tools in longest.values()]
+    return {split: Prompts(rows, openings, tools_column) for split, rows in parts.items()}

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from squelch.envs.contract import Opening
+from squelch.envs.prompt_file import rows as rows_of_a_file
 from squelch.envs.prompt_file.rows import open_prompts
 
 
@@ -91,6 +92,23 @@ def test_the_tools_of_every_row_are_checked_when_the_file_is_opened(tmp_path: Pa
     path = write(tmp_path / f"a.{suffix}", rows)
     with pytest.raises(ValueError, match=r"(row|line) 31, column tools: name another .*tools_column.*JSON schemas"):
         open_prompts(path, "prompt", "train")
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_every_row_is_read_once_for_both_splits(
+    tmp_path: Path, published: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large file would otherwise be read again by the first ticket of a validation, for longer than a call may
+    take."""
+    read: list[Any] = []
+    text_of = rows_of_a_file._text_of
+    monkeypatch.setattr(rows_of_a_file, "_text_of", lambda value: read.append(value) or text_of(value))
+    write(tmp_path / "train.jsonl", [{"prompt": f"q{i}"} for i in range(40)])
+    if published:
+        write(tmp_path / "validation.jsonl", [{"prompt": f"v{i}"} for i in range(3)])
+    found = {split: open_prompts(str(tmp_path), "prompt", split) for split in ("train", "validation", "train")}
+    assert len(read) == (43 if published else 40)
+    assert (found["validation"].of(0).given[0] == "v") == published
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
