@@ -33,7 +33,7 @@ from squelch.cluster.package import checkout
 from squelch.envs.contract import AgentDriven, Demonstrator, MissingCapabilityError, lacking, require
 from squelch.envs.format import phrases
 from squelch.envs.mixture import Entry
-from squelch.envs.registry import environment_class, has_twins
+from squelch.envs.registry import environment_class, has_twins, plays_whole_turns
 
 if TYPE_CHECKING:
     from squelch.actors.formats.protocol import Format
@@ -272,8 +272,9 @@ def check_model(folder: Path, config: RunConfig, say: Callable[[str], None]) -> 
     except ValueError as error:
         raise UserError(f"model.path: {error}") from error
     say(_check_memory(folder, config))
+    pretrained = read_config(folder).get("vocab_size", 0) > TINY_VOCABULARY
     for entry in config.mixture.entries:
-        if entry.environment.prompt == "tiny" and read_config(folder).get("vocab_size", 0) > TINY_VOCABULARY:
+        if pretrained and entry.environment.prompt == "tiny" and not plays_whole_turns(entry.environment):
             say(
                 f"{entry.key}.prompt=tiny is the language of the tiny policy, and this is a pretrained model; set "
                 f"{entry.key}.prompt=natural"

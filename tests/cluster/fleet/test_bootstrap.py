@@ -192,3 +192,6 @@ def test_a_pretrained_model_under_the_tiny_policys_language_is_warned_of(
     long = ["rollout.max_model_len=16000", "learner.token_budget=16000"]
     bootstrap.check_model(tmp_path, load("frozenlake", [f"environment.prompt={prompt}", *long]), said.append)
     assert ("set environment.prompt=natural" in " ".join(said)) == reported
+    said.clear()
+    bootstrap.check_model(tmp_path, load("prompts", [f"environment.prompt={prompt}", *long]), said.append)
+    assert not any("prompt=natural" in line for line in said), "a file's prompts have no style"
