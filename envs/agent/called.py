@@ -16,6 +16,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import itertools
 import json
 import shutil
@@ -62,13 +63,21 @@ class Target:
         """The interpreter's path or name."""
         return self.python or sys.executable
 
+    @property
+    def function(self) -> str:
+        """`call` as the interpreter finds it: in another Python, a module of ours by its file."""
+        source, _, name = self.call.rpartition(":")
+        if self.python and source.startswith("squelch.") and (spec := importlib.util.find_spec(source)):
+            return f"{spec.origin}:{name}"
+        return self.call
+
 
 @lru_cache(maxsize=64)
 def check_call(target: Target) -> None:
     """Tries the import in a process of its own. Raises ValueError if it fails."""
     if shutil.which(target.interpreter, path=shared()["PATH"]) is None:
         raise ValueError(f"environment.options.python: there is no program {target.python!r}; give its path")
-    command = [target.interpreter, _HOST, target.call]
+    command = [target.interpreter, _HOST, target.function]
     try:
         done = subprocess.run(
             command,
@@ -109,7 +118,7 @@ class Host:
 
     def __post_init__(self) -> None:
         self._channel, theirs = socket.socketpair()
-        command = [self.target.interpreter, _HOST, self.target.call, repr(self.target.blocked_s)]
+        command = [self.target.interpreter, _HOST, self.target.function, repr(self.target.blocked_s)]
         with theirs:
             self._kept = Kept(command, of_python(self.target.python), theirs.fileno(), self.target.memory_gib)
         self._ready: asyncio.Future[asyncio.StreamWriter] = asyncio.get_running_loop().create_future()

@@ -344,3 +344,12 @@ def test_an_agent_has_what_the_player_asks_for_and_the_run_before_it_starts():
     one = agent("pass", max_processes=3)
     assert (one.most_at_once, one.whole_turns, one.replayable, one.turns) == (3, True, False, "model")
     assert agent(call=f"{USER}:tells").most_at_once is None
+
+
+def test_another_python_finds_a_module_of_ours_by_its_file() -> None:
+    ours = "squelch.envs.agent.verifiers_bridge:play"
+    assert called.Target(ours).function == ours
+    assert called.Target(ours, sys.executable).function.endswith("/envs/agent/verifiers_bridge.py:play")
+    assert called.Target("theirs:play", sys.executable).function == "theirs:play"
+    with pytest.raises(ValueError, match=r"has no verifiers: give environment\.options\.python"):
+        called.check_call(called.Target(ours, sys.executable))
