@@ -78,4 +78,6 @@ def fed_messages(
         else:
             own.append(int(index))
     close(len(ids))
+    if found and found[-1].role == "assistant" and found[-1].end == len(ids):
+        found.pop()  # the opening of the policy's turn, with that of its reasoning
     return found

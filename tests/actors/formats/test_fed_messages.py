@@ -43,6 +43,7 @@ def test_a_conversation_is_read_back(name: str) -> None:
     assert any(role == "assistant" and REPLY["content"] in text for role, text in found)
     assert any(RULES["content"] in text for _, text in found)
     assert [text for role, text in found if role == "user"] == [ASKED["content"], AGAIN["content"]]
+    assert found[-1][0] == "user", "the opening of the turn is no message"
 
 
 @families
