@@ -203,10 +203,11 @@ def command(
     find: Callable[[], Study],
     judge: Callable[[bool], Report],
     argv: Sequence[str] | None,
+    writes: str = "",
 ) -> int:
     """The command of a study: runs its cells, lists them, or judges its table; returns the exit code.
-    `words`: its description; `find`: the study; `judge`: the report, which may be cheaper with `--quick`. Ends with
-    exit code 2 if a flag, setting, folder or file is wrong."""
+    `words`: its description; `find`: the study; `judge`: the report, which may be cheaper with `--quick`; `writes`: the
+    page in docs/research that `--write` writes. Ends with exit code 2 if a flag, setting, folder or file is wrong."""
     parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--list", action="store_true", help="print the cells and their expected minutes")
@@ -219,6 +220,9 @@ def command(
     parser.add_argument("--runs-dir", default="runs", help="run: folder of the study's runs")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="run: further settings")
     parser.add_argument("--json", action="store_true", help="judge: one JSON object instead of the table")
+    if writes:
+        parser.add_argument("--write", action="store_true", help=f"judge: write docs/research/{writes}")
+    parser.set_defaults(write=False)
     chosen = parser.parse_args(argv)
     if chosen.minutes is not None and not chosen.minutes > 0:
         parser.error(f"--minutes {chosen.minutes:g}: give a number above 0")
@@ -235,6 +239,8 @@ def command(
         if chosen.run:
             return run(study, wanted, chosen.runs_dir, chosen.minutes, chosen.set, chosen.parallel)
         report = _list(study, wanted) if chosen.list else judge(chosen.quick)
+        if chosen.write:
+            report.write()
     except (UserError, ValueError) as error:
         parser.error(str(error))
     show(report, chosen.json)
@@ -248,6 +254,8 @@ def _idle(chosen: argparse.Namespace) -> tuple[str, str] | None:
         return given[0], "without --run"
     if chosen.run and chosen.json:
         return "--json", "with --run"
+    if chosen.write and (chosen.run or chosen.list or getattr(chosen, "import")):
+        return "--write", "with --run, --list or --import"
     if chosen.only and not (chosen.run or chosen.list):
         return "--only", "without --run or --list, since all runs of the table are judged together"
     return None

@@ -49,7 +49,8 @@ PROBE = (
 )
 EACH_STEP = (
     *("reward_variance_mean", "reasoning_length", "format_validity", "rollout_entropy"),
-    *("kept_fraction", "kept_mass", "zero_variance_groups", "tasks_all_fail", "tasks_mixed", "tasks_all_succeed"),
+    *("kept_fraction", "kept_mass", "zero_variance_groups", "dropped_with_variance"),
+    *("tasks_all_fail", "tasks_mixed", "tasks_all_succeed"),
     *("alarm/raised", "gaming/raised", "learner/grad_norm"),
     *("policy_variance_mean", "policy_variance_told_groups", "noise_variance_mean", "replay_gap_mean"),
 )
