@@ -14,6 +14,7 @@ from squelch.actors.endpoint.config import EndpointConfig
 from squelch.actors.endpoint.server import MOST_UNKNOWN_NAMES, Endpoint
 from tests.actors.endpoint.support import LIMIT, TOOL, USER, Client, Policy, codec, playing, run, seeds, serving, whole
 from tests.actors.text.made import rendering_here
+from tests.moved_clock import BOUND_S, PAST_IT_S, MovedClock
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -193,9 +194,11 @@ async def raw(session, data: bytes, wait_s: float) -> bytes:
         writer.close()
 
 
-def test_slow_and_broken_clients_are_let_go_and_others_are_served() -> None:
+def test_slow_and_broken_clients_are_let_go_and_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, slow = MovedClock(monkeypatch), ("nothing", "half a head", "half a body")
+
     async def play():
-        async with playing(Policy("Yes."), request_timeout_s=0.3) as (session, client):
+        async with playing(Policy("Yes."), request_timeout_s=BOUND_S) as (session, client):
             auth = f"authorization: Bearer {session.token}\r\n"
             head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{auth}"
             cases = {
@@ -209,10 +212,13 @@ def test_slow_and_broken_clients_are_let_go_and_others_are_served() -> None:
                 "length and chunks": f"{head}content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n{{}}".encode(),
                 "a bare line feed": f"{head}x: y\n\n: z\r\n\r\n".encode(),
             }
-            found = await asyncio.gather(*(raw(session, data, 5) for data in cases.values()))
-            return dict(zip(cases, found, strict=True)), await client.ask(USER), await session.end()
+            asked = {name: asyncio.create_task(raw(session, data, 60)) for name, data in cases.items()}
+            await asyncio.gather(*(asked[name] for name in cases if name not in slow))
+            clock.move(PAST_IT_S)
+            found = {name: await task for name, task in asked.items()}
+            return found, await client.ask(USER), await session.end()
 
-    found, alive, recorded = run(play())
+    found, alive, recorded = clock.run(asyncio.wait_for(play(), 90))
     assert b"still open" not in found.values()
     assert found["nothing"] == found["half a head"] == b"" and b" 408 " in found["half a body"]
     for name in ("no HTTP", "a long field", "many fields", "two lengths", "length and chunks"):

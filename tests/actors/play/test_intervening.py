@@ -27,6 +27,7 @@ from squelch.envs.grid_worlds.frozen_lake import FrozenLake
 from squelch.envs.registry import make
 from squelch.envs.wording import Rng
 from tests.actors.play.test_codec import byte_level_bpe, save_model
+from tests.moved_clock import BOUND_S, PAST_IT_S, MovedClock
 
 CLOSE, LIMIT = "</think>", 60
 ROW = re.compile("(?:[PGO_] ){3}[PGO_]")
@@ -97,7 +98,7 @@ def swaps(agent: Agent, count: int) -> list[Swap]:
     return found
 
 
-def play(codec: ChatCodec, generate, asked: list[Swap], limit: int = LIMIT, make_env=None, **bounds):
+def play(codec: ChatCodec, generate, asked: list[Swap], limit: int = LIMIT, make_env=None, run=asyncio.run, **bounds):
     async def together() -> list[Intervention | LeftOut]:
         config = EnvironmentActorConfig(**bounds)
         steps = StepPool(config.step_timeout_s, config.step_threads)
@@ -109,7 +110,7 @@ def play(codec: ChatCodec, generate, asked: list[Swap], limit: int = LIMIT, make
         finally:
             steps.close()
 
-    return asyncio.run(together())
+    return run(together())
 
 
 def effect(codec: ChatCodec, obeys: Callable[[GenerationRequest], bool], count: int) -> Effect:
@@ -205,18 +206,27 @@ def test_a_reasoning_that_is_never_closed_and_a_turn_without_room_leave_the_task
     assert play(codec, agent, asked, limit=4096) == [LeftOut("", "no_room")] * 2
 
 
-def test_an_error_leaves_its_task_out_with_its_cause(codec) -> None:
-    agent = Agent(codec, lambda request: True)
-    asked = swaps(agent, 3)
+def test_an_error_leaves_its_task_out_with_its_cause(codec, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, clock, ended = Agent(codec, lambda request: True), MovedClock(monkeypatch), list[object]()
+    asked, play_one = swaps(agent, 3), Intervening.play
+
+    async def counted(self: Intervening, swap: Swap) -> Intervention | LeftOut:
+        ended.append(found := await play_one(self, swap))
+        return found
+
+    monkeypatch.setattr(Intervening, "play", counted)
 
     async def breaks(worker: str, request: GenerationRequest) -> Completion:
         if request.request_id == "v-00001/again/donor":
             raise GenerationFailed("rollout worker rollout-0: gone")
         if request.request_id == "v-00002/second":
-            await asyncio.sleep(60)
+            while len(ended) < 2:
+                await asyncio.sleep(0.001)
+            clock.move(PAST_IT_S)
+            await asyncio.sleep(600)
         return await agent(worker, request)
 
-    whole, failed, late = play(codec, breaks, asked, generation_timeout_s=1)
+    whole, failed, late = play(codec, breaks, asked, run=clock.run, generation_timeout_s=BOUND_S)
     assert isinstance(whole, Intervention)
     assert isinstance(failed, LeftOut) and failed.failure.cause is FailureCause.GENERATION_ERROR
     assert "gone" in failed.failure.detail and late.failure.cause is FailureCause.GENERATION_TIMEOUT
