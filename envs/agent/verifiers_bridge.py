@@ -30,6 +30,7 @@ from typing import Any
 NO_KEY = "SQUELCH_NO_KEY"
 """A variable that is not set: the token is in the address, as trajectories of one process share its variables."""
 _LOADING = threading.Lock()
+_SERVED: dict[Any, tuple[Any, asyncio.Future[Any]]] = {}
 _USAGE = "usage: python -m squelch.envs.agent.verifiers_bridge PYTHON file.py:Taskset|module:Taskset > tasks.jsonl"
 
 
@@ -45,11 +46,25 @@ async def play(task: Mapping[str, Any], client: Any) -> dict[str, Any]:
         runtime=v1.SubprocessConfig(),
     )
     async with v1.Agent(config) as agent:
-        trace = await agent.run(kind(kind.data_type().model_validate(task["task"]), taskset.config.task))
+        one = kind(kind.data_type().model_validate(task["task"]), taskset.config.task)
+        trace = await agent.run(one, tools=await shared_tools(taskset))
     if not trace.ok:
         said = "; ".join(f"{error.type}: {error.message}" for error in trace.errors)
         raise RuntimeError(f"verifiers' rollout failed: {said or trace.stop_condition}")
     return {"reward": float(trace.reward)}
+
+
+async def shared_tools(taskset: Any) -> Any:
+    """The servers of the tools that all tasks share, started at the first task; they end with this process."""
+    if taskset not in _SERVED:
+        servers = taskset.toolsets(taskset.config)
+        serving: Any = importlib.import_module("verifiers.v1.mcp").serve_shared(servers)
+        _SERVED[taskset] = serving, asyncio.ensure_future(serving.__aenter__())
+    try:
+        return await asyncio.shield(_SERVED[taskset][1])
+    except Exception:
+        _SERVED.pop(taskset, None)  # the next task tries again
+        raise
 
 
 def loaded(name: str) -> Any:
@@ -66,6 +81,7 @@ def made(name: str) -> Any:
     if source.endswith(".py"):
         path = Path(source).resolve()
         sys.path.insert(0, str(path.parent))
+        os.environ["PYTHONPATH"] = str(path.parent)  # a server of tools is a process that imports its module
         source = path.stem
     found: Any = getattr(importlib.import_module(source), attribute)
     generic = importlib.import_module("verifiers.v1.utils.generic")
