@@ -139,7 +139,7 @@ METRICS = {
         ),
         gauge("squelch_loss_scale", "loss_scale", "Factor on the loss of a filtered step"),
         gauge("squelch_refill_rounds", "refill_rounds", "Rounds that asked for further groups in the last step"),
-        counter("squelch_refill_rounds_total", "refill_rounds", "Rounds that asked for further groups"),
+        counter("squelch_refills_total", "refill_rounds", "Rounds that asked for further groups"),
         gauge("squelch_no_signal_streak", "no_signal_streak", "Steps in a row in which the filter selected nothing"),
     ),
 }

@@ -215,7 +215,7 @@ SAVED = Row(
             "played further groups in their place.",
             (
                 _q("squelch_groups_total", "dropped", decision="dropped"),
-                _q("squelch_refill_rounds_total", "refill rounds"),
+                _q("squelch_refills_total", "refill rounds"),
             ),
             low=0,
         ),
