@@ -19,6 +19,7 @@ from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.generation import GenerationFailed
 from squelch.actors.play.player import EnvironmentPlayer
 from squelch.actors.records import Group, Task, Ticket
+from squelch.actors.scorer.probe_scoring import draw_probe
 from squelch.envs.agent import called
 from squelch.envs.config import EnvironmentConfig, EnvironmentEntry
 from squelch.envs.mixture import Mixture
@@ -55,7 +56,9 @@ def ticket(name: str, options: dict[str, Any], size: int = 8, **more: Any) -> Ti
     return Ticket("000001-000", 1, Task(name, 5, options=tuple(options.items()), **more), size, 3, 1.0, "rollout-0")
 
 
-def one_agent(codec: ChatCodec, script: str, size: int = 1, generate: Any = None, **bounds: Any) -> Group:
+def one_agent(
+    codec: ChatCodec, script: str, size: int = 1, generate: Any = None, most_turns: int | None = None, **bounds: Any
+) -> Group:
     """A group played by a command with this script, which has a client `openai` and a function `call(text)`."""
     begin = """
         import json, sys, os, time
@@ -68,7 +71,8 @@ def one_agent(codec: ChatCodec, script: str, size: int = 1, generate: Any = None
     command = [sys.executable, "-c", textwrap.dedent(begin) + textwrap.dedent(script)]
     options = {"command": command}
     environment = EnvironmentConfig(name="Agent", options=options)
-    (group,) = play(codec, generate or Policy(codec), environment, ticket("Agent", options, size), **bounds)
+    asked = replace(ticket("Agent", options, size), most_turns=most_turns)
+    (group,) = play(codec, generate or Policy(codec), environment, asked, **bounds)
     return group
 
 
@@ -119,6 +123,14 @@ def test_an_agent_that_does_not_end_as_it_should_fails_its_trajectory_with_a_cau
     assert said in trajectory.failure.detail
     assert bool(trajectory.loss_mask.any()) == ("call" in script), "the tokens that it had are kept"
     assert not trajectory.success and trajectory.episode_return == 0
+
+
+def test_the_fixed_probe_takes_the_first_call_of_an_agent_that_fails_because_its_second_is_refused(codec):
+    (trajectory,) = one_agent(codec, "call('a'); call('b'); print('{\"reward\": 1}')", most_turns=1).trajectories
+    assert trajectory.failure is not None and "a call was refused before" in trajectory.failure.detail
+    found = draw_probe({"probe-000": [trajectory]}, 0, 10_000)
+    assert found.tasks == ("probe-000",) and not found.excluded["failed"]
+    assert found.prompts[0].tolist()[: trajectory.turns[0].sample_start] == trajectory.prompt_ids(0).tolist()
 
 
 def test_rewards_and_penalties_are_those_of_the_calls_and_the_reward_is_the_last_ones(codec):
