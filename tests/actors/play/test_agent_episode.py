@@ -18,6 +18,7 @@ from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.generation import GenerationFailed
 from squelch.actors.play.player import EnvironmentPlayer
+from squelch.actors.play.seeds import noise_seed
 from squelch.actors.records import Group, Task, Ticket
 from squelch.actors.scorer.probe_scoring import draw_probe
 from squelch.envs.agent import called
@@ -26,6 +27,8 @@ from squelch.envs.mixture import Mixture
 from tests.actors.play.test_codec import byte_level_bpe, save_model
 from tests.actors.play.test_player import LIMIT, Policy
 
+USER = Path(__file__).parents[2] / "envs" / "agent" / "user_agent.py"
+ENDED = "the agent's process ended with exit code 3"
 AGENT = Path(__file__).parents[3] / "docs" / "examples" / "frozen_lake_agent.py"
 
 
@@ -149,6 +152,17 @@ def test_failed_sampling_is_the_failure_whatever_the_agent_reports(codec):
     script = "\ntry: call('hi')\nexcept Exception: pass\nprint('{\"reward\": 1}')"
     (trajectory,) = one_agent(codec, script, generate=fails).trajectories
     assert trajectory.failure == Failure(FailureCause.GENERATION_ERROR, "rollout worker rollout-0: gone")
+
+
+def test_trajectories_that_others_interrupt_begin_again_and_keep_only_the_calls_that_counted(codec):
+    options = {"call": f"{USER}:odd_ones_end_the_process"}
+    environment, asked = EnvironmentConfig(name="Agent", options=options), ticket("Agent", options, 6)
+    (group,) = play(codec, Policy(codec), environment, asked)
+    odd = [noise_seed(asked, index, False) % 2 == 1 for index in range(6)]
+    assert set(odd) == {True, False}
+    for ends, trajectory in zip(odd, group.trajectories, strict=True):
+        assert len(trajectory.turns) == 1 and trajectory.segments == ()
+        assert trajectory.failure == (Failure(FailureCause.AGENT_ERROR, ENDED) if ends else None)
 
 
 def test_no_more_commands_than_allowed_run_at_once_and_waiting_for_a_turn_is_no_time_of_the_agents(codec, tmp_path):

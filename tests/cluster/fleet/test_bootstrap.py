@@ -125,6 +125,18 @@ def test_the_longest_prompt_is_measured_with_its_own_tools(tmp_path) -> None:
 CHANGES = ("scorer.share=0.2", "scorer.max_pairs=70", "scorer.probe.links=false", "scorer.probe.every=10")
 
 
+def test_an_agents_first_prompt_is_not_known_and_its_turns_must_be_of_the_models_format(tmp_path) -> None:
+    codec = ChatCodec(save_model(tmp_path / "model", byte_level_bpe(), SHOWS_TOOLS))
+    for turns in ("model", "squelch"):
+        given = ["environment.name=Agent", f"environment.options={{command: [cat], turns: {turns}}}"]
+        config = load("prompts", given)
+        (entry,) = config.mixture.entries
+        assert bootstrap._opening(entry, config, codec, longest=True) == 0
+    other = SimpleNamespace(name="qwen3", keeps_reasoning=True)
+    with pytest.raises(ValueError, match="Agent has the turn format of Squelch, which the format qwen3 cannot write"):
+        bootstrap._opening(entry, config, other)
+
+
 def test_a_run_is_scored_as_its_share_allows_and_a_resumed_run_as_it_was_started(tiny_policy, tmp_path) -> None:
     said: list[str] = []
     words = [f"runs_dir={tmp_path}", "name=run"]

@@ -31,6 +31,17 @@ async def breaks(task, client):
     return {"reward": 1.0}
 
 
+async def odd_ones_end_the_process(task, client):
+    """Calls the policy; a trajectory of an odd noise seed then ends the process that it shares with the others."""
+    told = [{"role": "user", "content": "hi"}]
+    await client.openai.chat.completions.create(model="policy", messages=told)
+    await asyncio.sleep(0.3)
+    if task["noise_seed"] % 2:
+        os._exit(3)
+    await asyncio.sleep(0.3)
+    return {"reward": 1.0}
+
+
 async def not_json(task, client):
     return {"reward": 1.0, "answer": object()}
 
