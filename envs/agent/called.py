@@ -55,7 +55,7 @@ class Target:
 
     call: str
     python: str = ""
-    blocked_s: float = 10.0
+    blocked_s: float = 30.0
     memory_gib: float | None = None
 
     @property

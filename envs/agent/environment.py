@@ -66,7 +66,7 @@ class AgentOptions(Settings):
     """Most processes of `command` at once in one environment actor; other trajectories wait for their turn."""
     memory_gib: float | None = Field(None, ge=0.25)
     """Address space of each process in GiB; unset: no limit, because some runtimes reserve far more than they use."""
-    blocked_s: float = Field(10.0, gt=0)
+    blocked_s: float = Field(30.0, gt=0)
     """Most seconds for which the function of `call` may block its event loop; then its process is replaced."""
     timeout_s: float = Field(60.0, gt=0)
     """Most seconds for the reward functions of one group. Keep it below `environment_actor.step_timeout_s`."""

@@ -80,7 +80,7 @@ def one_agent(
 
 
 BY = {
-    "call": {"call": f"{AGENT}:play"},
+    "call": {"call": f"{AGENT}:play", "blocked_s": 300.0},
     "command": {"command": [sys.executable, str(AGENT)]},
 }
 
@@ -155,7 +155,7 @@ def test_failed_sampling_is_the_failure_whatever_the_agent_reports(codec):
 
 
 def test_trajectories_that_others_interrupt_begin_again_and_keep_only_the_calls_that_counted(codec):
-    options = {"call": f"{USER}:odd_ones_end_the_process"}
+    options = {"call": f"{USER}:odd_ones_end_the_process", "blocked_s": 300.0}
     environment, asked = EnvironmentConfig(name="Agent", options=options), ticket("Agent", options, 6)
     (group,) = play(codec, Policy(codec), environment, asked)
     odd = [noise_seed(asked, index, False) % 2 == 1 for index in range(6)]
