@@ -117,7 +117,9 @@ def tool_use(call_id: str, name: str, arguments: Any, where: str) -> ToolUse:
         found = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
         if isinstance(found, dict):
             text = arguments if isinstance(arguments, str) and arguments else json.dumps(found, ensure_ascii=False)
-            return ToolUse(call_id, name, text, canonical(found))
+            key = canonical(found)
+            key.encode()  # a lone surrogate, which the text of JSON in JSON can spell, is a ValueError
+            return ToolUse(call_id, name, text, key)
     except (ValueError, RecursionError):
         pass
     raise malformed(f"{where} must be a JSON object (got {brief(arguments)})", where)

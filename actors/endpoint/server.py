@@ -288,6 +288,8 @@ class Endpoint:
             raise Refused(
                 408, "request_timeout", f"the request was not whole after {self._config.request_timeout_s:g} s"
             ) from None
+        except ConnectionError:
+            raise Refused(400, "incomplete_request", "the client was gone before its request was whole") from None
         raise Refused(
             413,
             "request_too_large",

@@ -21,6 +21,7 @@ Invariants of every implementation:
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -31,6 +32,7 @@ Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]] | None
 """JSON schemas of the tools in the form that OpenAI's API has: {"type": "function", "function": {"name": ...}}."""
 Ids = np.ndarray | Sequence[int]
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -121,12 +123,14 @@ def require_followers(messages: Sequence[Message]) -> str:
 def as_call(number: int, name: Any, arguments: Any, raw: str, native_id: str | None = None) -> ToolCall:
     """The call that a parser found; one with an error where it is none."""
     call_id = native_id or f"call_{number}"
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str) or not name or _LONE_SURROGATE.search(name):
         return ToolCall(call_id, "", "", raw, "it names no function")
     try:
         given = json.loads(arguments) if isinstance(arguments, str) else arguments
         if not isinstance(given, dict):
             return ToolCall(call_id, name, "", raw, "its arguments are no JSON object")
-        return ToolCall(call_id, name, json.dumps(given, ensure_ascii=False, allow_nan=False), raw)
+        text = json.dumps(given, ensure_ascii=False, allow_nan=False)
+        text.encode()  # a lone surrogate, which JSON can spell, is a ValueError: no client could send it back
+        return ToolCall(call_id, name, text, raw)
     except (ValueError, RecursionError) as error:
         return ToolCall(call_id, name, "", raw, f"its arguments are no JSON ({error})")

@@ -28,6 +28,7 @@ def part(kind: str, **fields) -> dict:
 
 
 CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{1"}}
+SURROGATE = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": "\\ud800"}'}}
 MALFORMED = {
     "no JSON": (b"{", "not JSON"),
     "no object": (b"[]", "one JSON object"),
@@ -49,6 +50,10 @@ MALFORMED = {
     "a result of nothing": ({"messages": [{"role": "tool", "content": "3"}]}, r"messages[0].tool_call_id must be text"),
     "a call that is no JSON": (
         {"messages": [{"role": "assistant", "tool_calls": [CALL]}, USER]},
+        "arguments must be a JSON object",
+    ),
+    "a call with a surrogate": (
+        {"messages": [{"role": "assistant", "tool_calls": [SURROGATE]}, USER]},
         "arguments must be a JSON object",
     ),
     "two choices": ({"messages": [USER], "n": 2}, "n must be 1"),
@@ -224,6 +229,26 @@ def test_slow_and_broken_clients_are_let_go_and_others_are_served(monkeypatch: p
     for name in ("no HTTP", "a long field", "many fields", "two lengths", "length and chunks"):
         assert found[name].startswith((b"HTTP/1.0 400", b"HTTP/1.1 400")), (name, found[name][:200])
     assert alive.status_code == 200 and len(recorded.calls) == 1
+
+
+def test_a_client_that_leaves_within_its_request_costs_that_request_alone() -> None:
+    async def play():
+        async with playing(Policy("Yes.")) as (session, client):
+            host, port = session.base_url.removeprefix("http://").split(":")
+            auth = f"authorization: Bearer {session.token}\r\n"
+            for rest in ("content-length: 100\r\n\r\n{", "transfer-encoding: chunked\r\n\r\n5\r\n{"):
+                _, writer = await asyncio.open_connection(host, int(port))
+                writer.write(f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{auth}{rest}".encode())
+                while not session.in_progress:
+                    await asyncio.sleep(0.005)
+                writer.close()
+                while session.in_progress:
+                    await asyncio.sleep(0.005)
+            return await client.ask(USER), await session.end()
+
+    alive, recorded = run(play())
+    assert alive.status_code == 200, alive.text
+    assert recorded.failure is None and len(recorded.calls) == 1 and dict(recorded.counts)["refused"] == 2
 
 
 def test_a_client_that_takes_no_answer_is_let_go() -> None:

@@ -136,6 +136,8 @@ def test_no_result_of_a_tool_yields_a_control_token(text: str) -> None:
         ("[" * 100_000, ("", "", "it is no JSON")),
         ("5", ("", "", "it is no JSON object")),
         ('{"name": "f", "arguments": {"a": NaN}}', ("f", "", "its arguments are no JSON")),
+        ('{"name": "f", "arguments": {"a": "\\ud800"}}', ("f", "", "its arguments are no JSON")),
+        ('{"name": "\\ud800", "arguments": {}}', ("", "", "it names no function")),
     ],
 )
 def test_a_call_is_parsed_or_says_why_it_is_none(said: str, found: tuple[str, str, str]) -> None:
