@@ -51,6 +51,10 @@ class Failure:
     cause: FailureCause
     detail: str = ""
 
+    def __post_init__(self) -> None:
+        """Escapes lone surrogates, which an error of foreign code may hold and no file takes."""
+        object.__setattr__(self, "detail", self.detail.encode(errors="backslashreplace").decode())
+
     def __str__(self) -> str:
         return f"{self.cause}: {self.detail}" if self.detail else str(self.cause)
 

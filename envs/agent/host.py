@@ -158,13 +158,14 @@ def told(error: BaseException) -> str:
         text = f"{type(error).__name__}: {error}"[:2000]
     except Exception:  # an error that cannot say its own text
         text = type(error).__name__
+    text = text.encode(errors="backslashreplace").decode()  # a lone surrogate is in no frame
     where = place(list(traceback.extract_tb(error.__traceback__)))
     return f"{text} ({where})" if where else text
 
 
 def framed(message: "dict[str, Any]") -> bytes:
-    """The frame of a message. ValueError or TypeError if it is no JSON, or too long."""
-    body = json.dumps(message, allow_nan=False).encode()
+    """The frame of a message. ValueError or TypeError if it is no JSON, holds a lone surrogate, or is too long."""
+    body = json.dumps(message, allow_nan=False, ensure_ascii=False).encode()
     if len(body) > MAX_FRAME:
         raise ValueError(f"the result has {len(body)} bytes, and {MAX_FRAME} are allowed")
     return len(body).to_bytes(HEAD, "big") + body

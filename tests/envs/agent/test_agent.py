@@ -267,6 +267,13 @@ def test_a_result_that_is_no_json_fails_and_says_where(tmp_path):
     assert "function raised TypeError" in str(found)
 
 
+def test_a_lone_surrogate_in_a_result_or_an_error_of_a_function_fails_its_own_trajectory():
+    found = together("surrogates", [0, 1, 2])
+    assert [getattr(one, "reward", None) for one in found] == [1.0, None, None]
+    said = b" ".join(str(one).encode() for one in found[1:])
+    assert b"UnicodeEncodeError" in said and b"ValueError: \\ud800" in said
+
+
 def test_a_function_that_outlives_its_cancellation_gets_no_more_trajectories(monkeypatch):
     monkeypatch.setattr(called, "CANCEL_S", 0.3)
 

@@ -46,6 +46,12 @@ async def not_json(task, client):
     return {"reward": 1.0, "answer": object()}
 
 
+async def surrogates(task, client):
+    if task["seed"] == 2:
+        raise ValueError("\ud800")
+    return {"reward": 1.0, "answer": "\ud800" if task["seed"] == 1 else "fine"}
+
+
 async def deaf(task, client):
     """Goes on after it was cancelled, if the seed says so."""
     while task["seed"] == 1:
