@@ -120,7 +120,7 @@ def test_a_chunk_that_does_not_come_names_file_and_host(store, model, monkeypatc
 class Anything:
     """Takes the place of codec and player, which no test here needs."""
 
-    generate = None
+    generate = steps = None
 
     def __init__(self, *_: object) -> None:
         pass
