@@ -3,8 +3,8 @@
 It runs in a Python that has verifiers, as a file of its own: verifiers needs another `openai` than we do. Written as
 
     python -m squelch.envs.agent.verifiers_bridge PYTHON sums.py:Sums > tasks.jsonl
-    squelch train RECIPE environment.name=Agent environment.options.data=tasks.jsonl \
-        environment.options.python=PYTHON environment.options.call=squelch.envs.agent.verifiers_bridge:play
+    squelch train RECIPE environment.name=Agent \
+        environment.options='{data: tasks.jsonl, python: PYTHON, call: "squelch.envs.agent.verifiers_bridge:play"}'
 
 the first command writes the taskset's tasks, one a line, and the second plays them. verifiers relays each call of its
 harness to our endpoint, so the tokens that are trained on are the endpoint's; of its trace only the reward is used.
