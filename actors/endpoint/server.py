@@ -84,7 +84,7 @@ _CALLS = {openai_api.PATH: _OPENAI, anthropic_api.PATH: _ANTHROPIC}
 
 class _Http(web.Server):
     """The connections, at most so many. One too many ends the oldest that waits for a request, so that whoever holds
-    connections keeps nobody out; if all are `busy` with one, it is ended itself."""
+    connections keeps nobody out; if all are `busy` with one, it is ended itself. Refused requests go first."""
 
     def __init__(self, handler: Any, most: int, timeout_s: float) -> None:
         super().__init__(
@@ -99,7 +99,7 @@ class _Http(web.Server):
             max_headers=MAX_FIELDS,
         )
         self._most = most
-        self._open: dict[RequestHandler, asyncio.Transport] = {}
+        self._open: OrderedDict[RequestHandler, asyncio.Transport] = OrderedDict()
         self.busy: set[RequestHandler] = set()
         """Connections with a request that is being answered."""
 
@@ -110,6 +110,12 @@ class _Http(web.Server):
         if len(self._open) > self._most:
             ended = next((one for one in self._open if one not in self.busy), handler)
             self._open.pop(ended).abort()
+
+    def spare(self, handler: RequestHandler) -> None:
+        """Makes a connection, whose request is refused, the first to be ended."""
+        self.busy.discard(handler)
+        if handler in self._open:
+            self._open.move_to_end(handler, last=False)
 
     def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
         """Forgets a connection."""
@@ -316,6 +322,8 @@ class Endpoint:
     async def _refuse(
         self, request: web.BaseRequest, api: _Api, refused: Refused, session: Session | None
     ) -> web.StreamResponse:
+        assert self._http is not None, "it listens"
+        self._http.spare(request.protocol)  # else refusals that wait could keep all others out
         pause = STRANGERS_PAUSE_S if session is None else PAUSE_S * (session.counts["refused"] - 1)
         await asyncio.sleep(min(LONGEST_PAUSE_S, pause))
         headers = {"x-should-retry": "true" if refused.retry else "false"}

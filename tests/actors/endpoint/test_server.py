@@ -10,6 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
+from squelch.actors.endpoint import server
 from squelch.actors.endpoint.config import EndpointConfig
 from squelch.actors.endpoint.server import MOST_UNKNOWN_NAMES, Endpoint
 from tests.actors.endpoint.support import LIMIT, TOOL, USER, Client, Policy, codec, playing, run, seeds, serving, whole
@@ -299,6 +300,24 @@ def test_connections_that_are_held_keep_nobody_out_and_those_with_a_request_stay
     first, *others = run(play())
     assert first.status_code == 200
     assert [isinstance(one, httpx.HTTPError) for one in others] == [False, False, True]
+
+
+def test_refusals_that_wait_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "STRANGERS_PAUSE_S", 20.0)
+
+    async def play():
+        async with playing(Policy("Yes."), max_connections=3) as (session, client):
+            host, port = session.base_url.removeprefix("http://").split(":")
+            held = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
+            for _, writer in held:
+                writer.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+            await asyncio.sleep(0.1)
+            answer = await client.ask(USER)
+            for _, writer in held:
+                writer.close()
+            return answer
+
+    assert run(play()).status_code == 200
 
 
 def test_an_agent_that_floods_waits_ever_longer_and_is_refused_in_the_end() -> None:
