@@ -14,7 +14,7 @@ taken otherwise than asked, and that are not known. Errors have the form of the 
 Invariants:
 
 - A token belongs to one trajectory; a request is answered for the trajectory of its token alone. A request whose path
-  and header hold the tokens of two is refused. Tokens are found by their digest, and never logged.
+  and headers hold the tokens of two is refused. Tokens are found by their digest, and never logged.
 - Nothing that a client sends makes the server connect to anything, or read a file.
 - A request costs its own trajectory at most: an error in it is answered, logged and fails that trajectory.
 
@@ -225,17 +225,17 @@ class Endpoint:
 
     def _session(self, request: web.BaseRequest, in_path: str) -> Session:
         """The trajectory whose token the request holds."""
-        in_header = request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
-        token = in_path or in_header
-        digest, other = _digest(token), _digest(in_header)
+        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+        given = [_digest(one) for one in (in_path, request.headers.get("x-api-key"), bearer) if one]
+        digest = given[0] if given else b""
         if digest in self._ended:
             raise Refused(410, "trajectory_ended", "the trajectory of this token has ended; nothing is sampled for it")
         if digest not in self._sessions:
             raise Refused(
                 401, "invalid_api_key", "the API key is the token of no trajectory; use the one that the agent got"
             )
-        if other != digest and other in self._sessions:
-            raise Refused(401, "invalid_api_key", "the path and the API key hold the tokens of two trajectories")
+        if any(other != digest and other in self._sessions for other in given):
+            raise Refused(401, "invalid_api_key", "path and headers hold the tokens of two trajectories")
         return self._sessions[digest]
 
     async def _call(self, request: web.BaseRequest, session: Session, api: _Api, path: str) -> web.StreamResponse:
