@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from squelch.envs.agent.called import Host, Target, check_call, shared_host
 from squelch.envs.agent.command import check_command, run_command
@@ -70,6 +70,13 @@ class AgentOptions(Settings):
     """Most seconds for which the function of `call` may block its event loop; then its process is replaced."""
     timeout_s: float = Field(60.0, gt=0)
     """Most seconds for the reward functions of one group. Keep it below `environment_actor.step_timeout_s`."""
+
+    @field_validator("command", mode="before")
+    @classmethod
+    def _arguments(cls, given: Any) -> Any:
+        if isinstance(given, str):
+            raise ValueError("give the program and its arguments as a list, e.g. [python, agent.py]")
+        return given
 
     @model_validator(mode="after")
     def _one_program(self) -> AgentOptions:

@@ -174,6 +174,8 @@ def framed(message: "dict[str, Any]") -> bytes:
 def found(call: str) -> "Any":
     """The function `module:function` or `file.py:function`. Raises ValueError for what is none."""
     source, _, name = call.rpartition(":")
+    if not source or not name:
+        raise ValueError(f"{call!r} names no function; give module:function or file.py:function")
     sys.path.insert(0, os.getcwd())  # a module beside the run is found, as with `python script.py`
     if source.endswith(".py"):
         path = Path(source).resolve()

@@ -309,6 +309,8 @@ def test_a_function_that_outlives_its_cancellation_gets_no_more_trajectories(mon
         ({"call": f"{USER}:not_async"}, "defines no async function 'not_async'"),
         ({"call": f"{USER}:tells", "python": "/no/python"}, "options.python: there is no program '/no/python'"),
         ({"command": ["true"], "reward": f"{USER}:right"}, "reward needs data"),
+        ({"command": "python agent.py"}, "options.command: give the program and its arguments as a list"),
+        ({"call": "user.py"}, "options.call: 'user.py' names no function; give module:function"),
         ({"command": ["true"], "data": "none.jsonl"}, "options.data: .*no such file"),
     ],
 )
