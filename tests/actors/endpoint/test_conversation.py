@@ -265,11 +265,15 @@ def test_whatever_an_agent_does_every_sampled_id_is_in_one_mask_once_and_is_neve
         return policies, [await session.end() for session in sessions]
 
     def ids_in(messages, policy, known):
-        """The ids of the replies among the messages that the policy alone can have said."""
+        """The ids of the replies among the messages that the policy alone can have said, behind the last one that the
+        agent wrote in its place: those before it are shown as text."""
+        said = [history[-1] for history in known]
+        own = [k for k, one in enumerate(messages) if one.role == "assistant" and one not in said]
+        behind = messages[own[-1] :] if own else messages
         return [
             ids
             for answer, history in zip(policy.policy.answers, known, strict=False)
-            if history[-1] in messages and sum(other[-1] == history[-1] for other in known) == 1
+            if history[-1] in behind and sum(other[-1] == history[-1] for other in known) == 1
             for ids in [answer.tolist()]
         ]
 
