@@ -100,3 +100,10 @@ def test_every_page_is_in_an_index() -> None:
     indexes = [ROOT / "README.md", *(ROOT / "docs").rglob("index.md")]
     linked = {file for index in indexes for file, _ in relative_links(index)}
     assert [page.name for page in PAGES if page.is_relative_to(ROOT / "docs") and page not in {*linked, *indexes}] == []
+
+
+def test_the_guide_is_short_enough_to_be_read() -> None:
+    """What users read, and what a newcomer reads first."""
+    guide = sum(len(page.read_text(encoding="utf-8").split()) for page in (ROOT / "docs" / "guide").glob("*.md"))
+    readme = len((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert guide <= 45_000 and readme <= 1_600, (guide, readme)
