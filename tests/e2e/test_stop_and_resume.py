@@ -22,7 +22,7 @@ from tests.e2e.support import STEPS, Finished, Run, children, compared_run, summ
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 TIMES = re.compile(r"seconds|^time$|per_second|^wait/|^restarts/learner$|^recovery/|^scaling/")
 """Metrics that an interruption changes."""
-SCORED = re.compile(r"^(first_turn|trajectory|turn|judge|scorer|probe)/")
+SCORED = re.compile(r"^(first_turn|trajectory|turn|judge|scorer|probe)/|^kind/.*/mi_est$")
 """Metrics of a scorer step, or of an evaluation of the probe, stand in the record of whichever step ends after it."""
 
 OF_SEVERAL = re.compile(r"_ema|^judge/|^scorer/skipped$")

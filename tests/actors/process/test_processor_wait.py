@@ -49,9 +49,9 @@ def waited(pid: int, itself: bool = True) -> float:
 def test_a_process_that_shares_a_processor_waits_and_one_that_is_stopped_or_sleeps_does_not(rivals) -> None:
     assert waited(rivals[0].pid) > 0.3
     os.kill(rivals[0].pid, signal.SIGSTOP)
-    assert waited(rivals[0].pid) < 0.1
+    assert waited(rivals[0].pid) < 0.25
     sleeper = begun("import time\nprint(flush=True)\ntime.sleep(60)")
-    assert waited(sleeper.pid) < 0.1
+    assert waited(sleeper.pid) < 0.25
     sleeper.kill()
     sleeper.wait(10)
 
@@ -61,7 +61,7 @@ def test_a_busy_process_whose_child_is_stopped_does_not_wait_if_only_the_child_w
     busy = "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n" + SPIN
     parent = begun(busy % min(os.sched_getaffinity(0)))
     try:
-        assert waited(parent.pid) > 0.3 and waited(parent.pid, itself=False) < 0.1
+        assert waited(parent.pid) > 0.3 and waited(parent.pid, itself=False) < 0.25
     finally:
         for process in [*psutil.Process(parent.pid).children(), parent]:
             process.kill()
