@@ -31,7 +31,7 @@ from squelch.actors.formats.choice import squelch_turns
 from squelch.actors.formats.protocol import Format
 from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.attempt import Attempt, AttemptFailed
-from squelch.actors.play.generation import Generate, GenerationFailed
+from squelch.actors.play.generation import Generate, generate_within
 from squelch.actors.play.seeds import derive_seed, noise_seed, request_seed
 from squelch.actors.play.squelch_format import SquelchFormat
 from squelch.actors.records import Ticket
@@ -163,14 +163,9 @@ class _Sampling:
             stop=call.stop,
         )
         started = time.monotonic()
-        bound = asyncio.timeout(self.episodes.config.generation_timeout_s)
+        timeout_s = self.episodes.config.generation_timeout_s
         try:
-            async with bound:
-                return await self.episodes.generate(self.ticket.worker, request)
-        except TimeoutError as error:
-            if bound.expired():
-                raise
-            raise GenerationFailed(str(error)) from error
+            return await generate_within(self.episodes.generate, self.ticket.worker, request, timeout_s)
         finally:
             self.attempt.seconds_generation += time.monotonic() - started
 

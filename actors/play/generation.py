@@ -41,6 +41,18 @@ class GenerationFailed(Exception):
     """A request that gets no completion; the message names the worker."""
 
 
+async def generate_within(generate: Generate, worker: str, request: GenerationRequest, timeout_s: float) -> Completion:
+    """The sampled turn. Raises TimeoutError only after `timeout_s`, and GenerationFailed for a time-out within."""
+    bound = asyncio.timeout(timeout_s)
+    try:
+        async with bound:
+            return await generate(worker, request)
+    except TimeoutError as error:
+        if bound.expired():
+            raise
+        raise GenerationFailed(str(error)) from error
+
+
 class Port(Protocol):
     """The methods of a rollout worker that the client calls; see `actors.rollout.worker`."""
 

@@ -38,8 +38,8 @@ from squelch.actors.formats.choice import squelch_turns
 from squelch.actors.formats.protocol import Format
 from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.codec import ChatCodec
-from squelch.actors.play.generation import GenerationFailed
-from squelch.actors.play.player import Generate, IdleEnvironments, MakeEnv, make_task
+from squelch.actors.play.generation import Generate, GenerationFailed, generate_within
+from squelch.actors.play.player import IdleEnvironments, MakeEnv, make_task
 from squelch.actors.play.seeds import derive_seed, noise_seed, request_seed
 from squelch.actors.play.step_pool import CallFailed, StepPool
 from squelch.actors.records import Task, Ticket
@@ -186,8 +186,7 @@ class Intervening:
         seed = request_seed(ticket, 0, 0) if name == "first" else seed
         request = GenerationRequest(f"{ticket.ticket_id}/{name}", ids, most, ticket.temperature, seed)
         try:
-            async with asyncio.timeout(self._config.generation_timeout_s):
-                return await self._generate(ticket.worker, request)
+            return await generate_within(self._generate, ticket.worker, request, self._config.generation_timeout_s)
         except TimeoutError as error:
             raise _Left("failed", Failure(FailureCause.GENERATION_TIMEOUT)) from error
         except GenerationFailed as error:

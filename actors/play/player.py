@@ -43,7 +43,7 @@ from squelch.actors.messages import Cluster, Completion, GenerationRequest
 from squelch.actors.play.agent_episode import AgentEpisodes, Bounds
 from squelch.actors.play.attempt import Attempt, AttemptFailed
 from squelch.actors.play.clusters import clusters_of
-from squelch.actors.play.generation import Generate, GenerationFailed
+from squelch.actors.play.generation import Generate, GenerationFailed, generate_within
 from squelch.actors.play.replaying import replay
 from squelch.actors.play.seeds import noise_seed, request_seed
 from squelch.actors.play.speech import Feed, Speech, speech_of
@@ -234,14 +234,10 @@ class EnvironmentPlayer:
             seed=request_seed(ticket, index, turn),
         )
         started = time.monotonic()
-        bound = asyncio.timeout(self._config.generation_timeout_s)
         try:
-            async with bound:
-                return await self._generate(ticket.worker, request)
+            return await generate_within(self._generate, ticket.worker, request, self._config.generation_timeout_s)
         except TimeoutError as error:
-            if bound.expired():
-                raise AttemptFailed(FailureCause.GENERATION_TIMEOUT) from error
-            raise AttemptFailed(FailureCause.GENERATION_ERROR, error) from error
+            raise AttemptFailed(FailureCause.GENERATION_TIMEOUT) from error
         except GenerationFailed as error:
             raise AttemptFailed(FailureCause.GENERATION_ERROR, error) from error
         finally:

@@ -42,7 +42,6 @@ import numpy as np
 
 from squelch.actors.config import RolloutConfig
 from squelch.actors.formats.choice import open_format
-from squelch.actors.formats.tokens import ModelTokens
 from squelch.actors.messages import (
     Completion,
     GenerationRequest,
@@ -403,7 +402,6 @@ class RolloutWorker:
             bind_collectives(own_node()[1])  # before the engine's process, which inherits the choice, starts
         model_dir = local(model)
         one = open_format(model_dir)
-        assert isinstance(one, ModelTokens)
         self._engine = Engine(name, model_dir, config, one.stop_ids, one.token_bytes)
         self._update_timeout_s = config.update_timeout_s
         self._started = asyncio.Lock()
