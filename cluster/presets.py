@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from squelch.cluster.errors import UserError, did_you_mean
-from squelch.cluster.setting_keys import flat, override_in
+from squelch.cluster.setting_keys import below, flat, override_in
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.untrusted.files import brief
 from squelch.envs.untrusted.text import parse_yaml
@@ -87,7 +87,7 @@ def from_preset(tree: dict[str, Any], overrides: Sequence[str]) -> tuple[str, di
     return preset, {
         key: value
         for key, value in flat(settings_of(preset, run)).items()
-        if not _set_by(given, key)
+        if not below(key, given)
         and result.get(key) == value
         and not (key.startswith("environments[") and without.get(key) == value)
     }
@@ -95,11 +95,6 @@ def from_preset(tree: dict[str, Any], overrides: Sequence[str]) -> tuple[str, di
 
 def _key(override: str) -> str:
     return override.partition("=")[0].strip()
-
-
-def _set_by(given: Sequence[str], key: str) -> bool:
-    """Whether one of the keys is this one, or a block that has it."""
-    return any(key == one or key.startswith(f"{one}.") for one in given)
 
 
 def _overridden(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

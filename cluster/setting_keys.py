@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from squelch.cluster.errors import UserError, bad_files_are_the_users
@@ -31,6 +31,11 @@ def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[f"{prefix}{key}"] = value
     return found
+
+
+def below(key: str, places: Collection[str]) -> bool:
+    """Whether a key is one of the settings, or lies in one of the blocks of settings."""
+    return any(key == place or key.startswith(f"{place}.") for place in places)
 
 
 def labels_of(settings: Mapping[str, Any]) -> list[str]:

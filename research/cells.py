@@ -25,8 +25,9 @@ from typing import Any
 
 from research import tables
 from research.judging import Report, show
-from research.kept import below, condense, content_overrides, of_content
+from research.kept import condense, content_overrides, of_content
 from squelch.cluster.errors import UserError
+from squelch.cluster.setting_keys import below
 from squelch.cluster.sweep.cells import Ended, ProcessRunner, Sweep, prepare
 from squelch.cluster.sweep.plan import Arm, Cell, Plan, check_folders, is_finished, make_plan
 from squelch.cluster.terminal import say

@@ -28,6 +28,7 @@ from squelch.cluster.control.gaming import kept_variance
 from squelch.cluster.errors import UserError
 from squelch.cluster.runs.ending import EndCause, ending_of
 from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.setting_keys import below
 from squelch.cluster.sweep.plan import PLACEMENT
 
 Table = Mapping[str, Sequence[float | None]]
@@ -78,11 +79,6 @@ def content_overrides(words: Sequence[str]) -> list[str]:
 def changes_learning(word: str) -> bool:
     """Whether an override may change what a cell learns or measures."""
     return not below(word.partition("=")[0], NOT_LEARNED)
-
-
-def below(key: str, places: Sequence[str]) -> bool:
-    """Whether a key is one of the settings, or lies in one of the blocks of settings."""
-    return any(key == place or key.startswith(f"{place}.") for place in places)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from squelch.actors.archive.store import Store
 from squelch.cluster.errors import UserError
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.peak import series
-from squelch.cluster.setting_keys import environment_name, labels_of, unplaced
+from squelch.cluster.setting_keys import below, environment_name, labels_of, unplaced
 from squelch.cluster.terminal import one_line
 from squelch.envs.untrusted.files import shortened
 
@@ -81,7 +81,7 @@ class Arm:
     def without(self, keys: Iterable[str]) -> str:
         """The settings outside the keys, and the blocks, as one comparable text."""
         keys = tuple(keys)
-        return json.dumps({k: v for k, v in self.settings.items() if not _below(k, keys)}, sort_keys=True, default=str)
+        return json.dumps({k: v for k, v in self.settings.items() if not below(k, keys)}, sort_keys=True, default=str)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Study:
         """Sets of two arms or more that differ in nothing but these settings (or blocks of settings)."""
         found: dict[str, list[Arm]] = {}
         for arm in self.arms:
-            if any(_below(key, tuple(keys)) for key in arm.settings):
+            if any(below(key, keys) for key in arm.settings):
                 found.setdefault(arm.without(keys), []).append(arm)
         return [arms for arms in found.values() if len(arms) > 1]
 
@@ -180,7 +180,7 @@ def study_of(runs: Sequence[Run]) -> Study:
 
 def arm_settings(run: Run) -> dict[str, Any]:
     """The settings that define a run's arm."""
-    return {key: value for key, value in run.settings.items() if not _below(unplaced(key), NOT_OF_THE_ARM)}
+    return {key: value for key, value in run.settings.items() if not below(unplaced(key), NOT_OF_THE_ARM)}
 
 
 def differing(arms: Sequence[Arm]) -> dict[str, list[Any]]:
@@ -237,7 +237,3 @@ def filter_label(settings: Mapping[str, Any]) -> str:
 
 def _word(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else shortened(one_line(str(value)), LONGEST_WORD)
-
-
-def _below(key: str, places: tuple[str, ...]) -> bool:
-    return any(key == place or key.startswith(f"{place}.") for place in places)

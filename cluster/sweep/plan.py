@@ -28,7 +28,7 @@ from squelch.cluster.config import RunConfig, changes, load
 from squelch.cluster.errors import UserError, bad_files_are_the_users
 from squelch.cluster.runs.ending import is_complete
 from squelch.cluster.runs.folder import RunFolder
-from squelch.cluster.setting_keys import flat, read_yaml, unplaced
+from squelch.cluster.setting_keys import below, flat, read_yaml, unplaced
 from squelch.envs.mixture import Mixture
 from squelch.envs.untrusted.files import brief, state
 
@@ -234,8 +234,7 @@ def _refuse_own_keys(overrides: Sequence[str], arms: Sequence[Arm]) -> None:
         if (key := override.partition("=")[0]) in OWN_KEYS:
             raise UserError(f"override {override!r}: a sweep sets {key} itself; {remedy[key]}")
     for key in dict.fromkeys(key for arm in arms for key in arm.settings):
-        alone = unplaced(key)
-        if any(alone == own or alone.startswith(f"{own}.") for own in NO_GRID):
+        if below(unplaced(key), NO_GRID):
             raise UserError(
                 f"--grid {key}: the sweep sets this key itself, or it only says where a run is stored; vary another key"
             )

@@ -20,7 +20,7 @@ from squelch.cluster.config import RunConfig
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.peak import COLLAPSE, peak_of
 from squelch.cluster.runs.status import last_scorer_step
-from squelch.cluster.setting_keys import flat, unplaced
+from squelch.cluster.setting_keys import below, flat, unplaced
 from squelch.cluster.sweep.plan import PLACEMENT, Arm, Plan
 from squelch.cluster.terminal import UNKNOWN, aligned
 
@@ -136,11 +136,7 @@ def _but_filter(config: RunConfig) -> str:
     """The settings of a cell's arm without those of its filter, as one comparable text."""
     places = (*OF_THE_FILTER, *OF_A_CELL)
     tree = flat(config.model_dump(mode="json"))
-    return json.dumps({key: value for key, value in tree.items() if not _below(unplaced(key), places)}, sort_keys=True)
-
-
-def _below(key: str, places: tuple[str, ...]) -> bool:
-    return any(key == place or key.startswith(f"{place}.") for place in places)
+    return json.dumps({key: value for key, value in tree.items() if not below(unplaced(key), places)}, sort_keys=True)
 
 
 def _by_seed(plan: Plan, arm: Arm, cells: Mapping[str, Metrics]) -> dict[int, Metrics]:
