@@ -35,6 +35,11 @@ def malformed(message: str, param: str | None = None) -> Refused:
     return Refused(400, "invalid_request", message, param)
 
 
+def ended() -> Refused:
+    """A request for a trajectory that has ended."""
+    return Refused(410, "trajectory_ended", "the trajectory of this token has ended; nothing is sampled for it")
+
+
 @dataclass(frozen=True)
 class ToolUse:
     """A call of a tool in an assistant's message. `arguments`: JSON of an object, as it was given; two calls are equal

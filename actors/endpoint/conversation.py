@@ -76,9 +76,13 @@ class Stand:
 
     index: int
     start: int
-    end: int
     replied: Replied
     kept: Kept | None = None
+
+    @property
+    def end(self) -> int:
+        """Behind its last id."""
+        return self.start + len(self.replied.ids)
 
 
 @dataclass
@@ -182,7 +186,7 @@ class Conversation:
         index = len(placed.asked.messages)
         path.messages = [*placed.asked.messages, said]
         kept = placed.kept and placed.kept.after([*self._with_reasoning(placed.asked.messages), *_as_messages([said])])
-        path.stands = [*placed.stands, Stand(index, start, start + len(completion.token_ids), replied, kept)]
+        path.stands = [*placed.stands, Stand(index, start, replied, kept)]
         for text in {said.content.strip(), (said.content + stop).strip()}:
             self._known.setdefault((text, said.calls), []).append(replied)
 
@@ -252,7 +256,7 @@ class Conversation:
             return ids, ()
         replied = self._reply(messages[first])
         assert replied is not None
-        stand = Stand(first, len(ids), len(ids) + len(replied.ids), replied)
+        stand = Stand(first, len(ids), replied)
         return self._behind(asked, np.concatenate([ids, replied.ids]), [stand])
 
     def _behind(self, asked: Asked, ids: np.ndarray, before: Sequence[Stand]) -> tuple[np.ndarray, tuple[Stand, ...]]:
@@ -270,7 +274,7 @@ class Conversation:
             replied = self._reply(messages[end])
             assert replied is not None
             parts.append(replied.ids)
-            stands.append(Stand(end, length, length + len(replied.ids), replied))
+            stands.append(Stand(end, length, replied))
             length += len(replied.ids)
         return np.concatenate(parts).astype(np.int32, copy=False), tuple(stands)
 

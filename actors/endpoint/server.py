@@ -44,7 +44,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from squelch.actors.endpoint import anthropic_api, openai_api
-from squelch.actors.endpoint.canonical import Asked, Refused, Reply, malformed
+from squelch.actors.endpoint.canonical import Asked, Refused, Reply, ended, malformed
 from squelch.actors.endpoint.config import EndpointConfig
 from squelch.actors.endpoint.session import Answer, Sample, Seeds, Session
 from squelch.actors.formats.protocol import Format
@@ -229,7 +229,7 @@ class Endpoint:
         given = [_digest(one) for one in (in_path, request.headers.get("x-api-key"), bearer) if one]
         digest = given[0] if given else b""
         if digest in self._ended:
-            raise Refused(410, "trajectory_ended", "the trajectory of this token has ended; nothing is sampled for it")
+            raise ended()
         if digest not in self._sessions:
             raise Refused(
                 401, "invalid_api_key", "the API key is the token of no trajectory; use the one that the agent got"

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from squelch.actors.endpoint.canonical import Asked, Refused, Reply, Said, malformed, tool_use
+from squelch.actors.endpoint.canonical import Asked, Refused, Reply, Said, ended, malformed, tool_use
 from squelch.actors.endpoint.config import EndpointConfig
 from squelch.actors.endpoint.conversation import Conversation, Path, Placed
 from squelch.actors.failures import Failure, FailureCause
@@ -198,7 +198,7 @@ class Session:
     def require_open(self) -> None:
         """Raises Refused if the trajectory has ended."""
         if not self.is_open:
-            raise Refused(410, "trajectory_ended", "the trajectory of this token has ended; nothing is sampled for it")
+            raise ended()
 
     @property
     def _most_calls(self) -> int:

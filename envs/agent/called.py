@@ -31,8 +31,9 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from squelch.envs.agent.host import BLOCKED, HEAD, MAX_FRAME
 from squelch.envs.agent.kept import Kept
-from squelch.envs.agent.surroundings import of_python, shared
+from squelch.envs.agent.surroundings import hidden, of_python, shared
 from squelch.envs.contract import Access, AgentFailed, AgentInterrupted
 from squelch.envs.untrusted.files import shortened
 from squelch.envs.untrusted.secrets import masked
@@ -42,9 +43,6 @@ START_S = 75.0
 CANCEL_S = 10.0
 GONE_S = 3.0
 """Seconds for the end of a process that has closed its socket."""
-MAX_FRAME = 2**24
-_HEAD = 4
-_BLOCKED = "squelch-agent-blocked "
 _HOST = str(Path(__file__).with_name("host.py"))
 
 
@@ -209,12 +207,12 @@ class Host:
             played.value.set_result(frame["value"])
         else:
             text = f"the agent's function raised {frame.get('error', 'CancelledError')}"
-            played.value.set_exception(AgentFailed(_hidden(text, played.access)))
+            played.value.set_exception(AgentFailed(hidden(text, played.access)))
 
     def _lose(self, how: str) -> None:
         """Tells every trajectory that the process has ended. `how`: in words."""
         errors = self._kept.errors.written.decode(errors="replace")
-        found, blocked = _marked(errors), _BLOCKED in errors or "Timeout (" in errors
+        found, blocked = _marked(errors), BLOCKED in errors or "Timeout (" in errors
         waiting = {number: one for number, one in self._played.items() if not one.value.done()}
         for number, one in waiting.items():
             one.value.set_exception(self._reason(number, one, found, blocked, how, alone=len(waiting) == 1))
@@ -224,7 +222,7 @@ class Host:
     ) -> Exception:
         if self._failed or not self._ready.done():
             why = self._failed or f"its process {how or 'ended'} before it was ready{self._kept.told()}"
-            return AgentFailed(_hidden(f"environment.options.call: {why}", one.access))
+            return AgentFailed(hidden(f"environment.options.call: {why}", one.access))
         known = found.get("id")
         if number == known or (alone and blocked):
             place = f" ({found['where']})" if found.get("where") else ""
@@ -235,7 +233,7 @@ class Host:
         if known is not None:
             return AgentInterrupted("another trajectory blocked the process")
         if alone:
-            return AgentFailed(_hidden(f"the agent's process {how or 'ended'}{self._kept.told()}", one.access))
+            return AgentFailed(hidden(f"the agent's process {how or 'ended'}{self._kept.told()}", one.access))
         return AgentInterrupted(f"the process of {len(self._played)} trajectories {how or 'ended'}")
 
 
@@ -256,27 +254,23 @@ async def close_hosts() -> None:
     await asyncio.gather(*(host.close() for host in hosts.values()))
 
 
-def _hidden(text: str, access: Access) -> str:
-    return masked(text.replace(access.token, "***"))
-
-
 def _marked(errors: str) -> dict[str, Any]:
     """What the process itself said of its end; empty if nothing."""
-    lines = [line for line in errors.splitlines() if line.startswith(_BLOCKED)]
+    lines = [line for line in errors.splitlines() if line.startswith(BLOCKED)]
     with suppress(ValueError):
-        found = json.loads(lines[-1].removeprefix(_BLOCKED)) if lines else {}
+        found = json.loads(lines[-1].removeprefix(BLOCKED)) if lines else {}
         return found if isinstance(found, dict) else {}
     return {}
 
 
 def _framed(message: Mapping[str, Any]) -> bytes:
     body = json.dumps(message).encode()
-    return len(body).to_bytes(_HEAD, "big") + body
+    return len(body).to_bytes(HEAD, "big") + body
 
 
 async def _frame(reader: asyncio.StreamReader) -> dict[str, Any]:
     """The next frame. Raises IncompleteReadError at the end, and ValueError for one that is too long or no object."""
-    size = int.from_bytes(await reader.readexactly(_HEAD), "big")
+    size = int.from_bytes(await reader.readexactly(HEAD), "big")
     if size > MAX_FRAME:
         raise ValueError(f"a frame of {size} bytes")
     found = json.loads(await reader.readexactly(size))

@@ -15,10 +15,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from squelch.envs.agent.kept import Kept
-from squelch.envs.agent.surroundings import of_trajectory, shared
+from squelch.envs.agent.surroundings import hidden, of_trajectory, shared
 from squelch.envs.contract import Access, AgentFailed
 from squelch.envs.untrusted.files import MIB, Unreadable, is_file, read_bytes
-from squelch.envs.untrusted.secrets import masked
 from squelch.envs.untrusted.text import parse_object
 
 MAX_RESULT = MIB
@@ -51,11 +50,11 @@ async def run_command(
         finally:
             await kept.close()
         if how:
-            raise AgentFailed(masked(f"the agent's command {how}{kept.told()}".replace(access.token, "***")))
+            raise AgentFailed(hidden(f"the agent's command {how}{kept.told()}", access))
         try:
             return _reported(kept, Path(surroundings["SQUELCH_RESULT"]))
         except Unreadable as error:
-            raise AgentFailed(masked(f"{error}{kept.told()}".replace(access.token, "***"))) from error
+            raise AgentFailed(hidden(f"{error}{kept.told()}", access)) from error
 
 
 def _reported(kept: Kept, file: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The environment variables of an agent's process."""
+"""The environment variables of an agent's process, and which of them no message shows."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import sys
 
 from squelch.envs.contract import Access
+from squelch.envs.untrusted.secrets import masked
 
 _LOOPBACK = "127.0.0.1,localhost"
 _OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
@@ -40,3 +41,8 @@ def of_trajectory(access: Access, folder: str) -> dict[str, str]:
         "SQUELCH_RESULT": os.path.join(folder, "result.json"),
         "TMPDIR": folder,
     }
+
+
+def hidden(text: str, access: Access) -> str:
+    """What an agent wrote, without secrets and its own token."""
+    return masked(text.replace(access.token, "***"))
