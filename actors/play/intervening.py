@@ -154,8 +154,9 @@ class Intervening:
         if own.best is None or lacking(own.env, Twinned):
             return None
         started, episode = self._started(ticket)
-        env, rng = cast("Twinned", started.env), Random(derive_seed("twins", ticket.seed, ticket.ticket_id))
-        for content in [twin for _ in range(FAMILIES) for twin in env.twins(rng, TWINS_OF_FAMILY)]:
+        source, env = cast("Twinned", own.env), cast("Twinned", started.env)  # `env` goes on to the twins themselves
+        rng = Random(derive_seed("twins", ticket.seed, ticket.ticket_id))
+        for content in (twin for _ in range(FAMILIES) for twin in source.twins(rng, TWINS_OF_FAMILY)):
             messages, best = episode.start_twin(env, content), env.best_answer()
             if best not in (None, own.best) and episode.task_key != own.task_key:
                 return replace(started, messages=messages, task_key=episode.task_key, best=best)

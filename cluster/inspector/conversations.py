@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 from squelch.actors.formats.fed_messages import FedMessage, fed_messages
 from squelch.actors.records import Trajectory
+from squelch.actors.shared_prefix import common_length
 from squelch.cluster.inspector.texts import Pieces, shown
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class Conversations:
         id."""
         spans = trajectory.spans
         own = trajectory.token_ids[spans[segment][0] : sampled]
-        common = [_common(own, trajectory.token_ids[slice(*span)]) for span in spans[:segment]]
+        common = [common_length([own, trajectory.token_ids[slice(*span)]]) for span in spans[:segment]]
         tokens = max(common)
         whole = sum(message.end <= tokens for message in self._fed(own))
         return Departure(segment - common[::-1].index(tokens), tokens, whole)
@@ -113,13 +114,6 @@ def _views(fed: Sequence[FedMessage], names: Sequence[str], again: int) -> list[
         MessageView(one.role, shown(one.text), next(results, "") if one.role == "tool" else "", number < again)
         for number, one in enumerate(fed)
     ]
-
-
-def _common(one: np.ndarray, other: np.ndarray) -> int:
-    """Number of ids with which both begin."""
-    size = min(len(one), len(other))
-    differ = np.flatnonzero(one[:size] != other[:size])
-    return int(differ[0]) if len(differ) else size
 
 
 class OwnFormat:

@@ -33,7 +33,9 @@ class Pieces:
             with decoding(where, "is no tokenizer", "copy the model's tokenizer.json again"):
                 self._tokenizer = Tokenizer.from_buffer(data)
         self._alphabet = byte_alphabet()
-        self._added = {} if self._tokenizer is None else self._tokenizer.get_added_tokens_decoder()
+        added = {} if self._tokenizer is None else self._tokenizer.get_added_tokens_decoder()
+        self.added: Mapping[int, str] = {index: token.content for index, token in added.items()}
+        """The tokenizer's added tokens, control tokens among them."""
         self._bytes: dict[int, bytes] = {}
         self._shown: dict[bytes, Markup] = {}
 
@@ -41,11 +43,6 @@ class Pieces:
     def known(self) -> bool:
         """Whether there is a tokenizer."""
         return self._tokenizer is not None
-
-    @property
-    def added(self) -> Mapping[int, str]:
-        """The tokenizer's added tokens, control tokens among them."""
-        return {index: token.content for index, token in self._added.items()}
 
     def text(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of a sequence; control characters are not yet visible."""
@@ -77,8 +74,8 @@ class Pieces:
     def _spell(self, index: int) -> bytes:
         if self._tokenizer is None:
             return f"⟨{index}⟩".encode()
-        if index in self._added:
-            return self._added[index].content.encode()
+        if index in self.added:
+            return self.added[index].encode()
         piece = self._tokenizer.id_to_token(index)
         if piece is None:
             return f"⟨{index}⟩".encode()

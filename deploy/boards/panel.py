@@ -14,6 +14,7 @@ INSTANCE = 'instance=~"$instance"'
 SCRAPE_LABELS = ("instance", "job", "le")
 """Labels that Prometheus adds, and the label of a histogram's buckets."""
 NO_STEP = "no step ended recently"
+NO_KINDS = "the environment declares no kinds of tasks"
 _WHOLE = 'part=~"step|validation|probe"'
 """The parts that make up the whole time of a run."""
 

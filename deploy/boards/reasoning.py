@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from squelch.actors.diagnosis.metrics import REGIMES
-from squelch.deploy.boards.panel import Board, Panel, Query, Row, series
+from squelch.deploy.boards.panel import NO_KINDS, Board, Panel, Query, Row, series
 from squelch.deploy.boards.panel import panel_query as _q
 
 SCOPE = "{{scope}}"
@@ -332,7 +332,6 @@ PARTS = Row(
     ),
 )
 
-NO_KINDS = "the environment declares no kinds of tasks"
 COLLAPSE = Row(
     "Where it collapses",
     "guide/reasoning.md",

@@ -5,10 +5,9 @@ Pure: imports only the registry.
 
 from __future__ import annotations
 
-from squelch.deploy.boards.panel import Board, Panel, Query, Row, per_second, series
+from squelch.deploy.boards.panel import NO_KINDS, Board, Panel, Query, Row, per_second, series
 from squelch.deploy.boards.panel import panel_query as _q
 
-NO_KINDS = "the environment declares no kinds of tasks"
 NOTHING_STARVED = f"{NO_KINDS}, or none is starved"
 NO_GRADIENTS = "gradients.every is 0"
 NO_REPLAYS = "filter.replays is unset, and filter.statistic is not policy_variance"
