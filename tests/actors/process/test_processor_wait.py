@@ -17,7 +17,11 @@ from squelch.actors.process.processor_wait import ProcessorWait
 SECONDS = 1.0
 SPIN = "import os\nos.sched_setaffinity(0, {%d})\nprint(flush=True)\nwhile True: pass"
 """Busy on one processor."""
+SLEEP = "import time\nprint(flush=True)\ntime.sleep(600)"
 PARENT = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', sys.argv[1]])"
+BUSY_PARENT = """import subprocess, sys
+subprocess.Popen([sys.executable, '-c', sys.argv[1]], stdout=subprocess.PIPE).stdout.readline()
+"""
 
 
 @pytest.fixture
@@ -46,22 +50,33 @@ def waited(pid: int, itself: bool = True) -> float:
     return share
 
 
+def await_state(pid: int, state: str) -> None:
+    """A process that is told to stop, or is about to sleep, first waits for a processor once more."""
+    give_up = time.monotonic() + 60.0
+    while psutil.Process(pid).status() != state:
+        assert time.monotonic() < give_up, f"{psutil.Process(pid).status()} instead of {state}"
+        time.sleep(0.01)
+
+
 def test_a_process_that_shares_a_processor_waits_and_one_that_is_stopped_or_sleeps_does_not(rivals) -> None:
     assert waited(rivals[0].pid) > 0.3
     os.kill(rivals[0].pid, signal.SIGSTOP)
-    assert waited(rivals[0].pid) < 0.25
-    sleeper = begun("import time\nprint(flush=True)\ntime.sleep(60)")
-    assert waited(sleeper.pid) < 0.25
+    await_state(rivals[0].pid, psutil.STATUS_STOPPED)
+    assert waited(rivals[0].pid) == 0.0
+    sleeper = begun(SLEEP)
+    await_state(sleeper.pid, psutil.STATUS_SLEEPING)
+    assert waited(sleeper.pid) == 0.0
     sleeper.kill()
     sleeper.wait(10)
 
 
 def test_a_busy_process_whose_child_is_stopped_does_not_wait_if_only_the_child_works(rivals) -> None:
     """A worker that polls on a loaded machine must not excuse its frozen engine."""
-    busy = "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n" + SPIN
-    parent = begun(busy % min(os.sched_getaffinity(0)))
+    parent = begun(BUSY_PARENT + SPIN % min(os.sched_getaffinity(0)), SLEEP)
     try:
-        assert waited(parent.pid) > 0.3 and waited(parent.pid, itself=False) < 0.25
+        [child] = psutil.Process(parent.pid).children()
+        await_state(child.pid, psutil.STATUS_SLEEPING)
+        assert waited(parent.pid) > 0.3 and waited(parent.pid, itself=False) == 0.0
     finally:
         for process in [*psutil.Process(parent.pid).children(), parent]:
             process.kill()
