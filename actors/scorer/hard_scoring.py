@@ -64,8 +64,8 @@ def _columns(draw: ProbeDraw, clusters: Mapping[str, Cluster]) -> tuple[list[np.
     prompts = list(draw.prompts)
     column = {content_key(prompt): place for place, prompt in enumerate(prompts)}
     most = max((len(cluster.twins) for cluster in clusters.values()), default=0)
-    places = np.full((len(draw.source), most), -1, dtype=np.int64)
-    for row, (task, source) in enumerate(zip(draw.task, draw.source, strict=True)):
+    places = np.full((len(draw.tasks), most), -1, dtype=np.int64)
+    for task, source in dict(zip(draw.task.tolist(), draw.source.tolist(), strict=True)).items():
         cluster, own = clusters.get(draw.tasks[task]), draw.prompts[source]
         if cluster is None or not np.array_equal(own[: len(cluster.prompt)], cluster.prompt):
             continue
@@ -76,8 +76,8 @@ def _columns(draw: ProbeDraw, clusters: Mapping[str, Cluster]) -> tuple[list[np.
             if key not in column:
                 column[key] = len(prompts)
                 prompts.append(shown)
-            places[row, place] = column[key]
-    return prompts, places
+            places[task, place] = column[key]
+    return prompts, places[draw.task]
 
 
 def _too_long(engine: Engine, draw: ProbeDraw, prompts: list[np.ndarray], needed: np.ndarray) -> np.ndarray:

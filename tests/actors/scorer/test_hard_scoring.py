@@ -7,6 +7,7 @@ import pytest
 
 from squelch.actors.config import ProbeConfig
 from squelch.actors.messages import Cluster
+from squelch.actors.scorer import hard_scoring
 from squelch.actors.scorer.hard_scoring import METRICS
 from squelch.actors.scorer.probe_scoring import FixedProbe
 from squelch.cluster.metrics import REGISTRY
@@ -101,6 +102,15 @@ def test_a_twins_prompt_gets_the_opening_that_the_policy_gave_its_reasoning() ->
 
     assert read(Seeing(5.0), made)["probe/hard/tasks"] == 8.0
     assert seen == [prompt(900).tolist()], "the last id of the own prompt is not in the cluster's"
+
+
+def test_a_twins_prompt_is_made_once_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[bytes] = []
+    key = hard_scoring.content_key
+    monkeypatch.setattr(hard_scoring, "content_key", lambda ids: made.append(ids.tobytes()) or key(ids))
+    found = read(Oracle(5.0), clusters([prompt(900), prompt(901)]))
+    assert found["probe/samples"] == 32.0 and found["probe/hard/tasks"] == 8.0
+    assert len(made) == 8 + 8 * 2, "a key for each prompt of the probe, and for each twin of each task"
 
 
 def test_a_task_may_have_fewer_twins_than_others() -> None:
