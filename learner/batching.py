@@ -4,6 +4,8 @@ Invariants:
 
 - Rows are sorted by (group id, trajectory index) before they are shuffled, so that the order of arrival has no effect;
   the shuffle is a function of (seed, step).
+- An optimizer step is made of whole groups, whose common prompts it feeds once. With fewer groups than minibatches,
+  trajectories are dealt one by one, so that the number of optimizer steps does not depend on that of groups.
 - A row is one segment of a trajectory. The rows of a trajectory follow each other, are in one optimizer step, and share
   its advantage and its weight in the mean, which its sampled tokens in all segments determine.
 - They are also in one micro-batch, unless together they exceed the token budget. That is refused if the objective needs
@@ -15,7 +17,7 @@ Invariants:
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 
@@ -256,32 +258,65 @@ def plan(
     that needs all rows of a trajectory in one micro-batch, "" if none does. SettingRefused if one row, or the rows of
     one trajectory that must stay together, are longer than `token_budget`.
     """
-    if len(rows) and max(row.length for row in rows) > token_budget:
+    if not len(rows):
+        return []
+    if max(row.length for row in rows) > token_budget:
         worst = max(rows, key=lambda row: row.length)
         raise SettingRefused(
             f"learner.token_budget={token_budget} is smaller than one trajectory: group {worst.group_id}, trajectory "
             f"{worst.index} has {worst.length} tokens to feed; set learner.token_budget to at least {worst.length}"
         )
-    starts = [k for k, row in enumerate(rows) if not k or row.trajectory != rows[k - 1].trajectory]
-    trajectories = np.split(np.arange(len(rows)), starts[1:]) if len(rows) else []
-    order = np.random.default_rng([seed, step]).permutation(len(trajectories))
-    parts = np.array_split(order, min(minibatches, len(trajectories))) if trajectories else []
+    sizes = _Sizes(shown(rows), share)
+    trajectories = _runs([row.trajectory for row in rows])
+    groups = _runs([rows[own[0]].group_id for own in trajectories])
+    random = np.random.default_rng([seed, step])
+    if len(groups) < minibatches:
+        parts = np.array_split(random.permutation(len(trajectories)), min(minibatches, len(trajectories)))
+    else:
+        tokens = [sizes.of(np.concatenate([trajectories[k] for k in group])) for group in groups]
+        parts = [np.concatenate([groups[g] for g in part]) for part in even_parts(tokens, minibatches, random)]
     chosen = [[trajectories[k] for k in part] for part in parts]
-    return [_optimizer_step(rows, part, token_budget, world_size, share, whole) for part in chosen]
+    return [_optimizer_step(rows, part, token_budget, world_size, sizes, whole) for part in chosen]
+
+
+def _runs(labels: Sequence[Hashable]) -> list[np.ndarray]:
+    """The indices of each run of equal labels."""
+    starts = [k for k, label in enumerate(labels) if not k or label != labels[k - 1]]
+    return np.split(np.arange(len(labels)), starts[1:])
+
+
+def even_parts(sizes: Sequence[int], count: int, random: np.random.Generator) -> list[list[int]]:
+    """Deals items, at least `count`, into `count` parts of similar total size, at random.
+
+    The numbers of items differ by at most 1. In each round every part gets one of `count` random items: the largest
+    goes to the smallest part.
+    """
+    order = random.permutation(len(sizes)).tolist()
+    parts: list[list[int]] = [[] for _ in range(count)]
+    load = [0] * count
+    for start in range(0, len(order), count):
+        smallest = sorted(range(count), key=load.__getitem__)
+        largest = sorted(order[start : start + count], key=lambda item: -sizes[item])
+        for place, item in zip(smallest, largest, strict=False):
+            parts[place].append(item)
+            load[place] += sizes[item]
+    return [parts[k] for k in random.permutation(count)]
 
 
 def _optimizer_step(
-    rows: Sequence[Row], trajectories: Sequence[np.ndarray], token_budget: int, world_size: int, share: bool, whole: str
+    rows: Sequence[Row],
+    trajectories: Sequence[np.ndarray],
+    token_budget: int,
+    world_size: int,
+    sizes: "_Sizes",
+    whole: str,
 ) -> OptimizerStep:
-    """`trajectories`: the indices of each one's rows."""
-    part = np.concatenate(trajectories)
-    sizes = _Sizes(shown([rows[i] for i in part]), share)
-    ends = np.cumsum([len(one) for one in trajectories])
+    """`trajectories`: the indices of each one's rows; `sizes`: of all rows."""
     pieces: list[np.ndarray] = []
-    for own in np.split(np.arange(len(part)), ends[:-1]):
+    for own in trajectories:
         cut = sizes.cut(own, token_budget)
         if whole and len(cut) > 1:
-            row, size = rows[part[own[0]]], sizes.of(own)
+            row, size = rows[own[0]], sizes.of(own)
             raise SettingRefused(
                 f"learner.token_budget={token_budget} is smaller than one trajectory: group {row.group_id}, trajectory "
                 f"{row.index} has {len(own)} segments with {size} tokens to feed together, which {whole} needs in one "
@@ -296,9 +331,9 @@ def _optimizer_step(
     runs = balanced(lengths, added, token_budget, world_size)
     fed = [int(lengths[start] + added[start + 1 : end].sum()) for start, end in runs]
     return OptimizerStep(
-        micro_batches=deal([np.sort(part[np.concatenate(pieces[start:end])]) for start, end in runs], fed, world_size),
+        micro_batches=deal([np.sort(np.concatenate(pieces[start:end])) for start, end in runs], fed, world_size),
         num_sequences=len(trajectories),
-        num_tokens=sum(rows[i].num_sampled for i in part),
+        num_tokens=sum(rows[i].num_sampled for own in trajectories for i in own),
     )
 
 
@@ -323,7 +358,7 @@ class _Sizes:
         lengths = self._lengths[places]
         if len(places) == 1:
             return int(lengths[0])
-        common = np.minimum.reduceat(self._common[: places[-1] + 1], places[:-1] + 1)
+        common = np.minimum.reduceat(self._common[places[0] + 1 : places[-1] + 1], places[:-1] - places[0])
         return int(lengths[0] + added_tokens(lengths[1:], common).sum())
 
     def cut(self, rows: np.ndarray, budget: int) -> list[np.ndarray]:

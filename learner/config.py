@@ -251,7 +251,8 @@ class LearnerConfig(Settings):
     lora: LoraSettings | None = None
     """Train adapters instead of the model's own parameters; merged weights are published."""
     minibatches: int = Field(4, ge=1)
-    """Optimizer steps in one training step; the kept trajectories are split evenly among them."""
+    """Optimizer steps in one training step, among which the kept groups are split evenly; with fewer groups than steps,
+    their trajectories."""
     token_budget: int = Field(8192, ge=64)
     """Largest number of tokens fed in one micro-batch; common prefixes of its trajectories count once."""
     share_openings: bool = True

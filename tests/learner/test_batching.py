@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from squelch.actors.content import Picture
 from squelch.actors.failures import Failure, FailureCause
-from squelch.learner.batching import Row, collate, plan, refuse_non_finite, to_rows
+from squelch.learner.batching import Row, collate, even_parts, plan, refuse_non_finite, to_rows
 from squelch.learner.config import ObjectiveConfig
 from squelch.learner.refusal import StepRefused
 from squelch.learner.tensors import inputs_of
@@ -45,13 +45,101 @@ def test_every_row_is_in_one_micro_batch_within_the_budget_and_ranks_match(
     assert not sizes or max(sizes) - min(sizes) <= 1
 
 
+def rows_in_groups(counts: list[int], seed: int = 0) -> list[Row]:
+    """Groups of `counts` members: 20 ids that all share, 10 to 60 of the group, 1 to 60 of the member."""
+    rng = np.random.default_rng(seed)
+    some, rows = lambda least: rng.integers(1, 1000, rng.integers(least, 61)).astype(np.int32), []
+    system = rng.integers(1, 1000, 20).astype(np.int32)
+    for g, count in enumerate(counts):
+        prompt = np.concatenate([system, some(10)])
+        for i in range(count):
+            ids = np.concatenate([prompt, some(1)])
+            places = np.arange(len(prompt) - 1, len(ids))
+            rows.append(Row(f"g{g:03d}", i, ids, places, places, np.zeros(len(places)), 1.0))
+    return rows
+
+
+def tokens_fed(rows: list[Row], steps: list) -> int:
+    """Tokens of the packed layouts of all micro-batches."""
+    micros = [micro for part in steps for hand in part.micro_batches for micro in hand if len(micro)]
+    return sum(collate([rows[i] for i in micro]).forest.num_tokens for micro in micros)
+
+
+def with_every_row_a_group(rows: list[Row]) -> list[Row]:
+    """The rows, of which none has a group in common with another, so that minibatches are cut between any two."""
+    return [replace(row, group_id=f"{row.group_id}-{row.index:03d}") for row in rows]
+
+
+GROUPS = st.lists(st.integers(1, 8), min_size=1, max_size=12)
+
+
+@settings(deadline=None, max_examples=50)
+@given(GROUPS, st.integers(1, 6), st.integers(141, 900), st.integers(1, 4), st.integers(0, 5))
+def test_an_optimizer_step_has_whole_groups_unless_there_are_fewer_than_minibatches(
+    counts: list[int], minibatches: int, budget: int, world: int, step: int
+) -> None:
+    rows = rows_in_groups(counts)
+    steps = plan(rows, minibatches, budget, world, seed=3, step=step)
+    assert len(steps) == min(minibatches, len(rows)), "the number of steps does not depend on that of groups"
+    places = [int(i) for part in steps for hand in part.micro_batches for micro in hand for i in micro]
+    assert sorted(places) == list(range(len(rows)))
+    groups = [{rows[i].group_id for hand in part.micro_batches for micro in hand for i in micro} for part in steps]
+    if len(counts) >= minibatches:
+        assert sum(map(len, groups)) == len(counts)
+        assert max(map(len, groups)) - min(map(len, groups)) <= 1
+    else:
+        sizes = [part.num_sequences for part in steps]
+        assert max(sizes) - min(sizes) <= 1
+
+
+@settings(deadline=None, max_examples=30)
+@given(GROUPS, st.integers(1, 6), st.integers(0, 5))
+def test_whole_groups_feed_at_most_the_tokens_that_minibatches_of_any_rows_do(
+    counts: list[int], minibatches: int, step: int
+) -> None:
+    rows, minibatches = rows_in_groups(counts), min(minibatches, len(counts))
+    whole, any_rows = (
+        tokens_fed(own, plan(own, minibatches, 100_000, 1, seed=3, step=step))
+        for own in (rows, with_every_row_a_group(rows))
+    )
+    assert whole <= any_rows
+
+
+def test_minibatches_of_whole_groups_repeat_no_prompt() -> None:
+    rows = rows_in_groups([8] * 32)
+    whole, any_rows, one = (
+        tokens_fed(own, plan(own, count, 4000, 1, seed=0, step=0))
+        for own, count in ((rows, 4), (with_every_row_a_group(rows), 4), (rows, 1))
+    )
+    assert whole <= one + 3 * 20, "only the system prompt is fed in every minibatch"
+    assert any_rows > 1.3 * whole
+
+
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=40), st.integers(1, 8), st.integers(0, 9))
+def test_parts_of_groups_have_similar_sizes_and_are_the_same_every_time(
+    sizes: list[int], count: int, seed: int
+) -> None:
+    count = min(count, len(sizes))
+    parts = even_parts(sizes, count, np.random.default_rng(seed))
+    assert sorted(i for part in parts for i in part) == list(range(len(sizes)))
+    loads = [sum(sizes[i] for i in part) for part in parts]
+    assert max(loads) - min(loads) <= max(sizes)
+    assert {len(part) for part in parts} <= {len(sizes) // count, -(-len(sizes) // count)}
+    assert parts == even_parts(sizes, count, np.random.default_rng(seed))
+
+
+def test_groups_meet_others_in_another_step() -> None:
+    drawn = [even_parts(list(range(8)), 2, np.random.default_rng([0, step])) for step in range(10)]
+    assert len({frozenset(parts[0]) for parts in drawn}) > 7
+
+
 def test_no_rank_is_idle_when_there_are_rows_for_all() -> None:
     (part,) = plan(rows_of([10] * 8), 1, 1000, 4, seed=0, step=0)
     assert [[len(micro) for micro in hand] for hand in part.micro_batches] == [[2]] * 4
 
 
 def test_the_plan_ignores_arrival_order_and_follows_seed_and_step() -> None:
-    groups = make_groups()
+    groups = make_groups(8)
     config = ObjectiveConfig()
     one, other = to_rows(groups, config), to_rows([(g, ts[::-1]) for g, ts in groups[::-1]], config)
     assert [(row.group_id, row.index) for row in one] == [(row.group_id, row.index) for row in other]
