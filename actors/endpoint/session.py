@@ -266,10 +266,9 @@ class Session:
         return reply
 
     def _reply(self, call: Call, asked: Asked, completion: Completion, parsed: Parsed) -> Reply:
-        ids, (first, last) = completion.token_ids, parsed.reasoning
-        broken = any(one.error for one in parsed.tool_calls)
-        content = message_of(self.one, ids, parsed)["content"] if broken else parsed.content
-        reasoning = self.one.text(ids[first:last]).strip()
+        ids, broken = completion.token_ids, any(one.error for one in parsed.tool_calls)
+        message = message_of(self.one, ids, parsed)
+        content, reasoning = message["content"], message.get("reasoning_content", "")
         closed = completion.finish_reason == "stop"
         stop = ""
         if closed and asked.stop and (not len(ids) or int(ids[-1]) not in self.one.stop_ids):
@@ -285,7 +284,7 @@ class Session:
             f"{call.seed:016x}",
             content,
             calls,
-            "" if reasoning in content else reasoning,
+            reasoning,
             finish,
             stop,
             len(call.prompt_ids),

@@ -55,6 +55,8 @@ class PackagedFormat(ModelTokens):
     control tokens.
     """
 
+    whole_content = False
+
     def __init__(self, model_dir: str | Path, name: str, keeps_reasoning: bool = True) -> None:
         super().__init__(model_dir)
         self.name, self._family, self.keeps_reasoning = name, FAMILIES[name], keeps_reasoning

@@ -64,6 +64,8 @@ class Format(Protocol):
     """Whether the format has a place for reasoning. Without one a policy is `mute` (`actors.diagnosis.regime`)."""
     keeps_reasoning: bool
     """Whether the reasoning of earlier turns stays (`model.keep_reasoning: all`), whatever the template does."""
+    whole_content: bool
+    """Whether the content of a turn is all that was sampled, its reasoning included."""
     vocab_size: int
     stop_ids: tuple[int, ...]
     pad_id: int

@@ -56,7 +56,10 @@ def reasoned(messages: Sequence[Message], first: int = 0) -> frozenset[int]:
 
 def message_of(one: Format, sampled: Ids, said: Parsed) -> dict[str, Any]:
     """A sampled turn as a message, as a server with parsers of reasoning and tools sends it. If a call is none, the
-    content holds all text behind the reasoning."""
+    content holds all text behind the reasoning. If a format's content is the whole turn, no reasoning stands beside it.
+    """
+    if one.whole_content:
+        return {"role": "assistant", "content": said.content}
     first, last = said.reasoning
     reasoning, rest = one.text(sampled[first:last]), one.text(sampled[last:])
     if one.reasons and first == last == len(sampled):  # cut within its reasoning

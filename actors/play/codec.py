@@ -62,7 +62,7 @@ class ChatCodec(ModelTokens):
     byte-level tokenizer, no chat template, or a template that cannot be continued turn by turn.
     """
 
-    name, reasons = "own", True
+    name, reasons, whole_content = "own", True, False
 
     def __init__(self, model_dir: str | Path, keeps_reasoning: bool = True) -> None:
         super().__init__(model_dir)

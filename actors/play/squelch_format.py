@@ -18,7 +18,7 @@ from squelch.actors.play.codec import ChatCodec
 class SquelchFormat:
     """The turns that the codec writes for episodes (`actors.play.speech.SquelchTurns`); a `Format`."""
 
-    name, reasons, keeps_reasoning = "squelch", True, True
+    name, reasons, keeps_reasoning, whole_content = "squelch", True, True, True
 
     def __init__(self, codec: ChatCodec) -> None:
         self._codec = codec

@@ -81,6 +81,27 @@ def test_a_call_without_a_text_has_null_content_and_is_recognised_with_either() 
     assert reply["content"] is None and len(recorded.segments) == 1 and len(recorded.calls) == 4
 
 
+def test_a_reasoning_whose_text_the_content_repeats_is_shown_beside_it() -> None:
+    async def play():
+        async with playing(Policy("<think>5</think>2+3=5")) as (_, client):
+            return await client.said(USER)
+
+    reply = run(play())
+    assert (reply["content"], reply["reasoning_content"]) == ("2+3=5", "5")
+
+
+def test_a_turn_that_was_cut_within_its_reasoning_shows_what_there_is_of_it() -> None:
+    most = len(codec().encode("<think>one and"))
+
+    async def play():
+        async with playing(Policy(THINKING)) as (_, client):
+            return (await client.ask(USER, max_tokens=most)).json()["choices"][0]
+
+    choice = run(play())
+    assert choice["finish_reason"] == "length" and not choice["message"]["content"]
+    assert choice["message"]["reasoning_content"].startswith("one")
+
+
 def test_a_call_that_is_no_json_is_shown_as_text_and_counts_as_badly_formed() -> None:
     async def play():
         async with playing(Policy("<tool_call>{add 1}</tool_call>")) as (session, client):

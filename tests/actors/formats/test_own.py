@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from squelch.actors.formats.conformity import TOOLS, require_template
+from squelch.actors.formats.retention import message_of
 from squelch.actors.play.codec import ChatCodec
+from squelch.actors.play.squelch_format import SquelchFormat
 from tests.actors.text.made import CHATML, chatml_bpe, rendering_here, save_folder
 from tests.actors.text.test_control_tokens import hostile_texts
 
@@ -169,3 +171,9 @@ def test_a_call_that_is_not_closed_and_calls_in_the_reasoning_are_no_calls() -> 
 def test_any_sampled_ids_are_parsed(ids: list[int]) -> None:
     first, last = codec().parse(ids).reasoning
     assert 0 <= first <= last <= len(ids) and codec().parse(ids).reasoning == codec().reasoning_span(ids, False)
+
+
+def test_a_format_whose_content_is_the_whole_turn_shows_no_reasoning_beside_it() -> None:
+    one, said = SquelchFormat(codec()), "so </think> <answer> 5 </answer>"
+    ids = codec().encode(said)
+    assert message_of(one, ids, one.parse(ids)) == {"role": "assistant", "content": said}
