@@ -25,10 +25,10 @@ import numpy as np
 
 from squelch.actors.content import Picture, pictures_within
 from squelch.actors.messages import StepTerms
+from squelch.actors.packed.packing import Forest, added_tokens, pack
 from squelch.actors.records import Trajectory
 from squelch.actors.shared_prefix import common_lengths, identities, in_order
 from squelch.learner.config import ObjectiveConfig
-from squelch.learner.kernels.packing import Forest, added_tokens, pack
 from squelch.learner.objective.advantages import group_advantages, overlong_penalties, shaped_returns, token_rewards
 from squelch.learner.refusal import SettingRefused, StepRefused
 

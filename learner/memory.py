@@ -17,8 +17,8 @@ from functools import lru_cache
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from squelch.actors.packed import block_attention
 from squelch.learner.config import LearnerConfig
-from squelch.learner.kernels import block_attention
 from squelch.learner.kernels.head import TILE_LOGITS, TILE_VOCABULARY
 from squelch.learner.policy.model import layers_apart
 

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from squelch.actors.messages import TensorEntry, WeightBundle
+from squelch.actors.packed.layout import Layout
+from squelch.actors.packed.packing import pack
 from squelch.actors.weight_group import WeightGroup
 from squelch.actors.weights import checksum
-from squelch.learner.kernels.layout import Layout
-from squelch.learner.kernels.packing import pack
 from squelch.learner.policy.lora import merged, published_name
 from squelch.learner.policy.model import Policy, one_layer_at_a_time
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from squelch.actors.packed.layout import Layout
 from squelch.learner.batching import MicroBatch, OptimizerStep, Row
 from squelch.learner.config import ObjectiveConfig
-from squelch.learner.kernels.layout import Layout
 from squelch.learner.objective.components import StepSize
 from squelch.learner.objective.objectives import TokenBatch, sequence_mask, sequences_of, token_weights
 

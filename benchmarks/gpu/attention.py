@@ -19,11 +19,11 @@ from torch.nn.attention import flex_attention as flex
 
 from benchmarks.gpu.common import QWEN, SMOLLM, Setting, shape_of, share_of_peak
 from benchmarks.learner.random_work import random_groups
+from squelch.actors.packed import attention
+from squelch.actors.packed.layout import Layout
+from squelch.actors.packed.packing import Forest, pack
 from squelch.learner.batching import to_rows
 from squelch.learner.config import ObjectiveConfig
-from squelch.learner.kernels import attention
-from squelch.learner.kernels.layout import Layout
-from squelch.learner.kernels.packing import Forest, pack
 
 BOUNDS = {torch.float32: 2e-3, torch.bfloat16: 2e-2}
 """Largest accepted difference, relative to the largest value. CUDA may multiply float32 in TF32."""

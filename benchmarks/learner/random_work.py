@@ -10,9 +10,9 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
+from squelch.actors.packed.packing import pack
 from squelch.actors.records import Trajectory, Turn
 from squelch.learner import batching
-from squelch.learner.kernels.packing import pack
 from squelch.learner.trainer import Trainer
 
 Groups = list[tuple[str, list[Trajectory]]]

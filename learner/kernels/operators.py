@@ -27,15 +27,6 @@ def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
-def softmax_backward_(grad: Tensor, weights: Tensor) -> Tensor:
-    """The gradient with respect to the scores, w (g - sum w g), where w = `weights` = softmax(scores) over the last
-    dimension and g = `grad` is the gradient with respect to w. `grad` is overwritten with the result."""
-    operator = private_operator("_softmax_backward_data", "attention's backward pass reads its scores three times")
-    if operator is None:
-        return grad.sub_((grad * weights).sum(-1, keepdim=True)).mul_(weights)
-    return operator(grad, weights, -1, torch.float32, grad_input=grad)
-
-
 def silu_backward(grad: Tensor, x: Tensor) -> Tensor:
     """The gradient with respect to x, g s (1 + x (1 - s)), where s = sigmoid(x) and g = `grad` is the gradient with
     respect to silu(x) = x s."""

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
+from squelch.actors.packed.layout import Layout
 from squelch.learner.config import LearnerConfig
-from squelch.learner.kernels.layout import Layout
 from squelch.learner.objective.objectives import value_loss
 from squelch.learner.policy.model import equip, hidden_states, load_model, local, reshard, shard
 from squelch.learner.tensors import Batch, Inputs

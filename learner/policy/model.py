@@ -5,7 +5,7 @@ Invariants:
 - The model comes from a local folder that passed `actors.model_folder`: safetensors only, nothing is downloaded, and no
   code of the folder is run.
 - Master weights are float32; forward and backward run in `learner.dtype`; log-probabilities and entropies are float32.
-- Rows are packed (`learner.kernels.packing`), and every layer's attention is one of `learner.kernels.attention`.
+- Rows are packed (`actors.packed.packing`), and every layer's attention is one of `actors.packed.attention`.
 - The setting `learner.kernels` selects the fast kernels or their plain definitions (`learner.kernels.choice`).
 - Gradients are summed over ranks, not averaged: the loss's weights already contain the whole step's normaliser.
 - The output head runs at sampled positions only, on packed hidden states. This is correct only for a model without soft
@@ -31,12 +31,12 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from squelch.actors.model_folder import load_model_folder
+from squelch.actors.packed.layout import Layout
+from squelch.actors.packed.packing import MIN_SAVED, pack
 from squelch.actors.process.compile_cache import own_compile_cache
+from squelch.actors.process.compiled import watch_compilations
 from squelch.learner.config import LearnerConfig, LoraSettings
 from squelch.learner.kernels.choice import KERNELS
-from squelch.learner.kernels.compiled import watch_compilations
-from squelch.learner.kernels.layout import Layout
-from squelch.learner.kernels.packing import MIN_SAVED, pack
 from squelch.learner.policy.lora import add_adapters
 
 Sharded = TypeVar("Sharded", bound=nn.Module)

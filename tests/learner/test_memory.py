@@ -5,15 +5,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from squelch.actors.packed import block_attention
+from squelch.actors.packed.attention import NAME
+from squelch.actors.packed.layout import Layout
+from squelch.actors.packed.packing import pack
 from squelch.cluster.config import load
 from squelch.learner import memory
 from squelch.learner.config import LearnerConfig
 from squelch.learner.decomposition.statistics import MAX_GRADIENTS
-from squelch.learner.kernels import block_attention
-from squelch.learner.kernels.attention import NAME
-from squelch.learner.kernels.layout import Layout
 from squelch.learner.kernels.linear import use_fast_products
-from squelch.learner.kernels.packing import pack
 from squelch.learner.policy.model import decoder_layers, hidden_states
 from squelch.learner.shapes import LLAMA_SHAPES, QWEN2_SHAPES, published
 from tests.learner import memory_worker as learner_memory_worker

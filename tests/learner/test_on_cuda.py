@@ -11,11 +11,11 @@ import torch
 from benchmarks.gpu import attention
 from benchmarks.gpu.common import QWEN, SMOLLM, Setting, alone
 from squelch.actors.messages import StepTerms
+from squelch.actors.packed import attention as attention_kernel
+from squelch.actors.packed.layout import Layout
+from squelch.actors.packed.packing import pack
 from squelch.learner import process_group
 from squelch.learner.config import LearnerConfig
-from squelch.learner.kernels import attention as attention_kernel
-from squelch.learner.kernels.layout import Layout
-from squelch.learner.kernels.packing import pack
 from squelch.learner.trainer import Trainer
 from tests.learner.models import make_groups, make_model
 

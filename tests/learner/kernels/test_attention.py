@@ -13,18 +13,20 @@ from torch.nn.attention import flex_attention as flex
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config
 
+from squelch.actors.packed import attention
+from squelch.actors.packed.attention import TILE, block_mask, mask_rule, packed_attention, plain_attention
+from squelch.actors.packed.layout import Layout
+from squelch.actors.packed.packing import pack
+from squelch.actors.process import compiled
 from squelch.learner.batching import Row, collate, to_rows
 from squelch.learner.config import LearnerConfig, ObjectiveConfig
-from squelch.learner.kernels import attention, compiled, head
-from squelch.learner.kernels.attention import TILE, block_mask, mask_rule, packed_attention, plain_attention
+from squelch.learner.kernels import head
 from squelch.learner.kernels.choice import KERNELS
-from squelch.learner.kernels.layout import Layout
-from squelch.learner.kernels.packing import pack
 from squelch.learner.objective.components import StepSize
 from squelch.learner.objective.objectives import TokenBatch, policy_loss, sequences_of, token_weights
 from squelch.learner.policy.model import Policy, load_model
 from squelch.learner.tensors import inputs_of
-from tests.learner.kernels.test_packing import trees
+from tests.actors.packed.test_packing import trees
 from tests.learner.models import VOCABULARY, make_groups, make_model
 from tests.learner.plain import plain_gradients, plain_model, plain_scores
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch.nn import functional
 
+from squelch.actors.packed import attention
+from squelch.actors.packed.layout import Layout
+from squelch.actors.packed.operators import softmax_backward_
+from squelch.actors.packed.packing import pack
 from squelch.actors.process.private_operators import private_operator
-from squelch.learner.kernels import attention
-from squelch.learner.kernels.layout import Layout
 from squelch.learner.kernels.linear import product, serves
-from squelch.learner.kernels.operators import has_onednn_linear, silu_backward, softmax_backward_
-from squelch.learner.kernels.packing import pack
+from squelch.learner.kernels.operators import has_onednn_linear, silu_backward
 from squelch.learner.policy.model import Policy, load_model
 from squelch.learner.tensors import inputs_of
 from tests.learner.models import make_groups

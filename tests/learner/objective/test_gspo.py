@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from squelch.actors.packed.packing import MIN_SAVED
 from squelch.learner.batching import Row, collate, to_rows
 from squelch.learner.config import LearnerConfig, ObjectiveConfig
-from squelch.learner.kernels.packing import MIN_SAVED
 from squelch.learner.objective.components import RATIOS, StepSize
 from squelch.learner.objective.objectives import TokenBatch, policy_loss, sequences_of, token_weights
 from squelch.learner.policy.model import Policy, load_model

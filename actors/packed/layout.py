@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from squelch.learner.kernels.block_attention import Block, blocks
-from squelch.learner.kernels.packing import Forest
+from squelch.actors.packed.block_attention import Block, blocks
+from squelch.actors.packed.packing import Forest
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
     """A `Forest` on the device. `position_ids` and `ends`: (num_tokens,) int64; see
-    `learner.kernels.packing.Forest`."""
+    `actors.packed.packing.Forest`."""
 
     position_ids: Tensor
     ends: Tensor

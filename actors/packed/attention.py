@@ -1,13 +1,13 @@
 """Attention over a packed layout, as a function of transformers' attention interface, with one implementation per
 device.
 
-A token attends to itself and to the tokens before it in its own rows, and to no others; `learner.kernels.packing`
+A token attends to itself and to the tokens before it in its own rows, and to no others; `actors.packed.packing`
 defines the mask. The implementations are:
 
-- CPU: `learner.kernels.block_attention`, matrix products of blocks of queries with the keys that they see.
+- CPU: `actors.packed.block_attention`, matrix products of blocks of queries with the keys that they see.
 - CUDA: compiled FlexAttention, with a block mask derived from the layout's mask rule. Where there is no GPU, the tests
   run this implementation, including gradients, with FlexAttention's dense form.
-- `learner.kernels: plain`, and CUDA in a torch without FlexAttention: `learner.kernels.plain.row_attention`.
+- `learner.kernels: plain`, and CUDA in a torch without FlexAttention: `actors.packed.plain.row_attention`.
 
 A layer that needs more than scaling (soft caps, sinks, dropout) is refused by name.
 """
@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.modeling_utils import AttentionInterface
 
-from squelch.learner.kernels.block_attention import Plan
-from squelch.learner.kernels.compiled import compiled
-from squelch.learner.kernels.layout import Layout
-from squelch.learner.kernels.plain import row_attention
+from squelch.actors.packed.block_attention import Plan
+from squelch.actors.packed.layout import Layout
+from squelch.actors.packed.plain import row_attention
+from squelch.actors.process.compiled import compiled
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from squelch.actors.content import Picture, content_key
+from squelch.actors.packed.packing import MIN_SAVED, added_tokens, pack
 from squelch.actors.shared_prefix import common_lengths, identities, in_order
-from squelch.learner.kernels.packing import MIN_SAVED, added_tokens, pack
 
 PIECE = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 ROWS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), min_size=1, max_size=14)
