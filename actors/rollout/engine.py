@@ -1,6 +1,7 @@
-"""Adapter of vLLM's asynchronous engine. Only this module, its plugin `actors.rollout.weight_transfer`, and the kernels
-that the plugin makes known, `actors.rollout.norms`, import vLLM, so all code that depends on the interface of vLLM 0.32
-is in these three.
+"""Adapter of vLLM's asynchronous engine. Only this module, the scheduler that it gives to the engine
+(`actors.rollout.gathering` and `slots`), the plugin `actors.rollout.weight_transfer`, and the kernels that the plugin
+makes known, `actors.rollout.norms`, import vLLM, so all code that depends on the interface of vLLM 0.32 is in these
+five.
 
 The adapter does not depend on Ray: any asyncio program can use it.
 
@@ -217,7 +218,6 @@ class VllmEngine:
         with closing(begun(IMPORTED)) if self._config.num_gpus == 0 else nullcontext() as early:
             llm = self._made(early)
         self._processes = [process for process in multiprocessing.active_children() if process not in before]
-        _mark_steps(llm, self.marks)
         return llm
 
     def _made(self, early: EarlyProcess | None) -> AsyncLLM:
@@ -229,13 +229,18 @@ class VllmEngine:
             from vllm.v1.engine import utils as engine_processes
             from vllm.v1.engine.async_llm import AsyncLLM
 
+            from squelch.actors.rollout.gathering import mark_steps, scheduler_of
+
         arguments = engine_arguments(self._model_dir, self._config) | {"served_model_name": self.name}
         settings = AsyncEngineArgs(**arguments).create_engine_config()
         if self._config.num_gpus == 0 and self._config.tensor_parallel_size == 1:
             # vLLM's CPU platform starts a further process only to bind threads, and `nobind` turns binding off.
             settings.parallel_config.distributed_executor_backend = "uni"
+        settings.scheduler_config.scheduler_cls = scheduler_of(bool(settings.scheduler_config.async_scheduling))
         with serving(early, engine_processes):
-            return AsyncLLM.from_vllm_config(settings, disable_log_stats=True, stat_loggers=self._reporters())
+            llm = AsyncLLM.from_vllm_config(settings, disable_log_stats=True, stat_loggers=self._reporters())
+        mark_steps(llm, self.marks)
+        return llm
 
     def _reporters(self) -> list[Any] | None:
         """The logger that reports vLLM's own metrics, labelled with this worker's name, to the Ray of this process."""
@@ -281,6 +286,8 @@ class VllmEngine:
 
     async def complete(self, request: GenerationRequest) -> Completion:
         """One sampled turn. Errors that vLLM raises for this request pass through; cancelling stops the sampling."""
+        from squelch.actors.rollout.gathering import log_probs_of
+
         watch = self._watch(request)
         parameters = self._parameters(
             watch is not None,
@@ -305,7 +312,7 @@ class VllmEngine:
         return Completion(
             request_id=request.request_id,
             token_ids=ids,
-            log_probs=np.asarray(_flat(sampled.logprobs), dtype=np.float32)[:end],
+            log_probs=log_probs_of(sampled)[:end],
             finish_reason=finish_reason,
             version_min=min(versions),
             version_max=max(versions),
@@ -458,20 +465,6 @@ class VllmEngine:
             await llm.resume_generation()
             text = f"rollout worker {self.name}: weights of version {bundle.version} refused: {error}"
             raise (TransferRefused(text) if NOTHING_LOADED in text else RuntimeError(text)) from error
-
-
-def _mark_steps(llm: AsyncLLM, marks: Marks) -> None:
-    """Adds a mark whenever the engine's process has sent the outputs of a step. vLLM's own hook for that, a stat
-    logger, would make it collect statistics for every token."""
-    client: Any = llm.engine_core
-    receive = client.get_output_async
-
-    async def marked() -> Any:
-        outputs = await receive()
-        marks.add()
-        return outputs
-
-    client.get_output_async = marked
 
 
 def _flat(log_probs: Any) -> list[float]:

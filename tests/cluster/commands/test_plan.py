@@ -240,4 +240,4 @@ def test_the_pages_layouts_of_a_node_use_it(count: str, settings: str, way: str)
 
 
 def test_the_page_has_both_tables() -> None:
-    assert len(ON_ONE) == 7 and len(ON_SEVERAL) == 4
+    assert len(ON_ONE) == 9 and len(ON_SEVERAL) == 4
