@@ -18,9 +18,12 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from squelch.actors.packed import block_attention
+from squelch.learner.checkpoint.export import EXPORT_BYTES
+from squelch.learner.checkpoint.shards import PART_BYTES
 from squelch.learner.config import LearnerConfig
 from squelch.learner.kernels.head import TILE_LOGITS, TILE_VOCABULARY
 from squelch.learner.policy.model import layers_apart
+from squelch.learner.publish import CHUNK_BYTES
 
 GIB = 2**30
 
@@ -72,11 +75,10 @@ def estimate(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, 
     parameters = sum(p.numel() for p in model.parameters())
     sizes = [sum(p.numel() for p in x.parameters()) for x in layers_apart(model, learner)]
     layer, rest = max(sizes, default=0), parameters - sum(sizes)
-    trained = _adapters(model, learner.lora.rank) if learner.lora else parameters
+    trained = _trained(model, learner)
     width = 2 if learner.dtype == "bfloat16" else 4
     critic = parameters if learner.objective.needs_critic else 0
-    reference = parameters if learner.objective.kl.coefficient > 0 else 0
-    state = 4 * (parameters + 3 * trained + 4 * critic + reference) // world_size
+    state = _state(learner, parameters, trained) // world_size
     copied = learner.num_gpus == 0 and learner.minibatches > 1
     whole = parameters if world_size == 1 else rest + 2 * layer
     gathered = width * whole + (4 if learner.fp32_head else width) * (layer + rest) * (trained == parameters)
@@ -88,6 +90,57 @@ def estimate(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, 
         activations=learner.token_budget * _per_token(config, learner, width) + _scores(config, learner),
         logits=4 * 4 * _tile(config, learner),
     )
+
+
+@dataclass(frozen=True)
+class HostEstimate:
+    """Host memory of one rank on a GPU, bytes, beside its runtime. On CPU, `Estimate` is all host memory."""
+
+    state: int
+    """What `learner.cpu_offload` keeps there."""
+    snapshot: int
+    """Pinned copies of master weights and moments, from which a refused step is undone."""
+    staging: int
+    """The most that rank 0 holds at once of a checkpoint's part, of an export's file, or of a publication's chunks."""
+
+    @property
+    def total(self) -> int:
+        """Sum of all parts, bytes."""
+        return sum(vars(self).values())
+
+    def line(self) -> str:
+        """The estimate as text: the total and its parts, in GiB."""
+        parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in vars(self).items() if size)
+        return f"{self.total / GIB:.2f} GiB of host memory per rank ({parts})"
+
+
+def host_estimate(config: PreTrainedConfig, learner: LearnerConfig, world_size: int) -> HostEstimate | None:
+    """The host memory of one rank on a GPU; None on CPU."""
+    if learner.num_gpus == 0:
+        return None
+    model = skeleton(config)
+    parameters = sum(p.numel() for p in model.parameters())
+    trained = _trained(model, learner)
+    critic = parameters if learner.objective.needs_critic else 0
+    held = 4 * parameters  # of float32
+    copies = 2 * (CHUNK_BYTES + 4 * max(p.numel() for p in model.parameters()))
+    return HostEstimate(
+        state=_state(learner, parameters, trained) // world_size * learner.cpu_offload,
+        snapshot=4 * 3 * (trained + critic) // world_size * (learner.minibatches > 1),
+        staging=max(min(held, EXPORT_BYTES), min(3 * held // world_size, PART_BYTES), copies),
+    )
+
+
+def _trained(model: PreTrainedModel, learner: LearnerConfig) -> int:
+    """Number of the policy's parameters that are trained."""
+    return _adapters(model, learner.lora.rank) if learner.lora else sum(p.numel() for p in model.parameters())
+
+
+def _state(learner: LearnerConfig, parameters: int, trained: int) -> int:
+    """Bytes of master weights, gradients and moments of all ranks, and of the reference's weights."""
+    critic = parameters if learner.objective.needs_critic else 0
+    reference = parameters if learner.objective.kl.coefficient > 0 else 0
+    return 4 * (parameters + 3 * trained + 4 * critic + reference)
 
 
 def _adapters(model: PreTrainedModel, rank: int) -> int:
@@ -132,18 +185,41 @@ def available(learner: LearnerConfig) -> int | None:
         return int(learner.max_memory_gib * GIB)
     if learner.num_gpus > 0:
         return int(torch.cuda.mem_get_info()[1] * min(1, learner.num_gpus)) if torch.cuda.is_available() else None
+    return _free() // learner.ranks
+
+
+def _free() -> int:
     from squelch.actors.process.free_memory import (
         free_memory,  # here: estimates need nothing beyond torch and transformers
     )
 
-    return free_memory() // learner.ranks
+    return free_memory()
+
+
+def _check_host(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, sharing: int) -> None:
+    """Raises ValueError if ranks on GPUs need more memory of their host than it has free."""
+    needed = host_estimate(config, learner, world_size)
+    if needed is None or not torch.cuda.is_available() or needed.total * sharing <= (has := _free()):
+        return
+    smaller = ["learner.minibatches=1"] * (needed.snapshot > 0) + ["learner.cpu_offload=false"] * (needed.state > 0)
+    helps = f"set {' or '.join(smaller)}, " if smaller else ""
+    raise ValueError(
+        f"the learner needs {needed.line()}, and the {sharing} ranks of this host have {has / GIB:.1f} together: "
+        f"{helps}raise learner.ranks over more hosts, or give the host more memory"
+    )
 
 
 def check(
-    config: PreTrainedConfig, learner: LearnerConfig, world_size: int, held: int = 0, longest: int | None = None
+    config: PreTrainedConfig,
+    learner: LearnerConfig,
+    world_size: int,
+    held: int = 0,
+    longest: int | None = None,
+    sharing: int = 1,
 ) -> str:
     """The estimate as a line. Raises ValueError when the rank has less memory; the message names settings that help.
-    `longest`: as in `advice`."""
+    `longest`: as in `advice`; `sharing`: ranks on this host, for the host memory of ranks on GPUs."""
+    _check_host(config, learner, world_size, sharing)
     needed, has = estimate(config, learner, world_size, held), available(learner)
     if has is None or needed.total <= has:
         return f"learner needs {needed.line()}" + ("" if has is None else f", has {has / GIB:.1f}")

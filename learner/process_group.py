@@ -6,6 +6,7 @@ memory.
 """
 
 import socket
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -64,6 +65,14 @@ def waiting(timeout_s: float, before_s: float) -> Iterator[None]:
         yield
     finally:
         set_timeout(timedelta(seconds=before_s))
+
+
+def ranks_here() -> int:
+    """Number of ranks on this host. A collective."""
+    mine = torch.tensor([zlib.crc32(socket.gethostname().encode())])
+    hosts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(hosts, mine)
+    return sum(bool(host == mine) for host in hosts)
 
 
 def stop() -> None:

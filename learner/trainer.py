@@ -26,7 +26,7 @@ from squelch.actors.messages import StepReport, StepTerms, WeightBundle
 from squelch.actors.model_folder import model_config
 from squelch.actors.process.folders import Whole, as_it_is
 from squelch.actors.process.progress_marks import Marks
-from squelch.learner import batching, memory
+from squelch.learner import batching, memory, process_group
 from squelch.learner import publish as publication
 from squelch.learner.batching import Groups, MicroBatch, OptimizerStep, Row
 from squelch.learner.checkpoint import folder as checkpoint
@@ -37,7 +37,8 @@ from squelch.learner.metrics import PARTS
 from squelch.learner.objective import credit
 from squelch.learner.objective.objectives import MISMATCH_NAMES, SUM_NAMES, mismatch_metrics, mismatch_sums, policy_loss
 from squelch.learner.policy.critic import ValueLearner
-from squelch.learner.policy.model import Policy, equip, load_model, local, reshard, shard
+from squelch.learner.policy.loading import Unloaded
+from squelch.learner.policy.model import Policy, equip, local, reshard, shard, storage
 from squelch.learner.refusal import StepRefused
 from squelch.learner.snapshot import Pages, Snapshot
 from squelch.learner.tensors import Batch, Inputs, inputs_of, to_batch
@@ -131,7 +132,7 @@ class Trainer:
         """The version that was published last; the initial policy's is 0."""
         self.device = torch.device("cuda" if config.num_gpus > 0 else "cpu")
         self.mesh = init_device_mesh(self.device.type, (world_size,))
-        memory.check(model_config(self.model_dir), config, world_size)
+        memory.check(model_config(self.model_dir), config, world_size, sharing=process_group.ranks_here())
         self.policy = self._load(config.lora)
         self.reference = self._load().requires_grad_(False) if config.objective.kl.coefficient > 0 else None
         settings = config.optimizer
@@ -150,12 +151,14 @@ class Trainer:
 
     def _make_critic(self) -> ValueLearner | None:
         wanted = self.config.objective.needs_critic
-        return ValueLearner(self.model_dir, self.config, self.mesh, self.device) if wanted else None
+        return ValueLearner(self.model_dir, self.config, self.mesh) if wanted else None
 
     def _load(self, lora: LoraSettings | None = None) -> Policy:
         kernels = self.config.kernels
-        policy = Policy(equip(load_model(self.model_dir, kernels), self.config, lora), lora, kernels).to(self.device)
-        return shard(policy, self.mesh, self.config)
+        unloaded = Unloaded(self.model_dir, kernels)
+        policy = shard(Policy(equip(unloaded.model, self.config, lora), lora, kernels), self.mesh, self.config)
+        unloaded.fill(policy, storage(self.config))
+        return policy
 
     def train_step(self, step: int, groups: Groups, terms: StepTerms = batching.NO_TERMS) -> StepReport:
         """Learn from the groups in up to `learner.minibatches` optimizer steps. See `StepReport`."""

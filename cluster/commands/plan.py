@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from squelch.actors.model_size import ModelSize
     from squelch.actors.rollout.memory import EngineEstimate
     from squelch.cluster.config import RunConfig
+    from squelch.learner.memory import HostEstimate
 
 GIB, MIB = 2**30, 2**20
 DEVICES_GIB = (24.0, 48.0, 80.0, 141.0)
@@ -132,6 +133,7 @@ def _plain(config: RunConfig, needs: list[Need], timing: Timing | None, store: s
         "recipe": config.name,
         "model": config.model.path,
         "memory": [asdict(need) for need in needs],
+        "learner_host": None if (host := _host(config)) is None else asdict(host),
         "object_store": store,
         "step": None if timing is None else asdict(timing),
     }
@@ -295,9 +297,20 @@ def _memory_lines(config: RunConfig, needs: list[Need], store: str | None) -> li
         lines.append(f"  {role}: {parts}")
     if text := _shared(config):
         lines.append(f"  {text}")
+    if host := _host(config):
+        count, runtime = config.learner.ranks, f"runtime {RANK_RUNTIME_GIB:.2f}"
+        lines.append(f"  {count} x learner rank, beside its GPU: {host.line()}, {runtime}")
     if text := hardware(config, needs):
         lines.append(f"  hardware: {text}")
     return [*lines, *([f"  object store: {store}"] if store else [])]
+
+
+def _host(config: RunConfig) -> HostEstimate | None:
+    """The host memory of a learner rank on a GPU; None on CPU and for the tiny policy."""
+    from squelch.learner import memory
+
+    shape = _shape(config)
+    return None if shape is None else memory.host_estimate(shape, config.learner, config.learner.ranks)
 
 
 def _shared(config: RunConfig) -> str:

@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 from squelch.actors.packed.layout import Layout
 from squelch.learner.config import LearnerConfig
 from squelch.learner.objective.objectives import value_loss
-from squelch.learner.policy.model import equip, hidden_states, load_model, local, reshard, shard
+from squelch.learner.policy.loading import Unloaded
+from squelch.learner.policy.model import equip, hidden_states, local, reshard, shard, storage
 from squelch.learner.tensors import Batch, Inputs
 
 
@@ -42,10 +43,12 @@ class Critic(nn.Module):
 class ValueLearner:
     """The critic and its optimizer, on one rank. Every method but `step` is a collective or is called after one."""
 
-    def __init__(self, model_dir: Path, config: LearnerConfig, mesh: DeviceMesh, device: torch.device) -> None:
+    def __init__(self, model_dir: Path, config: LearnerConfig, mesh: DeviceMesh) -> None:
         self.settings = config.critic
-        critic = Critic(equip(load_model(model_dir, config.kernels), config)).to(device)
+        unloaded = Unloaded(model_dir, config.kernels)
+        critic = Critic(equip(unloaded.model, config))
         self.module = shard(critic, mesh, config.model_copy(update={"fp32_head": False}))
+        unloaded.fill(self.module, storage(config))
         own = config.optimizer
         self.optimizer = torch.optim.AdamW(
             self.module.parameters(),

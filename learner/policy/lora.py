@@ -7,6 +7,7 @@ Invariants:
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,11 +24,26 @@ def add_adapters(model: nn.Module, settings: LoraSettings) -> nn.Module:
 
     alpha: Any = settings.alpha  # PEFT annotates it as int but only divides it by the rank, so a float works
     config = LoraConfig(r=settings.rank, lora_alpha=alpha, target_modules="all-linear", lora_dropout=0.0)
-    inject_adapter_in_model(config, model)
+    with _stand_ins(model):
+        inject_adapter_in_model(config, model)
     for module in model.modules():
         if isinstance(module, nn.ModuleDict) and "default" in module:
             module["default"].to(torch.float32)
     return model.eval()
+
+
+@contextmanager
+def _stand_ins(model: nn.Module) -> Iterator[None]:
+    """Within this context, parameters on the meta device are zeros on CPU that take no memory: PEFT moves an adapter to
+    the device of its matrix, and the meta device would lose the adapter's first values."""
+    empty = [(m, name, p) for m in model.modules() for name, p in m._parameters.items() if p is not None and p.is_meta]
+    for module, name, parameter in empty:
+        module._parameters[name] = nn.Parameter(torch.zeros(()).expand(parameter.shape))
+    yield
+    for module, name, parameter in empty:
+        stand_in: Any = module._parameters[name]
+        parameter.requires_grad = stand_in.requires_grad
+        module._parameters[name] = parameter
 
 
 def published_name(name: str) -> str | None:

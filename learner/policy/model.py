@@ -9,18 +9,18 @@ Invariants:
 - The setting `learner.kernels` selects the fast kernels or their plain definitions (`learner.kernels.choice`).
 - Gradients are summed over ranks, not averaged: the loss's weights already contain the whole step's normaliser.
 - The output head runs at sampled positions only, on packed hidden states. This is correct only for a model without soft
-  cap, without logit scale, and without layers that mix tokens other than by attention. When a model is loaded, its
-  logits on two packed rows are compared with the model's own computation; a model whose logits differ is refused.
+  cap, without logit scale, and without layers that mix tokens other than by attention. When a model is loaded, the
+  logits of a small copy on two packed rows are compared with the copy's own computation (`packed_check`); a model whose
+  logits differ is refused.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -32,12 +32,12 @@ from transformers import PreTrainedModel
 
 from squelch.actors.model_folder import load_model_folder
 from squelch.actors.packed.layout import Layout
-from squelch.actors.packed.packing import MIN_SAVED, pack
 from squelch.actors.process.compile_cache import own_compile_cache
 from squelch.actors.process.compiled import watch_compilations
 from squelch.learner.config import LearnerConfig, LoraSettings
 from squelch.learner.kernels.choice import KERNELS
 from squelch.learner.policy.lora import add_adapters
+from squelch.learner.policy.packed_check import check_packed, hidden_states
 
 Sharded = TypeVar("Sharded", bound=nn.Module)
 
@@ -71,56 +71,18 @@ class Policy(nn.Module):
         return self.log_probabilities(hidden, head.weight, head.bias, targets, temperature, entropy_gradient)
 
 
-def hidden_states(model: PreTrainedModel, input_ids: Tensor, layout: Layout) -> Tensor:
-    """Inputs of the model's output head, (num_tokens, width), for (1, num_tokens) packed ids."""
-    positions = layout.position_ids[None]
-    found = model.base_model(input_ids=input_ids, position_ids=positions, use_cache=False, layout=layout)
-    return found.last_hidden_state[0]
-
-
 def load_model(model_dir: Path, kernels: str = "fast") -> PreTrainedModel:
-    """The model in float32 on CPU, in evaluation mode (the sampler uses no dropout either).
+    """The whole model in float32 on CPU, in evaluation mode (the sampler uses no dropout either). A rank loads only its
+    shards (`loading`).
 
     `kernels` selects the implementation of its attention and layers. Raises ValueError for a folder that cannot be
     used (`actors.model_folder`) and for a model that cannot be trained.
     """
-    model = load_model_folder(Path(model_dir), torch.float32)
-    name = type(model).__name__
-    check_rows = _check_rows(model.config.vocab_size)
-    own = _own_logits(model, check_rows)
-    chosen = KERNELS[kernels]
+    model, chosen = load_model_folder(Path(model_dir), torch.float32), KERNELS[kernels]
+    check_packed(model.config, chosen.attention)
     model.set_attn_implementation(chosen.attention)
-    _check_packed(model, name, check_rows, own)
     chosen.replace_layers(model)
     return model
-
-
-def _check_rows(vocabulary: int) -> list[np.ndarray]:
-    """Two rows whose shared prefix is long enough for packing to store it as a separate segment."""
-    opening = np.arange(2 * MIN_SAVED)
-    return [np.concatenate([opening, 3 + k + np.arange(4 + k)]) % vocabulary for k in range(2)]
-
-
-@torch.no_grad()
-def _own_logits(model: PreTrainedModel, rows: Sequence[np.ndarray]) -> list[Tensor]:
-    return [model(input_ids=torch.from_numpy(row)[None], use_cache=False).logits[0] for row in rows]
-
-
-@torch.no_grad()
-def _check_packed(model: PreTrainedModel, name: str, rows: Sequence[np.ndarray], own: Sequence[Tensor]) -> None:
-    """Refuse a model whose logits differ from its head applied to hidden states of packed rows."""
-    forest = pack(rows)
-    ids = torch.from_numpy(forest.token_ids)[None]
-    head: Any = model.get_output_embeddings()
-    logits = head(hidden_states(model, ids, Layout.of(forest, ids.device)))
-    for place, wanted in zip(forest.places, own, strict=True):
-        difference = float((logits[torch.from_numpy(place)] - wanted).abs().max())
-        if not difference <= 1e-4 * max(1.0, float(wanted.abs().max())):
-            raise ValueError(
-                f"{name}: logits of packed rows are not the model's own (off by up to {difference:.3g} here): it "
-                "changes them after the output head (a soft cap) or mixes tokens otherwise than by attention; such "
-                "models are not supported"
-            )
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
@@ -184,6 +146,11 @@ def shard(policy: Sharded, mesh: DeviceMesh, config: LearnerConfig) -> Sharded:
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     return policy
+
+
+def storage(config: LearnerConfig) -> torch.device:
+    """The device that holds a rank's shards."""
+    return torch.device("cuda" if config.num_gpus > 0 and not config.cpu_offload else "cpu")
 
 
 @contextmanager

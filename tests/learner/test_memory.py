@@ -108,6 +108,27 @@ def test_what_cannot_fit_is_refused_with_what_would_make_it_fit() -> None:
     assert memory.check(config, mended, max(2, mended.ranks)).startswith("learner needs")
 
 
+def test_the_host_memory_of_ranks_on_gpus_is_counted_and_what_cannot_fit_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config, size = published("Qwen2.5-7B"), PARAMETERS["Qwen2.5-7B"]
+    learner = LearnerConfig(**GPU, minibatches=4, activation_checkpointing=True)
+    needed, one = memory.host_estimate(config, learner, 4), LearnerConfig(**GPU, minibatches=1)
+    assert needed is not None and needed.snapshot == 12 * size // 4 and 4 * memory.GIB < needed.staging < 5 * memory.GIB
+    offloaded, plain = (
+        memory.host_estimate(config, one.model_copy(update={"cpu_offload": on}), 4) for on in (True, False)
+    )
+    assert offloaded is not None and plain is not None
+    assert (offloaded.state, offloaded.snapshot, plain.state) == (16 * size // 4, 0, 0)
+    assert memory.host_estimate(config, LearnerConfig(), 4) is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (80 * memory.GIB,) * 2)
+    monkeypatch.setattr(memory, "_free", lambda: 64 * memory.GIB)
+    assert memory.check(config, learner, 4, sharing=2).startswith("learner needs")
+    with pytest.raises(ValueError, match=r"the 4 ranks of this host have 64\.0 together: set learner\.minibatches=1"):
+        memory.check(config, learner, 4, sharing=4)
+
+
 def kept_per_token(config: Qwen2Config) -> float:
     """Bytes that the layers keep of each token of one row."""
     model = AutoModelForCausalLM.from_config(config).eval()

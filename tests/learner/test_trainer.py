@@ -11,6 +11,7 @@ from squelch.actors.messages import StepTerms, VersionSpan
 from squelch.learner.batching import collate, to_rows
 from squelch.learner.config import ObjectiveConfig, OptimizerConfig
 from squelch.learner.kernels.choice import KERNELS
+from squelch.learner.policy.loading import Unloaded
 from squelch.learner.policy.model import load_model
 from squelch.learner.tensors import inputs_of
 from squelch.learner.trainer import Trainer, learning_rate
@@ -316,7 +317,7 @@ def test_nothing_kept_is_no_update(model_dir: Path) -> None:
 def test_the_reference_is_loaded_only_with_kl_on(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = []
     monkeypatch.setattr(
-        "squelch.learner.trainer.load_model", lambda path, kernels: loaded.append(path) or load_model(path)
+        "squelch.learner.trainer.Unloaded", lambda path, kernels: loaded.append(path) or Unloaded(path, kernels)
     )
     assert Trainer(model_dir, make_config()).reference is None and len(loaded) == 1
     trainer = Trainer(model_dir, make_config(objective={"kl": {"coefficient": 0.1}}))

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from squelch.actors.model_size import BYTES, ModelSize
 from squelch.cluster.config import RunConfig
 from squelch.cluster.runs.timing.step_time import StepModel
+from squelch.learner.config import LearnerConfig
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,13 @@ def device_of(gib: float) -> Device:
     return DEVICES[max((size for size in DEVICES if size <= gib), default=min(DEVICES))]
 
 
+def _passes(learner: LearnerConfig) -> int:
+    """Forward passes' worth of products on each token: a backward pass counts twice, and recomputation once more."""
+    trained, own = 4 if learner.activation_checkpointing else 3, learner.objective
+    recomputed = own.anchor == "recomputed" or own.max_mismatch > 0
+    return trained + recomputed + (own.kl.coefficient > 0) + (1 + trained) * own.needs_critic
+
+
 def counted(size: ModelSize, config: RunConfig, device: Device) -> StepModel:
     """The model of the recipe's step on such devices."""
     loop, sampling, rollout, learner = config.loop, config.sampling, config.rollout, config.learner
@@ -68,13 +76,12 @@ def counted(size: ModelSize, config: RunConfig, device: Device) -> StepModel:
     bandwidth, context = READING * device.bandwidth, rollout.max_model_len / 2
     operations = size.operations(context)
     token = size.cache_bytes(width) * context / bandwidth + operations / decoding
-    passes = 4 if learner.activation_checkpointing else 3
     fed *= loop.prompts if turns == 1 else trajectories
     return StepModel(
         loop.prompts,
         serial=sampled * (size.parameters * width / split / bandwidth + DECODING_S),
         parallel=(trajectories * sampled * token + fed * operations / decoding) / split,
-        train=passes * (trajectories * sampled + fed) * operations / training / learner.ranks,
+        train=_passes(learner) * (trajectories * sampled + fed) * operations / training / learner.ranks,
         publish=size.parameters * width / PUBLISHED,
         other=0.0,
         split="counted",

@@ -241,3 +241,14 @@ def test_the_pages_layouts_of_a_node_use_it(count: str, settings: str, way: str)
 
 def test_the_page_has_both_tables() -> None:
     assert len(ON_ONE) == 9 and len(ON_SEVERAL) == 4
+
+
+def test_a_critic_and_a_reference_take_time_and_the_host_is_planned(capsys) -> None:
+    changes = ([], ["learner.objective.kl.coefficient=0.01"], ["learner.algorithm=ppo"])
+    base = ["learner.activation_checkpointing=false"]
+    plain, with_reference, with_critic = (
+        counted(SIZE, load("qwen2.5-0.5b", [*base, *change]), device_of(80.0)).train for change in changes
+    )
+    assert with_reference / plain == pytest.approx(4 / 3) and with_critic / plain == pytest.approx(7 / 3)
+    assert main(["plan", "qwen2.5-7b", "--device-gib", "80"]) == 0
+    assert "4 x learner rank, beside its GPU: 25.84 GiB of host memory" in capsys.readouterr().out

@@ -1,0 +1,161 @@
+"""Loading shard by shard has the values of loading whole, and never holds the model."""
+
+import json
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, Qwen2Config
+from transformers.models.mixtral import MixtralConfig, MixtralForCausalLM
+
+from squelch.actors.model_folder import load_model_folder
+from squelch.learner import memory, process_group
+from squelch.learner.policy import loading
+from squelch.learner.policy.loading import Unloaded
+from squelch.learner.policy.lora import add_adapters
+from squelch.learner.policy.model import Policy, load_model, shard
+from squelch.learner.policy.packed_check import shrunken
+from squelch.learner.publish import entries, gathered
+from squelch.learner.trainer import Trainer
+from tests.learner.models import make_config, make_model
+from tests.learner.ranks import run_ranks
+
+WIDE = {"width": 64, "layers": 6, "vocabulary": 1000}
+
+
+def in_bfloat16(folder: Path) -> Path:
+    weights = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def require_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    assert list(found) == list(wanted)
+    assert all(found[name].equal(wanted[name]) and found[name].dtype == wanted[name].dtype for name in wanted)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("tied", [True, False])
+def test_one_rank_has_the_bits_and_buffers_of_the_whole_model(tmp_path: Path, tied: bool) -> None:
+    folder = in_bfloat16(make_model(tmp_path, tied=tied))
+    trainer, whole = Trainer(folder, make_config(algorithm="ppo")), load_model(folder)
+    require_same(dict(gathered(trainer.policy)), dict(gathered(Policy(whole))))
+    require_same(dict(trainer.policy.model.named_buffers()), dict(whole.named_buffers()))
+    assert trainer.policy.model.config.to_dict() == whole.config.to_dict()
+    assert trainer.critic is not None and not trainer.policy.model.training
+    critic = {name: tensor.full_tensor() for name, tensor in entries(trainer.critic.module).items()}
+    require_same({k: v for k, v in critic.items() if "head" not in k}, dict(whole.base_model.named_parameters()))
+    assert not critic["head.weight"].any()
+
+
+@pytest.mark.usefixtures("alone")
+def test_models_of_other_kinds_load_alike_also_where_transformers_converts_their_tensors(tmp_path: Path) -> None:
+    small = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 16, "num_attention_heads": 4}
+    shape: dict[str, Any] = {**small, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 8}
+    gemma = Gemma3TextConfig(**shape, layer_types=["sliding_attention", "full_attention"])
+    for config, kind in ((gemma, Gemma3ForCausalLM), (MixtralConfig(**shape, num_local_experts=2), MixtralForCausalLM)):
+        folder = tmp_path / kind.__name__
+        kind(config).save_pretrained(folder)
+        unloaded, whole = Unloaded(folder), load_model_folder(folder, torch.float32)
+        trainer = Trainer(folder, make_config())
+        require_same(dict(gathered(trainer.policy)), dict(gathered(Policy(whole))))
+        require_same(dict(unloaded.model.named_buffers()), dict(whole.named_buffers()))
+
+
+@pytest.mark.usefixtures("alone")
+def test_adapters_begin_as_on_a_whole_model(model_dir: Path) -> None:
+    config = make_config(lora={"rank": 4})
+    assert config.lora is not None
+    torch.manual_seed(3)
+    whole = add_adapters(load_model(model_dir), config.lora)
+    torch.manual_seed(3)
+    trainer = Trainer(model_dir, config)
+    found = {name: tensor.full_tensor() for name, tensor in entries(trainer.policy).items()}
+    wanted = entries(Policy(whole))
+    assert found.keys() == wanted.keys() and all(found[name].equal(wanted[name]) for name in wanted)
+    trained = [name for name, own in trainer.policy.model.named_parameters() if own.requires_grad]
+    assert trained == [name for name, own in whole.named_parameters() if own.requires_grad]
+
+
+@pytest.mark.usefixtures("alone")
+def test_weights_that_cannot_be_used_are_refused_by_name(tmp_path: Path) -> None:
+    folder = make_model(tmp_path, tied=False)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][3] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"model\.norm\.weight holds values that are not finite"):
+        Trainer(folder, make_config())
+    weights["model.norm.weight"][3] = 1.0
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    with pytest.raises(ValueError, match="one weight, but the files hold different values"):
+        Trainer(folder, make_config())
+
+
+class Live(TorchDispatchMode):
+    """Counts the bytes of the storages that operations create, while they live."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.seen: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {x.untyped_storage()._cdata for x in args if type(x) is torch.Tensor}  # a view of a mapped file is none
+        for tensor in out if isinstance(out, (tuple, list)) else [out]:
+            if type(tensor) is torch.Tensor and not tensor.is_meta and tensor.untyped_storage()._cdata not in given:
+                self._add(tensor.untyped_storage())
+        return out
+
+    def _add(self, storage: Any) -> None:
+        if storage._cdata not in self.seen:
+            self.seen.add(storage._cdata)
+            self.now += storage.nbytes()
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._free, storage._cdata, storage.nbytes())
+
+    def _free(self, key: int, size: int) -> None:
+        self.seen.discard(key)
+        self.now -= size
+
+
+def load_counted(trainer: Trainer, out: Path) -> None:
+    assert process_group.ranks_here() == 2
+    whole = dict(gathered(trainer.policy))
+    loading.CHUNK_BYTES = 4096
+    unloaded = Unloaded(trainer.model_dir)
+    with Live() as live:
+        policy = shard(Policy(unloaded.model), trainer.mesh, trainer.config)
+        unloaded.fill(policy, trainer.device)
+    require_same(dict(gathered(policy)), whole)
+    torch.save(whole, out / f"{trainer.rank}.pt")
+    (out / f"{trainer.rank}.json").write_text(json.dumps(live.peak))
+
+
+def test_two_ranks_have_the_same_bits_and_never_more_than_their_shards_and_a_chunk(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model", **WIDE)
+    run_ranks(2, folder, make_config(min_num_params=0), load_counted, tmp_path)
+    wanted = dict(AutoModelForCausalLM.from_pretrained(folder).named_parameters())
+    size = 4 * sum(p.numel() for p in wanted.values())
+    for rank in range(2):
+        require_same(torch.load(tmp_path / f"{rank}.pt"), {name: p.data for name, p in wanted.items()})
+        peak = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert peak <= 1.1 * size / 2, (peak, size)
+
+
+def test_the_copy_that_is_checked_has_every_kind_of_layer_and_is_small() -> None:
+    kinds = ["full_attention"] * 4 + ["sliding_attention"] * 24
+    config = Qwen2Config(
+        hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28, num_key_value_heads=4,
+        vocab_size=152064, layer_types=kinds, pad_token_id=151643,
+    )  # fmt: skip
+    small = shrunken(config)
+    assert small.layer_types == ["full_attention", "full_attention", "sliding_attention"]
+    assert (small.hidden_size, small.num_attention_heads, small.num_key_value_heads) == (128 * 14, 14, 2)
+    assert config.num_hidden_layers == 28 and sum(p.numel() for p in memory.skeleton(small).parameters()) < 40e6
