@@ -18,7 +18,7 @@ from torch import Tensor
 from squelch.actors.messages import Imitation
 from squelch.learner import batching
 from squelch.learner.batching import OptimizerStep, Row
-from squelch.learner.policy.model import reshard
+from squelch.learner.policy.model import passes, reshard
 from squelch.learner.tensors import inputs_of
 from squelch.learner.trainer import Totals, Trainer
 
@@ -59,6 +59,6 @@ def imitation_loss(trainer: Trainer, rows: Sequence[Row]) -> float:
 
 def _log_probs(trainer: Trainer, rows: Sequence[Row], part: OptimizerStep) -> Iterator[Tensor]:
     """Log-probabilities of the demonstrated tokens of each of this rank's micro-batches, (num_tokens,)."""
-    for chosen in part.micro_batches[trainer.rank]:
+    for chosen in passes(trainer.policy, part.micro_batches[trainer.rank], trainer.alone):
         micro = batching.collate([rows[i] for i in chosen], trainer.config.share_openings)
         yield trainer.policy(*inputs_of(micro, trainer.device), TEMPERATURE, False)[0]

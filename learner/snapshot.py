@@ -4,8 +4,22 @@ Snapshots are always kept in host memory: on a GPU they would take as much memor
 Adam moments together (12 bytes per parameter). GPU tensors are copied into pinned pages that the next snapshot reuses:
 into new pages a publication copied only 1.1 to 1.6 GiB a second (docs/research/results.md). Restored values are
 bit-identical.
+
+On a GPU the copies run on a stream of their own, beside the first micro-batch, which only reads what they read. The
+host does not wait:
+
+| stream | waits for | because |
+|---|---|---|
+| copies | all work enqueued before the snapshot | the last optimizer step writes the parameters and the state |
+| copies | a restore from the same pages | it reads the pages; it is among the work enqueued before |
+| compute, before the first optimizer step (`Pages.wait`) | the copies | the step overwrites what they read |
+| compute, in a restore | the copies | it reads the pages; it comes after `Pages.wait` in the stream's order |
+
+On CPU the copies are made at once: a thread beside the forward pass would take its processors.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +32,25 @@ from torch.optim import Optimizer
 class Pages:
     """Pinned host memory for the snapshots of one trainer; a later snapshot overwrites an earlier one's."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        """`device`: where the compute stream is; on CPU there are no streams."""
         self._of: dict[tuple[Tensor, str], Tensor] = {}
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """Within this context, copies are enqueued on the copy stream, behind the work that is enqueued so far."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def wait(self) -> None:
+        """Lets the work that is enqueued from now on wait for the copies; the host does not wait."""
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
 
     def copy(self, value: Any, owner: Tensor, name: str) -> Any:
         """A copy, in host memory, of the state `name` of the parameter `owner`. A tensor that is in host memory already
@@ -47,13 +78,13 @@ class Snapshot:
 
     @classmethod
     def of(cls, optimizer: Optimizer, pages: Pages) -> "Snapshot":
-        """Copies the present parameters and state of `optimizer`."""
+        """Copies the present parameters and state of `optimizer`. The caller must call `pages.wait` before it changes
+        them."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         kept = {p: optimizer.state.get(p, {}) for p in parameters}
-        state = {p: {name: pages.copy(value, p, name) for name, value in kept[p].items()} for p in parameters}
-        shards = {p: pages.copy(p, p, "shard") for p in parameters}
-        if any(p.is_cuda for p in parameters):
-            torch.cuda.current_stream().synchronize()  # the copies are only under way
+        with pages.copying():
+            state = {p: {name: pages.copy(value, p, name) for name, value in kept[p].items()} for p in parameters}
+            shards = {p: pages.copy(p, p, "shard") for p in parameters}
         return cls(optimizer, shards, state)
 
     @torch.no_grad()

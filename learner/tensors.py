@@ -26,6 +26,8 @@ class Batch:
     recomputed: Tensor | None
     versions: Tensor
     """(num_sampled,) the policy version that sampled each token."""
+    lengths: Tensor
+    """(num_sequences,) sampled tokens of each trajectory in this micro-batch."""
     values: Tensor | None = None
     """(num_sampled,) the critic's values at the start of the training step; None without a critic."""
     ends: Tensor | None = None
@@ -59,36 +61,36 @@ class Batch:
         )
 
 
-def to_batch(
-    micro: MicroBatch,
-    part: OptimizerStep,
-    objective: ObjectiveConfig,
-    recomputed: Tensor | None,
-    reference: Tensor | None,
-    inputs: Inputs,
-) -> Batch:
-    """Combine a micro-batch with its token weights in the optimizer step `part` and the log-probabilities computed at
-    the start of the training step.
+def to_batch(micro: MicroBatch, part: OptimizerStep, objective: ObjectiveConfig, device: torch.device) -> Batch:
+    """Moves a micro-batch of the optimizer step `part` to the device. Its anchor is the rollout."""
+    size = StepSize(part.num_sequences, part.num_tokens, objective.normaliser_tokens)
+    lengths, totals = torch.from_numpy(micro.lengths), torch.from_numpy(micro.totals)
+    rollout = torch.from_numpy(micro.rollout).to(device)
+    tokens = TokenBatch(
+        rollout=rollout,
+        anchor=rollout,
+        advantages=torch.from_numpy(micro.advantages).to(device),
+        weights=token_weights(lengths, objective.aggregation, size, totals).to(device),
+        sequences=sequences_of(lengths).to(device),
+        reference=None,
+        spared=None if micro.spared is None else torch.from_numpy(micro.spared).to(device),
+    )
+    versions = torch.from_numpy(micro.versions).to(device)
+    return Batch(micro.rows, inputs_of(micro, device), tokens, None, versions, lengths.to(device))
+
+
+def scored(batch: Batch, objective: ObjectiveConfig, recomputed: Tensor | None, reference: Tensor | None) -> Batch:
+    """The batch with the log-probabilities computed at the start of the training step.
 
     Sequences that `max_mismatch` excludes get weight 0.
     """
-    device = inputs[0].device
-    rollout = torch.from_numpy(micro.rollout).to(device)
-    size = StepSize(part.num_sequences, part.num_tokens, objective.normaliser_tokens)
-    lengths, totals = (torch.from_numpy(array).to(device) for array in (micro.lengths, micro.totals))
-    weights = token_weights(lengths, objective.aggregation, size, totals)
-    if objective.max_mismatch and recomputed is not None:
-        weights *= sequence_mask(recomputed, rollout, lengths, objective.max_mismatch).repeat_interleave(lengths)
-    tokens = TokenBatch(
-        rollout=rollout,
-        anchor=recomputed if objective.anchor == "recomputed" and recomputed is not None else rollout,
-        advantages=torch.from_numpy(micro.advantages).to(device),
-        weights=weights,
-        sequences=sequences_of(lengths),
-        reference=reference,
-        spared=None if micro.spared is None else torch.from_numpy(micro.spared).to(device),
-    )
-    return Batch(micro.rows, inputs, tokens, recomputed, torch.from_numpy(micro.versions).to(device))
+    tokens = replace(batch.tokens, reference=reference)
+    if recomputed is not None and objective.anchor == "recomputed":
+        tokens = replace(tokens, anchor=recomputed)
+    if recomputed is not None and objective.max_mismatch:
+        kept = sequence_mask(recomputed, tokens.rollout, batch.lengths, objective.max_mismatch, tokens.sequences)
+        tokens = replace(tokens, weights=tokens.weights * kept[tokens.sequences])
+    return replace(batch, tokens=tokens, recomputed=recomputed)
 
 
 def inputs_of(micro: MicroBatch, device: torch.device) -> Inputs:

@@ -10,9 +10,7 @@ Invariants:
 """
 
 import math
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,39 +29,22 @@ from squelch.learner import publish as publication
 from squelch.learner.batching import Groups, MicroBatch, OptimizerStep, Row
 from squelch.learner.checkpoint import folder as checkpoint
 from squelch.learner.checkpoint.export import export
+from squelch.learner.clock import Clock
 from squelch.learner.config import LearnerConfig, LoraSettings, ObjectiveConfig, OptimizerConfig
 from squelch.learner.culprit import Search
-from squelch.learner.metrics import PARTS
 from squelch.learner.objective import credit
 from squelch.learner.objective.objectives import MISMATCH_NAMES, SUM_NAMES, mismatch_metrics, mismatch_sums, policy_loss
 from squelch.learner.policy.critic import ValueLearner
 from squelch.learner.policy.loading import Unloaded
-from squelch.learner.policy.model import Policy, equip, local, reshard, shard, storage
+from squelch.learner.policy.model import Policy, equip, local, passes, reshard, shard, storage
 from squelch.learner.refusal import StepRefused
 from squelch.learner.snapshot import Pages, Snapshot
-from squelch.learner.tensors import Batch, Inputs, inputs_of, to_batch
+from squelch.learner.tensors import Batch, Inputs, scored, to_batch
 
 MEAN_NAMES = (
     *("entropy", "kl", "ratio_mean", "clip_fraction_low", "clip_fraction_high"),
     *("zero_advantage_share", "masked_share", "clamped_share"),
 )
-
-
-@dataclass
-class Clock:
-    """Seconds spent in each part of a training step (`PARTS`), which began at `begun` (`time.monotonic`)."""
-
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
-    begun: float = field(default_factory=time.monotonic)
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Adds the seconds of the context, including the GPU work started in it, to the part `name`."""
-        start = time.perf_counter()
-        yield
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-        self.seconds[name] += time.perf_counter() - start
 
 
 @dataclass
@@ -128,6 +109,9 @@ class Trainer:
             )
         self.model_dir, self.config, self.seed, self.temperature = Path(model_dir), config, seed, temperature
         self.rank, self.world_size = rank, world_size
+        self.alone = world_size == 1 and not config.cpu_offload
+        """Whether gradients of several micro-batches may be added up before they are reduced (`policy.model.passes`):
+        on several ranks they would not be sharded, and with offload they would be on the GPU."""
         self.version = 0
         """The version that was published last; the initial policy's is 0."""
         self.device = torch.device("cuda" if config.num_gpus > 0 else "cpu")
@@ -146,7 +130,7 @@ class Trainer:
         )
         self.critic = self._make_critic()
         self.optimizer_steps = 0
-        self._pages = Pages()
+        self._pages = Pages(self.device)
         self.marks = Marks()
 
     def _make_critic(self) -> ValueLearner | None:
@@ -162,7 +146,7 @@ class Trainer:
 
     def train_step(self, step: int, groups: Groups, terms: StepTerms = batching.NO_TERMS) -> StepReport:
         """Learn from the groups in up to `learner.minibatches` optimizer steps. See `StepReport`."""
-        clock, rows = Clock(), list[Row]()
+        clock, rows = Clock(self.device), list[Row]()
         try:
             with clock.part("prepare"):
                 batching.refuse_non_finite(groups)
@@ -195,7 +179,7 @@ class Trainer:
             num_trajectories=len({row.trajectory for row in rows}),
             num_tokens=sum(row.num_sampled for row in rows),
             metrics=metrics,
-            seconds=clock.seconds,
+            seconds=clock.seconds(),
             refused=reason,
         )
 
@@ -215,8 +199,26 @@ class Trainer:
         """Computes everything that stays fixed during the training step: this rank's micro-batches of each optimizer
         step, and metrics of the advantages. Raises StepRefused if a KL or value is not finite."""
         self.marks.begin()
-        places = [range(len(part.micro_batches[self.rank])) for part in plan]
-        steps = [[self._batch(rows, part, k, clock, objective) for k in places[i]] for i, part in enumerate(plan)]
+        with clock.part("prepare"):  # all copies to the device, before the first pass that they would have to wait for
+            own = [(part, [rows[i] for i in chosen]) for part in plan for chosen in part.micro_batches[self.rank]]
+            micros = [(part, batching.collate(chosen, self.config.share_openings)) for part, chosen in own]
+            batches = [to_batch(micro, part, objective, self.device) for part, micro in micros]
+        recomputed = reference = [None] * len(batches)
+        with clock.part("recompute"):
+            if objective.anchor == "recomputed" or objective.max_mismatch > 0:
+                recomputed = self._scores(self.policy, batches)
+        with clock.part("reference"):
+            if self.reference is not None and objective.kl.coefficient > 0:
+                reference = self._scores(self.reference, batches)
+        with clock.part("prepare"):
+            pairs = zip(batches, recomputed, reference, strict=True)
+            batches = [scored(batch, objective, learner, other) for batch, learner, other in pairs]
+        with clock.part("critic"):
+            if self.critic is not None and objective.needs_critic:
+                ends = [self._ends(micro) for _, micro in micros]
+                batches = [self._valued(self.critic, *pair) for pair in zip(batches, ends, strict=True)]
+        waiting = iter(batches)
+        steps = [[next(waiting) for _ in part.micro_batches[self.rank]] for part in plan]
         with clock.part("prepare"):
             found = credit.assign(rows, steps, objective, self.device)
         return found.steps, found.metrics
@@ -232,41 +234,37 @@ class Trainer:
         regularised = own.entropy_coefficient > 0 or own.kl_in_loss > 0 or self.critic is not None
         if regularised and not own.max_mismatch:
             return None
-        learned = [batch.tokens.advantages[batch.tokens.weights > 0] for part in steps for batch in part]
-        counts = torch.tensor([sum(map(len, learned)), sum(int(a.count_nonzero()) for a in learned)])
-        counts = counts.to(self.device)
+        tokens = [batch.tokens for part in steps for batch in part]
+        learned = torch.stack([(own.weights > 0).sum() for own in tokens]).sum()
+        signal = torch.stack([((own.weights > 0) & (own.advantages != 0)).sum() for own in tokens]).sum()
+        counts = torch.stack([learned, signal])
         dist.all_reduce(counts)
-        tokens, ranked = counts.tolist()
-        if ranked or (regularised and tokens):
+        num_learned, num_ranked = counts.tolist()
+        if num_ranked or (regularised and num_learned):
             return None
-        return {"zero_advantage_share": 1.0} if tokens else {"masked_share": 1.0}
+        return {"zero_advantage_share": 1.0} if num_learned else {"masked_share": 1.0}
 
-    def _batch(self, rows: Sequence[Row], part: OptimizerStep, place: int, clock: Clock, own: ObjectiveConfig) -> Batch:
-        """This rank's micro-batch number `place` of the optimizer step `part`."""
-        with clock.part("prepare"):
-            chosen = [rows[i] for i in part.micro_batches[self.rank][place]]
-            micro = batching.collate(chosen, self.config.share_openings)
-            inputs = inputs_of(micro, self.device)
-        with clock.part("recompute"):
-            needed = own.anchor == "recomputed" or own.max_mismatch > 0
-            recomputed = self._score(self.policy, inputs) if needed else None
-        with clock.part("reference"):
-            wanted = self.reference if own.kl.coefficient > 0 else None
-            reference = None if wanted is None else self._score(wanted, inputs)
-        batch = to_batch(micro, part, own, recomputed, reference, inputs)
-        with clock.part("critic"):
-            if self.critic is not None and own.needs_critic:
-                batch = self._valued(self.critic, batch, micro)
-                needed = True
-        if needed or wanted is not None:  # only a forward pass counts as progress: marks must be of similar size
+    def _ends(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Per row, the index of its last input, and whether its episode was ended from outside."""
+        cut = torch.tensor([row.bootstrap for row in micro.rows], dtype=torch.bool)
+        return torch.from_numpy(micro.ends).to(self.device), cut.to(self.device)
+
+    def _valued(self, critic: ValueLearner, batch: Batch, ends: tuple[Tensor, Tensor]) -> Batch:
+        """Adds the critic's values before each sampled token, and after rows whose episode was ended from outside.
+        `ends`: as of `_ends`."""
+        values, after = critic.values(batch.inputs, ends[0])
+        self.marks.add()
+        return replace(batch, values=values, ends=after * ends[1])
+
+    @torch.no_grad()
+    def _scores(self, policy: Policy, batches: Sequence[Batch]) -> list[Tensor]:
+        """The log-probabilities of each batch. Each pass counts as progress: marks must be of similar size."""
+        found = []
+        for batch in batches:
+            found.append(policy(*batch.inputs, self.temperature, False)[0])
             self.marks.add()
-        return batch
-
-    def _valued(self, critic: ValueLearner, batch: Batch, micro: MicroBatch) -> Batch:
-        """Adds the critic's values before each sampled token, and after rows whose episode was ended from outside."""
-        values, ends = critic.values(batch.inputs, torch.from_numpy(micro.ends).to(self.device))
-        cut = torch.tensor([row.bootstrap for row in micro.rows], dtype=torch.bool, device=self.device)
-        return replace(batch, values=values, ends=ends * cut)
+        reshard(policy)
+        return found
 
     @torch.no_grad()
     def _score(self, policy: Policy, inputs: Inputs) -> Tensor:
@@ -280,7 +278,7 @@ class Trainer:
         """Takes all optimizer steps; raises StepRefused, and takes none, if a loss or gradient is not finite. `groups`:
         `OptimizerStep.groups` of each."""
         trained = [self.optimizer, *([] if self.critic is None else [self.critic.optimizer])]
-        before = [Snapshot.of(own, self._pages) for own in trained] if len(prepared) > 1 else []
+        before = [Snapshot.of(own, self._pages) for own in trained] if len(prepared) > 1 else []  # under way, on a GPU
         taken = self.optimizer_steps
         for k, batches in enumerate(prepared):
             with clock.part("forward_backward"):
@@ -288,6 +286,7 @@ class Trainer:
             with clock.part("critic"):
                 loss += self._accumulate_values(batches, totals)
             with clock.part("optimizer"):
+                self._pages.wait()
                 finite = self.apply(loss, totals)
             if not finite:
                 reason = Search(self, terms, clock.begun).run(batches, groups[k])
@@ -302,7 +301,7 @@ class Trainer:
     ) -> Tensor:
         """Gradients of one optimizer step, summed over ranks; returns this rank's share of the loss, float64."""
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        for batch in batches:
+        for batch in passes(self.policy, batches, self.alone):
             log_probs, entropies = self.policy(*batch.inputs, self.temperature, objective.entropy_coefficient > 0)
             found = policy_loss(log_probs, entropies, batch.tokens, objective, terms.loss_scale, terms.without)
             found.loss.backward()
@@ -317,7 +316,7 @@ class Trainer:
         """The critic's gradients of one optimizer step; returns this rank's share of its loss, float64."""
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         if self.critic is not None:
-            for batch in batches:
+            for batch in passes(self.critic.module, batches, self.alone):
                 loss += self.critic.backward(batch)
         totals.value_loss += loss
         return loss
@@ -343,8 +342,7 @@ class Trainer:
             return False
         totals.grad_norms.append(norm)
         if norm > self.config.optimizer.max_grad_norm:
-            for gradient in self._gradients():
-                gradient.mul_(self.config.optimizer.max_grad_norm / (norm + 1e-6))
+            torch._foreach_mul_(self._gradients(), self.config.optimizer.max_grad_norm / (norm + 1e-6))
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config.optimizer, self.optimizer_steps)
         self.optimizer.step()
@@ -437,7 +435,7 @@ class Trainer:
     def _backward(self, rows: Sequence[Row], objective: ObjectiveConfig, terms: StepTerms) -> None:
         """Computes the gradient of `objective` on the rows, as one optimizer step, into the parameters' `grad`."""
         plan = self.plan(rows, 1, 0, objective)
-        batches, _ = self._prepare(rows, plan, Clock(), objective)
+        batches, _ = self._prepare(rows, plan, Clock(self.device), objective)
         self._accumulate(batches[0], terms, Totals.zeros(self.device), objective, first=True)
 
     def publish(self, version: int, put: publication.Put, dtype: torch.dtype = torch.float32) -> WeightBundle | None:

@@ -82,7 +82,7 @@ def token_log_ratio(log_ratios: Tensor, sequences: Tensor) -> Tensor:
 def sequence_log_ratio(log_ratios: Tensor, sequences: Tensor) -> Tensor:
     """log (pi(y_i) / anchor(y_i))^(1 / |y_i|), the mean of a sequence's log-ratios, at each of its tokens (GSPO, Zheng
     et al. 2025, Eq. 7)."""
-    size = int(sequences.max()) + 1 if len(sequences) else 0
+    size = len(sequences)  # at least the number of sequences, which a GPU would have to be waited for
     totals = log_ratios.new_zeros(size).index_add(0, sequences, log_ratios)
     counts = log_ratios.new_zeros(size).index_add(0, sequences, log_ratios.new_ones(len(sequences)))
     return (totals / counts.clamp(min=1))[sequences]

@@ -89,14 +89,16 @@ def mismatch_weight(ratio: Tensor, cap: float) -> Tensor:
     return ratio.clamp(max=cap).detach()
 
 
-def sequence_mask(recomputed: Tensor, rollout: Tensor, lengths: Tensor, bound: float) -> Tensor:
+def sequence_mask(
+    recomputed: Tensor, rollout: Tensor, lengths: Tensor, bound: float, sequences: Tensor | None = None
+) -> Tensor:
     """True, (num_sequences,), for sequences to learn from: those with mean |log learner - log sampler| <= `bound` nats.
 
     `recomputed` and `rollout` are (num_sampled,), sequence after sequence, each complete; `lengths` holds the tokens of
-    each. Excluded sequences
-    still count in the normaliser, so the weights of the others do not change.
+    each, and `sequences` is `sequences_of(lengths)`, which waits for a GPU unless it is given. Excluded sequences still
+    count in the normaliser, so the weights of the others do not change.
     """
-    sequences = sequences_of(lengths)
+    sequences = sequences_of(lengths) if sequences is None else sequences
     total = torch.zeros(len(lengths), dtype=torch.float64, device=recomputed.device)
     total.index_add_(0, sequences, (recomputed - rollout).abs().double())
     return total <= bound * lengths

@@ -15,7 +15,7 @@ Invariants:
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from squelch.learner.policy.lora import add_adapters
 from squelch.learner.policy.packed_check import check_packed, hidden_states
 
 Sharded = TypeVar("Sharded", bound=nn.Module)
+Work = TypeVar("Work")
 
 
 class Policy(nn.Module):
@@ -151,6 +152,21 @@ def shard(policy: Sharded, mesh: DeviceMesh, config: LearnerConfig) -> Sharded:
 def storage(config: LearnerConfig) -> torch.device:
     """The device that holds a rank's shards."""
     return torch.device("cuda" if config.num_gpus > 0 and not config.cpu_offload else "cpu")
+
+
+def passes(module: nn.Module, batches: Sequence[Work], alone: bool) -> Iterator[Work]:
+    """The micro-batches of one optimizer step, for one forward and backward pass of `module` each.
+
+    A rank that is `alone` gathers the parameters once, in the first pass, adds up the gradients in float32 where they
+    are, and reduces them once, in the last pass. FSDP would copy all parameters and gradients in every pass. The sums
+    are the same to the bit. All batches must be taken.
+    """
+    for k, batch in enumerate(batches):
+        last = k + 1 == len(batches)
+        if alone and isinstance(module, FSDPModule):
+            module.set_requires_gradient_sync(last)
+            module.set_reshard_after_backward(last)
+        yield batch
 
 
 @contextmanager

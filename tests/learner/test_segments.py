@@ -20,13 +20,14 @@ from squelch.actors.archive.rows import from_table, to_table
 from squelch.actors.archive.writer import Archive
 from squelch.actors.records import Group, Segment, Task, Ticket, Trajectory
 from squelch.learner.batching import Row, collate, plan, to_rows
+from squelch.learner.clock import Clock
 from squelch.learner.config import LearnerConfig, ObjectiveConfig
 from squelch.learner.decomposition.decompose import group_parts
 from squelch.learner.objective.components import AGGREGATIONS, RATIOS
 from squelch.learner.objective.objectives import policy_loss
 from squelch.learner.refusal import SettingRefused
-from squelch.learner.tensors import to_batch
-from squelch.learner.trainer import Clock, Trainer
+from squelch.learner.tensors import scored, to_batch
+from squelch.learner.trainer import Trainer
 from tests.actors.archive.small_groups import decided
 from tests.learner.models import make_agents, make_config, make_groups
 from tests.learner.plain import plain_model, plain_scores
@@ -92,10 +93,9 @@ def in_micro_batches(
     for chosen in (chosen for hand in part.micro_batches for chosen in hand):
         micro = collate([rows[i] for i in chosen], share)
         assert micro.forest.num_tokens <= budget
-        none = torch.zeros(0, dtype=torch.int64)
         rollout = torch.from_numpy(micro.rollout)
         recomputed = rollout if own.max_mismatch else None
-        batch = to_batch(micro, part, own, recomputed, None, (none, none, none, None))
+        batch = scored(to_batch(micro, part, own, torch.device("cpu")), own, recomputed, None)
         loss += float(policy_loss(learned_from(rollout), torch.zeros_like(rollout), batch.tokens, own, 1.0).loss)
         seen.update(rollout.tolist())
         assert micro.forest.token_ids[micro.positions].tolist() == [i for k in chosen for i in fed_before(rows[k])]
