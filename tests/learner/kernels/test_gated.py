@@ -1,5 +1,8 @@
 """The gated block as one function is the model's own, and where it could not be it is left alone."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +15,8 @@ from squelch.learner.kernels.choice import KERNELS
 from squelch.learner.kernels.gated import use_gated_blocks
 from squelch.learner.kernels.linear import outer, use_fast_products
 from squelch.learner.kernels.operators import has_onednn_linear
+from squelch.learner.trainer import Trainer
+from tests.learner.models import make_config
 
 needs_onednn = pytest.mark.skipif(not has_onednn_linear(), reason="the block is the model's own on this processor")
 
@@ -85,3 +90,10 @@ def test_a_block_with_an_adapter_is_the_models_own():
 def test_a_weights_gradient_is_the_plain_product_whichever_side_is_longer(outputs, inputs):
     grad, x = torch.randn(1500, outputs), torch.randn(1500, inputs)
     assert torch.allclose(outer(grad, x), grad.t() @ x, rtol=1e-4, atol=1e-3)
+
+
+@needs_onednn
+@pytest.mark.usefixtures("alone")
+def test_a_trainer_whose_model_is_loaded_shard_by_shard_has_gated_blocks(model_dir: Path) -> None:
+    blocks: Any = Trainer(model_dir, make_config()).policy.model.base_model.layers
+    assert all("forward" in vars(layer.mlp) for layer in blocks)
