@@ -9,8 +9,6 @@ import os
 import socket
 from ipaddress import ip_address
 
-import psutil
-
 
 def interface_of(address: str) -> str:
     """The name of this host's interface that holds `address`; ValueError with all addresses if none does."""
@@ -27,6 +25,8 @@ def interface_of(address: str) -> str:
 
 def interface_addresses() -> dict[str, list[str]]:
     """The IPv4 and IPv6 addresses of each interface of this host, by name; IPv6 without zone."""
+    import psutil  # `benchmarks.gpu` trains on machines that lack it
+
     families = (socket.AF_INET, socket.AF_INET6)
     return {
         name: [entry.address.partition("%")[0] for entry in entries if entry.family in families]
