@@ -19,7 +19,8 @@ from squelch.actors.play.transcript import joined
 from squelch.actors.records import Trajectory
 from squelch.actors.rollout.worker import Engine
 from squelch.learner.batching import collate, to_rows
-from squelch.learner.trainer import Trainer, inputs_of
+from squelch.learner.tensors import inputs_of
+from squelch.learner.trainer import Trainer
 from tests.actors.rollout import vllm_support
 from tests.actors.text.made import chatml_bpe, save_folder
 from tests.clients.support import MAX_MODEL_LEN, TEMPLATE, Played, assert_decodes, interpreter_of, play

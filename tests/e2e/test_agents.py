@@ -33,4 +33,5 @@ def test_frozen_lake_played_by_an_agent_trains_to_the_weights_of_the_built_in_ga
         assert ours[column].equals(theirs[column]), column
     assert any(turn["hit_token_limit"] for turns in theirs["turns"].to_pylist() for turn in turns)
     found, expected = checksums(folder), checksums(whole.folder)
-    assert len(found) > TRAINED and all(expected[version] == sums for version, sums in found.items())
+    published = [version for version in expected if version <= max(found)]  # a step may have no signal, and no version
+    assert len(found) >= TRAINED and found == {version: expected[version] for version in published}
