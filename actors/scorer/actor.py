@@ -37,9 +37,10 @@ from squelch.actors.model_folder import load_model_folder
 from squelch.actors.process.progress_marks import Progress
 from squelch.actors.process.shipping import Folder, local
 from squelch.actors.records import Trajectory
-from squelch.actors.scorer.cross_scoring import CrossScorer, load_arrays
+from squelch.actors.scorer.cross_scoring import CrossScorer
 from squelch.actors.scorer.drawing import newest_version
 from squelch.actors.scorer.fixed_model import FIXED_VERSION
+from squelch.actors.scorer.models import load_arrays
 from squelch.actors.scorer.probe_scoring import FixedProbe
 from squelch.actors.scorer.scorer import Followed, Scorer
 from squelch.actors.weights import checksum
@@ -93,7 +94,7 @@ class ScorerActor:
         self._config = config
         self._model_dir = str(local(model))
         scores = load_model(str(local(fixed)) if fixed is not None else self._model_dir, config)
-        self._engine = CrossScorer(scores, config.token_budget, temperature, kernels)
+        self._engine = CrossScorer(scores, config.token_budget, temperature, kernels, "measured")
         self._scorer = Scorer(self._engine, config, seed, max_staleness, self._text)
         self._probe = FixedProbe(self._engine, config.probe, seed, self._answer_end)
         self._codec: AnyFormat | None = None
@@ -119,12 +120,17 @@ class ScorerActor:
         self._prepare(bundle)
         tables = self._tables(row_refs, f"groups of step {step}")
         groups, about = by_group(tables), (environments_of(tables), replaces, kinds_of(tables))
-        if self._fixed:
-            version = max(newest_version(groups), 0)
-            metrics = self._scorer.score(step, version, groups, *about)
-            return metrics | {"scorer/version": float(FIXED_VERSION), "scorer/parity": math.nan}
-        metrics = self._scorer.score(step, bundle.version, groups, *about)
-        return metrics | {"scorer/parity": self._parity}
+        version = max(newest_version(groups), 0) if self._fixed else bundle.version
+        before = self._engine.num_passes
+        metrics = self._scorer.score(step, version, groups, *about)
+        metrics |= self._passes(before) | {"scorer/parity": math.nan if self._fixed else self._parity}
+        return metrics | ({"scorer/version": float(FIXED_VERSION)} if self._fixed else {})
+
+    def _passes(self, before: int) -> dict[str, float]:
+        """Forward passes since there were `before`, and what the latest cost on this device."""
+        launch, token = self._engine.costs[self._engine.way].each
+        cost = {"scorer/pass_seconds": launch, "scorer/token_seconds": token}
+        return cost | {"scorer/passes": float(self._engine.num_passes - before)}
 
     def probe(
         self,
@@ -139,7 +145,9 @@ class ScorerActor:
         tables = self._tables(row_refs, f"the probe's groups after step {step}")
         groups, kinds = by_group(tables), kinds_of(tables)
         version = max(newest_version(groups), 0) if self._fixed else bundle.version
+        before = self._engine.num_passes
         metrics = self._probe.read(step, version, groups, clusters, kinds)
+        metrics["probe/passes"] = float(self._engine.num_passes - before)
         self._scorer.followed = Followed(metrics["probe/link/follows"], step)
         return metrics, self.state()
 

@@ -8,14 +8,18 @@ only |Z| - 1 tokens are forwarded, and the output head is applied at these posit
 prompts are scored once. `path_sums` scores answers too: continuations of a prompt that begin alike, such as several
 answers after one reasoning, are one row, a tree of tokens (`actors.scorer.token_trees`).
 
+A prompt whose continuations do not fill a pass can share one with other prompts: their rows are packed into a forest
+(`actors.packed.packing`), which is forwarded at once. Of the two ways, `columns="measured"` takes for each matrix the
+one that is expected to take less time on this device (`actors.scorer.passes`).
+
 Invariants:
 
-- All entries of a matrix are computed with the same weights and the same method.
+- All entries of a matrix are computed with the same weights, and in the same way.
 - The result equals one plain forward for each pair to 1e-4 nats per token in float32
   (tests/actors/scorer/test_cross_scoring.py).
 - Memory beyond the weights is bounded: at most `token_budget` forwarded tokens at a time (or one sequence), on a CPU
-  `CPU_TOKENS`; keys and values of one batch of prompts, `prefix_attention.MAX_SCORES` attention scores and
-  `MAX_LOGITS` logits.
+  `CPU_TOKENS`; keys and values of one batch of prompts (none of packed prompts), `prefix_attention.MAX_SCORES`
+  attention scores and `MAX_LOGITS` logits (`actors.scorer.memory`).
 - Only causal models with full attention in every layer are accepted. The constructor compares a short probe with the
   model's own forward, so an architecture with another attention is refused instead of scored wrongly.
 
@@ -24,70 +28,69 @@ Imports neither Ray nor vLLM. Waits for nobody.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from squelch.actors.packed.layout import Layout
+from squelch.actors.packed.packing import Forest, pack
 from squelch.actors.process.progress_marks import Marks, Progress
+from squelch.actors.scorer.models import refuse_other_attention
+from squelch.actors.scorer.passes import Columns, OneAPass, PassCosts, Place, Work, packed_passes, padded
 from squelch.actors.scorer.prefix_attention import NAMES, LayerCache, PrefixContext
-from squelch.actors.scorer.token_trees import Path, TokenTree, tree_of
-from squelch.actors.shared_prefix import common_length, distinct
+from squelch.actors.scorer.token_trees import Path, TokenTree
+from squelch.actors.shared_prefix import distinct
 
+logger = logging.getLogger(__name__)
+
+Ways = Literal["one", "packed", "measured"]
+"""Prompts of a pass: one, as many as fit, or what takes less time."""
 CPU_TOKENS = 1024
 """Most tokens forwarded at once on a CPU, even if the budget is larger: more tokens do not fit into the CPU's caches
 (measured with 0.8 M and 3.3 M parameters)."""
 MAX_LOGITS = {"cpu": 1 << 24, "cuda": 1 << 26}
 """Most logits held at once, by device (64 and 256 MiB in float32); without a bound a vocabulary of 150,000 would need
 gigabytes."""
-ENOUGH_TOKENS = 512
-"""Tokens in a batch beyond which throughput no longer grows on a CPU core (0.8 M parameters)."""
-MAX_SHRINK = 0.75
-"""A row that is shorter than this share of its batch's longest row starts a new batch."""
 PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 """Largest allowed difference in log-probability (nats) from the model's own forward, by the dtype of the weights."""
-
-
-def token_batches(lengths: Sequence[int], budget: int) -> list[np.ndarray]:
-    """Indices in batches of similar length, longest first; rows x longest <= budget, or a single row.
-
-    A batch of at least `ENOUGH_TOKENS` also ends before a row of which more than 25% would be padding.
-    """
-    batches: list[list[int]] = []
-    longest = 0
-    for index in np.argsort(-np.asarray(lengths), kind="stable"):
-        rows = len(batches[-1]) if batches else 0
-        within = (rows + 1) * longest <= budget
-        similar = rows * longest < ENOUGH_TOKENS or lengths[index] >= MAX_SHRINK * longest
-        if not (rows and within and similar):
-            batches.append([])
-            longest = int(lengths[index])
-        batches[-1].append(int(index))
-    return [np.array(batch, dtype=np.int64) for batch in batches]
-
-
-def common_prefix_length(rows: Sequence[np.ndarray]) -> int:
-    """Number of leading tokens that all rows share, below the shortest row's length so that each row keeps a token."""
-    return min(common_length(rows), min(len(row) for row in rows) - 1)
 
 
 def _chosen(rows: Sequence[np.ndarray], places: Sequence[int]) -> list[np.ndarray]:
     return [np.asarray(rows[place], dtype=np.int64) for place in places]
 
 
+class Prefilled(NamedTuple):
+    """A prompt's keys and values, its last hidden state (width,), and the position of the next token."""
+
+    cache: LayerCache
+    last: Tensor
+    start: int
+
+
 class CrossScorer:
     """Scores reasonings under prompts with one causal language model; see the module's head.
 
     `token_budget`: tokens forwarded at once, including padding. `temperature`: temperature of the scored distribution.
-    `kernels`: form of attention, `fast` or `plain`.
+    `kernels`: form of attention, `fast` or `plain`. `columns`: `one` scores one prompt a pass, `packed` as many as fit,
+    and `measured` what takes less time. On a GPU packed rows need a compilation of some seconds, once a process.
     """
 
     def __init__(
-        self, model: PreTrainedModel, token_budget: int, temperature: float = 1.0, kernels: str = "fast"
+        self,
+        model: PreTrainedModel,
+        token_budget: int,
+        temperature: float = 1.0,
+        kernels: str = "fast",
+        columns: Ways = "one",
     ) -> None:
-        _refuse_other_attention(model)
+        refuse_other_attention(model)
         plain = _plain_log_probs(model)
         model.set_attn_implementation(NAMES[kernels])
         self.model = model.eval()
@@ -96,9 +99,15 @@ class CrossScorer:
         self.token_budget = min(token_budget, CPU_TOKENS) if self.device.type == "cpu" else token_budget
         self.context_length = int(model.config.max_position_embeddings)
         self._marks, self._working = Marks(), False
-        self.num_forwarded = 0
-        """Tokens forwarded since construction, including padding."""
+        self.num_forwarded = self.num_passes = 0
+        """Tokens forwarded since construction, including padding, and forward passes."""
+        self.columns: Ways = "one"
+        self.costs = _no_costs()
+        """What passes have cost, by way."""
         self._check(plain)
+        self.columns, self.costs = columns, _no_costs()
+        self.way: Literal["one", "packed"] = "one"
+        """How the last matrix was scored."""
 
     @torch.inference_mode()
     def matrix(
@@ -107,13 +116,15 @@ class CrossScorer:
         reasonings: Sequence[np.ndarray],
         wanted: np.ndarray | None = None,
         identities: Sequence[np.ndarray] | None = None,
+        positions: Sequence[np.ndarray] | None = None,
     ) -> np.ndarray:
         """L (num_reasonings, num_prompts) float64: log p(Z_s | X_j) in nats, summed over the tokens of Z_s.
 
         Prompts and reasonings are 1-D integer arrays of at least one id. `wanted`: (num_reasonings, num_prompts) bool,
         the pairs to score; other pairs are NaN. `identities`: the prompts' content (`actors.shared_prefix`), by which
-        they are merged and share keys and values; None: their ids. Raises ValueError if a pair, even an unwanted one,
-        exceeds the context.
+        they are merged and share keys and values; None: their ids. `positions`: of the prompts' tokens, as of
+        `actors.scorer.passes.Columns`; equal content has equal positions. Raises ValueError if a pair, even an unwanted
+        one, exceeds the context.
         """
         self._refuse_bad_rows(prompts, reasonings)
         shown = prompts if identities is None else identities
@@ -122,13 +133,17 @@ class CrossScorer:
         if wanted is not None:
             needed[:] = False
             np.logical_or.at(needed, (sample_of[:, None], column_of), wanted)
-        shared = common_prefix_length([shown[j] for j in columns])
-        self._marks.begin()
-        self._working = True
-        try:
-            found = self._unique_matrix(_chosen(prompts, columns), _chosen(reasonings, samples), needed, shared)
-        finally:
-            self._working = False
+        rows = [[Path(z)] for z in _chosen(reasonings, samples)]
+        under = [np.flatnonzero(own) for own in needed.T]
+        asked = Columns(
+            _chosen(prompts, columns),
+            _chosen(shown, columns),
+            [[rows[s] for s in own] for own in under],
+            None if positions is None else [positions[j] for j in columns],
+        )
+        found = np.full(needed.shape, np.nan)
+        for j, values in enumerate(self._sums(asked)):
+            found[under[j], j] = values
         result = found[np.ix_(sample_of, column_of)]
         return result if wanted is None else np.where(wanted, result, np.nan)
 
@@ -138,36 +153,137 @@ class CrossScorer:
     ) -> list[list[np.ndarray]]:
         """Log-likelihoods, nats, of continuations of each prompt: of row r of prompt j (num_paths,) float64 at [j][r].
 
-        Prompts are distinct. What the paths of a row share is computed once; nothing is shared between rows but the
-        prompt. Raises ValueError for an empty prompt or path, and if a path exceeds the context.
+        Prompts are distinct. What the paths of a row share is computed once. Raises ValueError for an empty prompt or
+        path, and if a path exceeds the context.
         """
         self._refuse_bad_paths(prompts, rows)
-        found: list[list[np.ndarray]] = [[] for _ in prompts]
+        own = _chosen(prompts, range(len(prompts)))
+        found = self._sums(Columns(own, own, rows))
+        ends = [np.cumsum([len(row) for row in each])[:-1] for each in rows]
+        return [np.split(sums, at) if rows[j] else [] for j, (sums, at) in enumerate(zip(found, ends, strict=True))]
+
+    def _sums(self, columns: Columns) -> list[np.ndarray]:
+        """The sum of each path, (num_paths,) float64 by prompt."""
         self._marks.begin()
         self._working = True
         try:
-            for j, cache, last in self._prefilled(list(prompts), common_prefix_length(prompts)):
-                found[j] = self._tree_sums(cache, last, [tree_of(paths) for paths in rows[j]])
+            alone = OneAPass(columns, self.token_budget)
+            if self.columns == "one" or (self.columns == "measured" and alone.fills_passes()):
+                return self._one_by_one(columns, alone)
+            plan = packed_passes(columns, self.token_budget)
+            if self.columns == "measured" and not self._packing_pays(columns, plan, alone.total):
+                return self._one_by_one(columns, alone)
+            return self._packed(columns, *plan)
         finally:
             self._working = False
-        return found
 
-    def _tree_sums(self, cache: LayerCache, last: Tensor, trees: list[TokenTree]) -> list[np.ndarray]:
-        """The paths' sums by tree; chains are batched apart, because they need no mask."""
-        first = (self._logits(last).float() / self.temperature).log_softmax(-1).double().cpu().numpy()
+    def _packing_pays(self, columns: Columns, plan: tuple[list[list[Place]], Work], alone: Work) -> bool:
+        """Whether packed prompts are expected to take less time. The first call measures both ways, on the prompts of
+        one pass and on the first alone."""
+        passes, packed = plan
+        if not self.costs["packed"].known:
+            self._measure(columns, max(2, len({j for j, _ in passes[0]})))
+        return self.columns != "one" and self.costs["packed"].seconds(packed) < self.costs["one"].seconds(alone)
+
+    def _measure(self, columns: Columns, count: int) -> None:
+        """Fills `costs`. On a GPU the first of two rounds is not counted, because it compiles. If the two ways differ
+        by more than rounding, one prompt is scored a pass from then on."""
+        before, worst = (self.num_passes, self.num_forwarded), 0.0
+        for _ in range(1 if self.device.type == "cpu" else 2):
+            self.costs = _no_costs()
+            for part in (columns.first(1), columns.first(count)):
+                one = self._one_by_one(part, OneAPass(part, self.token_budget))
+                packed = self._packed(part, *packed_passes(part, self.token_budget))
+                lengths = [len(path.ids) - path.start for own in part.paths for path in own]
+                off = np.abs(np.concatenate(one) - np.concatenate(packed)) / lengths
+                worst = max(worst, float(off.max(initial=0.0)))
+        self.num_passes, self.num_forwarded = before
+        if not worst <= PROBE_TOLERANCE[self.model.dtype]:
+            logger.warning("packed prompts differ by %.3g nats a token, so one prompt is scored a pass", worst)
+            self.columns = "one"
+
+    @contextmanager
+    def _timed(self, way: Literal["one", "packed"], work: Work) -> Iterator[None]:
+        """Takes into account what this work costs. A CPU's own seconds, where one thread does all of it, because other
+        processes change the clock's."""
+        clock = time.thread_time if self.device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+        self.way, start = way, clock()
+        yield
+        self.costs[way].add(work, clock() - start)
+
+    def _packed(self, columns: Columns, passes: list[list[Place]], work: Work) -> list[np.ndarray]:
+        """The sums of packed prompts."""
+        sums = [np.zeros(len(paths)) for paths in columns.paths]
+        with self._timed("packed", work):
+            for places in passes:
+                for (j, k), value in zip(places, self._pass_sums(columns, places), strict=True):
+                    sums[j][k] = value
+        return sums
+
+    def _pass_sums(self, columns: Columns, places: list[Place]) -> np.ndarray:
+        """The sum of each path of one packed pass, (num_paths,) float64."""
+        paths = [columns.paths[j][k] for j, k in places]
+        rows, shown = (
+            [np.concatenate([of[j], path.ids[:-1]]) for (j, _), path in zip(places, paths, strict=True)]
+            for of in (columns.prompts, columns.shown)
+        )
+        forest = pack(rows, identities=shown)
+        hidden = self._forward_packed(forest, columns.packed_positions(places, forest))
+        before = [len(columns.prompts[j]) - 1 + path.start for (j, _), path in zip(places, paths, strict=True)]
+        at = [place[start:] for place, start in zip(forest.places, before, strict=True)]
+        states, owner = np.unique(np.concatenate(at), return_inverse=True)
+        targets = torch.from_numpy(np.concatenate([path.ids[path.start :] for path in paths])).to(self.device)
+        chosen = hidden[torch.from_numpy(states).to(self.device)]
+        values = self._log_probs(chosen, targets, self.temperature, owner).double().cpu().numpy()
+        return np.add.reduceat(values, np.cumsum([0, *map(len, at[:-1])]))
+
+    def _forward_packed(self, forest: Forest, positions: np.ndarray) -> Tensor:
+        """Hidden states (num_tokens, width) of packed rows."""
+        with torch.inference_mode(False), torch.no_grad():  # as the learner calls the compiled attention
+            ids, at = (torch.from_numpy(array).to(self.device) for array in (forest.token_ids, positions))
+            out = self.model.base_model(
+                input_ids=ids[None],
+                position_ids=at[..., None, :],
+                use_cache=False,
+                layout=Layout.of(forest, ids.device),
+            )
+        self._fed(forest.num_tokens)
+        return out.last_hidden_state[0]
+
+    def _fed(self, tokens: int) -> None:
+        """Counts a forward pass."""
+        self.num_passes += 1
+        self.num_forwarded += tokens
+        self._marks.add()
+
+    def _one_by_one(self, columns: Columns, work: OneAPass) -> list[np.ndarray]:
+        """The sums of prompts that are scored one a pass."""
+        sums = [np.zeros(len(paths)) for paths in columns.paths]
+        with self._timed("one", work.total):
+            for j, prompt in self._prefilled(columns, work):
+                batches, trees = work.batches[j], work.trees[j]
+                if trees is not None:
+                    sums[j] = self._tree_sums(prompt, trees, batches)
+                elif columns.paths[j]:
+                    samples = [path.ids for path in columns.paths[j]]
+                    sums[j] = self._first_log_probs(prompt.last, samples) + self._rest_sums(prompt, samples, batches)
+        return sums
+
+    def _tree_sums(self, prompt: Prefilled, trees: list[TokenTree], batches: list[np.ndarray]) -> np.ndarray:
+        """The sums of the trees' paths, (num_paths,) float64; `batches`: of the trees with a fed token."""
+        first = (self._logits(prompt.last).float() / self.temperature).log_softmax(-1).double().cpu().numpy()
         edges = [np.where(tree.before < 0, first[tree.target], 0.0) for tree in trees]
-        for chain in (True, False):
-            own = [i for i, tree in enumerate(trees) if len(tree.fed) and tree.is_chain == chain]
-            for batch in token_batches([len(trees[i].fed) for i in own], self.token_budget):
-                chosen = [own[i] for i in batch]
-                for i, values in zip(chosen, self._edges(cache, [trees[i] for i in chosen], chain), strict=True):
-                    edges[i][trees[i].before >= 0] = values
-        return [np.array([values[p].sum() for p in t.paths]) for t, values in zip(trees, edges, strict=True)]
+        for batch in batches:
+            for i, values in zip(batch, self._edges(prompt, [trees[i] for i in batch]), strict=True):
+                edges[i][trees[i].before >= 0] = values
+        sums = [values[edges_of].sum() for tree, values in zip(trees, edges, strict=True) for edges_of in tree.paths]
+        return np.array(sums, dtype=np.float64)
 
-    def _edges(self, cache: LayerCache, trees: list[TokenTree], chain: bool) -> list[np.ndarray]:
-        """For each tree the log-probability of its wanted tokens that a fed node precedes, float64."""
-        positions, seen = (None, None) if chain else self._shape(trees)
-        hidden, _ = self._forward([tree.fed for tree in trees], cache, positions=positions, seen=seen)
+    def _edges(self, prompt: Prefilled, trees: list[TokenTree]) -> list[np.ndarray]:
+        """For each tree the log-probability of its wanted tokens that a fed node precedes, float64. Trees that are
+        chains need no mask."""
+        positions, seen = (None, None) if trees[0].is_chain else self._shape(prompt.start, trees)
+        hidden, _ = self._forward([tree.fed for tree in trees], prompt.cache, prompt.start, positions, seen)
         inner = [tree.before >= 0 for tree in trees]
         row = np.repeat(np.arange(len(trees)), [mask.sum() for mask in inner])
         before = np.concatenate([tree.before[mask] for tree, mask in zip(trees, inner, strict=True)])
@@ -176,36 +292,22 @@ class CrossScorer:
         values = self._log_probs(states, torch.from_numpy(target).to(self.device), self.temperature)
         return np.split(values.double().cpu().numpy(), np.cumsum([mask.sum() for mask in inner])[:-1])
 
-    def _shape(self, trees: list[TokenTree]) -> tuple[Tensor, Tensor]:
-        """Each fed node's position after the prompt (rows, longest), and the nodes that it attends to (rows, longest,
-        longest); padding attends to itself."""
+    def _shape(self, start: int, trees: list[TokenTree]) -> tuple[Tensor, Tensor]:
+        """Each fed node's position (rows, longest), and the nodes that it attends to (rows, longest, longest); padding
+        attends to itself."""
         longest = max(len(tree.fed) for tree in trees)
         positions, seen = (
             np.zeros((len(trees), longest), np.int64),
             np.tile(np.eye(longest, dtype=bool), (len(trees), 1, 1)),
         )
         for row, tree in enumerate(trees):
-            positions[row, : len(tree.fed)] = tree.depth
+            positions[row, : len(tree.fed)] = start + tree.depth
             seen[row, : len(tree.fed), : len(tree.fed)] = tree.seen()
         return torch.from_numpy(positions).to(self.device), torch.from_numpy(seen).to(self.device)
 
     def progress(self) -> Progress:
         """A mark for each batch of tokens; busy while a matrix is computed. Any thread may ask."""
         return self._marks.seen(self._working)
-
-    def _unique_matrix(
-        self, columns: list[np.ndarray], samples: list[np.ndarray], needed: np.ndarray, shared: int
-    ) -> np.ndarray:
-        """L (num_samples, num_columns) of distinct rows, NaN for pairs not needed; `shared`: as in `_prefilled`."""
-        result = np.full(needed.shape, np.nan)
-        whole = token_batches([len(z) - 1 for z in samples], self.token_budget) if needed.all() else None
-        for j, cache, last in self._prefilled(columns, shared):
-            chosen = np.flatnonzero(needed[:, j])
-            if len(chosen):
-                rows = [samples[s] for s in chosen]
-                batches = whole or token_batches([len(z) - 1 for z in rows], self.token_budget)
-                result[chosen, j] = self._first_log_probs(last, rows) + self._rest_sums(cache, rows, batches)
-        return result
 
     @torch.inference_mode()
     def token_log_probs(self, prompt: np.ndarray, reasoning: np.ndarray, temperature: float) -> np.ndarray:
@@ -215,46 +317,47 @@ class CrossScorer:
         targets = torch.from_numpy(ids[len(prompt) :]).to(self.device)
         return self._log_probs(hidden[0, len(prompt) - 1 :], targets, temperature).cpu().numpy()
 
-    def _prefilled(self, prompts: list[np.ndarray], shared: int) -> Iterator[tuple[int, LayerCache, Tensor]]:
-        """For each prompt its index, its keys and values, and its last hidden state (width,). Memory holds one batch at
-        a time.
+    def _prefilled(self, columns: Columns, work: OneAPass) -> Iterator[tuple[int, Prefilled]]:
+        """For each prompt its index, and its keys and values. Memory holds one batch at a time.
 
-        All prompts have the same content in their first `shared` tokens.
+        All prompts have the same content in their first `work.shared` tokens.
         """
-        base = self._forward([prompts[0][:shared]], None, capture=True)[1] if shared else None
+        prompts, shared = columns.prompts, work.shared
+        own = [columns.positions_of(j) for j in range(len(prompts))]
+        positions = torch.from_numpy(own[0][..., None, :shared]).to(self.device)
+        base = self._forward([prompts[0][:shared]], None, 0, positions, capture=True)[1] if shared else None
         common = [(key[0], value[0]) for key, value in base.captured] if base else None
-        for batch in token_batches([len(x) for x in prompts], self.token_budget):
-            hidden, seen = self._forward([prompts[j][shared:] for j in batch], common, capture=True)
-            for row, j in enumerate(batch):
+        for batch in work.prompts:
+            positions = torch.from_numpy(padded([own[j][..., shared:] for j in batch])).to(self.device)
+            hidden, seen = self._forward([prompts[j][shared:] for j in batch], common, 0, positions, capture=True)
+            for row, j in enumerate(batch.tolist()):
                 size = len(prompts[j]) - shared
-                own = [(key[row, :, :size], value[row, :, :size]) for key, value in seen.captured]
-                yield int(j), _joined(common, own), hidden[row, size - 1]
+                kept = [(key[row, :, :size], value[row, :, :size]) for key, value in seen.captured]
+                yield j, Prefilled(_joined(common, kept), hidden[row, size - 1], columns.start(j))
 
     def _forward(
         self,
         rows: list[np.ndarray],
         prefix: LayerCache | None,
-        capture: bool = False,
+        start: int = 0,
         positions: Tensor | None = None,
         seen: Tensor | None = None,
+        capture: bool = False,
     ) -> tuple[Tensor, PrefixContext]:
         """Hidden states (rows, longest, width) of rows that continue the shared prefix, padded on the right.
-        `positions`, `seen`: of trees (`_shape`); without them a row is a chain."""
-        longest, start = max(len(row) for row in rows), prefix[0][0].shape[1] if prefix else 0
-        ids = np.zeros((len(rows), longest), dtype=np.int64)
-        for padded, row in zip(ids, rows, strict=True):
-            padded[: len(row)] = row
-        context = PrefixContext(prefix, capture, seen)
-        self.num_forwarded += ids.size
+        `positions`: (..., rows, longest); None: they count from `start`. `seen`: of trees (`_shape`); None: the rows
+        are chains."""
+        ids = padded(rows)
         if positions is None:
-            positions = torch.arange(longest, device=self.device).unsqueeze(0)
+            positions = start + torch.arange(ids.shape[1], device=self.device).unsqueeze(0)
+        context = PrefixContext(prefix, capture, seen)
         out = self.model.base_model(
             input_ids=torch.from_numpy(ids).to(self.device),
-            position_ids=start + positions,
+            position_ids=positions,
             use_cache=False,
             shared_prefix=context,
         )
-        self._marks.add()
+        self._fed(ids.size)
         return out.last_hidden_state, context
 
     def _first_log_probs(self, last: Tensor, samples: list[np.ndarray]) -> np.ndarray:
@@ -262,17 +365,16 @@ class CrossScorer:
         log_probs = (self._logits(last).float() / self.temperature).log_softmax(-1)
         return log_probs.double().cpu().numpy()[[z[0] for z in samples]]
 
-    def _rest_sums(self, cache: LayerCache, samples: list[np.ndarray], batches: list[np.ndarray]) -> np.ndarray:
-        """(num_samples,) float64: log p of each sample's tokens after the first, summed."""
+    def _rest_sums(self, prompt: Prefilled, samples: list[np.ndarray], batches: list[np.ndarray]) -> np.ndarray:
+        """(num_samples,) float64: log p of each sample's tokens after the first, summed; `batches`: of the samples with
+        more than one token."""
         sums = np.zeros(len(samples))
         for batch in batches:
-            batch = batch[[len(samples[s]) > 1 for s in batch]]
-            if len(batch):
-                sums[batch] = self._batch_sums(cache, [samples[s] for s in batch])
+            sums[batch] = self._batch_sums(prompt, [samples[s] for s in batch])
         return sums
 
-    def _batch_sums(self, cache: LayerCache, rows: list[np.ndarray]) -> np.ndarray:
-        hidden, _ = self._forward([row[:-1] for row in rows], cache)
+    def _batch_sums(self, prompt: Prefilled, rows: list[np.ndarray]) -> np.ndarray:
+        hidden, _ = self._forward([row[:-1] for row in rows], prompt.cache, prompt.start)
         lengths = torch.tensor([len(row) - 1 for row in rows], device=self.device)
         valid = torch.arange(hidden.shape[1], device=self.device) < lengths.unsqueeze(1)
         targets = torch.from_numpy(np.concatenate([row[1:] for row in rows])).to(self.device)
@@ -280,11 +382,22 @@ class CrossScorer:
         owner = torch.repeat_interleave(torch.arange(len(rows), device=self.device), lengths)
         return log_probs.new_zeros(len(rows)).index_add(0, owner, log_probs).cpu().numpy()
 
-    def _log_probs(self, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
-        """(num_tokens,) float32 log-softmax at the targets, in blocks that keep the logits within MAX_LOGITS."""
+    def _log_probs(
+        self, hidden: Tensor, targets: Tensor, temperature: float, owner: np.ndarray | None = None
+    ) -> Tensor:
+        """(num_targets,) float32 log-softmax at the targets, in blocks that keep the logits within MAX_LOGITS. `owner`:
+        (num_targets,) the state before each target; None: each state has one."""
         size = max(1, MAX_LOGITS[self.device.type] // self.model.config.vocab_size)
-        blocks = zip(hidden.split(size), targets.split(size), strict=True)
-        return torch.cat([_at(self._logits(states), wanted, temperature) for states, wanted in blocks])
+        if owner is None:
+            blocks = zip(hidden.split(size), targets.split(size), strict=True)
+            return torch.cat([_at(self._logits(states), wanted, temperature) for states, wanted in blocks])
+        order = np.argsort(owner, kind="stable")
+        cuts = np.searchsorted(owner[order], np.arange(size, len(hidden), size))
+        found = []
+        for block, (states, chosen) in enumerate(zip(hidden.split(size), np.split(order, cuts), strict=True)):
+            which, at = (torch.from_numpy(x).to(self.device) for x in (chosen, owner[chosen] - block * size))
+            found.append(_at(self._logits(states), targets[which], temperature, at))
+        return torch.cat(found)[torch.from_numpy(np.argsort(order)).to(self.device)]
 
     def _logits(self, hidden: Tensor) -> Tensor:
         head = self.model.get_output_embeddings()
@@ -333,14 +446,21 @@ class CrossScorer:
         return value
 
 
-def _at(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """(num_tokens,) float32 log-softmax of the logits (num_tokens, vocab_size), which may be overwritten, at the
-    targets."""
+def _at(logits: Tensor, targets: Tensor, temperature: float, owner: Tensor | None = None) -> Tensor:
+    """(num_targets,) float32 log-softmax of the logits (num_states, vocab_size), which may be overwritten, at the
+    targets. `owner`: the state of each target; None: each state has one."""
+    if owner is None:
+        owner = torch.arange(len(logits), device=logits.device)
     if logits.is_cuda and temperature == 1:  # one kernel that reads what the product wrote
-        return logits.log_softmax(-1, dtype=torch.float32).gather(1, targets.unsqueeze(1)).squeeze(1)
+        return logits.log_softmax(-1, dtype=torch.float32)[owner, targets]
     logits = logits.float().div_(temperature)
-    own, top = logits.gather(1, targets.unsqueeze(1)).squeeze(1), logits.amax(-1)
-    return own - top - logits.sub_(top.unsqueeze(1)).exp_().sum(-1).log()  # in place: half the time
+    own, top = logits[owner, targets], logits.amax(-1)
+    rest = logits.sub_(top.unsqueeze(1)).exp_().sum(-1).log_()  # in place: half the time
+    return own - (top + rest)[owner]
+
+
+def _no_costs() -> dict[str, PassCosts]:
+    return {"one": PassCosts(), "packed": PassCosts()}
 
 
 def _joined(common: LayerCache | None, own: LayerCache) -> LayerCache:
@@ -360,39 +480,3 @@ def _plain_log_probs(model: PreTrainedModel) -> Tensor:
     ids = torch.from_numpy(_probe_ids(model)).to(next(model.parameters()).device)
     logits = model.eval()(input_ids=ids.unsqueeze(0), use_cache=False).logits[0, :-1].float()
     return logits.log_softmax(-1).gather(1, ids[1:].unsqueeze(1)).squeeze(1)
-
-
-def _refuse_other_attention(model: PreTrainedModel) -> None:
-    """Raises ValueError for layers with a sliding window or a recurrent state: they do not keep the keys and values of
-    the whole prompt, so these cannot be shared."""
-    settings = model.config.get_text_config().to_dict()
-    layers = set(settings.get("layer_types") or ()) - {"full_attention"}
-    windowed = settings.get("sliding_window") is not None
-    softcap = settings.get("final_logit_softcapping") is not None
-    if layers or windowed or softcap:
-        raise ValueError(
-            f"model_type={model.config.model_type} cannot be cross-scored: it needs full attention in every layer and "
-            f"plain logits, but has layer types {sorted(layers)}, sliding_window={settings.get('sliding_window')}, "
-            f"final_logit_softcapping={settings.get('final_logit_softcapping')}; set scorer.enabled=false for it"
-        )
-
-
-def load_arrays(model: PreTrainedModel, arrays: Mapping[str, np.ndarray], bfloat16_names: frozenset[str]) -> None:
-    """Copies named arrays into the model's parameters and buffers; bfloat16 arrays are passed as uint16.
-
-    Raises RuntimeError, and copies nothing, if an array is missing, unknown or of another shape. An array that is tied
-    to another parameter (the output head of a tied model) may be missing.
-    """
-    targets = model.state_dict()
-    needed = dict(model.named_parameters())
-    missing, unknown = sorted(needed.keys() - arrays.keys()), sorted(arrays.keys() - targets.keys())
-    shapes = [name for name in arrays.keys() & targets.keys() if arrays[name].shape != tuple(targets[name].shape)]
-    if missing or unknown or shapes:
-        raise RuntimeError(
-            f"weights do not fit the scorer's {model.config.model_type}: missing {missing[:3]} ({len(missing)}), "
-            f"unknown {unknown[:3]} ({len(unknown)}), other shape {sorted(shapes)[:3]} ({len(shapes)})"
-        )
-    with torch.no_grad():
-        for name, array in arrays.items():
-            tensor = torch.from_numpy(np.array(array))
-            targets[name].copy_(tensor.view(torch.bfloat16) if name in bfloat16_names else tensor)

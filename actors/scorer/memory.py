@@ -15,7 +15,8 @@ RUNTIME = GIB
 
 
 def estimate(size: ModelSize, scorer: ScorerConfig) -> int:
-    """Bytes of weights, one batch, its keys and values, and the runtime."""
+    """Bytes of weights, one batch, its keys and values, and the runtime. A packed pass holds no keys and values beyond
+    a layer's, and takes less."""
     width = BYTES[scorer.dtype]
     device = "cuda" if scorer.num_gpus > 0 else "cpu"
     tokens = scorer.token_budget if device == "cuda" else min(scorer.token_budget, CPU_TOKENS)

@@ -116,6 +116,7 @@ PROBE = (
         "probe/hard/pairs",
         "Pairs of a reasoning and the prompt of a variation that were scored beside the probe's own pairs",
     ),
+    gauge("squelch_probe_passes", "probe/passes", "Forward passes of the probe's last evaluation"),
     gauge("squelch_probe_step", "probe/step", "Training step after which the probe was read last"),
     gauge("squelch_probe_version", "probe/version", "Policy version of the probe's last evaluation"),
     gauge(
@@ -281,6 +282,19 @@ METRICS: Table = {
             "scorer/parity",
             "Mean absolute difference in log-probability of scorer and learner on the probe",
             unit="nats",
+        ),
+        gauge("squelch_scorer_passes", "scorer/passes", "Forward passes of the last scorer step"),
+        gauge(
+            "squelch_scorer_pass_seconds",
+            "scorer/pass_seconds",
+            "What a forward pass costs beside its tokens, as measured on the scorer's device",
+            unit="seconds",
+        ),
+        gauge(
+            "squelch_scorer_token_seconds",
+            "scorer/token_seconds",
+            "What a token of a forward pass costs, as measured on the scorer's device",
+            unit="seconds",
         ),
         gauge("squelch_scorer_step", "scorer/step", "Training step that was scored last"),
         MetricSpec(

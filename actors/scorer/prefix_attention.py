@@ -9,6 +9,8 @@ The prefix's keys and values are computed once and not copied for each row. Ther
 - For float32 and for trees on CUDA, matrix products are computed in blocks of queries and merged in the same way.
 - With `learner.kernels: plain`, each row's keys are the prefix's keys followed by its own, under a mask. This form
   defines the result of the other two.
+
+A pass over packed rows, which share no prefix outside it, has the attention of `actors.packed.attention`.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AttentionInterface
 
+from squelch.actors.packed.attention import packed_attention, plain_attention
+from squelch.actors.packed.layout import Layout
 from squelch.actors.process.private_operators import private_operator
 
 CPU_FLASH = "ops.aten._scaled_dot_product_flash_attention_for_cpu"
@@ -56,20 +60,25 @@ class PrefixContext:
 
 def _forward(
     attend: Attend,
+    packed: Callable[..., tuple[Tensor, None]],
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float,
-    shared_prefix: PrefixContext,
-    **_: object,
+    shared_prefix: PrefixContext | None = None,
+    layout: Layout | None = None,
+    **rest: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention of each row over a prefix that all rows share and over itself (transformers' interface).
+    """Causal attention of each row over a prefix that all rows share and over itself (transformers' interface); of
+    packed rows (`layout`) without a prefix.
 
     query: (rows, heads, num_tokens, head_dim); key, value: (rows, kv_heads, num_tokens, head_dim); returns
     (rows, num_tokens, heads, head_dim). Rows are padded on the right, so no mask is needed: padding lies in the future.
     """
+    if shared_prefix is None:
+        return packed(module, query, key, value, attention_mask, scaling, layout=layout, **rest)
     if shared_prefix.capture:
         shared_prefix.captured.append((key, value))
     if shared_prefix.prefix is None:
@@ -183,10 +192,13 @@ def _block(
     return torch.lerp(near, far, torch.sigmoid(far_lse - near_lse).to(query.dtype))
 
 
-FORMS: dict[str, Attend] = {"fast": by_device, "plain": by_definition}
-"""The forms by value of `learner.kernels`."""
+FORMS: dict[str, tuple[Attend, Callable[..., tuple[Tensor, None]]]] = {
+    "fast": (by_device, packed_attention),
+    "plain": (by_definition, plain_attention),
+}
+"""The forms over a prefix and over packed rows, by value of `learner.kernels`."""
 NAMES = {kernels: f"squelch_shared_prefix_{kernels}" for kernels in FORMS}
-"""The name of each form in transformers; the prefix is passed as the model's keyword `shared_prefix`."""
+"""The name of each form in transformers; the model passes a prefix as `shared_prefix`, packed rows as `layout`."""
 
-for kernels, attend in FORMS.items():
-    AttentionInterface.register(NAMES[kernels], partial(_forward, attend))
+for kernels, forms in FORMS.items():
+    AttentionInterface.register(NAMES[kernels], partial(_forward, *forms))

@@ -66,7 +66,7 @@ def rank(folder: Path, settings: dict[str, Any]) -> dict[str, float]:
 
 
 def scorer(folder: Path, settings: dict[str, Any]) -> dict[str, float]:
-    """Eight prompts with eight reasonings each, scored by the actor's own model."""
+    """Eight prompts with eight reasonings each, scored by the actor's own model, one prompt a pass and packed."""
     from benchmarks.cross_scoring.work import random_rows
     from squelch.actors.scorer import memory
     from squelch.actors.scorer.actor import load_model
@@ -78,7 +78,10 @@ def scorer(folder: Path, settings: dict[str, Any]) -> dict[str, float]:
     model = load_model(str(folder), config)
     size = size_of(model)
     prompts, reasonings = (random_rows(count, tokens, size.vocabulary, 0) for count, tokens in ((8, 100), (64, 40)))
-    CrossScorer(model, config.token_budget).matrix(prompts, reasonings)
+    scorer = CrossScorer(model, config.token_budget)
+    scorer.matrix(prompts, reasonings)
+    scorer.columns = "packed"
+    scorer.matrix(prompts, reasonings)
     allowance = memory.RUNTIME / GIB
     return summary(before, status_gib("VmHWM"), memory.estimate(size, config) / GIB - allowance, allowance)
 

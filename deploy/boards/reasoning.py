@@ -165,6 +165,7 @@ PROBE = Row(
                 _q("squelch_probe_pairs_ratio", "share of the pairs"),
                 _q("squelch_probe_hard_tasks", "tasks with variations", NO_TWINS),
                 _q("squelch_probe_hard_pairs", "pairs with variations", NO_TWINS),
+                _q("squelch_probe_passes", "forward passes"),
                 _q("squelch_probe_cpu_seconds", "CPU seconds"),
             ),
             low=0,
@@ -442,6 +443,16 @@ SCORER = Row(
             (
                 _q("squelch_scorer_cpu_seconds", "CPU seconds"),
                 _q("squelch_scorer_parity_nats", "parity, nats"),
+            ),
+            low=0,
+        ),
+        Panel(
+            "Forward passes of the scorer",
+            "Forward passes of the last scorer step, and what a pass and a token cost on the scorer's device.",
+            (
+                _q("squelch_scorer_passes", "passes"),
+                _q("squelch_scorer_pass_seconds", "seconds a pass"),
+                _q("squelch_scorer_token_seconds", "seconds a token"),
             ),
             low=0,
         ),

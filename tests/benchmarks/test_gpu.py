@@ -143,7 +143,10 @@ def test_a_step_counts_what_it_computes(tmp_path: Path) -> None:
 def test_the_scorers_part_scores_a_quarter_and_then_the_whole_if_there_is_time(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     whole, in_vain = (list(scoring.measure(Setting("cpu", True, tmp_path, time.monotonic() + s))) for s in (600, 0))
-    assert [metrics.get("2 x 8", {}).get("pairs") for metrics in whole] == [32, None, None]
+    assert [metrics.get("2 x 8", {}).get("pairs") for metrics in whole] == [None, 32, None, None]
+    in_turn = whole[0]["52 prompts, 832 pairs"]
+    assert in_turn["packed"]["passes"] < in_turn["one"]["passes"] and in_turn["measured"]["seconds"] > 0
+    assert in_turn["largest_difference_nats_per_token"] < 0.1
     assert whole[-1]["8 x 8"]["pairs"] == 512 and whole[-1]["8 x 8"]["tflops_per_second"] > 0
     assert in_vain[-1]["8 x 8"]["skipped"].endswith("s left")
 

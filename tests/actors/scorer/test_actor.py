@@ -96,6 +96,9 @@ def test_the_actor_scores_published_weights_and_its_death_mid_batch_is_an_alarm(
 
     metrics, state, scores = ray.get(scorer.score.remote(1, bundle, tables), timeout=CALL_TIMEOUT_S)
     assert metrics["scorer/parity"] < 1e-4 and metrics["scorer/version"] == 3
+    assert (
+        metrics["scorer/passes"] >= 2.0 and 0 <= metrics["scorer/pass_seconds"] + metrics["scorer/token_seconds"] < 60
+    )
     assert state == ray.get(scorer.state.remote(), timeout=CALL_TIMEOUT_S)
     assert scores.schema.metadata[b"squelch.policy_version"] == b"3" and len(scores)
     assert 0 <= metrics["first_turn/retrieval_accuracy"] <= 1 and metrics["first_turn/num_prompts"] == 20

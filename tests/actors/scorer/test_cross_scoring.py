@@ -21,7 +21,9 @@ from transformers import (
 from squelch.actors.content import Picture
 from squelch.actors.process.private_operators import private_operator
 from squelch.actors.scorer import cross_scoring, prefix_attention
-from squelch.actors.scorer.cross_scoring import CrossScorer, common_prefix_length, load_arrays, token_batches
+from squelch.actors.scorer.cross_scoring import CrossScorer
+from squelch.actors.scorer.models import load_arrays
+from squelch.actors.scorer.passes import common_prefix_length, token_batches
 from squelch.actors.scorer.token_trees import Path, tree_of
 from squelch.actors.shared_prefix import identities
 
@@ -317,7 +319,7 @@ def test_prompts_that_differ_in_a_picture_alone_are_computed_apart_and_share_no_
     one, other = (Picture.of(4, "image/png", data) for data in (b"one", b"other"))
     shared: list[int] = []
     prefilled = scorer._prefilled
-    monkeypatch.setattr(scorer, "_prefilled", lambda x, size: shared.append(size) or prefilled(x, size))
+    monkeypatch.setattr(scorer, "_prefilled", lambda x, work: shared.append(work.shared) or prefilled(x, work))
 
     def tokens(*shown: Picture) -> int:
         before = scorer.num_forwarded
