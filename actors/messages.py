@@ -100,7 +100,8 @@ class WeightBundle:
     """One version of the policy's weights, in the Ray object store.
 
     `chunks` are object references; each resolves to a dict of parameter name to a contiguous numpy array (bfloat16 as
-    uint16 with its name in `bfloat16_names`). `checksum` is over all names and bytes in order. The probe is a fixed
+    uint16 with its name in `bfloat16_names`). `checksum` is the digest of all names and bytes in order
+    (`actors.weights`), which identifies the weights however they travel. The probe is a fixed
     token sequence (num_probe,) with the learner's own log-probabilities (num_probe - 1,) of tokens 1.. under these
     weights at temperature 1.
     """
@@ -115,8 +116,8 @@ class WeightBundle:
     table: tuple[TensorEntry, ...] = ()
     """All parameters in published order, for a broadcast."""
     seconds_gathered: float = 0.0
-    """Seconds in which the learner gathered weights from its shards. Neither this nor `seconds_sent` includes probe,
-    conversion and checksum."""
+    """Seconds in which the learner gathered weights from its shards and copied them to the host. Neither this nor
+    `seconds_sent` includes probe and digest."""
     seconds_sent: float = 0.0
     """Seconds in which the learner put chunks into the object store."""
 

@@ -14,7 +14,8 @@ Invariants:
 - Rank 0 sends, all others receive. Both ends derive the buckets from the same table, so nothing else is exchanged.
 - Parameters travel as bytes, several in a bucket of at most `BUCKET_BYTES`; a larger parameter has its own. A member
   holds one bucket at a time.
-- A bucket ends with the sum of its 64-bit words, which each receiver compares before it uses the bucket.
+- A bucket ends with its digest (`actors.device_sums`), computed on the device, which each receiver compares before it
+  uses the bucket.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from squelch.actors.device_sums import folded
 from squelch.actors.messages import GroupMember, TensorEntry
 
 BUCKET_BYTES = 256 << 20
@@ -146,7 +148,7 @@ class WeightGroup:
             data = self._empty(bucket)
             for entry, offset in zip(bucket.entries, bucket.offsets, strict=True):
                 _fill(data, offset, entry, next(source, ("nothing", torch.empty(0))))
-            _words(data)[-1] = _words(data)[:-1].sum()
+            _words(data)[-1] = folded(data[: bucket.num_bytes])
             self._broadcast(data)
 
     def receive(self, table: Sequence[TensorEntry]) -> Iterator[list[tuple[str, Tensor]]]:
@@ -157,7 +159,7 @@ class WeightGroup:
         for number, bucket in enumerate(buckets(table)):
             data = self._empty(bucket)
             self._broadcast(data)
-            if _words(data)[:-1].sum() != _words(data)[-1]:
+            if folded(data[: bucket.num_bytes]) != _words(data)[-1]:
                 raise RuntimeError(f"bucket {number} of the weights, from {bucket.entries[0].name} on, is damaged")
             yield [
                 (entry.name, data[offset : offset + num_bytes(entry)].view(dtype_of(entry)).reshape(entry.shape))

@@ -2,14 +2,16 @@
 
 Invariants:
 
-- All ranks gather the parameters together, one at a time. Only rank 0 keeps them, and it passes each full chunk to
-  `put`: besides the model, a rank holds at most `chunk_bytes` and the largest parameter twice. `put` gets copies, never
-  views of live parameters. The probe, which runs first, gathers FSDP's root (embedding, head, layers below
-  `learner.min_num_params`) and one layer at a time.
+- All ranks gather the parameters together, one at a time. Only rank 0 casts, hashes and copies them, and it passes each
+  full chunk to `put`: besides the model, it holds at most `chunk_bytes` and the largest parameter twice. `put` gets
+  copies, never views of live parameters. The probe, which runs first, gathers FSDP's root (embedding, head, layers
+  below `learner.min_num_params`) and one layer at a time.
+- Adapters are merged, and the digest's sums are computed, on the device: of each parameter, one copy leaves it.
 - Names and order are those of the model's Hugging Face state dict. A tied output head is omitted, as in a saved model;
   the receiver ties it again.
 - A broadcast (`send`) gathers the same parameters once more, on the device, and sends what the bundle's table lists.
-  The bundle is stored in any case: late joiners and the scorer read it, and its checksum identifies the weights.
+  The bundle is stored in any case: late joiners and the scorer read it, and its digest (`actors.weights`) identifies
+  the weights, however they travel.
 """
 
 import time
@@ -22,11 +24,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from squelch.actors.device_sums import DeviceDigest
 from squelch.actors.messages import TensorEntry, WeightBundle
 from squelch.actors.packed.layout import Layout
 from squelch.actors.packed.packing import pack
 from squelch.actors.weight_group import WeightGroup
-from squelch.actors.weights import checksum
 from squelch.learner.policy.lora import merged, published_name
 from squelch.learner.policy.model import Policy, one_layer_at_a_time
 
@@ -57,42 +59,49 @@ def published(policy: Policy) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in named.items() if name is not None}
 
 
-def gathered(policy: Policy, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+def gathered(policy: Policy) -> Iterator[tuple[str, Tensor]]:
     """Yields (name, copy of the unsharded tensor on CPU), with adapters merged. A collective: every rank must iterate
-    to the end.
+    to the end."""
+    return ((name, _copied(tensor)) for name, tensor in whole(policy))
+
+
+def whole(policy: Policy, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+    """Yields (name, unsharded tensor where the policy keeps it, perhaps the live parameter itself), with adapters
+    merged. A collective.
 
     Args:
-        dtype: of the copies of floating-point tensors, which are cast before they leave the device; None: their own.
-            With adapters it is ignored, because merging computes in the parameters' own type.
+        dtype: of floating-point tensors; None: their own.
     """
-    wanted = dtype if policy.lora is None else None
-    copies = ((name, _copied(whole, wanted)) for name, whole in _whole(policy))
-    return copies if policy.lora is None else merged(copies, policy.lora)
+    named = _unsharded(policy) if policy.lora is None else merged(_unsharded(policy), policy.lora)
+    return ((name, tensor.to(_type_of(tensor, dtype))) for name, tensor in named)
 
 
-def _copied(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """A copy on CPU. Cast first, because a copy that casts moves the wider type and casts on the host."""
-    cast = tensor.to(_type_of(tensor, dtype))
-    return cast.to("cpu", copy=cast is tensor)
+def _take_part(policy: Policy) -> None:
+    """This rank's part in another's iteration over `whole`, without its work."""
+    for _ in _unsharded(policy):
+        pass
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.to("cpu", copy=True)
 
 
 def _type_of(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    """The type of the tensor's copies: `dtype`, but integer buffers keep theirs."""
+    """The type of the published tensor: `dtype`, but integer buffers keep theirs."""
     return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
 
 
-def _whole(policy: Policy) -> Iterator[tuple[str, Tensor]]:
-    """Yields (name, unsharded tensor on the device, perhaps the live parameter itself). A collective."""
+def _unsharded(policy: Policy) -> Iterator[tuple[str, Tensor]]:
+    """As `whole`, before adapters are merged. A collective."""
     for name, tensor in entries(policy).items():
         detached = tensor.detach()
         yield name, detached.full_tensor() if isinstance(detached, DTensor) else detached
 
 
-def as_array(tensor: Tensor, dtype: torch.dtype) -> np.ndarray:
-    """A contiguous numpy array in `dtype`; bfloat16 is stored as its bits, in uint16. Integer buffers keep their
-    type."""
-    cast = tensor.to(_type_of(tensor, dtype)).contiguous()
-    return cast.view(torch.uint16).numpy() if cast.dtype == torch.bfloat16 else cast.numpy()
+def as_array(tensor: Tensor) -> np.ndarray:
+    """The tensor, which is on CPU, as a contiguous numpy array; bfloat16 is stored as its bits, in uint16."""
+    whole = tensor.contiguous()
+    return whole.view(torch.uint16).numpy() if whole.dtype == torch.bfloat16 else whole.numpy()
 
 
 def probe_tokens(vocabulary: int) -> np.ndarray:
@@ -127,18 +136,17 @@ def publish(
     """
     ids = probe_tokens(policy.model.config.vocab_size)
     log_probs = probe(policy, ids, device)
-    chunks = _Chunks(put, chunk_bytes, keep=dist.get_rank() == 0)
-    clock = _Clock()
-    digest = checksum(
-        chunks.add(name, as_array(tensor, dtype)) for name, tensor in clock.timed(gathered(policy, dtype))
-    )
     if dist.get_rank() != 0:
-        return None
+        return _take_part(policy)
+    chunks, clock, digest = _Chunks(put, chunk_bytes), _Clock(), DeviceDigest()
+    for name, tensor in clock.timed(whole(policy, dtype)):
+        digest.add(name, tensor)
+        chunks.add(name, as_array(clock.took(_copied, tensor)))
     stored = chunks.finish()
     return WeightBundle(
         version=version,
         chunks=stored,
-        checksum=digest,
+        checksum=digest.hexdigest(),
         probe_ids=ids,
         probe_log_probs=log_probs,
         num_bytes=chunks.num_bytes,
@@ -155,15 +163,13 @@ def send(policy: Policy, group: WeightGroup | None, dtype: torch.dtype = torch.f
 
     Returns the reason if the group failed.
     """
-    # Adapters are merged on CPU, so that a broadcast has the same bits as the bundle.
-    named = _whole(policy) if policy.lora is None else gathered(policy)
-    weights = ((name, tensor.to(_type_of(tensor, dtype))) for name, tensor in named)
-    failure: str | None = None
-    if group is not None:
-        try:
-            group.send(weights, table(policy, dtype))
-        except RuntimeError as error:
-            failure = str(error)
+    if group is None:
+        return _take_part(policy)
+    weights, failure = whole(policy, dtype), None
+    try:
+        group.send(weights, table(policy, dtype))
+    except RuntimeError as error:
+        failure = str(error)
     for _ in weights:
         pass
     return failure
@@ -181,10 +187,17 @@ def _type_name(tensor: Tensor, dtype: torch.dtype) -> str:
 
 
 class _Clock:
-    """Measures the seconds that an iterator takes to produce its items, without the consumer's time."""
+    """Measures the seconds in which weights are gathered and copied, without the time of what is done with them."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
+
+    def took(self, copy: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+        """The copy, whose time counts."""
+        started = time.perf_counter()
+        copied = copy(tensor)
+        self.seconds += time.perf_counter() - started
+        return copied
 
     def timed(self, items: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yields the items and adds up the time that each takes."""
@@ -200,8 +213,8 @@ class _Clock:
 class _Chunks:
     """Fills chunks of about `chunk_bytes` and hands each to `put` when full."""
 
-    def __init__(self, put: Put, chunk_bytes: int, keep: bool) -> None:
-        self.put, self.chunk_bytes, self.keep = put, chunk_bytes, keep
+    def __init__(self, put: Put, chunk_bytes: int) -> None:
+        self.put, self.chunk_bytes = put, chunk_bytes
         self.stored: list[Any] = []
         self.open: dict[str, np.ndarray] = {}
         self.floating: list[str] = []
@@ -210,17 +223,15 @@ class _Chunks:
         self.seconds = 0.0
         """Seconds spent in `put`."""
 
-    def add(self, name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
-        """Takes one parameter and returns it for the checksum."""
+    def add(self, name: str, array: np.ndarray) -> None:
+        """Takes one parameter."""
         if array.dtype == np.uint16:
             self.floating.append(name)
-        if self.keep:
-            self.open[name] = array
-            self.num_bytes += array.nbytes
-            self.open_bytes += array.nbytes
-            if self.open_bytes >= self.chunk_bytes:
-                self._close()
-        return name, array
+        self.open[name] = array
+        self.num_bytes += array.nbytes
+        self.open_bytes += array.nbytes
+        if self.open_bytes >= self.chunk_bytes:
+            self._close()
 
     def _close(self) -> None:
         started = time.perf_counter()

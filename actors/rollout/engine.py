@@ -432,7 +432,7 @@ class VllmEngine:
     async def receive(self, bundle: WeightBundle) -> LoadTimes:
         """As `load`, with the weights that the learner broadcasts in the weight group."""
         table = [(entry.name, entry.dtype, list(entry.shape)) for entry in bundle.table]
-        return await self._load(bundle, {"version": bundle.version, "table": table})
+        return await self._load(bundle, {"version": bundle.version, "checksum": bundle.checksum, "table": table})
 
     async def _load(self, bundle: WeightBundle, info: dict[str, Any]) -> LoadTimes:
         from vllm.v1.engine.exceptions import EngineDeadError

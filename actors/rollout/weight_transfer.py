@@ -11,9 +11,10 @@ Weights reach the engine's process in one of two ways:
 
 Invariants:
 
-- From a file, nothing is loaded before the checksum of all arrays equals the learner's: after a refused transfer the
+- From a file, nothing is loaded before the digest of all arrays equals the learner's: after a refused transfer the
   engine still has its previous weights. From a group, one bucket is loaded after another, so that no second copy of the
-  model is needed: each bucket's digest is compared before it is loaded, and after an error the weights are partly new.
+  model is needed: each bucket's digest is compared before it is loaded, that of the version after the last, and after
+  an error the weights are partly new.
 - A bundle that lacks a parameter of the model is an error.
 - After loading, every packed copy of a weight is rebuilt. On CPU vLLM keeps a separate packed copy of an output head
   that is tied to the embedding, and vLLM's own reload does not update that copy.
@@ -42,6 +43,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
+from squelch.actors.device_sums import DeviceDigest
 from squelch.actors.messages import GroupMember, TensorEntry
 from squelch.actors.process.parent_watch import watch_parent
 from squelch.actors.rollout import norms
@@ -64,8 +66,8 @@ class MemberInfo(WeightTransferInitInfo):
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """One version's weights: a file, the table of its arrays and their expected checksum, or, without a path, the table
-    of what the group is about to receive."""
+    """One version's weights and their digest: a file and the table of its arrays, or, without a path, the table of what
+    the group is about to receive."""
 
     version: int
     path: str | None = None
@@ -116,18 +118,26 @@ class SquelchWeightTransferEngine(WeightTransferEngine[MemberInfo, UpdateInfo]):
         if update_info.path is not None:
             self._load(iter(_mapped(update_info, update_info.path)), update_info.version)
         elif self._group is not None:
-            self._load(self._received(self._group, update_info.entries()), update_info.version)
+            self._load(self._received(self._group, update_info), update_info.version)
         else:
             raise RuntimeError(f"this engine is in no weight group; {NOTHING_LOADED}")
 
-    def _received(self, group: WeightGroup, table: list[TensorEntry]) -> Iterator[tuple[str, torch.Tensor]]:
+    def _received(self, group: WeightGroup, update_info: UpdateInfo) -> Iterator[tuple[str, torch.Tensor]]:
         """The parameters from the group, which is left if it fails: it is of no more use."""
+        digest = DeviceDigest()
         try:
-            for bucket in group.receive(table):
-                yield from bucket
+            for bucket in group.receive(update_info.entries()):
+                for name, tensor in bucket:
+                    digest.add(name, tensor)
+                    yield name, tensor
         except RuntimeError:
             self.shutdown()
             raise
+        if (found := digest.hexdigest()) != update_info.checksum:
+            raise RuntimeError(
+                f"weights of version {update_info.version} were received with digest {found}, published was "
+                f"{update_info.checksum}"
+            )
 
     def _load(self, weights: Iterator[tuple[str, torch.Tensor]], version: int) -> None:
         expected = {name for name, _ in self.model.named_parameters()}  # a tied head counts once, as the embedding

@@ -20,7 +20,6 @@ from squelch.actors.process.interfaces import listen
 from squelch.actors.weight_group import WeightGroup
 from squelch.actors.weights import checksum
 from squelch.learner import publish as publication
-from squelch.learner.policy.model import Policy
 from squelch.learner.publish import PROBE_LENGTH, as_array, gathered, publish, send
 from squelch.learner.rank import DTYPES
 from squelch.learner.trainer import Trainer
@@ -107,7 +106,7 @@ def test_bfloat16_travels_as_its_bits(model_dir: Path) -> None:
 
 
 def test_integer_buffers_keep_their_type() -> None:
-    assert as_array(torch.tensor([1, 2]), torch.bfloat16).dtype == np.int64
+    assert publication._type_of(torch.tensor([1, 2]), torch.bfloat16) == torch.int64
 
 
 def test_a_version_streams_through_the_learner_and_is_never_there_twice(
@@ -120,14 +119,14 @@ def test_a_version_streams_through_the_learner_and_is_never_there_twice(
     def freed(num_bytes: int) -> None:
         live["bytes"] -= num_bytes
 
-    def watched(policy: Policy, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in gathered(policy, dtype):
-            live["bytes"] += tensor.nbytes
-            live["peak"] = max(live["peak"], live["bytes"])
-            weakref.finalize(tensor, freed, tensor.nbytes)
-            yield name, tensor
+    def watched(tensor: torch.Tensor) -> torch.Tensor:
+        copy = tensor.clone()
+        live["bytes"] += copy.nbytes
+        live["peak"] = max(live["peak"], live["bytes"])
+        weakref.finalize(copy, freed, copy.nbytes)
+        return copy
 
-    monkeypatch.setattr(publication, "gathered", watched)
+    monkeypatch.setattr(publication, "_copied", watched)
     sizes = [tensor.nbytes for _, tensor in gathered(trainer.policy)]
     bundle = publish(trainer.policy, trainer.device, 1, lambda chunk: len(chunk), chunk_bytes=40_000)
     assert len(bundle.chunks) > 5 and bundle.num_bytes == sum(sizes)
@@ -172,7 +171,7 @@ def test_a_broadcast_brings_the_bits_of_the_bundle(model_dir: Path, dtype: torch
 
     def receive() -> None:
         group = WeightGroup(replace(member, rank=1), "cpu")
-        received.extend((n, as_array(t, t.dtype).copy()) for b in group.receive(bundle.table) for n, t in b)
+        received.extend((n, as_array(t).copy()) for b in group.receive(bundle.table) for n, t in b)
         group.close()
 
     receiver = threading.Thread(target=receive)
@@ -192,10 +191,35 @@ def test_a_broadcast_that_fails_says_why_and_every_rank_gathers_to_the_end(model
             gathered_names.append(next(weights)[0])
             raise RuntimeError("connection reset")
 
-    whole = publication._whole
+    unsharded = publication._unsharded
     monkeypatch.setattr(
-        publication, "_whole", lambda policy: ((gathered_names.append(n), (n, t))[1] for n, t in whole(policy))
+        publication, "_unsharded", lambda policy: ((gathered_names.append(n), (n, t))[1] for n, t in unsharded(policy))
     )
     assert send(trainer.policy, Broken()) == "connection reset"
     assert set(gathered_names) == {entry.name for entry in publication.table(trainer.policy)}
     assert send(trainer.policy, None) is None, "the other ranks only gather"
+
+
+def test_the_other_ranks_gather_and_neither_copy_nor_hash(model_dir: Path, monkeypatch) -> None:
+    """Every rank copied the whole model to the host and hashed it, and threw both away."""
+    trainer, names = Trainer(model_dir, make_config(lora={"rank": 2})), []
+    unsharded = publication._unsharded
+    monkeypatch.setattr(publication.dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(
+        publication, "_unsharded", lambda policy: ((names.append(n), (n, t))[1] for n, t in unsharded(policy))
+    )
+    for work in ("_copied", "DeviceDigest", "merged"):
+        monkeypatch.setattr(publication, work, lambda *_: pytest.fail("another rank works for rank 0"))
+    assert publish(trainer.policy, trainer.device, 1, lambda chunk: pytest.fail("and stores nothing")) is None
+    assert set(names) == set(publication.entries(trainer.policy))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_adapters_are_merged_where_the_policy_lies_and_cast_once(model_dir: Path, monkeypatch, dtype) -> None:
+    trainer, order = Trainer(model_dir, make_config(lora={"rank": 2})), []
+    joined, copied = publication.merged, publication._copied
+    monkeypatch.setattr(publication, "merged", lambda named, lora: (order.append("merged"), joined(named, lora))[1])
+    monkeypatch.setattr(publication, "_copied", lambda t: (order.append(str(t.dtype)), copied(t))[1])
+    bundle = trainer.publish(1, lambda chunk: chunk, dtype)
+    assert order[0] == "merged" and set(order[1:]) == {str(dtype)}
+    assert checksum(content(bundle).items()) == bundle.checksum

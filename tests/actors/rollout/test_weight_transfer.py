@@ -105,7 +105,8 @@ def test_weights_come_from_a_file_once_their_checksum_is_right(plugin, model):
 @pytest.mark.ray
 def test_weights_come_from_the_group_of_which_the_engine_is_a_member(plugin, model):
     weights = new_weights(model)
-    info = {"version": 4, "table": [(name, "float32", list(tensor.shape)) for name, tensor in weights]}
+    table = [(name, "float32", list(tensor.shape)) for name, tensor in weights]
+    info = {"version": 4, "checksum": checksum((name, tensor.numpy()) for name, tensor in weights), "table": table}
     with pytest.raises(RuntimeError, match="in no weight group; nothing was loaded"):
         plugin.update_weights(info)
     listener = listen("127.0.0.1")
@@ -120,6 +121,11 @@ def test_weights_come_from_the_group_of_which_the_engine_is_a_member(plugin, mod
         received = pool.submit(lambda: list(first.result().receive(plugin.parse_update_info(info).entries())))
         plugin.update_weights(info)
         sent.result(), received.result()
+        again = pool.submit(sender.send, weights, plugin.parse_update_info(info).entries())
+        received = pool.submit(lambda: list(first.result().receive(plugin.parse_update_info(info).entries())))
+        with pytest.raises(RuntimeError, match=r"version 4 were received with digest \w+, published was other"):
+            plugin.update_weights(info | {"checksum": "other"})
+        again.result(), received.result()
     assert all(torch.equal(dict(model.named_parameters())[name], tensor) for name, tensor in weights)
     with pytest.raises(RuntimeError, match=r"do not hold 1 parameters, such as head\.weight"):
         plugin._load(iter(weights[:-1]), 5)
