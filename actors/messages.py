@@ -96,6 +96,21 @@ class GroupMember:
 
 
 @dataclass(frozen=True)
+class SharedWeights:
+    """A version's weights in memory that processes of the learner's host can map (`actors.weights_file`), until the
+    learner's next step: the path to it, its name, its size and the table of its arrays."""
+
+    path: str
+    name: str
+    num_bytes: int
+    arrays: tuple[dict[str, Any], ...]
+
+
+Way = Literal["object_store", "shared_memory", "broadcast"]
+"""The way in which a worker got a version."""
+
+
+@dataclass(frozen=True)
 class WeightBundle:
     """One version of the policy's weights, in the Ray object store.
 
@@ -115,6 +130,8 @@ class WeightBundle:
     bfloat16_names: frozenset[str] = frozenset()
     table: tuple[TensorEntry, ...] = ()
     """All parameters in published order, for a broadcast."""
+    shared: SharedWeights | None = None
+    """The same weights for processes of the learner's host; None if they are not shared."""
     seconds_gathered: float = 0.0
     """Seconds in which the learner gathered weights from its shards and copied them to the host. Neither this nor
     `seconds_sent` includes probe and digest."""
@@ -139,6 +156,9 @@ class UpdateReport:
     """Seconds until the worker had all chunks; it samples meanwhile."""
     seconds_copied: float = 0.0
     """Seconds in which the worker copied the chunks for its engine; it samples meanwhile."""
+    way: Way = "object_store"
+    not_shared: str = ""
+    """The reason if the learner shared the weights in memory and this worker took them from the object store."""
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ from squelch.learner.objective.algorithms import differences, merged, with_filte
 RECIPES = Path(__file__).parent / "recipes"
 MAX_EXTENDED = 16
 """Recipes of which each extends the next."""
-Transfer = Literal["object_store", "nccl", "gloo"]
+Transfer = Literal["object_store", "shared_memory", "nccl", "gloo"]
 """How new weights reach rollout workers."""
 
 
@@ -131,7 +131,7 @@ class RunConfig(Settings):
         """How new weights reach rollout workers; `auto` is decided here."""
         chosen = self.rollout.weight_transfer
         if chosen == "auto":
-            return "object_store" if self._no_nccl() else "nccl"
+            return "shared_memory" if self._no_nccl() else "nccl"
         return chosen
 
     @property
@@ -140,6 +140,7 @@ class RunConfig(Settings):
         ways = {
             "nccl": "broadcast by NCCL",
             "gloo": "broadcast by Gloo, between CPUs",
+            "shared_memory": "in memory on the learner's host, elsewhere through Ray's object store",
             "object_store": "through Ray's object store",
         }
         why = self._no_nccl() if self.rollout.weight_transfer == "auto" else "rollout.weight_transfer says so"

@@ -101,7 +101,8 @@ class HostEstimate:
     snapshot: int
     """Pinned copies of master weights and moments, from which a refused step is undone."""
     staging: int
-    """The most that rank 0 holds at once of a checkpoint's part, of an export's file, or of a publication's chunks."""
+    """The most that rank 0 holds at once of a checkpoint's part, of an export's file, or of a publication's
+    chunks; of a rank that is alone, also of a whole version, which it may share in memory with workers on its card."""
 
     @property
     def total(self) -> int:
@@ -127,7 +128,7 @@ def host_estimate(config: PreTrainedConfig, learner: LearnerConfig, world_size: 
     return HostEstimate(
         state=_state(learner, parameters, trained) // world_size * learner.cpu_offload,
         snapshot=4 * 3 * (trained + critic) // world_size * (learner.minibatches > 1),
-        staging=max(min(held, EXPORT_BYTES), min(3 * held // world_size, PART_BYTES), copies),
+        staging=max(min(held, EXPORT_BYTES), min(3 * held // world_size, PART_BYTES), copies, held * (world_size == 1)),
     )
 
 

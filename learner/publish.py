@@ -6,6 +6,8 @@ Invariants:
   full chunk to `put`: besides the model, it holds at most `chunk_bytes` and the largest parameter twice. `put` gets
   copies, never views of live parameters. The probe, which runs first, gathers FSDP's root (embedding, head, layers
   below `learner.min_num_params`) and one layer at a time.
+- With a file (`actors.weights_file`) rank 0 holds the whole version instead, once: it writes parameters into it, seals
+  it, and cuts the chunks from it.
 - Adapters are merged, and the digest's sums are computed, on the device: of each parameter, one copy leaves it.
 - Names and order are those of the model's Hugging Face state dict. A tied output head is omitted, as in a saved model;
   the receiver ties it again.
@@ -16,6 +18,7 @@ Invariants:
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -29,6 +32,7 @@ from squelch.actors.messages import TensorEntry, WeightBundle
 from squelch.actors.packed.layout import Layout
 from squelch.actors.packed.packing import pack
 from squelch.actors.weight_group import WeightGroup
+from squelch.actors.weights_file import ArraySpec, WeightsFile, read_arrays
 from squelch.learner.policy.lora import merged, published_name
 from squelch.learner.policy.model import Policy, one_layer_at_a_time
 
@@ -127,9 +131,11 @@ def publish(
     put: Put,
     dtype: torch.dtype = torch.float32,
     chunk_bytes: int = CHUNK_BYTES,
+    file: WeightsFile | None = None,
 ) -> WeightBundle | None:
     """The bundle on rank 0, None elsewhere. `device`: where the policy computes, which is not where offloaded
-    parameters are; `dtype` is the type of the published weights.
+    parameters are; `dtype` is the type of the published weights; `file`: an empty one, if processes of this host
+    shall map the weights. It is sealed, and the chunks are cut from it.
 
     The probe is computed in the learner's own arithmetic, so with a narrower `dtype` the receiver's parity difference
     includes the rounding.
@@ -141,7 +147,17 @@ def publish(
     chunks, clock, digest = _Chunks(put, chunk_bytes), _Clock(), DeviceDigest()
     for name, tensor in clock.timed(whole(policy, dtype)):
         digest.add(name, tensor)
-        chunks.add(name, as_array(clock.took(_copied, tensor)))
+        with clock.running():
+            host = _copied(tensor) if file is None else tensor.cpu()  # the file is the copy
+            array, is_bfloat16 = as_array(host), tensor.dtype == torch.bfloat16
+            if file is not None:
+                file.add(name, array, is_bfloat16)
+        if file is None:
+            chunks.add(name, array)
+    shared = file.seal() if file is not None else None
+    if shared is not None:
+        for name, array in read_arrays(shared.path, map(ArraySpec.of, shared.arrays)).items():
+            chunks.add(name, array)
     stored = chunks.finish()
     return WeightBundle(
         version=version,
@@ -152,6 +168,7 @@ def publish(
         num_bytes=chunks.num_bytes,
         bfloat16_names=frozenset(chunks.floating) if dtype == torch.bfloat16 else frozenset(),
         table=table(policy, dtype),
+        shared=shared,
         seconds_gathered=clock.seconds,
         seconds_sent=chunks.seconds,
     )
@@ -192,19 +209,18 @@ class _Clock:
     def __init__(self) -> None:
         self.seconds = 0.0
 
-    def took(self, copy: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
-        """The copy, whose time counts."""
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Within this context, time counts."""
         started = time.perf_counter()
-        copied = copy(tensor)
+        yield
         self.seconds += time.perf_counter() - started
-        return copied
 
     def timed(self, items: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yields the items and adds up the time that each takes."""
         while True:
-            started = time.perf_counter()
-            item = next(items, None)
-            self.seconds += time.perf_counter() - started
+            with self.running():
+                item = next(items, None)
             if item is None:
                 return
             yield item

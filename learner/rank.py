@@ -19,6 +19,7 @@ of its own answers it while another call is under way.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
@@ -40,6 +41,7 @@ from squelch.actors.process.interfaces import bind_nccl, listen
 from squelch.actors.process.progress_marks import Marks, Progress
 from squelch.actors.process.shipping import Folder, forget, local, outline, own_node
 from squelch.actors.weight_group import WeightGroup
+from squelch.actors.weights_file import WeightsFile
 from squelch.learner import imitation, process_group, publish, staging
 from squelch.learner.batching import Groups, Row
 from squelch.learner.config import LearnerConfig
@@ -49,6 +51,7 @@ from squelch.learner.network import LOOPBACK, Endpoint, RankProcess, unreachable
 from squelch.learner.staging import Staging
 from squelch.learner.trainer import Trainer
 
+log = logging.getLogger(__name__)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 """Types in which weights are published, by the name in `rollout.dtype`; any other name publishes float32."""
 
@@ -57,8 +60,15 @@ class LearnerRank:
     """One rank. `start` and the methods that train, publish, send, save and load are collectives."""
 
     def __init__(
-        self, rank: int, model_dir: Folder | str, config: LearnerConfig, seed: int, temperature: float
+        self,
+        rank: int,
+        model_dir: Folder | str,
+        config: LearnerConfig,
+        seed: int,
+        temperature: float,
+        share: bool = False,
     ) -> None:
+        """`share`: whether rank 0 keeps a published version in memory that processes of its host can map."""
         self.rank, self.model_dir, self.config = rank, model_dir, config
         self.seed, self.temperature = seed, temperature
         self.marks = Marks()
@@ -66,6 +76,9 @@ class LearnerRank:
         self._rendezvous: socket.socket | None = None
         """Listens for the members of a weight group that is being formed."""
         self._group: WeightGroup | None = None
+        self._share = share and rank == 0
+        self._file: WeightsFile | None = None
+        """The version that was published last, until the weights change."""
 
     def progress(self) -> Progress:
         """The progress marks so far, also in the middle of a step."""
@@ -114,6 +127,7 @@ class LearnerRank:
     def train_step(self, step: int, refs: Sequence[Any], group_ids: Sequence[str], terms: StepTerms) -> StepReport:
         """Fetches the groups' tables (`refs`, in order of `group_ids`) and learns from them."""
         start = time.perf_counter()
+        self._free_file()
         groups = self._fetch(f"step {step}", refs, group_ids)
         fetch = time.perf_counter() - start
         report = self.trainer.train_step(step, groups, terms)
@@ -146,7 +160,22 @@ class LearnerRank:
 
     def publish(self, version: int, dtype: str) -> WeightBundle | None:
         """The weights as `version` in `dtype`, which rank 0 puts into the object store; other ranks return None."""
-        return self.trainer.publish(version, ray.put, DTYPES.get(dtype, torch.float32))
+        self._free_file()
+        self._file = self._new_file() if self._share else None
+        return self.trainer.publish(version, ray.put, DTYPES.get(dtype, torch.float32), self._file)
+
+    def _new_file(self) -> WeightsFile | None:
+        try:
+            return WeightsFile()
+        except OSError as error:
+            log.warning("weights are not shared in memory, and go through the object store: %s", error)
+            return None
+
+    def _free_file(self) -> None:
+        """Frees the shared version: all workers have loaded it, and one that joins late reads the object store."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
     def open_group(self) -> tuple[str, int]:
         """Leaves the present weight group and listens for the members of a new one; the address and port."""

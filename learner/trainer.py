@@ -24,6 +24,7 @@ from squelch.actors.messages import StepReport, StepTerms, WeightBundle
 from squelch.actors.model_folder import model_config
 from squelch.actors.process.folders import Whole, as_it_is
 from squelch.actors.process.progress_marks import Marks
+from squelch.actors.weights_file import WeightsFile
 from squelch.learner import batching, memory, process_group
 from squelch.learner import publish as publication
 from squelch.learner.batching import Groups, MicroBatch, OptimizerStep, Row
@@ -438,10 +439,16 @@ class Trainer:
         batches, _ = self._prepare(rows, plan, Clock(self.device), objective)
         self._accumulate(batches[0], terms, Totals.zeros(self.device), objective, first=True)
 
-    def publish(self, version: int, put: publication.Put, dtype: torch.dtype = torch.float32) -> WeightBundle | None:
-        """The present weights, on rank 0; None on the other ranks. A collective."""
+    def publish(
+        self,
+        version: int,
+        put: publication.Put,
+        dtype: torch.dtype = torch.float32,
+        file: WeightsFile | None = None,
+    ) -> WeightBundle | None:
+        """The present weights, on rank 0; None on the other ranks. `file`: as in `publish.publish`. A collective."""
         self.version = version
-        return publication.publish(self.policy, self.device, version, put, dtype)
+        return publication.publish(self.policy, self.device, version, put, dtype, file=file)
 
     def save(self, path: Path, loop: Mapping[str, Any]) -> None:
         """Write a checkpoint that contains the caller's `loop` data. A collective."""

@@ -56,7 +56,7 @@ from squelch.actors.process.progress_marks import Marks
 from squelch.actors.rollout.early_process import EarlyProcess, begun, serving
 from squelch.actors.rollout.memory import BATCHED_TOKENS, PRIMITIVES
 from squelch.actors.rollout.stop_strings import Spell, StopStrings
-from squelch.actors.rollout.weights_file import written_arrays
+from squelch.actors.weights_file import written_arrays
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -418,12 +418,17 @@ class VllmEngine:
         memory = written_arrays(arrays, bundle.bfloat16_names)
         path, table = await asyncio.to_thread(memory.__enter__)
         try:
-            yield {"path": str(path), "version": bundle.version, "checksum": bundle.checksum, "arrays": table}
+            yield self.mapped(bundle, path, table)
         finally:
             await asyncio.to_thread(memory.__exit__, None, None, None)
 
+    @staticmethod
+    def mapped(bundle: WeightBundle, path: Path, table: Iterable[dict[str, Any]]) -> dict[str, Any]:
+        """A version in memory that the engine's processes can map, for `load`."""
+        return {"path": str(path), "version": bundle.version, "checksum": bundle.checksum, "arrays": list(table)}
+
     async def load(self, bundle: WeightBundle, copied: dict[str, Any]) -> LoadTimes:
-        """Pause sampling, load a version, clear the prefix cache, resume. `copied`: as the context of that name yields.
+        """Pause sampling, load a version, clear the prefix cache, resume. `copied`: from `copied` or `mapped`.
 
         Raises TransferRefused if nothing was loaded, and RuntimeError if the weights may be partly loaded.
         """

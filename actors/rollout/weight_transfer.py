@@ -1,12 +1,14 @@
 """Loads new weights into a vLLM engine: a back end of vLLM's own weight-transfer interface.
 
-Weights reach the engine's process in one of two ways:
+Weights reach the engine's process in one of three ways:
 
+- The learner, on the same host, has written them to one file in memory (`actors.weights_file`), whose path the rollout
+  worker sends to the engine's process, which maps the file.
 - The rollout worker takes a bundle's arrays from the Ray object store, writes them to one file in memory
-  (`actors.rollout.weights_file`), and sends that file's path to the engine's process, which maps the file.
+  of its own, and sends that file's path.
 - The engine's process is a member of a weight group (`actors.weight_group`), in which the learner broadcasts.
 
-`SquelchWeightTransferEngine` is the back end for both. Every engine process finds it through the
+`SquelchWeightTransferEngine` is the back end for all. Every engine process finds it through the
 `vllm.general_plugins` entry point `squelch`, which calls `register`.
 
 Invariants:
@@ -47,9 +49,9 @@ from squelch.actors.device_sums import DeviceDigest
 from squelch.actors.messages import GroupMember, TensorEntry
 from squelch.actors.process.parent_watch import watch_parent
 from squelch.actors.rollout import norms
-from squelch.actors.rollout.weights_file import ArraySpec, read_arrays
 from squelch.actors.weight_group import WeightGroup
 from squelch.actors.weights import checksum
+from squelch.actors.weights_file import ArraySpec, read_arrays
 
 BACKEND = "squelch"
 NOTHING_LOADED = "nothing was loaded"

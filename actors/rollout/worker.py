@@ -7,6 +7,8 @@ Invariants:
 
 - From the moment that a weight update pauses sampling until its parity probe passes, the worker delivers no completion
   and starts no request. Before, while the weights are fetched and copied for the engine, it serves on.
+- Engine processes map weights that the learner shares in memory. Where this process cannot open that memory, or its
+  bytes are not those published, it takes the object store and says why in its report.
 - After a damaged transfer or a failed copy the worker keeps serving the old version. It never serves weights that
   failed the probe or were only partly loaded: it discards all completions that were sampled under them, and refuses
   requests until an update passes.
@@ -19,7 +21,7 @@ Invariants:
 | `ready` | engine process, a first token | engine | RuntimeError naming the worker, `start_timeout_s` |
 | `submit`, `abort`, `stats`, `progress` | nothing | | |
 | `collect` | a finished sequence | engine, or a failure | empty list after `timeout_s` |
-| `update_weights` | chunks, pause, load, probe | object store, engine | RuntimeError, `update_timeout_s` |
+| `update_weights` | memory or chunks, pause, load, probe | object store, engine | RuntimeError, `update_timeout_s` |
 | `join_group` | the learner, all other workers | each one's own call | RuntimeError, the group's `timeout_s` |
 | `receive_weights` | a broadcast, pause, load, probe | learner, engine | RuntimeError, `update_timeout_s` |
 | `health` | one token, if no update holds it up | engine | RuntimeError naming the worker |
@@ -57,6 +59,7 @@ from squelch.actors.process.spans import Span, Spans
 from squelch.actors.rollout.engine import LoadTimes, VllmEngine
 from squelch.actors.rollout.mailboxes import ClientGone, Mailbox, Mailboxes
 from squelch.actors.rollout.stop_strings import Spell
+from squelch.actors.weights_file import Unreachable, opened
 from squelch.envs.untrusted.files import reason
 
 HEALTH_TIMEOUT_S = 30.0
@@ -255,16 +258,18 @@ class Engine:
     # --- weights ---
 
     async def update_weights(
-        self, bundle: WeightBundle, arrays: list[tuple[str, np.ndarray]] | None = None
+        self, bundle: WeightBundle, arrays: list[tuple[str, np.ndarray]] | None = None, path: Path | None = None
     ) -> UpdateReport:
-        """Load and serve another version. `arrays`: the bundle's parameters in published order; without them, the
-        weights come from the weight group.
+        """Load and serve another version. `arrays`: the bundle's parameters in published order; `path`: to the memory
+        in which the bundle shares them; without either, the weights come from the weight group.
 
         Raises RuntimeError with worker, version and the measured difference if the transfer or the parity probe fails,
         or if the update takes longer than `update_timeout_s`; TransferRefused if nothing was loaded.
         """
         async with self._updating, AsyncExitStack() as held:  # a copy is released outside of the bound
             deadline = asyncio.get_running_loop().time() + self._config.update_timeout_s
+            if path is not None and bundle.shared is not None:
+                return await self._loaded(bundle, self.vllm.mapped(bundle, path, bundle.shared.arrays), deadline)
             if arrays is None:
                 return await self._loaded(bundle, None, deadline)
             started = time.monotonic()
@@ -438,7 +443,17 @@ class RolloutWorker:
         self._engine.abort(client, request_ids)
 
     async def update_weights(self, bundle: WeightBundle) -> UpdateReport:
-        """Fetches the bundle's chunks from the object store, then does as `Engine.update_weights`."""
+        """Maps the memory in which the learner shares the weights, or, if that fails, fetches the bundle's chunks from
+        the object store; then does as `Engine.update_weights`."""
+        if bundle.shared is None:
+            return await self._from_store(bundle)
+        try:
+            with opened(bundle.shared) as path:
+                return replace(await self._engine.update_weights(bundle, path=path), way="shared_memory")
+        except (Unreachable, TransferRefused) as error:
+            return replace(await self._from_store(bundle), not_shared=str(error))
+
+    async def _from_store(self, bundle: WeightBundle) -> UpdateReport:
         started = time.monotonic()
         try:
             async with asyncio.timeout(self._update_timeout_s):
@@ -458,7 +473,7 @@ class RolloutWorker:
 
     async def receive_weights(self, bundle: WeightBundle) -> UpdateReport:
         """Loads the weights that the learner broadcasts in the weight group, then does as `Engine.update_weights`."""
-        return await self._engine.update_weights(bundle)
+        return replace(await self._engine.update_weights(bundle), way="broadcast")
 
     async def health(self, timeout_s: float = HEALTH_TIMEOUT_S) -> dict[str, Any]:
         """As `Engine.health`."""

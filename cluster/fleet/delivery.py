@@ -1,5 +1,5 @@
-"""Delivers a published version to the rollout workers: by broadcast if learner and workers have GPUs, else through the
-object store.
+"""Delivers a published version to the rollout workers: by broadcast if learner and workers have GPUs, else each worker
+maps it in the learner's memory, or fetches it from the object store where that is on another host.
 
 A broadcast needs a weight group (`actors.weight_group`): learner rank 0 and the engines of all workers that the version
 goes to. A group never changes. If a worker has joined or left since the last version, or the learner was replaced, a
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -47,6 +48,8 @@ from squelch.cluster.fleet.waiting import outcomes
 
 log = logging.getLogger(__name__)
 SENDER = "learner"
+_PROCESS = re.compile(r"\d+")
+"""What differs from version to version in a reason."""
 
 
 class SenderLost(RuntimeError):
@@ -62,13 +65,15 @@ class Delivery:
 
     def __init__(self, rollout: RolloutConfig, transfer: Transfer, on_event: Callable[..., None]) -> None:
         self.rollout, self.on_event = rollout, on_event
-        self.backend: Backend | None = None if transfer == "object_store" else transfer
+        self.backend: Backend | None = None if transfer in ("object_store", "shared_memory") else transfer
         self.timeout_s = rollout.update_timeout_s / 2
         """Bound of the forming of a group, and of a broadcast."""
         self._members: list[object] = []
         """The members of the present group, the learner first; empty without a group."""
         self._number = 0
         self._ended: dict[str, float] = {}
+        self._said: dict[str, str] = {}
+        """Why each worker last did not map the learner's memory."""
 
     async def deliver(
         self, bundle: WeightBundle, workers: Sequence[Member[Client]], learner: LearnerClient | None
@@ -102,6 +107,10 @@ class Delivery:
     async def _timed(self, name: str, update: Awaitable[UpdateReport]) -> UpdateReport:
         report = await update
         self._ended[name] = asyncio.get_running_loop().time()
+        why = _PROCESS.sub("", report.not_shared)
+        if why and self._said.get(name) != why:
+            log.warning("%s takes weights from the object store: %s", name, report.not_shared)
+        self._said[name] = why
         return report
 
     async def _formed(self, backend: Backend, learner: LearnerClient, workers: Sequence[Member[Client]]) -> bool:

@@ -40,6 +40,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
@@ -155,7 +156,8 @@ class Learning:
     async def _deliver(self, bundle: WeightBundle, started: float) -> dict[str, float]:
         self.recovery.note_published(bundle)
         reports = await self.fleet.update_workers(bundle)
-        facts = {"version": bundle.version, "checksum": bundle.checksum}
+        ways = dict(Counter(report.way for report in reports))
+        facts = {"version": bundle.version, "checksum": bundle.checksum, "ways": ways}
         self.run_log.event("rollout", "weights", started, time.time(), **facts)
         self._published = publication_metrics(bundle) | update_metrics(reports)
         return self._published

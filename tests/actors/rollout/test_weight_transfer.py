@@ -13,9 +13,9 @@ import torch
 
 from squelch.actors.messages import GroupMember
 from squelch.actors.process.interfaces import listen
-from squelch.actors.rollout.weights_file import read_arrays, written_arrays
 from squelch.actors.weight_group import WeightGroup
 from squelch.actors.weights import checksum
+from squelch.actors.weights_file import read_arrays, written_arrays
 
 
 @pytest.mark.ray

@@ -237,7 +237,7 @@ def test_the_counted_tokens_of_several_turns_are_full_contexts_of_every_trajecto
 
 ONE_NODE = (Path(__file__).parents[3] / "docs/guide/real-models.md").read_text().partition("## On one GPU")[2]
 ON_ONE = re.findall(r"^\| `([\w.-]+)` \| (\d+) \| `([^`]+)` \|$", ONE_NODE, re.MULTILINE)
-ON_SEVERAL = re.findall(r"^\| (\d+) \| `([^`]+)` \| (NCCL|object store) \|$", ONE_NODE, re.MULTILINE)
+ON_SEVERAL = re.findall(r"^\| (\d+) \| `([^`]+)` \| (NCCL|shared memory) \|$", ONE_NODE, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("recipe", "gib", "settings"), ON_ONE)
@@ -251,7 +251,7 @@ def test_what_the_page_puts_on_one_card_fits(recipe: str, gib: str, settings: st
 def test_the_pages_layouts_of_a_node_use_it(count: str, settings: str, way: str) -> None:
     config = load("qwen2.5-0.5b", settings.split())
     assert needed(config, "GPU") == pytest.approx(int(count))
-    assert config.weight_transfer == {"NCCL": "nccl", "object store": "object_store"}[way]
+    assert config.weight_transfer == {"NCCL": "nccl", "shared memory": "shared_memory"}[way]
     assert {need.advice for need in needs_of(config, [24.0])} == {""}
 
 

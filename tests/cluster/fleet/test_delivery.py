@@ -87,13 +87,18 @@ def test_whatever_dies_every_ticket_is_trained_on_once(tmp_path_factory, stalene
 @pytest.mark.parametrize(
     ("words", "chosen", "text"),
     [
-        ((), "object_store", "through Ray's object store (learner.num_gpus=0, rollout.num_gpus=0)"),
+        (
+            (),
+            "shared_memory",
+            "elsewhere through Ray's object store (learner.num_gpus=0, rollout.num_gpus=0)",
+        ),
+        (("rollout.weight_transfer=object_store",), "object_store", "store (rollout.weight_transfer says so)"),
         (
             ("learner.num_gpus=1", "rollout.num_gpus=1"),
             "nccl",
             "broadcast by NCCL (learner and rollout workers have GPUs)",
         ),
-        (("learner.num_gpus=1", "rollout.num_gpus=0.5"), "object_store", "(rollout.num_gpus=0.5)"),
+        (("learner.num_gpus=1", "rollout.num_gpus=0.5"), "shared_memory", "(rollout.num_gpus=0.5)"),
         (("rollout.weight_transfer=gloo",), "gloo", "between CPUs (rollout.weight_transfer says so)"),
     ],
 )
