@@ -66,7 +66,8 @@ def published(policy: Policy) -> dict[str, Tensor]:
 def gathered(policy: Policy) -> Iterator[tuple[str, Tensor]]:
     """Yields (name, copy of the unsharded tensor on CPU), with adapters merged. A collective: every rank must iterate
     to the end."""
-    return ((name, _copied(tensor)) for name, tensor in whole(policy))
+    live = _live(policy)
+    return ((name, _copied(tensor, live)) for name, tensor in whole(policy))
 
 
 def whole(policy: Policy, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -86,8 +87,15 @@ def _take_part(policy: Policy) -> None:
         pass
 
 
-def _copied(tensor: Tensor) -> Tensor:
-    return tensor.to("cpu", copy=True)
+def _copied(tensor: Tensor, live: set[int]) -> Tensor:
+    """The tensor on CPU, and not in memory that is `_live`."""
+    return tensor.to("cpu", copy=tensor.untyped_storage().data_ptr() in live)
+
+
+def _live(policy: Policy) -> set[int]:
+    """Addresses of the memory in which the parameters of this rank lie; gathering on one rank yields views of it."""
+    found = (t.to_local() if isinstance(t, DTensor) else t for t in entries(policy).values())
+    return {tensor.untyped_storage().data_ptr() for tensor in found}
 
 
 def _type_of(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
@@ -144,11 +152,11 @@ def publish(
     log_probs = probe(policy, ids, device)
     if dist.get_rank() != 0:
         return _take_part(policy)
-    chunks, clock, digest = _Chunks(put, chunk_bytes), _Clock(), DeviceDigest()
+    chunks, clock, digest, live = _Chunks(put, chunk_bytes), _Clock(), DeviceDigest(), _live(policy)
     for name, tensor in clock.timed(whole(policy, dtype)):
         digest.add(name, tensor)
         with clock.running():
-            host = _copied(tensor) if file is None else tensor.cpu()  # the file is the copy
+            host = _copied(tensor, live) if file is None else tensor.cpu()  # the file is the copy
             array, is_bfloat16 = as_array(host), tensor.dtype == torch.bfloat16
             if file is not None:
                 file.add(name, array, is_bfloat16)

@@ -418,14 +418,15 @@ class VllmEngine:
         memory = written_arrays(arrays, bundle.bfloat16_names)
         path, table = await asyncio.to_thread(memory.__enter__)
         try:
-            yield self.mapped(bundle, path, table)
+            yield _in_file(bundle, path, table)
         finally:
             await asyncio.to_thread(memory.__exit__, None, None, None)
 
     @staticmethod
-    def mapped(bundle: WeightBundle, path: Path, table: Iterable[dict[str, Any]]) -> dict[str, Any]:
-        """A version in memory that the engine's processes can map, for `load`."""
-        return {"path": str(path), "version": bundle.version, "checksum": bundle.checksum, "arrays": list(table)}
+    def mapped(bundle: WeightBundle, path: Path) -> dict[str, Any]:
+        """A version in the learner's sealed memory, which is open as `path`, for `load`."""
+        assert bundle.shared is not None, "the learner shares this version"
+        return _in_file(bundle, path, bundle.shared.arrays) | {"sealed": True}
 
     async def load(self, bundle: WeightBundle, copied: dict[str, Any]) -> LoadTimes:
         """Pause sampling, load a version, clear the prefix cache, resume. `copied`: from `copied` or `mapped`.
@@ -470,6 +471,10 @@ class VllmEngine:
             await llm.resume_generation()
             text = f"rollout worker {self.name}: weights of version {bundle.version} refused: {error}"
             raise (TransferRefused(text) if NOTHING_LOADED in text else RuntimeError(text)) from error
+
+
+def _in_file(bundle: WeightBundle, path: Path, table: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    return {"path": str(path), "version": bundle.version, "checksum": bundle.checksum, "arrays": list(table)}
 
 
 def _flat(log_probs: Any) -> list[float]:

@@ -13,10 +13,11 @@ Weights reach the engine's process in one of three ways:
 
 Invariants:
 
-- From a file, nothing is loaded before the digest of all arrays equals the learner's: after a refused transfer the
-  engine still has its previous weights. From a group, one bucket is loaded after another, so that no second copy of the
-  model is needed: each bucket's digest is compared before it is loaded, that of the version after the last, and after
-  an error the weights are partly new.
+- From a copy, nothing is loaded before the digest of all arrays equals the learner's: after a refused transfer the
+  engine still has its previous weights. The learner's own file is sealed: nobody can have changed it since the digest
+  was taken, and it is not read a second time.
+- From a group, one bucket is loaded after another, so that no second copy of the model is needed: each bucket's digest
+  is compared before it is loaded, that of the version after the last, and after an error the weights are partly new.
 - A bundle that lacks a parameter of the model is an error.
 - After loading, every packed copy of a weight is rebuilt. On CPU vLLM keeps a separate packed copy of an output head
   that is tied to the embedding, and vLLM's own reload does not update that copy.
@@ -76,6 +77,8 @@ class UpdateInfo(WeightTransferUpdateInfo):
     checksum: str = ""
     arrays: list[dict[str, Any]] = field(default_factory=list)
     table: list[tuple[str, str, list[int]]] = field(default_factory=list)
+    sealed: bool = False
+    """Whether the file is the learner's own, which is sealed."""
 
     def specs(self) -> list[ArraySpec]:
         """The entries of the file's table, in published order."""
@@ -180,7 +183,7 @@ def _mapped(update_info: UpdateInfo, path: str) -> list[tuple[str, torch.Tensor]
     specs = update_info.specs()
     try:
         arrays = read_arrays(path, specs)
-        found = checksum(arrays.items())
+        found = update_info.checksum if update_info.sealed else checksum(arrays.items())
     except (MemoryError, OSError, RuntimeError, ValueError) as error:
         version = update_info.version
         raise RuntimeError(f"weights of version {version} cannot be read ({error}); {NOTHING_LOADED}") from error

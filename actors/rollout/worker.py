@@ -7,8 +7,8 @@ Invariants:
 
 - From the moment that a weight update pauses sampling until its parity probe passes, the worker delivers no completion
   and starts no request. Before, while the weights are fetched and copied for the engine, it serves on.
-- Engine processes map weights that the learner shares in memory. Where this process cannot open that memory, or its
-  bytes are not those published, it takes the object store and says why in its report.
+- Engine processes map weights that the learner shares in memory. Where this process cannot open that memory, or
+  nothing could be loaded from it, it takes the object store and says why in its report.
 - After a damaged transfer or a failed copy the worker keeps serving the old version. It never serves weights that
   failed the probe or were only partly loaded: it discards all completions that were sampled under them, and refuses
   requests until an update passes.
@@ -268,8 +268,8 @@ class Engine:
         """
         async with self._updating, AsyncExitStack() as held:  # a copy is released outside of the bound
             deadline = asyncio.get_running_loop().time() + self._config.update_timeout_s
-            if path is not None and bundle.shared is not None:
-                return await self._loaded(bundle, self.vllm.mapped(bundle, path, bundle.shared.arrays), deadline)
+            if path is not None:
+                return await self._loaded(bundle, self.vllm.mapped(bundle, path), deadline)
             if arrays is None:
                 return await self._loaded(bundle, None, deadline)
             started = time.monotonic()

@@ -1,20 +1,25 @@
 """Publication of the weights at the shape of Qwen2.5-0.5B, beside plain copies of as many bytes from the device.
 
 `float32` and `bfloat16` are the types of the published weights. The chunks stay in this process: Ray's object store,
-and the transfer into vLLM, are not included.
+and the load into vLLM, are not included. `stored_s` and `shared_s` are the seconds from the learner's parameters until
+an engine's process can load the weights, by the two ways: the rollout worker copies chunks into memory of its own,
+which the engine's process checks, or the learner's sealed memory is mapped where it lies.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.gpu.common import GIB, QWEN, Setting, alone, shape_of, write_model
 from benchmarks.gpu.step import QUICK, settings
+from squelch.actors.messages import WeightBundle
 from squelch.actors.weights import checksum
+from squelch.actors.weights_file import ArraySpec, WeightsFile, opened, read_arrays, written_arrays
 from squelch.learner.publish import publish
 from squelch.learner.trainer import Trainer
 
@@ -33,11 +38,34 @@ def measure(setting: Setting) -> Iterator[dict[str, Any]]:
         assert bundle is not None, "rank 0 has the bundle"
         arrays = [(name, array) for chunk in bundle.chunks for name, array in chunk.items()]
         start = time.perf_counter()
-        if checksum(arrays) != bundle.checksum:
-            raise RuntimeError("the published chunks do not have the published checksum")
+        with written_arrays(arrays, bundle.bfloat16_names) as (path, entries):
+            checked_s = checked(path, entries, bundle)
+        stored = seconds + time.perf_counter() - start
         row = {"gib": bundle.num_bytes / GIB, "seconds": seconds, "gathered_s": bundle.seconds_gathered}
-        row |= {"checksum_s": time.perf_counter() - start, "copy_s": copied_s(setting, bundle.num_bytes)}
-        yield {str(dtype).removeprefix("torch."): row | {"of_a_copy": seconds / row["copy_s"]}}
+        row |= {"checksum_s": checked_s, "copy_s": copied_s(setting, bundle.num_bytes)}
+        row |= {"of_a_copy": seconds / row["copy_s"], "stored_s": stored, "shared_s": shared_s(trainer, dtype)}
+        yield {str(dtype).removeprefix("torch."): row}
+
+
+def shared_s(trainer: Trainer, dtype: torch.dtype) -> float:
+    """Seconds in which a version is published in memory, opened by its path, and mapped. What is sealed is not
+    checked."""
+    start, file = time.perf_counter(), WeightsFile()
+    bundle = publish(trainer.policy, trainer.device, 2, lambda chunk: chunk, dtype, file=file)
+    assert bundle is not None and bundle.shared is not None, "rank 0 has the bundle"
+    with opened(bundle.shared) as path:
+        read_arrays(path, map(ArraySpec.of, bundle.shared.arrays))
+    seconds = time.perf_counter() - start
+    file.close()
+    return seconds
+
+
+def checked(path: Path, entries: Iterable[Mapping[str, Any]], bundle: WeightBundle) -> float:
+    """Seconds in which the weights are mapped and their digest is compared, as an engine's process does."""
+    start = time.perf_counter()
+    if checksum(read_arrays(path, map(ArraySpec.of, entries)).items()) != bundle.checksum:
+        raise RuntimeError("the published weights do not have the published digest")
+    return time.perf_counter() - start
 
 
 def copied_s(setting: Setting, num_bytes: int) -> float:

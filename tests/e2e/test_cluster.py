@@ -120,6 +120,11 @@ def test_a_job_is_followed_and_stopped_and_its_run_goes_on_elsewhere_from_its_st
         assert [m["step"] for m in steps(tmp_path / "b/job")] == list(range(1, done + 2))
         assert summary(tmp_path / "b/job")["ledger"]["balanced"]
         assert any(e["actor"] == "store" and e["name"] == "upload" for e in read_events(tmp_path / "b/job"))
+        loaded = [e for run_dir in (tmp_path / "a/job", tmp_path / "b/job") for e in weights_events(run_dir)]
+        assert len({(e["version"], e["checksum"]) for e in loaded}) == len({e["version"] for e in loaded})
+        assert loaded and all(set(e["ways"]) == {"shared_memory"} for e in loaded), (
+            "learner and workers share this host"
+        )
         shown = Run("status", f"{place}/job", env=server.env)
         assert shown.finish() == 0 and f"{done + 1}/{done + 1}" in shown.text
         listed = Run("job", "list", *here, env=cluster.env)
@@ -129,6 +134,10 @@ def test_a_job_is_followed_and_stopped_and_its_run_goes_on_elsewhere_from_its_st
             kept = {key: bucket.get(key).read() for key in bucket.list()}
     sent = [*kept.values(), *first.values(), *last.values(), run.text.encode(), second.text.encode()]
     assert len(kept) > 10 and not any(SECRET.encode() in data for data in sent), "the store's key is nowhere"
+
+
+def weights_events(run_dir: Path) -> list[dict[str, Any]]:
+    return [event for event in read_events(run_dir) if (event["actor"], event["name"]) == ("rollout", "weights")]
 
 
 def assert_scales(run_dir: Path, cluster: Cluster) -> None:

@@ -86,6 +86,14 @@ def test_the_probe_is_the_log_probability_under_the_published_weights(model_dir:
     assert np.allclose(bundle.probe_log_probs, expected.detach().numpy(), atol=1e-5)
 
 
+def test_of_a_parameter_that_was_cast_or_merged_no_further_copy_is_made(model_dir: Path) -> None:
+    policy = Trainer(model_dir, make_config()).policy
+    live = publication._live(policy)
+    for dtype, shares in ((torch.float32, False), (torch.bfloat16, True)):
+        for _, tensor in publication.whole(policy, dtype):
+            assert (publication._copied(tensor, live).data_ptr() == tensor.data_ptr()) is shares
+
+
 def test_published_arrays_do_not_follow_the_parameters(model_dir: Path) -> None:
     trainer = Trainer(model_dir, make_config())
     bundle = trainer.publish(1, lambda chunk: chunk)
@@ -120,7 +128,7 @@ def test_a_version_streams_through_the_learner_and_is_never_there_twice(
     def freed(num_bytes: int) -> None:
         live["bytes"] -= num_bytes
 
-    def watched(tensor: torch.Tensor) -> torch.Tensor:
+    def watched(tensor: torch.Tensor, _: object) -> torch.Tensor:
         copy = tensor.clone()
         live["bytes"] += copy.nbytes
         live["peak"] = max(live["peak"], live["bytes"])
@@ -234,7 +242,7 @@ def test_adapters_are_merged_where_the_policy_lies_and_cast_once(model_dir: Path
     trainer, order = Trainer(model_dir, make_config(lora={"rank": 2})), []
     joined, copied = publication.merged, publication._copied
     monkeypatch.setattr(publication, "merged", lambda named, lora: (order.append("merged"), joined(named, lora))[1])
-    monkeypatch.setattr(publication, "_copied", lambda t: (order.append(str(t.dtype)), copied(t))[1])
+    monkeypatch.setattr(publication, "_copied", lambda t, live: (order.append(str(t.dtype)), copied(t, live))[1])
     bundle = trainer.publish(1, lambda chunk: chunk, dtype)
     assert order[0] == "merged" and set(order[1:]) == {str(dtype)}
     assert checksum(content(bundle).items()) == bundle.checksum

@@ -12,11 +12,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from squelch.actors.messages import Completion, GroupMember
+from squelch.actors.messages import Completion, GroupMember, SharedWeights, UpdateReport
 from squelch.actors.rollout.early_process import EarlyProcess
 from squelch.actors.rollout.engine import VllmEngine, engine_arguments
-from squelch.actors.rollout.worker import Engine
+from squelch.actors.rollout.worker import Engine, RolloutWorker
 from squelch.actors.weight_group import WeightGroup
+from squelch.actors.weights_file import WeightsFile
 from tests.actors.rollout import vllm_support as support
 
 pytestmark = pytest.mark.ray
@@ -219,6 +220,40 @@ def test_weights_that_a_group_broadcasts_are_served_and_a_failed_broadcast_heals
     completion = loop.run(support.sample(engine, [one]))["g"]
     assert_matches(policies[0], one.prompt_ids, completion, one.temperature)
     first.close()
+
+
+def test_weights_in_the_learners_memory_are_served_and_what_cannot_be_mapped_comes_from_the_store(
+    loop, engine, policies
+):
+    one = support.request("m", seed=5)
+    worker = object.__new__(RolloutWorker)  # without Ray: the chunks are futures of this loop
+    worker._engine, worker._update_timeout_s = engine, 60.0
+
+    def update(version: int, policy: int, shared: SharedWeights) -> UpdateReport:
+        async def updated() -> UpdateReport:
+            chunk = asyncio.get_running_loop().create_future()
+            chunk.set_result(dict(support.arrays_of(policies[policy])))
+            bundle = support.bundle_of(policies[policy], version)
+            return await worker.update_weights(replace(bundle, chunks=(chunk,), shared=shared))
+
+        report = loop.run(updated())
+        completion = loop.run(support.sample(engine, [one]))["m"]
+        assert_matches(policies[policy], one.prompt_ids, completion, one.temperature)
+        assert completion.version_min == version == report.version
+        return report
+
+    file = WeightsFile()
+    for name, array in support.arrays_of(policies[1]):
+        file.add(name, array, False)
+    shared = file.seal()
+    report = update(1, 1, shared)
+    assert (report.way, report.not_shared, report.seconds_copied) == ("shared_memory", "", 0.0)
+    (first, *others) = shared.arrays
+    report = update(2, 0, replace(shared, arrays=({**first, "offset": 2**40}, *others)))
+    assert report.way == "object_store" and "nothing was loaded" in report.not_shared
+    file.close()
+    report = update(3, 1, shared)
+    assert report.way == "object_store" and "no process here has it" in report.not_shared
 
 
 def test_a_transfer_with_another_checksum_is_refused_and_the_old_weights_serve_on(loop, engine, policies):
