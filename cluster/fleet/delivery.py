@@ -8,7 +8,7 @@ new group is formed at this weight boundary, before the broadcast.
     waits for                              unblocked by            on failure or time-out
     forming: rank 0 and all its workers    one another             all workers read the object store
     broadcast: the same                    one another             the workers that failed read the object store
-    object store: every worker             its parity probe        the late worker is replaced by the fleet
+    memory, object store: every worker     its parity probe        the late worker is replaced by the fleet
 
 Invariants:
 
