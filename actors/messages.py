@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from squelch.actors.cards.records import CardUse, Operations
+
 
 @dataclass(frozen=True)
 class GenerationRequest:
@@ -159,6 +161,8 @@ class UpdateReport:
     way: Way = "object_store"
     not_shared: str = ""
     """The reason if the learner shared the weights in memory and this worker took them from the object store."""
+    card: CardUse | None = None
+    """The use of the worker's first card since the update before; None on CPU, and where NVML does not show it."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +199,10 @@ class StepReport:
     """fetch, prepare, forward_backward, optimizer, recompute, reference, critic."""
     refused: str | None = None
     """The reason if the step was refused, e.g. `non-finite gradient in group 000003-002`."""
+    operations: Operations | None = None
+    """Of the policy's passes in the step's optimizer steps; None without an update."""
+    cards: tuple[CardUse, ...] = ()
+    """The use of each rank's card since the step before."""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,6 @@ from squelch.cluster.terminal import say
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-GPU_PEAKS = {"H100 80GB HBM3": 989e12, "H200": 989e12, "A100": 312e12}
-"""Dense bfloat16 FLOP/s (NVIDIA's data sheets), by a part of PyTorch's name of the card."""
 PAD_ID, PAD = 0, "<pad>"
 END_ID, END = 1, "<end>"
 
@@ -118,11 +116,6 @@ def word_tokenizer(folder: Path, vocabulary: int) -> None:
 def word(index: int) -> str:
     """The word whose id is `index`."""
     return {PAD_ID: PAD, END_ID: END}.get(index, f"t{index}")
-
-
-def peak_of(card: str) -> float | None:
-    """Dense bfloat16 FLOP/s of a card; None if it is unknown."""
-    return next((flops for name, flops in GPU_PEAKS.items() if name in card), None)
 
 
 def print_metrics(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
+import squelch.actors.cards.metrics
 import squelch.actors.diagnosis.metrics
 import squelch.actors.endpoint.metrics
 import squelch.actors.filter.metrics
@@ -326,6 +327,7 @@ COMPONENTS: tuple[ModuleType, ...] = (
     squelch.learner.metrics,
     squelch.learner.decomposition.metrics,
     squelch.actors.rollout.metrics,
+    squelch.actors.cards.metrics,
 )
 """Modules with a table `METRICS`, in the order of a training step."""
 

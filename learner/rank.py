@@ -35,6 +35,7 @@ from ray.exceptions import GetTimeoutError
 from transformers.utils import logging as hf_logging
 
 from squelch.actors.archive.rows import from_table, unpacked
+from squelch.actors.cards.watch import Counters, watch_card
 from squelch.actors.messages import GroupMember, Imitation, StepReport, StepTerms, WeightBundle
 from squelch.actors.process.folders import Entry
 from squelch.actors.process.interfaces import bind_nccl, listen
@@ -52,6 +53,15 @@ from squelch.learner.staging import Staging
 from squelch.learner.trainer import Trainer
 
 log = logging.getLogger(__name__)
+
+def counters() -> Counters:
+    """What torch knows of this rank's card; its largest reservation is that since the last call."""
+    free, total = torch.cuda.mem_get_info()
+    own = torch.cuda.max_memory_reserved()
+    torch.cuda.reset_peak_memory_stats()
+    return Counters(torch.cuda.get_device_name(), float(total - free), float(total), float(own))
+
+
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 """Types in which weights are published, by the name in `rollout.dtype`; any other name publishes float32."""
 
@@ -117,6 +127,7 @@ class LearnerRank:
         process_group.start(*world, endpoints[rank].address, store)
         self.trainer = Trainer(model_dir, config, rank, len(endpoints), self.seed, self.temperature)
         self.marks = self.trainer.marks
+        self._card = watch_card(f"learner-{rank}", config.num_gpus, config.dtype, counters)
 
     def stop(self) -> None:
         """Leaves the process group."""
@@ -131,7 +142,8 @@ class LearnerRank:
         groups = self._fetch(f"step {step}", refs, group_ids)
         fetch = time.perf_counter() - start
         report = self.trainer.train_step(step, groups, terms)
-        return replace(report, seconds={**report.seconds, "fetch": fetch})
+        card = self._card.take()
+        return replace(report, seconds={**report.seconds, "fetch": fetch}, cards=() if card is None else (card,))
 
     def decompose(self, refs: Sequence[Any], group_ids: Sequence[str]) -> Decomposition:
         """The gradient decomposition of these groups; no update is made."""

@@ -34,6 +34,8 @@ class Batch:
     """(num_rows,) value of the state after each row; 0 if the episode ended there."""
     returns: Tensor | None = None
     """(num_sampled,) targets of the critic."""
+    pairs: int = 0
+    """Pairs of tokens between which its rows attend."""
 
     def only(self, groups: Collection[str]) -> "Batch":
         """The batch restricted to the sampled tokens of these groups. Inputs stay complete, weights do not change."""
@@ -76,7 +78,8 @@ def to_batch(micro: MicroBatch, part: OptimizerStep, objective: ObjectiveConfig,
         spared=None if micro.spared is None else torch.from_numpy(micro.spared).to(device),
     )
     versions = torch.from_numpy(micro.versions).to(device)
-    return Batch(micro.rows, inputs_of(micro, device), tokens, None, versions, lengths.to(device))
+    inputs = inputs_of(micro, device)
+    return Batch(micro.rows, inputs, tokens, None, versions, lengths.to(device), pairs=micro.forest.pairs())
 
 
 def scored(batch: Batch, objective: ObjectiveConfig, recomputed: Tensor | None, reference: Tensor | None) -> Batch:

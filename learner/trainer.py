@@ -27,6 +27,7 @@ from squelch.actors.process.progress_marks import Marks
 from squelch.actors.weights_file import WeightsFile
 from squelch.learner import batching, memory, process_group
 from squelch.learner import publish as publication
+from squelch.learner.arithmetic import Arithmetic
 from squelch.learner.batching import Groups, MicroBatch, OptimizerStep, Row
 from squelch.learner.checkpoint import folder as checkpoint
 from squelch.learner.checkpoint.export import export
@@ -57,6 +58,8 @@ class Totals:
     """(len(MISMATCH_NAMES),) float64."""
     ratio_max: Tensor
     value_loss: Tensor
+    passes: tuple[float, float] = (0.0, 0.0)
+    """Operations of the policy's passes: products, attention's products."""
     grad_norms: list[float] = field(default_factory=list)
     critic_norms: list[float] = field(default_factory=list)
 
@@ -70,6 +73,12 @@ class Totals:
             make((), device=device),
             make((), dtype=torch.float64, device=device),
         )
+
+    def add_passes(self, arithmetic: Arithmetic, batch: Batch) -> None:
+        """Counts a forward and a backward pass of the policy over the batch."""
+        ids, positions, _, _ = batch.inputs
+        more = arithmetic.trained(ids.numel(), len(positions), batch.pairs)
+        self.passes = (self.passes[0] + more[0], self.passes[1] + more[1])
 
 
 def learning_rate(config: OptimizerConfig, taken: int) -> float:
@@ -120,6 +129,7 @@ class Trainer:
         memory.check(model_config(self.model_dir), config, world_size, sharing=process_group.ranks_here())
         self.policy = self._load(config.lora)
         self.reference = self._load().requires_grad_(False) if config.objective.kl.coefficient > 0 else None
+        self.arithmetic = Arithmetic.of(self.policy.model)
         settings = config.optimizer
         self.optimizer = torch.optim.AdamW(
             [p for p in self.policy.parameters() if p.requires_grad],
@@ -152,12 +162,16 @@ class Trainer:
             with clock.part("prepare"):
                 batching.refuse_non_finite(groups)
                 rows = batching.to_rows(groups, self.config.objective, terms)
-            taken, metrics = self._learn(step, rows, terms, clock)
+            totals = Totals.zeros(self.device)
+            taken, metrics = self._learn(step, rows, terms, totals, clock)
         except StepRefused as refused:
             return self._report(step, rows, 0, {}, clock, str(refused))
-        return self._report(step, rows, taken, metrics, clock, None)
+        report = self._report(step, rows, taken, metrics, clock, None)
+        return replace(report, operations=self.arithmetic.total(totals.passes)) if taken else report
 
-    def _learn(self, step: int, rows: Sequence[Row], terms: StepTerms, clock: Clock) -> tuple[int, dict[str, float]]:
+    def _learn(
+        self, step: int, rows: Sequence[Row], terms: StepTerms, totals: Totals, clock: Clock
+    ) -> tuple[int, dict[str, float]]:
         """Takes the optimizer steps on the rows; their number and the metrics. StepRefused if it took none."""
         with clock.part("prepare"):
             plan = self.plan(rows, self.config.minibatches, step)
@@ -166,7 +180,6 @@ class Trainer:
         batches, metrics = self._prepare(rows, plan, clock, self.config.objective)
         if (silent := self._silent(batches)) is not None:
             return 0, silent
-        totals = Totals.zeros(self.device)
         self._optimize(batches, [part.groups(rows) for part in plan], terms, totals, clock)
         return len(plan), self._metrics(rows, totals, len(plan)) | metrics
 
@@ -308,6 +321,7 @@ class Trainer:
             found.loss.backward()
             loss += found.sums[0]
             totals.sums += found.sums
+            totals.add_passes(self.arithmetic, batch)
             totals.ratio_max = torch.maximum(totals.ratio_max, found.ratio_max)
             self._count_mismatch(batch, log_probs.detach(), totals, first)
             self.marks.add()

@@ -227,7 +227,8 @@ def rules_without_input(url: str) -> list[str]:
     evaluated. A rule itself is empty while it does not fire, so that only its inputs show that it could."""
     rules = [rule for group in _get(url, "rules")["groups"] for rule in group["rules"]]
     broken = [f"{rule['name']}: {rule['lastError']}" for rule in rules if rule["health"] == "err"]
-    inputs = [(rule.name, selector) for rule in RULES for selector in dict.fromkeys(SELECTOR.findall(rule.expr))]
+    always = [rule for rule in RULES if not rule.blind_when]
+    inputs = [(rule.name, selector) for rule in always for selector in dict.fromkeys(SELECTOR.findall(rule.expr))]
     return broken + [f"{name}: {selector}" for name, selector in inputs if not filled(query(url, selector))]
 
 

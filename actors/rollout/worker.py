@@ -42,6 +42,7 @@ from typing import Any
 
 import numpy as np
 
+from squelch.actors.cards.watch import watch_card
 from squelch.actors.config import RolloutConfig
 from squelch.actors.formats.choice import open_format
 from squelch.actors.messages import (
@@ -411,6 +412,7 @@ class RolloutWorker:
         self._update_timeout_s = config.update_timeout_s
         self._started = asyncio.Lock()
         self._ready = False
+        self._card = watch_card(name, config.num_gpus, config.dtype)
 
     async def ready(self) -> dict[str, Any]:
         """Starts the engine at the first call; returns {worker, version, process_id, engine_process_ids}."""
@@ -465,7 +467,8 @@ class RolloutWorker:
             ) from None
         fetched = time.monotonic() - started
         arrays = [(name, array) for chunk in chunks for name, array in chunk.items()]
-        return replace(await self._engine.update_weights(bundle, arrays), seconds_fetched=fetched)
+        report = await self._engine.update_weights(bundle, arrays)
+        return replace(report, seconds_fetched=fetched, card=self._card.take())
 
     async def join_group(self, member: GroupMember) -> None:
         """As `Engine.join_group`."""
@@ -473,7 +476,7 @@ class RolloutWorker:
 
     async def receive_weights(self, bundle: WeightBundle) -> UpdateReport:
         """Loads the weights that the learner broadcasts in the weight group, then does as `Engine.update_weights`."""
-        return replace(await self._engine.update_weights(bundle), way="broadcast")
+        return replace(await self._engine.update_weights(bundle), way="broadcast", card=self._card.take())
 
     async def health(self, timeout_s: float = HEALTH_TIMEOUT_S) -> dict[str, Any]:
         """As `Engine.health`."""

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from benchmarks import common
+from squelch.actors.cards.peaks import peak_of
 from squelch.learner.shapes import published
 
 GIB = 2**30
@@ -107,5 +107,5 @@ def alone(device: str) -> None:
 
 def share_of_peak(operations_per_second: float, setting: Setting) -> float | None:
     """Share of the card's dense bfloat16 peak; None for an unknown card."""
-    peak = common.peak_of(setting.card)
+    peak = peak_of(setting.card)
     return None if peak is None else operations_per_second / peak

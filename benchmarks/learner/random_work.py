@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-import torch
 
 from squelch.actors.packed.packing import pack
 from squelch.actors.records import Trajectory, Turn
@@ -40,24 +39,15 @@ def trajectory(rng: np.random.Generator, index: int, ids: np.ndarray, mask: np.n
 
 
 def operations(trainer: Trainer, groups: Groups, step: int, padded: bool) -> float:
-    """Operations of the matrix products of one training step, forward and backward.
-
-    Two operations per weight and token for each of three products; the head at sampled tokens only; attention's seven
-    products (two forward, five backward) over the pairs that a causal mask leaves, padding included.
-    """
+    """Operations of the products of one training step, attention's included (`learner.arithmetic`), padding too."""
     rows = batching.to_rows(groups, trainer.config.objective)
     plan = trainer.plan(rows, trainer.config.minibatches, step)
-    config = trainer.policy.model.config
-    head_size = config.hidden_size // config.num_attention_heads
-    linear = sum(m.weight.numel() for m in trainer.policy.model.base_model.modules() if isinstance(m, torch.nn.Linear))
     total = 0.0
     for part in plan:
         for micro in part.micro_batches[0]:
             chosen = [rows[i] for i in micro]
             tokens, pairs = fed([row.token_ids for row in chosen], padded)
-            total += 6 * tokens * linear
-            total += 6 * sum(row.num_sampled for row in chosen) * config.vocab_size * config.hidden_size
-            total += 14 * pairs * config.num_attention_heads * head_size * config.num_hidden_layers
+            total += sum(trainer.arithmetic.trained(tokens, sum(row.num_sampled for row in chosen), pairs))
     return total
 
 

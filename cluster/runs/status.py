@@ -47,6 +47,10 @@ class RunStatus:
     seconds_per_step: float | None
     seconds_left: float | None
     tokens_per_second: float | None
+    mfu: float | None
+    """Share of the peak of the run's cards that the matrix products of the last step reached over its wall time."""
+    gpu_busy: float | None
+    """Share of the time in which the cards were busy, mean over the actors that report it."""
     success: float | None
     """Success of the last step's training trajectories."""
     validation_success: float | None
@@ -120,6 +124,8 @@ def status_of(folder: RunFolder, lines: Sequence[Line], now: float) -> RunStatus
         seconds_per_step=pace,
         seconds_left=_left(pace, total - last["step"]) if pace is not None and state == "running" else None,
         tokens_per_second=last.get("tokens/per_second"),
+        mfu=last.get("mfu/step/products"),
+        gpu_busy=_gpu_busy(last),
         success=last.get("success"),
         validation_success=checked.get("validation/success"),
         validation_low=checked.get("validation/success_low"),
@@ -155,6 +161,12 @@ def is_scorer_step_alone(line: Line) -> bool:
     """Whether the line holds an earlier scorer step alone; it has the number of the last step, whose record follows
     it."""
     return line["step"] > 0 and line.get("scorer/step") is not None and not is_of_step(line)
+
+
+def _gpu_busy(line: Line) -> float | None:
+    """The mean over the actors that report how busy their card is; None without any."""
+    known = [value for key, value in line.items() if re.fullmatch("gpu/[^/]+/busy", key) and value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _left(pace: float, steps: int) -> float:

@@ -197,7 +197,9 @@ def _members(status: RunStatus) -> str:
 
 
 def _throughput(status: RunStatus) -> str:
-    return f"{_number(status.tokens_per_second, '.0f')} tokens/s  {_number(status.seconds_per_step, '.2f')} s/step"
+    text = f"{_number(status.tokens_per_second, '.0f')} tokens/s  {_number(status.seconds_per_step, '.2f')} s/step"
+    text += "" if status.gpu_busy is None else f"  GPUs {status.gpu_busy:.0%} busy"
+    return text + ("" if status.mfu is None else f"  MFU {status.mfu:.1%}")
 
 
 def is_late(status: RunStatus) -> bool:

@@ -68,6 +68,55 @@ TIME = Row(
     ),
 )
 
+NO_CARD = "the run is on CPUs"
+NO_PEAK = "the run is on CPUs, or on a card without a row in actors/cards/peaks.py"
+NO_NVML = "the run is on CPUs, or nvidia-ml-py is not installed"
+
+WORK = Row(
+    "Work and GPUs",
+    "guide/dashboards.md",
+    (
+        Panel(
+            "MFU",
+            "Matrix products of the model as a share of what the cards could do: in the learner's passes, in its call "
+            "(train), while the engines sample (rollout), and over the step's wall time; attention's products apart.",
+            (_q("squelch_mfu_ratio", "{{part}}, {{kind}}", NO_PEAK),),
+            unit="percentunit",
+            low=0,
+        ),
+        Panel(
+            "Products",
+            "The same in floating-point operations per second, which is known of CPUs too.",
+            (_q("squelch_operations_per_second", "{{part}}, {{kind}}"),),
+            unit="flops",
+            low=0,
+        ),
+        Panel(
+            "Tokens of engines and learner",
+            "Tokens of the last step per second of work: sampled ones while an engine samples, learned ones while the "
+            "learner trains.",
+            (_q("squelch_actor_tokens_per_second", "{{part}}"),),
+            low=0,
+        ),
+        Panel(
+            "GPUs busy",
+            "Share of the time in which any process used the card of a learner rank or rollout worker. On a shared "
+            "card all actors show the same.",
+            (_q("squelch_gpu_busy_ratio", "{{actor}}", NO_NVML),),
+            unit="percentunit",
+            low=0,
+            high=1,
+        ),
+        Panel(
+            "GPU memory",
+            "Bytes of that card: used by all processes, in total, and what the actor holds.",
+            (_q("squelch_gpu_memory_bytes", "{{actor}} {{what}}", NO_CARD),),
+            unit="bytes",
+            low=0,
+        ),
+    ),
+)
+
 TICKETS = Row(
     "Tickets and versions",
     "architecture.md",
@@ -216,5 +265,5 @@ ACTORS = Row(
 )
 
 BOARD = Board(
-    "squelch-system", "System", "Who waits for whom, and is everybody well?", (TIME, TICKETS, ACTORS, RAY, VLLM)
+    "squelch-system", "System", "Who waits for whom, and is everybody well?", (TIME, WORK, TICKETS, ACTORS, RAY, VLLM)
 )

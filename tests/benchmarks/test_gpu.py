@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from packaging.requirements import Requirement
 
-from benchmarks import common
 from benchmarks.gpu import attention, part_worker, scoring, step
 from benchmarks.gpu import measure as gpu
 from benchmarks.gpu.common import GIB, QWEN, SMOLLM, Setting, shape_of
@@ -98,13 +97,6 @@ def test_a_stop_prints_the_object_as_it_is(monkeypatch, capsys) -> None:
 def test_without_a_gpu_it_says_so(capsys) -> None:
     assert gpu.main([]) == 2
     assert "no CUDA device" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("card", "flops"), [("NVIDIA H200", 989e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("NVIDIA L4", None)]
-)
-def test_a_share_is_told_of_known_cards_only(card: str, flops: float | None) -> None:
-    assert common.peak_of(card) == flops
 
 
 def test_the_whole_work_is_16k_tokens_in_one_micro_batch() -> None:

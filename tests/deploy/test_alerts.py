@@ -43,6 +43,7 @@ STALE = {
 RESTARTS = 'squelch_actor_restarts_total{actor="rollout-1"}'
 SIZE = {"squelch_disk_size_bytes": f"100+0{LONG}"}
 FREE = "squelch_disk_free_bytes"
+BUSY = 'squelch_gpu_busy_ratio{{actor="{}"}}'
 
 CASES: dict[str, list[tuple[dict[str, str], str, dict[str, str] | None]]] = {
     "SquelchTemplateCollapseSuspected": [
@@ -181,6 +182,12 @@ CASES: dict[str, list[tuple[dict[str, str], str, dict[str, str] | None]]] = {
         (RUNNING | LAST | WAITS | {"squelch_step": f"9+0{LONG}"}, "20m", None),
         (RUNNING | BEFORE | WAITS | {"process_start_time_seconds": f"0+0{LONG}"}, "20m", {"party": "learner"}),
         (RUNNING | BEFORE | WAITS | {"process_start_time_seconds": f"600+0{LONG}"}, "20m", None),
+    ],
+    "SquelchCardStarved": [
+        ({BUSY.format("learner-0"): f"0.1+0{LONG}", BUSY.format("rollout-0"): f"0.1+0{LONG}"}, "20m", {}),
+        ({BUSY.format("learner-0"): f"0.1+0{LONG}", BUSY.format("rollout-0"): f"0.1+0{LONG}"}, "10m", None),
+        ({BUSY.format("learner-0"): f"0.1+0{LONG}", BUSY.format("rollout-0"): f"0.5+0{LONG}"}, "60m", None),
+        ({BUSY.format("learner-0"): f"NaN+0{LONG}"}, "60m", None),
     ],
     "SquelchDiskFilling": [
         ({FREE: f"4+0{LONG}", **SIZE}, "15m", {}),

@@ -54,7 +54,7 @@ def expressions() -> list[str]:
 def one_step(step: int) -> dict[str, float]:
     """Every metric that a step can report, with plausible values: shares at 0.5."""
     worker = {f"weights/rollout-0/{key}": 1.0 for key in WORKER_KEYS} | {"up/learner-0": 1.0}
-    worker |= {"weights/rollout-0/parity": 1e-6}
+    worker |= {"weights/rollout-0/parity": 1e-6} | {f"gpu/learner-0/{key}": 0.5 for key in ("busy", "memory_used")}
     flat = dict.fromkeys(REGISTRY.known_keys, 0.5) | worker | {"total_steps": 10.0, "step": step, "time": time.time()}
     quiet = dict.fromkeys(("no_signal_streak", "collapsed", "validation/failed"), 0.0)  # alerts fire on these
     return flat | quiet | {"first_turn/retrieval_chance": 0.25}

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from squelch.actors.cards.metrics import Efficiency
 from squelch.cluster.control.actor_errors import Died
 from squelch.cluster.control.calls import TAKE_SPANS
 from squelch.cluster.control.protocols import Archive, MetricsSink
@@ -46,7 +47,10 @@ class RunLog:
         """Metrics that the next step reports."""
         self.recorded: float | None = None
         """When the last step was recorded."""
+        self.efficiency = Efficiency()
         self._spans: list[tuple[float, float]] = []
+        self._sampling: list[tuple[float, float]] = []
+        self._unknown: list[str] = []
 
     def event(self, actor: str, name: str, start: float, end: float, **facts: Any) -> None:
         """Appends a span (unix seconds) to `events.jsonl`."""
@@ -70,11 +74,14 @@ class RunLog:
         """Collects from rollout workers and environment actors the times at which they worked since the last step."""
         members = [*fleet.workers.members(*UP), *fleet.players.members(*UP)]
         calls = {member.name: member.actor.call(TAKE_SPANS) for member in members}
+        workers = {member.name for member in fleet.workers.members(*UP)}
         for name, spans in (await outcomes(calls)).items():
             if isinstance(spans, BaseException) and not isinstance(spans, (Died, TimeoutError)):
                 raise RuntimeError(f"take_spans: {name} failed: {spans}") from spans
             for span in [] if isinstance(spans, BaseException) else spans:
                 self.worked(name, *span)
+                if name in workers:
+                    self._sampling.append((span[0], max(span)))
 
     def before_training(self, flat: dict[str, float]) -> None:
         """Records the metrics that were measured before the first step."""
@@ -100,18 +107,29 @@ class RunLog:
         """
         ended = time.time()
         busy = union_seconds(clip_intervals(self._spans, began, ended))
+        sampling = union_seconds(clip_intervals(self._sampling, began, ended))
         self._spans.clear()
+        self._sampling.clear()
         drained = flat.get("wait/coordinator/scorer", 0.0)
         beside = flat.get("seconds/validation", 0.0) + flat.get("seconds/probe", 0.0)
         flat["seconds/step"] = ended - began - beside - drained
         flat["seconds/orchestration"] = ended - began - busy
         flat["tokens/per_second"] = flat["tokens/sampled"] / max(flat["seconds/step"], 1e-9)
+        flat |= self.efficiency.metrics(flat, sampling)
+        self._say_unknown()
         flat["total_steps"] = float(self.steps)
         flat |= {key: value + flat.get(key, 0.0) for key, value in self.carried.items()}
         flat |= {f"wait/coordinator/{actor}": flat.get(f"seconds/{part}", 0.0) for part, actor in WAITED_FOR.items()}
         flat["wait/coordinator/scorer"] = drained
         self.carried, self.recorded = {}, ended
         self._put(step, flat)
+
+    def _say_unknown(self) -> None:
+        """Says once of which cards the peak is not known, so that they have no MFU."""
+        new = [name for name in self.efficiency.unknown() if name not in self._unknown]
+        for name in new:
+            self.say(f"no MFU: the peak of {name} is not known (actors/cards/peaks.py)")
+        self._unknown += new
 
     def _put(self, step: int, flat: dict[str, float]) -> None:
         for key in TOTALLED:

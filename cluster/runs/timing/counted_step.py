@@ -17,35 +17,14 @@ respect.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from squelch.actors.cards.peaks import CARDS, Card
 from squelch.actors.model_size import BYTES, ModelSize
 from squelch.cluster.config import RunConfig
 from squelch.cluster.runs.timing.step_time import StepModel
 from squelch.learner.config import LearnerConfig
 
-
-@dataclass(frozen=True)
-class Device:
-    """A device by its data sheet: dense products in bfloat16 and in float32, FLOP/s; memory, bytes per second."""
-
-    name: str
-    half: float
-    single: float
-    bandwidth: float
-
-    def flops(self, dtype: str) -> float:
-        """Products of numbers of this type that it is assumed to reach, FLOP/s."""
-        return PRODUCTS * (self.single if dtype == "float32" else self.half)
-
-
-DEVICES = {
-    24: Device("A10", 125e12, 31.2e12, 600e9),
-    48: Device("L40S", 362e12, 91.6e12, 864e9),
-    80: Device("H100 SXM", 989e12, 67e12, 3350e9),
-    141: Device("H200", 989e12, 67e12, 4800e9),
-}
-"""A usual device by its memory in GiB (NVIDIA's data sheets)."""
+DEVICES = {24: CARDS["A10"], 48: CARDS["L40S"], 80: CARDS["H100 80GB HBM3"], 141: CARDS["H200"]}
+"""A usual device by its memory in GiB."""
 PRODUCTS, READING, PUBLISHED, DECODING_S = 0.2, 0.6, 5e8, 5e-3
 """The shares of the data sheet that products and memory reach, bytes per second of a publication, and seconds of a
 decoding step beside its reading. Measured on an H100 (docs/research/results.md): products by the learner on
@@ -53,7 +32,7 @@ Qwen2.5-0.5B, 0.18 to 0.23, the others on SmolLM2-135M, through Ray's object sto
 reading."""
 
 
-def device_of(gib: float) -> Device:
+def device_of(gib: float) -> Card:
     """The usual device with this memory, or the next smaller one."""
     return DEVICES[max((size for size in DEVICES if size <= gib), default=min(DEVICES))]
 
@@ -65,14 +44,14 @@ def _passes(learner: LearnerConfig) -> int:
     return trained + recomputed + (own.kl.coefficient > 0) + (1 + trained) * own.needs_critic
 
 
-def counted(size: ModelSize, config: RunConfig, device: Device) -> StepModel:
+def counted(size: ModelSize, config: RunConfig, device: Card) -> StepModel:
     """The model of the recipe's step on such devices."""
     loop, sampling, rollout, learner = config.loop, config.sampling, config.rollout, config.learner
     turns = config.mixture.most_turns
     sampled = min(config.most_episode_tokens, rollout.max_model_len)
     trajectories, fed = loop.prompts * sampling.group_size, rollout.max_model_len - sampled
     width, split = BYTES[rollout.dtype], rollout.tensor_parallel_size
-    decoding, training = device.flops(rollout.dtype), device.flops(learner.dtype)
+    decoding, training = PRODUCTS * device.peak(rollout.dtype), PRODUCTS * device.peak(learner.dtype)
     bandwidth, context = READING * device.bandwidth, rollout.max_model_len / 2
     operations = size.operations(context)
     token = size.cache_bytes(width) * context / bandwidth + operations / decoding

@@ -14,7 +14,7 @@ from squelch.cluster.cli import main
 from squelch.cluster.commands.plan import needs_of
 from squelch.cluster.config import dump, load
 from squelch.cluster.fleet.demand import needed
-from squelch.cluster.runs.timing.counted_step import DEVICES, counted, device_of
+from squelch.cluster.runs.timing.counted_step import DEVICES, PRODUCTS, counted, device_of
 from squelch.learner import memory as learner_memory
 from squelch.learner.shapes import published
 
@@ -229,7 +229,7 @@ def test_the_counted_tokens_of_several_turns_are_full_contexts_of_every_trajecto
     single = load("smollm2-frozenlake", ["environment.format.max_turns=1"])
     one, more = (counted(SIZE, each, DEVICES[80]) for each in (single, config))
     longest = config.rollout.max_model_len
-    rate = DEVICES[80].flops(config.learner.dtype) * config.learner.ranks
+    rate = PRODUCTS * DEVICES[80].peak(config.learner.dtype) * config.learner.ranks
     whole = config.loop.prompts * config.sampling.group_size * longest
     passes = 4 if config.learner.activation_checkpointing else 3
     assert more.train == pytest.approx(passes * whole * SIZE.operations(longest / 2) / rate) and one.train < more.train

@@ -1,0 +1,136 @@
+"""Metrics of the work of a step against what its cards could do. Pure.
+
+Model FLOPs are those of the matrix products that the step needs: the learner's passes over packed rows, and one forward
+pass for each sampled token. Attention's products are counted apart, because they depend on the lengths; recomputed
+activations are not counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
+
+from squelch.actors.cards.records import CardUse, Operations
+from squelch.actors.metrics.specification import MetricSpec, Section, Table, product
+
+LEARNED = ("forward_backward", "train", "step")
+"""Parts with the learner's passes: the passes alone, the whole call of the learner, the step's wall time."""
+SERIES = (*product(LEARNED, ("products", "attention")), ("rollout", "products"))
+MEMORY = ("used", "total", "own")
+
+METRICS: Table = {
+    Section.TIME: (
+        MetricSpec(
+            "squelch_operations_per_second",
+            "gauge",
+            "Floating-point operations per second of the last step's matrix products, attention's apart: in the "
+            "learner's passes, in its call, while engines sample, and over the step's wall time",
+            "operations/{part}/{kind}",
+            ("part", "kind"),
+            SERIES,
+        ),
+        MetricSpec(
+            "squelch_mfu_ratio",
+            "gauge",
+            "These as a share of the peak of the cards on which the part runs (MFU); NaN on CPUs, and on cards without "
+            "a row in actors/cards/peaks.py",
+            "mfu/{part}/{kind}",
+            ("part", "kind"),
+            SERIES,
+        ),
+        MetricSpec(
+            "squelch_actor_tokens_per_second",
+            "gauge",
+            "Tokens of the last step per second of work: sampled ones while an engine samples (rollout; validation's "
+            "time counts, its tokens do not), learned ones while the learner trains (train)",
+            "tokens_per_second/{part}",
+            ("part",),
+            product(("rollout", "train")),
+        ),
+        MetricSpec(
+            "squelch_gpu_busy_ratio",
+            "gauge",
+            "Share of the time since the last step in which any process used the card of a learner rank or rollout "
+            "worker (NVML)",
+            "gpu/{actor}/busy",
+            ("actor",),
+            open=True,
+        ),
+        MetricSpec(
+            "squelch_gpu_memory_bytes",
+            "gauge",
+            "Memory of that card: used by all processes, in total, and what the actor holds (by NVML, or torch's "
+            "largest reservation where NVML does not show this process)",
+            "gpu/{actor}/memory_{what}",
+            ("actor", "what"),
+            open=True,
+            unit="bytes",
+        ),
+    ),
+}
+
+
+class Efficiency:
+    """Collects what the actors report of their work and cards, and compares both when a step is recorded."""
+
+    def __init__(self) -> None:
+        self._work = Operations()
+        self._learners: dict[str, CardUse] = {}
+        self._workers: dict[str, CardUse] = {}
+
+    def trained(self, work: Operations | None, cards: Iterable[CardUse]) -> None:
+        """Takes the learner's report; `work` is None for a step without an update."""
+        self._work = work or self._work
+        self._learners = {card.actor: card for card in cards} or self._learners
+
+    def updated(self, cards: Iterable[CardUse | None]) -> None:
+        """Takes the rollout workers' reports of a weight update."""
+        found = {card.actor: card for card in cards if card is not None}
+        self._workers = found or self._workers
+
+    def unknown(self) -> list[str]:
+        """Names of cards whose peak is not known."""
+        return sorted({card.name for card in self._all().values() if math.isnan(card.peak)})
+
+    def metrics(self, flat: Mapping[str, float], sampling_s: float) -> dict[str, float]:
+        """Flat metrics of a step with these times, in which engines sampled for `sampling_s` seconds."""
+        seconds = {
+            "forward_backward": flat.get("learner_seconds/forward_backward", 0.0),
+            "train": flat.get("seconds/train", 0.0),
+            "rollout": sampling_s,
+            "step": flat["seconds/step"],
+        }
+        sampled = flat["tokens/sampled"] * self._work.per_token
+        work = self._work if flat.get("tokens/trained") else Operations()
+        products = dict.fromkeys(("forward_backward", "train"), work.products)
+        products |= {"rollout": sampled, "step": work.products + sampled}
+        done = {(part, "products"): number for part, number in products.items()}
+        done |= {(part, "attention"): work.attention for part in LEARNED}
+        peaks = dict.fromkeys(("forward_backward", "train"), _peak(self._learners))
+        peaks |= {"rollout": _peak(self._workers), "step": _peak(self._all())}
+        found: dict[str, float] = {}
+        for (part, kind), number in done.items():
+            if number > 0 and seconds[part] > 0:
+                found[f"operations/{part}/{kind}"] = rate = number / seconds[part]
+                if peaks[part] > 0:
+                    found[f"mfu/{part}/{kind}"] = rate / peaks[part]
+        tokens = {"rollout": flat["tokens/sampled"], "train": flat.get("tokens/trained", 0.0)}
+        found |= {f"tokens_per_second/{part}": n / seconds[part] for part, n in tokens.items() if seconds[part] > 0}
+        return found | self._card_metrics()
+
+    def _all(self) -> dict[str, CardUse]:
+        return self._learners | self._workers
+
+    def _card_metrics(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for actor, card in self._all().items():
+            known = {"busy": card.busy, "memory_used": card.used, "memory_total": card.total, "memory_own": card.own}
+            found |= {f"gpu/{actor}/{what}": value for what, value in known.items() if not math.isnan(value)}
+        return found
+
+
+def _peak(cards: Mapping[str, CardUse]) -> float:
+    """The peak of the cards together, each counted once, in the faster of the types in which its actors compute; NaN
+    if one is not known, 0 without cards."""
+    return sum({card.identity: card.peak for card in sorted(cards.values(), key=attrgetter("peak"))}.values())

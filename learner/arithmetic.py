@@ -1,0 +1,54 @@
+"""Operations of the policy's passes over packed rows, counted from its layers: what MFU is measured by.
+
+Two operations for each number of a linear layer and token, in a forward pass, for the gradient of the input, and for
+that of the layer's numbers if they are trained. The head is applied at sampled tokens alone. Attention has seven
+products (two forward, five backward) over the pairs that a causal mask leaves: with a sliding window it is counted too
+high. Recomputed activations are not counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from squelch.actors.cards.records import Operations
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Numbers by which a token is multiplied: in the layers (`linear`) and in the head, of which so many are trained;
+    `attended`: numbers that a product of attention multiplies for a pair of tokens."""
+
+    linear: int
+    linear_trained: int
+    head: int
+    head_trained: int
+    attended: int
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Arithmetic:
+        """The arithmetic of a model, whose parameters may be sharded."""
+        config, output = model.config, cast("nn.Linear", model.get_output_embeddings())
+        weights = [m.weight for m in model.modules() if isinstance(m, nn.Linear) and m is not output]
+        head = output.weight
+        size = vars(config).get("head_dim") or config.hidden_size // config.num_attention_heads
+        return cls(
+            linear=sum(weight.numel() for weight in weights),
+            linear_trained=sum(weight.numel() for weight in weights if weight.requires_grad),
+            head=head.numel(),
+            head_trained=head.numel() if head.requires_grad else 0,
+            attended=config.num_hidden_layers * config.num_attention_heads * size,
+        )
+
+    def trained(self, tokens: int, sampled: int, pairs: int) -> tuple[float, float]:
+        """(products, attention's products) of a forward and a backward pass over `tokens` packed tokens, of which
+        `sampled` are learned from, and which attend to `pairs` pairs."""
+        layers = (2 * self.linear + self.linear_trained) * tokens
+        return 2.0 * (layers + (2 * self.head + self.head_trained) * sampled), 14.0 * pairs * self.attended
+
+    def total(self, passes: tuple[float, float]) -> Operations:
+        """The operations of passes, with those of one sampled token."""
+        return Operations(*passes, per_token=2.0 * (self.linear + self.head))
