@@ -125,8 +125,13 @@ def print_metrics(
     rows: Sequence[Sequence[Any]],
     notes: Sequence[str],
 ) -> None:
-    """Prints `metrics` as one JSON object, or a table (first column left-aligned) and `notes` under it."""
-    say(json.dumps(metrics) if as_json else "\n".join([*_table(columns, rows), *notes]))
+    """Prints `metrics` as one JSON object, or as `printed`."""
+    say(json.dumps(metrics) if as_json else printed(columns, rows, notes))
+
+
+def printed(columns: Sequence[str], rows: Sequence[Sequence[Any]], notes: Sequence[str]) -> str:
+    """A table (first column left-aligned) and `notes` under it."""
+    return "\n".join([*_table(columns, rows), *notes])
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Everything that wants a GPU, in one command that ends within 8 minutes and prints one JSON object.
 
     python -m benchmarks.gpu [--quick] [--json] [--device cuda|cpu] [--parts NAME ...] [--seconds 480] [--out FILE]
+    python -m benchmarks.gpu --parts run --seconds 590 --out run.json
 
 It needs torch (2.11 to 2.13), transformers, accelerate, pydantic, xxhash and numpy, and no network: weights are drawn
 at random. The parts
@@ -16,6 +17,11 @@ at random. The parts
 | memory | peak of a learner rank against its estimate, for each setting that changes it |
 | publication | seconds of a publication, beside a plain copy of as many bytes |
 | learner, compiled | the step of Qwen2.5-0.5B with `learner.compile` |
+
+`--parts run` compares whole steps with TRL's on one card (`benchmarks.peer.on_card`, which needs Ray, vLLM and TRL):
+weight sync and steps with 4, 2 and 1 engines, TRL tuned and as it comes; the update alone, for each setting that
+changes it; cross-scoring; staleness 1; answers of which half end early; TRL with sleep; and Qwen2.5-3B. It prints a
+table under the object. What is finished in `--out` is kept and not measured again, so that a second call goes on.
 
 A part whose packages are not installed is skipped, and the object names them. A part that fails or takes too long is
 recorded with the last line of its trace and the metrics that it had, and the others go on. Figures are printed on
@@ -46,7 +52,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks.gpu.parts import PARTS, installed
+from benchmarks.gpu.parts import PARTS, WHOLE_RUN, installed
 
 BUDGET_S = 480.0
 RESERVE_S = 10.0
@@ -73,6 +79,11 @@ class Report:
         sys.stderr.flush()
         self.keep()
 
+    def has(self, part: str) -> bool:
+        """Whether an earlier call has measured the part to its end."""
+        found = self.found["parts"].get(part, {})
+        return "part_seconds" in found and "skipped" not in found and not failed(found)
+
     def keep(self) -> None:
         """Writes the object as it is to `out`."""
         if self.out is not None:
@@ -95,11 +106,13 @@ def versions() -> dict[str, str | None]:
 def measure(names: Sequence[str], device: str, quick: bool, budget_s: float, report: Report) -> None:
     """Runs the parts and adds their metrics to the report."""
     deadline = report.started + budget_s - RESERVE_S
+    names = [name for name in names if not report.has(name)]
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "HF_HUB_OFFLINE": "1"}
         environment |= {"OMP_NUM_THREADS": "1"} if device == "cpu" else {}
         for name in names:
             part = PARTS[name]
+            report.found["parts"].pop(name, None)  # of a call that failed
             missing = [package for package in part.needs if not installed(package)]
             seconds = min(part.seconds, deadline - time.monotonic())
             if missing:
@@ -112,7 +125,8 @@ def measure(names: Sequence[str], device: str, quick: bool, budget_s: float, rep
 
 def parts_of(device: str) -> list[str]:
     """The parts that run if none is named: on CPU those that take seconds."""
-    return [name for name, part in PARTS.items() if device == "cuda" or not part.slow_on_cpu]
+    known = {name: part for name, part in PARTS.items() if not part.by_name}
+    return [name for name, part in known.items() if device == "cuda" or not part.slow_on_cpu]
 
 
 def command_of(name: str, device: str, seconds: float, quick: bool) -> list[str]:
@@ -190,21 +204,54 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="tiny shapes, under a minute")
     parser.add_argument("--json", action="store_true", help="the object on one line, without indentation")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="where to run")
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), metavar="NAME", help="these parts only")
+    names = [*PARTS, "run"]
+    parser.add_argument("--parts", nargs="+", choices=names, metavar="NAME", help="these parts only; run: a whole run")
     parser.add_argument("--seconds", type=float, default=BUDGET_S, help="the whole takes at most this long")
-    parser.add_argument("--out", type=Path, help="a file that always holds the object so far")
+    parser.add_argument("--out", type=Path, help="a file that always holds the object so far, and goes on with it")
     options = parser.parse_args(argv)
     if options.device == "cuda" and not has_gpu():
         sys.stderr.write("benchmarks.gpu: no CUDA device here; --device cpu --quick shows that all but the GPU works\n")
         return 2
-    report = Report({"benchmark": "gpu", "quick": options.quick, "versions": versions(), "parts": {}}, options.out)
+    head = {"benchmark": "gpu", "quick": options.quick, "device": options.device, "versions": versions()}
+    report = Report(head | {"parts": earlier(options.out, head)}, options.out)
+    chosen = WHOLE_RUN if options.parts == ["run"] else options.parts or parts_of(options.device)
     before = signal.signal(signal.SIGTERM, stop)
     try:
-        measure(options.parts or parts_of(options.device), options.device, options.quick, options.seconds, report)
+        measure(chosen, options.device, options.quick, options.seconds, report)
     finally:
         signal.signal(signal.SIGTERM, before)
         print(json.dumps(report.found, indent=None if options.json else 1), flush=True)
-    return int(any("error" in part for part in report.found["parts"].values()))
+        if options.parts == ["run"] and not options.json:
+            print(run_table(report.found["parts"]), flush=True)
+    return int(any(map(failed, report.found["parts"].values())))
+
+
+def failed(part: Mapping[str, Any]) -> bool:
+    """Whether a part, or one of its rows, has an error."""
+    return "error" in part or any("error" in row for row in part.values() if isinstance(row, dict))
+
+
+def run_table(parts: Mapping[str, Any]) -> str:
+    """The table of the whole steps that were measured."""
+    from benchmarks.common import printed
+    from benchmarks.peer.on_card.measure import COLUMNS, notes, table
+
+    rows: dict[str, Any] = {}
+    for name in WHOLE_RUN:  # the work that is stated is that of the first
+        own = {key: row for key, row in parts.get(name, {}).items() if isinstance(row, dict)}
+        rows |= {key: row for key, row in own.items() if key not in rows}
+    return printed(COLUMNS, table(rows), notes(rows))
+
+
+def earlier(out: Path | None, head: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts in the file of an earlier call; none if there is no file, or it is of other work or other versions."""
+    if out is None or not out.exists():
+        return {}
+    found = json.loads(out.read_text())
+    same = all(found.get(key) == value for key, value in head.items())
+    if not same:
+        sys.stderr.write(f"benchmarks.gpu: {out} is of other work or versions, and is measured anew\n")
+    return found["parts"] if same else {}
 
 
 def has_gpu() -> bool:

@@ -16,8 +16,11 @@ class Part:
     needs: tuple[str, ...] = ()
     slow_on_cpu: bool = False
     """Compilation or an engine's start takes minutes on a CPU."""
+    by_name: bool = False
+    """It runs only where `--parts` names it."""
 
 
+RUN = ("ray", "vllm")
 PARTS = {
     "attention": Part("benchmarks.gpu.attention:measure", 150),
     "learner, Qwen2.5-0.5B": Part("benchmarks.gpu.step:qwen", 120),
@@ -27,7 +30,15 @@ PARTS = {
     "memory": Part("benchmarks.gpu.peaks:measure", 120),
     "publication": Part("benchmarks.gpu.publication:measure", 90),
     "learner, compiled": Part("benchmarks.gpu.step:compiled", 150, slow_on_cpu=True),
+    "run: workers": Part("benchmarks.peer.on_card.measure:workers", 330, RUN, by_name=True),
+    "run: update": Part("benchmarks.gpu.update:measure", 120, by_name=True),
+    "run: staleness": Part("benchmarks.peer.on_card.measure:stale", 160, RUN, by_name=True),
+    "run: ragged": Part("benchmarks.peer.on_card.measure:ragged", 220, RUN, by_name=True),
+    "run: sleep": Part("benchmarks.peer.on_card.measure:asleep", 180, RUN, by_name=True),
+    "run: 3B": Part("benchmarks.peer.on_card.measure:three_billion", 240, RUN, by_name=True),
 }
+WHOLE_RUN = ("run: workers", "run: update", "cross-scoring", "run: staleness", "run: ragged", "run: sleep", "run: 3B")
+"""What `--parts run` stands for, in order. TRL is loaded beside Squelch, so that both are measured in the first."""
 
 
 def installed(package: str) -> bool:

@@ -2,6 +2,7 @@
 
 python -m benchmarks.peer.trl [--quick] [--json]
 python -m benchmarks.peer.trl --learn [--dir FOLDER] [--plot FILE.svg] [--quick] [--json]
+python -m benchmarks.peer.trl --device cuda [--seconds 590] [--quick] [--json]
 
 The work is one turn with 8 prompts of 40 random tokens x 16 samples x 64 new tokens (no end token stops a sample) and
 one optimizer step; the model is a random Qwen2 of 3.3 M parameters, float32, T = 1, no KL, 2 threads per trainer. The
@@ -15,6 +16,10 @@ it shows that everything works, but the target does not apply to its ratio.
 `--learn` compares what they learn instead (`benchmarks.peer.learning`); `--dir` keeps the finished curves, with which
 an interrupted benchmark goes on.
 
+`--device cuda` compares whole steps at the shape of Qwen2.5-0.5B on one GPU instead (`benchmarks.peer.on_card`): TRL
+generates with vLLM in its own process, tuned and as it comes, with sleep and without. It needs TRL beside this
+environment (`deploy/setup.sh trl`). `--device cuda --quick` without a GPU does all of it on the CPU at a tiny shape.
+
 TRL has its own virtual environment, `.bench-venv`, because its requirements differ. The first use creates it (about a
 minute, 1.5 GB). `--quick` does not create it: if it is missing, `--quick` says so and exits with code 2.
 
@@ -26,6 +31,7 @@ minute, 1.5 GB). `--quick` does not create it: if it is missing, `--quick` says 
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import select
@@ -34,6 +40,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -258,13 +265,39 @@ def notes(found: dict[str, Any]) -> list[str]:
     ]
 
 
+def on_card(arguments: argparse.Namespace) -> int:
+    """The comparison on one GPU, or on the CPU at a tiny shape if there is none and it is quick."""
+    import torch
+
+    from benchmarks.gpu.common import Setting
+    from benchmarks.peer.on_card import measure
+
+    if not torch.cuda.is_available() and not arguments.quick:
+        print("peer_trl: no CUDA device here; --quick shows on the CPU that all but the GPU works", file=sys.stderr)
+        return 2
+    device, rows = "cuda" if torch.cuda.is_available() else "cpu", dict[str, Any]()
+    with tempfile.TemporaryDirectory(prefix="squelch-card-") as name:
+        for part in (measure.workers, measure.asleep):
+            folder = Path(name) / part.__name__
+            deadline = time.monotonic() + arguments.seconds * (0.6 if part is measure.workers else 0.4)
+            for found in part(Setting(device, arguments.quick, folder, deadline)):
+                rows |= found
+                print(json.dumps(found), file=sys.stderr)
+    common.print_metrics(rows, arguments.json, measure.COLUMNS, measure.table(rows), measure.notes(rows))
+    return int(any("error" in row for row in rows.values() if isinstance(row, dict)))
+
+
 def main() -> int:
     """Prints the metrics; returns the exit code."""
     parser = common.parser_of(__doc__, "one timed step of 16 new tokens instead of 7 of 64; never installs")
     parser.add_argument("--learn", action="store_true", help="compare what they learn: 60 steps, five seeds")
     parser.add_argument("--dir", help="with --learn: folder that keeps the finished curves")
     parser.add_argument("--plot", help="with --learn: file for the figure (SVG)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: whole steps on one GPU")
+    parser.add_argument("--seconds", type=float, default=590.0, help="with --device cuda: the whole takes this long")
     arguments = parser.parse_args()
+    if arguments.device == "cuda":
+        return on_card(arguments)
     if arguments.learn:
         return learning.main(arguments, peer_python(may_install=not arguments.quick))
     work = Work(num_steps=2, new_tokens=16) if arguments.quick else Work(num_steps=8)

@@ -1,0 +1,79 @@
+"""The update of a whole step alone, without Ray and an engine: 32 prompts of 250 tokens x 8 answers of 257.
+
+Each case is a learner of its own in the same process, at the shape of Qwen2.5-0.5B in bfloat16: the token budgets that
+a card may hold, compilation, recomputed activations, several minibatches. A case that does not fit is recorded with its
+reason, and the others go on. Seconds are the medians of the steps after the first two.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.common import QWEN, Setting, alone, shape_of, share_of_peak, write_model
+from benchmarks.learner import random_work
+from squelch.learner.config import LearnerConfig
+from squelch.learner.trainer import Trainer
+
+PROMPTS, SAMPLES, PROMPT, ANSWER, STEPS, WARM_UP = 32, 8, 250, 257, 4, 2
+CASES: dict[str, dict[str, Any]] = {
+    "16k tokens": {},
+    "32k tokens": {"token_budget": 32768},
+    "64k tokens": {"token_budget": 65536},
+    "32k tokens, compiled": {"token_budget": 32768, "compile": True},
+    "64k tokens, compiled": {"token_budget": 65536, "compile": True},
+    "4 minibatches": {"minibatches": 4},
+    "recomputed activations": {"activation_checkpointing": True},
+}
+
+
+def measure(setting: Setting) -> Iterator[dict[str, Any]]:
+    """One row for each case, while there is time."""
+    quick = setting.quick
+    shape = (2, 2, 20, 9) if quick else (PROMPTS, SAMPLES, PROMPT, ANSWER)
+    config = shape_of(QWEN, quick)
+    model = write_model(config, setting.folder / "model")
+    groups = random_work.random_groups(*shape, config.vocab_size)
+    alone(setting.device)
+    for name, case in CASES.items():
+        if case.get("compile") and setting.device == "cpu":
+            yield {name: {"skipped": "compilation takes minutes on a CPU"}}
+            continue
+        try:
+            yield {name: case_of(setting, Trainer(model, learner(setting, case)), groups)}
+        except (ValueError, torch.cuda.OutOfMemoryError) as error:  # the estimate, or the card, refuses it
+            yield {name: {"skipped": str(error)[:500]}}
+
+
+def learner(setting: Setting, case: dict[str, Any]) -> LearnerConfig:
+    """The learner of a case."""
+    cuda = setting.device == "cuda"
+    common = {"num_gpus": 1.0 if cuda else 0.0, "dtype": "bfloat16", "minibatches": 1, "token_budget": 16384}
+    return LearnerConfig.model_validate(common | {"max_memory_gib": None if cuda else 64.0} | case)
+
+
+def case_of(setting: Setting, trainer: Trainer, groups: random_work.Groups) -> dict[str, Any]:
+    """Seconds, share of the peak and memory of a learner's step."""
+    setting.forget_peak()
+    seconds, report = list[float](), None
+    for step in range(WARM_UP + (1 if setting.quick else STEPS)):
+        start = time.perf_counter()
+        report = trainer.train_step(step, groups)  # its report waits for the GPU
+        seconds.append(time.perf_counter() - start)
+        if not report.updated:
+            raise RuntimeError(f"step {step} was refused: {report.refused}")
+    step_s, done = statistics.median(seconds[WARM_UP:]), report.operations if report else None
+    assert report is not None and done is not None, "every step was updated"
+    return {
+        "step_s": step_s,
+        "first_step_s": seconds[0],
+        "products_share_of_peak": share_of_peak(done.products / step_s, setting),
+        "share_of_peak": share_of_peak((done.products + done.attention) / step_s, setting),
+        "tokens_per_second": report.num_tokens / step_s,
+        "peak_gib": setting.peak_gib(),
+        "seconds_by_part": {name: value for name, value in report.seconds.items() if value > 0},
+    }

@@ -1,0 +1,106 @@
+"""The model, tokenizer and prompts of the work on one card, drawn at random: nothing is downloaded.
+
+A model with random weights samples every id about equally often, so lengths and rewards are those of the drawn ids. The
+tokenizer has as many tokens as the head: bytes, which the prompts are made of, and made-up words, so that every id
+that can be sampled has a text.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.peer.learning import SPECIAL
+from benchmarks.peer.on_card import work as card_work
+from benchmarks.peer.on_card.work import CardWork
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+TEMPLATE_TOKENS = 20
+"""The chat template adds about as many to a prompt of bytes."""
+
+
+def prepare(folder: Path, work: CardWork) -> Path:
+    """Writes model, prompts and work into the folder; returns the model's."""
+    model = folder / "model"
+    model.mkdir(parents=True)
+    config = shape_of(work)
+    write_tokenizer(model, config.vocab_size)
+    write_model(model, config, work)
+    write_prompts(folder / "data", work)
+    card_work.save(work, folder)
+    return model
+
+
+def shape_of(work: CardWork) -> PreTrainedConfig:
+    """The configuration of the published shape; for a quick work a tiny one, whose heads vLLM has on CPU too."""
+    from squelch.learner.shapes import published
+
+    config = published(work.shape)
+    if not work.quick:
+        return config
+    tiny = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 2048}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "layer_types": None}
+    shape: dict[str, Any] = config.to_dict() | tiny | heads
+    return type(config)(**shape)
+
+
+def write_model(folder: Path, config: PreTrainedConfig, work: CardWork) -> None:
+    """Writes random weights, drawn on the device in bfloat16 on a GPU, with the ids that end an answer."""
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    found = card_work.ends(config.vocab_size, work.new_tokens, work.ragged)
+    config.eos_token_id, config.pad_token_id, config.bos_token_id = found[0], 0, None
+    torch.manual_seed(card_work.SEED)
+    dtype = torch.bfloat16 if work.device == "cuda" else torch.float32
+    with torch.device(work.device):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.generation_config = GenerationConfig(eos_token_id=found, pad_token_id=0)
+    model.save_pretrained(folder)
+
+
+def write_tokenizer(folder: Path, vocabulary: int) -> None:
+    """Writes a tokenizer of `vocabulary` tokens with the ChatML template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from squelch.actors.text.shipped_templates import template_text
+
+    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [*SPECIAL, *bytes_]
+    made_up = made_up_words()
+    words += [next(made_up) for _ in range(vocabulary - len(words))]
+    inner = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens(list(SPECIAL))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=SPECIAL[0], eos_token=SPECIAL[2])
+    tokenizer.chat_template = template_text("chatml")
+    tokenizer.save_pretrained(folder)
+
+
+def made_up_words() -> Iterator[str]:
+    """Words of two, three and four letters."""
+    for length in (2, 3, 4):
+        yield from map("".join, product(string.ascii_lowercase, repeat=length))
+
+
+def write_prompts(folder: Path, work: CardWork) -> None:
+    """Writes enough prompts of letters for every step of every variant, and as many for validation as a file needs."""
+    rng, letters = random.Random(card_work.SEED), max(1, work.prompt_tokens - TEMPLATE_TOKENS)
+    folder.mkdir()
+    for split, count in (("train", work.prompts * (work.steps + 1)), ("validation", work.prompts)):
+        rows = [{"prompt": [message(rng, letters)]} for _ in range(count)]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def message(rng: random.Random, letters: int) -> dict[str, Any]:
+    """A message of so many letters."""
+    return {"role": "user", "content": "".join(rng.choices(string.ascii_lowercase, k=letters))}

@@ -1,0 +1,50 @@
+"""TRL's side on one card: `benchmarks.peer.on_card.trl_worker` in a process, on the packages of this environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.parts import installed
+from benchmarks.peer.on_card.sides import REPOSITORY, Side
+
+SITE = REPOSITORY / ".cache" / "trl"
+"""Where `deploy/setup.sh trl` puts TRL, which may also be installed."""
+GIB = {"as_it_comes": 34.0, "tuned-16": 44.0, "tuned-32": 60.0, "tuned-64": 84.0}
+"""Of the card, with the engine, at the shape of Qwen2.5-0.5B."""
+
+
+def missing() -> str | None:
+    """What to install if TRL is not there."""
+    there = SITE.is_dir() or (installed("trl") and installed("datasets"))
+    return None if there else "TRL is not installed: deploy/setup.sh trl"
+
+
+class TrlSide(Side):
+    """TRL's variants, one after another on one engine: with sleep for all of them, or for none."""
+
+    def __init__(self, name: str, folder: Path, variants: Sequence[str]) -> None:
+        super().__init__(name, folder, max(GIB.get(variant.partition("+")[0], 84.0) for variant in variants))
+        self.variants, self.out = list(variants), folder / f"{name}.json"
+
+    def command(self) -> list[str]:
+        """The worker's command line."""
+        own = [str(self.folder), str(self.out), *self.variants]
+        return [sys.executable, "-m", "benchmarks.peer.on_card.trl_worker", *own]
+
+    def variables(self) -> Mapping[str, str]:
+        """TRL's folder comes after this environment's, whose torch and vLLM it uses."""
+        search = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"), str(SITE))))
+        return {"PYTHONPATH": search, "TOKENIZERS_PARALLELISM": "false"}
+
+    def found(self) -> dict[str, dict[str, Any]]:
+        """A row for each variant that has ended."""
+        if not self.out.exists():
+            return {}
+        found = json.loads(self.out.read_text())
+        versions = found.pop("versions")
+        return {f"{self.name}, {variant}": row | {"versions": versions} for variant, row in found.items()}
