@@ -130,6 +130,13 @@ def test_both_are_loaded_before_one_works_and_one_works_at_a_time(tmp_path: Path
     assert rows == {"a": {"step": 1.0}, "b": {"step": 1.0}}
 
 
+def test_both_fit_an_h200_and_a_shape_whose_memory_is_not_known_is_alone(tmp_path: Path) -> None:
+    big = CardWork("Qwen2.5-3B", "cuda", 4)
+    for work, together in ((WHOLE, 1), (big, 2)):
+        sides = [SquelchSide("a", tmp_path, work, (4, 2, 1)), TrlSide("b", tmp_path, work, ("tuned-32", "as_it_comes"))]
+        assert len(grouped(sides, 139)) == together and len(grouped(sides, 79)) == 2
+
+
 def test_what_does_not_fit_the_card_is_loaded_later(tmp_path: Path) -> None:
     sides = [Fake(name, tmp_path, gib, WORKS) for name, gib in (("a", 60), ("b", 60), ("c", 20), ("d", 90))]
     assert [[one.name for one in group] for group in grouped(sides, 80)] == [["a"], ["b", "c"], ["d"]]
@@ -158,7 +165,7 @@ def lines_of(folder: Path, ups: Sequence[int]) -> None:
     with (folder / "metrics.jsonl").open("w") as file:
         for step, up in enumerate(ups, 1):
             flat = {"step": step, "time": 1.0, "seconds/step": 10.0 + step, "seconds/publish": 0.5, "trajectories": 8}
-            flat |= {f"up/rollout-{k}": float(k < up) for k in range(4)} | {"tokens/sampled": 1024.0}
+            flat |= {"wanted/rollout": float(up), "tokens/sampled": 1024.0}
             flat |= {"weights/rollout-0/seconds_paused": 0.2, "weights/rollout-1/seconds_paused": 0.3}
             file.write(json.dumps(flat) + "\n")
 
@@ -175,7 +182,7 @@ def test_a_run_has_a_row_for_each_number_of_engines_without_steps_of_a_change(tm
 
 
 def test_trls_rows_are_those_of_its_variants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    side = TrlSide("TRL", tmp_path, ("tuned-32", "as_it_comes"))
+    side = TrlSide("TRL", tmp_path, WHOLE, ("tuned-32", "as_it_comes"))
     assert side.gib == 60 and side.found() == {} and side.command()[-2:] == ["tuned-32", "as_it_comes"]
     side.out.write_text(json.dumps({"versions": {"trl": "1.16.0"}, "tuned-32": {"step": 7.7}}))
     assert side.found() == {"TRL, tuned-32": {"step": 7.7, "versions": {"trl": "1.16.0"}}}

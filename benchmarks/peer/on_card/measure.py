@@ -26,6 +26,8 @@ OTHER_ROWS = ("tuned-64", "tuned-16")
 STEPS = 6
 END_S = 30.0
 """Seconds that are left for the end of the sides."""
+THREE_BILLION_GIB = 130.0
+"""Of a card on which a learner and two engines of that shape fit: 60 and 17 GiB each (`squelch plan`)."""
 NOT_CPU = 1000.0
 """GiB of a card that holds everything: on CPU memory is not what bounds."""
 COLUMNS = ("median, s", "step", "generation", "update", "sync", "paused", "GPU busy", "MFU of the step")
@@ -65,8 +67,12 @@ def three_billion(setting: Setting) -> Iterator[dict[str, Any]]:
         "rollout.num_gpus": 0.15,
         "rollout.kv_cache_gib": 8,
     }
-    changes = {"shape": "Qwen2.5-3B", "steps": 2 if setting.quick else 4}
-    yield from _played(setting, changes, [("Squelch, 3B", (2,), more)], {"TRL, 3B": ("as_it_comes",)})
+    changes = {"shape": "Qwen2.5-3B", "steps": 3 if setting.quick else 4}
+    runs: list[tuple[str, Sequence[int], Mapping[str, Any]]] = [("Squelch, 3B", (2,), more)]
+    if card_gib(setting) < THREE_BILLION_GIB:
+        yield {"Squelch, 3B": {"skipped": f"learner and engines need a card of {THREE_BILLION_GIB:g} GiB or more"}}
+        runs = []
+    yield from _played(setting, changes, runs, {"TRL, 3B": ("as_it_comes",)})
 
 
 def _played(
@@ -94,7 +100,7 @@ def _played(
     if (reason := missing()) is not None:
         yield {name: {"skipped": reason} for name in peers}
         peers = {}
-    sides += [TrlSide(name, setting.folder / "peer", variants) for name, variants in peers.items()]
+    sides += [TrlSide(name, setting.folder / "peer", work, variants) for name, variants in peers.items()]
     yield from in_turn(sides, card_gib(setting), setting.deadline - min(END_S, setting.left_s() / 4))
 
 
@@ -132,8 +138,10 @@ def notes(rows: Mapping[str, Any]) -> list[str]:
     """Lines under the table: the work, and how many times as fast as TRL Squelch is with its best number of engines."""
     found = [f"{key}: {value}" for key, value in rows.get("work", {}).items()]
     lines = [", ".join(found)]
-    ours = [row["step"] for name, row in rows.items() if name.startswith("Squelch") and name.endswith(" engines")]
+    ours = [row["step"] for name, row in rows.items() if name.endswith((" engine", " engines"))]
     peers = {"tuned": best_tuned(rows), "as it comes": ("", rows.get("TRL, as_it_comes", {}))}
+    if rows.get("work", {}).get("device") != "cuda":
+        ours = []  # a tiny shape on a CPU says nothing of the ratio
     for what, peer in peers.items():
         if ours and peer is not None and "step" in peer[1]:
             lines.append(f"{peer[1]['step'] / min(ours):.2f} times as fast as TRL {what}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peer.on_card.sides import REPOSITORY, Side
-from benchmarks.peer.on_card.work import CardWork
+from benchmarks.peer.on_card.work import MEASURED, WHOLE_CARD, CardWork
 from squelch.actors.archive.reader import is_of_step, read_metrics
 
 REWARD = Path(__file__).with_name("reward.py")
@@ -92,7 +92,8 @@ class SquelchSide(Side):
     def __init__(
         self, name: str, folder: Path, work: CardWork, workers: Sequence[int], more: Mapping[str, Any] | None = None
     ) -> None:
-        super().__init__(name, folder, LEARNER_GIB + ENGINE_GIB * max(workers))
+        gib = LEARNER_GIB + ENGINE_GIB * max(workers) if work.shape == MEASURED else WHOLE_CARD
+        super().__init__(name, folder, gib)
         self.work, self.workers, self.more = work, list(workers), dict(more or {})
         self.run = folder / "runs" / re.sub(r"\W+", "-", name)
         self._left, self._held = self.workers[1:], set[int]()
@@ -125,11 +126,13 @@ class SquelchSide(Side):
         for index, line in enumerate(self._steps()):
             if index in self._held:
                 continue
-            up = sum(line[key] == 1 for key in line if re.fullmatch(r"up/rollout-\d+", key))
-            by_workers.setdefault(up, []).append(line)
-        rows = {up: lines[1:] for up, lines in by_workers.items() if len(lines) > 1}
-        alone = len(self.workers) == 1
-        return {self.name if alone else f"{self.name}, {up} engines": medians(lines) for up, lines in rows.items()}
+            by_workers.setdefault(int(line["wanted/rollout"]), []).append(line)
+        rows = {wanted: lines[1:] for wanted, lines in by_workers.items() if len(lines) > 1}
+        several = len(self.workers) > 1
+        return {self._row(wanted) if several else self.name: medians(lines) for wanted, lines in rows.items()}
+
+    def _row(self, wanted: int) -> str:
+        return f"{self.name}, {wanted} engine{'' if wanted == 1 else 's'}"
 
     def _steps(self) -> list[dict[str, Any]]:
         if not (self.run / "metrics.jsonl").exists():

@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.gpu.parts import installed
 from benchmarks.peer.on_card.sides import REPOSITORY, Side
+from benchmarks.peer.on_card.work import MEASURED, WHOLE_CARD, CardWork
 
 SITE = REPOSITORY / ".cache" / "trl"
 """Where `deploy/setup.sh trl` puts TRL, which may also be installed."""
@@ -27,8 +28,9 @@ def missing() -> str | None:
 class TrlSide(Side):
     """TRL's variants, one after another on one engine: with sleep for all of them, or for none."""
 
-    def __init__(self, name: str, folder: Path, variants: Sequence[str]) -> None:
-        super().__init__(name, folder, max(GIB.get(variant.partition("+")[0], 84.0) for variant in variants))
+    def __init__(self, name: str, folder: Path, work: CardWork, variants: Sequence[str]) -> None:
+        gib = max(GIB.get(variant.partition("+")[0], WHOLE_CARD) for variant in variants)
+        super().__init__(name, folder, gib if work.shape == MEASURED else WHOLE_CARD)
         self.variants, self.out = list(variants), folder / f"{name}.json"
 
     def command(self) -> list[str]:

@@ -11,6 +11,10 @@ FILE_NAME = "work.json"
 BARRIER = "SQUELCH_PEER_BARRIER"
 """Environment variable with the path of the file for which a side waits once it has generated its first step."""
 SEED = 45
+MEASURED = "Qwen2.5-0.5B"
+"""The shape at which it is known how much memory each side takes; at others one side is loaded at a time."""
+WHOLE_CARD = 1e6
+"""GiB."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class CardWork:
 
     def facts(self) -> dict[str, Any]:
         """What a result states of the work."""
-        names = ("shape", "prompts", "samples", "prompt_tokens", "new_tokens", "ragged", "steps")
+        names = ("shape", "device", "prompts", "samples", "prompt_tokens", "new_tokens", "ragged", "steps")
         return {name: vars(self)[name] for name in names}
 
 
