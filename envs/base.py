@@ -125,6 +125,11 @@ class TextEnv(gymnasium.Env[str, str], Environment):
     def observation(self) -> str:
         """The current state as the policy sees it, within `observation_space`."""
 
+    def shown(self) -> Any:
+        """The observation, with pictures where the environment shows any (`envs.pictures.Shown`). Gymnasium's types
+        know text alone."""
+        return self.observation()
+
     @abc.abstractmethod
     def task_key(self) -> str:
         """Hex digest of the task's content; two tasks have the same digest iff they start in the same state."""
@@ -154,10 +159,10 @@ class TextEnv(gymnasium.Env[str, str], Environment):
             self._noise = random.Random(f"noise {self.np_random.integers(2**63) if noise_seed is None else noise_seed}")
         return self._opening(self._load(self._task_seed))
 
-    def _opening(self, details: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    def _opening(self, details: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """The observation and `info` of the task that was made the current one."""
         about = {"task_key": self.task_key(), "task_kind": self.task_kind()}
-        return self.observation(), {"success": False, "action_valid": True, **about, **details}
+        return self.shown(), {"success": False, "action_valid": True, **about, **details}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Play one action. After the end, and for an unknown action, nothing changes and the reward is 0."""
@@ -169,7 +174,7 @@ class TextEnv(gymnasium.Env[str, str], Environment):
             reward = self._move(chosen)
         valid = chosen is not None
         info = {"success": self._succeeded(), "action_valid": valid, **self._details()}
-        return self.observation(), reward, self._terminated(), self._truncated(), info
+        return self.shown(), reward, self._terminated(), self._truncated(), info
 
     def render(self) -> str:
         """The current observation (render mode `ansi`)."""

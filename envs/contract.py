@@ -20,11 +20,14 @@ from __future__ import annotations
 import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 from squelch.envs.settings import Settings
 from squelch.envs.splits import Split
 from squelch.envs.wording import DemonstrationQuality, PromptName, Rng, Wording
+
+if TYPE_CHECKING:  # its pixels need numpy, which the table of environments does not load
+    from squelch.envs.pictures import Picture, Shown
 
 Capability = TypeVar("Capability")
 
@@ -37,7 +40,7 @@ class Opening(NamedTuple):
 
 
 class Environment(Protocol):
-    """One environment with text actions and text observations; a step plays one action.
+    """One environment with text actions, and observations of text or of text and pictures; a step plays one action.
 
     - A task is determined by (environment, options, split, seed), and in an environment with a curriculum by its place
       in the run, `seed - first_seed`. All other randomness is determined by `noise_seed`.
@@ -68,6 +71,9 @@ class Environment(Protocol):
     first_seed: int = 0
     """Seed of the run's first training task, so that the k-th one has `first_seed + k`; `envs.registry.make` sets it,
     for a player from `environment.train_seed`. Only a curriculum needs it."""
+    shows_pictures: bool = False
+    """Whether observations have pictures beside text (`envs.pictures.Shown`), which only a model with a vision tower
+    can be shown."""
     whole_turns: bool = False
     """Whether the environment has no turn format of Squelch. Its `reset` then gives the first messages of the
     conversation (`info["messages"]`, of system, user and assistant; `info["tools"]`, if present, are JSON schemas that
@@ -95,7 +101,7 @@ class Environment(Protocol):
         """
 
     @abc.abstractmethod
-    def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str | Shown, dict[str, Any]]:
         """Start the task of `seed` under `options["noise_seed"]`; returns (observation, info).
 
         `info["task_key"]` is a hex digest of the task's content (`envs.splits.task_key_of`): two tasks that a policy
@@ -104,7 +110,7 @@ class Environment(Protocol):
         """
 
     @abc.abstractmethod
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[str | Shown, float, bool, bool, dict[str, Any]]:
         """Play an action that `read_action` returned; returns (observation, reward, terminated, truncated, info).
 
         `info["success"]` says whether the task is solved. Raises only if the task cannot be continued (a service is
@@ -128,6 +134,11 @@ class Environment(Protocol):
         """Options that a run fixes at its start for all of its actors, because they follow from something that may
         change meanwhile, such as the version of a service."""
         return {}
+
+    def picture_sizes(self) -> list[tuple[int, int]]:
+        """Every (width, height) in pixels that a picture may have, so that a model whose patches do not fit is refused
+        at the start; empty if that is not known."""
+        return []
 
     def longest_call(self) -> tuple[float, str]:
         """The most seconds that a call may take by the environment's own settings, and which these are; (0, "") if
@@ -220,8 +231,8 @@ class Judge(Protocol):
     No text raises an error. `facts` and `claims` take time linear in the text.
     """
 
-    def facts(self, prompt: str) -> Any | None:
-        """What the last state in a prompt shows; None if the prompt shows no state."""
+    def facts(self, prompt: str, pictures: Sequence[Picture] = ()) -> Any | None:
+        """What the last state in a prompt shows, in text or in the last of its pictures; None if it shows no state."""
 
     def claims(self, reasoning: str) -> Sequence[Any]:
         """The claims of a reasoning about its state, in order; all text that is no claim is ignored."""
@@ -258,7 +269,7 @@ class Twinned(Protocol):
         """
 
     @abc.abstractmethod
-    def start(self, content: str) -> tuple[str, dict[str, Any]]:
+    def start(self, content: str) -> tuple[str | Shown, dict[str, Any]]:
         """Start the task of that content, under the noise of the last `reset`; returns (observation, info) as that
         does. Raises ValueError for what is no task's content."""
 

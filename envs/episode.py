@@ -16,9 +16,11 @@ from squelch.envs.contract import AgentDriven, Environment, Twinned, lacking
 from squelch.envs.format import ParsedTurn, parse, system_message, turn_message
 from squelch.envs.noise.replay import Replay
 from squelch.envs.noise.reward_noise import NO_NOISE, RewardNoise
+from squelch.envs.pictures import Shown, shown_of
 from squelch.envs.untrusted.rewards import finite_reward
 
-Message = dict[str, str]
+Message = dict[str, Any]
+"""`role`, text, and `content`, text or, with pictures, `envs.pictures.Shown`."""
 Ending = Literal["terminated", "truncated"]  # the environment's own
 
 
@@ -60,7 +62,7 @@ class Episode:
         self._max_turns = self._config.max_turns or env.max_turns
         self._max_actions = self._config.max_actions_per_turn or env.max_actions_per_turn
         self._actions_left = self._max_turns * self._max_actions
-        self._observation = ""
+        self._observation: str | Shown = ""
         self._plan: list[str] = []
         self._turns = 0
         self._done = True
@@ -81,9 +83,9 @@ class Episode:
         """As `start`, with the task of that content, in the environment `env` of this episode, which was started."""
         return self._opened("start", env.start(content))
 
-    def _opened(self, method: str, given: tuple[str, dict[str, Any]]) -> list[Message]:
+    def _opened(self, method: str, given: tuple[str | Shown, dict[str, Any]]) -> list[Message]:
         observation, info = given
-        self._observation = _shown(observation, method)
+        self._observation = shown_of(observation, method)
         self.task_key, self.task_kind = _task_of(info)
         self._actions_left = self._max_turns * self._max_actions
         self._plan, self._turns, self._done, self._success, self._paid = [], 0, False, False, False
@@ -137,7 +139,7 @@ class Episode:
         reward, played = 0.0, 0
         for action in parsed.actions:
             observation, step_reward, terminated, truncated, info = self._env.step(action)
-            self._observation = _shown(observation, "step")
+            self._observation = shown_of(observation, "step")
             reward, played = reward + finite_reward(step_reward), played + 1
             self._success = bool(_required(info, "success", "step"))
             if terminated or truncated:
@@ -147,19 +149,10 @@ class Episode:
     def _message(self, reward: float) -> Message:
         return {"role": "user", "content": self._turn_message(reward)}
 
-    def _turn_message(self, reward: float | None) -> str:
+    def _turn_message(self, reward: float | None) -> str | Shown:
         if self._env.whole_turns:
             return self._observation
         return turn_message(self._observation, self._actions_left, reward, self._env.prompt)
-
-
-def _shown(observation: Any, method: str) -> str:
-    """The observation. Raises ValueError with the method's name if it is no text."""
-    if not isinstance(observation, str):
-        raise ValueError(
-            f"the environment's {method}() returned the observation {repr(observation)[:80]}, which must be text"
-        )
-    return observation
 
 
 def _task_of(info: dict[str, Any]) -> tuple[str, str | None]:

@@ -22,10 +22,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import cast, overload
 
 from squelch.envs.config import FormatConfig
 from squelch.envs.contract import ClosedVocabulary, Environment, lacking
+from squelch.envs.pictures import Shown
 from squelch.envs.wording import PromptName, Wording, planned
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
@@ -122,11 +123,26 @@ def _worked_turn(wording: Wording, config: FormatConfig, prompt: PromptName) -> 
     return SENTENCES[prompt].example.format(message=message, turn=turn)
 
 
-def turn_message(observation: str, actions_left: int, reward: float | None, prompt: PromptName = "tiny") -> str:
+@overload
+def turn_message(observation: str, actions_left: int, reward: float | None, prompt: PromptName = "tiny") -> str: ...
+
+
+@overload
+def turn_message(
+    observation: str | Shown, actions_left: int, reward: float | None, prompt: PromptName = "tiny"
+) -> str | Shown: ...
+
+
+def turn_message(
+    observation: str | Shown, actions_left: int, reward: float | None, prompt: PromptName = "tiny"
+) -> str | Shown:
     """The message to the policy before a turn; `reward`: the reward of the previous turn, None at the first turn."""
     sentences = SENTENCES[prompt]
     before = "" if reward is None else sentences.reward.format(reward=reward_text(reward))
-    return before + sentences.turn.format(observation=observation, left=actions_left)
+    if isinstance(observation, str):
+        return before + sentences.turn.format(observation=observation, left=actions_left)
+    head, _, tail = sentences.turn.partition("{observation}")
+    return Shown.of(before + head, observation, tail.format(left=actions_left))
 
 
 def reward_text(reward: float) -> str:

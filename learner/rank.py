@@ -54,6 +54,7 @@ from squelch.learner.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
+
 def counters() -> Counters:
     """What torch knows of this rank's card; its largest reservation is that since the last call."""
     free, total = torch.cuda.mem_get_info()

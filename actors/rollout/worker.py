@@ -451,7 +451,9 @@ class RolloutWorker:
             return await self._from_store(bundle)
         try:
             with opened(bundle.shared) as path:
-                return replace(await self._engine.update_weights(bundle, path=path), way="shared_memory")
+                return replace(
+                    await self._engine.update_weights(bundle, path=path), way="shared_memory", card=self._card.take()
+                )
         except (Unreachable, TransferRefused) as error:
             return replace(await self._from_store(bundle), not_shared=str(error))
 

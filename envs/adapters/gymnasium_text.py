@@ -1,9 +1,11 @@
-"""Any Gymnasium environment with Discrete or Text actions whose state can be shown as text, such as Taxi.
+"""Any Gymnasium environment with Discrete or Text actions whose state can be shown as text, such as Taxi, or as a
+picture.
 
     environment.name=Gymnasium
     environment.options='{id: Taxi-v4, actions: [South, North, East, West, Pickup, Dropoff]}'
 
-The policy sees the environment's `ansi` rendering, or with `render: false` its observation, which must be text. Colours
+The policy sees the environment's `ansi` rendering, with `pictures: true` the picture that it renders, of exactly its
+pixels, or with `render: false` its observation, which must be text. Colours
 have a meaning in Gymnasium's renderings (Taxi marks the taxi by a colour), so `R` in blue becomes `[blue R]`, and in
 blue on yellow `[blue [yellow R]]`.
 """
@@ -20,6 +22,7 @@ from gymnasium.spaces import Discrete, Text
 from pydantic import Field
 
 from squelch.envs.contract import Environment
+from squelch.envs.pictures import Picture, Shown
 from squelch.envs.settings import Settings
 from squelch.envs.splits import Split, no_task, split_of, task_key_of
 from squelch.envs.text import printable
@@ -49,6 +52,8 @@ class GymnasiumOptions(Settings):
     """The names of Discrete actions, in their order; by default their numbers."""
     render: bool = True
     """Whether to show the `ansi` rendering. False shows the observation, which must then be text."""
+    pictures: bool = False
+    """Whether to show the picture that the environment renders (`rgb_array`) in place of text, to a model that sees."""
     success_reward: float | None = None
     """Smallest last reward of a solved episode. Unset: any above 0, so that an end that pays nothing, as a lost game's
     does, solves nothing. Ignored if the environment sets `info["is_success"]`."""
@@ -68,7 +73,7 @@ class GymnasiumText(Environment):
 
     def __init__(self, split: Split = "train", **options: Any) -> None:
         super().__init__(split, **options)
-        wanted: dict[str, Any] = {"render_mode": "ansi"} if self.options.render else {}
+        wanted: dict[str, Any] = {"render_mode": self._mode} if self._mode else {}
         try:
             self._env = gymnasium.make(self.options.id, disable_env_checker=True, **wanted, **self.options.kwargs)
         except (gymnasium.error.Error, ImportError, TypeError) as error:
@@ -90,10 +95,22 @@ class GymnasiumText(Environment):
         env, modes = self._env, self._env.metadata.get("render_modes", [])
         if not isinstance(env.action_space, Discrete | Text):
             raise ValueError(f"environment.options.id: actions must be Discrete or Text (got {env.action_space})")
-        if self.options.render and "ansi" not in modes:
-            raise ValueError(f"environment.options.render: there is no ansi rendering (got {modes}); set it to false")
-        if not self.options.render and not isinstance(env.observation_space, Text):
+        if self._mode and self._mode not in modes:
+            name = "pictures" if self.options.pictures else "render"
+            wrong = f"there is no {self._mode} rendering (got {modes}); set it to false"
+            raise ValueError(f"environment.options.{name}: {wrong}")
+        if not self._mode and not isinstance(env.observation_space, Text):
             raise ValueError(f"environment.options.render: observations must be Text (got {env.observation_space})")
+
+    @property
+    def _mode(self) -> str | None:
+        """Gymnasium's mode of rendering; None for the observation itself."""
+        return "rgb_array" if self.options.pictures else "ansi" if self.options.render else None
+
+    @property
+    def shows_pictures(self) -> bool:
+        """Whether the rendering is a picture."""
+        return self.options.pictures
 
     @property
     def stochastic(self) -> bool:
@@ -112,19 +129,19 @@ class GymnasiumText(Environment):
         said = text.strip()
         return said if self._env.action_space.contains(said) else None
 
-    def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str | Shown, dict[str, Any]]:
         """Draws starts from `seed` until one belongs to the split."""
         for draw in range(MAX_RESETS):
             start = random.Random(f"{self.options.id} {seed} {draw}").getrandbits(32)
             observation, info = self._env.reset(seed=start)
             shown = self._shown(observation)
-            key = task_key_of(self.options.id, shown)
+            key = task_key_of(self.options.id, shown if isinstance(shown, str) else shown.pictures[0].identity)
             if not self.options.hold_out or split_of(key) == self.split:
                 self._env.unwrapped.np_random = np.random.default_rng(options["noise_seed"])
                 return shown, {**info, "task_key": key}
         raise no_task(f"{self.options.id} (split {self.split})", self.options, MAX_RESETS)
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[str | Shown, float, bool, bool, dict[str, Any]]:
         """As `Environment.step`; `success` is `is_success`, or depends on the last reward (`success_reward`)."""
         played = self._numbers[action] if self._numbers else action
         observation, reward, terminated, truncated, info = self._env.step(played)
@@ -133,7 +150,9 @@ class GymnasiumText(Environment):
         solved = info.get("is_success", terminated and paid)
         return self._shown(observation), float(reward), terminated, truncated, {**info, "success": bool(solved)}
 
-    def _shown(self, observation: Any) -> str:
+    def _shown(self, observation: Any) -> str | Shown:
+        if self.shows_pictures:
+            return Shown((Picture(np.asarray(self._env.render())),))
         text = str(self._env.render() if self.options.render else observation)
         for _ in range(MAX_COLOURS):  # the innermost first: Taxi gives the taxi at a landmark two colours
             text = _COLOURED.sub(_in_words, text)

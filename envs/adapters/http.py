@@ -27,11 +27,13 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, Field, ValidationError
 
 from squelch.envs.contract import Environment
+from squelch.envs.pictures import Shown
 from squelch.envs.settings import Settings
 from squelch.envs.splits import Split, no_task, split_of, task_key_of
 from squelch.envs.text import legible
 from squelch.envs.untrusted.files import Unreadable, brief, shortened
 from squelch.envs.untrusted.http import JsonClient, NoAnswer, longest_wait_s
+from squelch.envs.untrusted.pictures import shown_of_json
 from squelch.envs.untrusted.secrets import bearer, masked
 from squelch.envs.untrusted.text import parse_object
 
@@ -77,19 +79,20 @@ class _Described(BaseModel):
     shared_noise: bool = False
     task_key: bool
     splits: bool
+    pictures: bool = False
     max_turns: int = Field(ge=1)
     max_actions_per_turn: int = Field(1, ge=1)
 
 
 class _Reset(BaseModel):
-    observation: str
+    observation: str | list[Any]
     task_key: str | None = Field(None, min_length=8, max_length=64, pattern="^[0-9a-f]+$")
     task_kind: str | None = None
     version: str
 
 
 class _Step(BaseModel):
-    observation: str
+    observation: str | list[Any]
     reward: float
     terminated: bool
     truncated: bool
@@ -197,6 +200,11 @@ class Http(Environment):
         return self._described.stochastic
 
     @property
+    def shows_pictures(self) -> bool:
+        """As the server declares; false if it does not."""
+        return self._described.pictures
+
+    @property
     def replayable(self) -> bool:
         """As the server declares; true if it does not."""
         return self._described.replayable
@@ -224,7 +232,7 @@ class Http(Environment):
         said = text.encode(errors="replace").decode().strip() if len(text) <= 2 * MAX_ACTION else ""
         return said if 0 < len(said) <= MAX_ACTION else None
 
-    def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str | Shown, dict[str, Any]]:
         """Starts the task of `seed`; where the server does not keep the splits apart, draws from it until one belongs
         to the split."""
         self._server.close_abandoned()
@@ -240,8 +248,8 @@ class Http(Environment):
                         f"{masked(self.options.url)} serves version {answer.version}, and the run began with "
                         f"{self._version}; serve that one, or set environment.options.version"
                     )
-                shown = legible(answer.observation, MAX_OBSERVATION)
-                key = answer.task_key or task_key_of(f"Http {self._described.name}", shown)
+                shown = self._shown(answer.observation, "reset")
+                key = answer.task_key or task_key_of(f"Http {self._described.name}", _content(shown))
                 if self._described.splits or split_of(key) == self.split:
                     return shown, {"task_key": key, "task_kind": answer.task_kind and answer.task_kind[:MAX_KIND]}
                 if len(tried) < MAX_REMEMBERED:
@@ -251,11 +259,25 @@ class Http(Environment):
             raise
         raise no_task(f"Http {self._described.name}", self.options, MAX_DRAWS)
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[str | Shown, float, bool, bool, dict[str, Any]]:
         """Plays an action. Raises RemoteError if there is no valid answer."""
         answer = self._call("step", {"action": action}, _Step)
-        shown = legible(answer.observation, MAX_OBSERVATION)
+        shown = self._shown(answer.observation, "step")
         return shown, answer.reward, answer.terminated, answer.truncated, {"success": answer.success}
+
+    def _shown(self, observation: str | list[Any], call: str) -> str | Shown:
+        """The observation with legible text. Raises RemoteError for pictures that the server did not declare, or that
+        are out of bounds."""
+        if isinstance(observation, str):
+            return legible(observation, MAX_OBSERVATION)
+        try:
+            if not self._described.pictures:
+                raise Unreadable('observation: parts, but `describe` does not say "pictures": true')
+            shown = shown_of_json(observation, "observation")
+        except Unreadable as error:
+            raise RemoteError(masked(f"environment server {self.options.url}, {call}: {error}")) from error
+        parts = shown.parts if isinstance(shown, Shown) else (shown,)
+        return Shown.of(*(legible(part, MAX_OBSERVATION) if isinstance(part, str) else part for part in parts))
 
     def _begin_session(self) -> None:
         """A new session; the server closes it once the environment is no longer used."""
@@ -272,6 +294,13 @@ class Http(Environment):
         if not self._described.splits:
             rng = random.Random(f"Http {seed}")
             yield from (rng.getrandbits(31) for _ in range(MAX_DRAWS - 1))
+
+
+def _content(shown: str | Shown) -> str:
+    """What tells two tasks apart: the text, and the pictures by their pixels."""
+    if isinstance(shown, str):
+        return shown
+    return "\n".join(part if isinstance(part, str) else f"picture {part.identity}" for part in shown.parts)
 
 
 _abandoned: dict[HttpOptions, list[str]] = {}

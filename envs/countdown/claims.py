@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from squelch.envs.countdown.expressions import numbers_in, parse_expression, read_expression, value_of
+from squelch.envs.pictures import Picture
 from squelch.envs.wording import Wording
 
 _SPOKEN = {"plus": "+", "minus": "-", "times": "*", "multiplied by": "*", "divided by": "/"}
@@ -130,8 +131,8 @@ class CountdownJudge:
     def __init__(self, wordings: Iterable[Wording]) -> None:
         self._shown = [_pattern(wording) for wording in wordings]
 
-    def facts(self, prompt: str) -> Puzzle | None:
-        """The last puzzle of a prompt; None if it shows none."""
+    def facts(self, prompt: str, pictures: Sequence[Picture] = ()) -> Puzzle | None:
+        """The last puzzle of a prompt's text; None if it shows none. No puzzle is shown in a picture."""
         found = [match for shown in self._shown for match in shown.finditer(prompt)]
         if not found:
             return None

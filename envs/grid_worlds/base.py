@@ -1,7 +1,8 @@
 """The base of the grid worlds: closed action words, one symbol per cell, and reasoning that names coordinates.
 
 Invariants: an observation ends with `side` rows of `side` symbols, cells separated by spaces, rows by newlines; every
-symbol is in `legend`; before the rows it has nothing, or the cells of all that `nouns` names (`observation_format`);
+symbol is in `legend`; before the rows it has nothing, or the cells of all that `nouns` names (`observation_format`); a
+picture of the same board stands after them, or in place of all text;
 in the prompt style `tiny` all text comes from a closed vocabulary, so that a word tokenizer reads one
 token per cell. `envs/grid_worlds/prompts.py` holds the words, and `claims.py` the judge of reasonings.
 """
@@ -14,11 +15,14 @@ from dataclasses import replace
 from typing import ClassVar, Literal
 
 from gymnasium.spaces import Text
+from pydantic import Field
 
 from squelch.envs.base import TwinnedEnv
 from squelch.envs.contract import ClosedVocabulary, Demonstrator, Judged
 from squelch.envs.grid_worlds.board import facts_of, last_board, places, shown
 from squelch.envs.grid_worlds.claims import GridJudge, Nouns
+from squelch.envs.grid_worlds.picture import MAX_CELL_PIXELS, MIN_CELL_PIXELS, picture_of
+from squelch.envs.pictures import Picture, Shown
 from squelch.envs.settings import Settings
 from squelch.envs.wording import (
     DEFAULT_QUALITY,
@@ -37,10 +41,15 @@ from squelch.envs.wording import (
 class GridOptions(Settings):
     """Options that every grid world has."""
 
-    observation_format: Literal["grid", "grid_coord"] | None = None
+    observation_format: Literal["grid", "grid_coord", "picture", "both"] | None = None
     """What an observation shows: `grid`, the board, or `grid_coord`, before it a line with the cell of each thing but
     walls and empty cells, for models that cannot read a board. The authors' code has both, and trains with
-    `grid_coord`. Unset: `grid_coord` with `environment.prompt=natural`; the style `tiny` has no words for it."""
+    `grid_coord`. Unset: `grid_coord` with `environment.prompt=natural`; the style `tiny` has no words for it.
+    `picture`: a picture of the board alone, without a worked turn; `both`: the text that is shown without this setting,
+    and the picture after it."""
+    cell_pixels: int = Field(28, ge=MIN_CELL_PIXELS, le=MAX_CELL_PIXELS)
+    """Width of a cell in a picture. The board's side in pixels must be a multiple of the model's patch times its merge
+    (28 for Qwen2.5-VL)."""
 
 
 class GridEnv(TwinnedEnv, Demonstrator, ClosedVocabulary, Judged):
@@ -66,8 +75,11 @@ class GridEnv(TwinnedEnv, Demonstrator, ClosedVocabulary, Judged):
 
     @property
     def wording(self) -> Wording:
-        """As `TextEnv.wording`; the worked turn shows its board as observations do."""
+        """As `TextEnv.wording`; the worked turn shows its board as observations do, and there is none where they show
+        it in pictures alone."""
         wording = super().wording
+        if self.options.observation_format == "picture":
+            return replace(wording, example=None)
         if not self.names_cells or wording.example is None:
             return wording
         rows = last_board(wording.example.observation, "".join(self.legend), [wording.shown["row"]]) or []
@@ -78,7 +90,17 @@ class GridEnv(TwinnedEnv, Demonstrator, ClosedVocabulary, Judged):
     def names_cells(self) -> bool:
         """Whether observations name the cells of things before the board."""
         chosen = self.options.observation_format
-        return "place" in super().wording.shown if chosen is None else chosen == "grid_coord"
+        return "place" in super().wording.shown if chosen in (None, "both") else chosen == "grid_coord"
+
+    @property
+    def shows_pictures(self) -> bool:
+        """As `Environment.shows_pictures`."""
+        return self.options.observation_format in ("picture", "both")
+
+    def picture_sizes(self) -> list[tuple[int, int]]:
+        """As `Environment.picture_sizes`."""
+        width = self.side * self.options.cell_pixels
+        return [(width, width)] if self.shows_pictures else []
 
     def check(self) -> None:
         """As `Environment.check`."""
@@ -91,6 +113,22 @@ class GridEnv(TwinnedEnv, Demonstrator, ClosedVocabulary, Judged):
     def observation(self) -> str:
         """The current state as text."""
         return self._seen(self.board())
+
+    def shown(self) -> str | Shown:
+        """As `TextEnv.shown`: the text, the picture, or both."""
+        if not self.shows_pictures:
+            return self.observation()
+        rows = self.board().replace(" ", "").split("\n")
+        picture = Picture(picture_of(rows, self.legend, self.options.cell_pixels))
+        return Shown.of(f"{self.observation()}\n" if self.options.observation_format == "both" else "", picture)
+
+    def rules(self) -> str:
+        """As `TextEnv.rules`, with what a picture shows instead of, or beside, the symbols."""
+        words, texts = super().rules(), super().wording.shown
+        if not self.shows_pictures or "symbols" not in texts:
+            return words
+        said = (texts["symbols"], texts["drawn"]) if self.options.observation_format == "both" else (texts["drawn"],)
+        return words.replace(texts["symbols"], "\n".join(said))
 
     def _seen(self, board: str) -> str:
         """A board in plain text as observations show it."""

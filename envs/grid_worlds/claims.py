@@ -29,6 +29,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from squelch.envs.grid_worlds.board import facts_of, last_board, without_rows
+from squelch.envs.grid_worlds.picture import rows_of
+from squelch.envs.pictures import Picture
 from squelch.envs.wording import Cell, Wording
 
 Facts = Mapping[str, frozenset[Cell]]
@@ -164,9 +166,11 @@ class GridJudge:
     def _row_texts(self) -> list[str]:
         return [wording.shown["row"] for wording in self.wordings]
 
-    def facts(self, prompt: str) -> Facts | None:
-        """Cells (row, column), from 0, of each fact in the last board of a prompt; None if it shows no board."""
-        if (rows := self.board(prompt)) is None:
+    def facts(self, prompt: str, pictures: Sequence[Picture] = ()) -> Facts | None:
+        """Cells (row, column), from 0, of each fact in the last board of a prompt, in the last of its `pictures` if it
+        has any; None if it shows no board."""
+        rows = rows_of(pictures[-1].rgb, self.legend) if pictures else self.board(prompt)
+        if rows is None:
             return None
         return {fact: frozenset(cells) for fact, cells in facts_of(rows, self.legend, self.nouns).items()}
 

@@ -26,6 +26,19 @@ _NATURAL_SAID = {
 }
 _ORIENTATION = "Rows are numbered from 0 at the top, columns from 0 on the left."
 _MOVES = "Your available actions are:\nLeft, Down, Right, Up"
+_LAKE_SYMBOLS = "The meaning of each symbol in the state is:\nP: player, _: ice, O: hole, G: goal"
+_LAKE_DRAWN = (
+    "The picture shows the lake from above, one square for each cell: a green disc is the player, a dark blue disc a "
+    "hole, a yellow square the goal, and light blue is ice."
+)
+_ROOM_SYMBOLS = (
+    "The meaning of each symbol in the state is:\n"
+    "P: player, X: box, O: target, #: wall, _: floor, *: box on target, S: player on target"
+)
+_ROOM_DRAWN = (
+    "The picture shows the board from above, one square for each cell: a green disc is the player, a small brown "
+    "square a box, a red square a target, a dark brown cell a wall, and light brown is floor."
+)
 _ROW = {"tiny": "{cells}", "natural": "Row {row}: {cells}"}
 _PLACE = "{name}: row {row}, column {column}"
 
@@ -67,11 +80,13 @@ FROZEN_LAKE_WORDS: Mapping[PromptName, Wording] = {
         rules=(
             "You are solving the FrozenLake puzzle. You are the player on a frozen lake and must walk to the goal "
             f"without falling into a hole.{{slip}} {_ORIENTATION}\n"
-            f"The meaning of each symbol in the state is:\nP: player, _: ice, O: hole, G: goal\n{_MOVES}"
+            f"{_LAKE_SYMBOLS}\n{_MOVES}"
         ),
         shown={
             "row": _ROW["natural"],
             "place": _PLACE,
+            "symbols": _LAKE_SYMBOLS,
+            "drawn": _LAKE_DRAWN,
             "slip": " The ice is slippery, so a move sometimes goes in another direction.",
         },
         said={
@@ -130,10 +145,9 @@ SOKOBAN_WORDS: Mapping[PromptName, Wording] = {
             "You are solving the Sokoban puzzle. You are the player and you need to push every box onto a target. "
             "When you are right next to a box, you push it by moving in its direction. You cannot push a box into a "
             f"wall or into another box, and you cannot pull a box. A wall surrounds the board. {_ORIENTATION}\n"
-            "The meaning of each symbol in the state is:\n"
-            f"P: player, X: box, O: target, #: wall, _: floor, *: box on target, S: player on target\n{_MOVES}"
+            f"{_ROOM_SYMBOLS}\n{_MOVES}"
         ),
-        shown={"row": _ROW["natural"], "place": _PLACE},
+        shown={"row": _ROW["natural"], "place": _PLACE, "symbols": _ROOM_SYMBOLS, "drawn": _ROOM_DRAWN},
         said={
             **_NATURAL_SAID,
             "box": (

@@ -102,6 +102,8 @@ class Environments:
         made = self._held[name] = self._made_by(split=split, **options)
         made.prompt, made.first_seed = prompt, first_seed
         made.check()
+        if made.shows_pictures:
+            raise ValueError("the environment shows pictures, which one in a process of its own cannot")
         words = None if made.wording is None else asdict(made.wording)
         noise = [bool(made.stochastic), bool(made.replayable), bool(made.shared_noise)]
         return [str(made.rules()), words, noise, [int(made.max_turns), int(made.max_actions_per_turn)]]

@@ -14,8 +14,9 @@ from typing import Any, get_args
 
 from squelch.envs.contract import Environment, refuse_own_format
 from squelch.envs.registry import make
-from squelch.envs.remote.server import TOKEN_VARIABLE, Description, EnvironmentServer
+from squelch.envs.remote.server import TOKEN_VARIABLE, Description, EnvironmentServer, Observation
 from squelch.envs.splits import SPLITS, Split
+from squelch.envs.untrusted.pictures import json_of
 from squelch.envs.untrusted.text import parse_object
 from squelch.envs.wording import PromptName
 
@@ -28,16 +29,16 @@ class ServedEnvironment:
         self._made: dict[Split, Environment] = {}
         self._playing: Environment | None = None
 
-    def reset(self, split: str, seed: int, noise_seed: int) -> tuple[str, str | None, str | None]:
+    def reset(self, split: str, seed: int, noise_seed: int) -> tuple[Observation, str | None, str | None]:
         """As `envs.remote.server.Served.reset`."""
         (wanted,) = [one for one in SPLITS if one == split]
         if wanted not in self._made:
             self._made[wanted] = make(self._name, wanted, self._options, self._prompt)
         self._playing = self._made[wanted]
         observation, info = self._playing.reset(seed=seed, options={"noise_seed": noise_seed})
-        return observation, info["task_key"], info.get("task_kind")
+        return json_of(observation), info["task_key"], info.get("task_kind")
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, bool]:
+    def step(self, action: str) -> tuple[Observation, float, bool, bool, bool]:
         """As `envs.remote.server.Served.step`; a text that is no action changes nothing and pays 0."""
         if self._playing is None:
             raise RuntimeError("step() was called before reset()")
@@ -45,7 +46,7 @@ class ServedEnvironment:
         if read is None:
             return "This is not an action .", 0.0, False, False, False
         observation, reward, terminated, truncated, info = self._playing.step(read)
-        return observation, reward, terminated, truncated, info["success"]
+        return json_of(observation), reward, terminated, truncated, info["success"]
 
     def close(self) -> None:
         """Drops the environments."""
@@ -72,6 +73,7 @@ def server_of(
         shared_noise=environment.shared_noise,
         task_key=True,
         splits=True,
+        pictures=environment.shows_pictures,
         max_turns=environment.max_turns,
         max_actions_per_turn=environment.max_actions_per_turn,
     )

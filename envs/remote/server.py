@@ -15,7 +15,9 @@ cannot be installed beside Squelch. `python -m squelch.envs.remote` serves Squel
   first observation. `splits` says whether the environment keeps the tasks of `train` and `validation` apart itself; if
   not, the client draws seeds until a task's digest belongs to the split. `stochastic` says whether an episode depends
   on `noise_seed`; `replayable` (optional, true) is false if its noise, if any, does not follow `noise_seed`;
-  `shared_noise` (optional, false) asks that all trajectories of a group get one `noise_seed`. `version` must change
+  `shared_noise` (optional, false) asks that all trajectories of a group get one `noise_seed`; `pictures` (optional,
+  false) says that an observation may be a list of parts, `{"text": TEXT}` and `{"png": BASE64}`, of 8-bit RGB, each at
+  most 1 MiB, and in all within the 4 MiB of an answer. `version` must change
   with whatever changes tasks or rewards.
 - The client chooses the session's name. A session is one environment; `reset` makes it, or starts another task in it.
 - `request_id` makes retries harmless: a request with the id of the session's last request gets that request's answer,
@@ -71,6 +73,8 @@ MAX_ANSWERED = 1024
 """Request ids that a session remembers, far more than a client has under way."""
 TOKEN_VARIABLE = "SQUELCH_ENVIRONMENT_TOKEN"
 """The variable that holds the token on both ends, unless the client's settings name another."""
+Observation = str | list[dict[str, str]]
+"""Text, or parts in the order in which the policy sees them."""
 T = TypeVar("T")
 
 
@@ -86,6 +90,7 @@ class Description:
     shared_noise: bool = False
     task_key: bool = False
     splits: bool = False
+    pictures: bool = False
     max_turns: int = 10
     max_actions_per_turn: int = 1
 
@@ -93,11 +98,11 @@ class Description:
 class Served(Protocol):
     """One environment, for one session; its methods are called one at a time, from changing threads."""
 
-    def reset(self, split: str, seed: int, noise_seed: int) -> tuple[str, str | None, str | None]:
+    def reset(self, split: str, seed: int, noise_seed: int) -> tuple[Observation, str | None, str | None]:
         """Start a task; returns (observation, digest of the task's content or None, kind of task or None)."""
         ...
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, bool]:
+    def step(self, action: str) -> tuple[Observation, float, bool, bool, bool]:
         """Play an action; returns (observation, reward, terminated, truncated, success)."""
         ...
 
@@ -363,10 +368,18 @@ def _number(body: dict[str, Any], name: str) -> int:
     return value
 
 
-def _shown(observation: Any) -> str:
+def _shown(observation: Any) -> Observation:
+    if isinstance(observation, list):
+        return [_part(part) for part in observation]
     if not isinstance(observation, str):
-        raise TypeError(f"the observation is a {type(observation).__name__}; text is needed")
+        raise TypeError(f"the observation is a {type(observation).__name__}; text, or a list of parts, is needed")
     return _unicode(observation)[:MAX_TEXT]
+
+
+def _part(part: Any) -> dict[str, str]:
+    if isinstance(part, dict) and len(part) == 1 and isinstance(part.get("text", part.get("png")), str):
+        return {"text": _unicode(part["text"])[:MAX_TEXT]} if "text" in part else part
+    raise TypeError(f'a part of the observation is {repr(part)[:80]}; {{"text": TEXT}} or {{"png": BASE64}} is needed')
 
 
 def _label(value: Any, name: str) -> str | None:

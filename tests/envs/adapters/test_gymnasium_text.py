@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -158,3 +158,51 @@ def test_an_end_that_pays_nothing_solves_nothing_unless_the_option_says_so(walk:
     assert found[-1][2] and found[-1][4]["success"] is solved
     env, *_ = started({**options, "success_reward": 0.0})
     assert [env.step(str(action)) for action in walk][-1][4]["success"] is True
+
+
+class Lamp(gymnasium.Env[int, int]):
+    """Shows a lamp in one of 200 colours; the right action says whether it is bright."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
+    observation_space, action_space = Discrete(1), Discrete(2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode, self._canvas = render_mode, np.zeros((4, 4, 3), np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._canvas[:] = self.np_random.integers(200)
+        return 0, {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        right = action == int(self._canvas[0, 0, 0] > 99)
+        self._canvas[:] = 0
+        return 0, float(right), True, False, {}
+
+    def render(self) -> np.ndarray:
+        return self._canvas
+
+
+gymnasium.register("squelch-tests/Lamp-v0", entry_point=Lamp)
+LAMP = {"id": "squelch-tests/Lamp-v0", "pictures": True, "actions": ["Dark", "Bright"]}
+
+
+def test_a_rendered_picture_is_shown_and_tells_tasks_and_splits_apart() -> None:
+    keys = {}
+    for split in ("train", "validation"):
+        env = make("Gymnasium", split, LAMP)
+        assert env.shows_pictures
+        for seed in range(10):
+            shown, info = env.reset(seed=seed, options={"noise_seed": 1})
+            [picture] = shown.pictures
+            assert picture.size == (4, 4) and split_of(info["task_key"]) == split
+            assert keys.setdefault(info["task_key"], picture) == picture
+    assert len(keys) > 10
+
+
+def test_the_picture_of_a_turn_stays_when_the_environment_draws_the_next() -> None:
+    episode = Episode(make("Gymnasium", "train", LAMP), 0, 0, FormatConfig())
+    [picture] = episode.start()[1]["content"].pictures
+    value = int(picture.rgb[0, 0, 0])
+    assert episode.act(well_formed("look", ["Bright" if value > 99 else "Dark"])).success
+    assert int(picture.rgb[0, 0, 0]) == value

@@ -522,3 +522,49 @@ def drawn(env: Http, seed: int) -> list[int]:
     env._server.tried.clear()
     env.reset(seed=seed, options=NOISE)
     return list(itertools.islice(env._seeds(seed), env._server.tried.get(("validation", seed), 0) + 1))
+
+
+@pytest.mark.parametrize("chosen", ["picture", "both"])
+def test_pictures_travel_over_http_to_the_pixel(chosen: str) -> None:
+    options = {"observation_format": chosen, "cell_pixels": 8}
+    with served(server_of("FrozenLake", options)) as url:
+        remote, local = Http(url=url), make("FrozenLake", "train", options)
+        assert remote.shows_pictures
+        shown, info = remote.reset(seed=1, options=NOISE)
+        here, about = local.reset(seed=1, options=NOISE)
+        assert shown == here and shown.pictures == here.pictures and info["task_key"] == about["task_key"]
+        assert remote.step("Left")[0] == local.step("Left")[0]
+
+
+class Painter(Naive):
+    """Shows what its task's number selects."""
+
+    def __init__(self, parts: Any) -> None:
+        super().__init__()
+        self.parts = parts
+
+    def reset(self, split: str, seed: int, noise_seed: int) -> tuple[Any, str | None, str | None]:
+        return self.parts, None, None
+
+
+@pytest.mark.parametrize(
+    ("parts", "declared", "wrong"),
+    [
+        ([{"png": "AAAA"}], False, r'does not say "pictures": true'),
+        ([{"png": "AAAA"}], True, r"observation\[0\].png: no PNG"),
+        ([{"text": "see"}, {"png": "@"}], True, r"observation\[1\].png: no base64"),
+        ([{"png": "A" * 2**21 + "AAAA"}], True, "more than 1 MiB"),
+    ],
+)
+def test_a_picture_that_cannot_be_shown_costs_a_trajectory_with_its_cause(parts, declared: bool, wrong: str) -> None:
+    described = Description("painter", "1", "Look .", pictures=declared)
+    server = EnvironmentServer(described, lambda: Painter(parts))
+    with served(server) as url, pytest.raises(RemoteError, match=wrong):
+        Http(url=url).reset(seed=1, options=NOISE)
+
+
+def test_a_served_part_of_another_form_is_the_environments_error() -> None:
+    described = Description("painter", "1", "Look .", pictures=True)
+    server = EnvironmentServer(described, lambda: Painter([{"gif": "AAAA"}]))
+    with served(server) as url, pytest.raises(RemoteError, match=r"status 422.*a part of the observation is"):
+        Http(url=url).reset(seed=1, options=NOISE)
