@@ -92,7 +92,7 @@ class Client(httpx.AsyncClient):
         super().__init__(
             base_url=session.base_url,
             headers={"authorization": f"Bearer {session.token}"},
-            timeout=10,
+            timeout=60,
             trust_env=False,
             **others,
         )
@@ -118,5 +118,16 @@ def shown(ids: Sequence[int] | np.ndarray) -> str:
     return codec().backend.decode([int(index) for index in ids], skip_special_tokens=False)
 
 
+async def until(holds: Callable[[], Any]) -> None:
+    """Lets the loop run until something holds; `run` bounds it."""
+    while not holds():
+        await asyncio.sleep(0.001)
+
+
+def one_is_lost(session: Session) -> bool:
+    """Whether the endpoint has noticed that the client of an answer is gone."""
+    return any(answer.is_lost for answers in session._answers.values() for answer in answers)
+
+
 def run(scenario: Any) -> Any:
-    return asyncio.run(asyncio.wait_for(scenario, 30))
+    return asyncio.run(asyncio.wait_for(scenario, 120))

@@ -13,7 +13,21 @@ import pytest
 from squelch.actors.endpoint import server
 from squelch.actors.endpoint.config import EndpointConfig
 from squelch.actors.endpoint.server import MOST_UNKNOWN_NAMES, Endpoint
-from tests.actors.endpoint.support import LIMIT, TOOL, USER, Client, Policy, codec, playing, run, seeds, serving, whole
+from tests.actors.endpoint.support import (
+    LIMIT,
+    TOOL,
+    USER,
+    Client,
+    Policy,
+    codec,
+    one_is_lost,
+    playing,
+    run,
+    seeds,
+    serving,
+    until,
+    whole,
+)
 from tests.actors.text.made import rendering_here
 from tests.moved_clock import BOUND_S, PAST_IT_S, MovedClock
 
@@ -256,12 +270,14 @@ def test_a_client_that_leaves_within_its_request_costs_that_request_alone() -> N
     assert recorded.failure is None and len(recorded.calls) == 1 and dict(recorded.counts)["refused"] == 2
 
 
-def test_a_client_that_takes_no_answer_is_let_go() -> None:
+def test_a_client_that_takes_no_answer_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = MovedClock(monkeypatch)
+
     async def long(call):
         return Policy().complete(call, [codec().stop_ids[0] + 1] * 60_000)
 
     async def play():
-        endpoint = Endpoint(codec(), EndpointConfig(request_timeout_s=0.3), 100_000)
+        endpoint = Endpoint(codec(), EndpointConfig(request_timeout_s=BOUND_S), 100_000)
         await endpoint.start()
         session = endpoint.open(long, seeds, 60_000)
         body = json.dumps({"messages": [USER], "logprobs": True}).encode()
@@ -273,11 +289,12 @@ def test_a_client_that_takes_no_answer_is_let_go() -> None:
             stuck.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
             http = endpoint._http
             assert http is not None
-            while not session.counts["calls"] or http.connections:
-                await asyncio.sleep(0.02)
+            await until(lambda: any(one.get_write_buffer_size() for one in http._open.values()))
+            clock.move(PAST_IT_S)
+            await until(lambda: not http.connections)
         await endpoint.close()
 
-    run(play())
+    clock.run(asyncio.wait_for(play(), 90))
 
 
 def test_connections_that_are_held_keep_nobody_out_and_those_with_a_request_stay() -> None:
@@ -307,7 +324,9 @@ def test_connections_that_are_held_keep_nobody_out_and_those_with_a_request_stay
 
 
 def test_refusals_that_wait_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "STRANGERS_PAUSE_S", 20.0)
+    monkeypatch.setattr(server, "STRANGERS_PAUSE_S", 90.0)
+    refused, spare = [], server._Http.spare
+    monkeypatch.setattr(server._Http, "spare", lambda *given: refused.append(spare(*given)))
 
     async def play():
         async with playing(Policy("Yes."), max_connections=3) as (session, client):
@@ -315,7 +334,7 @@ def test_refusals_that_wait_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> 
             held = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
             for _, writer in held:
                 writer.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
-            await asyncio.sleep(0.1)
+            await until(lambda: len(refused) == 3)
             answer = await client.ask(USER)
             for _, writer in held:
                 writer.close()
@@ -354,9 +373,9 @@ def test_an_answer_that_was_not_taken_is_there_for_the_retry_without_a_header() 
             while not policy.calls:
                 await asyncio.sleep(0)
             writer.transport.abort()
-            await asyncio.sleep(0.02)
+            await until(lambda: one_is_lost(session))
             gate.set()
-            await asyncio.sleep(0.02)
+            await until(lambda: policy.answers)
             again = await client.post("/v1/chat/completions", content=body)
             return again.json()["choices"][0]["message"]["content"], len(policy.calls)
 

@@ -19,10 +19,12 @@ from tests.actors.endpoint.support import (
     USER,
     Policy,
     codec,
+    one_is_lost,
     playing,
     run,
     seeds,
     shown,
+    until,
     whole,
 )
 from tests.actors.text.made import rendering_here
@@ -159,10 +161,10 @@ def test_a_retry_gets_the_first_answer_and_never_a_second_sample(told: bool) -> 
             while not policy.calls:
                 await asyncio.sleep(0)
             first.cancel()
-            await asyncio.sleep(0.02)
+            await until(lambda: one_is_lost(session))
             headers = {"x-stainless-retry-count": "1"} if told else {}
             retry = asyncio.create_task(client.ask(USER, headers=headers))
-            await asyncio.sleep(0.02)
+            await until(lambda: session.counts["retries"])
             gate.set()
             answer = (await retry).json()
             late = (await client.ask(USER, headers={"x-stainless-retry-count": "2"})).json()
@@ -187,9 +189,9 @@ def test_sampling_goes_on_without_its_client_and_a_reply_that_nobody_saw_changes
             while len(policy.calls) < 2:
                 await asyncio.sleep(0)
             gone.cancel()
-            await asyncio.sleep(0.02)
+            await until(lambda: one_is_lost(session))
             gate.set()
-            await asyncio.sleep(0.02)
+            await until(lambda: len(policy.answers) == 2)
             await client.said(USER, one, {"role": "user", "content": "Another question."})
             return policy, await session.end()
 
@@ -202,7 +204,7 @@ def test_sampling_goes_on_without_its_client_and_a_reply_that_nobody_saw_changes
 
 def test_parallel_calls_have_segments_and_seeds_of_their_own() -> None:
     async def play():
-        policy = Policy("Yes.", wait=lambda: asyncio.sleep(0.05))
+        policy = Policy("Yes.", wait=lambda: until(lambda: len(policy.calls) in (1, 4, 6)))
         async with playing(policy) as (session, client):
             first = await client.said(USER)
             await asyncio.gather(*(client.ask(SYSTEM, {"role": "user", "content": text}) for text in "aab"))
