@@ -237,14 +237,14 @@ def run(pool: StepPool, *functions, clock: MovedClock | None = None):
 
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_every_call_gets_its_own_value(num_threads):
-    assert run(StepPool(5.0, num_threads), *(lambda i=i: i * i for i in range(50))) == [i * i for i in range(50)]
+    assert run(StepPool(60.0, num_threads), *(lambda i=i: i * i for i in range(50))) == [i * i for i in range(50)]
 
 
 def test_a_call_that_raises_anything_reports_it_and_the_others_go_on():
     def raises(error):
         raise error
 
-    values = run(StepPool(5.0), lambda: 1, lambda: raises(StopIteration(4)), lambda: raises(SystemExit(3)), lambda: 2)
+    values = run(StepPool(60.0), lambda: 1, lambda: raises(StopIteration(4)), lambda: raises(SystemExit(3)), lambda: 2)
     assert [values[0], values[3]] == [1, 2]
     assert [str(one) for one in values[1:3]] == ["StopIteration: 4", "SystemExit: 3"]
     assert all(isinstance(one, CallFailed) for one in values[1:3])

@@ -55,15 +55,10 @@ class Policy:
         self.codec, self.cut_rate, self.versions = codec, cut_rate, versions
         self.requests: list[GenerationRequest] = []
         self.answers: dict[str, Completion] = {}
-        self.running = 0
-        self.most_running = 0
 
     async def __call__(self, worker: str, request: GenerationRequest) -> Completion:
         self.requests.append(request)
-        self.running += 1
-        self.most_running = max(self.most_running, self.running)
         await asyncio.sleep(0.002)
-        self.running -= 1
         rng = np.random.default_rng(request.seed)
         ids = list(self.codec.encode(TEXTS[rng.integers(len(TEXTS))]))[:LIMIT]
         cut = rng.random() < self.cut_rate
@@ -191,9 +186,17 @@ def test_reasoning_spans_hold_whole_sampled_tokens_before_the_marker(codec):
 
 
 def test_all_trajectories_of_all_groups_are_in_flight_together(codec):
-    policy = Policy(codec)
-    play(player(codec, policy), ticket("a", 6), ticket("b", 6))
-    assert policy.most_running == 12
+    class Together(Policy):
+        """Answers nobody before all have asked."""
+
+        async def __call__(self, worker, request):
+            answer = await super().__call__(worker, request)
+            while len({one.request_id for one in self.requests}) < 12:
+                await asyncio.sleep(0.001)
+            return answer
+
+    groups = play(player(codec, Together(codec)), ticket("a", 6), ticket("b", 6))
+    assert [t.failure for group in groups for t in group.trajectories] == [None] * 12
 
 
 def test_versions_of_a_turn_are_the_completions_and_of_a_group_the_extremes(codec):

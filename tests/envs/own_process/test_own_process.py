@@ -42,6 +42,12 @@ def process() -> Any:
     made.close()
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent waits until the child's watchdog has written where the call was, however busy the machine is."""
+    monkeypatch.setattr("squelch.envs.own_process.process.WATCHDOG_S", 60.0)
+
+
 def session(process: EnvironmentProcess, seed: int = 1) -> Session:
     made = Session(process, "train", {})
     made.make()
@@ -96,7 +102,9 @@ def test_an_error_fails_the_call_and_leaves_the_process_alive(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("action", "place"), [("hang", "step"), ("spin", "step"), ("hold", "step")])
-def test_a_call_that_hangs_is_ended_in_time_and_costs_the_others_nothing(action: str, place: str) -> None:
+def test_a_call_that_hangs_is_ended_in_time_and_costs_the_others_nothing(
+    action: str, place: str, patient: None
+) -> None:
     process = EnvironmentProcess(target(QUICK))
     hanging, other, twin = session(process), session(process), session(process)
     before = [other.step("go")[0], other.step("go")[0]]
@@ -106,7 +114,7 @@ def test_a_call_that_hangs_is_ended_in_time_and_costs_the_others_nothing(action:
         TimedOut, match=rf"step\(\) did not return within 3 s \(it was in unruly\.py, line \d+, {place}"
     ):
         hanging.step(action)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
     assert other.step("go")[0].startswith("3 ") and process.generation == 2
     hanging.reset(1, 5)
     assert [hanging.step("go")[0], hanging.step("go")[0]] == before
@@ -246,7 +254,7 @@ def test_a_text_that_cannot_be_read_fails_the_call_with_the_reason(process: Envi
 
 
 @pytest.mark.slow
-def test_a_text_that_is_read_without_end_is_given_up_in_time() -> None:
+def test_a_text_that_is_read_without_end_is_given_up_in_time(patient: None) -> None:
     process = EnvironmentProcess(target(QUICK))
     one = session(process)
     with pytest.raises(TimedOut, match=r"read_action\(\) did not return within 3 s \(it was in unruly\.py"):
