@@ -37,7 +37,7 @@ from squelch.actors.model_folder import load_model_folder
 from squelch.actors.process.progress_marks import Progress
 from squelch.actors.process.shipping import Folder, local
 from squelch.actors.records import Trajectory
-from squelch.actors.scorer.cross_scoring import CrossScorer
+from squelch.actors.scorer.cross_scoring import CrossScorer, Ways
 from squelch.actors.scorer.drawing import newest_version
 from squelch.actors.scorer.fixed_model import FIXED_VERSION
 from squelch.actors.scorer.models import load_arrays
@@ -94,7 +94,10 @@ class ScorerActor:
         self._config = config
         self._model_dir = str(local(model))
         scores = load_model(str(local(fixed)) if fixed is not None else self._model_dir, config)
-        self._engine = CrossScorer(scores, config.token_budget, temperature, kernels, "measured")
+        # A choice by time may differ between runs, and scores by rounding with it: on a CPU, where it gains little,
+        # equal runs have equal scores.
+        columns: Ways = "measured" if next(scores.parameters()).is_cuda else "one"
+        self._engine = CrossScorer(scores, config.token_budget, temperature, kernels, columns)
         self._scorer = Scorer(self._engine, config, seed, max_staleness, self._text)
         self._probe = FixedProbe(self._engine, config.probe, seed, self._answer_end)
         self._codec: AnyFormat | None = None

@@ -20,7 +20,7 @@ from squelch.learner.checkpoint.manifest import read_loop
 from tests.e2e.support import STEPS, Finished, Run, children, compared_run, summary, wait_gone
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
-TIMES = re.compile(r"seconds|^time$|per_second|^wait/|^restarts/learner$|^recovery/|^scaling/")
+TIMES = re.compile(r"seconds|^time$|per_second|^wait/|^restarts/learner$|^recovery/|^scaling/|^operations/|^mfu/|^gpu/")
 """Metrics that an interruption changes."""
 SCORED = re.compile(r"^(first_turn|trajectory|turn|judge|scorer|probe)/|^kind/.*/mi_est$")
 """Metrics of a scorer step, or of an evaluation of the probe, stand in the record of whichever step ends after it."""

@@ -26,6 +26,7 @@ from tests.fakes.run import Outcome, check, drive
 from tests.fakes.run import settings as configured
 
 LISTED = "environments=[{name: FrozenLake, weight: 3}, {name: Sokoban, label: boxes, train_seed: 500}]"
+RATES = ("operations/", "tokens_per_second/", "mfu/", "gpu/")
 SEVERAL = ("environment=null", LISTED, "loop.prompts=4", "scorer.probe.every=0")
 
 
@@ -95,7 +96,7 @@ def test_a_stopped_run_of_several_environments_resumes_to_the_uninterrupted_one(
 
 def lines(archive: FakeArchive) -> dict[int, dict[str, str]]:
     """The metrics of each step as text, without times; NaN is equal to itself as text."""
-    timed = ("seconds/", "tickets/in_flight", "tokens/per_second", "scaling/", "wait/", "time")
+    timed = ("seconds/", "tickets/in_flight", "tokens/per_second", "scaling/", "wait/", "time", *RATES)
     return {
         step: {key: repr(value) for key, value in row.items() if not key.startswith(timed)}
         for step, row in archive.recorded.items()
