@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from squelch.actors.cards.watch import watch_card
 from squelch.actors.messages import Completion, GroupMember, SharedWeights, UpdateReport
 from squelch.actors.rollout.early_process import EarlyProcess
 from squelch.actors.rollout.engine import VllmEngine, engine_arguments
@@ -227,7 +228,7 @@ def test_weights_in_the_learners_memory_are_served_and_what_cannot_be_mapped_com
 ):
     one = support.request("m", seed=5)
     worker = object.__new__(RolloutWorker)  # without Ray: the chunks are futures of this loop
-    worker._engine, worker._update_timeout_s = engine, 60.0
+    worker._engine, worker._update_timeout_s, worker._card = engine, 60.0, watch_card("worker", 0, "float32")
 
     def update(version: int, policy: int, shared: SharedWeights) -> UpdateReport:
         async def updated() -> UpdateReport:
