@@ -7,7 +7,6 @@ the same pixels are one picture. Pure.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -100,8 +99,3 @@ def shown_of(observation: Any, method: str) -> str | Shown:
         f"the environment's {method}() returned the observation {given}, which must be text, or text and pictures "
         "(envs.pictures.Shown)"
     )
-
-
-def pictures_of(content: str | Shown) -> Sequence[Picture]:
-    """The pictures of a message's content."""
-    return content.pictures if isinstance(content, Shown) else ()

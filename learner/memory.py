@@ -72,20 +72,17 @@ def estimate(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, 
     """Estimate for training this model on `world_size` ranks. `held`: gradients that a rank holds at once besides the
     model's own (`RunConfig.held_gradients`)."""
     model = skeleton(config)
-    parameters = sum(p.numel() for p in model.parameters())
+    numbers = _Numbers.of(model, learner)
     sizes = [sum(p.numel() for p in x.parameters()) for x in layers_apart(model, learner)]
-    layer, rest = max(sizes, default=0), parameters - sum(sizes)
-    trained = _trained(model, learner)
+    layer, rest = max(sizes, default=0), numbers.policy - sum(sizes)
     width = 2 if learner.dtype == "bfloat16" else 4
-    critic = parameters if learner.objective.needs_critic else 0
-    state = _state(learner, parameters, trained) // world_size
     copied = learner.num_gpus == 0 and learner.minibatches > 1
-    whole = parameters if world_size == 1 else rest + 2 * layer
-    gathered = width * whole + (4 if learner.fp32_head else width) * (layer + rest) * (trained == parameters)
+    whole, all_trained = numbers.policy if world_size == 1 else rest + 2 * layer, numbers.trained == numbers.policy
+    gathered = width * whole + (4 if learner.fp32_head else width) * (layer + rest) * all_trained
     return Estimate(
-        state=0 if learner.cpu_offload else state,
-        snapshot=4 * 3 * (trained + critic) // world_size * copied,
-        decomposition=4 * held * trained // world_size,
+        state=0 if learner.cpu_offload else numbers.state // world_size,
+        snapshot=numbers.snapshot // world_size * copied,
+        decomposition=4 * held * numbers.trained // world_size,
         gathered=gathered,
         activations=learner.token_budget * _per_token(config, learner, width) + _scores(config, learner),
         logits=4 * 4 * _tile(config, learner),
@@ -120,28 +117,41 @@ def host_estimate(config: PreTrainedConfig, learner: LearnerConfig, world_size: 
     if learner.num_gpus == 0:
         return None
     model = skeleton(config)
-    parameters = sum(p.numel() for p in model.parameters())
-    trained = _trained(model, learner)
-    critic = parameters if learner.objective.needs_critic else 0
-    held = 4 * parameters  # of float32
+    numbers = _Numbers.of(model, learner)
+    held = 4 * numbers.policy  # of float32
     copies = 2 * (CHUNK_BYTES + 4 * max(p.numel() for p in model.parameters()))
     return HostEstimate(
-        state=_state(learner, parameters, trained) // world_size * learner.cpu_offload,
-        snapshot=4 * 3 * (trained + critic) // world_size * (learner.minibatches > 1),
+        state=numbers.state // world_size * learner.cpu_offload,
+        snapshot=numbers.snapshot // world_size * (learner.minibatches > 1),
         staging=max(min(held, EXPORT_BYTES), min(3 * held // world_size, PART_BYTES), copies, held * (world_size == 1)),
     )
 
 
-def _trained(model: PreTrainedModel, learner: LearnerConfig) -> int:
-    """Number of the policy's parameters that are trained."""
-    return _adapters(model, learner.lora.rank) if learner.lora else sum(p.numel() for p in model.parameters())
+@dataclass(frozen=True)
+class _Numbers:
+    """Numbers of parameters: the policy's, those of them that are trained, the critic's, and the reference's."""
 
+    policy: int
+    trained: int
+    critic: int
+    reference: int
 
-def _state(learner: LearnerConfig, parameters: int, trained: int) -> int:
-    """Bytes of master weights, gradients and moments of all ranks, and of the reference's weights."""
-    critic = parameters if learner.objective.needs_critic else 0
-    reference = parameters if learner.objective.kl.coefficient > 0 else 0
-    return 4 * (parameters + 3 * trained + 4 * critic + reference)
+    @classmethod
+    def of(cls, model: PreTrainedModel, learner: LearnerConfig) -> "_Numbers":
+        policy = sum(p.numel() for p in model.parameters())
+        trained = _adapters(model, learner.lora.rank) if learner.lora else policy
+        critic = policy if learner.objective.needs_critic else 0
+        return cls(policy, trained, critic, policy if learner.objective.kl.coefficient > 0 else 0)
+
+    @property
+    def state(self) -> int:
+        """Bytes of master weights, gradients and moments of all ranks, and of the reference's weights."""
+        return 4 * (self.policy + 3 * self.trained + 4 * self.critic + self.reference)
+
+    @property
+    def snapshot(self) -> int:
+        """Bytes of a copy of what is trained, and of its moments."""
+        return 4 * 3 * (self.trained + self.critic)
 
 
 def _adapters(model: PreTrainedModel, rank: int) -> int:

@@ -112,8 +112,8 @@ def _unsharded(policy: Policy) -> Iterator[tuple[str, Tensor]]:
 
 def as_array(tensor: Tensor) -> np.ndarray:
     """The tensor, which is on CPU, as a contiguous numpy array; bfloat16 is stored as its bits, in uint16."""
-    whole = tensor.contiguous()
-    return whole.view(torch.uint16).numpy() if whole.dtype == torch.bfloat16 else whole.numpy()
+    plain = tensor.contiguous()
+    return plain.view(torch.uint16).numpy() if plain.dtype == torch.bfloat16 else plain.numpy()
 
 
 def probe_tokens(vocabulary: int) -> np.ndarray:
@@ -203,12 +203,9 @@ def send(policy: Policy, group: WeightGroup | None, dtype: torch.dtype = torch.f
 def table(policy: Policy, dtype: torch.dtype = torch.float32) -> tuple[TensorEntry, ...]:
     """The published parameters in order, with their whole shapes; no rank waits for another."""
     return tuple(
-        TensorEntry(name, _type_name(tensor, dtype), tuple(tensor.shape)) for name, tensor in published(policy).items()
+        TensorEntry(name, str(_type_of(tensor, dtype)).removeprefix("torch."), tuple(tensor.shape))
+        for name, tensor in published(policy).items()
     )
-
-
-def _type_name(tensor: Tensor, dtype: torch.dtype) -> str:
-    return str(dtype if tensor.is_floating_point() else tensor.dtype).removeprefix("torch.")
 
 
 class _Clock:

@@ -217,13 +217,14 @@ class Trainer:
             own = [(part, [rows[i] for i in chosen]) for part in plan for chosen in part.micro_batches[self.rank]]
             micros = [(part, batching.collate(chosen, self.config.share_openings)) for part, chosen in own]
             batches = [to_batch(micro, part, objective, self.device) for part, micro in micros]
+        inputs = [batch.inputs for batch in batches]
         recomputed = reference = [None] * len(batches)
         with clock.part("recompute"):
             if objective.anchor == "recomputed" or objective.max_mismatch > 0:
-                recomputed = self._scores(self.policy, batches)
+                recomputed = self._scores(self.policy, inputs)
         with clock.part("reference"):
             if self.reference is not None and objective.kl.coefficient > 0:
-                reference = self._scores(self.reference, batches)
+                reference = self._scores(self.reference, inputs)
         with clock.part("prepare"):
             pairs = zip(batches, recomputed, reference, strict=True)
             batches = [scored(batch, objective, learner, other) for batch, learner, other in pairs]
@@ -271,20 +272,14 @@ class Trainer:
         return replace(batch, values=values, ends=after * ends[1])
 
     @torch.no_grad()
-    def _scores(self, policy: Policy, batches: Sequence[Batch]) -> list[Tensor]:
-        """The log-probabilities of each batch. Each pass counts as progress: marks must be of similar size."""
+    def _scores(self, policy: Policy, inputs: Sequence[Inputs]) -> list[Tensor]:
+        """The log-probabilities of each micro-batch. Each pass counts as progress: marks must be of similar size."""
         found = []
-        for batch in batches:
-            found.append(policy(*batch.inputs, self.temperature, False)[0])
+        for own in inputs:
+            found.append(policy(*own, self.temperature, False)[0])
             self.marks.add()
         reshard(policy)
         return found
-
-    @torch.no_grad()
-    def _score(self, policy: Policy, inputs: Inputs) -> Tensor:
-        log_probs = policy(*inputs, self.temperature, False)[0]
-        reshard(policy)
-        return log_probs
 
     def _optimize(
         self, prepared: list[list[Batch]], groups: list[list[list[str]]], terms: StepTerms, totals: Totals, clock: Clock

@@ -451,9 +451,7 @@ class RolloutWorker:
             return await self._from_store(bundle)
         try:
             with opened(bundle.shared) as path:
-                return replace(
-                    await self._engine.update_weights(bundle, path=path), way="shared_memory", card=self._card.take()
-                )
+                return self._reported(await self._engine.update_weights(bundle, path=path), way="shared_memory")
         except (Unreachable, TransferRefused) as error:
             return replace(await self._from_store(bundle), not_shared=str(error))
 
@@ -469,8 +467,11 @@ class RolloutWorker:
             ) from None
         fetched = time.monotonic() - started
         arrays = [(name, array) for chunk in chunks for name, array in chunk.items()]
-        report = await self._engine.update_weights(bundle, arrays)
-        return replace(report, seconds_fetched=fetched, card=self._card.take())
+        return self._reported(await self._engine.update_weights(bundle, arrays), seconds_fetched=fetched)
+
+    def _reported(self, report: UpdateReport, **facts: Any) -> UpdateReport:
+        """The engine's report with what this process knows."""
+        return replace(report, card=self._card.take(), **facts)
 
     async def join_group(self, member: GroupMember) -> None:
         """As `Engine.join_group`."""
@@ -478,7 +479,7 @@ class RolloutWorker:
 
     async def receive_weights(self, bundle: WeightBundle) -> UpdateReport:
         """Loads the weights that the learner broadcasts in the weight group, then does as `Engine.update_weights`."""
-        return replace(await self._engine.update_weights(bundle), way="broadcast", card=self._card.take())
+        return self._reported(await self._engine.update_weights(bundle), way="broadcast")
 
     async def health(self, timeout_s: float = HEALTH_TIMEOUT_S) -> dict[str, Any]:
         """As `Engine.health`."""

@@ -92,7 +92,9 @@ def make_groups(trainer: Trainer, num_trajectories: int) -> list[tuple[str, list
         groups.append((f"{g:03d}", [make_trajectory(rng, i, prompt) for i in range(GROUP_SIZE)]))
     for group_id, members in groups:
         for row, t in zip(to_rows([(group_id, members)], trainer.config.objective), members, strict=True):
-            t.log_probs[t.loss_mask] = trainer._score(trainer.policy, inputs_of(collate([row]), trainer.device)).cpu()
+            t.log_probs[t.loss_mask] = trainer._scores(trainer.policy, [inputs_of(collate([row]), trainer.device)])[
+                0
+            ].cpu()
     return groups
 
 

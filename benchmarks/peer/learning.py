@@ -30,7 +30,7 @@ import string
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,16 +97,24 @@ def write_prompts(folder: Path, work: Work, seed: int) -> None:
 
 def chat_tokenizer(folder: Path, vocabulary: int) -> None:
     """Writes a tokenizer of bytes and pairs of letters, with the ChatML template."""
+    pairs = [(first, second) for first in string.ascii_lowercase for second in string.ascii_lowercase]
+    write_tokenizer(folder, vocabulary, map("".join, pairs), pairs)
+
+
+def write_tokenizer(
+    folder: Path, vocabulary: int, words: Iterable[str], merges: Sequence[tuple[str, str]] = ()
+) -> None:
+    """Writes a tokenizer of `vocabulary` tokens with the ChatML template: control tokens, bytes, and the first `words`,
+    of which those that the first `merges` make are read in texts."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     from squelch.actors.text.shipped_templates import template_text
 
     bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
-    pairs = [(first, second) for first in string.ascii_lowercase for second in string.ascii_lowercase]
-    del pairs[vocabulary - len(SPECIAL) - len(bytes_) :]
-    words = [*SPECIAL, *bytes_, *(first + second for first, second in pairs)]
-    inner = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, pairs))
+    more = list(itertools.islice(words, vocabulary - len(SPECIAL) - len(bytes_)))
+    ids = {word: index for index, word in enumerate((*SPECIAL, *bytes_, *more))}
+    inner = Tokenizer(models.BPE(ids, list(merges[: len(more)])))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens(list(SPECIAL))

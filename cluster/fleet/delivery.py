@@ -48,7 +48,7 @@ from squelch.cluster.fleet.waiting import outcomes
 
 log = logging.getLogger(__name__)
 SENDER = "learner"
-_PROCESS = re.compile(r"\d+")
+_NUMBERS = re.compile(r"\d+")
 """What differs from version to version in a reason."""
 
 
@@ -107,7 +107,7 @@ class Delivery:
     async def _timed(self, name: str, update: Awaitable[UpdateReport]) -> UpdateReport:
         report = await update
         self._ended[name] = asyncio.get_running_loop().time()
-        why = _PROCESS.sub("", report.not_shared)
+        why = _NUMBERS.sub("", report.not_shared)
         if why and self._said.get(name) != why:
             log.warning("%s takes weights from the object store: %s", name, report.not_shared)
         self._said[name] = why

@@ -122,13 +122,11 @@ class GridEnv(TwinnedEnv, Demonstrator, ClosedVocabulary, Judged):
         picture = Picture(picture_of(rows, self.legend, self.options.cell_pixels))
         return Shown.of(f"{self.observation()}\n" if self.options.observation_format == "both" else "", picture)
 
-    def rules(self) -> str:
-        """As `TextEnv.rules`, with what a picture shows instead of, or beside, the symbols."""
-        words, texts = super().rules(), super().wording.shown
-        if not self.shows_pictures or "symbols" not in texts:
-            return words
-        said = (texts["symbols"], texts["drawn"]) if self.options.observation_format == "both" else (texts["drawn"],)
-        return words.replace(texts["symbols"], "\n".join(said))
+    def terms(self) -> dict[str, str]:
+        """As `TextEnv.terms`: what the symbols mean, or a picture shows; the style `tiny` says it in its rules."""
+        texts, chosen = super().wording.shown, self.options.observation_format
+        wanted = {"picture": ("drawn",), "both": ("symbols", "drawn")}.get(chosen or "", ("symbols",))
+        return {"legend": "\n".join(texts[name] for name in wanted if name in texts)}
 
     def _seen(self, board: str) -> str:
         """A board in plain text as observations show it."""

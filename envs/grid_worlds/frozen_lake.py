@@ -176,8 +176,8 @@ class FrozenLake(GridEnv):
         return self.options.shared_slip
 
     def terms(self) -> dict[str, str]:
-        """Whether the ice is slippery."""
-        return {"slip": self.wording.shown["slip"] if self.options.slip_rate > 0 else ""}
+        """As `GridEnv.terms`, and whether the ice is slippery."""
+        return {**super().terms(), "slip": self.wording.shown["slip"] if self.options.slip_rate > 0 else ""}
 
     @classmethod
     def step_rewards(cls) -> tuple[float, ...]:

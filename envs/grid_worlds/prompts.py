@@ -80,7 +80,7 @@ FROZEN_LAKE_WORDS: Mapping[PromptName, Wording] = {
         rules=(
             "You are solving the FrozenLake puzzle. You are the player on a frozen lake and must walk to the goal "
             f"without falling into a hole.{{slip}} {_ORIENTATION}\n"
-            f"{_LAKE_SYMBOLS}\n{_MOVES}"
+            f"{{legend}}\n{_MOVES}"
         ),
         shown={
             "row": _ROW["natural"],
@@ -145,7 +145,7 @@ SOKOBAN_WORDS: Mapping[PromptName, Wording] = {
             "You are solving the Sokoban puzzle. You are the player and you need to push every box onto a target. "
             "When you are right next to a box, you push it by moving in its direction. You cannot push a box into a "
             f"wall or into another box, and you cannot pull a box. A wall surrounds the board. {_ORIENTATION}\n"
-            f"{_ROOM_SYMBOLS}\n{_MOVES}"
+            f"{{legend}}\n{_MOVES}"
         ),
         shown={"row": _ROW["natural"], "place": _PLACE, "symbols": _ROOM_SYMBOLS, "drawn": _ROOM_DRAWN},
         said={

@@ -18,7 +18,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -30,14 +29,13 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from squelch.actors.model_folder import load_model_folder
 from squelch.actors.packed.layout import Layout
 from squelch.actors.process.compile_cache import own_compile_cache
 from squelch.actors.process.compiled import watch_compilations
 from squelch.learner.config import LearnerConfig, LoraSettings
 from squelch.learner.kernels.choice import KERNELS
 from squelch.learner.policy.lora import add_adapters
-from squelch.learner.policy.packed_check import check_packed, hidden_states
+from squelch.learner.policy.packed_check import hidden_states
 
 Sharded = TypeVar("Sharded", bound=nn.Module)
 Work = TypeVar("Work")
@@ -70,20 +68,6 @@ class Policy(nn.Module):
         hidden = hidden_states(self.model, input_ids, layout)[positions]
         head: Any = self.model.get_output_embeddings()
         return self.log_probabilities(hidden, head.weight, head.bias, targets, temperature, entropy_gradient)
-
-
-def load_model(model_dir: Path, kernels: str = "fast") -> PreTrainedModel:
-    """The whole model in float32 on CPU, in evaluation mode (the sampler uses no dropout either). A rank loads only its
-    shards (`loading`).
-
-    `kernels` selects the implementation of its attention and layers. Raises ValueError for a folder that cannot be
-    used (`actors.model_folder`) and for a model that cannot be trained.
-    """
-    model, chosen = load_model_folder(Path(model_dir), torch.float32), KERNELS[kernels]
-    check_packed(model.config, chosen.attention)
-    model.set_attn_implementation(chosen.attention)
-    chosen.replace_layers(model)
-    return model
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:

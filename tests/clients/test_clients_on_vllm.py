@@ -98,7 +98,7 @@ def mismatch(trainer: Trainer, played: Played) -> float:
     whole = joined(played.recorded.segments, played.recorded.causes)
     trajectory = Trajectory(0, success=False, truncated=False, **vars(whole))
     rows = to_rows([("000001-000", [trajectory])], trainer.config.objective)
-    own = [trainer._score(trainer.policy, inputs_of(collate([row]), trainer.device)).numpy() for row in rows]
+    own = [trainer._scores(trainer.policy, [inputs_of(collate([row]), trainer.device)])[0].numpy() for row in rows]
     return float(np.abs(np.concatenate(own) - trajectory.log_probs[trajectory.loss_mask]).max())
 
 

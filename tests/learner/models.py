@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
+from squelch.actors.model_folder import load_model_folder
 from squelch.actors.records import Segment, Trajectory, Turn
 from squelch.learner.config import LearnerConfig
+from squelch.learner.kernels.choice import KERNELS
 
 VOCABULARY = 61
 
@@ -118,3 +120,11 @@ def poison(groups: list[tuple[str, list]], place: int, kind: str = "gradient") -
     if kind == "loss":  # the ratio, about e^16, is not clipped
         trajectory.log_probs[trajectory.loss_mask] = -20
     return groups
+
+
+def load_model(model_dir: Path, kernels: str = "fast") -> PreTrainedModel:
+    """The whole model in float32 on CPU, in evaluation mode, as the reference of what a rank loads shard by shard."""
+    model, chosen = load_model_folder(Path(model_dir), torch.float32), KERNELS[kernels]
+    model.set_attn_implementation(chosen.attention)
+    chosen.replace_layers(model)
+    return model

@@ -9,10 +9,9 @@ import torch
 
 from squelch.learner.batching import Row
 from squelch.learner.imitation import imitate, imitation_loss
-from squelch.learner.policy.model import load_model
 from squelch.learner.publish import gathered
 from squelch.learner.trainer import Trainer
-from tests.learner.models import VOCABULARY, make_config, make_model
+from tests.learner.models import VOCABULARY, load_model, make_config, make_model
 from tests.learner.ranks import run_ranks
 
 CONFIG = make_config(optimizer={"learning_rate": 1e-2})

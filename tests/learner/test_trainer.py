@@ -12,7 +12,6 @@ from squelch.learner.batching import collate, to_rows
 from squelch.learner.config import ObjectiveConfig, OptimizerConfig
 from squelch.learner.kernels.choice import KERNELS
 from squelch.learner.policy.loading import Unloaded
-from squelch.learner.policy.model import load_model
 from squelch.learner.tensors import inputs_of
 from squelch.learner.trainer import Trainer, learning_rate
 from tests.learner.models import make_config, make_groups, make_model, poison
@@ -36,7 +35,7 @@ def on_policy(trainer: Trainer, groups: list) -> list:
     for group in groups:
         for trajectory in group[1]:
             (row,) = to_rows([(group[0], [trajectory])], trainer.config.objective)
-            own = trainer._score(trainer.policy, inputs_of(collate([row]), trainer.device))
+            own = trainer._scores(trainer.policy, [inputs_of(collate([row]), trainer.device)])[0]
             trajectory.log_probs[trajectory.loss_mask] = own.numpy()
     return groups
 
@@ -148,7 +147,9 @@ def test_learning_raises_what_was_rewarded(model_dir: Path) -> None:
 
     def gap() -> float:
         rows = to_rows(groups, trainer.config.objective)
-        scores = [float(trainer._score(trainer.policy, inputs_of(collate([r]), trainer.device)).mean()) for r in rows]
+        scores = [
+            float(trainer._scores(trainer.policy, [inputs_of(collate([r]), trainer.device)])[0].mean()) for r in rows
+        ]
         return float(np.dot(scores, [row.advantage for row in rows]))
 
     before = gap()
@@ -380,7 +381,7 @@ def test_other_models_are_refused_by_name(tmp_path: Path, change: object, messag
     folder = make_model(tmp_path / "model")
     change(folder)
     with pytest.raises(ValueError, match=message):
-        load_model(folder)
+        Unloaded(folder)
 
 
 def rewrite(folder: Path, old: str, new: str) -> None:
@@ -399,10 +400,10 @@ def test_models_that_change_logits_after_the_head_or_look_ahead_are_refused(tmp_
         gemma.attn_logit_softcapping = softcap
         Gemma2ForCausalLM(gemma).save_pretrained(tmp_path / "gemma")
         with pytest.raises(ValueError, match=message):
-            load_model(tmp_path / "gemma")
+            Unloaded(tmp_path / "gemma")
     BertLMHeadModel(BertConfig(**small, num_attention_heads=2)).save_pretrained(tmp_path / "bert")
     with pytest.raises(ValueError, match="BertLMHeadModel"):
-        load_model(tmp_path / "bert")
+        Unloaded(tmp_path / "bert")
 
 
 def test_all_advantages_zero_and_no_regulariser_is_no_update(model_dir: Path) -> None:

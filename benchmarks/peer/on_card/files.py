@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.peer.learning import SPECIAL
+from benchmarks.peer.learning import write_tokenizer
 from benchmarks.peer.on_card import work as card_work
 from benchmarks.peer.on_card.work import CardWork
 
@@ -31,7 +31,7 @@ def prepare(folder: Path, work: CardWork) -> Path:
     model = folder / "model"
     model.mkdir(parents=True)
     config = shape_of(work)
-    write_tokenizer(model, config.vocab_size)
+    write_tokenizer(model, config.vocab_size, made_up_words())
     write_model(model, config, work)
     write_prompts(folder / "data", work)
     card_work.save(work, folder)
@@ -64,26 +64,6 @@ def write_model(folder: Path, config: PreTrainedConfig, work: CardWork) -> None:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.generation_config = GenerationConfig(eos_token_id=found, pad_token_id=0)
     model.save_pretrained(folder)
-
-
-def write_tokenizer(folder: Path, vocabulary: int) -> None:
-    """Writes a tokenizer of `vocabulary` tokens with the ChatML template."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    from squelch.actors.text.shipped_templates import template_text
-
-    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = [*SPECIAL, *bytes_]
-    made_up = made_up_words()
-    words += [next(made_up) for _ in range(vocabulary - len(words))]
-    inner = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, []))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens(list(SPECIAL))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=SPECIAL[0], eos_token=SPECIAL[2])
-    tokenizer.chat_template = template_text("chatml")
-    tokenizer.save_pretrained(folder)
 
 
 def made_up_words() -> Iterator[str]:

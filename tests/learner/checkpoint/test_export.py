@@ -64,9 +64,8 @@ def assert_plain_transformers_does_what_the_run_does(
     plain = AutoModelForCausalLM.from_pretrained(folder)
     found = plain.generate(ids, max_new_tokens=8, do_sample=False, output_scores=True, return_dict_in_generate=True)
     scores = [step.log_softmax(-1).max().item() for step in found.scores]
-    own = trainer._score(
-        trainer.policy, inputs_of(collate([row(found.sequences[0].numpy(), ids.shape[1])]), trainer.device)
-    )
+    inputs = inputs_of(collate([row(found.sequences[0].numpy(), ids.shape[1])]), trainer.device)
+    [own] = trainer._scores(trainer.policy, [inputs])
     assert own.tolist() == pytest.approx(scores, abs=1e-4)
 
 

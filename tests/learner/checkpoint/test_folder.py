@@ -10,11 +10,11 @@ from squelch.learner.checkpoint import folder as checkpoint
 from squelch.learner.checkpoint.export import export
 from squelch.learner.checkpoint.manifest import read_loop, read_manifest
 from squelch.learner.checkpoint.state import shapes
-from squelch.learner.policy.model import Policy, load_model, shard
+from squelch.learner.policy.model import Policy, shard
 from squelch.learner.publish import gathered
 from squelch.learner.trainer import Trainer
 from tests.disk import files_of_at_most
-from tests.learner.models import VOCABULARY, make_config, make_groups, make_model
+from tests.learner.models import VOCABULARY, load_model, make_config, make_groups, make_model
 
 pytestmark = pytest.mark.usefixtures("alone")
 

@@ -24,10 +24,10 @@ from squelch.learner.kernels import head
 from squelch.learner.kernels.choice import KERNELS
 from squelch.learner.objective.components import StepSize
 from squelch.learner.objective.objectives import TokenBatch, policy_loss, sequences_of, token_weights
-from squelch.learner.policy.model import Policy, load_model
+from squelch.learner.policy.model import Policy
 from squelch.learner.tensors import inputs_of
 from tests.actors.packed.test_packing import trees
-from tests.learner.models import VOCABULARY, make_groups, make_model
+from tests.learner.models import VOCABULARY, load_model, make_groups, make_model
 from tests.learner.plain import plain_gradients, plain_model, plain_scores
 
 CPU = torch.device("cpu")

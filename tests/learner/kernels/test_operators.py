@@ -17,9 +17,9 @@ from squelch.actors.packed.packing import pack
 from squelch.actors.process.private_operators import private_operator
 from squelch.learner.kernels.linear import product, serves
 from squelch.learner.kernels.operators import has_onednn_linear, silu_backward
-from squelch.learner.policy.model import Policy, load_model
+from squelch.learner.policy.model import Policy
 from squelch.learner.tensors import inputs_of
-from tests.learner.models import make_groups
+from tests.learner.models import load_model, make_groups
 
 Take = Callable[[str], None]
 

@@ -15,9 +15,9 @@ from squelch.learner.batching import Row, collate, to_rows
 from squelch.learner.config import LearnerConfig, ObjectiveConfig
 from squelch.learner.objective.components import RATIOS, StepSize
 from squelch.learner.objective.objectives import TokenBatch, policy_loss, sequences_of, token_weights
-from squelch.learner.policy.model import Policy, load_model
+from squelch.learner.policy.model import Policy
 from squelch.learner.tensors import inputs_of
-from tests.learner.models import make_groups
+from tests.learner.models import load_model, make_groups
 from tests.learner.plain import plain_model, plain_scores
 
 CPU = torch.device("cpu")

@@ -10,10 +10,9 @@ import torch
 from squelch.learner.batching import NO_TERMS, collate, to_rows
 from squelch.learner.clock import Clock
 from squelch.learner.objective.gae import gae
-from squelch.learner.policy.model import load_model
 from squelch.learner.tensors import inputs_of
 from squelch.learner.trainer import Trainer
-from tests.learner.models import make_config, make_groups, poison
+from tests.learner.models import load_model, make_config, make_groups, poison
 from tests.learner.ranks import run_ranks
 from tests.learner.test_trainer import on_policy
 

@@ -17,11 +17,11 @@ from squelch.learner import memory, process_group
 from squelch.learner.policy import loading
 from squelch.learner.policy.loading import Unloaded
 from squelch.learner.policy.lora import add_adapters
-from squelch.learner.policy.model import Policy, load_model, shard
+from squelch.learner.policy.model import Policy, shard
 from squelch.learner.policy.packed_check import shrunken
 from squelch.learner.publish import entries, gathered
 from squelch.learner.trainer import Trainer
-from tests.learner.models import make_config, make_model
+from tests.learner.models import load_model, make_config, make_model
 from tests.learner.ranks import run_ranks
 
 WIDE = {"width": 64, "layers": 6, "vocabulary": 1000}

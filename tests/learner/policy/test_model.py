@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM
 
 from squelch.learner.batching import collate, to_rows
 from squelch.learner.config import LearnerConfig, OptimizerConfig
-from squelch.learner.policy.model import Policy, load_model, shard
+from squelch.learner.policy.model import Policy, shard
 from squelch.learner.publish import gathered
 from squelch.learner.tensors import inputs_of
 from squelch.learner.trainer import Trainer, learning_rate
-from tests.learner.models import make_config, make_groups, make_model
+from tests.learner.models import load_model, make_config, make_groups, make_model
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -79,7 +79,7 @@ def test_an_fp32_head_is_the_float32_product_of_the_rounded_layers_output(model_
         head, layer = trainer.policy.model.get_input_embeddings(), trainer.policy.model.model.layers[0].self_attn.q_proj
         for part, seen in ((head, heads), (layer, layers)):
             part.register_forward_hook(lambda module, _, out, seen=seen: seen.append((module.weight.dtype, out.dtype)))
-        errors[fp32_head] = float((trainer._score(trainer.policy, inputs) - exact).abs().mean())
+        errors[fp32_head] = float((trainer._scores(trainer.policy, [inputs])[0] - exact).abs().mean())
         assert heads == [(torch.float32 if fp32_head else torch.bfloat16,) * 2]
         assert layers == [(torch.bfloat16,) * 2]
         report = trainer.train_step(1, make_groups(2))
@@ -113,7 +113,7 @@ def test_adapters_alone_are_trained_and_merged_weights_are_published(model_dir: 
     assert moved == {name for name in names if name.endswith("proj.weight")}
     trainer.export(tmp_path / "hf")
     inputs = inputs_of(collate(to_rows(make_groups(2), config.objective)), CPU)
-    own = trainer._score(trainer.policy, inputs)
+    [own] = trainer._scores(trainer.policy, [inputs])
     exported = Policy(load_model(tmp_path / "hf"))(*inputs, 1.0, False)[0]
     assert torch.allclose(own, exported, atol=1e-4)
 
