@@ -18,7 +18,7 @@ def serving(app: Any, **settings: Any) -> Iterator[int]:
     running = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off", **settings))
     thread = threading.Thread(target=running.run, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 180
     while not running.started:
         assert time.monotonic() < deadline, "the server does not start"
         time.sleep(0.005)
@@ -26,7 +26,7 @@ def serving(app: Any, **settings: Any) -> Iterator[int]:
         yield running.servers[0].sockets[0].getsockname()[1]
     finally:
         running.should_exit = True
-        thread.join(20)
+        thread.join(180)
 
 
 def ends(connection: socket.socket, within_s: float) -> bool:

@@ -29,8 +29,8 @@ from squelch.deploy.boards import BOARDS
 from squelch.deploy.boards.annotations import ANNOTATIONS
 from squelch.deploy.dashboards import ROOT
 
-READY_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 15.0
+READY_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 60.0
 ALERTMANAGER = "prometheus-alertmanager"
 SELECTOR = re.compile(r"\b(?:squelch_\w+|up|process_\w+)\b(?:\{[^}]*\})?")
 """A metric in an expression, with its labels."""
@@ -170,7 +170,7 @@ def _ready(process: subprocess.Popen[bytes], url: str, log: Path) -> bool:
     if process.poll() is not None:
         raise RuntimeError(f"{process.args} ended with {process.returncode}: {log.read_text()[-2000:]}")
     try:
-        with urllib.request.urlopen(f"{url}/-/ready", timeout=5) as reply:
+        with urllib.request.urlopen(f"{url}/-/ready", timeout=180) as reply:
             return reply.status == 200
     except (urllib.error.URLError, ConnectionError):
         return False
@@ -185,7 +185,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait(STOP_TIMEOUT_S)
 
 
-def until(holds: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+def until(holds: Callable[[], bool], what: str, timeout_s: float = 180.0) -> None:
     """Waits until `holds()`; past the time-out it fails, saying what did not come true."""
     end = time.monotonic() + timeout_s
     while not holds():
@@ -240,7 +240,7 @@ def alerts(url: str) -> dict[str, str]:
 def _get(url: str, endpoint: str, **parameters: str) -> dict:
     address = f"{url}/api/v1/{endpoint}?{urllib.parse.urlencode(parameters)}"
     try:
-        with urllib.request.urlopen(address, timeout=10) as reply:
+        with urllib.request.urlopen(address, timeout=180) as reply:
             return json.load(reply)["data"]
     except urllib.error.HTTPError as error:
         raise ValueError(f"prometheus refuses {parameters}: {error.read().decode()}") from error

@@ -28,7 +28,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for file in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / file, source / file)
     words = ["-m", "build", "--wheel", "--no-isolation", "--outdir", str(built), str(source)]
-    subprocess.run([sys.executable, *words], check=True, capture_output=True, timeout=120)
+    subprocess.run([sys.executable, *words], check=True, capture_output=True, timeout=180)
     return next(built.glob("squelch_rl-*.whl"))
 
 
@@ -40,7 +40,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     install = ["-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)]
-    subprocess.run([sys.executable, *install], check=True, capture_output=True, timeout=120)
+    subprocess.run([sys.executable, *install], check=True, capture_output=True, timeout=180)
     site = next(folder.glob("lib/python*/site-packages"))
     (site / "third-party.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return folder / "bin" / "squelch"
@@ -49,7 +49,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def outside(installed: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Runs a command of the installed wheel in a folder that is no checkout."""
     env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
-    return subprocess.run([str(installed), *words], cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run([str(installed), *words], cwd=folder, env=env, capture_output=True, text=True, timeout=180)
 
 
 def test_the_wheel_holds_the_rooms_and_what_they_read(wheel: Path) -> None:
@@ -81,7 +81,7 @@ def test_packages_of_the_users_own_with_the_rooms_names_are_neither_loaded_nor_h
     code += f"print(all(room.MINE for room in ({', '.join(ROOMS)})), config.RECIPES.parent.name, base.NAMESPACE)"
     words = [str(installed.with_name("python")), "-c", code]
     done = subprocess.run(
-        words, cwd=tmp_path, capture_output=True, text=True, timeout=120, env={"PATH": os.environ["PATH"]}
+        words, cwd=tmp_path, capture_output=True, text=True, timeout=180, env={"PATH": os.environ["PATH"]}
     )
     assert done.stdout.split() == ["True", "cluster", "squelch"], done.stderr
     shown = outside(installed, tmp_path, "config", "frozenlake")
@@ -107,6 +107,8 @@ def test_installed_commands_run_outside_the_checkout(installed: Path, tmp_path: 
 def test_installed_code_is_no_checkout(installed: Path, tmp_path: Path) -> None:
     code = "import squelch.cluster.package as package; print(package.__file__, package.checkout())"
     python = installed.with_name("python")
-    found = subprocess.run([python, "-P", "-c", code], cwd=tmp_path, env={}, capture_output=True, text=True, timeout=60)
+    found = subprocess.run(
+        [python, "-P", "-c", code], cwd=tmp_path, env={}, capture_output=True, text=True, timeout=180
+    )
     file, root = found.stdout.split()
     assert Path(file).is_relative_to(installed.parents[1]) and root == "None"

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from squelch.actors.messages import GroupMember, TensorEntry
 from squelch.actors.weight_group import ALIGNMENT, WeightGroup, buckets, num_bytes
 
-JOIN_S = 60.0
+JOIN_S = 180.0
 TABLE = (
     TensorEntry("embedding", "bfloat16", (7, 3)),
     TensorEntry("scale", "float32", ()),
@@ -175,7 +175,7 @@ def test_a_member_that_joins_and_never_receives_is_waited_for_once_and_not_for_e
     started = time.monotonic()
     with pytest.raises(RuntimeError):
         group.send(((entry.name, torch.zeros(entry.shape)) for entry in table), table)
-    assert 2.0 < time.monotonic() - started < 20.0, "6 buckets, 8 s each"
+    assert 2.0 < time.monotonic() - started < 40.0, "6 buckets, 8 s each"
     group.close()
 
 

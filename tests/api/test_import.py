@@ -16,7 +16,7 @@ ROOMS = ("actors", "api", "cluster", "deploy", "envs", "learner")
 def loaded(code: str) -> set[str]:
     """The modules of a new process that ran this code."""
     words = [sys.executable, "-c", f"import sys; {code}; print(*sys.modules)"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=180, check=True)
     return set(done.stdout.splitlines()[-1].split())
 
 

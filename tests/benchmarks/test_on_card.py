@@ -78,12 +78,12 @@ def test_both_sides_get_the_reward_of_one_file_which_waits_for_their_turn(
     until_there(tmp_path / "go.reached")
     assert waiting.is_alive()
     barrier.touch()
-    waiting.join(30)
+    waiting.join(180)
     assert found == [[2 / 3, 0.0, 0.0]]
 
 
 def until_there(path: Path) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 180
     while not path.exists():
         assert time.monotonic() < end, path
         time.sleep(0.01)
@@ -218,11 +218,11 @@ def test_without_trl_the_other_side_is_measured_and_sleep_needs_a_gpu(
 
     monkeypatch.setattr(measure, "in_turn", turns)
     monkeypatch.setattr(measure, "missing", lambda: "TRL is not installed")
-    found = list(measure.ragged(Setting("cpu", True, tmp_path / "a", time.monotonic() + 60)))
+    found = list(measure.ragged(Setting("cpu", True, tmp_path / "a", time.monotonic() + 180)))
     assert started == ["Squelch, ragged"] and found[0]["work"]["ragged"]
     assert found[1] == {"TRL, ragged": {"skipped": "TRL is not installed"}}
     monkeypatch.setattr(measure, "missing", lambda: None)
-    found = list(measure.asleep(Setting("cpu", True, tmp_path / "b", time.monotonic() + 60)))
+    found = list(measure.asleep(Setting("cpu", True, tmp_path / "b", time.monotonic() + 180)))
     assert started[1:] == ["TRL"] and "skipped" in found[0]["TRL, sleep"]
 
 

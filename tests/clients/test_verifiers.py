@@ -50,7 +50,7 @@ def options_of(taskset: str, folder: Path) -> dict[str, Any]:
     """The environment's options for a taskset, whose tasks the bridge's command writes."""
     python = str(interpreter_of("verifiers"))
     command = [sys.executable, "-m", "squelch.envs.agent.verifiers_bridge", python, taskset]
-    rows = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120, check=False, text=True)
+    rows = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=180, check=False, text=True)
     assert rows.returncode == 0, rows.stderr[-3000:]
     (folder / "tasks.jsonl").write_text(rows.stdout)
     bridge = "squelch.envs.agent.verifiers_bridge:play"

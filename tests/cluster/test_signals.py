@@ -73,7 +73,7 @@ def test_what_is_expected_of_a_signal_is_done_once_and_a_wait_inside_ends_first(
         signals.first_does(lambda number: heard.put(("run", number)))
         with listening() as same, same.answering(lambda number: heard.put(("wait", number))):
             os.kill(os.getpid(), signal.SIGTERM)
-            assert heard.get(timeout=60.0) == ("wait", signal.SIGTERM)
+            assert heard.get(timeout=180.0) == ("wait", signal.SIGTERM)
         assert same is signals and signals.next is None, "what comes next ends the process"
         signals.first_does(lambda number: heard.put(("late", number)))
         assert signals.next is None
@@ -86,7 +86,7 @@ def test_a_terminal_that_closes_ends_no_process_that_is_ending_in_good_order(fir
     with listening() as signals:
         signals.first_does(heard.put)
         os.kill(os.getpid(), first)
-        assert heard.get(timeout=60.0) == first
+        assert heard.get(timeout=180.0) == first
         os.kill(os.getpid(), signal.SIGHUP)
         time.sleep(0.2)
         assert signals.arrived == [first]
@@ -153,4 +153,4 @@ def test_elsewhere_than_on_the_main_thread_nobody_listens() -> None:
     thread = module.threading.Thread(target=elsewhere)
     thread.start()
     thread.join()
-    assert heard.get(timeout=60.0).arrived == [] and module._current == []
+    assert heard.get(timeout=180.0).arrived == [] and module._current == []

@@ -85,7 +85,7 @@ def test_help_is_printed_to_any_stdout_or_an_error_says_why_not(stdout: object, 
         stdout=target,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.returncode == code and "Traceback" not in done.stderr
@@ -94,7 +94,7 @@ def test_help_is_printed_to_any_stdout_or_an_error_says_why_not(stdout: object, 
 def command(tmp_path: Path, **streams: object) -> subprocess.CompletedProcess[str]:
     np.savez(tmp_path / "r.npz", rewards=np.array([[0.0, 1.0], [1.0, 1.0]]))
     words = [sys.executable, "-m", "squelch.cluster.cli", "filter", str(tmp_path / "r.npz")]
-    return subprocess.run(words, cwd=ROOT, text=True, timeout=60, check=False, stderr=subprocess.PIPE, **streams)
+    return subprocess.run(words, cwd=ROOT, text=True, timeout=180, check=False, stderr=subprocess.PIPE, **streams)
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def squelch(words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command as a shell runs it."""
     command = f"{sys.executable} -m squelch.cluster.cli {words}"
     known = {**os.environ, **environment}
-    return subprocess.run(["sh", "-c", command], capture_output=True, text=True, env=known, timeout=60, check=False)
+    return subprocess.run(["sh", "-c", command], capture_output=True, text=True, env=known, timeout=180, check=False)
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])

@@ -82,7 +82,9 @@ def test_the_project_itself_and_the_builds_that_do_not_load_have_no_line(tmp_pat
         shutil.copy(ROOT / "deploy" / name, deploy)
     (tmp_path / "python").write_text(f"#!/bin/sh\n[ \"$1\" = -c ] || echo '{json.dumps({'install': entries})}'\n")
     (tmp_path / "python").chmod(0o755)
-    subprocess.run([deploy / "lock.sh"], env={**os.environ, "PYTHON": str(tmp_path / "python")}, check=True, timeout=60)
+    subprocess.run(
+        [deploy / "lock.sh"], env={**os.environ, "PYTHON": str(tmp_path / "python")}, check=True, timeout=180
+    )
     found = (deploy / "lock-cpu.txt").read_text().splitlines()
     assert found == [*LOCK.read_text().splitlines()[:3], f"some-name==1 --hash=sha256:{'0' * 64}"]
 
@@ -138,7 +140,7 @@ def calls_of(kind: str, tmp_path: Path, *locked: str) -> list[str]:
     calls = tmp_path / "calls"
     env = {**os.environ, "VENV": str(tmp_path / "venv"), "PYTHON": str(tmp_path / "python"), "CALLS": str(calls)}
     for asked in locked:
-        subprocess.run([ROOT / "deploy" / "setup.sh", kind], env={**env, "LOCKED": asked}, check=True, timeout=60)
+        subprocess.run([ROOT / "deploy" / "setup.sh", kind], env={**env, "LOCKED": asked}, check=True, timeout=180)
     return [line.removeprefix("-m pip install --quiet --disable-pip-version-check ") for line in calls.open()]
 
 

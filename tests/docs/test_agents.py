@@ -55,7 +55,7 @@ def played(command: str, said: list[str]) -> Group:
     task = Task(environment.name, 0, options=tuple(environment.options.items()))
 
     async def bounded() -> Group:
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(180):
             try:
                 return await player.play(Ticket("000001-000", 1, task, 2, 3, 1.0, "rollout-0"))
             finally:

@@ -30,15 +30,15 @@ RAY = str(Path(sys.executable).with_name("ray"))
 PREFIX = "squelch-test"
 DRIVER = "10.77.0.1"
 ADDRESS = f"{DRIVER}:6379"
-BOOT_S = 60.0
+BOOT_S = 180.0
 BOOTS = 3
 """Times that a host's Ray node is started before the test fails."""
-END_S = 15.0
+END_S = 60.0
 
 
 def ip(*words: str) -> None:
     """Runs `ip`; CalledProcessError with its message if it fails."""
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=20)
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=180)
 
 
 def need_namespaces() -> None:
@@ -54,7 +54,7 @@ def need_namespaces() -> None:
             pytest.fail(reason)
         pytest.skip(reason)
     finally:
-        subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20)
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=180)
 
 
 @dataclass
@@ -75,16 +75,16 @@ class Host:
 
     def sees(self, path: Path) -> bool:
         """Whether a path exists on this host."""
-        return subprocess.run(self.within("test", "-e", str(path)), timeout=20).returncode == 0
+        return subprocess.run(self.within("test", "-e", str(path)), timeout=180).returncode == 0
 
     def files(self, pattern: str) -> list[str]:
         """The paths on this host that match a shell pattern."""
-        found = subprocess.run(self.within("sh", "-c", f"ls -d {pattern}"), capture_output=True, text=True, timeout=20)
+        found = subprocess.run(self.within("sh", "-c", f"ls -d {pattern}"), capture_output=True, text=True, timeout=180)
         return found.stdout.split()
 
     def processes(self) -> list[psutil.Process]:
         """Every process on this host."""
-        found = subprocess.run(["ip", "netns", "pids", self.namespace], capture_output=True, text=True, timeout=20)
+        found = subprocess.run(["ip", "netns", "pids", self.namespace], capture_output=True, text=True, timeout=180)
         return [psutil.Process(int(pid)) for pid in found.stdout.split() if psutil.pid_exists(int(pid))]
 
     def actors(self) -> set[str]:
@@ -166,7 +166,7 @@ class Hosts:
         """Keeps the other hosts from reaching one another; they still reach the driver's host."""
         for host in self.others:
             words = ["link", "set", "dev", _port(host), "isolated", "on" if isolated else "off"]
-            subprocess.run(["bridge", "-n", self.driver.namespace, *words], check=True, timeout=20)
+            subprocess.run(["bridge", "-n", self.driver.namespace, *words], check=True, timeout=180)
 
 
 def _port(host: Host) -> str:
@@ -199,7 +199,7 @@ def hosts(folder: Path, logs: Path, hidden: list[Path], labels: dict[str, dict[s
         with ExitStack() as last:  # every host is removed, also after one that could not be
             last.callback(shutil.rmtree, folder, ignore_errors=True)
             for host in [driver, *others]:
-                last.callback(subprocess.run, ["ip", "netns", "del", host.namespace], capture_output=True, timeout=20)
+                last.callback(subprocess.run, ["ip", "netns", "del", host.namespace], capture_output=True, timeout=180)
                 last.callback(host.end)
 
 
@@ -223,8 +223,8 @@ def remove_leftovers() -> None:
     """Removes the hosts and the disks of test processes that were killed."""
     for disk in psutil.disk_partitions(all=True):
         if disk.device.startswith(f"{PREFIX}-") and not psutil.pid_exists(int(disk.device.split("-")[2])):
-            subprocess.run(["umount", "--lazy", disk.mountpoint], check=True, timeout=20)
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, timeout=20, check=True).stdout
+            subprocess.run(["umount", "--lazy", disk.mountpoint], check=True, timeout=180)
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, timeout=180, check=True).stdout
     for namespace in [line.split()[0] for line in listed.splitlines() if line.startswith(f"{PREFIX}-")]:
         if psutil.pid_exists(int(namespace.split("-")[2])):
             continue

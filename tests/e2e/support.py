@@ -81,7 +81,7 @@ class Run:
         doomed = [*children(self.process.pid), psutil.Process(self.process.pid)] if self.process.poll() is None else []
         for process in doomed:
             process.kill()
-        psutil.wait_procs(doomed, timeout=10)
+        psutil.wait_procs(doomed, timeout=180)
 
     @property
     def text(self) -> str:
@@ -92,7 +92,7 @@ def children(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
 
 
-def wait_gone(processes: list[psutil.Process], timeout_s: float = 20.0) -> list[psutil.Process]:
+def wait_gone(processes: list[psutil.Process], timeout_s: float = 90.0) -> list[psutil.Process]:
     """The processes still alive after a bounded wait."""
     return psutil.wait_procs(processes, timeout=timeout_s)[1]
 

@@ -70,7 +70,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     finally:
         family = [*psutil.Process(head.pid).children(recursive=True), psutil.Process(head.pid)]
         head.terminate()
-        for process in psutil.wait_procs(family, timeout=20)[1]:
+        for process in psutil.wait_procs(family, timeout=180)[1]:
             process.kill()
 
 

@@ -23,7 +23,7 @@ from tests.e2e.replay import assert_replays
 from tests.e2e.support import REPOSITORY, Run, small_run, steps, summary, wait_gone
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
-NAMED_WITHIN_S = 30.0
+NAMED_WITHIN_S = 90.0
 STEPS = 3
 PLACES = [
     "learner.ranks=2",
@@ -66,7 +66,7 @@ def test_ranks_that_reach_the_driver_but_not_each_other_are_named_with_both_addr
             cwd=REPOSITORY,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=180,
         )
     finally:
         three.isolate(False)

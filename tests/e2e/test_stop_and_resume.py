@@ -154,7 +154,7 @@ def test_a_run_that_loses_its_learner_and_is_stopped_and_killed_and_resumed_twic
     for process in started:
         if process.name() in ("gcs_server", "raylet"):
             process.kill()
-    assert run.finish() == 1 and time.monotonic() - killed_at < 30, run.text
+    assert run.finish() == 1 and time.monotonic() - killed_at < 120, run.text
     assert "its raylet" in run.lines[-1] and "continue with --resume" in run.lines[-1] and "Traceback" not in run.text
     assert summary(folder)["end_cause"] == "failed" and not wait_gone(started)
     newest = checkpoints(folder)[-1][0]

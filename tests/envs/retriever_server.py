@@ -56,7 +56,7 @@ def serving(answer: Answer, chunk: int | None = None, pause_s: float = 0.0) -> I
         stop.set()
         server.shutdown()
         server.server_close()
-        thread.join(5)
+        thread.join(180)
 
 
 def sleeping(seconds: float) -> Answer:

@@ -162,7 +162,7 @@ def test_readers_can_be_shared_between_threads(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(180)
     expected = [[((step * i) % 200) / 2 for i in range(400)] for step in (1, 3, 7, 11)]
     assert sorted(found) == sorted(expected)
 

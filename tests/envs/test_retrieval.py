@@ -109,9 +109,9 @@ def test_processes_that_build_at_once_all_get_the_one_whole_index(tmp_path):
     workers = [context.Process(target=_build_in_process, args=(str(tmp_path), results)) for _ in range(3)]
     for worker in workers:
         worker.start()
-    found = [results.get(timeout=60) for _ in workers]
+    found = [results.get(timeout=180) for _ in workers]
     for worker in workers:
-        worker.join(10)
+        worker.join(180)
     assert len({pid for pid, _ in found}) == 3
     assert all(result == found[0][1] and result[0][0] == 2999 for _, result in found)
     assert sorted(path.suffix for path in tmp_path.iterdir()) == ["", ".lock"]
@@ -287,7 +287,7 @@ def compressed(body: bytes):
         server = threading.Thread(target=answer, args=(listener,), daemon=True)
         server.start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/retrieve", sent
-        server.join(5)
+        server.join(180)
 
 
 def test_an_answer_is_never_inflated():
@@ -336,7 +336,7 @@ def test_an_answer_whose_head_trickles_is_given_up():
         with pytest.raises(RetrieverError, match=r"no answer in 1 attempts of 0\.3 s \(.*timed out"):
             HttpRetriever(url, 0.3, 0).retrieve("x", 1)
         stop.set()
-        server.join(5)
+        server.join(180)
     assert sent
 
 
@@ -357,5 +357,5 @@ def test_a_retriever_may_be_shared_between_threads():
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(180)
     assert sorted(found) == [f"about w{i}" for i in range(8)]

@@ -430,7 +430,7 @@ def test_a_retriever_that_is_down_fails_the_trajectories_that_ask_and_the_run_go
     ticket = Ticket("000001-000", 1, Task("SearchQA", 5, "train", tuple(options.items())), 4, 3, 1.0, "rollout-0")
 
     async def play() -> Group:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             return await player.play(ticket)
 
     try:

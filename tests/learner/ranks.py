@@ -16,7 +16,7 @@ from squelch.learner.trainer import Trainer
 Work = Callable[[Trainer, Path], None]
 """What each rank does with its trainer; files go into the folder. Has to be importable."""
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 def run_ranks(

@@ -51,7 +51,7 @@ class Scrape(TrainerCallback):
     def on_step_end(self, *args: Any, **given: Any) -> None:
         """Reads it, in the order of callbacks after the observer."""
         if self.observer.endpoint is not None:
-            with urlopen(self.observer.endpoint.url, timeout=10) as answer:
+            with urlopen(self.observer.endpoint.url, timeout=180) as answer:
                 self.text = answer.read().decode()
 
 

@@ -203,7 +203,7 @@ except ArchiveError as error:
         preexec_fn=_limit_file_size,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
     assert run.returncode == 0, run.stderr
     assert "lines cannot write" in run.stdout and "part cannot write" in run.stdout

@@ -42,7 +42,7 @@ def play(codec: ChatCodec, generate: Any, environment: Any, *tickets: Ticket, **
     player = EnvironmentPlayer(codec, environment, SamplingConfig(max_tokens_per_turn=LIMIT), config, 4096, generate)
 
     async def together() -> list[Group]:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(180):
             try:
                 return list(await asyncio.gather(*map(player.play, tickets)))
             finally:
@@ -184,7 +184,7 @@ def test_no_more_commands_than_allowed_run_at_once_and_waiting_for_a_turn_is_no_
     )
     options = {"command": command, "max_processes": 2}
     environment = EnvironmentConfig(name="Agent", options=options)
-    (group,) = play(codec, Policy(codec), environment, ticket("Agent", options, 4), episode_timeout_s=20)
+    (group,) = play(codec, Policy(codec), environment, ticket("Agent", options, 4), episode_timeout_s=180)
     assert [one.failure for one in group.trajectories] == [None] * 4
 
 

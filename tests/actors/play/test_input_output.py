@@ -62,7 +62,7 @@ class Worker:
 
 async def until(holds):
     """Lets the loop run until something holds; at most a minute."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(180):
         while not holds():
             await asyncio.sleep(0.001)
 
@@ -213,7 +213,7 @@ def test_requests_that_a_frozen_worker_did_not_take_in_time_are_given_up_there()
         worker.deaf = True
         failed = await gather(client, ["a", "b"])
         assert all("did not answer a submit call" in str(error) for error in failed)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(180):
             while not worker.aborted:
                 await asyncio.sleep(0.01)
         return worker
@@ -226,7 +226,7 @@ def test_requests_that_a_frozen_worker_did_not_take_in_time_are_given_up_there()
 
 def run(pool: StepPool, *functions, clock: MovedClock | None = None):
     async def together():
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             return await asyncio.gather(*(pool.run(function) for function in functions), return_exceptions=True)
 
     try:
@@ -282,8 +282,8 @@ def test_each_call_that_ends_is_a_mark_also_while_its_neighbours_still_run(num_t
         calls = [asyncio.ensure_future(pool.run(done.release)) for _ in range(2 * num_threads)]
         calls += [asyncio.ensure_future(pool.run(lambda: release.wait(20))) for _ in range(num_threads)]
         for _ in range(2 * num_threads):
-            assert await asyncio.to_thread(done.acquire, timeout=20)
-        async with asyncio.timeout(20):
+            assert await asyncio.to_thread(done.acquire, timeout=180)
+        async with asyncio.timeout(180):
             while (before := pool.progress()).marks < 2 * num_threads:
                 await asyncio.sleep(0.01)
         assert before.busy

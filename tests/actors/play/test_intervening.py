@@ -105,7 +105,7 @@ def play(codec: ChatCodec, generate, asked: list[Swap], limit: int = LIMIT, make
         sampling = SamplingConfig(max_tokens_per_turn=limit)
         one = Intervening(codec, EnvironmentConfig(), sampling, config, 4096, generate, steps, make_env)
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(180):
                 return list(await asyncio.gather(*map(one.play, asked)))
         finally:
             steps.close()

@@ -84,7 +84,7 @@ def ticket(name: str = "000001-000", size: int = 4, seed: int = 3, task_seed: in
 
 
 def play(
-    one: EnvironmentPlayer, *tickets: Ticket, run: Callable[[Any], Any] = asyncio.run, within_s: float = 60.0
+    one: EnvironmentPlayer, *tickets: Ticket, run: Callable[[Any], Any] = asyncio.run, within_s: float = 180.0
 ) -> list[Group]:
     async def together() -> list[Group]:
         async with asyncio.timeout(within_s):

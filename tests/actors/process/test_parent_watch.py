@@ -36,4 +36,4 @@ def test_a_process_ends_with_its_parent(stopped: bool) -> None:
         if stopped:
             child.send_signal(signal.SIGSTOP)
         parent.kill()
-        assert not psutil.wait_procs([child], timeout=10)[1]
+        assert not psutil.wait_procs([child], timeout=180)[1]

@@ -31,7 +31,7 @@ def rivals() -> Iterator[list[subprocess.Popen[bytes]]]:
     yield started
     for process in started:
         process.kill()
-        process.wait(10)
+        process.wait(180)
 
 
 def begun(program: str, *words: str) -> subprocess.Popen[bytes]:
@@ -52,7 +52,7 @@ def waited(pid: int, itself: bool = True) -> float:
 
 def await_state(pid: int, state: str) -> None:
     """A process that is told to stop, or is about to sleep, first waits for a processor once more."""
-    give_up = time.monotonic() + 60.0
+    give_up = time.monotonic() + 180
     while psutil.Process(pid).status() != state:
         assert time.monotonic() < give_up, f"{psutil.Process(pid).status()} instead of {state}"
         time.sleep(0.01)
@@ -67,7 +67,7 @@ def test_a_process_that_shares_a_processor_waits_and_one_that_is_stopped_or_slee
     await_state(sleeper.pid, psutil.STATUS_SLEEPING)
     assert waited(sleeper.pid) == 0.0
     sleeper.kill()
-    sleeper.wait(10)
+    sleeper.wait(180)
 
 
 def test_a_busy_process_whose_child_is_stopped_does_not_wait_if_only_the_child_works(rivals) -> None:
@@ -80,7 +80,7 @@ def test_a_busy_process_whose_child_is_stopped_does_not_wait_if_only_the_child_w
     finally:
         for process in [*psutil.Process(parent.pid).children(), parent]:
             process.kill()
-        parent.wait(10)
+        parent.wait(180)
 
 
 def test_a_process_waits_with_its_child(rivals) -> None:
@@ -90,10 +90,10 @@ def test_a_process_waits_with_its_child(rivals) -> None:
     finally:
         subprocess.run(["pkill", "-KILL", "-P", str(parent.pid)], check=False)
         parent.kill()
-        parent.wait(10)
+        parent.wait(180)
 
 
 def test_a_process_that_has_ended_waits_no_longer() -> None:
     process = begun("print()")
-    process.wait(10)
+    process.wait(180)
     assert ProcessorWait(process.pid).seconds() == 0.0

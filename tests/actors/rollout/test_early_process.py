@@ -13,7 +13,7 @@ from setproctitle import setproctitle
 
 from squelch.actors.rollout.early_process import EarlyProcess, serving
 
-WITHIN_S = 60.0
+WITHIN_S = 180.0
 
 
 def work(path: Path, number: int) -> None:

@@ -207,7 +207,7 @@ def test_the_event_loop_goes_on_and_the_worker_serves_while_weights_are_copied(m
     @contextmanager
     def slowly(arrays: Any, names: Any) -> Iterator[tuple[Path, list[Any]]]:
         copying.set()
-        waited.append(served.wait(60))
+        waited.append(served.wait(180))
         yield Path("/memory"), []
         released_in.append(threading.current_thread())
 

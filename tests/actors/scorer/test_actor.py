@@ -30,7 +30,7 @@ from tests.actors.scorer.windows import CONFIG, trajectory, window
 pytestmark = pytest.mark.ray
 
 SHELL = threaded(SCORER.title, SCORER.target, {**SCORER.methods, "state": 1})
-CALL_TIMEOUT_S = 60.0
+CALL_TIMEOUT_S = 180.0
 
 
 def ticket(name: str) -> Ticket:

@@ -85,7 +85,7 @@ def test_a_waiter_is_woken_by_the_next_move() -> None:
         await asyncio.sleep(0)
         assert not waiting.done()
         members.move(member, State.HEALTHY)
-        await asyncio.wait_for(waiting, 1)
+        await asyncio.wait_for(waiting, 180)
 
     asyncio.run(wait())
 

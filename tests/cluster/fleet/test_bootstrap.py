@@ -66,7 +66,7 @@ def server(answer: bytes | None) -> Iterator[str]:
             with connection:
                 connection.recv(100)
                 if answer is None:
-                    ended.wait(20)
+                    ended.wait(180)
                 else:
                     connection.sendall(answer)
 
@@ -76,7 +76,7 @@ def server(answer: bytes | None) -> Iterator[str]:
             yield f"127.0.0.1:{listener.getsockname()[1]}"
         finally:
             ended.set()
-            thread.join(20)
+            thread.join(180)
 
 
 def test_whatever_else_listens_there_is_no_ray_head(monkeypatch) -> None:

@@ -121,9 +121,9 @@ def test_the_shell_words_find_the_interpreter_of_the_workers_grandparent(tmp_pat
     worker = "import os,sys,subprocess; subprocess.run(sys.argv[1], shell=True)"
     start = "import sys,subprocess; subprocess.run([sys.executable, '-c', sys.argv[1], sys.argv[2]])"
     command = [sys.executable, "-c", start, worker, shell, raylet]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=180)
     assert done.stdout == f"found {sys.executable}\n"
-    done = subprocess.run(command[:-1], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command[:-1], capture_output=True, text=True, check=True, timeout=180)
     assert done.stdout == "found python\n" and not done.stderr
 
 
@@ -260,7 +260,7 @@ def test_an_address_that_is_silent_or_of_another_ray_or_asks_for_a_token_is_said
     started = time.monotonic()
     with job_server(200, "", delay_s=30.0) as address, pytest.raises(UserError, match=f"{address}: .*did not answer"):
         jobs.client(address)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 25
 
 
 def test_every_file_of_every_room_travels_with_a_job_and_no_run_does() -> None:

@@ -28,7 +28,7 @@ def test_processes_of_a_cluster_that_has_ended_are_ended_and_those_of_others_liv
     finally:
         for process in (agent, *others):
             process.kill()
-            process.wait(5)
+            process.wait(180)
 
 
 TITLED = """
@@ -53,7 +53,7 @@ def test_an_agent_that_has_a_title_is_known_by_its_log(tmp_path: Path) -> None:
     finally:
         for agent in agents:
             agent.kill()
-            agent.wait(5)
+            agent.wait(180)
 
 
 def test_the_next_start_ends_the_processes_of_a_folder_whose_starter_has_ended(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_semaphores_of_a_killed_actor_are_removed_and_those_of_a_living_one_stay
     trackers = psutil.Process(makers[0].pid).children()
     for process in (*trackers, makers[0]):
         process.kill()
-    makers[0].wait(5)
+    makers[0].wait(180)
     foreign = get_context("spawn").Lock()
     try:
         assert names[0] in remove_semaphores()
@@ -90,4 +90,4 @@ def test_semaphores_of_a_killed_actor_are_removed_and_those_of_a_living_one_stay
         assert (SHARED_MEMORY / f"sem.{foreign._semlock.name[1:]}").exists()
     finally:
         makers[1].kill()
-        makers[1].wait(5)
+        makers[1].wait(180)

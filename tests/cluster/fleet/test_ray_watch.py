@@ -53,7 +53,7 @@ def test_a_process_that_ends_is_named_at_once_and_one_that_answers_is_not(monkey
             said.get(timeout=0.3)
         assert watch.ended() is None
         dead.set()
-        assert said.get(timeout=60.0).startswith(f"raylet at {raylet} has ended (")
+        assert said.get(timeout=180.0).startswith(f"raylet at {raylet} has ended (")
         assert watch.ended().startswith(f"raylet at {raylet} has ended (")
         watch.close()
 
@@ -100,5 +100,5 @@ with ray_watch.ray_watched(lambda text: print(text, flush=True)):
 
 
 def test_a_command_whose_ray_is_gone_ends_with_a_line() -> None:
-    done = subprocess.run([sys.executable, "-c", GONE], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", GONE], capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 1 and done.stdout.startswith("failed: raylet at 127.0.0.1:1 has ended")

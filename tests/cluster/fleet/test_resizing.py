@@ -304,7 +304,7 @@ def test_creations_leave_the_threads_in_which_the_learner_is_asked_alone(tmp_pat
         await fleet.start()
         fleet.player_pool.scale(Request(Kind.ENVIRONMENT, 42))
         await asyncio.sleep(0)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(180):
             await asyncio.to_thread(lambda: None)
         assert len(fleet.player_pool.creating) == 40
         gate.set()

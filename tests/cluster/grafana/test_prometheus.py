@@ -29,7 +29,7 @@ def answering(status: int, body: bytes) -> Iterator[str]:
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
-        thread.join(5)
+        thread.join(180)
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def served(folder: Path) -> Iterator[str]:
         thread.start()
         yield f"http://127.0.0.1:{port}"
         server.should_exit = True
-        thread.join(10)
+        thread.join(180)
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +79,7 @@ def page(browser: Browser) -> Iterator[Page]:
     found.on("console", note)
     found.on("pageerror", lambda error: wrong.append(str(error)))
     found.set_default_timeout(60_000)
+    expect.set_options(timeout=60_000)
     yield found
     context.close()
     assert not wrong, wrong
@@ -240,7 +241,7 @@ def test_a_legend_says_the_last_value_and_a_constant_has_an_axis_from_0(page: Pa
     expect(success.locator(".u-value")).to_have_text("0.2")
     plot = page.locator(".chart", has_text="Seconds").locator(".u-over")
     plot.hover(position={"x": 1, "y": 60})
-    expect(success.locator(".u-value")).to_have_text("0.1", timeout=5000)
+    expect(success.locator(".u-value")).to_have_text("0.1", timeout=60_000)
     axes = "document.querySelector('.charts').plots.map(p => [p.series[1].label, p.scales.y.min, p.scales.y.max])"
     assert ["rollout", 0, 8] in page.evaluate(axes), "a constant 4"
     expect(page.locator("#unmeasured")).to_contain_text("Fixed probe")
@@ -296,8 +297,8 @@ def test_a_live_run_adds_its_steps_to_the_open_page(page: Page, address: str, fo
     archive = Archive(folder)
     add_step(archive, 4)
     archive.close()
-    expect(page.locator("#status-line")).to_contain_text("step 4", timeout=10_000)
-    expect(first.locator("td").first).to_have_text("4", timeout=10_000)
+    expect(page.locator("#status-line")).to_contain_text("step 4", timeout=60_000)
+    expect(first.locator("td").first).to_have_text("4", timeout=60_000)
 
 
 def test_the_trajectories_of_a_large_group_fill_a_grid(page: Page, folder: Path, address: str) -> None:

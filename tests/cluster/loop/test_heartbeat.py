@@ -139,7 +139,7 @@ def test_a_disk_that_hangs_keeps_no_beat_and_is_asked_again_once_it_has_answered
         free = store(recorder).scalars[FREE][()]
         assert free != free and len(asked) == 1
     there.set()
-    end = time.monotonic() + 30
+    end = time.monotonic() + 180
     while (free := store(recorder).scalars[FREE][()]) != free and time.monotonic() < end:
         beats.beat()
     assert free > 0
@@ -156,7 +156,7 @@ def test_it_beats_at_once_again_and_again_and_at_the_end(monkeypatch: pytest.Mon
                 await asyncio.sleep(0.005)
         assert len(beats) >= 4
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+    asyncio.run(asyncio.wait_for(run(), 180))
 
 
 def test_a_fault_of_a_beat_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ def test_a_fault_of_a_beat_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> Non
             await asyncio.sleep(0.05)
 
     with pytest.raises(ValueError, match="unknown metric"):
-        asyncio.run(asyncio.wait_for(run(), 10))
+        asyncio.run(asyncio.wait_for(run(), 180))
 
 
 def test_the_limits_of_the_settings_are_exported(recorder: Recorder) -> None:

@@ -262,7 +262,7 @@ def test_a_signal_that_came_as_the_models_warm_up_ended_starts_no_actors(monkeyp
         heard = threading.Event()
         with listening() as signals, signals.answering(lambda _: heard.set()):
             os.kill(os.getpid(), signal.SIGTERM)
-            assert heard.wait(60.0)
+            assert heard.wait(180)
         return tmp_path
 
     monkeypatch.setattr(run, "prepare_model", prepare)
@@ -317,7 +317,7 @@ def test_a_signal_is_answered_at_once_also_while_the_loop_is_busy() -> None:
     async def busy() -> None:
         run._stop_on_signals(coordinator(reasons.append), signals, answers.put)
         os.kill(os.getpid(), signal.SIGINT)
-        assert answers.get(timeout=60.0) == "finishing step 7, then a checkpoint; again to stop now"
+        assert answers.get(timeout=180.0) == "finishing step 7, then a checkpoint; again to stop now"
         await until(lambda: reasons)
 
     with listening() as signals:
@@ -331,7 +331,7 @@ def test_a_signal_while_a_finished_run_writes_its_last_checkpoint_does_not_make_
     async def ending() -> None:
         run._stop_on_signals(coordinator(pytest.fail, is_ending=True), signals, answers.put)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert answers.get(timeout=60.0) == "the run is ending already; again to stop now"
+        assert answers.get(timeout=180.0) == "the run is ending already; again to stop now"
         await asyncio.sleep(0.05)
 
     with listening() as signals:
@@ -392,7 +392,7 @@ def test_a_second_signal_between_the_loops_end_and_the_last_upload_says_how_to_g
     folder.mkdir(parents=True)
     (folder / "loop.json").touch()
     command, root = [sys.executable, "-c", BETWEEN, str(tmp_path), during], Path(__file__).parents[3]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=root)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False, cwd=root)
     assert done.returncode == 143, done.stderr
     last = f"stopping now; the last checkpoint is {folder}: --resume continues after step 6"
     assert done.stdout.splitlines()[-1] == last
@@ -432,7 +432,7 @@ def test_a_run_whose_terminal_is_gone_ends_in_good_order(tmp_path) -> None:
 
 def test_the_endpoint_says_which_run_it_serves() -> None:
     recorder = run._open_recorder(load("frozenlake", ["recorder.port=0", "name=mine", "filter.rule=top_k"]))
-    with urllib.request.urlopen(recorder.url, timeout=10) as reply:
+    with urllib.request.urlopen(recorder.url, timeout=180) as reply:
         text = reply.read().decode()
     recorder.close()
     assert 'squelch_run_info{environment="FrozenLake",filter="top_k",run="mine"} 1.0' in text

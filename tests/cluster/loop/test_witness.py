@@ -25,7 +25,7 @@ def witnessed(tmp_path: Path, log: str, sent: bytes) -> str:
     (config.run_dir / "config.yaml").write_text(dump(config))
     (tmp_path / "python-core-driver-0100ff_4242.log").write_text(f"[state-dump] ...\n{log}\n")
     command = [sys.executable, "-m", PROCESS, str(config.run_dir), str(tmp_path), DRIVER]
-    done = subprocess.run(command, input=sent, capture_output=True, timeout=60, check=True)
+    done = subprocess.run(command, input=sent, capture_output=True, timeout=180, check=True)
     return done.stdout.decode()
 
 

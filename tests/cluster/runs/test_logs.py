@@ -81,7 +81,7 @@ def test_an_actor_writes_to_its_own_file_and_so_do_its_children(tmp_path: Path) 
         "subprocess.run(['sh', '-c', 'echo child >&2']); os.abort()"
     )
     environment = {**os.environ, **log_variable(tmp_path, "rollout-0")}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=180, check=False)
     assert done.stdout == done.stderr == b"" and done.returncode < 0
     text = (tmp_path / "rollout-0.log").read_text()
     assert "is rollout-0\n" in text and text.endswith("said\nchild\n")
@@ -93,7 +93,7 @@ def test_a_secret_that_an_actor_prints_or_raises_is_masked_in_its_file(tmp_path:
         "sys.stderr.write(os.environ['HF_TOKEN']); raise ValueError(os.environ['HF_TOKEN'])"
     )
     environment = {**os.environ, **log_variable(tmp_path, "env-0"), "HF_TOKEN": "hf_s3cretvalue"}
-    subprocess.run([sys.executable, "-c", code], env=environment, timeout=60, check=False)
+    subprocess.run([sys.executable, "-c", code], env=environment, timeout=180, check=False)
     text = (tmp_path / "env-0.log").read_text()
     assert "hf_s3cretvalue" not in text and text.count("***") == 3 and "ValueError: ***" in text
 
@@ -102,7 +102,7 @@ def test_a_secret_that_an_actor_prints_or_raises_is_masked_in_its_file(tmp_path:
 def test_an_actor_that_has_no_file_writes_where_it_did(value: str) -> None:
     code = "import squelch.actors.process.log as log; log.take_output(); print('said')"
     environment = {**os.environ, VARIABLE: value}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=180, check=True)
     assert done.stdout == b"said\n"
 
 

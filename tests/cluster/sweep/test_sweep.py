@@ -381,7 +381,7 @@ def test_a_process_that_does_not_heed_a_stop_is_killed_in_the_end(tmp_path, monk
     async def run() -> Ended:
         runner = ProcessRunner()
         under_way = asyncio.ensure_future(runner.run(cell))
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 180
         while "on" not in ((cell.folder / "train.log").read_text() if (cell.folder / "train.log").exists() else ""):
             assert time.monotonic() < deadline
             await asyncio.sleep(0.02)

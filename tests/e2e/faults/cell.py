@@ -30,7 +30,7 @@ PATIENCE_S = 180.0
 START_S = 330.0
 STOP_S = 90.0
 MEND_S = 5.0
-NOTICE_S = 20.0
+NOTICE_S = 60.0
 LASTING = ("kill", "stop")
 """Kinds that a run must notice."""
 PROMPTS, GROUP_SIZE = 4, 4

@@ -36,11 +36,11 @@ def small_disk(folder: Path) -> Iterator[Path]:
     """A disk of `DISK_MIB` of its own, mounted at the folder; `remove_leftovers` knows it by its name."""
     folder.mkdir(parents=True, exist_ok=True)
     disk = ["-t", "tmpfs", "-o", f"size={DISK_MIB}m", f"{PREFIX}-{os.getpid()}"]
-    subprocess.run(["mount", *disk, str(folder)], check=True, timeout=20)
+    subprocess.run(["mount", *disk, str(folder)], check=True, timeout=180)
     try:
         yield folder
     finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=20)
+        subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=180)
 
 
 @dataclass

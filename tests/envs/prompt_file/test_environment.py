@@ -219,7 +219,7 @@ def test_a_file_of_prompts_and_an_environment_of_squelchs_turns_share_a_run_in_o
     tickets = [replace(taken, worker="rollout-0") for taken in TicketSource(mixture, 2, 3, 1.0).take(1, 4)]
 
     async def together() -> list[Group]:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             return list(await asyncio.gather(*map(one.play, tickets)))
 
     try:

@@ -90,7 +90,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
     yield made
     for victim in made.victims:
         victim.kill()
-        victim.wait(10)
+        victim.wait(180)
     for server in made.sockets:
         server.close()
     secret.close()

@@ -115,7 +115,7 @@ class Control:
         except ProcessLookupError:
             return
         finally:
-            self.process.wait(10)
+            self.process.wait(180)
 
 
 def start(hostile: Hostile, place: dict[str, str], descriptors: Iterable[int]) -> Control:

@@ -56,7 +56,7 @@ def under(folders: dict[str, Path], *names: str, tmpdir: str | None = None) -> d
         cwd=folders["code"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -331,7 +331,7 @@ def under_a_bound(most_mib: int, *files: Path) -> list[str]:
     """Reads step 7, and then each file whole, in a process of its own: the bound is on what the system gives, and this
     one's heap may have room to spare."""
     words = [sys.executable, "-c", UNDER_A_BOUND, str(most_mib), *map(str, files)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout.splitlines()
+    return subprocess.run(words, capture_output=True, text=True, timeout=180, check=True).stdout.splitlines()
 
 
 def long_rows(count: int) -> list[dict[str, object]]:
