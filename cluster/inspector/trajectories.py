@@ -12,9 +12,11 @@ import pyarrow as pa
 from markupsafe import Markup
 
 from squelch.actors.archive.rows import from_table
+from squelch.actors.content import pictures_within
 from squelch.actors.diagnosis.grounding import judge_of
 from squelch.actors.records import Trajectory, Turn
 from squelch.cluster.inspector.conversations import Conversations, Said
+from squelch.cluster.inspector.pictures import PictureView, marked_text, picture_view
 from squelch.cluster.inspector.texts import Pieces, shown, tokens_html
 from squelch.envs.grid_worlds.claims import GridJudge
 from squelch.envs.registry import ENVIRONMENTS
@@ -39,12 +41,13 @@ class Board:
 @dataclass(frozen=True)
 class TurnView:
     """One turn. `fed`: what the policy was shown since its last turn in the segment, as text; `board`: the board in it;
-    `cause`: why a segment begins with the turn, None if none but the first does."""
+    `pictures`: those in it; `cause`: why a segment begins with the turn, None if none but the first does."""
 
     number: int
     turn: Turn
     fed: Markup
     board: Board | None
+    pictures: tuple[PictureView, ...]
     cause: str | None
     said: Said | None
     """What it adds to a conversation in the model's own format; None for Squelch's turns."""
@@ -80,6 +83,7 @@ class GroupView:
     trajectories: tuple[TrajectoryView, ...]
     opening: Markup
     board: Board | None
+    pictures: tuple[PictureView, ...]
 
 
 def _grid(environment: str) -> GridJudge | None:
@@ -121,8 +125,13 @@ def group_view(
     said = [None if conversations is None else conversations.turns(one) for one in found]
     views = tuple(trajectory_view(one, environment, pieces, most, own) for one, own in zip(found, said, strict=True))
     first = next((one for one in found if one.turns), found[0])
-    opening = pieces.text(first.prompt_ids(0) if first.turns else first.token_ids)
-    return GroupView(facts, tuple(sorted(views, key=_solved)), readable(opening), board_of(environment, opening))
+    ids, shown_in = (
+        (first.prompt_ids(0), first.prompt_pictures(0)) if first.turns else (first.token_ids, first.pictures)
+    )
+    opening = marked_text(pieces, ids, shown_in)
+    pictures = tuple(picture_view(picture, number) for number, picture in enumerate(shown_in, 1))
+    ordered = tuple(sorted(views, key=_solved))
+    return GroupView(facts, ordered, readable(opening), board_of(environment, opening), pictures)
 
 
 def _solved(view: TrajectoryView) -> int:
@@ -162,7 +171,9 @@ def _turn_view(
     turn = trajectory.turns[number - 1]
     start, end = turn.sample_start, turn.sample_start + most
     log_probs = trajectory.log_probs[start : turn.sample_end]
-    fed = pieces.text(trajectory.token_ids[last:start])
+    shown_in = pictures_within(trajectory.pictures, last, start)
+    first = 1 + len(pictures_within(trajectory.pictures, 0, last))
+    fed = marked_text(pieces, trajectory.token_ids[last:start], shown_in, first)
     reasoning = min(max(turn.reasoning_start - start, 0), most), min(max(turn.reasoning_end - start, 0), most)
     tokens = tokens_html(pieces.html(trajectory.token_ids[start:end]), log_probs[:most], reasoning)
     board = board_of(environment, fed)
@@ -171,6 +182,7 @@ def _turn_view(
         turn=turn,
         fed=readable(without_board(environment, fed) if board else fed),
         board=board,
+        pictures=tuple(picture_view(picture, number) for number, picture in enumerate(shown_in, first)),
         cause=cause,
         said=None,
         tokens=tokens,
