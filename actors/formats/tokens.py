@@ -42,8 +42,10 @@ def _end_ids(path: Path) -> list[int]:
 
 
 def _num_rows(path: Path, least: int) -> int:
-    """`vocab_size` of a model's config.json; `least` if it states none."""
-    size = read_object(path).get("vocab_size", least)
+    """`vocab_size` of a model's config.json, or of the language model in it; `least` if it states none."""
+    stated = read_object(path)
+    text = stated.get("text_config")
+    size = stated.get("vocab_size", text.get("vocab_size", least) if isinstance(text, dict) else least)
     if type(size) is not int or not 0 < size < 2**31:
         raise ValueError(f"{path}: vocab_size={str(size)[:100]} must be the number of the embedding's rows")
     return size

@@ -14,6 +14,8 @@ Invariants:
 - Only the template's own text yields control tokens. The contents of messages are foreign (`actors/text`): a control
   token that an observation spells is encoded as ordinary text. The markers of the turn format are matched in a system
   message alone, which shows the format to the policy; no part of a prompt is ever parsed for them.
+- A picture becomes the ids of its model's configuration: start, one placeholder for each of its tokens, end. Only the
+  codec writes them; text that spells them is ordinary text. A picture whose size does not fit is refused.
 - Spans are found on bytes, so a token that contains a part of `</think>` belongs to the marker, not to the reasoning.
 
 Only byte-level tokenizers are supported (GPT-2's alphabet: Qwen, Llama 3, and the tiny policy's word pieces), because
@@ -25,19 +27,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from squelch.actors.formats import hermes
 from squelch.actors.formats.protocol import Ids, Parsed, Tools, require_followers
 from squelch.actors.formats.tokens import MARKERS, ModelTokens, as_array, as_text, reasoning_span
+from squelch.actors.pictures.geometry import CONFIG, Vision, vision_of
 from squelch.actors.text.chat_template import REASONING, Part, TemplateRefused
 from squelch.actors.text.control_tokens import Piece, foreign_pieces
 from squelch.actors.text.shipped_templates import SHIPPED, fitting
 from squelch.envs.format import ANSWER_CLOSE, ANSWER_OPEN, THINK_CLOSE, THINK_OPEN
+from squelch.envs.pictures import Picture, Shown
 
-Message = dict[str, str]
+Message = dict[str, Any]
+"""`role`, and `content`: text, or `envs.pictures.Shown` where pictures are allowed."""
 
 _CACHED_TURNS = 4096
 _SAMPLE = " ".join(["A b  c\n\nd\t<e> & \"f\" 'g' {h} [i] (j) \\ é Ü 漢 1,000.5 | % # $ @ ~ ` ^ * _ -- x"] * 50)
@@ -53,6 +58,13 @@ _OPENING = ("system", "user")
 _REASONING, _ANSWER = "this reasoning stays where it is", "and this answer stays behind it"
 _THOUGHT = f"{THINK_OPEN} {_REASONING} {THINK_CLOSE} <answer> {_ANSWER} </answer>"
 _TURN, _LATER_TURN = _reply_and(*_OPENING), _reply_and(*_OPENING, "assistant", "user")
+
+
+class Fed(NamedTuple):
+    """What is fed. `ids`: (num_tokens,) int32; `pictures`: each with the index of its first placeholder."""
+
+    ids: np.ndarray
+    pictures: tuple[tuple[int, Picture], ...] = ()
 
 
 class ChatCodec(ModelTokens):
@@ -72,7 +84,37 @@ class ChatCodec(ModelTokens):
         self._end_turns_with([self._turn_end()])
         self._between = lru_cache(maxsize=_CACHED_TURNS)(self._encode_between)
 
+    @cached_property
+    def vision(self) -> Vision | None:
+        """How the model is shown pictures; None if it has no vision tower. Raises ValueError for a tower that is not
+        proven, and for ids of pictures that the tokenizer does not keep apart from text."""
+        found = vision_of(self._dir)
+        if found is not None and (open_ids := found.control_ids - self._encoder.control.keys()):
+            raise ValueError(
+                f"{self._dir / CONFIG}: the ids {sorted(open_ids)} stand for pictures, but tokenizer.json has no "
+                "special tokens with them, so text could spell a picture; take the model's own tokenizer"
+            )
+        return found
+
     # --- what is fed ---
+
+    def first_fed(self, messages: list[Message], opening: bool = True) -> Fed:
+        """As `first_turn`, of messages that may show pictures. Raises ValueError for one that the model cannot be
+        shown."""
+        (parts,) = self._template.parts([_described(messages)])
+        return self._fed(parts, messages, opening)
+
+    def next_fed(self, message: Message, closed: bool, opening: bool = True) -> Fed:
+        """As `next_turn`, of a message that may show pictures. Raises ValueError for one that the model cannot be
+        shown."""
+        if isinstance(message["content"], str):
+            return Fed(self.next_turn(message, closed, opening))
+        messages = [*_TURN[:-1], message]
+        described = _described(messages)
+        (parts,) = self._template.parts([described])
+        ids, pictures = self._fed(self._after(parts, described, len(messages) - 2), [message], opening)
+        skipped = 1 if closed else 0
+        return Fed(ids[skipped:], tuple((position - skipped, picture) for position, picture in pictures))
 
     def first_turn(self, messages: list[Message], opening: bool = True) -> np.ndarray:
         """(num_tokens,) int32: the rendered messages, the generation prompt and, with `opening`, the opening of the
@@ -232,17 +274,51 @@ class ChatCodec(ModelTokens):
     def _encode_parts(
         self, parts: Sequence[Part], messages: Sequence[Mapping[str, Any]], opening: bool = True
     ) -> np.ndarray:
-        """The ids of a rendered conversation, whose parts stand for `messages`; with `opening`, that of the reasoning
-        is among them."""
+        """The ids of a rendered conversation of text, whose parts stand for `messages`; with `opening`, that of the
+        reasoning is among them."""
+        return self._fed(parts, messages, opening).ids
+
+    def _fed(self, parts: Sequence[Part], messages: Sequence[Mapping[str, Any]], opening: bool) -> Fed:
+        ids: list[int] = []
         pieces: list[Piece] = []
+        pictures: list[tuple[int, Picture]] = []
         for part in [*parts, *(_opening_of_reasoning(parts) if opening else ())]:
             if isinstance(part, str):
                 pieces.append((part, False))
-            else:
-                message, field = messages[part % REASONING], "content" if part < REASONING else "reasoning_content"
-                markers = MARKERS if message["role"] == "system" else ()
-                pieces += foreign_pieces(as_text(message[field].strip()), markers)
-        return as_array(self._encoder.encode(pieces))
+                continue
+            message, field = messages[part % REASONING], "content" if part < REASONING else "reasoning_content"
+            markers = MARKERS if message["role"] == "system" else ()
+            for one in _stripped(message[field]):
+                if isinstance(one, str):
+                    pieces += foreign_pieces(as_text(one), markers)
+                    continue
+                ids += self._encoder.encode(pieces)
+                pictures.append((len(ids) + 1, one))
+                ids += self._picture_ids(one)
+                pieces = []
+        return Fed(as_array(ids + self._encoder.encode(pieces)), tuple(pictures))
+
+    def _picture_ids(self, picture: Picture) -> list[int]:
+        if self.vision is None:
+            raise ValueError(f"the model in {self._dir} has no vision tower, so it cannot be shown a picture")
+        count = self.vision.tokens(*picture.size)
+        return [self.vision.start_id, *[self.vision.picture_id] * count, self.vision.end_id]
+
+
+def _described(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with a word in place of each content that shows pictures, for the template, which asks only where
+    contents stand."""
+    return [{**one, "content": one["content"] if isinstance(one["content"], str) else "shown"} for one in messages]
+
+
+def _stripped(content: str | Shown) -> tuple[str | Picture, ...]:
+    """The parts of a content without white space at its ends."""
+    if isinstance(content, str):
+        return (content.strip(),)
+    first, *middle = content.parts
+    last = middle.pop() if middle else ""
+    ends = first.lstrip() if isinstance(first, str) else first, last.rstrip() if isinstance(last, str) else last
+    return (ends[0], *middle, ends[1])
 
 
 def _without_arguments(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,13 +17,16 @@ from squelch.actors.formats.retention import CAUSE, Kept, message_of
 from squelch.actors.play.codec import ChatCodec
 from squelch.envs.contract import Environment
 from squelch.envs.episode import Episode, Message
+from squelch.envs.pictures import Picture
 
 
 class Feed(NamedTuple):
-    """What is fed next. `ids`: (num_tokens,) int32; `cause`: why a new segment begins with them, empty if none does."""
+    """What is fed next. `ids`: (num_tokens,) int32; `cause`: why a new segment begins with them, empty if none does;
+    `pictures`: each with the index in `ids` of its first placeholder."""
 
     ids: np.ndarray
     cause: str = ""
+    pictures: tuple[tuple[int, Picture], ...] = ()
 
 
 class Speech(Protocol):
@@ -50,7 +53,8 @@ class SquelchTurns:
 
     def first(self, messages: list[Message]) -> Feed:
         """As `Speech.first`."""
-        return Feed(self._codec.first_turn(messages))
+        ids, pictures = self._codec.first_fed(messages)
+        return Feed(ids, pictures=pictures)
 
     def said(self, ids: np.ndarray) -> tuple[int, int]:
         """As `Speech.said`."""
@@ -58,7 +62,8 @@ class SquelchTurns:
 
     def following(self, message: Message, closed: bool) -> Feed:
         """As `Speech.following`."""
-        return Feed(self._codec.next_turn(message, closed))
+        ids, pictures = self._codec.next_fed(message, closed)
+        return Feed(ids, pictures=pictures)
 
 
 class ModelTurns:

@@ -18,12 +18,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from squelch.actors.play.codec import ChatCodec, Message
+from squelch.actors.play.codec import ChatCodec, Fed, Message
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import Demonstrator, Environment, require
 from squelch.envs.episode import Episode
 from squelch.envs.format import well_formed
 from squelch.envs.mixture import Mixture
+from squelch.envs.pictures import Picture, Shown
 from squelch.envs.registry import make
 from squelch.envs.splits import Split
 from squelch.envs.wording import DemonstrationQuality
@@ -43,17 +44,32 @@ class Transcript:
 
     def texts(self) -> list[str]:
         """Every text of the episode: the fed texts, then the demonstrator's."""
-        fed = [message["content"] for message in self.opening]
-        fed += [message["content"] for _, message in self.turns if message is not None]
-        return fed + [said for said, _ in self.turns]
+        return [*(as_text(message) for message in self.fed()), *(said for said, _ in self.turns)]
+
+    def identities(self) -> list[str]:
+        """The identity of every picture that is shown, in order."""
+        contents = [message["content"] for message in self.fed()]
+        return [picture.identity for content in contents if isinstance(content, Shown) for picture in content.pictures]
+
+    def fed(self) -> list[Message]:
+        """Every message of the episode that the demonstrator did not write, in order."""
+        return [*self.opening, *(message for _, message in self.turns if message is not None)]
+
+
+def as_text(message: Message) -> str:
+    """The text of a message's content."""
+    content = message["content"]
+    return content if isinstance(content, str) else content.text
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """One training sequence. `token_ids`: (length,) int32; `loss_mask`: (length,) bool, true at demonstrated tokens."""
+    """One training sequence. `token_ids`: (length,) int32; `loss_mask`: (length,) bool, true at demonstrated tokens;
+    `pictures`: each with the index of its first placeholder."""
 
     token_ids: np.ndarray
     loss_mask: np.ndarray
+    pictures: tuple[tuple[int, Picture], ...] = ()
 
 
 def play(env: Environment, environment: EnvironmentConfig, seed: int, quality: DemonstrationQuality) -> Transcript:
@@ -101,13 +117,15 @@ def mixed(
 
 def encode(codec: ChatCodec, transcript: Transcript) -> Demonstration:
     """The token sequence that a rollout with these texts would have."""
-    parts, sampled = [codec.first_turn(transcript.opening)], [False]
+    parts, sampled = [codec.first_fed(transcript.opening)], [False]
     end = np.array([codec.stop_ids[0]], dtype=np.int32)
     for said, message in transcript.turns:
-        parts.append(np.concatenate([codec.encode(said), end]))
+        parts.append(Fed(np.concatenate([codec.encode(said), end])))
         sampled.append(True)
         if message is not None:
-            parts.append(codec.next_turn(message, closed=True))
+            parts.append(codec.next_fed(message, closed=True))
             sampled.append(False)
-    mask = np.concatenate([np.full(len(part), flag) for part, flag in zip(parts, sampled, strict=True)])
-    return Demonstration(np.concatenate(parts), mask)
+    mask = np.concatenate([np.full(len(part.ids), flag) for part, flag in zip(parts, sampled, strict=True)])
+    starts = itertools.accumulate((len(part.ids) for part in parts), initial=0)
+    pictures = [(start + at, one) for start, part in zip(starts, parts, strict=False) for at, one in part.pictures]
+    return Demonstration(np.concatenate([part.ids for part in parts]), mask, tuple(pictures))

@@ -85,7 +85,8 @@ def build_digest(environment: EnvironmentConfig | Mixture, seed: int, recipe: Ti
     some = itertools.islice(_demonstrations(mixture, seed, recipe), NUM_FINGERPRINT)
     turns = {"format_penalty", "max_turns", "max_actions_per_turn"}  # the format's other settings are of other styles
     played = mixture.with_each(resolved).facts(include={"name": True, "options": True, "format": turns})
-    content = [recipe.model_dump(mode="json"), seed, played, [one.texts() for one in some]]
+    shown = [[one.texts(), *one.identities()] if one.identities() else one.texts() for one in some]
+    content = [recipe.model_dump(mode="json", exclude_none=True), seed, played, shown]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -243,11 +244,12 @@ def write_tokenizer(
         *known,
         *(text for one in itertools.islice(_demonstrations(mixture, seed, recipe), count) for text in one.texts()),
     ]
+    sees = recipe.tower is not None
     if words:
         pieces = vocabulary([*texts, *(f" {text}" for text in known)])
-        tokenizer = make_tokenizer(pieces, recipe.vocabulary_multiple)
+        tokenizer = make_tokenizer(pieces, recipe.vocabulary_multiple, sees)
     else:
-        tokenizer = make_byte_tokenizer(texts, recipe.byte_tokens, recipe.vocabulary_multiple)
+        tokenizer = make_byte_tokenizer(texts, recipe.byte_tokens, recipe.vocabulary_multiple, sees)
     save_tokenizer(tokenizer, directory)
     codec = ChatCodec(directory)
     codec.check(texts)

@@ -11,6 +11,34 @@ from squelch.envs.settings import Settings
 from squelch.envs.wording import DemonstrationQuality
 
 
+class TinyTower(Settings):
+    """The vision tower of a tiny policy that is shown pictures, of Qwen2.5-VL's architecture, and how it learns to see.
+
+    Demonstrations alone do not teach it: what a picture's tokens mean is learned from short sequences first, one
+    picture and what is true of it.
+    """
+
+    patch: int = Field(4, ge=1)
+    """Side of a patch in pixels."""
+    merge: int = Field(2, ge=1)
+    """Patches a side that become one token."""
+    width: int = Field(64, ge=16)
+    layers: int = Field(2, ge=1)
+    heads: int = Field(2, ge=1)
+    rope_theta: float = Field(10.0, gt=1)
+    """Base of the policy's rotary position embedding."""
+    rope_sections: tuple[int, int, int] = (0, 8, 8)
+    """Frequencies of a head for time, row and column, half of the head's width together: cells are found by row and
+    column."""
+    primer_tokens: int = Field(300_000, ge=0)
+    """Tokens of the short sequences."""
+    primer_batch_tokens: int = Field(2048, ge=64)
+    """Tokens of an optimizer step on them."""
+    least_true: float = Field(0.8, ge=0, le=1)
+    """Share of reasonings about pictures that were not trained on that must be true; below it the demonstrations are
+    continued once, and then the policy is refused."""
+
+
 class TinyRecipe(Settings):
     """Settings from which a tiny policy is built."""
 
@@ -49,6 +77,8 @@ class TinyRecipe(Settings):
     initial_std: float = Field(0.05, gt=0)
     """Standard deviation of the initial weights."""
     quality: DemonstrationQuality = DemonstrationQuality()
+    tower: TinyTower | None = None
+    """For environments that show pictures."""
 
 
 TEXT_RECIPE = TinyRecipe(max_position=2048, rope_theta=1000.0, tokens=1_200_000, batch_tokens=4096)

@@ -10,6 +10,7 @@ Invariants:
 - Words: a marker is one token with the space before it (`Ġ</think>`), a grid cell is one token, a number is one token.
 - Bytes: no token spans two words, a word and a digit, or a marker and the text next to it; each digit is a separate
   token, so that the policy can copy numbers that did not occur in training.
+- Control tokens come first, so that their ids are fixed; with pictures, `VISION_TOKENS` are among them.
 - Both depend only on the set of texts, not on their order; the size is a multiple of `multiple`, reached by adding
   unused control tokens.
 """
@@ -26,6 +27,13 @@ from squelch.actors.text.tokenizer import write_settings
 UNKNOWN, PAD, END = "<unk>", "<|pad|>", "<|end|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 CONTROL_TOKENS = (UNKNOWN, PAD, END, *ROLES)
+VISION_TOKENS = {
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+}
+"""Control tokens of a policy that is shown pictures, by their keys in config.json; they follow `CONTROL_TOKENS`."""
 ALWAYS = "<think> </think> <answer> </answer>\n ||"
 """Markers of the turn format, which every vocabulary contains."""
 
@@ -50,26 +58,32 @@ def vocabulary(texts: Iterable[str]) -> list[str]:
     return sorted({piece for text in distinct for piece, _ in splitter.pre_tokenize_str(text)})
 
 
-def make_tokenizer(pieces: list[str], multiple: int) -> Tokenizer:
-    """A word-level tokenizer over the pieces; control tokens come first, so that their ids are fixed."""
-    names = [*CONTROL_TOKENS, *pieces]
+def control_tokens(pictures: bool) -> list[str]:
+    """The control tokens in the order of their ids; `pictures`: whether the policy is shown any."""
+    return [*CONTROL_TOKENS, *(VISION_TOKENS.values() if pictures else ())]
+
+
+def make_tokenizer(pieces: list[str], multiple: int, pictures: bool = False) -> Tokenizer:
+    """A word-level tokenizer over the pieces."""
+    control = control_tokens(pictures)
+    names = [*control, *pieces]
     unused = [f"<|unused{index}|>" for index in range(-len(names) % multiple)]
     names += unused
     tokenizer = Tokenizer(models.WordLevel({name: index for index, name in enumerate(names)}, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = _splitter()
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([*CONTROL_TOKENS, *unused])
+    tokenizer.add_special_tokens([*control, *unused])
     return tokenizer
 
 
-def make_byte_tokenizer(texts: Iterable[str], size: int, multiple: int) -> Tokenizer:
-    """A byte-pair tokenizer of at most `size` tokens, trained on the texts; control tokens come first."""
+def make_byte_tokenizer(texts: Iterable[str], size: int, multiple: int, pictures: bool = False) -> Tokenizer:
+    """A byte-pair tokenizer of at most `size` tokens, trained on the texts."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = _splitter(BYTE_PATTERN)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size,
-        special_tokens=list(CONTROL_TOKENS),
+        special_tokens=control_tokens(pictures),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )

@@ -16,12 +16,15 @@ from contextlib import closing, contextmanager
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional
-from transformers import DynamicCache, Qwen2ForCausalLM
+from transformers import DynamicCache, PreTrainedModel
 
+from squelch.actors.pictures.geometry import Vision
 from squelch.actors.process.stage import OnStage, unheard
 from squelch.actors.shared_prefix import common_length
 from squelch.learner.warmup.demonstrations import Demonstration
+from squelch.learner.warmup.inputs import inputs, layers
 from squelch.learner.warmup.muon import Muon
 from squelch.learner.warmup.tiny_recipe import TinyRecipe
 
@@ -58,13 +61,18 @@ def batches(
 
 
 def shared_prefix(demonstrations: list[Demonstration]) -> int:
-    """Number of leading fed tokens that all sequences have in common: the system message."""
+    """Number of leading fed tokens that all sequences have in common: the system message. Pictures of equal ids
+    differ, so it ends before the first."""
     fed = int(demonstrations[0].loss_mask.argmax()) - 1
-    return min(fed, common_length([one.token_ids for one in demonstrations]))
+    pictures = [at for one in demonstrations for at, _ in one.pictures[:1]]
+    return min([fed, common_length([one.token_ids for one in demonstrations]), *pictures])
 
 
-def batch_loss(model: Qwen2ForCausalLM, batch: list[Demonstration], pad_id: int, prefix: int) -> torch.Tensor:
-    """Mean negative log-likelihood (nats) of the batch's demonstrated tokens; a scalar.
+def batch_loss(
+    model: PreTrainedModel, batch: list[Demonstration], pad_id: int, prefix: int, vision: Vision | None = None
+) -> torch.Tensor:
+    """Mean negative log-likelihood (nats) of the batch's demonstrated tokens; a scalar. `vision`: of a model with a
+    tower.
 
     The model processes the first `prefix` tokens, which are the same in every row, once for the whole batch. Padding is
     on the right, where causal attention does not read it, so no attention mask is needed.
@@ -76,12 +84,14 @@ def batch_loss(model: Qwen2ForCausalLM, batch: list[Demonstration], pad_id: int,
         ids[row, : len(one.token_ids)] = one.token_ids
         mask[row, : len(one.loss_mask)] = one.loss_mask
     tokens, wanted = torch.from_numpy(ids), torch.from_numpy(mask)[:, prefix + 1 :]
-    cache = DynamicCache(config=model.config)
+    fed, body = inputs(model, batch, tokens, vision), layers(model)
+    cache = DynamicCache(config=model.config.get_text_config())
     if prefix:
-        model.model(input_ids=tokens[:1, :prefix], past_key_values=cache, use_cache=True)
+        body(**fed.part(slice(1), slice(prefix)), past_key_values=cache, use_cache=True)
         cache.batch_repeat_interleave(len(batch))
-    hidden = model.model(input_ids=tokens[:, prefix:], past_key_values=cache, use_cache=True).last_hidden_state[:, :-1]
-    logits = model.lm_head(hidden[wanted])  # at demonstrated tokens only: less than half of the positions
+    rest = body(**fed.part(slice(None), slice(prefix, None)), past_key_values=cache, use_cache=True)
+    hidden = rest.last_hidden_state[:, :-1]
+    logits = model.get_submodule("lm_head")(hidden[wanted])  # at demonstrated tokens only: less than half of all
     return functional.cross_entropy(logits, tokens[:, prefix + 1 :][wanted])
 
 
@@ -101,9 +111,9 @@ class Optimizer:
     With Muon the policy learns to read coordinates off the board in half of the tokens that AdamW alone needs.
     """
 
-    def __init__(self, model: Qwen2ForCausalLM, recipe: TinyRecipe) -> None:
+    def __init__(self, model: PreTrainedModel, recipe: TinyRecipe) -> None:
         self._recipe = recipe
-        matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
+        matrices = [p for part in _matrix_parts(model) for p in part.parameters() if p.ndim == 2]
         chosen = {id(p) for p in matrices}
         rest = [p for p in model.parameters() if id(p) not in chosen]
         decay, rate = recipe.weight_decay, recipe.matrix_learning_rate
@@ -122,6 +132,12 @@ class Optimizer:
             part.zero_grad(set_to_none=True)
 
 
+def _matrix_parts(model: PreTrainedModel) -> list[nn.Module]:
+    """The modules whose matrices Muon steps."""
+    names = ["model.visual.blocks", "model.visual.merger.mlp"] if hasattr(model.config, "vision_config") else []
+    return [layers(model).get_submodule("layers"), *map(model.get_submodule, names)]
+
+
 class Gradients:
     """Gradients of one batch, computed in `SHARDS` parallel parts with one torch thread each.
 
@@ -129,8 +145,8 @@ class Gradients:
     each other within an operation; torch's own threads do, and on busy cores that costs more than it saves.
     """
 
-    def __init__(self, model: Qwen2ForCausalLM, pad_id: int, prefix: int) -> None:
-        self._model, self._pad_id, self._prefix = model, pad_id, prefix
+    def __init__(self, model: PreTrainedModel, pad_id: int, prefix: int, vision: Vision | None = None) -> None:
+        self._model, self._pad_id, self._prefix, self._vision = model, pad_id, prefix, vision
         self._parameters = list(model.parameters())
         self._workers = ThreadPoolExecutor(SHARDS, initializer=torch.set_num_threads, initargs=(1,))
 
@@ -145,8 +161,9 @@ class Gradients:
         return sum(losses)
 
     def _part(self, part: list[Demonstration], share: float) -> tuple[float, tuple[torch.Tensor, ...]]:
-        loss = share * batch_loss(self._model, part, self._pad_id, self._prefix)
-        return loss.item(), torch.autograd.grad(loss, self._parameters)
+        loss = share * batch_loss(self._model, part, self._pad_id, self._prefix, self._vision)
+        # A part without a picture leaves the tower's gradients at zero.
+        return loss.item(), torch.autograd.grad(loss, self._parameters, materialize_grads=True)
 
     def close(self) -> None:
         """Ends the threads, after their present work."""
@@ -165,20 +182,22 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def warm_up(
-    model: Qwen2ForCausalLM,
+    model: PreTrainedModel,
     demonstrations: list[Demonstration],
     recipe: TinyRecipe,
     seed: int,
     pad_id: int,
     on_stage: OnStage = unheard,
+    vision: Vision | None = None,
 ) -> tuple[list[float], int]:
-    """Train on every demonstration once; returns (loss of each optimizer step, tokens seen)."""
+    """Train on every demonstration once; returns (loss of each optimizer step, tokens seen). `vision`: of a model with
+    a tower."""
     optimizer, rng = Optimizer(model, recipe), np.random.default_rng(seed)
     total = sum(len(one.token_ids) for one in demonstrations)
     losses: list[float] = []
     seen = 0
     model.train()
-    with one_torch_thread(), closing(Gradients(model, pad_id, shared_prefix(demonstrations))) as gradients:
+    with one_torch_thread(), closing(Gradients(model, pad_id, shared_prefix(demonstrations), vision)) as gradients:
         for batch in batches(demonstrations, recipe.batch_tokens, rng):
             losses.append(gradients.backward(batch))
             optimizer.step(learning_rate_factor(seen / total, recipe))
