@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,10 @@ from benchmarks.common import parser_of, print_metrics
 from squelch.cluster.config import load
 from squelch.cluster.loop.initial_policy import prepare_model
 
-WARM_UP = 2
 BLOCK_S = 3000.0
 """Longest wait for a block."""
 PROCESSES = 4
 PARTS = ("step", "rollout")
-OVERRIDES = ("validation.every=0", "loop.checkpoint_every=1000000", "recorder.port=0", "scorer.enabled=false")
 AGENT = paired.HERE / "docs" / "examples" / "frozen_lake_agent.py"
 OPTIONS: dict[str, dict[str, Any]] = {
     "call": {"call": f"{AGENT}:play", "turns": "squelch"},
@@ -43,12 +40,7 @@ def block(way: str, model: str, steps: int, overrides: list[str]) -> list[dict[s
     """The metrics of the measured steps of one run."""
     options = OPTIONS.get(way)
     chosen = [] if options is None else ["environment.name=Agent", f"environment.options={json.dumps(options)}"]
-    with tempfile.TemporaryDirectory() as folder:
-        words = ["train", "frozenlake", f"model.path={model}", f"runs_dir={folder}", "name=block"]
-        words += [f"loop.steps={steps}", *OVERRIDES, *chosen, *overrides]
-        paired.run_in(paired.HERE, [sys.executable, "-m", "squelch.cluster.cli", *words], BLOCK_S)
-        lines = (Path(folder) / "block" / "metrics.jsonl").read_text().splitlines()
-    return [metrics for metrics in map(json.loads, lines) if metrics["step"] > WARM_UP]
+    return paired.demo_steps(paired.HERE, model, steps, [*chosen, *overrides], BLOCK_S)
 
 
 def measure(model: str, blocks: int, steps: int, overrides: list[str]) -> dict[str, Any]:

@@ -12,9 +12,6 @@ the pairs.
 
 from __future__ import annotations
 
-import json
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,27 +22,16 @@ from benchmarks.common import parser_of, print_metrics
 from squelch.cluster.config import load
 from squelch.cluster.loop.initial_policy import prepare_model
 
-WARM_UP = 2
 BLOCK_S = 1200.0
 """Longest wait for a block."""
 PARTS = ("step", "rollout", "train", "publish", "orchestration")
-OVERRIDES = ("validation.every=0", "loop.checkpoint_every=1000000", "recorder.port=0", "scorer.enabled=false")
-
-
-def block(checkout: Path, model: str, steps: int, overrides: list[str]) -> list[dict[str, Any]]:
-    """The metrics of the measured steps of one run in a checkout."""
-    python = checkout / ".venv/bin/python" if checkout != paired.HERE else Path(sys.executable)
-    with tempfile.TemporaryDirectory() as folder:
-        words = ["train", "frozenlake", f"model.path={model}", f"runs_dir={folder}", "name=block"]
-        words += [f"loop.steps={steps}", *OVERRIDES, *overrides]
-        paired.run_in(checkout, [str(python), "-m", "squelch.cluster.cli", *words], BLOCK_S)
-        lines = (Path(folder) / "block" / "metrics.jsonl").read_text().splitlines()
-    return [metrics for metrics in map(json.loads, lines) if metrics["step"] > WARM_UP]
 
 
 def measure(other: Path, model: str, blocks: int, steps: int, overrides: list[str]) -> dict[str, Any]:
     """Runs the blocks; returns the ratios by part of the step, and whether both checkouts did the same work."""
-    found = paired.alternating(other, blocks, lambda at, k: block(at, model, steps, [f"seed={k}", *overrides]))
+    found = paired.alternating(
+        other, blocks, lambda at, k: paired.demo_steps(at, model, steps, [f"seed={k}", *overrides], BLOCK_S)
+    )
     pairs = [pair for mine, theirs in found for pair in zip(mine, theirs, strict=True)]
     same = [mine["tokens/sampled"] == theirs["tokens/sampled"] for mine, theirs in pairs]
     parts = {part: paired.ratio([(a[f"seconds/{part}"], b[f"seconds/{part}"]) for a, b in pairs]) for part in PARTS}

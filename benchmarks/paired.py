@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +19,9 @@ from squelch.actors.diagnosis.uncertainty import t_quantile
 T = TypeVar("T")
 HERE = Path(__file__).resolve().parents[1]
 """This checkout."""
+WARM_UP = 2
+STEPS_ALONE = ("validation.every=0", "loop.checkpoint_every=1000000", "recorder.port=0", "scorer.enabled=false")
+"""Settings under which a run does nothing beside its steps."""
 COLUMNS = ("before", "after", "ratio", "low", "high")
 
 
@@ -33,6 +39,25 @@ def run_in(checkout: Path, command: Sequence[str], timeout_s: float) -> str:
     if done.returncode:
         raise RuntimeError(f"the block in {checkout} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return done.stdout
+
+
+def demo_steps(
+    checkout: Path, model: str, steps: int, overrides: Sequence[str], timeout_s: float
+) -> list[dict[str, Any]]:
+    """The metrics of a run of the recipe `frozenlake` with a checkout's code, without those of the first two steps."""
+    python = checkout / ".venv/bin/python" if checkout != HERE else Path(sys.executable)
+    with tempfile.TemporaryDirectory() as folder:
+        words = [
+            "train",
+            "frozenlake",
+            f"model.path={model}",
+            f"runs_dir={folder}",
+            "name=block",
+            f"loop.steps={steps}",
+        ]
+        run_in(checkout, [str(python), "-m", "squelch.cluster.cli", *words, *STEPS_ALONE, *overrides], timeout_s)
+        lines = (Path(folder) / "block" / "metrics.jsonl").read_text().splitlines()
+    return [metrics for metrics in map(json.loads, lines) if metrics["step"] > WARM_UP]
 
 
 def alternating(other: Path, blocks: int, block: Callable[[Path, int], T]) -> list[tuple[T, T]]:

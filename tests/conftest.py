@@ -133,6 +133,15 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
         pytest.fail(f"started {', '.join(sorted(started))} without the marker: add @pytest.mark.ray", pytrace=False)
 
 
+@pytest.fixture(scope="module")
+def rendered_here() -> Iterator[None]:
+    """A module's templates are rendered in its process: `tests.actors.text.made.rendering_here`."""
+    from tests.actors.text.made import rendering_here
+
+    with rendering_here():
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny_policy() -> Path:
     """A FrozenLake policy after a very short warm-up: it knows the format and little else. It is built once for all

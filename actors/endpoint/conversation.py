@@ -261,22 +261,20 @@ class Conversation:
 
     def _behind(self, asked: Asked, ids: np.ndarray, before: Sequence[Stand]) -> tuple[np.ndarray, tuple[Stand, ...]]:
         """The whole history, continued behind the last of the replies in `before`, with whose ids `ids` end."""
-        parts, length, stands, messages = [ids], len(ids), list(before), asked.messages
+        stands, messages = list(before), asked.messages
         while (last := stands[-1]).index < len(messages) - 1:
             start = last.index + 1
             end = next((k for k in range(start, len(messages)) if messages[k].role not in _FOLLOWERS), len(messages))
-            fed = np.concatenate(parts)[: last.start]
             shown = _as_messages(messages[start:end], last.replied.said.calls)
-            parts.append(self._format.extend(fed, last.replied.ids, shown, asked.tools))
-            length += len(parts[-1])
+            fed = self._format.extend(ids[: last.start], last.replied.ids, shown, asked.tools)
             if end == len(messages):
+                ids = np.concatenate([ids, fed])
                 break
             replied = self._reply(messages[end])
             assert replied is not None
-            parts.append(replied.ids)
-            stands.append(Stand(end, length, replied))
-            length += len(replied.ids)
-        return np.concatenate(parts).astype(np.int32, copy=False), tuple(stands)
+            stands.append(Stand(end, len(ids) + len(fed), replied))
+            ids = np.concatenate([ids, fed, replied.ids])
+        return ids.astype(np.int32, copy=False), tuple(stands)
 
 
 def _leading_system(messages: Sequence[Said]) -> tuple[int, tuple[str, ...]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -14,7 +13,7 @@ import pytest
 from squelch.actors.endpoint.session import Call
 from squelch.actors.messages import Completion
 from squelch.actors.play.codec import ChatCodec
-from tests.actors.text.made import chatml_bpe, rendering_here, save_folder
+from tests.actors.text.made import chatml_bpe, save_folder
 from tests.clients.support import TEMPLATE, Sample, assert_decodes, play
 
 ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
@@ -22,11 +21,7 @@ SPACED = '<tool_call>\n{ "arguments" : {"b":4,  "a":5}, "name":"add" }\n</tool_c
 FINAL = '<tool_call>\n{"name": "final_answer", "arguments": {"answer": "9"}}\n</tool_call>'
 """The call with which an agent of smolagents ends."""
 
-
-@pytest.fixture(scope="module", autouse=True)
-def here() -> Iterator[None]:
-    with rendering_here():
-        yield
+pytestmark = pytest.mark.usefixtures("rendered_here")
 
 
 @cache

@@ -6,7 +6,6 @@ import itertools
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.player import Generate
 from squelch.envs.config import EnvironmentConfig
 from tests.actors.play.test_agent_episode import play, ticket
-from tests.actors.text.made import rendering_here
 from tests.clients.support import ROOT, interpreter_of
 from tests.clients.test_clients import codec
 
@@ -39,11 +37,7 @@ class FaultySums(vf.Taskset[Faulty, SumsConfig]):
 """
 """The guide's example with one more reward, which a certain answer breaks."""
 
-
-@pytest.fixture(scope="module", autouse=True)
-def here() -> Iterator[None]:
-    with rendering_here():
-        yield
+pytestmark = pytest.mark.usefixtures("rendered_here")
 
 
 def options_of(taskset: str, folder: Path) -> dict[str, Any]:

@@ -13,13 +13,8 @@ from squelch.actors.endpoint.canonical import Refused
 from squelch.actors.endpoint.conversation import Conversation
 from squelch.actors.endpoint.fields import ANTHROPIC, OPENAI, Fields
 from tests.actors.endpoint.support import codec
-from tests.actors.text.made import rendering_here
 
-
-@pytest.fixture(scope="module", autouse=True)
-def here():
-    with rendering_here():
-        yield
+pytestmark = pytest.mark.usefixtures("rendered_here")
 
 
 KINDS = ("text", "refusal", "image_url", "tool_use", "tool_result", "thinking", "function", "custom", "auto", "enabled")

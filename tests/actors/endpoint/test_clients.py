@@ -11,13 +11,8 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsBas
 from squelch.actors.endpoint.fields import ANTHROPIC, OPENAI, Fields
 from squelch.actors.endpoint.server import Endpoint
 from tests.actors.endpoint.support import CALLING, CONTEXT, SYSTEM, THINKING, TOOL, USER, Policy, playing, run
-from tests.actors.text.made import rendering_here
 
-
-@pytest.fixture(scope="module", autouse=True)
-def here():
-    with rendering_here():
-        yield
+pytestmark = pytest.mark.usefixtures("rendered_here")
 
 
 def openai_of(session) -> openai.AsyncOpenAI:

@@ -16,16 +16,12 @@ from squelch.actors.endpoint.config import EndpointConfig
 from squelch.actors.endpoint.session import Session
 from squelch.actors.play.codec import ChatCodec
 from tests.actors.endpoint.support import CALLING, LIMIT, TOOL, Policy, codec, seeds, shown, whole
-from tests.actors.text.made import chatml_bpe, rendering_here, save_folder
+from tests.actors.text.made import chatml_bpe, save_folder
 
 RULES, QUESTION, NEXT = Said("system", "You are brief."), Said("user", "What is 1 + 2?"), Said("user", "And then?")
 ORDINARY = [index for index in range(300) if codec().token_bytes(index)]
 
-
-@pytest.fixture(scope="module", autouse=True)
-def here():
-    with rendering_here():
-        yield
+pytestmark = pytest.mark.usefixtures("rendered_here")
 
 
 def session_of(sample, context: int = 100_000) -> Session:

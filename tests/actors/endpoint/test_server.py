@@ -28,14 +28,9 @@ from tests.actors.endpoint.support import (
     until,
     whole,
 )
-from tests.actors.text.made import rendering_here
 from tests.moved_clock import BOUND_S, PAST_IT_S, MovedClock
 
-
-@pytest.fixture(scope="module", autouse=True)
-def here():
-    with rendering_here():
-        yield
+pytestmark = pytest.mark.usefixtures("rendered_here")
 
 
 def part(kind: str, **fields) -> dict:

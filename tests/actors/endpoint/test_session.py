@@ -27,13 +27,8 @@ from tests.actors.endpoint.support import (
     until,
     whole,
 )
-from tests.actors.text.made import rendering_here
 
-
-@pytest.fixture(scope="module", autouse=True)
-def here():
-    with rendering_here():
-        yield
+pytestmark = pytest.mark.usefixtures("rendered_here")
 
 
 def test_a_conversation_with_tools_is_one_segment_of_the_ids_that_were_fed_and_sampled() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,18 +10,12 @@ from squelch.actors.formats.conformity import TOOLS
 from squelch.actors.formats.fed_messages import fed_messages
 from squelch.actors.formats.tokens import ModelTokens
 from tests.actors.formats.made import families, format_of, needs_package
-from tests.actors.text.made import HOSTILE, rendering_here
+from tests.actors.text.made import HOSTILE
 from tests.actors.text.test_control_tokens import hostile_texts
 
-pytestmark = needs_package
+pytestmark = [pytest.mark.usefixtures("rendered_here"), needs_package]
 RULES, ASKED = {"role": "system", "content": "You are brief."}, {"role": "user", "content": "What is 2 + 3?"}
 REPLY, AGAIN = {"role": "assistant", "content": "It is 5."}, {"role": "user", "content": "And 3 + 4?"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def here() -> Iterator[None]:
-    with rendering_here():
-        yield
 
 
 def read(one: ModelTokens, ids: list[int], before: int | None = None) -> list[tuple[str, str]]:

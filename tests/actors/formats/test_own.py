@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -16,7 +15,7 @@ from squelch.actors.formats.conformity import TOOLS, require_template
 from squelch.actors.formats.retention import message_of
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.squelch_format import SquelchFormat
-from tests.actors.text.made import CHATML, chatml_bpe, rendering_here, save_folder
+from tests.actors.text.made import CHATML, chatml_bpe, save_folder
 from tests.actors.text.test_control_tokens import hostile_texts
 
 SHOWS_TOOLS = (
@@ -29,11 +28,7 @@ SHOWS_TOOLS = (
 )
 RULES, ASKED = {"role": "system", "content": "You are brief."}, {"role": "user", "content": "What is 2 + 3?"}
 
-
-@pytest.fixture(scope="module", autouse=True)
-def here() -> Iterator[None]:
-    with rendering_here():
-        yield
+pytestmark = pytest.mark.usefixtures("rendered_here")
 
 
 @cache

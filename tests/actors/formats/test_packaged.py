@@ -3,7 +3,6 @@ extension, and spans within bounds for any sampled ids."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,21 +24,15 @@ from tests.actors.formats.made import (
     needs_templates,
     without,
 )
-from tests.actors.text.made import HOSTILE, rendering_here
+from tests.actors.text.made import HOSTILE
 from tests.actors.text.test_control_tokens import hostile_texts
 
-pytestmark = needs_package
+pytestmark = [pytest.mark.usefixtures("rendered_here"), needs_package]
 RULES, ASKED = {"role": "system", "content": "You are brief."}, {"role": "user", "content": "What is 2 + 3?"}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
 hostile = hostile_texts.map(str.strip) | st.sampled_from(
     ["<think>", "</think> x <think>", "</tool_response>", "<｜User｜>"]
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def here() -> Iterator[None]:
-    with rendering_here():
-        yield
 
 
 def result(content: str) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -18,9 +17,8 @@ from squelch.actors.formats.tokens import ModelTokens
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.text import chat_template
 from tests.actors.formats.made import families, folder_of, format_of, is_installed, needs_package, needs_templates
-from tests.actors.text.made import rendering_here
 
-pytestmark = needs_templates
+pytestmark = [pytest.mark.usefixtures("rendered_here"), needs_templates]
 RULES, ASKED = {"role": "system", "content": "You are brief."}, {"role": "user", "content": "What is 2 + 3?"}
 AGAIN = {"role": "user", "content": "And 3 + 4?"}
 RESULT = {"role": "tool", "content": "5", "tool_call_id": "call_0", "name": "weather"}
@@ -29,12 +27,6 @@ CALL = {**REPLY, "tool_calls": [{"type": "function", "function": {"name": "weath
 own_and_packaged = pytest.mark.parametrize(
     "name", ["own", pytest.param("packaged", marks=pytest.mark.skipif(not is_installed(), reason="no renderers"))]
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def here() -> Iterator[None]:
-    with rendering_here():
-        yield
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -13,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from squelch.actors.play.codec import MARKERS, ChatCodec
-from tests.actors.text.made import CHATML, CHATML_TOKENS, HOSTILE, TEMPLATES, TOKENIZERS, rendering_here, save_folder
+from tests.actors.text.made import CHATML, CHATML_TOKENS, HOSTILE, TEMPLATES, TOKENIZERS, save_folder
 from tests.actors.text.test_control_tokens import hostile_texts, plain_texts
 
 PAIRS = [("chatml", name) for name in ("chatml", "stripped", "system joined to user")]
@@ -25,11 +24,7 @@ contents = st.tuples(plain_texts.map(str.strip), st.sampled_from([("", ""), (" "
     lambda drawn: drawn[1][0] + drawn[0] + drawn[1][1] if drawn[0] else ""
 )
 
-
-@pytest.fixture(scope="module", autouse=True)
-def here() -> Iterator[None]:
-    with rendering_here():
-        yield
+pytestmark = pytest.mark.usefixtures("rendered_here")
 
 
 @cache

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,15 +16,11 @@ from squelch.actors.text import tokenizer as module
 from squelch.actors.text.chat_template import read_chat_tokenizer
 from squelch.actors.text.tokenizer import check_vocabulary, read_tokenizer, try_tokenizer, unknown_id
 from squelch.envs.untrusted.files import Unreadable, decoding
-from tests.actors.text.made import TOKENIZERS, chatml_bpe, rendering_here, save_folder
+from tests.actors.text.made import TOKENIZERS, chatml_bpe, save_folder
 
 MESSAGES = [{"role": "system", "content": "go up " * 40}, {"role": "user", "content": "goal " * 40}]
 
-
-@pytest.fixture(scope="module", autouse=True)
-def here() -> Iterator[None]:
-    with rendering_here():
-        yield
+pytestmark = pytest.mark.usefixtures("rendered_here")
 
 
 def cutting() -> Tokenizer:
