@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 from squelch.cluster.metrics import REGISTRY
 
@@ -77,9 +78,23 @@ class Annotation:
     color: str
 
 
-def stat(title: str, help: str, *queries: Query, unit: str = "short") -> Panel:
-    """A panel that shows the last value in large type."""
-    return Panel(title, help, queries, unit=unit, kind="stat")
+def row(title: str, page: str, *panels: Panel) -> Row:
+    """A titled row of panels, and the page that explains them."""
+    return Row(title, page, panels)
+
+
+def panel(title: str, help: str, *queries: Query, **options: Any) -> Panel:
+    """A panel of these queries; `options` as of `Panel`."""
+    return Panel(title, help, queries, **options)
+
+
+stat = partial(panel, kind="stat")
+"""A panel that shows the last value in large type."""
+amount = partial(panel, low=0)
+share = partial(panel, unit="percentunit", low=0, high=1)
+seconds = partial(panel, unit="s", low=0)
+size = partial(panel, unit="bytes", low=0)
+nats = partial(panel, unit="suffix: nats")
 
 
 def series(name: str, **labels: str) -> str:

@@ -6,7 +6,7 @@ rollout worker. The names are not in our registry, so a test looks them up in th
 
 from __future__ import annotations
 
-from squelch.deploy.boards.panel import Panel, Query, Row
+from squelch.deploy.boards.panel import Query, amount, row, seconds, share, size
 
 NO_RAY = "Prometheus does not scrape Ray"
 NO_GPU = f"{NO_RAY}, or its nodes have no GPU"
@@ -25,119 +25,83 @@ def _slowest(name: str) -> str:
     return f"histogram_quantile(0.9, sum by (le) (rate(ray_vllm_{name}_bucket[$__rate_interval])))"
 
 
-RAY = Row(
+RAY = row(
     "Ray",
     "guide/cluster.md",
-    (
-        Panel(
-            "Ray's actors",
-            "Actors of the whole Ray cluster by state.",
-            (Query('sum by (State) (ray_actors{Source="gcs"})', "{{State}}", NO_RAY),),
-            low=0,
-        ),
-        Panel(
-            "Memory and CPU of nodes",
-            "Share of each node's memory and CPU that is in use.",
-            (
-                Query("ray_node_mem_used / ray_node_mem_total", "memory, {{instance}}", NO_RAY),
-                Query("ray_node_cpu_utilization / 100", "CPU, {{instance}}", NO_RAY),
-            ),
-            unit="percentunit",
-            low=0,
-            high=1,
-        ),
-        Panel(
-            "Object store",
-            "Bytes in Ray's object store by where they are; spilled ones are on disk and slow.",
-            (Query("sum by (Location) (ray_object_store_memory)", "{{Location}}", NO_RAY),),
-            unit="bytes",
-            low=0,
-        ),
-        Panel(
-            "Memory by component",
-            "Resident bytes of Ray's components and of the actors, by kind, summed over the cluster.",
-            (Query("sum by (Component) (ray_component_rss_bytes)", "{{Component}}", NO_RAY),),
-            unit="bytes",
-            low=0,
-        ),
-        Panel(
-            "Ray's tasks",
-            "Calls of actors by state; many that wait for arguments or a node point to a full object store or cluster.",
-            (Query("sum by (State) (ray_tasks)", "{{State}}", NO_RAY),),
-            low=0,
-        ),
-        Panel(
-            "GPUs of nodes",
-            "Share of each GPU's time in use, and of its memory.",
-            (
-                Query("ray_node_gpus_utilization / 100", "{{instance}} GPU {{GpuIndex}}", NO_GPU),
-                Query(
-                    "ray_node_gram_used / (ray_node_gram_used + ray_node_gram_available)",
-                    "memory, {{instance}} GPU {{GpuIndex}}",
-                    NO_GPU,
-                ),
-            ),
-            unit="percentunit",
-            low=0,
-            high=1,
+    amount(
+        "Ray's actors",
+        "Actors of the whole Ray cluster by state.",
+        Query('sum by (State) (ray_actors{Source="gcs"})', "{{State}}", NO_RAY),
+    ),
+    share(
+        "Memory and CPU of nodes",
+        "Share of each node's memory and CPU that is in use.",
+        Query("ray_node_mem_used / ray_node_mem_total", "memory, {{instance}}", NO_RAY),
+        Query("ray_node_cpu_utilization / 100", "CPU, {{instance}}", NO_RAY),
+    ),
+    size(
+        "Object store",
+        "Bytes in Ray's object store by where they are; spilled ones are on disk and slow.",
+        Query("sum by (Location) (ray_object_store_memory)", "{{Location}}", NO_RAY),
+    ),
+    size(
+        "Memory by component",
+        "Resident bytes of Ray's components and of the actors, by kind, summed over the cluster.",
+        Query("sum by (Component) (ray_component_rss_bytes)", "{{Component}}", NO_RAY),
+    ),
+    amount(
+        "Ray's tasks",
+        "Calls of actors by state; many that wait for arguments or a node point to a full object store or cluster.",
+        Query("sum by (State) (ray_tasks)", "{{State}}", NO_RAY),
+    ),
+    share(
+        "GPUs of nodes",
+        "Share of each GPU's time in use, and of its memory.",
+        Query("ray_node_gpus_utilization / 100", "{{instance}} GPU {{GpuIndex}}", NO_GPU),
+        Query(
+            "ray_node_gram_used / (ray_node_gram_used + ray_node_gram_available)",
+            "memory, {{instance}} GPU {{GpuIndex}}",
+            NO_GPU,
         ),
     ),
 )
 
-VLLM = Row(
+VLLM = row(
     "vLLM",
     "guide/cluster.md",
-    (
-        Panel(
-            "Requests in the engines",
-            "Requests that each rollout worker's engine runs, and that wait in its queue.",
-            (
-                Query(_engines("sum", "num_requests_running"), "{{model_name}}, running", NO_VLLM),
-                Query(_engines("sum", "num_requests_waiting"), "{{model_name}}, waiting", NO_VLLM),
-            ),
-            low=0,
+    amount(
+        "Requests in the engines",
+        "Requests that each rollout worker's engine runs, and that wait in its queue.",
+        Query(_engines("sum", "num_requests_running"), "{{model_name}}, running", NO_VLLM),
+        Query(_engines("sum", "num_requests_waiting"), "{{model_name}}, waiting", NO_VLLM),
+    ),
+    share(
+        "KV cache",
+        "Share of each engine's KV cache in use; at 1 it preempts requests and computes them again.",
+        Query(_engines("max", "kv_cache_usage_perc"), "{{model_name}}", NO_VLLM),
+        Query(
+            f"{_engines('sum', 'prefix_cache_hits_total', rate=True)} / "
+            f"{_engines('sum', 'prefix_cache_queries_total', rate=True)}",
+            "{{model_name}}, prefix found",
+            NO_VLLM,
         ),
-        Panel(
-            "KV cache",
-            "Share of each engine's KV cache in use; at 1 it preempts requests and computes them again.",
-            (
-                Query(_engines("max", "kv_cache_usage_perc"), "{{model_name}}", NO_VLLM),
-                Query(
-                    f"{_engines('sum', 'prefix_cache_hits_total', rate=True)} / "
-                    f"{_engines('sum', 'prefix_cache_queries_total', rate=True)}",
-                    "{{model_name}}, prefix found",
-                    NO_VLLM,
-                ),
-            ),
-            unit="percentunit",
-            low=0,
-            high=1,
-        ),
-        Panel(
-            "Tokens of the engines",
-            "Tokens per second that each engine read and sampled.",
-            (
-                Query(_engines("sum", "prompt_tokens_total", rate=True), "{{model_name}}, read", NO_VLLM),
-                Query(_engines("sum", "generation_tokens_total", rate=True), "{{model_name}}, sampled", NO_VLLM),
-            ),
-            low=0,
-        ),
-        Panel(
-            "Latency of the engines",
-            "90th percentiles of the seconds that a request waits in the queue, and until its first token.",
-            (
-                Query(_slowest("request_queue_time_seconds"), "queue", NO_VLLM),
-                Query(_slowest("time_to_first_token_seconds"), "first token", NO_VLLM),
-                Query(_slowest("inter_token_latency_seconds"), "between tokens", NO_VLLM),
-            ),
-            unit="s",
-            low=0,
-        ),
-        Panel(
-            "Preemptions",
-            "Requests per second that an engine interrupted because its KV cache was full.",
-            (Query(_engines("sum", "num_preemptions_total", rate=True), "{{model_name}}", NO_PREEMPTION),),
-            low=0,
-        ),
+    ),
+    amount(
+        "Tokens of the engines",
+        "Tokens per second that each engine read and sampled.",
+        Query(_engines("sum", "prompt_tokens_total", rate=True), "{{model_name}}, read", NO_VLLM),
+        Query(_engines("sum", "generation_tokens_total", rate=True), "{{model_name}}, sampled", NO_VLLM),
+    ),
+    seconds(
+        "Latency of the engines",
+        "90th percentiles of the seconds that a request waits in the queue, and until its first token.",
+        Query(_slowest("request_queue_time_seconds"), "queue", NO_VLLM),
+        Query(_slowest("time_to_first_token_seconds"), "first token", NO_VLLM),
+        Query(_slowest("inter_token_latency_seconds"), "between tokens", NO_VLLM),
+    ),
+    amount(
+        "Preemptions",
+        "Requests per second that an engine interrupted because its KV cache was full.",
+        Query(_engines("sum", "num_preemptions_total", rate=True), "{{model_name}}", NO_PREEMPTION),
     ),
 )
