@@ -19,7 +19,7 @@ import squelch.actors.scorer.metrics
 import squelch.learner.decomposition.metrics
 import squelch.learner.metrics
 from squelch.actors.metrics.registry import Registry
-from squelch.actors.metrics.specification import MetricSpec, Section, Table, gauge, product
+from squelch.actors.metrics.specification import MetricSpec, Section, Table, counter, gauge, product
 from squelch.actors.play.metrics import FAILURES
 
 STEP_BUCKETS = (0.5, 1.0, 2.0, 3.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 2560.0)
@@ -69,19 +69,12 @@ METRICS: Table = {
     Section.PROGRESS: (
         gauge("squelch_step", "step", "Training step that finished last"),
         gauge("squelch_planned_steps", "total_steps", "Planned training steps"),
-        gauge(
-            "squelch_last_step_timestamp_seconds",
-            "time",
-            "Unix time at which the last training step finished",
-            unit="seconds",
-        ),
+        gauge("squelch_last_step_timestamp_seconds", "time", "Unix time at which the last training step finished"),
         gauge("squelch_policy_version", "policy_version", "Policy version published last"),
-        MetricSpec(
+        counter(
             "squelch_tokens_total",
-            "counter",
-            "Tokens of training trajectories: sampled, in total (fed ones included), learned from",
             "tokens/{kind}",
-            ("kind",),
+            "Tokens of training trajectories: sampled, in total (fed ones included), learned from",
             product(("sampled", "total", "trained")),
         ),
         gauge("squelch_tokens_per_second", "tokens/per_second", "Sampled tokens per wall second of the last step"),
@@ -92,22 +85,17 @@ METRICS: Table = {
         ),
         gauge("squelch_validation_success_low_ratio", "validation/success_low", "Lower end of its 95% interval"),
         gauge("squelch_validation_success_high_ratio", "validation/success_high", "Upper end of its 95% interval"),
-        MetricSpec(
+        gauge(
             "squelch_environment_validation_success_ratio",
-            "gauge",
-            "Success on the fixed validation tasks of each of several environments",
             "environment/validation/{environment}",
-            ("environment",),
-            open=True,
+            "Success on the fixed validation tasks of each of several environments",
         ),
         gauge("squelch_validation_best_ratio", "validation/best", "Best validation success so far"),
-        MetricSpec(
+        gauge(
             "squelch_validation_gain_ratio",
-            "gauge",
+            {"gain": ("mean",), "gain_low": ("low",), "gain_high": ("high",)},
             "Gain in validation success over the first validation, on the same tasks, with its 95% interval",
             labels=("bound",),
-            seeds=product(("mean", "low", "high")),
-            keys={"gain": ("mean",), "gain_low": ("low",), "gain_high": ("high",)},
         ),
         gauge(
             "squelch_validation_failed_tasks",
@@ -130,12 +118,10 @@ METRICS: Table = {
             "gaming/success_gain",
             "Gain of validation success over the last three validations, paired by task",
         ),
-        MetricSpec(
+        gauge(
             "squelch_validations_gain_interval_ratio",
-            "gauge",
-            "Its 95% interval",
             "gaming/success_gain_{bound}",
-            ("bound",),
+            "Its 95% interval",
             product(("low", "high")),
         ),
         gauge(
@@ -163,121 +149,84 @@ METRICS: Table = {
             "histogram",
             "Wall seconds of a training step",
             "seconds/step",
-            unit="seconds",
             buckets=STEP_BUCKETS,
         ),
-        MetricSpec(
+        gauge(
             "squelch_step_part_seconds",
-            "gauge",
+            "seconds/{part}",
             "Wall seconds of each part of a step when it last happened; parts may overlap",
-            "seconds/{part}",
-            ("part",),
             product(PARTS),
             open=True,
-            unit="seconds",
         ),
-        MetricSpec(
+        counter(
             "squelch_part_seconds_total",
-            "counter",
-            "Wall seconds by part; parts may overlap",
             "seconds/{part}",
-            ("part",),
+            "Wall seconds by part; parts may overlap",
             product(PARTS),
             open=True,
-            unit="seconds",
         ),
-        MetricSpec(
+        counter(
             "squelch_wait_seconds_total",
-            "counter",
-            "Seconds that one actor waited for another",
             "wait/{waiter}/{waited_for}",
-            ("waiter", "waited_for"),
+            "Seconds that one actor waited for another",
             tuple(("coordinator", actor) for actor in (*WAITED_FOR.values(), "scorer")),
             open=True,
-            unit="seconds",
         ),
     ),
     Section.HEALTH: (
         gauge("squelch_staleness_max_versions", "staleness_max", "Largest staleness among the step's groups, versions"),
         gauge("squelch_staleness_mean_versions", "staleness_mean", "Mean staleness of the step's groups, versions"),
-        MetricSpec("squelch_staleness_limit_versions", "gauge", "The setting loop.max_staleness, versions"),
-        MetricSpec(
-            "squelch_weight_parity_limit_nats",
-            "gauge",
-            "Bound on the parity that a rollout worker accepts, nats",
-            unit="nats",
-        ),
-        MetricSpec(
+        gauge("squelch_staleness_limit_versions", "", "The setting loop.max_staleness, versions"),
+        gauge("squelch_weight_parity_limit_nats", "", "Bound on the parity that a rollout worker accepts, nats"),
+        gauge(
             "squelch_tickets",
-            "gauge",
-            "Tickets by state: issued is the sum of the others",
             "ledger/{state}",
-            ("state",),
+            "Tickets by state: issued is the sum of the others",
             product(LEDGER_STATES),
         ),
-        MetricSpec(
+        gauge(
             "squelch_oldest_ticket_timestamp_seconds",
-            "gauge",
+            "",
             "Unix time since which the oldest ticket of an open state has been in it; NaN if the state has no ticket",
+            product(OPEN_STATES),
             labels=("state",),
-            seeds=product(OPEN_STATES),
-            unit="seconds",
         ),
-        MetricSpec(
+        gauge(
             "squelch_ended_tickets",
-            "gauge",
-            "Tickets that ended untrained, by state and reason",
             "ledger/{state}/{reason}",
-            ("state", "reason"),
+            "Tickets that ended untrained, by state and reason",
             (*product(("dropped",), DROP_REASONS), *product(("failed",), (*FAILURES, "refused_by_learner"))),
             open=True,
         ),
-        MetricSpec(
+        gauge(
             "squelch_actor_up",
-            "gauge",
-            "1 while an actor answers its health check, 0 once it is lost; one that is starting has no series",
             "up/{actor}",
-            ("actor",),
-            open=True,
+            "1 while an actor answers its health check, 0 once it is lost; one that is starting has no series",
         ),
-        MetricSpec(
+        gauge(
             "squelch_actor_state",
-            "gauge",
+            "",
             "1 for the present state of a rollout worker or environment actor, else 0",
             labels=("actor", "state"),
-            open=True,
         ),
-        MetricSpec(
-            "squelch_actor_restarts_total",
-            "counter",
-            "Restarts of an actor",
-            "restarts/{actor}",
-            ("actor",),
-            open=True,
-        ),
-        MetricSpec(
+        counter("squelch_actor_restarts_total", "restarts/{actor}", "Restarts of an actor"),
+        gauge(
             "squelch_without_progress_seconds",
-            "gauge",
+            "",
             "Seconds with a processor since a busy actor last showed progress; cluster.hung_after_s ends it",
             labels=("actor",),
-            open=True,
-            unit="seconds",
         ),
-        MetricSpec(
+        gauge(
             "squelch_wanted_members",
-            "gauge",
-            "Rollout workers and environment actors that the run should have",
             "wanted/{kind}",
-            ("kind",),
+            "Rollout workers and environment actors that the run should have",
             product(MEMBER_KINDS),
         ),
-        MetricSpec(
+        counter(
             "squelch_scalings_total",
-            "counter",
+            "scalings/{kind}/{direction}/{by}",
             "Changes of those numbers, by who made them: a command, rollout.count=auto, the announced loss of a node, "
             "or a member that could not be started",
-            "scalings/{kind}/{direction}/{by}",
-            ("kind", "direction", "by"),
             product(MEMBER_KINDS, ("up", "down"), ("command", "auto", "preemption", "failure")),
         ),
         gauge(
@@ -289,29 +238,22 @@ METRICS: Table = {
             "squelch_queue_age_seconds",
             "scaling/queue_age",
             "Seconds that the last step's groups, all of them, waited for the learner",
-            unit="seconds",
         ),
-        MetricSpec(
+        counter(
             "squelch_recovered_steps_total",
-            "counter",
-            "Training steps that were replayed because learner ranks were lost",
             "recovery/steps",
+            "Training steps that were replayed because learner ranks were lost",
         ),
-        gauge("squelch_store_lag_seconds", "", "Age of the newest state that is whole in the store", unit="seconds"),
-        MetricSpec("squelch_store_failures_total", "counter", "Uploads to the store that failed"),
-        MetricSpec(
-            "squelch_disk_free_bytes", "gauge", "Free bytes of the disk that holds the run's folder", unit="bytes"
-        ),
-        MetricSpec("squelch_disk_size_bytes", "gauge", "Size of that disk", unit="bytes"),
-        MetricSpec(
-            "squelch_build_info", "gauge", "Always 1; the labels say what runs", labels=("version", "python"), open=True
-        ),
-        MetricSpec(
+        gauge("squelch_store_lag_seconds", "", "Age of the newest state that is whole in the store"),
+        counter("squelch_store_failures_total", "", "Uploads to the store that failed"),
+        gauge("squelch_disk_free_bytes", "", "Free bytes of the disk that holds the run's folder"),
+        gauge("squelch_disk_size_bytes", "", "Size of that disk"),
+        gauge("squelch_build_info", "", "Always 1; the labels say what runs", labels=("version", "python")),
+        gauge(
             "squelch_run_info",
-            "gauge",
+            "",
             "Always 1; the labels say which run this is",
             labels=("run", "environment", "filter"),
-            open=True,
         ),
     ),
 }

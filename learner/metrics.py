@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 PARTS = ("fetch", "prepare", "forward_backward", "optimizer", "recompute", "reference", "critic")
 
 
-def _learner(name: str, key: str, help: str, *, unit: str = "") -> MetricSpec:
-    return gauge(f"squelch_learner_{name}", f"learner/{key}", help, unit=unit)
+def _learner(name: str, key: str, help: str) -> MetricSpec:
+    return gauge(f"squelch_learner_{name}", f"learner/{key}", help)
 
 
 METRICS: Table = {
@@ -27,36 +27,32 @@ METRICS: Table = {
         ),
     ),
     Section.TIME: (
-        MetricSpec(
+        gauge(
             "squelch_learner_part_seconds",
-            "gauge",
-            "Seconds of each part of the learner's last step",
             "learner_seconds/{part}",
-            ("part",),
+            "Seconds of each part of the learner's last step",
             product(PARTS),
             open=True,
-            unit="seconds",
         ),
     ),
     Section.LEARNER: (
         _learner("loss", "loss", "Loss of the last step, including the loss scale"),
         _learner("policy_loss", "policy_loss", "Policy term of the loss, without the loss scale"),
-        _learner("entropy_nats", "entropy", "Entropy of the policy, nats per token", unit="nats"),
-        _learner("kl_nats", "kl", "KL to the reference policy, nats per token; NaN when it is off", unit="nats"),
+        _learner("entropy_nats", "entropy", "Entropy of the policy, nats per token"),
+        _learner("kl_nats", "kl", "KL to the reference policy, nats per token; NaN when it is off"),
         _learner("ratio_mean", "ratio_mean", "Mean probability ratio to the anchor"),
         _learner("ratio_max", "ratio_max", "Largest probability ratio to the anchor"),
         _learner("clip_low_ratio", "clip_fraction_low", "Share of tokens clipped from below"),
         _learner("clip_high_ratio", "clip_fraction_high", "Share of tokens clipped from above"),
         _learner("grad_norm", "grad_norm", "Norm of the gradient before clipping"),
         _learner("learning_rate", "learning_rate", "Learning rate"),
-        _learner("mismatch_nats", "mismatch_abs", "Mean |log p(learner) - log p(rollout)| at step start", unit="nats"),
+        _learner("mismatch_nats", "mismatch_abs", "Mean |log p(learner) - log p(rollout)| at step start"),
         _learner(
             "mismatch_on_policy_nats",
             "mismatch_on_policy",
             "The same of tokens that the learner's present version sampled; NaN without any",
-            unit="nats",
         ),
-        _learner("mismatch_k3_nats", "mismatch_k3", "KL(sampler || learner) at step start, k3 estimator", unit="nats"),
+        _learner("mismatch_k3_nats", "mismatch_k3", "KL(sampler || learner) at step start, k3 estimator"),
         _learner(
             "mismatch_outside_ratio",
             "mismatch_outside",
@@ -92,17 +88,14 @@ METRICS: Table = {
         ),
     ),
     Section.HEALTH: (
-        MetricSpec(
+        gauge(
             "squelch_publish_seconds",
-            "gauge",
+            "publish/seconds_{part}",
             "Seconds that the learner took at the last publication to gather the weights from the shards (gathered) "
             "and to store them in the object store (sent)",
-            "publish/seconds_{part}",
-            ("part",),
             product(("gathered", "sent")),
-            unit="seconds",
         ),
-        gauge("squelch_weight_bundle_bytes", "weights/bytes", "Bytes of one version of the weights", unit="bytes"),
+        gauge("squelch_weight_bundle_bytes", "weights/bytes", "Bytes of one version of the weights"),
     ),
 }
 

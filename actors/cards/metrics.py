@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
 from squelch.actors.cards.records import CardUse, Operations
-from squelch.actors.metrics.specification import MetricSpec, Section, Table, product
+from squelch.actors.metrics.specification import Section, Table, gauge, product
 
 LEARNED = ("forward_backward", "train", "step")
 """Parts with the learner's passes: the passes alone, the whole call of the learner, the step's wall time."""
@@ -21,51 +21,38 @@ MEMORY = ("used", "total", "own")
 
 METRICS: Table = {
     Section.TIME: (
-        MetricSpec(
+        gauge(
             "squelch_operations_per_second",
-            "gauge",
+            "operations/{part}/{kind}",
             "Floating-point operations per second of the last step's matrix products, attention's apart: in the "
             "learner's passes, in its call, while engines sample, and over the step's wall time",
-            "operations/{part}/{kind}",
-            ("part", "kind"),
             SERIES,
         ),
-        MetricSpec(
+        gauge(
             "squelch_mfu_ratio",
-            "gauge",
+            "mfu/{part}/{kind}",
             "These as a share of the peak of the cards on which the part runs (MFU); NaN on CPUs, and on cards without "
             "a row in actors/cards/peaks.py",
-            "mfu/{part}/{kind}",
-            ("part", "kind"),
             SERIES,
         ),
-        MetricSpec(
+        gauge(
             "squelch_actor_tokens_per_second",
-            "gauge",
+            "tokens_per_second/{part}",
             "Tokens of the last step per second of work: sampled ones while an engine samples (rollout; validation's "
             "time counts, its tokens do not), learned ones while the learner trains (train)",
-            "tokens_per_second/{part}",
-            ("part",),
             product(("rollout", "train")),
         ),
-        MetricSpec(
+        gauge(
             "squelch_gpu_busy_ratio",
-            "gauge",
+            "gpu/{actor}/busy",
             "Share of the time since the last step in which any process used the card of a learner rank or rollout "
             "worker (NVML)",
-            "gpu/{actor}/busy",
-            ("actor",),
-            open=True,
         ),
-        MetricSpec(
+        gauge(
             "squelch_gpu_memory_bytes",
-            "gauge",
+            "gpu/{actor}/memory_{what}",
             "Memory of that card: used by all processes, in total, and what the actor holds (by NVML, or torch's "
             "largest reservation where NVML does not show this process)",
-            "gpu/{actor}/memory_{what}",
-            ("actor", "what"),
-            open=True,
-            unit="bytes",
         ),
     ),
 }

@@ -31,16 +31,16 @@ LINK_KEYS = (
 """The metrics of `actors.diagnosis.links.LinksEvaluation`."""
 
 
-def scoped(name: str, key: str, help: str, *, unit: str = "") -> MetricSpec:
+def scoped(name: str, key: str, help: str) -> MetricSpec:
     """A proxy of Table 1 with one series per turn scope."""
-    return MetricSpec(name, "gauge", help, "{scope}/" + key, ("scope",), product(SCOPES), unit=unit)
+    return gauge(name, "{scope}/" + key, help, product(SCOPES))
 
 
-def _interval(name: str, key: str, metric: str, *, unit: str = "") -> MetricSpec:
+def _interval(name: str, key: str, metric: str) -> MetricSpec:
     """The 95% interval of a proxy over prompts, with one series per scope and end."""
     seeds = product(SCOPES, ("low", "high"))
     help = f"95% interval of {metric} over prompts; NaN below 6 distinct prompts"
-    return MetricSpec(name, "gauge", help, "{scope}/" + key + "_{bound}", ("scope", "bound"), seeds, unit=unit)
+    return gauge(name, "{scope}/" + key + "_{bound}", help, seeds)
 
 
 METRICS: Table = {
@@ -49,67 +49,45 @@ METRICS: Table = {
             "squelch_retrieval_accuracy_ratio", "retrieval_accuracy", "Share of reasonings best explained by their X"
         ),
         scoped("squelch_retrieval_chance_ratio", "retrieval_chance", "Retrieval accuracy of reasoning that ignores X"),
-        MetricSpec(
+        gauge(
             "squelch_recall_ratio",
-            "gauge",
-            "Share of reasonings whose own X is among the k that explain them best; NaN below k + 1 prompts",
             "{scope}/recall@{k}",
-            ("scope", "k"),
+            "Share of reasonings whose own X is among the k that explain them best; NaN below k + 1 prompts",
             product(SCOPES, ("2", "4", "8")),
         ),
-        scoped("squelch_mi_est_nats", "mi_est", "MI-Est (Table 1): matched less marginal, nats per token", unit="nats"),
-        scoped("squelch_mi_seq_est_nats", "mi_seq_est", "MI-Seq-Est (Table 1): nats per sequence", unit="nats"),
+        scoped("squelch_mi_est_nats", "mi_est", "MI-Est (Table 1): matched less marginal, nats per token"),
+        scoped("squelch_mi_seq_est_nats", "mi_seq_est", "MI-Seq-Est (Table 1): nats per sequence"),
         scoped("squelch_mi_zscore", "mi_zscore", "MI-ZScore (Table 1): MI-Est / batch std of the marginals"),
         scoped("squelch_mi_zscore_ema", "mi_zscore_ema", "MI-ZScore-EMA (Table 1): the std is a moving average"),
-        scoped(
-            "squelch_conditional_entropy_nats",
-            "conditional_entropy",
-            "H(Z|X): reasoning given X, nats per token",
-            unit="nats",
-        ),
-        scoped("squelch_marginal_entropy_nats", "marginal_entropy", "H(Z): reasoning, nats per token", unit="nats"),
-        scoped(
-            "squelch_mi_upper_bound_nats",
-            "upper_bound",
-            "Largest possible MI-Seq-Est: entropy of the prompts",
-            unit="nats",
-        ),
+        scoped("squelch_conditional_entropy_nats", "conditional_entropy", "H(Z|X): reasoning given X, nats per token"),
+        scoped("squelch_marginal_entropy_nats", "marginal_entropy", "H(Z): reasoning, nats per token"),
+        scoped("squelch_mi_upper_bound_nats", "upper_bound", "Largest possible MI-Seq-Est: entropy of the prompts"),
         _interval(
             "squelch_retrieval_accuracy_interval_ratio", "retrieval_accuracy", "squelch_retrieval_accuracy_ratio"
         ),
-        MetricSpec(
+        gauge(
             "squelch_recall_interval_ratio",
-            "gauge",
-            "95% interval of squelch_recall_ratio over prompts; NaN below 6 distinct prompts",
             "{scope}/recall@{k}_{bound}",
-            ("scope", "k", "bound"),
+            "95% interval of squelch_recall_ratio over prompts; NaN below 6 distinct prompts",
             product(SCOPES, ("2", "4", "8"), ("low", "high")),
         ),
-        _interval("squelch_mi_est_interval_nats", "mi_est", "squelch_mi_est_nats", unit="nats"),
-        _interval("squelch_mi_seq_est_interval_nats", "mi_seq_est", "squelch_mi_seq_est_nats", unit="nats"),
+        _interval("squelch_mi_est_interval_nats", "mi_est", "squelch_mi_est_nats"),
+        _interval("squelch_mi_seq_est_interval_nats", "mi_seq_est", "squelch_mi_seq_est_nats"),
         _interval("squelch_mi_zscore_interval", "mi_zscore", "squelch_mi_zscore"),
         _interval("squelch_mi_zscore_ema_interval", "mi_zscore_ema", "squelch_mi_zscore_ema"),
         _interval(
-            "squelch_conditional_entropy_interval_nats",
-            "conditional_entropy",
-            "squelch_conditional_entropy_nats",
-            unit="nats",
+            "squelch_conditional_entropy_interval_nats", "conditional_entropy", "squelch_conditional_entropy_nats"
         ),
-        _interval(
-            "squelch_marginal_entropy_interval_nats", "marginal_entropy", "squelch_marginal_entropy_nats", unit="nats"
-        ),
+        _interval("squelch_marginal_entropy_interval_nats", "marginal_entropy", "squelch_marginal_entropy_nats"),
         scoped(
             "squelch_mi_seq_est_standard_error_nats",
             "mi_seq_est_standard_error",
             "Standard error of MI-Seq-Est over prompts",
-            unit="nats",
         ),
-        MetricSpec(
+        gauge(
             "squelch_dependence_p_value",
-            "gauge",
-            "p-value: share of random assignments of prompts to reasonings that reach the observed value, 0.001 to 1",
             "{scope}/{figure}_p_value",
-            ("scope", "figure"),
+            "p-value: share of random assignments of prompts to reasonings that reach the observed value, 0.001 to 1",
             product(SCOPES, TESTED),
         ),
         scoped(
@@ -117,35 +95,26 @@ METRICS: Table = {
             "retrieval_accuracy_null_95",
             "95% point of the null distribution of the retrieval accuracy",
         ),
+        scoped("squelch_mi_est_null_nats", "mi_est_null_95", "95% point of the null distribution of MI-Est"),
         scoped(
-            "squelch_mi_est_null_nats", "mi_est_null_95", "95% point of the null distribution of MI-Est", unit="nats"
-        ),
-        scoped(
-            "squelch_mi_seq_est_null_nats",
-            "mi_seq_est_null_95",
-            "95% point of the null distribution of MI-Seq-Est",
-            unit="nats",
+            "squelch_mi_seq_est_null_nats", "mi_seq_est_null_95", "95% point of the null distribution of MI-Seq-Est"
         ),
         scoped(
             "squelch_prompts_needed",
             "prompts_needed",
             "Distinct prompts needed for an MI-Est interval of half width scorer.half_width",
         ),
-        MetricSpec(
+        gauge(
             "squelch_reasoning_regime",
-            "gauge",
-            "1 for the present regime of the reasoning (docs/guide/reasoning.md), else 0",
             "{scope}/regime/{regime}",
-            ("scope", "regime"),
+            "1 for the present regime of the reasoning (docs/guide/reasoning.md), else 0",
             product(SCOPES, REGIMES),
         ),
-        MetricSpec(
+        gauge(
             "squelch_judge_ratio",
-            "gauge",
+            "judge/{figure}",
             "Environments with a judge, first turns: share of reasonings that make claims about the task, that make "
             "only true ones, and whose claims are all true of another task of the step",
-            "judge/{figure}",
-            ("figure",),
             product(("names", "right", "right_elsewhere")),
         ),
         gauge(
@@ -160,14 +129,12 @@ METRICS: Table = {
             "judge/true_share",
             "Share of true ones among the first-turn reasonings that state anything, a mean over the last two scorer "
             "steps in which several do; NaN before them, or without a judge",
-            unit="ratio",
         ),
         gauge(
             "squelch_judge_least_true_share",
             "judge/least_true",
             "Half of the run's baseline: while the share of true ones is below it, the reasoning counts as untrue. The "
             "baseline is the median of the run's first three shares",
-            unit="ratio",
         ),
         gauge(
             "squelch_dependence_alarm",
@@ -177,13 +144,11 @@ METRICS: Table = {
         gauge(
             "squelch_dependence_falling_since_step", "alarm/since", "Last step before the fall; NaN without an alarm"
         ),
-        MetricSpec(
+        gauge(
             "squelch_probe_alarm",
-            "gauge",
+            "probe/alarm/{figure}",
             "Fixed probe: 1 while the reasoning tells less about its task (mi), or the answer follows less from the "
             "reasoning (dependence), than at the run's best level",
-            "probe/alarm/{figure}",
-            ("figure",),
             product(("mi", "dependence")),
         ),
         gauge("squelch_dependence_cusum", "alarm/cusum", "The alarm's statistic; it is raised above 4"),

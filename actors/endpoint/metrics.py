@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from squelch.actors.metrics.specification import MetricSpec, Section, Table, product
+from squelch.actors.metrics.specification import Section, Table, counter
 
 if TYPE_CHECKING:
     from squelch.actors.records import GroupSummary
@@ -15,21 +15,16 @@ OUTCOMES = {"calls": "sampled", "retries": "retried", "refused": "refused"}
 
 METRICS: Table = {
     Section.HEALTH: (
-        MetricSpec(
+        counter(
             "squelch_agent_calls_total",
-            "counter",
+            {f"agents/{name}": (outcome,) for name, outcome in OUTCOMES.items()},
             "Calls of agents: sampled, retries that got an earlier answer, and refused",
             labels=("outcome",),
-            seeds=product(OUTCOMES.values()),
-            keys={f"agents/{name}": (outcome,) for name, outcome in OUTCOMES.items()},
         ),
-        MetricSpec(
+        counter(
             "squelch_agent_fields_total",
-            "counter",
-            "Calls of agents with a field that was taken otherwise than asked, or is not known",
             "agents/{treatment}/{field}",
-            ("treatment", "field"),
-            open=True,
+            "Calls of agents with a field that was taken otherwise than asked, or is not known",
         ),
     ),
 }

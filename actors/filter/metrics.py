@@ -23,30 +23,26 @@ REWARD_MEANS = {"reward_mean": ("all",), "reward_mean_kept": ("kept",), "reward_
 
 def _of_environments(name: str, key: str, help: str) -> MetricSpec:
     """A gauge of each of a run's several environments; a run of one has none."""
-    return MetricSpec(name, "gauge", help, f"environment/{key}/{{environment}}", ("environment",), open=True)
+    return gauge(name, f"environment/{key}/{{environment}}", help)
 
 
 METRICS = {
     Section.LEARNING: (
-        MetricSpec(
+        gauge(
             "squelch_reward_mean",
-            "gauge",
+            REWARD_MEANS,
             "Mean episode return, without format penalty, of all, kept and dropped groups",
             labels=("groups",),
-            seeds=product(("all", "kept", "dropped")),
-            keys=REWARD_MEANS,
         ),
     ),
     Section.FILTER: (
         gauge(
             "squelch_reward_variance_mean", "reward_variance_mean", "Mean over groups of the reward variance (ddof 1)"
         ),
-        MetricSpec(
+        gauge(
             "squelch_reward_variance_groups",
-            "gauge",
-            "Groups of the last step whose reward variance is at most `up_to`: a cumulative histogram",
             "reward_variance_up_to/{up_to}",
-            ("up_to",),
+            "Groups of the last step whose reward variance is at most `up_to`: a cumulative histogram",
             product(VARIANCE_BANDS),
         ),
         gauge(
@@ -56,22 +52,13 @@ METRICS = {
         ),
         gauge("squelch_kept_groups_ratio", "kept_fraction", "Share of the window's groups that was kept"),
         gauge("squelch_window_groups", "num_groups", "Groups that the filter ranked in the step"),
-        MetricSpec(
+        gauge(
             "squelch_step_groups",
-            "gauge",
+            _BY_DECISION,
             "Groups of the last step by decision of the filter",
             labels=("decision",),
-            seeds=product(DECISIONS),
-            keys=_BY_DECISION,
         ),
-        MetricSpec(
-            "squelch_groups_total",
-            "counter",
-            "Groups by decision of the filter",
-            labels=("decision",),
-            seeds=product(DECISIONS),
-            keys=_BY_DECISION,
-        ),
+        counter("squelch_groups_total", _BY_DECISION, "Groups by decision of the filter", labels=("decision",)),
         gauge(
             "squelch_zero_variance_groups", "zero_variance_groups", "Groups of the last step without reward variance"
         ),
@@ -99,29 +86,16 @@ METRICS = {
             "kinds/oldest_steps",
             "Steps since the kind that has waited longest was last kept",
         ),
-        MetricSpec(
+        gauge(
             "squelch_kind_kept_ratio",
-            "gauge",
-            "Share of a kind's groups that was kept, over the last filter.kind_window groups; NaN if it was not played",
             "kinds/kept/{kind}",
-            ("kind",),
-            open=True,
+            "Share of a kind's groups that was kept, over the last filter.kind_window groups; NaN if it was not played",
         ),
-        MetricSpec(
-            "squelch_kind_starved_steps",
-            "gauge",
-            "Steps since a kind of task was last kept",
-            "kinds/age/{kind}",
-            ("kind",),
-            open=True,
-        ),
-        MetricSpec(
+        gauge("squelch_kind_starved_steps", "kinds/age/{kind}", "Steps since a kind of task was last kept"),
+        gauge(
             "squelch_kind_success_ratio",
-            "gauge",
-            "Success of a kind's groups over the last filter.kind_window groups",
             "kinds/success/{kind}",
-            ("kind",),
-            open=True,
+            "Success of a kind's groups over the last filter.kind_window groups",
         ),
         _of_environments("squelch_environment_groups", "groups", "Groups of the last step, of each environment"),
         _of_environments(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from squelch.actors.filter.metrics import mean
 from squelch.actors.filter.policy_variance import FEWEST, STANDARD_ERRORS, are_replayed, policy_variance, standard_error
 from squelch.actors.filter.scores import ZERO, sample_variance
-from squelch.actors.metrics.specification import MetricSpec, Section, Table, counter, gauge, product
+from squelch.actors.metrics.specification import Section, Table, counter, gauge
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,19 +45,16 @@ METRICS: Table = {
             "Mean return of replays minus that of the original trajectories; 0 in expectation if plans do not react",
         ),
         gauge("squelch_replay_gap_error", "replay_gap_error", "Standard error of that difference, over groups"),
-        MetricSpec(
+        counter(
             "squelch_replays_total",
-            "counter",
+            {"replays": ("finished",), "replays_failed": ("failed",)},
             "Replays of trajectories under fresh environment noise, by outcome",
             labels=("outcome",),
-            seeds=product(("finished", "failed")),
-            keys={"replays": ("finished",), "replays_failed": ("failed",)},
         ),
         counter(
             "squelch_replay_seconds_total",
             "replay_seconds",
             "Seconds that replays waited for their environment, summed over trajectories",
-            unit="seconds",
         ),
     ),
 }

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Literal
 
 from squelch.actors.lookup import nearest
@@ -49,7 +50,6 @@ class MetricSpec:
     """Whether label values other than the seeds are accepted (workers, reasons)."""
     keys: Mapping[str, LabelValues] = field(default_factory=dict)
     """Flat keys that follow no pattern, each with its label values."""
-    unit: str = ""
     buckets: tuple[float, ...] = ()
 
     def flat_keys(self) -> dict[str, LabelValues]:
@@ -87,14 +87,32 @@ Table = Mapping[Section, tuple[MetricSpec, ...]]
 """The metrics that one component declares, by section."""
 
 
-def gauge(name: str, key: str, help: str, *, unit: str = "") -> MetricSpec:
-    """One series, set by a flat key."""
-    return MetricSpec(name, "gauge", help, key, unit=unit)
+def _scalar(
+    kind: Kind,
+    name: str,
+    key: str | Mapping[str, LabelValues],
+    help: str,
+    seeds: tuple[LabelValues, ...] = (),
+    *,
+    labels: tuple[str, ...] = (),
+    open: bool = False,
+) -> MetricSpec:
+    """A metric.
+
+    Args:
+        key: its flat key, whose `{label}`s are its labels; or its flat keys that follow no pattern, each with its label
+            values; or empty.
+        seeds: label values present from the start. Without them a metric with labels is open.
+        labels: of a metric without such a pattern.
+    """
+    if not isinstance(key, str):
+        return MetricSpec(name, kind, help, labels=labels, seeds=tuple(key.values()), keys=key)
+    labels = labels or tuple(re.findall(r"\{(\w+)\}", key))
+    return MetricSpec(name, kind, help, key, labels, seeds, open or (bool(labels) and not seeds))
 
 
-def counter(name: str, key: str, help: str, *, unit: str = "") -> MetricSpec:
-    """One series, added to by a flat key."""
-    return MetricSpec(name, "counter", help, key, unit=unit)
+gauge, counter = partial(_scalar, "gauge"), partial(_scalar, "counter")
+"""A gauge or a counter: its name, flat key or keys, help and seeds (`_scalar`)."""
 
 
 def product(*values: Iterable[str]) -> tuple[LabelValues, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
 from squelch.actors.failures import FailureCause
-from squelch.actors.metrics.specification import MetricSpec, Section, Table, gauge, product
+from squelch.actors.metrics.specification import MetricSpec, Section, Table, counter, gauge, product
 
 if TYPE_CHECKING:
     from squelch.actors.records import GroupSummary
@@ -27,54 +27,39 @@ FAILURES = tuple(cause.value for cause in FailureCause if cause is not FailureCa
 def _of_turn(name: str, key: str, help: str) -> MetricSpec:
     """A gauge of each of the first turns."""
     turns = product(tuple(str(turn + 1) for turn in range(SHOWN_TURNS)))
-    return MetricSpec(
-        name, "gauge", f"{help}; NaN for a turn that none reached", f"turns/{key}/{{turn}}", ("turn",), turns
-    )
+    return gauge(name, f"turns/{key}/{{turn}}", f"{help}; NaN for a turn that none reached", turns)
 
 
 METRICS: Table = {
     Section.PROGRESS: (
-        MetricSpec(
+        counter(
             "squelch_trajectories_total",
-            "counter",
+            {"trajectories": ("finished",), "trajectories_failed": ("failed",)},
             "Training trajectories that ended, by outcome",
             labels=("outcome",),
-            seeds=product(("finished", "failed")),
-            keys={"trajectories": ("finished",), "trajectories_failed": ("failed",)},
         ),
     ),
     Section.LEARNING: (
         gauge("squelch_success_ratio", "success", "Success of the step's training trajectories, before the filter"),
-        MetricSpec(
+        gauge(
             "squelch_environment_success_ratio",
-            "gauge",
-            "Success of the step's training trajectories of each of several environments, before the filter",
             "environment/success/{environment}",
-            ("environment",),
-            open=True,
+            "Success of the step's training trajectories of each of several environments, before the filter",
         ),
-        MetricSpec(
+        gauge(
             "squelch_environment_format_valid_ratio",
-            "gauge",
-            "Share of well-formed turns of each of several environments",
             "environment/format/{environment}",
-            ("environment",),
-            open=True,
+            "Share of well-formed turns of each of several environments",
         ),
-        MetricSpec(
+        gauge(
             "squelch_environment_turns_mean",
-            "gauge",
-            "Mean turns per trajectory of each of several environments",
             "environment/turns/{environment}",
-            ("environment",),
-            open=True,
+            "Mean turns per trajectory of each of several environments",
         ),
-        MetricSpec(
+        gauge(
             "squelch_tasks_ratio",
-            "gauge",
-            "Share of the step's groups in which no, some or all trajectories succeed",
             "tasks_{band}",
-            ("band",),
+            "Share of the step's groups in which no, some or all trajectories succeed",
             product(BANDS),
         ),
         gauge("squelch_format_valid_ratio", "format_validity", "Share of turns that are well formed"),
@@ -82,20 +67,17 @@ METRICS: Table = {
             "squelch_reasoning_length_tokens",
             "reasoning_length",
             "Mean reasoning tokens per turn; all tokens of a turn whose reasoning was never closed",
-            unit="tokens",
         ),
-        MetricSpec(
+        gauge(
             "squelch_turns_cut_ratio",
-            "gauge",
-            "Share of turns that reached sampling.max_tokens_per_turn, in their reasoning or after it",
             "turns_cut/{where}",
-            ("where",),
+            "Share of turns that reached sampling.max_tokens_per_turn, in their reasoning or after it",
             product(CUT_IN),
         ),
         gauge(
             "squelch_format_penalty_mean", "format_penalty_mean", "Mean format penalty per trajectory, 0 or negative"
         ),
-        gauge("squelch_rollout_entropy_nats", "rollout_entropy", "Mean surprisal of sampled tokens", unit="nats"),
+        gauge("squelch_rollout_entropy_nats", "rollout_entropy", "Mean surprisal of sampled tokens"),
         gauge("squelch_turns_mean", "turns_per_trajectory", "Mean turns per trajectory"),
         _of_turn("squelch_turn_reached_ratio", "reached", "Share of the step's trajectories that had this turn"),
         _of_turn("squelch_turn_success_ratio", "success", "Success of the step's trajectories that had this turn"),
@@ -109,12 +91,10 @@ METRICS: Table = {
         _of_turn("squelch_turn_kept_ratio", "kept", "Share of the trajectories with this turn that are in kept groups"),
     ),
     Section.HEALTH: (
-        MetricSpec(
+        counter(
             "squelch_trajectory_failures_total",
-            "counter",
-            "Trajectories that failed, by reason",
             "failures/{reason}",
-            ("reason",),
+            "Trajectories that failed, by reason",
             product(FAILURES),
             open=True,
         ),

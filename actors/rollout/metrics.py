@@ -5,48 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from squelch.actors.metrics.specification import MetricSpec, Section, Table
+from squelch.actors.metrics.specification import Section, Table, gauge
 
 if TYPE_CHECKING:
     from squelch.actors.messages import UpdateReport
 
 METRICS: Table = {
     Section.HEALTH: (
-        MetricSpec(
+        gauge(
             "squelch_weight_update_seconds",
-            "gauge",
+            "weights/{worker}/seconds_{part}",
             "Seconds of the last weight update: chunks fetched, copied for the engine, generation paused, weights "
             "loaded, probe answered",
-            "weights/{worker}/seconds_{part}",
-            ("worker", "part"),
-            open=True,
-            unit="seconds",
         ),
-        MetricSpec(
+        gauge(
             "squelch_weight_parity_nats",
-            "gauge",
-            "Mean |log p(worker) - log p(learner)| on the probe after the last update",
             "weights/{worker}/parity",
-            ("worker",),
-            open=True,
-            unit="nats",
+            "Mean |log p(worker) - log p(learner)| on the probe after the last update",
         ),
-        MetricSpec(
-            "squelch_weight_parity_max_nats",
-            "gauge",
-            "Largest difference on that probe",
-            "weights/{worker}/parity_max",
-            ("worker",),
-            open=True,
-            unit="nats",
-        ),
-        MetricSpec(
+        gauge("squelch_weight_parity_max_nats", "weights/{worker}/parity_max", "Largest difference on that probe"),
+        gauge(
             "squelch_worker_policy_version",
-            "gauge",
-            "Policy version that a rollout worker samples from",
             "weights/{worker}/version",
-            ("worker",),
-            open=True,
+            "Policy version that a rollout worker samples from",
         ),
     ),
 }

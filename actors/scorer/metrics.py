@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from squelch.actors.diagnosis.metrics import LINKS, LINKS_TESTED, SCOPES, SHARES, scoped
-from squelch.actors.metrics.specification import MetricSpec, Section, Table, gauge, product
+from squelch.actors.metrics.specification import MetricSpec, Section, Table, counter, gauge, product
 from squelch.actors.scorer.pace import OUTCOMES
 
 EXCLUSIONS = ("failed", "no_turn", "empty", "unclosed", "stale", "too_long", "non_finite", "one_prompt")
@@ -24,63 +24,49 @@ PART_METRICS = (
 def _probe_bounds(name: str, key: str, metric: str) -> MetricSpec:
     """The 95% interval of a metric of the fixed probe, with one series per end."""
     ends, help = product(("low", "high")), f"95% interval of {metric}, from the spread between a task's reasonings"
-    return MetricSpec(name, "gauge", help, f"probe/{key}_{{bound}}", ("bound",), ends, unit="nats")
+    return gauge(name, f"probe/{key}_{{bound}}", help, ends)
 
 
 PROBE = (
-    gauge("squelch_probe_mi_nats", "probe/mi", "Fixed probe: MI of task and first reasoning, nats", unit="nats"),
+    gauge("squelch_probe_mi_nats", "probe/mi", "Fixed probe: MI of task and first reasoning, nats"),
     _probe_bounds("squelch_probe_mi_interval_nats", "mi", "squelch_probe_mi_nats"),
     gauge(
         "squelch_probe_mi_standard_error_nats",
         "probe/mi_standard_error",
         "Standard error of squelch_probe_mi_nats for its fixed tasks",
-        unit="nats",
     ),
     gauge(
         "squelch_probe_mi_upper_nats",
         "probe/mi_upper",
         "Fixed probe: the form that leaves the own prompt out of the mixture, an upper bound in expectation",
-        unit="nats",
     ),
     _probe_bounds("squelch_probe_mi_upper_interval_nats", "mi_upper", "squelch_probe_mi_upper_nats"),
     gauge(
         "squelch_probe_mi_upper_standard_error_nats",
         "probe/mi_upper_standard_error",
         "Standard error of squelch_probe_mi_upper_nats for its fixed tasks",
-        unit="nats",
     ),
     gauge(
-        "squelch_probe_mi_null_nats",
-        "probe/mi_null_95",
-        "95% point of the null distribution of squelch_probe_mi_nats",
-        unit="nats",
+        "squelch_probe_mi_null_nats", "probe/mi_null_95", "95% point of the null distribution of squelch_probe_mi_nats"
     ),
     gauge("squelch_probe_p_value", "probe/mi_p_value", "p-value of squelch_probe_mi_nats against its null, 0.001 to 1"),
-    gauge(
-        "squelch_probe_ceiling_nats",
-        "probe/ceiling",
-        "Largest possible MI of the probe: entropy of its prompts",
-        unit="nats",
-    ),
+    gauge("squelch_probe_ceiling_nats", "probe/ceiling", "Largest possible MI of the probe: entropy of its prompts"),
     gauge("squelch_probe_saturated", "probe/saturated", "1 while the probe's MI is within 0.25 nats of its ceiling"),
     gauge(
         "squelch_probe_mi_change_nats",
         "probe/mi_change",
         "Change of the probe's MI since the first evaluation, paired by task",
-        unit="nats",
     ),
     _probe_bounds("squelch_probe_mi_change_interval_nats", "mi_change", "squelch_probe_mi_change_nats"),
     gauge(
         "squelch_probe_mi_change_standard_error_nats",
         "probe/mi_change_standard_error",
         "Standard error of squelch_probe_mi_change_nats",
-        unit="nats",
     ),
     gauge(
         "squelch_probe_conditional_entropy_nats",
         "probe/conditional_entropy",
         "H(Z|X) of the probe's reasonings, nats per token",
-        unit="nats",
     ),
     gauge("squelch_probe_tasks", "probe/tasks", "Tasks of the probe with a usable reasoning"),
     gauge("squelch_probe_reasonings", "probe/samples", "Usable reasonings of the probe"),
@@ -90,20 +76,17 @@ PROBE = (
         "squelch_probe_hard_mi_nats",
         "probe/hard/mi",
         "Fixed probe: MI of task and first reasoning among near variations of the task (hard negatives), nats",
-        unit="nats",
     ),
     _probe_bounds("squelch_probe_hard_mi_interval_nats", "hard/mi", "squelch_probe_hard_mi_nats"),
     gauge(
         "squelch_probe_hard_mi_standard_error_nats",
         "probe/hard/mi_standard_error",
         "Standard error of squelch_probe_hard_mi_nats for its fixed tasks and their variations",
-        unit="nats",
     ),
     gauge(
         "squelch_probe_hard_ceiling_nats",
         "probe/hard/ceiling",
         "Largest possible squelch_probe_hard_mi_nats: log(m + 1) for m variations of a task",
-        unit="nats",
     ),
     gauge(
         "squelch_probe_hard_answers_changed_ratio",
@@ -119,95 +102,70 @@ PROBE = (
     gauge("squelch_probe_passes", "probe/passes", "Forward passes of the probe's last evaluation"),
     gauge("squelch_probe_step", "probe/step", "Training step after which the probe was read last"),
     gauge("squelch_probe_version", "probe/version", "Policy version of the probe's last evaluation"),
-    gauge(
-        "squelch_probe_cpu_seconds", "probe/cpu_seconds", "CPU seconds of the probe's last evaluation", unit="seconds"
-    ),
+    gauge("squelch_probe_cpu_seconds", "probe/cpu_seconds", "CPU seconds of the probe's last evaluation"),
 )
 """Metrics of the fixed probe (`actors.diagnosis.fixed_probe`)."""
 
 _SHARES = product(tuple(f"{100 * share:.0f}" for share in SHARES))
 
 ANSWERS = (
-    MetricSpec(
+    gauge(
         "squelch_answer_link_nats",
-        "gauge",
+        "probe/link/{link}",
         "Fixed probe (in squelch.Monitor without one: the step), nats per answer: I(A;Z|X) and its upper form, D (does "
         "the answer follow from the reasoning), and the information of the prompt beyond the reasoning",
-        "probe/link/{link}",
-        ("link",),
         product(LINKS),
-        unit="nats",
     ),
-    MetricSpec(
+    gauge(
         "squelch_answer_link_interval_nats",
-        "gauge",
-        "95% interval of squelch_answer_link_nats",
         "probe/link/{link}_{bound}",
-        ("link", "bound"),
+        "95% interval of squelch_answer_link_nats",
         product(LINKS, ("low", "high")),
-        unit="nats",
     ),
-    MetricSpec(
+    gauge(
         "squelch_answer_link_standard_error_nats",
-        "gauge",
-        "Standard error of squelch_answer_link_nats for its fixed tasks",
         "probe/link/{link}_standard_error",
-        ("link",),
+        "Standard error of squelch_answer_link_nats for its fixed tasks",
         product(LINKS),
-        unit="nats",
     ),
-    MetricSpec(
+    gauge(
         "squelch_answer_link_p_value",
-        "gauge",
-        "p-value of squelch_answer_link_nats against randomly permuted reasonings, 0.001 to 1",
         "probe/link/{link}_p_value",
-        ("link",),
+        "p-value of squelch_answer_link_nats against randomly permuted reasonings, 0.001 to 1",
         product(LINKS_TESTED),
     ),
-    MetricSpec(
+    gauge(
         "squelch_answer_link_null_nats",
-        "gauge",
-        "95% point of the null distribution of squelch_answer_link_nats",
         "probe/link/{link}_null_95",
-        ("link",),
+        "95% point of the null distribution of squelch_answer_link_nats",
         product(LINKS_TESTED),
-        unit="nats",
     ),
     gauge(
         "squelch_answer_link_ceiling_nats",
         "probe/link/ceiling",
         "Largest possible I(A;Z|X) of the probe: min(log K, H(A|X))",
-        unit="nats",
     ),
     gauge(
         "squelch_answer_surprise_nats",
         "probe/link/surprise",
         "-log p of the probe's answers under reasonings of other prompts, nats per answer",
-        unit="nats",
     ),
     gauge(
         "squelch_answer_entropy_nats",
         "probe/link/answer_entropy",
         "H(A|X,Z): -log p of the probe's answers after their own reasoning, nats per answer",
-        unit="nats",
     ),
-    MetricSpec(
+    gauge(
         "squelch_answer_truncated_nats",
-        "gauge",
-        "log p of the probe's answers after the first share (percent) of their reasoning, nats per answer",
         "probe/link/truncated@{share}",
-        ("share",),
+        "log p of the probe's answers after the first share (percent) of their reasoning, nats per answer",
         _SHARES,
-        unit="nats",
     ),
-    MetricSpec(
+    gauge(
         "squelch_answer_truncated_interval_nats",
-        "gauge",
-        "95% interval of squelch_answer_truncated_nats",
         "probe/link/truncated@{share}_{bound}",
-        ("share", "bound"),
+        "95% interval of squelch_answer_truncated_nats",
         tuple((*share, bound) for share in _SHARES for bound in ("low", "high")),
-        unit="nats",
     ),
     gauge(
         "squelch_answer_follows",
@@ -220,22 +178,16 @@ ANSWERS = (
         "probe/link/references_ratio",
         "Share of the pairs of an answer and a reasoning of another prompt that were scored",
     ),
-    MetricSpec(
+    gauge(
         "squelch_unscored_answers",
-        "gauge",
-        "Answers of usable reasonings that were left out, by reason (docs/guide/reasoning.md)",
         "probe/link/excluded/{reason}",
-        ("reason",),
+        "Answers of usable reasonings that were left out, by reason (docs/guide/reasoning.md)",
         product(ANSWER_EXCLUSIONS),
     ),
-    MetricSpec(
+    gauge(
         "squelch_kind_dependence_nats",
-        "gauge",
-        "D of the fixed probe's tasks of one kind, nats per answer; NaN without a scored answer",
         "probe/link/dependence/{kind}",
-        ("kind",),
-        open=True,
-        unit="nats",
+        "D of the fixed probe's tasks of one kind, nats per answer; NaN without a scored answer",
     ),
 )
 """Metrics of the links from reasoning to answer (`actors.diagnosis.links`)."""
@@ -265,73 +217,55 @@ METRICS: Table = {
             "pairs_ratio",
             "Share of (reasoning, prompt) pairs scored; below 1: scorer.max_pairs",
         ),
-        MetricSpec(
+        gauge(
             "squelch_unscored_reasonings",
-            "gauge",
-            "Reasonings left out of the score matrix, by reason (docs/guide/reasoning.md)",
             "{scope}/excluded/{reason}",
-            ("scope", "reason"),
+            "Reasonings left out of the score matrix, by reason (docs/guide/reasoning.md)",
             product(SCOPES, EXCLUSIONS),
         ),
         gauge("squelch_scorer_version", "scorer/version", "Policy version of the scorer's weights"),
-        gauge(
-            "squelch_scorer_cpu_seconds", "scorer/cpu_seconds", "CPU seconds of the last scorer step", unit="seconds"
-        ),
+        gauge("squelch_scorer_cpu_seconds", "scorer/cpu_seconds", "CPU seconds of the last scorer step"),
         gauge(
             "squelch_scorer_parity_nats",
             "scorer/parity",
             "Mean absolute difference in log-probability of scorer and learner on the probe",
-            unit="nats",
         ),
         gauge("squelch_scorer_passes", "scorer/passes", "Forward passes of the last scorer step"),
         gauge(
             "squelch_scorer_pass_seconds",
             "scorer/pass_seconds",
             "What a forward pass costs beside its tokens, as measured on the scorer's device",
-            unit="seconds",
         ),
         gauge(
             "squelch_scorer_token_seconds",
             "scorer/token_seconds",
             "What a token of a forward pass costs, as measured on the scorer's device",
-            unit="seconds",
         ),
         gauge("squelch_scorer_step", "scorer/step", "Training step that was scored last"),
-        MetricSpec(
+        counter(
             "squelch_scorings_total",
-            "counter",
+            "scorer/{outcome}",
             "Scorer steps by outcome: done, skipped because the scorer was behind, refused for age, late, failed, "
             "withdrawn because the groups were lost before they were trained on",
-            "scorer/{outcome}",
-            ("outcome",),
             product(OUTCOMES),
         ),
-        MetricSpec(
+        gauge(
             "squelch_turn_reasoning",
-            "gauge",
+            "turn/{turn}/{figure}",
             "Metrics of the reasonings of one turn (1 is the first, 21+ all after the 20th) among the contexts of that "
             "turn, in each metric's unit",
-            "turn/{turn}/{figure}",
-            ("turn", "figure"),
             product(("1",), PART_METRICS),
             open=True,
         ),
-        MetricSpec(
+        gauge(
             "squelch_kind_mi_est_nats",
-            "gauge",
-            "MI-Est of the first turns of one kind of task among the prompts of all kinds, nats per token",
             "kind/{kind}/mi_est",
-            ("kind",),
-            open=True,
-            unit="nats",
+            "MI-Est of the first turns of one kind of task among the prompts of all kinds, nats per token",
         ),
-        MetricSpec(
+        gauge(
             "squelch_environment_reasoning",
-            "gauge",
-            "Metrics of one environment's first turns, if a window mixes several, in each metric's unit",
             "environment/{environment}/{figure}",
-            ("environment", "figure"),
-            open=True,
+            "Metrics of one environment's first turns, if a window mixes several, in each metric's unit",
         ),
     ),
 }

@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-from squelch.actors.metrics.specification import MetricSpec, Section, Table, gauge, product
+from squelch.actors.metrics.specification import Section, Table, gauge, product
 
 BUCKETS = ("1", "2", "3", "4", "5", "6")
 
 METRICS: Table = {
     Section.GRADIENTS: (
-        MetricSpec(
+        gauge(
             "squelch_gradient_norm",
-            "gauge",
+            "gradients/q{bucket}/{part}",
             "Mean norm of a prompt's gradient in a bucket of reward variance; bucket 1 has the lowest (Figure 3). "
             "mean_: norm of the bucket's mean gradient; _std: with advantages divided by the group's std",
-            "gradients/q{bucket}/{part}",
-            ("bucket", "part"),
             product(
                 BUCKETS,
                 ("task", "task_std", "kl", "entropy", "regulariser", "mean_task", "mean_task_std", "mean_regulariser"),
             ),
         ),
-        MetricSpec(
+        gauge(
             "squelch_gradient_ratio",
-            "gauge",
+            "gradients/q{bucket}/{ratio}",
             "By bucket of reward variance: the regulariser's share of the gradient norm (dominance, appendix K), "
             "signal divided by noise plus regulariser (snr, section 3.2), share of Theorem H.2's bound "
             "that the task gradient reaches (tightness)",
-            "gradients/q{bucket}/{ratio}",
-            ("bucket", "ratio"),
             product(BUCKETS, ("dominance", "dominance_std", "snr", "tightness")),
         ),
-        MetricSpec(
+        gauge(
             "squelch_gradient_reward_variance",
-            "gauge",
-            "Mean reward variance of a bucket",
             "gradients/q{bucket}/reward_variance",
-            ("bucket",),
+            "Mean reward variance of a bucket",
             product(BUCKETS),
         ),
         gauge("squelch_gradient_groups", "gradients/groups", "Number of groups in the last gradient decomposition"),
