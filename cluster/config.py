@@ -33,7 +33,7 @@ from squelch.actors.config import (
 )
 from squelch.actors.filter.scores import STATISTICS
 from squelch.actors.formats.families import ALL
-from squelch.cluster.errors import UserError, bad_files_are_the_users, did_you_mean
+from squelch.cluster.errors import UserError, as_user_error, bad_files_are_the_users, did_you_mean
 from squelch.cluster.first_task import made
 from squelch.cluster.parts import (
     ClusterConfig,
@@ -328,10 +328,8 @@ def validated(tree: dict[str, Any], overrides: list[str], recipe: str) -> RunCon
     overrides are laid. Raises as `load`; the error names the `recipe`."""
     given = _validated(layered(tree, overrides), recipe)
     config = given.with_each(lambda entry: _resolved(entry, given, recipe))
-    try:
+    with as_user_error(about=f"configuration {recipe}"):
         learner = _resolve_learner(config)
-    except ValueError as error:
-        raise UserError(f"configuration {recipe}: {error}") from error
     return _validated({**dict(config), "learner": learner}, recipe)
 
 
@@ -351,10 +349,8 @@ def read_recipe(recipe: str, extended_by: tuple[Path, ...] = ()) -> dict[str, An
     """
     folder = extended_by[-1].parent if extended_by else Path()
     path = folder / recipe if recipe.endswith((".yaml", ".yml")) else RECIPES / f"{recipe}.yaml"
-    try:
+    with as_user_error(Unreadable, f"recipe {brief(recipe)}{_asked_by(extended_by)}"):
         missing = state(path) is None
-    except Unreadable as error:
-        raise UserError(f"recipe {brief(recipe)}{_asked_by(extended_by)}: {error}") from error
     if missing:
         raise UserError(
             f"no recipe {brief(recipe)}{_asked_by(extended_by)}: {path} does not exist. "

@@ -2,7 +2,8 @@
 
 import difflib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 from squelch.envs.options import MAX_COMPARED
 from squelch.envs.untrusted.files import Unreadable
@@ -21,12 +22,17 @@ class Fault(UserError):
 
 
 @contextmanager
-def bad_files_are_the_users() -> Iterator[None]:
-    """Turns the error about a file that cannot be read or written, which names it, into a UserError."""
+def as_user_error(kind: type[Exception] = ValueError, about: Path | str = "") -> Iterator[None]:
+    """Turns an error of this kind, whose text says what is wrong, into a UserError; `about` precedes the text."""
     try:
         yield
-    except Unreadable as error:
-        raise UserError(str(error)) from error
+    except kind as error:
+        raise UserError(f"{about}: {error}" if about else str(error)) from error
+
+
+def bad_files_are_the_users() -> AbstractContextManager[None]:
+    """Turns the error about a file that cannot be read or written, which names it, into a UserError."""
+    return as_user_error(Unreadable)
 
 
 def did_you_mean(word: str, valid: Sequence[str]) -> str:

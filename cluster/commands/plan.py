@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from squelch.cluster.commands.arguments import add_recipe, positive, run_folder, run_path
-from squelch.cluster.errors import UserError
+from squelch.cluster.errors import UserError, as_user_error
 from squelch.cluster.runs.timing.step_time import NEARLY, Observed, StepModel, fitted, observed
 from squelch.cluster.terminal import say, say_json
 
@@ -363,10 +363,8 @@ def _measured(config: RunConfig, runs: Sequence[Path]) -> tuple[StepModel, str]:
             raise UserError(f"{path}: {error}; let it run for more steps without validation") from error
     if len(sizes) > 1:
         raise UserError(f"the runs have different sampling.group_size ({sorted(sizes)}); give runs that agree")
-    try:
+    with as_user_error(about="--run"):
         model = fitted(found)
-    except ValueError as error:
-        raise UserError(f"--run: {error}") from error
     steps = sum(len(one.windows) for one in found)
     origin = f"measured in {steps} steps of {', '.join(str(path) for path in runs)}"
     ratio = config.sampling.group_size / sizes.pop()

@@ -55,6 +55,11 @@ class Transport(Protocol):
         """A checkpoint of the caller's disk, as ranks on any node can load it."""
 
 
+def loop_time() -> float:
+    """Seconds of the event loop's clock, which is virtual in tests."""
+    return asyncio.get_running_loop().time()
+
+
 def nothing() -> None:
     """Gives nothing back: the actor has no resources of its own."""
 

@@ -37,7 +37,7 @@ from squelch.cluster.control.calls import (
     every,
 )
 from squelch.cluster.control.calls import seconds as constant
-from squelch.cluster.control.client import Handle, Transport, answer, life, nothing
+from squelch.cluster.control.client import Handle, Transport, answer, life, loop_time, nothing
 from squelch.cluster.control.progress import Patience, ProgressWatch, poll_s
 from squelch.learner import staging
 from squelch.learner.network import failures_in_words
@@ -173,15 +173,15 @@ class LearnerClient:
 
     async def _finished(self, row: Call[..., Any], answers: Mapping[int, asyncio.Future[Any]], bound_s: float) -> None:
         """Returns once every rank has answered; raises the error that reports the first failure."""
-        deadline = _now() + bound_s + GRACE_S * row.guarded
+        deadline = loop_time() + bound_s + GRACE_S * row.guarded
         watch = self._signs_of(row)
         waiting = set(answers.values())
         while waiting:
-            pause = min(poll_s(self.config.learner.hung_after_s), deadline - _now())
+            pause = min(poll_s(self.config.learner.hung_after_s), deadline - loop_time())
             done, waiting = await asyncio.wait(waiting, timeout=pause, return_when=asyncio.FIRST_EXCEPTION)
             if any(answer.exception() for answer in done):
                 raise await self._named(row.method, answers)
-            if waiting and _now() >= deadline:
+            if waiting and loop_time() >= deadline:
                 late = ", ".join(f"{rank}{self._site(rank)}" for rank, one in answers.items() if not one.done())
                 raise TimeoutError(f"learner rank {late} did not finish {row.method} within {bound_s:g} s")
             if waiting and watch is not None and (hung := await self._look(waiting, watch)):
@@ -228,7 +228,7 @@ class LearnerClient:
     def _progress_watch(self, answers_count: bool) -> ProgressWatch:
         patience = Patience(self.config.learner.hung_after_s, "micro-batch", "learner.hung_after_s")
         names = [f"learner rank {rank}{self._site(rank)}" for rank in range(self.ranks)]
-        return ProgressWatch(names, patience, _now(), answers_count)
+        return ProgressWatch(names, patience, loop_time(), answers_count)
 
     async def _look(self, waiting: set[asyncio.Future[Any]], watch: ProgressWatch) -> str | None:
         """Asks the ranks for their progress, unless an answer comes before; the message if the call hangs."""
@@ -238,14 +238,14 @@ class LearnerClient:
             question.cancel()
             return None
         question.result()
-        return watch.hung(_now())
+        return watch.hung(loop_time())
 
     async def _ask(self, watch: ProgressWatch) -> list[Progress | None]:
         """Asks the ranks for their progress, which `watch` takes."""
         found = await self.progress(self.config.learner.hung_after_s / ANSWERS)
-        watch.see(found, _now())
+        watch.see(found, loop_time())
         if self.watch is not None:
-            self.watch.see(LEARNER, watch, _now())
+            self.watch.see(LEARNER, watch, loop_time())
         return found
 
     async def _answered(self, method: str) -> None:
@@ -254,7 +254,7 @@ class LearnerClient:
         watch = self._progress_watch(True)
         try:
             while None in await self._ask(watch):
-                if hung := watch.hung(_now()):
+                if hung := watch.hung(loop_time()):
                     raise TimeoutError(f"{method}: {hung}")
         finally:
             if self.watch is not None:
@@ -351,7 +351,3 @@ def _drop(calls: Any) -> None:
     for call in calls:
         if not call.cancel() and not call.cancelled():
             call.exception()
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

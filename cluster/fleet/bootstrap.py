@@ -22,7 +22,7 @@ from squelch.actors.process.preparation import HOOK
 from squelch.actors.process.stage import OnStage, unheard
 from squelch.actors.scorer.share import CHOSEN, OFTEN, PROBE_CHOSEN, StepWork, as_chosen, chosen, in_words
 from squelch.cluster.config import RunConfig, read_resolved
-from squelch.cluster.errors import UserError
+from squelch.cluster.errors import UserError, as_user_error
 from squelch.cluster.first_task import first_task
 from squelch.cluster.fleet import local_ray
 from squelch.cluster.fleet.demand import needed
@@ -265,12 +265,10 @@ def check_model(folder: Path, config: RunConfig, say: Callable[[str], None]) -> 
     """
     from squelch.actors.model_folder import check_model_folder, read_config  # imports transformers
 
-    try:
+    with as_user_error(about="model.path"):
         check_model_folder(folder)
         for line in _check_speech(folder, config):
             say(line)
-    except ValueError as error:
-        raise UserError(f"model.path: {error}") from error
     say(_check_memory(folder, config))
     pretrained = read_config(folder).get("vocab_size", 0) > TINY_VOCABULARY
     for entry in config.mixture.entries:
@@ -289,11 +287,9 @@ def _check_memory(folder: Path, config: RunConfig) -> str:
     from squelch.actors.model_folder import model_config
     from squelch.learner import memory
 
-    try:
+    with as_user_error(about="model.path"):
         shape, held = model_config(folder), config.held_gradients
         return memory.check(shape, config.learner, config.learner.ranks, held, config.rollout.max_model_len)
-    except ValueError as error:
-        raise UserError(f"model.path: {error}") from error
 
 
 def _check_speech(folder: Path, config: RunConfig) -> list[str]:
@@ -332,18 +328,6 @@ def _notes_on_format(speech: Format) -> list[str]:
     return found
 
 
-def _without_opening(entry: Entry, agent: AgentDriven, speech: Format) -> int:
-    """No token: an agent's prompts are known when it calls. ValueError for turns that the format cannot write."""
-    from squelch.actors.formats.choice import squelch_turns
-    from squelch.actors.formats.conformity import require_template
-
-    if agent.turns == "squelch":
-        squelch_turns(speech, entry.name)
-    else:
-        require_template(speech, False)
-    return 0
-
-
 def _opening(entry: Entry, config: RunConfig, speech: Format, longest: bool = False) -> int:
     """Tokens of the first prompt of the first training task; with `longest`, of the longest one of any task if the
     environment knows it, and then the format must be that of the template. ValueError for words that the tokenizer
@@ -357,7 +341,11 @@ def _opening(entry: Entry, config: RunConfig, speech: Format, longest: bool = Fa
     except ValueError as error:
         raise UserError(f"environment {entry.name}: {entry.keyed(str(error))}") from error
     if not lacking(first.environment, AgentDriven):
-        return _without_opening(entry, require(entry.name, first.environment, AgentDriven, "an agent"), speech)
+        if require(entry.name, first.environment, AgentDriven, "an agent").turns == "squelch":
+            squelch_turns(speech, entry.name)
+        else:
+            require_template(speech, False)
+        return 0  # an agent's prompts are known when it calls
     speech.check([message["content"] for one in openings for message in one.messages])
     if not first.environment.whole_turns:
         return max(len(squelch_turns(speech, entry.name).first_turn(one.messages)) for one in openings)

@@ -22,7 +22,6 @@ This module does not import Ray: it calls actors through their clients (`cluster
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import time
@@ -41,7 +40,7 @@ from squelch.cluster.control.calls import (
     SEND,
     UPDATE_WEIGHTS,
 )
-from squelch.cluster.control.client import Client
+from squelch.cluster.control.client import Client, loop_time
 from squelch.cluster.control.membership import Member
 from squelch.cluster.control.rank_client import LearnerClient
 from squelch.cluster.fleet.waiting import outcomes
@@ -106,7 +105,7 @@ class Delivery:
 
     async def _timed(self, name: str, update: Awaitable[UpdateReport]) -> UpdateReport:
         report = await update
-        self._ended[name] = asyncio.get_running_loop().time()
+        self._ended[name] = loop_time()
         why = _NUMBERS.sub("", report.not_shared)
         if why and self._said.get(name) != why:
             log.warning("%s takes weights from the object store: %s", name, report.not_shared)

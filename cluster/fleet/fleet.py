@@ -27,7 +27,7 @@ from squelch.actors.process.stage import OnStage, unheard
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import ActorError, Died, Failed, reason_of
 from squelch.cluster.control.calls import FILTER_READY, HEALTH, READY, STOP_ENGINE
-from squelch.cluster.control.client import Client
+from squelch.cluster.control.client import Client, loop_time
 from squelch.cluster.control.membership import FINAL, PLAYER_MOVES, WORKER_MOVES, Member, Membership
 from squelch.cluster.control.membership import MemberState as State
 from squelch.cluster.control.protocols import Actors
@@ -181,7 +181,7 @@ class Fleet:
         members = [member for member in ready if member not in self.joining.apart]
         new = {member.name for member in members if member.state is State.STALE}
         found, ended = await self._delivery.deliver(bundle, members, self.learner)
-        last = max((ended[name] for name in ended.keys() - new), default=asyncio.get_running_loop().time())
+        last = max((ended[name] for name in ended.keys() - new), default=loop_time())
         self.joining.held |= {name: max(0.0, ended[name] - last) for name in new & ended.keys()}
         reports = [self._updated(member, found[member.name]) for member in members]
         late = [member for member in members if isinstance(found[member.name], (Failed, TimeoutError))]

@@ -31,7 +31,7 @@ from typing import Any, Generic, TypeVar
 
 from squelch.cluster.control.actor_errors import ActorError, reason_of
 from squelch.cluster.control.calls import READY
-from squelch.cluster.control.client import Client
+from squelch.cluster.control.client import Client, loop_time
 from squelch.cluster.control.membership import FINAL, Member, Membership
 from squelch.cluster.control.membership import MemberState as State
 from squelch.cluster.control.resizing import Actions, Resizing
@@ -140,14 +140,14 @@ class Pool(Generic[P]):
 
     def notice(self, seconds_left: Mapping[str, float]) -> None:
         """Takes the names of the members whose nodes will be taken away, each with the seconds until then."""
-        news = self._resizing.notice(self.members.present(), seconds_left, _now())
+        news = self._resizing.notice(self.members.present(), seconds_left, loop_time())
         for member in news:
             left = seconds_left[member.name]
             self._changes[f"{self._resizing.kind}/down/{By.PREEMPTION}"] += 1
             self._record(member.name, "preempted", time.time(), seconds_left=left if left < math.inf else None)
         if news:
             self.converge()
-        self._take(self._resizing.release(self.members.present(), _now()))
+        self._take(self._resizing.release(self.members.present(), loop_time()))
 
     def _give_up(self, cause: str) -> None:
         """Lowers the wanted number to the present members, because no further one could be started."""
@@ -292,7 +292,3 @@ class Pool(Generic[P]):
 
     def _record(self, actor: str, name: str, started: float, **facts: Any) -> None:
         self._on_event(actor, name, started, time.time(), **facts)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

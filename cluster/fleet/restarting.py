@@ -3,12 +3,12 @@ log."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
 
+from squelch.cluster.control.client import loop_time
 from squelch.cluster.control.restarts import RestartBudget
 
 log = logging.getLogger(__name__)
@@ -28,11 +28,11 @@ class Restarts:
         self.counts[name] += 1
         self._on_event(name, "restart", time.time(), time.time(), cause=cause, count=self.counts[name])
         log.warning("%s died and is replaced (%d): %s", name, self.counts[name], cause)
-        return self._budget.spend(name, cause, _now())
+        return self._budget.spend(name, cause, loop_time())
 
     def left(self, name: str) -> int:
         """Number of restarts that the actor `name` has left."""
-        return self._budget.left(name, _now())
+        return self._budget.left(name, loop_time())
 
     def take(self, names: Collection[str]) -> dict[str, int]:
         """Restarts by actor since the last call. An actor that came later is in `names` and is reported once with 0, so
@@ -40,7 +40,3 @@ class Restarts:
         news, new = self.counts - self._taken, set(names) - self._exported
         self._taken, self._exported = Counter(self.counts), self._exported | new
         return {**dict.fromkeys(sorted(new), 0), **news}
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from squelch.actors.process.progress_marks import Progress
 from squelch.cluster.control.actor_errors import ActorError, reason_of
-from squelch.cluster.control.client import Client
+from squelch.cluster.control.client import Client, loop_time
 from squelch.cluster.control.membership import Member
 from squelch.cluster.control.membership import MemberState as State
 from squelch.cluster.control.progress import Patience, ProgressWatch, poll_s
@@ -158,7 +158,7 @@ class Supervisor:
 
     async def _cause(self, name: str, actor: Client, patience: Patience, current: Callable[[], bool]) -> str | None:
         """Waits until the actor is lost; returns the cause, or None once it is no longer `current`."""
-        watch = ProgressWatch([name], patience, _now())
+        watch = ProgressWatch([name], patience, loop_time())
         death, question = asyncio.ensure_future(actor.lost()), asyncio.ensure_future(actor.progress())
         try:
             while current():
@@ -169,8 +169,8 @@ class Supervisor:
                     return cause
                 if question.done():
                     question = asyncio.ensure_future(actor.progress())
-                self.watchdog.see(name, watch, _now())
-                if cause := watch.hung(_now()):
+                self.watchdog.see(name, watch, loop_time())
+                if cause := watch.hung(loop_time()):
                     return cause
             return None
         finally:
@@ -187,13 +187,9 @@ def _seen(question: asyncio.Future[Progress], watch: ProgressWatch) -> str | Non
     """Takes the answer to a question, if it has come: on a machine under load that may take longer than the time
     between two questions. Returns the cause if the actor cannot work any more."""
     if not question.done():
-        watch.see([None], _now())
+        watch.see([None], loop_time())
         return None
     if isinstance(error := question.exception(), ActorError):
         return reason_of(error)
-    watch.see([question.result()], _now())
+    watch.see([question.result()], loop_time())
     return None
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -18,7 +18,7 @@ import yaml
 from squelch.actors.process.disk import write_whole
 from squelch.cluster.errors import UserError, bad_files_are_the_users
 from squelch.cluster.grafana import boards
-from squelch.cluster.grafana.push import FOLDER_TITLE, SCRAPE_INTERVAL, SOURCE, SOURCE_NAME
+from squelch.cluster.grafana.push import FOLDER_TITLE, SOURCE_NAME, data_source
 from squelch.envs.untrusted.files import is_file, read_bytes
 
 MOUNT = "/var/lib/grafana/dashboards"
@@ -30,7 +30,7 @@ def texts(prometheus: str | None, mount: str) -> dict[Path, str]:
     found = {Path("dashboards") / f"{name}.json": boards.text(name) for name in boards.NAMES}
     found[Path("provisioning/dashboards/squelch.yml")] = _yaml("providers", _provider(mount))
     if prometheus is not None:
-        found[Path("provisioning/datasources/squelch.yml")] = _yaml("datasources", _source(prometheus))
+        found[Path("provisioning/datasources/squelch.yml")] = _yaml("datasources", data_source(prometheus))
     return found | {Path("alerts.yml"): boards.rules()}
 
 
@@ -42,17 +42,6 @@ def _provider(mount: str) -> dict[str, Any]:
         "disableDeletion": True,
         "allowUiUpdates": False,
         "options": {"path": mount},
-    }
-
-
-def _source(prometheus: str) -> dict[str, Any]:
-    return {
-        "name": SOURCE_NAME,
-        "uid": SOURCE,
-        "type": "prometheus",
-        "access": "proxy",
-        "url": prometheus,
-        "jsonData": {"timeInterval": SCRAPE_INTERVAL},
     }
 
 

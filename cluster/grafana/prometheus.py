@@ -19,7 +19,7 @@ import urllib3
 from urllib3.exceptions import HTTPError
 from urllib3.util import Timeout
 
-from squelch.cluster.errors import UserError
+from squelch.cluster.errors import UserError, as_user_error
 from squelch.cluster.grafana.boards import Chosen
 from squelch.envs.untrusted.files import shortened
 from squelch.envs.untrusted.secrets import bearer
@@ -65,10 +65,8 @@ class Prometheus:
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
         self.url = url.rstrip("/")
-        try:
+        with as_user_error():
             headers = {"Accept-Encoding": "identity"} | bearer(TOKEN)
-        except ValueError as error:
-            raise UserError(str(error)) from error
         self._pool = urllib3.PoolManager(headers=headers, timeout=Timeout(total=timeout_s), retries=False)
 
     def over(self, expr: str, span: Span) -> list[Series]:

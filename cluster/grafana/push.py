@@ -21,6 +21,18 @@ SCRAPE_INTERVAL = "5s"
 """The scrape interval of deploy/prometheus.yml, from which Grafana derives the window of rates."""
 
 
+def data_source(prometheus: str) -> dict[str, Any]:
+    """Our data source, as Grafana's API and its provisioning files write one. `prometheus`: its address there."""
+    return {
+        "name": SOURCE_NAME,
+        "uid": SOURCE,
+        "type": "prometheus",
+        "access": "proxy",
+        "url": prometheus,
+        "jsonData": {"timeInterval": SCRAPE_INTERVAL},
+    }
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The outcome for one object. `kept`: it differs from ours and was left as it is; `lines`: the differences."""
@@ -59,15 +71,8 @@ class Push:
                     "address at which Grafana reaches it, for example http://prometheus:9090"
                 )
             return Outcome("data source", f"uses {', '.join(str(source.get('name')) for source in present)}")
-        wanted = {
-            "uid": SOURCE,
-            "name": SOURCE_NAME,
-            "type": "prometheus",
-            "access": "proxy",
-            "url": prometheus,
-            "jsonData": {"timeInterval": SCRAPE_INTERVAL},
-        }
-        return self._save_source(wanted, next((source for source in present if source.get("uid") == SOURCE), None))
+        own = next((source for source in present if source.get("uid") == SOURCE), None)
+        return self._save_source(data_source(prometheus), own)
 
     def _save_source(self, wanted: dict[str, Any], found: dict[str, Any] | None) -> Outcome:
         what = f"data source {SOURCE_NAME}"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult
 
 from squelch.actors.process.interfaces import is_loopback
-from squelch.cluster.errors import UserError
+from squelch.cluster.errors import UserError, as_user_error
 from squelch.cluster.grafana.address import address
 from squelch.cluster.grafana.boards import Tree
 from squelch.cluster.grafana.changes import Found
@@ -178,10 +178,8 @@ def _api(parts: SplitResult, credentials: str | tuple[str, str], plain_http: boo
 
 
 def _credentials() -> str | tuple[str, str]:
-    try:
+    with as_user_error():
         token = token_in(TOKEN)
-    except ValueError as error:
-        raise UserError(str(error)) from error
     if token:
         return token
     user, password = (os.environ.get(name, "") for name in (USER, PASSWORD))

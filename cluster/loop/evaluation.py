@@ -17,7 +17,7 @@ from squelch.actors.diagnosis.interventions import Intervention, LeftOut, Swap
 from squelch.actors.failures import Failure
 from squelch.actors.model_folder import check_model_folder
 from squelch.cluster.config import RunConfig
-from squelch.cluster.errors import UserError
+from squelch.cluster.errors import UserError, as_user_error
 from squelch.cluster.fleet.bootstrap import connect, disconnect
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.ray_actors import RayActors
@@ -148,10 +148,8 @@ def _weights(
         raise UserError(f"--checkpoint {checkpoint}: {run_dir} has best, last, initial and steps {steps}")
     fetch(f"{dict(saved)[step].relative_to(run_dir)}/{EXPORT}")
     folder = dict(saved)[step].resolve() / EXPORT
-    try:
+    with as_user_error():
         check_model_folder(folder)
-    except ValueError as error:
-        raise UserError(str(error)) from error
     return folder, f"step {step}"
 
 

@@ -38,7 +38,7 @@ from squelch.actors.text.stamp import read_stamp
 from squelch.actors.text.tokenizer import MAX_FILE_BYTES, TOKENIZER_FILE, try_tokenizer
 from squelch.cluster.config import RunConfig, settings_of
 from squelch.cluster.control.actor_errors import ActorError, Failed
-from squelch.cluster.errors import Fault, UserError, bad_files_are_the_users
+from squelch.cluster.errors import Fault, UserError, as_user_error, bad_files_are_the_users
 from squelch.cluster.fleet.bootstrap import (
     build_tiny_policy,
     check_demonstrator,
@@ -86,16 +86,12 @@ def prepare_model(config: RunConfig, say: Say, on_stage: OnStage = unheard) -> P
 def find_model(config: RunConfig, say: Say) -> Path:
     """The local folder of `model.path`, which is not `tiny`, with the chat template of `model.chat_template`."""
     cache = Path(config.model.pretrained_cache)
-    try:
+    with as_user_error(about="model.path"):
         folder = resolved(config.model.path, cache, say)
-    except ValueError as error:
-        raise UserError(f"model.path: {error}") from error
-    try:
+    with as_user_error():
         if is_file(path := folder / TOKENIZER_FILE):
             try_tokenizer(read_bytes(path, MAX_FILE_BYTES), str(path))
         return formatted(with_template(folder, config.model.chat_template, cache), config)
-    except ValueError as error:
-        raise UserError(str(error)) from error
 
 
 def formatted(folder: Path, config: RunConfig) -> Path:
@@ -168,12 +164,9 @@ def warmed_up(
     """
     work = out.with_name(f"{out.name}.warmup")
     out.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with held(out.with_name(f".{out.name}.lock"), "warming this model up", WAIT_S):
-            if not (out / REPORT).is_file():
-                _warm_up(config, warmup, folder, out, work, plays, say, on_stage)
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    with as_user_error(), held(out.with_name(f".{out.name}.lock"), "warming this model up", WAIT_S):
+        if not (out / REPORT).is_file():
+            _warm_up(config, warmup, folder, out, work, plays, say, on_stage)
 
 
 def _warm_up(
@@ -259,10 +252,8 @@ def check_source(config: RunConfig, warmup: WarmupConfig) -> None:
         for entry in entries:
             check_demonstrator(entry.environment.name, "give a file of chat messages instead (model.warmup.data)")
         return
-    try:
+    with as_user_error(Unreadable, "model.warmup.data"):
         require_regular(Path(warmup.data))
-    except Unreadable as error:
-        raise UserError(f"model.warmup.data: {error}") from error
 
 
 COMPUTED = (

@@ -44,7 +44,7 @@ from squelch.actors.scorer.fixed_model import check_scorer_model
 from squelch.cluster.config import RunConfig, changes, dump, settings_of
 from squelch.cluster.control.actor_errors import Refused
 from squelch.cluster.control.calls import LOAD
-from squelch.cluster.errors import UserError
+from squelch.cluster.errors import UserError, as_user_error
 from squelch.cluster.first_task import FirstTask, first_task, notes_on_slow_calls
 from squelch.cluster.fleet.bootstrap import check_address, choose_scoring, connect, disconnect, weight_bytes
 from squelch.cluster.fleet.fleet import Fleet, actor_names
@@ -254,20 +254,16 @@ def _is_a_setting(error: Exception) -> bool:
 
 def _check_scorer(config: RunConfig, model_dir: str | Path) -> None:
     fixed = config.scorer.model if config.scorer.enabled else None
-    try:
+    with as_user_error():
         check_scorer_model(fixed, model_dir)
         if fixed is not None:
             check_model_folder(Path(fixed))
-    except ValueError as error:
-        raise UserError(str(error)) from error
 
 
 def _check_model(checkpoint: Path | None, model_dir: Path) -> None:
     if checkpoint is not None:
-        try:
+        with as_user_error():
             require_same_folder(checkpoint, read_manifest(checkpoint).identity, model_dir)
-        except ValueError as error:
-            raise UserError(str(error)) from error
 
 
 def _with_environments(config: RunConfig) -> tuple[RunConfig, list[str]]:
@@ -302,10 +298,8 @@ def _open_recorder(config: RunConfig) -> Recorder:
     workers, actors = actor_names(config)
     seeds = {"worker": workers, "actor": actors, "environment": config.mixture.labels}
     names = {"run": config.name, "environment": config.mixture.name, "filter": config.filter.rule}
-    try:
+    with as_user_error():
         recorder = serve(config.recorder, installed_version(), **names, seeds=seeds)
-    except ValueError as error:
-        raise UserError(str(error)) from error
     limits(config, recorder)
     return recorder
 
@@ -318,10 +312,8 @@ def _check_loggers(config: RunConfig) -> None:
 
 def _open_loggers(config: RunConfig, recorder: Recorder, clock: int) -> Loggers:
     settings = config.model_dump(mode="json")
-    try:
+    with as_user_error():
         return Loggers(recorder, open_loggers(config.recorder, REGISTRY, config.run_dir, config.name, settings, clock))
-    except ValueError as error:
-        raise UserError(str(error)) from error
 
 
 async def _train(
@@ -400,10 +392,8 @@ def find_run(config: RunConfig, resume: bool) -> tuple[LoopState, Path | None]:
     if not saved:
         return LoopState(), None
     newest = saved[-1][1]
-    try:
+    with as_user_error():
         require_same_algorithm(newest, read_manifest(newest).algorithm, config.learner.algorithm)
-    except ValueError as error:
-        raise UserError(str(error)) from error
     require_same_schedule(settings_of(run_dir / "config.yaml"), config.mixture, newest)
     state = read_state(newest)
     require_usable(state, newest, config.filter)

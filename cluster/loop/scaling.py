@@ -26,7 +26,7 @@ from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import ActorError, Died, reason_of
 from squelch.cluster.control.autoscaling import Autoscaling
 from squelch.cluster.control.calls import ANSWER, TAKE
-from squelch.cluster.control.client import Client
+from squelch.cluster.control.client import Client, loop_time
 from squelch.cluster.control.membership import MemberState as State
 from squelch.cluster.control.rank_client import LEARNER, LearnerClient
 from squelch.cluster.control.scaling import WORDS, Answer, By, Kind, Request, packed, refusal, unpacked_request
@@ -186,7 +186,7 @@ class Scaling(Watcher):
 
     def metrics(self, step: Step) -> dict[str, float]:
         """Takes a step that is over, and decides."""
-        now = _now()
+        now = loop_time()
         seconds, self._last = (now - self._last if self._last is not None else 0.0), now
         workers = len(self.fleet.workers.members(State.HEALTHY))
         load = step.window.times.load(workers, seconds) if seconds > 0 else None
@@ -228,7 +228,3 @@ def _outlook(before: int, request: Request) -> str:
         how = "the others retry their groups" if request.at_once else "each leaves when its groups end"
         return f"; {how}"
     return "; nothing changes"
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -35,7 +35,7 @@ from typing import IO, Any, Literal, Protocol
 
 from squelch.actors.process.disk import write_whole
 from squelch.cluster.config import RunConfig, dump
-from squelch.cluster.errors import Fault, UserError
+from squelch.cluster.errors import Fault, UserError, as_user_error
 from squelch.cluster.loop.persistence.state import check_folder
 from squelch.cluster.package import variables
 from squelch.cluster.runs.ending import EndCause, ending_of
@@ -316,10 +316,8 @@ def prepare(configs: Sequence[RunConfig], parallel: int, say: Callable[[str], No
         if (key := json.dumps(tree, sort_keys=True)) in seen:
             continue
         seen.add(key)
-        try:
+        with as_user_error():
             check_scorer_model(config.scorer.model if config.scorer.enabled else None, prepare_model(config, say))
-        except ValueError as error:
-            raise UserError(str(error)) from error
     if configs and (configs[0].cluster.address or os.environ.get("RAY_ADDRESS")):
         _check_cluster(configs, parallel, say)
 

@@ -22,7 +22,7 @@ from squelch.actors.lookup import look_up
 from squelch.cluster.commands.arguments import add_compat, add_file, add_format
 from squelch.cluster.commands.other_trainers.filter_table import filter_table
 from squelch.cluster.commands.other_trainers.records import SUFFIXES, columns_of, suffix_of
-from squelch.cluster.errors import UserError, bad_files_are_the_users
+from squelch.cluster.errors import UserError, as_user_error, bad_files_are_the_users
 from squelch.cluster.terminal import aligned, remark, say, say_json
 from squelch.envs.untrusted.files import state
 from squelch.envs.untrusted.memory import memory_of_at_most
@@ -255,10 +255,8 @@ def _windows_of_npz(path: Path) -> list[Window]:
     from squelch.api.filtering import groups_of
 
     arrays = read_npz(path, "rewards", ("lengths", "surprisals", "penalties", "replay_returns", "kinds"))
-    try:
+    with as_user_error(about=path):
         groups = groups_of(**arrays)
-    except ValueError as error:
-        raise UserError(f"{path}: {error}") from error
     return [Window(None, list(range(len(groups))), groups)]
 
 
@@ -390,10 +388,8 @@ def filter_report(path: Path, windows: Sequence[Window], config: FilterConfig) -
 def _decision(path: Path, window: Window, config: FilterConfig) -> FilterResult:
     from squelch.api.filtering import decide
 
-    try:
+    with as_user_error(about=path):
         return decide(window.groups, config)
-    except ValueError as error:
-        raise UserError(f"{path}: {error}") from error
 
 
 def _rows(window: Window, found: FilterResult) -> Iterable[dict[str, Any]]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from squelch.cluster.commands.arguments import add_compat, add_file, natural, positive
 from squelch.cluster.commands.other_trainers.filter import read_npz
 from squelch.cluster.commands.other_trainers.records import suffix_of
-from squelch.cluster.errors import UserError
+from squelch.cluster.errors import UserError, as_user_error
 from squelch.cluster.terminal import UNKNOWN, aligned, say, say_json
 
 if TYPE_CHECKING:
@@ -95,10 +95,8 @@ def mi_reports(path: Path, compat: Compat, seed: int = 0) -> tuple[list[tuple[Pr
         prompts = list(prompt)
     else:
         prompts = [prompt] * len(matrix)
-    try:
+    with as_user_error(about=path):
         return _measured(matrix, lengths, prompts, compat, seed), has_time
-    except ValueError as error:
-        raise UserError(f"{path}: {error}") from error
 
 
 def _measured(

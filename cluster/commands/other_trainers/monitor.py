@@ -32,7 +32,7 @@ from squelch.actors.process.disk import write_whole
 from squelch.cluster.commands.arguments import natural, positive
 from squelch.cluster.commands.other_trainers.following import Follower, Look, Ready
 from squelch.cluster.commands.other_trainers.score import add_scoring
-from squelch.cluster.errors import UserError, bad_files_are_the_users
+from squelch.cluster.errors import UserError, as_user_error, bad_files_are_the_users
 from squelch.cluster.package import installed_version
 from squelch.cluster.signals import Interrupted, listening
 from squelch.cluster.terminal import duration, say
@@ -127,12 +127,10 @@ class Session:
             "seed": args.seed,
         }
         """What the averages depend on, besides the rows."""
-        try:
+        with as_user_error():
             self.monitor: Monitor = Monitor(
                 None, token_budget=args.token_budget, **{**self.settings, "markers": markers}
             )
-        except ValueError as error:
-            raise UserError(str(error)) from error
         self.follower = Follower(
             args.folder, args.model, args.initial, args.format, args.every, args.wait, settled=args.once
         )
@@ -202,10 +200,8 @@ class Session:
 
         settings = RecorderConfig(host=self.args.host, port=self.args.port)
         names = {"run": self.args.folder.resolve().name, "environment": "files", "filter": "none"}
-        try:
+        with as_user_error():
             recorder = serve(settings, installed_version(), **names)
-        except ValueError as error:
-            raise UserError(str(error)) from error
         with closing(recorder):
             self.recorder = recorder
             self.tell("serving", f"metrics at {recorder.url}", url=recorder.url)

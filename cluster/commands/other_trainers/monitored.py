@@ -12,7 +12,7 @@ from squelch.api.samples import Row
 from squelch.cluster.commands.other_trainers.following import Ready
 from squelch.cluster.commands.other_trainers.score import load
 from squelch.cluster.commands.other_trainers.score_files import notes_on_file, read_samples
-from squelch.cluster.errors import UserError
+from squelch.cluster.errors import UserError, as_user_error
 
 
 class NotRead(UserError):
@@ -35,10 +35,8 @@ def observe(monitor: Monitor, ready: Ready, args: argparse.Namespace) -> tuple[d
     reward = mean_reward([row for _, row in rows])
     if reward is not None:
         monitor.record_reward(ready.step, reward)
-    try:
+    with as_user_error(about=f"{ready.checkpoint}, {ready.model}"):
         metrics = monitor.observe_read(ready.step, engine, reasonings)
-    except ValueError as error:
-        raise UserError(f"{ready.checkpoint}, {ready.model}: {error}") from error
     return metrics | ({} if reward is None else {"reward_mean": reward}), list(dict.fromkeys(notes))
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from squelch.actors.process.disk import whole_file
 from squelch.cluster.commands.arguments import add_compat, add_file, add_format, natural, positive
-from squelch.cluster.errors import UserError, bad_files_are_the_users
+from squelch.cluster.errors import UserError, as_user_error, bad_files_are_the_users
 from squelch.cluster.terminal import aligned, say, say_json
 from squelch.envs.untrusted.files import MIB, is_folder, read_bytes, reason, require_output
 from squelch.envs.untrusted.text import parse_json
@@ -179,10 +179,8 @@ def load(args: argparse.Namespace, rows: Sequence[tuple[int, Row]]) -> tuple[Rea
         found = at_most(within_context(found, config.max_position_embeddings), args.max_prompts, args.seed)
     except (ValueError, OSError) as error:
         raise UserError(f"--model {args.model}: {error}") from error
-    try:
+    with as_user_error(about=args.file):
         require_two_prompts(found)
-    except ValueError as error:
-        raise UserError(f"{args.file}: {error}") from error
     try:
         return found, _engine(args, checkpoint)
     except (ValueError, OSError) as error:

@@ -24,7 +24,7 @@ from squelch.api.turns import Turns
 from squelch.cluster.commands.other_trainers.format_rows import NEEDED, LeftOut, is_sample, whole_step
 from squelch.cluster.commands.other_trainers.formats import Format, files_of, format_named, format_of
 from squelch.cluster.commands.other_trainers.records import SUFFIXES, records, suffix_of
-from squelch.cluster.errors import UserError, bad_files_are_the_users
+from squelch.cluster.errors import UserError, as_user_error, bad_files_are_the_users
 from squelch.envs.untrusted.files import brief, is_file, is_folder, read_bytes, shortened, state
 from squelch.envs.untrusted.memory import memory_of_at_most
 from squelch.envs.untrusted.text import MAX_LINE, parse_object
@@ -237,7 +237,5 @@ class Reader:
 
     def read(self, rows: Sequence[tuple[int, Row]]) -> Reasonings:
         """The samples of all rows that have a reasoning; UserError with the row for a malformed one."""
-        try:
+        with as_user_error(BadSample):
             return self._reader.read(rows)
-        except BadSample as error:
-            raise UserError(str(error)) from error

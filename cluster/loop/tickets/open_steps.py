@@ -28,6 +28,7 @@ from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import Failed, reason_of
 from squelch.cluster.control.admission import Admission, TicketSource
 from squelch.cluster.control.autoscaling import StepTimes
+from squelch.cluster.control.client import loop_time
 from squelch.cluster.control.ledger import BUFFERED, DROPPED, FAILED, KEPT_WAITING, Ledger
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.loop.filtering import Filtering
@@ -80,7 +81,7 @@ class OpenSteps:
             self._start(step, self._resumed.pop(step, None) or self.source.take(step, self.config.loop.prompts))
 
     def _start(self, step: int, tickets: list[Ticket]) -> None:
-        new = Window(step, time.time(), len(tickets), StepTimes(_now()))
+        new = Window(step, time.time(), len(tickets), StepTimes(loop_time()))
         window = self.windows.setdefault(step, new)
         for ticket in tickets:
             self.ledger.issue(ticket.ticket_id)
@@ -91,7 +92,7 @@ class OpenSteps:
         group = await self.play.group(ticket)
         window.groups[ticket.ticket_id] = group
         self.ledger.move(ticket.ticket_id, BUFFERED)
-        window.times.played = _now()
+        window.times.played = loop_time()
         await self.filtering.admit([group])
         return group
 
@@ -115,7 +116,7 @@ class OpenSteps:
             times.
         """
         window = self.windows[step]
-        window.times.asked = _now()
+        window.times.asked = loop_time()
         return Decided(window, await self._decide(window), await self._rows(window))
 
     async def _decide(self, window: Window) -> StepDecision:
@@ -219,7 +220,3 @@ def _training_tickets(config: RunConfig, cursor: int) -> TicketSource:
         cursor,
         config.filter.num_replays,
     )
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

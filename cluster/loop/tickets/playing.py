@@ -184,10 +184,7 @@ class Play:
         async def ask(player: Client, worker: str) -> dict[str, Cluster]:
             return await player.call(CLUSTERS, list(tickets))
 
-        try:
-            return await self._attempts("the clusters of hard negatives", ask, lambda _: [])
-        except _Unplayed as error:
-            raise RuntimeError(str(error.failure)) from error.__cause__
+        return await self._required("the clusters of hard negatives", ask, lambda _: [])
 
     # -- validation ------------------------------------------------------------------------------------------------
 
@@ -254,7 +251,7 @@ class Play:
         try:
             return await self._attempts(what, play, failed)
         except _Unplayed as error:
-            text = f"validation: {what} failed loop.max_attempts times; last cause: {error.failure}"
+            text = f"{what} failed loop.max_attempts times; last cause: {error.failure}"
             raise RuntimeError(text) from error.__cause__
 
     async def rows(self, groups: list[PlayedGroup]) -> list[pa.Table]:
