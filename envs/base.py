@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import abc
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, ClassVar
 
 import gymnasium
@@ -29,12 +30,13 @@ from gymnasium.spaces import Text
 from gymnasium.utils import seeding
 
 from squelch.envs.contract import Environment, Twinned
+from squelch.envs.format import joined
 from squelch.envs.options import read_options
 from squelch.envs.registry import ENVIRONMENTS
 from squelch.envs.settings import Settings
 from squelch.envs.splits import Split, check_split
 from squelch.envs.text import PRINTABLE
-from squelch.envs.wording import PromptName, Wording
+from squelch.envs.wording import PromptName, Rng, Wording
 
 NAMESPACE = "squelch"
 
@@ -213,7 +215,15 @@ class TextEnv(gymnasium.Env[str, str], Environment):
 
 
 class TwinnedEnv(TextEnv, Twinned):
-    """An environment with twins. Subclasses define `content`, `twins` and `_load_content`."""
+    """An environment with twins. Subclasses define `content`, `family` and `_load_content`."""
+
+    @abc.abstractmethod
+    def family(self, rng: Rng) -> Iterator[str]:
+        """The contents of all other tasks of a family that `rng` draws (`Twinned.twins`), in an order that it draws."""
+
+    def twins(self, rng: Rng, most: int) -> list[str]:
+        """As `Twinned.twins`: the first of the family."""
+        return list(islice(self.family(rng), most))
 
     def start(self, content: str) -> tuple[str, dict[str, Any]]:
         """As `Twinned.start`."""
@@ -221,10 +231,10 @@ class TwinnedEnv(TextEnv, Twinned):
             raise RuntimeError(f"{self.name} was used before reset")
         return self._opening(self._load_content(content))
 
-    def best_answer(self) -> str | None:
-        """As `Twinned.best_answer`: the first actions of the solver, as many as one answer may have."""
+    def best_answer(self, most_actions: int) -> str | None:
+        """As `Twinned.best_answer`: the first actions of the solver."""
         actions = self.solution()
-        return None if actions is None else " || ".join(actions[: self.max_actions_per_turn])
+        return None if actions is None else joined(actions[:most_actions])
 
     @abc.abstractmethod
     def _load_content(self, content: str) -> dict[str, Any]:

@@ -274,8 +274,9 @@ class Twinned(Protocol):
         does. Raises ValueError for what is no task's content."""
 
     @abc.abstractmethod
-    def best_answer(self) -> str | None:
-        """What a solver answers in the first turn; None if none is known. It answers equal states alike."""
+    def best_answer(self, most_actions: int) -> str | None:
+        """What a solver answers in the first turn, with at most so many actions; None if none is known. It answers
+        equal states alike."""
 
 
 class ClosedVocabulary(Protocol):

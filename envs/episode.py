@@ -60,8 +60,9 @@ class Episode:
         self._env, self._config = env, config.resolved(env)
         self._seed, self._noise_seed, self._reward_noise = seed, noise_seed, reward_noise
         self._max_turns = self._config.max_turns or env.max_turns
-        self._max_actions = self._config.max_actions_per_turn or env.max_actions_per_turn
-        self._actions_left = self._max_turns * self._max_actions
+        self.max_actions = self._config.max_actions_per_turn or env.max_actions_per_turn
+        """Most actions of a turn."""
+        self._actions_left = self._max_turns * self.max_actions
         self._observation: str | Shown = ""
         self._plan: list[str] = []
         self._turns = 0
@@ -87,7 +88,7 @@ class Episode:
         observation, info = given
         self._observation = shown_of(observation, method)
         self.task_key, self.task_kind = _task_of(info)
-        self._actions_left = self._max_turns * self._max_actions
+        self._actions_left = self._max_turns * self.max_actions
         self._plan, self._turns, self._done, self._success, self._paid = [], 0, False, False, False
         if self._env.whole_turns:
             self.tools = info.get("tools")
@@ -103,7 +104,7 @@ class Episode:
         if self._done:
             raise RuntimeError(f"turn {self._turns + 1} was played in an episode that is not running")
         whole = self._env.whole_turns
-        parsed = ParsedTurn("", (text,), True, None) if whole else parse(text, self._max_actions, self._env.read_action)
+        parsed = ParsedTurn("", (text,), True, None) if whole else parse(text, self.max_actions, self._env.read_action)
         reward, played, ending = self._play(parsed)
         self._plan += parsed.actions
         self._turns += 1

@@ -150,9 +150,14 @@ def reward_text(reward: float) -> str:
     return f"{round(reward, 1) + 0.0:.1f}"
 
 
+def joined(actions: Sequence[str]) -> str:
+    """The content of an answer with these actions."""
+    return f" {SEPARATOR} ".join(actions)
+
+
 def answer(actions: Sequence[str]) -> str:
     """The end of a well-formed turn, from the closing of the reasoning on."""
-    return f"{THINK_CLOSE} {ANSWER_OPEN} {f' {SEPARATOR} '.join(actions)} {ANSWER_CLOSE}"
+    return f"{THINK_CLOSE} {ANSWER_OPEN} {joined(actions)} {ANSWER_CLOSE}"
 
 
 def well_formed(reasoning: str, actions: Sequence[str]) -> str:

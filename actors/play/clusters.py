@@ -81,10 +81,10 @@ class _Family:
 
     def openings(self, episode: Episode) -> list[list[Message]]:
         """The first messages of the task and of its twins."""
-        openings, answers = [episode.start()], [self._env.best_answer()]
+        openings, answers = [episode.start()], [self._env.best_answer(episode.max_actions)]
         for content in self._env.twins(self._rng, PROBE_TWINS):
             openings.append(episode.start_twin(self._env, content))
-            answers.append(self._env.best_answer())
+            answers.append(self._env.best_answer(episode.max_actions))
         own, *others = answers
         known = [answer for answer in others if answer is not None]
         if own is not None and known:

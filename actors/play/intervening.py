@@ -46,7 +46,7 @@ from squelch.actors.records import Task, Ticket
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import Demonstrator, Environment, Twinned, lacking
 from squelch.envs.episode import Episode, Message
-from squelch.envs.format import SEPARATOR, parse
+from squelch.envs.format import joined, parse
 from squelch.envs.mixture import Mixture
 from squelch.envs.wording import DemonstrationQuality
 
@@ -157,7 +157,7 @@ class Intervening:
         source, env = cast("Twinned", own.env), cast("Twinned", started.env)  # `env` goes on to the twins themselves
         rng = Random(derive_seed("twins", ticket.seed, ticket.ticket_id))
         for content in (twin for _ in range(FAMILIES) for twin in source.twins(rng, TWINS_OF_FAMILY)):
-            messages, best = episode.start_twin(env, content), env.best_answer()
+            messages, best = episode.start_twin(env, content), env.best_answer(episode.max_actions)
             if best not in (None, own.best) and episode.task_key != own.task_key:
                 return replace(started, messages=messages, task_key=episode.task_key, best=best)
         self._idle.keep(ticket.task, started.env)
@@ -175,9 +175,8 @@ class Intervening:
             raise ValueError(f"environment {task.environment} reads whole turns, in which no action can be compared")
         chosen = self._mixture.labelled(task.label).environment
         episode = Episode(env, task.seed, noise_seed(ticket, 0, env.shared_noise), chosen.format)
-        messages, most_actions = episode.start(), chosen.format.resolved(env).max_actions_per_turn or 1
-        best = best_answer(env, most_actions)
-        return _Opened(task, env, episode.task_key, messages, best, most_actions), episode
+        messages, best = episode.start(), best_answer(env, episode.max_actions)
+        return _Opened(task, env, episode.task_key, messages, best, episode.max_actions), episode
 
     # --- turns ---
 
@@ -234,13 +233,13 @@ def _with_prompt(started: _Opened, codec: ChatCodec) -> _Opened:
 
 
 def best_answer(env: Environment, most_actions: int) -> str | None:
-    """What a solver answers in the environment's current state, or what it demonstrates without a mistake; None if
-    neither is known."""
+    """What a solver answers in the environment's current state, with at most so many actions, or what it demonstrates
+    without a mistake; None if neither is known."""
     if not lacking(env, Twinned):
-        return cast("Twinned", env).best_answer()
+        return cast("Twinned", env).best_answer(most_actions)
     if lacking(env, Demonstrator):
         return None
     quality = DemonstrationQuality(
         grounded=1.0, wrong_coordinates=0.0, random_plan=0.0, generic_random_plan=0.0, max_actions=most_actions
     )
-    return f" {SEPARATOR} ".join(cast("Demonstrator", env).demonstrate(Random(0), quality)[1])
+    return joined(cast("Demonstrator", env).demonstrate(Random(0), quality)[1])

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -318,20 +318,18 @@ class Countdown(TwinnedEnv, Demonstrator, ClosedVocabulary, Judged):
         """The puzzle in the style `tiny`."""
         return puzzle_text(self._puzzle.numbers, self._puzzle.target)
 
-    def twins(self, rng: Rng, most: int) -> list[str]:
-        """As `Twinned.twins`: one number, or the target, is another. Targets are results of random operations, so that
-        the puzzles of a family are not quite equally likely as tasks, and most variations of a published puzzle are
-        in no file."""
-        numbers, target, found = self._puzzle.numbers, self._puzzle.target, list[str]()
+    def family(self, rng: Rng) -> Iterator[str]:
+        """As `TwinnedEnv.family`: one number, or the target, is another. Targets are results of random operations, so
+        that the puzzles of a family are not quite equally likely as tasks, and most variations of a published puzzle
+        are in no file."""
+        numbers, target = self._puzzle.numbers, self._puzzle.target
         part = choose(rng, range(len(numbers) + 1))
         drawn = self.options.data is None
         largest = (self.options.max_number if part < len(numbers) else self.options.max_target) if drawn else NEAR
         for value in shuffled(rng, range(1, largest + 1)):
             kept, wanted = (numbers, value) if part == len(numbers) else (_with(numbers, part, value), target)
-            same = (kept, wanted) == (numbers, target)
-            if len(found) < most and not same and self._is_task(kept, wanted):
-                found.append(puzzle_text(kept, wanted))
-        return found
+            if (kept, wanted) != (numbers, target) and self._is_task(kept, wanted):
+                yield puzzle_text(kept, wanted)
 
     def _is_task(self, numbers: tuple[int, ...], target: int) -> bool:
         """Whether a puzzle within the options' limits has the properties of a drawn one."""

@@ -11,6 +11,7 @@ a hole, `*` player on the goal.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -228,19 +229,18 @@ class FrozenLake(GridEnv):
         """The lake at its start."""
         return grid(self._lake.size, self._lake.start, self._lake.goal, self._lake.holes)
 
-    def twins(self, rng: Rng, most: int) -> list[str]:
-        """As `Twinned.twins`: the player, the goal or one hole is elsewhere. All lakes of a family are equally likely
-        as tasks."""
-        lake, found = self._lake, list[str]()
+    def family(self, rng: Rng) -> Iterator[str]:
+        """As `TwinnedEnv.family`: the player, the goal or one hole is elsewhere. All lakes of a family are equally
+        likely as tasks."""
+        lake = self._lake
         part = choose(rng, ("player", "goal", "hole") if lake.holes else ("player", "goal"))
         hole = choose(rng, sorted(lake.holes)) if part == "hole" else None
         free = set(range(lake.size**2)) - lake.holes - {lake.start, lake.goal}
         for cell in shuffled(rng, sorted(free)):
             start, goal = cell if part == "player" else lake.start, cell if part == "goal" else lake.goal
             holes = lake.holes if hole is None else lake.holes - {hole} | {cell}
-            if len(found) < most and lake_of(start, goal, holes, self.options) is not None:
-                found.append(grid(lake.size, start, goal, holes))
-        return found
+            if lake_of(start, goal, holes, self.options) is not None:
+                yield grid(lake.size, start, goal, holes)
 
     def _load_content(self, content: str) -> dict[str, Any]:
         cells = content.split()

@@ -11,6 +11,7 @@ The outer wall is not shown: a room of `size` 6 is a board of 4 x 4 cells, and i
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -314,10 +315,10 @@ class Sokoban(GridEnv):
         """The room at its start."""
         return grid(self._level.room, self._level.player, self._level.boxes)
 
-    def twins(self, rng: Rng, most: int) -> list[str]:
-        """As `Twinned.twins`: the player, a box or a target is elsewhere. The lengths of solutions are drawn uniformly,
-        so that the levels of a family are not quite equally likely as tasks."""
-        level, room, found = self._level, self._level.room, list[str]()
+    def family(self, rng: Rng) -> Iterator[str]:
+        """As `TwinnedEnv.family`: the player, a box or a target is elsewhere. The lengths of solutions are drawn
+        uniformly, so that the levels of a family are not quite equally likely as tasks."""
+        level, room = self._level, self._level.room
         part = choose(rng, ("player", "box", "target"))
         moved = {"box": level.boxes, "target": room.targets}.get(part, 0)
         left = moved ^ 1 << choose(rng, members(moved)) if moved else 0
@@ -328,9 +329,9 @@ class Sokoban(GridEnv):
             moved_target = targets != room.targets
             twin = replace(room, targets=targets, dead=dead_cells(room.moves, targets)) if moved_target else room
             same = (player, boxes, targets) == (level.player, level.boxes, room.targets)
-            if len(found) < most and not same and targets.bit_count() == boxes.bit_count() == self.options.boxes:
-                found += [grid(twin, player, boxes)] if level_of(twin, player, boxes, self.options) else []
-        return found
+            complete = targets.bit_count() == boxes.bit_count() == self.options.boxes
+            if not same and complete and level_of(twin, player, boxes, self.options):
+                yield grid(twin, player, boxes)
 
     def _load_content(self, content: str) -> dict[str, Any]:
         level = level_in(content, self.options)

@@ -54,12 +54,12 @@ def test_twins_are_mutual_and_differ_from_their_task(name: str, seed: int, draw:
 def test_a_task_is_started_again_from_its_content(name: str) -> None:
     env = started(name, 3)
     observation, info = env.reset(seed=3, options={"noise_seed": 0})
-    content, answer = env.content(), env.best_answer()
+    content, answer = env.content(), env.best_answer(2)
     twin = env.twins(random.Random(0), 1)[0]
     other, _ = env.start(twin)
     assert other != observation and env.content() == twin
-    assert env.start(content) == (observation, info) and env.best_answer() == answer
-    assert answer is not None and len(answer.split("||")) <= env.max_actions_per_turn
+    assert env.start(content) == (observation, info) and env.best_answer(2) == answer
+    assert answer is not None and env.best_answer(1) == answer.split(" || ")[0]
 
 
 @pytest.mark.parametrize("name", TWINNED)
@@ -93,7 +93,7 @@ def test_a_twin_is_played_as_a_task_of_its_own() -> None:
     key = episode.task_key
     messages = episode.start_twin(env, env.twins(random.Random(0), 1)[0])
     assert messages[0] == own[0] and messages[1] != own[1] and episode.task_key != key
-    answer = env.best_answer()
+    answer = env.best_answer(2)
     outcome = episode.act(f"go</think><answer>{answer}</answer>")
     assert outcome.format_valid and outcome.num_actions == len(answer.split("||"))
 

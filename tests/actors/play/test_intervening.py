@@ -49,8 +49,8 @@ class Agent:
     """Reasons the best answer of its prompt. `obeys(request)`: whether it answers what its reasoning says, or the best
     answer of its prompt. Without reasoning it says no answer."""
 
-    def __init__(self, codec: ChatCodec, obeys: Callable[[GenerationRequest], bool]) -> None:
-        self.codec, self.obeys = codec, obeys
+    def __init__(self, codec: ChatCodec, obeys: Callable[[GenerationRequest], bool], most: int = 2) -> None:
+        self.codec, self.obeys, self.most = codec, obeys, most
         self.best: dict[bytes, str] = {}
         self.requests: dict[str, GenerationRequest] = {}
         self.sampled: dict[str, np.ndarray] = {}
@@ -58,8 +58,8 @@ class Agent:
     def prompt(self, task: Task) -> np.ndarray:
         """The first prompt of a task, whose best answer the agent knows from here on."""
         env = make(task.environment, task.split, dict(task.options))
-        ids = self.codec.first_turn(Episode(env, task.seed, 0, FormatConfig()).start())
-        answer = best_answer(env, 2)
+        ids = self.codec.first_turn(Episode(env, task.seed, 0, FormatConfig(max_actions_per_turn=self.most)).start())
+        answer = best_answer(env, self.most)
         assert answer is not None
         self.best[ids.tobytes()] = answer
         return ids
@@ -73,7 +73,7 @@ class Agent:
             env = make("FrozenLake")
             env.reset(seed=0, options={"noise_seed": 0})
             env.start("\n".join(ROW.findall(self.codec.text(ids))[-4:]))
-            own, self.best[ids.tobytes()] = ids.tobytes(), env.best_answer()
+            own, self.best[ids.tobytes()] = ids.tobytes(), env.best_answer(self.most)
         begun = self.codec.text(ids[len(own) // ids.itemsize :])
         if begun:
             said = begun.partition(CLOSE)[0].removeprefix(" so ").removesuffix(" ")
@@ -98,12 +98,15 @@ def swaps(agent: Agent, count: int) -> list[Swap]:
     return found
 
 
-def play(codec: ChatCodec, generate, asked: list[Swap], limit: int = LIMIT, make_env=None, run=asyncio.run, **bounds):
+def play(
+    codec: ChatCodec, generate, asked: list[Swap], limit: int = LIMIT, make_env=None, run=asyncio.run, most=2, **bounds
+):
     async def together() -> list[Intervention | LeftOut]:
         config = EnvironmentActorConfig(**bounds)
         steps = StepPool(config.step_timeout_s, config.step_threads)
         sampling = SamplingConfig(max_tokens_per_turn=limit)
-        one = Intervening(codec, EnvironmentConfig(), sampling, config, 4096, generate, steps, make_env)
+        environment = EnvironmentConfig(format=FormatConfig(max_actions_per_turn=most))
+        one = Intervening(codec, environment, sampling, config, 4096, generate, steps, make_env)
         try:
             async with asyncio.timeout(180):
                 return list(await asyncio.gather(*map(one.play, asked)))
@@ -175,6 +178,15 @@ def test_most_donors_are_twins_that_differ_in_one_part_and_have_another_best_ans
         )
         changed.append(sum(a != b for a, b in zip(own, donor, strict=True)))
     assert changed.count(2) == found.twins, "one thing is at another cell"
+
+
+def test_a_donors_best_answer_is_another_one_also_where_a_turn_has_fewer_actions(codec) -> None:
+    agent = Agent(codec, lambda request: True, most=1)
+    found = read_interventions(play(codec, agent, swaps(agent, 12), most=1))
+    assert found.tasks == 12 and found.twins > 0
+    assert found.answers["donor"]["donors"].value == found.change.value == 1.0, (
+        "answers that differ in the first action"
+    )
 
 
 def test_a_drawn_donor_has_other_content_and_another_best_answer(codec) -> None:
