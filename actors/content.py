@@ -9,8 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from squelch.envs import pictures as shown_pictures
 
 KEY_BYTES = 16
 
@@ -28,16 +32,18 @@ class Picture:
     media_type: str
     """Media type of the encoded bytes, e.g. `image/png`."""
     digest: str
-    """BLAKE2b of the encoded bytes, 128 bits in hexadecimal."""
+    """The first 128 bits of the identity of its pixels (`envs.pictures`), in hexadecimal."""
     data: bytes | None = None
     """The encoded bytes."""
     reference: str | None = None
     """Key of the bytes in the run's store, e.g. `pictures/1f...e0.png`."""
 
     @classmethod
-    def of(cls, position: int, media_type: str, data: bytes) -> Picture:
-        """The picture with these encoded bytes."""
-        return cls(position, media_type, _digest(data).hex(), data)
+    def of(cls, position: int, picture: shown_pictures.Picture) -> Picture:
+        """The picture as a PNG."""
+        from squelch.envs.untrusted.pictures import png_of  # reads pictures too, which most users of keys never do
+
+        return cls(position, "image/png", picture.identity[: 2 * KEY_BYTES], png_of(picture))
 
 
 def content_key(ids: np.ndarray, pictures: Sequence[Picture] = ()) -> str:

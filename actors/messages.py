@@ -6,6 +6,10 @@ from typing import Any, Literal
 import numpy as np
 
 from squelch.actors.cards.records import CardUse, Operations
+from squelch.envs.pictures import Picture
+
+PlacedPictures = tuple[tuple[int, Picture], ...]
+"""Pictures among ids, in order: the index of each one's first placeholder id, and the picture."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,8 @@ class GenerationRequest:
     seed: int
     stop: tuple[str, ...] = ()
     """Texts at whose end the turn ends; the ids that hold the text stay part of it."""
+    pictures: PlacedPictures = ()
+    """Those that `prompt_ids` stand for."""
 
 
 @dataclass(frozen=True)

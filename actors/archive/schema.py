@@ -66,7 +66,7 @@ VERSION_SPAN = (
 PICTURE = (
     Column("position", pa.int32(), "First position of the ids that stand for the picture", "index in token_ids"),
     Column("media_type", pa.string(), "Media type of the encoded bytes, e.g. `image/png`"),
-    Column("digest", pa.string(), "BLAKE2b of the encoded bytes", "32 hexadecimal digits"),
+    Column("digest", pa.string(), "First half of SHA-256 of the picture's size and RGB bytes", "32 hexadecimal digits"),
     Column("data", pa.binary(), "The encoded bytes; null if only the reference is stored", "bytes", nullable=True),
     Column("reference", pa.string(), "Key of the bytes in the run's store; null if `data` has them", nullable=True),
 )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from squelch.actors.failures import Failure, FailureCause
+from squelch.actors.messages import PlacedPictures
 from squelch.actors.play.replaying import NOT_REPLAYED, Replayed
 from squelch.actors.play.transcript import Transcript, joined
 from squelch.actors.records import Trajectory
@@ -64,12 +65,12 @@ class Attempt:
         """The last segment that has a turn."""
         return next(segment for segment in reversed(self.segments) if segment.turns)
 
-    def feed(self, ids: np.ndarray, cause: str = "") -> None:
-        """Append fed ids, to a new segment if there is a `cause` to begin one."""
+    def feed(self, ids: np.ndarray, cause: str = "", pictures: PlacedPictures = ()) -> None:
+        """Append fed ids and the pictures among them, to a new segment if there is a `cause` to begin one."""
         if cause:
             self.segments.append(Transcript())
             self.causes.append(cause)
-        self.segment.add(ids)
+        self.segment.add(ids, pictures=pictures)
 
     def trajectory(self, index: int, worker: str) -> Trajectory:
         """The trajectory; one that failed is neither a success nor truncated."""
@@ -87,6 +88,7 @@ class Attempt:
             bootstrap_last_state=ended and self.bootstrap_last_state,
             version_spans=whole.version_spans,
             segments=whole.segments,
+            pictures=whole.pictures,
             replay_returns=self.replayed.returns,
             replay_failure=self.replayed.failure,
         )

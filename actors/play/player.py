@@ -232,6 +232,7 @@ class EnvironmentPlayer:
             max_tokens=most,
             temperature=ticket.temperature,
             seed=request_seed(ticket, index, turn),
+            pictures=attempt.segment.pictures,
         )
         started = time.monotonic()
         try:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from squelch.actors.messages import Completion, VersionSpan
+from squelch.actors.content import Picture
+from squelch.actors.messages import Completion, PlacedPictures, VersionSpan
 from squelch.actors.records import Segment, Turn
 
 VersionSpans = tuple[VersionSpan, ...] | None
@@ -32,10 +33,14 @@ class Transcript:
     turns: list[Turn] = field(default_factory=list)
     version_spans: VersionSpans = ()
     length: int = 0
+    pictures: PlacedPictures = ()
+    """Those that fed ids stand for; sampled ids never do."""
 
-    def add(self, ids: np.ndarray, log_probs: np.ndarray | None = None) -> int:
-        """Append fed ids, or sampled ids with their log-probabilities; returns the position of the first."""
+    def add(self, ids: np.ndarray, log_probs: np.ndarray | None = None, pictures: PlacedPictures = ()) -> int:
+        """Append fed ids and the pictures among them, or sampled ids with their log-probabilities; returns the position
+        of the first."""
         start = self.length
+        self.pictures += tuple((start + position, picture) for position, picture in pictures)
         self.parts.append(ids)
         self.log_probs.append(log_probs)
         self.length += len(ids)
@@ -95,6 +100,7 @@ class Joined:
     turns: list[Turn]
     version_spans: VersionSpans
     segments: tuple[Segment, ...]
+    pictures: tuple[Picture, ...]
 
 
 def joined(segments: Sequence[Transcript], causes: Sequence[str]) -> Joined:
@@ -123,6 +129,11 @@ def joined(segments: Sequence[Transcript], causes: Sequence[str]) -> Joined:
         turns,
         spans,
         tuple(Segment(start, cause) for start, cause in later),
+        tuple(
+            Picture.of(start + position, picture)
+            for segment, start in zip(segments, starts[:-1], strict=True)
+            for position, picture in segment.pictures
+        ),
     )
 
 

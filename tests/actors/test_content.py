@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from squelch.actors.content import Picture, content_key, pictures_within
+from tests.pictures import placed
 
-PICTURES = st.lists(st.builds(Picture.of, st.integers(0, 3), st.just("image/png"), st.binary(max_size=3)), max_size=3)
+PICTURES = st.lists(st.builds(placed, st.integers(0, 3), st.binary(max_size=3)), max_size=3)
 PROMPTS = st.tuples(
     st.lists(st.integers(0, 3), max_size=4), PICTURES.map(lambda ps: list({p.position: p for p in ps}.values()))
 )
@@ -24,7 +25,7 @@ def test_keys_are_equal_exactly_when_what_is_shown_is(one, other):
 
 
 def test_a_key_does_not_depend_on_where_the_bytes_lie_or_on_the_type_of_the_ids():
-    inside = Picture.of(1, "image/png", b"\x89PNG")
+    inside = placed(1, b"\x89PNG")
     outside = Picture(1, "image/png", inside.digest, reference=f"pictures/{inside.digest}.png")
     keys = [content_key(np.array([5, 9], dtype=t), [p]) for t in (np.int32, np.int64) for p in (inside, outside)]
     assert len(set(keys)) == 1 and len(keys[0]) == 32
@@ -35,7 +36,7 @@ def test_a_key_stays_the_same_over_versions_and_machines():
 
 
 def test_a_part_of_a_sequence_has_the_pictures_in_it_and_the_key_of_the_same_content_elsewhere():
-    ids, picture = np.arange(6, dtype=np.int32), Picture.of(3, "image/png", b"x")
+    ids, picture = np.arange(6, dtype=np.int32), placed(3, b"x")
     assert pictures_within([picture], 0, 3) == () and pictures_within([picture], 0, 5) == (picture,)
-    elsewhere = Picture.of(1, "image/png", b"x")
+    elsewhere = placed(1, b"x")
     assert content_key(ids[2:5], pictures_within([picture], 2, 5)) == content_key(ids[2:5], [elsewhere])

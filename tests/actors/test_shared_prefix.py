@@ -4,11 +4,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.content import Picture, content_key
+from squelch.actors.content import content_key
 from squelch.actors.shared_prefix import common_length, common_lengths, distinct, identities, in_order
+from tests.pictures import placed
 
 ROW = st.lists(st.integers(0, 2), min_size=1, max_size=6).map(np.array)
-PICTURE = st.builds(Picture.of, st.integers(0, 8), st.just("image/png"), st.sampled_from([b"one", b"other"]))
+PICTURE = st.builds(placed, st.integers(0, 8), st.sampled_from([b"one", b"other"]))
 SHOWN = st.tuples(ROW, st.lists(PICTURE, max_size=2, unique_by=lambda picture: picture.position))
 
 

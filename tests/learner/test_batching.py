@@ -7,13 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.content import Picture
 from squelch.actors.failures import Failure, FailureCause
 from squelch.learner.batching import Row, collate, even_parts, plan, refuse_non_finite, to_rows
 from squelch.learner.config import ObjectiveConfig
 from squelch.learner.refusal import StepRefused
 from squelch.learner.tensors import inputs_of
 from tests.learner.models import make_groups
+from tests.pictures import placed
 
 LENGTHS = st.lists(st.integers(1, 90), min_size=0, max_size=40)
 
@@ -218,7 +218,7 @@ def test_an_empty_micro_batch_still_has_something_to_feed() -> None:
 
 def test_rows_with_equal_ids_and_other_pictures_share_nothing_behind_them_and_are_not_fed_to_a_policy_of_text() -> None:
     (group_id, members) = make_groups(1)[0]
-    one, other = (Picture.of(2, "image/png", data) for data in (b"one", b"other"))
+    one, other = (placed(2, data) for data in (b"one", b"other"))
     same = [replace(members[0], index=i, pictures=(p,)) for i, p in enumerate((one, one, other))]
     rows = to_rows([(group_id, same)], ObjectiveConfig())
     assert [row.pictures for row in rows] == [(one,), (one,), (other,)]

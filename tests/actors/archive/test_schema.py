@@ -19,7 +19,7 @@ from squelch.actors.archive.schema import ARCHIVE_SCHEMA, OPTIONAL
 from squelch.actors.archive.store import ArchiveError, LocalStore
 from squelch.actors.archive.version import VERSION_KEY
 from squelch.actors.archive.writer import Archive
-from squelch.actors.content import Picture, content_key
+from squelch.actors.content import content_key
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.filter.decisions import Decision
 from squelch.actors.messages import VersionSpan
@@ -27,6 +27,7 @@ from squelch.actors.records import Group, Segment, Task, Ticket, Trajectory, Tur
 from squelch.cluster.errors import UserError
 from squelch.cluster.inspector.groups import GroupIndex
 from tests.actors.archive.small_groups import archive_step, small_group
+from tests.pictures import placed
 
 SHORT = st.text(st.characters(codec="utf-8"), max_size=8)
 NUMBER = st.floats(-10, 10)
@@ -53,7 +54,7 @@ def trajectories(draw, index: int) -> Trajectory:
     log_probs = np.where(mask, -draw(st.integers(0, 9)), 0).astype(np.float32)
     spans = tuple(VersionSpan(a, b, draw(st.integers(0, 9))) for a, b in sampled)
     failure = st.builds(Failure, st.sampled_from([c for c in FailureCause if c is not FailureCause.OTHER]), SHORT)
-    picture = st.builds(Picture.of, st.integers(0, 12), st.just("image/png"), st.binary(max_size=5))
+    picture = st.builds(placed, st.integers(0, 12), st.binary(max_size=5))
     away = picture.map(lambda p: dataclasses.replace(p, data=None, reference=f"pictures/{p.digest}.png"))
     return Trajectory(
         index,

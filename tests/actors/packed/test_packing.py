@@ -4,9 +4,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.content import Picture, content_key
+from squelch.actors.content import content_key
 from squelch.actors.packed.packing import MIN_SAVED, added_tokens, pack
 from squelch.actors.shared_prefix import common_lengths, identities, in_order
+from tests.pictures import placed
 
 PIECE = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 ROWS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), min_size=1, max_size=14)
@@ -76,7 +77,7 @@ def test_a_group_shares_its_prompt_groups_their_system_prompt_and_answers_their_
 @settings(deadline=None)
 @given(trees(), st.data())
 def test_rows_share_tokens_up_to_the_first_picture_that_differs(rows: list[np.ndarray], data: st.DataObject) -> None:
-    kinds = [Picture.of(0, "image/png", bytes([kind])) for kind in range(2)]
+    kinds = [placed(0, bytes([kind])) for kind in range(2)]
     places = st.lists(st.tuples(st.integers(0, 30), st.sampled_from(kinds)), max_size=2, unique_by=lambda pair: pair[0])
     pictures = [
         [dataclasses.replace(picture, position=place) for place, picture in data.draw(places) if place < len(row)]
@@ -93,7 +94,7 @@ def test_rows_share_tokens_up_to_the_first_picture_that_differs(rows: list[np.nd
 
 def test_equal_rows_share_all_of_it_with_one_picture_and_nothing_behind_two() -> None:
     row = np.arange(50)
-    one, other = (Picture.of(20, "image/png", data) for data in (b"one", b"other"))
+    one, other = (placed(20, data) for data in (b"one", b"other"))
     assert pack([row] * 2, True, identities([row] * 2, [[one], [one]])).num_tokens == 50
     assert pack([row] * 2, True, identities([row] * 2, [[one], [other]])).num_tokens == 20 + 2 * 30
     assert pack([row] * 2, True, identities([row] * 2, [[one], []])).num_tokens == 20 + 2 * 30

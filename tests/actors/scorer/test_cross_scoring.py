@@ -26,6 +26,7 @@ from squelch.actors.scorer.models import load_arrays
 from squelch.actors.scorer.passes import common_prefix_length, token_batches
 from squelch.actors.scorer.token_trees import Path, tree_of
 from squelch.actors.shared_prefix import identities
+from tests.pictures import placed
 
 VOCABULARY = 61
 SMALL = {
@@ -316,7 +317,7 @@ def test_prompts_that_differ_in_a_picture_alone_are_computed_apart_and_share_no_
 ) -> None:
     scorer, rng = CrossScorer(qwen2(), 4096), np.random.default_rng(2)
     prompt, reasonings = np.arange(3, 15), rows(rng, [5, 7])
-    one, other = (Picture.of(4, "image/png", data) for data in (b"one", b"other"))
+    one, other = (placed(4, data) for data in (b"one", b"other"))
     shared: list[int] = []
     prefilled = scorer._prefilled
     monkeypatch.setattr(scorer, "_prefilled", lambda x, work: shared.append(work.shared) or prefilled(x, work))

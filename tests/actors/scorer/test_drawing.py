@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.content import Picture
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.records import Segment, Trajectory, Turn
 from squelch.actors.scorer.drawing import (
@@ -19,6 +18,7 @@ from squelch.actors.scorer.drawing import (
     version_mismatch,
     within_context,
 )
+from tests.pictures import placed
 
 
 def turn(start: int, size: int, reasoning: int, version: int = 0) -> Turn:
@@ -96,11 +96,11 @@ def test_at_most_max_prompts_columns_chosen_at_random() -> None:
 
 
 def test_prompts_with_equal_ids_and_other_pictures_are_columns_of_their_own() -> None:
-    pictures = [Picture.of(1, "image/png", data) for data in (b"one", b"other", b"one")]
+    pictures = [placed(1, data) for data in (b"one", b"other", b"one")]
     groups = window(3, 2, [[10, 11, 12]] * 3)
     for name, picture in zip(groups, pictures, strict=True):
         for one in groups[name]:
-            one.pictures = (picture, Picture.of(10, "image/png", b"shown after the first turn's prompt"))
+            one.pictures = (picture, placed(10, b"shown after the first turn's prompt"))
     draw = draw_first_turn(groups, 64, 2, (0,), 0)
     assert [x.tolist() for x in draw.prompts] == [[10, 11, 12]] * 2
     assert sorted(draw.weights.tolist()) == [1.0, 2.0]
@@ -139,7 +139,7 @@ def test_trajectory_draws_are_whole_contexts_of_a_random_turn() -> None:
 def test_a_turn_is_scored_under_what_its_own_segment_showed_and_no_other_segment() -> None:
     cut = [trajectory(i, [10, 11, 12], [3, 4]) for i in range(2)]  # 8 ids, then the second turn's segment
     for one, data in zip(cut, (b"one", b"other"), strict=True):
-        one.segments, one.pictures = (Segment(8, "compaction"),), (Picture.of(9, "image/png", data),)
+        one.segments, one.pictures = (Segment(8, "compaction"),), (placed(9, data),)
     apart = [replace(one, segments=(), turns=[turn(3, 6, 4)], pictures=()) for one in cut]
     for one in apart:
         one.token_ids = one.token_ids[8:]

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from squelch.actors.config import ProbeConfig
-from squelch.actors.content import Picture
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.records import Trajectory
 from squelch.actors.scorer.probe_drawing import draw_probe
@@ -15,6 +14,7 @@ from squelch.actors.scorer.probe_scoring import METRICS, FixedProbe
 from squelch.cluster.metrics import REGISTRY
 from tests.actors.scorer.test_scorer import Oracle
 from tests.actors.scorer.windows import trajectory, window
+from tests.pictures import placed
 
 CONFIG = ProbeConfig(tasks=8, samples=4)
 
@@ -136,7 +136,7 @@ def test_a_reasoning_that_the_policy_opened_itself_is_scored_behind_its_opening_
 
 def test_pictures_are_refused_by_the_name_of_the_task() -> None:
     seen = trajectory(0, 10)
-    seen.pictures = (Picture.of(0, "image/png", b"a board"),)
+    seen.pictures = (placed(0, b"a board"),)
     with pytest.raises(ValueError, match=r"group probe-000 shows pictures"):
         FixedProbe(Oracle(1.0), CONFIG, seed=1).read(0, 0, {"probe-000": [seen]})
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from squelch.actors.config import ScorerConfig
-from squelch.actors.content import Picture
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.records import Trajectory, Turn
 from squelch.actors.scorer.scorer import SCOPES, Followed, Scorer
 from squelch.actors.scorer.token_trees import Path
 from squelch.cluster.metrics import REGISTRY
 from tests.actors.scorer.windows import CONFIG, trajectory, window
+from tests.pictures import placed
 
 PROXY_KEYS = (
     *("retrieval_accuracy", "retrieval_chance", "recall@2", "recall@4", "recall@8", "mi_est", "mi_seq_est"),
@@ -220,7 +220,7 @@ def test_a_mixed_window_is_split_by_environment_and_a_plain_one_is_not() -> None
 
 def test_a_step_whose_prompts_show_pictures_is_refused_by_the_groups_name() -> None:
     groups = window()
-    groups["g3"][1].pictures = (Picture.of(0, "image/png", b"a board"),)
+    groups["g3"][1].pictures = (placed(0, b"a board"),)
     with pytest.raises(ValueError, match=r"step 4 is not scored: group g3 shows pictures"):
         Scorer(Oracle(5.0), CONFIG, seed=1).score(4, 0, groups)
 

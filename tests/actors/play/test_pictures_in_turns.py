@@ -1,0 +1,181 @@
+"""Pictures in messages: the ids that stand for them, and where they lie in a trajectory of many turns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from squelch.actors.archive.rows import from_table, to_table
+from squelch.actors.content import content_key
+from squelch.actors.play.codec import ChatCodec
+from squelch.envs.grid_worlds.picture import rows_of
+from squelch.envs.pictures import Shown
+from squelch.envs.registry import make
+from squelch.envs.untrusted.pictures import picture_of_png
+from tests.actors.play.test_codec import CHATML, MESSAGES, byte_level_bpe, save_model, spell
+from tests.actors.play.test_player import LIMIT, Policy, play, player, ticket
+from tests.pictures import picture
+
+START, END, PICTURE, VIDEO = VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+_IDS = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
+_PREPROCESSOR = {
+    **{"patch_size": 4, "merge_size": 2, "temporal_patch_size": 2, "min_pixels": 64, "max_pixels": 16384},
+    **{"image_mean": [0.5] * 3, "image_std": [0.5] * 3},
+}
+
+
+def seeing(folder: Path, template: str = CHATML, **changed: Any) -> Path:
+    """A model folder without weights whose tower has patches of 4 pixels, of which 2 x 2 become one id."""
+    tokenizer = byte_level_bpe()
+    tokenizer.add_special_tokens(list(VISION))
+    save_model(folder, tokenizer, template)
+    config = {
+        "model_type": "qwen2_5_vl",
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "text_config": {"vocab_size": 384},
+        "vision_config": {"patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2},
+        **{key: tokenizer.token_to_id(name) for key, name in zip(_IDS, VISION, strict=True)},
+    }
+    (folder / "config.json").write_text(json.dumps(config | changed))
+    (folder / "preprocessor_config.json").write_text(json.dumps(_PREPROCESSOR))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def codec(tmp_path_factory: pytest.TempPathFactory) -> ChatCodec:
+    return ChatCodec(seeing(tmp_path_factory.mktemp("seeing")))
+
+
+def opening(*parts: Any) -> list[dict[str, Any]]:
+    return [MESSAGES[0], {"role": "user", "content": Shown(parts)}]
+
+
+def lake(**options: Any):
+    chosen = {"observation_format": "picture", "cell_pixels": 8} | options
+    return lambda task: make("FrozenLake", task.split, chosen)
+
+
+def whole_pictures(codec: ChatCodec, ids: np.ndarray, placed: Any, num_tokens: int) -> None:
+    """Asserts that the ids hold exactly these pictures, each whole, and no other id of a picture in what was fed."""
+    vision = codec.vision
+    for position in placed:
+        assert ids[position - 1] == vision.start_id and ids[position + num_tokens] == vision.end_id
+        assert (ids[position : position + num_tokens] == vision.picture_id).all()
+    assert np.isin(ids, list(vision.control_ids)).sum() == len(placed) * (num_tokens + 2)
+
+
+def test_a_picture_becomes_one_placeholder_a_merged_patch_where_the_whole_text_would_have_them(codec) -> None:
+    one, other = picture(b"one", 32, 16), picture(b"other", 8, 8)
+    ids, placed = codec.first_fed(opening("\n Look:\n", one, " then ", other))
+    shown = f"\n Look:\n{START}{PICTURE * 8}{END} then {START}{PICTURE}{END}"
+    plain = codec.first_turn([MESSAGES[0], {"role": "user", "content": "HERE"}])
+    assert ids.tolist() == codec.backend.encode(spell(codec, plain).replace("HERE", shown)).ids
+    assert [one for _, one in placed] == [one, other] and ids.dtype == np.int32
+    at, later = (position for position, _ in placed)
+    assert (ids[at - 1 : at + 9] == [codec.vision.start_id, *[codec.vision.picture_id] * 8, codec.vision.end_id]).all()
+    assert (ids[later - 1 : later + 2] == [codec.vision.start_id, codec.vision.picture_id, codec.vision.end_id]).all()
+
+
+def test_a_later_turn_has_its_pictures_places_whether_or_not_the_end_of_the_turn_was_sampled(codec) -> None:
+    message = opening("before ", picture(), " after")[1]
+    open_ids, open_placed = codec.next_fed(message, False)
+    ids, placed = codec.next_fed(message, True)
+    assert ids.tolist() == open_ids[1:].tolist() and open_ids[0] == codec.stop_ids[0]
+    for found, (position, _) in ((ids, placed[0]), (open_ids, open_placed[0])):
+        assert found[position] == codec.vision.picture_id and found[position - 1] == codec.vision.start_id
+
+
+@pytest.mark.parametrize("text", [f"{START}{PICTURE}{END}", PICTURE, f"{START} {END}", "<|image_", VIDEO])
+def test_text_from_elsewhere_never_spells_a_picture(codec, text: str) -> None:
+    ids, placed = codec.first_fed(opening(text, picture(), f"pad|>{text}"))
+    assert len(placed) == 1
+    whole_pictures(codec, ids, [placed[0][0]], 1)
+    plain = codec.first_turn([MESSAGES[0], {"role": "user", "content": text}])
+    assert not np.isin(plain, list(codec.vision.control_ids)).any()
+
+
+def test_a_conversation_of_text_is_fed_as_without_a_tower(codec, tmp_path: Path) -> None:
+    plain = ChatCodec(save_model(tmp_path, byte_level_bpe()))
+    assert codec.first_turn(MESSAGES).tolist() == plain.first_turn(MESSAGES).tolist()
+    assert codec.vocab_size == plain.vocab_size and plain.vision is None
+
+
+@pytest.mark.parametrize("sides", [(12, 8), (8, 20), (256, 256)])
+def test_a_size_that_would_need_resizing_is_refused_by_name(codec, sides: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match=rf"{sides[0]} x {sides[1]} pixels does not fit"):
+        codec.first_fed(opening(picture(b"", *sides)))
+
+
+def test_models_that_cannot_be_shown_pictures_say_why(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no vision tower"):
+        ChatCodec(save_model(tmp_path / "text", byte_level_bpe())).first_fed(opening(picture()))
+    with pytest.raises(ValueError, match="no control tokens with the ids 380"):
+        ChatCodec(seeing(tmp_path / "ids", vision_start_token_id=380)).first_fed(opening(picture()))
+    with pytest.raises(ValueError, match="writes other ids of pictures"):
+        writes = CHATML.replace("{{ m.content }}", f"{{{{ m.content }}}}{START}")
+        ChatCodec(seeing(tmp_path / "writes", writes)).first_fed(opening(picture()))
+    with pytest.raises(ValueError, match="Qwen2_5_VLForConditionalGeneration"):
+        ChatCodec(seeing(tmp_path / "other", architectures=["LlavaForConditionalGeneration"])).first_fed(
+            opening(picture())
+        )
+
+
+class SamplesPlaceholders(Policy):
+    """Ends some turns with ids of pictures."""
+
+    async def __call__(self, worker, request):
+        answer = await super().__call__(worker, request)
+        vision = self.codec.vision
+        answer.token_ids[-3:-1] = (vision.start_id, vision.picture_id)
+        return answer
+
+
+@pytest.mark.parametrize("policy_of", [Policy, SamplesPlaceholders])
+@pytest.mark.parametrize("form", ["picture", "both"])
+def test_pictures_of_many_turns_lie_whole_in_one_sequence_that_only_grows(codec, form: str, policy_of: Any) -> None:
+    policy = policy_of(codec, 0.3)
+    (group,) = play(player(codec, policy, lake(observation_format=form)), ticket())
+    requests = {request.request_id: request for request in policy.requests}
+    for trajectory in group.trajectories:
+        assert trajectory.failure is None and len(trajectory.pictures) == len(trajectory.turns)
+        fed = np.where(trajectory.loss_mask, -1, trajectory.token_ids)
+        whole_pictures(codec, fed, [one.position for one in trajectory.pictures], 16)
+        for number, turn in enumerate(trajectory.turns):
+            asked = requests[f"{group.ticket.ticket_id}/{trajectory.index}/{number}"]
+            assert (asked.prompt_ids == trajectory.token_ids[: turn.sample_start]).all()
+            shown = [(one.position, one.digest) for one in trajectory.prompt_pictures(number)]
+            assert shown == [(position, one.identity[:32]) for position, one in asked.pictures]
+    back = from_table(to_table(group))
+    legend = make("FrozenLake", "train", {"observation_format": "picture", "cell_pixels": 8}).legend
+    rows = rows_of(picture_of_png(back[0].pictures[0].data, "archive").rgb, legend)
+    assert rows is not None and sum(row.count("P") for row in rows) == 1
+
+
+def test_tasks_with_equal_ids_have_contents_of_their_own(codec) -> None:
+    one = player(codec, Policy(codec), lake())
+    groups = play(one, *(ticket(f"000001-{seed:03}", 1, task_seed=seed) for seed in range(4)))
+    first = [group.trajectories[0] for group in groups]
+    assert len({tuple(t.prompt_ids(0).tolist()) for t in first}) == 1
+    assert len({content_key(t.prompt_ids(0), t.prompt_pictures(0)) for t in first}) == len({g.task_key for g in groups})
+
+
+def test_no_context_cuts_a_picture(codec) -> None:
+    whole = play(player(codec, Policy(codec), lake()), ticket(size=1))[0].trajectories[0]
+    seen = set()
+    for context in range(whole.turns[0].sample_start + LIMIT, len(whole.token_ids) + LIMIT, 7):
+        (trajectory,) = play(player(codec, Policy(codec), lake(), context), ticket(size=1))[0].trajectories
+        fed = np.where(trajectory.loss_mask, -1, trajectory.token_ids)
+        whole_pictures(codec, fed, [one.position for one in trajectory.pictures], 16)
+        assert len(trajectory.token_ids) <= context
+        assert trajectory.truncated or len(trajectory.turns) == len(whole.turns)
+        seen.add(len(trajectory.pictures))
+    assert len(seen) > 1, "contexts of several numbers of pictures were tried"
+
+
+def test_a_picture_that_does_not_fit_loses_its_trajectory_with_the_cause(codec) -> None:
+    (group,) = play(player(codec, Policy(codec), lake(cell_pixels=9)), ticket(size=2))
+    assert all("36 x 36 pixels does not fit" in str(one.failure) for one in group.trajectories)
