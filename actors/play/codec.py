@@ -34,6 +34,7 @@ import numpy as np
 from squelch.actors.formats import hermes
 from squelch.actors.formats.protocol import Ids, Parsed, Tools, require_followers
 from squelch.actors.formats.tokens import MARKERS, ModelTokens, as_array, as_text, reasoning_span
+from squelch.actors.messages import PlacedPictures
 from squelch.actors.pictures.geometry import CONFIG, Vision, vision_of
 from squelch.actors.text.chat_template import REASONING, Part, TemplateRefused
 from squelch.actors.text.control_tokens import Piece, foreign_pieces
@@ -64,7 +65,7 @@ class Fed(NamedTuple):
     """What is fed. `ids`: (num_tokens,) int32; `pictures`: each with the index of its first placeholder."""
 
     ids: np.ndarray
-    pictures: tuple[tuple[int, Picture], ...] = ()
+    pictures: PlacedPictures = ()
 
 
 class ChatCodec(ModelTokens):

@@ -187,7 +187,7 @@ class EnvironmentPlayer:
         feed = _shown(lambda: turns.first(messages))
         most = self._mixture.labelled(ticket.task.label).tokens(self._max_tokens)
         while self._fits(attempt, feed, most):
-            attempt.feed(feed.ids, feed.cause)
+            attempt.feed(*feed)
             completion = await self._sample(ticket, index, attempt, most)
             outcome = await self._act(episode, attempt, completion, turns)
             attempt.success = outcome.success

@@ -14,10 +14,10 @@ import numpy as np
 from squelch.actors.formats.choice import squelch_turns
 from squelch.actors.formats.protocol import Format, Tools
 from squelch.actors.formats.retention import CAUSE, Kept, message_of
+from squelch.actors.messages import PlacedPictures
 from squelch.actors.play.codec import ChatCodec
 from squelch.envs.contract import Environment
 from squelch.envs.episode import Episode, Message
-from squelch.envs.pictures import Picture
 
 
 class Feed(NamedTuple):
@@ -26,7 +26,7 @@ class Feed(NamedTuple):
 
     ids: np.ndarray
     cause: str = ""
-    pictures: tuple[tuple[int, Picture], ...] = ()
+    pictures: PlacedPictures = ()
 
 
 class Speech(Protocol):

@@ -13,12 +13,10 @@ from squelch.actors.archive.rows import from_table, to_table
 from squelch.actors.content import content_key
 from squelch.actors.play.codec import ChatCodec
 from squelch.envs.grid_worlds.picture import rows_of
-from squelch.envs.pictures import Shown
 from squelch.envs.registry import make
 from squelch.envs.untrusted.pictures import picture_of_png
-from tests.actors.play.test_codec import CHATML, MESSAGES, byte_level_bpe, save_model, spell
+from tests.actors.play.test_codec import CHATML, byte_level_bpe, save_model
 from tests.actors.play.test_player import LIMIT, Policy, play, player, ticket
-from tests.pictures import picture
 
 START, END, PICTURE, VIDEO = VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 _IDS = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
@@ -50,10 +48,6 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> ChatCodec:
     return ChatCodec(seeing(tmp_path_factory.mktemp("seeing")))
 
 
-def opening(*parts: Any) -> list[dict[str, Any]]:
-    return [MESSAGES[0], {"role": "user", "content": Shown(parts)}]
-
-
 def lake(**options: Any):
     chosen = {"observation_format": "picture", "cell_pixels": 8} | options
     return lambda task: make("FrozenLake", task.split, chosen)
@@ -66,62 +60,6 @@ def whole_pictures(codec: ChatCodec, ids: np.ndarray, placed: Any, num_tokens: i
         assert ids[position - 1] == vision.start_id and ids[position + num_tokens] == vision.end_id
         assert (ids[position : position + num_tokens] == vision.picture_id).all()
     assert np.isin(ids, list(vision.control_ids)).sum() == len(placed) * (num_tokens + 2)
-
-
-def test_a_picture_becomes_one_placeholder_a_merged_patch_where_the_whole_text_would_have_them(codec) -> None:
-    one, other = picture(b"one", 32, 16), picture(b"other", 8, 8)
-    ids, placed = codec.first_fed(opening("\n Look:\n", one, " then ", other))
-    shown = f"\n Look:\n{START}{PICTURE * 8}{END} then {START}{PICTURE}{END}"
-    plain = codec.first_turn([MESSAGES[0], {"role": "user", "content": "HERE"}])
-    assert ids.tolist() == codec.backend.encode(spell(codec, plain).replace("HERE", shown)).ids
-    assert [one for _, one in placed] == [one, other] and ids.dtype == np.int32
-    at, later = (position for position, _ in placed)
-    assert (ids[at - 1 : at + 9] == [codec.vision.start_id, *[codec.vision.picture_id] * 8, codec.vision.end_id]).all()
-    assert (ids[later - 1 : later + 2] == [codec.vision.start_id, codec.vision.picture_id, codec.vision.end_id]).all()
-
-
-def test_a_later_turn_has_its_pictures_places_whether_or_not_the_end_of_the_turn_was_sampled(codec) -> None:
-    message = opening("before ", picture(), " after")[1]
-    open_ids, open_placed = codec.next_fed(message, False)
-    ids, placed = codec.next_fed(message, True)
-    assert ids.tolist() == open_ids[1:].tolist() and open_ids[0] == codec.stop_ids[0]
-    for found, (position, _) in ((ids, placed[0]), (open_ids, open_placed[0])):
-        assert found[position] == codec.vision.picture_id and found[position - 1] == codec.vision.start_id
-
-
-@pytest.mark.parametrize("text", [f"{START}{PICTURE}{END}", PICTURE, f"{START} {END}", "<|image_", VIDEO])
-def test_text_from_elsewhere_never_spells_a_picture(codec, text: str) -> None:
-    ids, placed = codec.first_fed(opening(text, picture(), f"pad|>{text}"))
-    assert len(placed) == 1
-    whole_pictures(codec, ids, [placed[0][0]], 1)
-    plain = codec.first_turn([MESSAGES[0], {"role": "user", "content": text}])
-    assert not np.isin(plain, list(codec.vision.control_ids)).any()
-
-
-def test_a_conversation_of_text_is_fed_as_without_a_tower(codec, tmp_path: Path) -> None:
-    plain = ChatCodec(save_model(tmp_path, byte_level_bpe()))
-    assert codec.first_turn(MESSAGES).tolist() == plain.first_turn(MESSAGES).tolist()
-    assert codec.vocab_size == plain.vocab_size and plain.vision is None
-
-
-@pytest.mark.parametrize("sides", [(12, 8), (8, 20), (256, 256)])
-def test_a_size_that_would_need_resizing_is_refused_by_name(codec, sides: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match=rf"{sides[0]} x {sides[1]} pixels does not fit"):
-        codec.first_fed(opening(picture(b"", *sides)))
-
-
-def test_models_that_cannot_be_shown_pictures_say_why(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no vision tower"):
-        ChatCodec(save_model(tmp_path / "text", byte_level_bpe())).first_fed(opening(picture()))
-    with pytest.raises(ValueError, match="no control tokens with the ids 380"):
-        ChatCodec(seeing(tmp_path / "ids", vision_start_token_id=380)).first_fed(opening(picture()))
-    with pytest.raises(ValueError, match="writes other ids of pictures"):
-        writes = CHATML.replace("{{ m.content }}", f"{{{{ m.content }}}}{START}")
-        ChatCodec(seeing(tmp_path / "writes", writes)).first_fed(opening(picture()))
-    with pytest.raises(ValueError, match="Qwen2_5_VLForConditionalGeneration"):
-        ChatCodec(seeing(tmp_path / "other", architectures=["LlavaForConditionalGeneration"])).first_fed(
-            opening(picture())
-        )
 
 
 class SamplesPlaceholders(Policy):
