@@ -9,7 +9,7 @@ To add a case, add an entry to `CASES`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,107 +20,87 @@ from squelch.cluster.setting_keys import flat
 from squelch.envs.registry import environment_class
 from squelch.learner.objective.algorithms import as_written
 
-Reason = Callable[[Mapping[str, Any]], str]
-"""Why settings do nothing, such as "without a store", of a run's settings by dotted key."""
-
 
 @dataclass(frozen=True)
 class Case:
-    """Settings by dotted key, the runs in which they do nothing, and the reason there."""
+    """Settings that do nothing where the setting `switch` has a value that is `off`, all by dotted key. `reason`: that
+    in words; if empty, the value itself says it."""
 
+    switch: str
+    off: Callable[[Any], bool]
     keys: tuple[str, ...]
-    idle: Callable[[RunConfig], bool]
-    reason: Reason
+    reason: str = ""
+
+    def why(self, values: Mapping[str, Any]) -> str:
+        """Why they do nothing, of a run's settings by dotted key."""
+        return self.reason or f"with {self.switch}={as_written(values[self.switch])}"
 
 
-def _with(key: str) -> Reason:
-    """A reason that names the setting which switches something off, with its value in the run."""
-    return lambda values: f"with {key}={as_written(values[key])}"
+def _case(switch: str, off: Callable[[Any], bool], *names: str, below: str = "", reason: str = "") -> Case:
+    return Case(switch, off, tuple(f"{below}{name}" for name in names), reason)
 
 
-def _below(prefix: str, *names: str) -> tuple[str, ...]:
-    return tuple(f"{prefix}.{name}" for name in names)
-
-
-def _of_other_rules() -> Iterator[Case]:
-    for name in sorted({name for rule in RULES.values() for name in rule.settings}):
-        yield Case(
-            (f"filter.{name}",),
-            lambda run, name=name: name not in RULES[run.filter.rule].settings,
-            _with("filter.rule"),
-        )
-
-
-OBJECTIVE = "learner.objective"
+OBJECTIVE = "learner.objective."
 CASES: tuple[Case, ...] = (
-    Case(
-        (f"{OBJECTIVE}.normaliser_tokens",),
-        lambda run: run.learner.objective.aggregation != "constant",
-        _with(f"{OBJECTIVE}.aggregation"),
+    _case(f"{OBJECTIVE}aggregation", lambda kind: kind != "constant", "normaliser_tokens", below=OBJECTIVE),
+    _case(f"{OBJECTIVE}anchor", lambda anchor: anchor != "recomputed", "mismatch_cap", below=OBJECTIVE),
+    _case(f"{OBJECTIVE}kl.coefficient", lambda size: size == 0, "estimator", "place", below=f"{OBJECTIVE}kl."),
+    _case(
+        f"{OBJECTIVE}overlong.penalty",
+        lambda size: size == 0,
+        *("max_tokens", "cache_tokens"),
+        below=f"{OBJECTIVE}overlong.",
     ),
-    Case(
-        (f"{OBJECTIVE}.mismatch_cap",),
-        lambda run: run.learner.objective.anchor != "recomputed",
-        _with(f"{OBJECTIVE}.anchor"),
+    _case(
+        "learner.optimizer.decay_steps",
+        lambda steps: steps == 0,
+        *("decay", "final_factor"),
+        below="learner.optimizer.",
     ),
-    Case(
-        _below(f"{OBJECTIVE}.kl", "estimator", "place"),
-        lambda run: run.learner.objective.kl.coefficient == 0,
-        _with(f"{OBJECTIVE}.kl.coefficient"),
+    _case("learner.ranks", lambda ranks: ranks == 1, "learner.placement"),
+    *(
+        _case("filter.rule", lambda rule, name=name: name not in RULES[rule].settings, f"filter.{name}")
+        for name in sorted({name for rule in RULES.values() for name in rule.settings})
     ),
-    Case(
-        _below(f"{OBJECTIVE}.overlong", "max_tokens", "cache_tokens"),
-        lambda run: run.learner.objective.overlong.penalty == 0,
-        _with(f"{OBJECTIVE}.overlong.penalty"),
+    _case(
+        "filter.rule",
+        lambda rule: not RULES[rule].filters,
+        *("filter.keep", "filter.include_zero", "filter.target", f"{OBJECTIVE}loss_scale"),
     ),
-    Case(
-        _below("learner.optimizer", "decay", "final_factor"),
-        lambda run: run.learner.optimizer.decay_steps == 0,
-        _with("learner.optimizer.decay_steps"),
+    _case("filter.target", lambda target: target != "groups", f"{OBJECTIVE}loss_scale"),
+    _case("environment.name", lambda name: environment_class(name).whole_turns, "environment.format.format_penalty"),
+    _case(
+        "environment.prompt",
+        lambda style: style != "natural",
+        *("worked_turn", "response_length"),
+        below="environment.format.",
     ),
-    Case(("learner.placement",), lambda run: run.learner.ranks == 1, _with("learner.ranks")),
-    *_of_other_rules(),
-    Case(
-        ("filter.keep", "filter.include_zero", "filter.target", f"{OBJECTIVE}.loss_scale"),
-        lambda run: not RULES[run.filter.rule].filters,
-        _with("filter.rule"),
+    _case("filter.window", lambda window: window != "sliding", "filter.window_size"),
+    _case("filter.refill", lambda refill: not refill, "filter.max_refill_rounds"),
+    _case("gradients.every", lambda every: every == 0, "gradients.groups"),
+    _case(
+        "rollout.num_gpus",
+        lambda gpus: gpus == 0,
+        *("gpu_memory_utilization", "tensor_parallel_size"),
+        below="rollout.",
     ),
-    Case((f"{OBJECTIVE}.loss_scale",), lambda run: run.filter.target != "groups", _with("filter.target")),
-    Case(
-        ("environment.format.format_penalty",),
-        lambda run: not run.environments and environment_class(run.environment.name).whole_turns,
-        _with("environment.name"),
+    _case("rollout.num_gpus", lambda gpus: gpus > 0, "rollout.num_threads"),
+    _case("model.path", lambda path: path != "tiny", "model.tiny_seed"),
+    _case(
+        "recorder.loggers",
+        lambda loggers: "wandb" not in loggers,
+        *("wandb_project", "wandb_entity", "wandb_mode"),
+        below="recorder.",
+        reason="without wandb in recorder.loggers",
     ),
-    Case(
-        _below("environment.format", "worked_turn", "response_length"),
-        lambda run: not run.environments and run.environment.prompt != "natural",
-        _with("environment.prompt"),
+    _case(
+        "store",
+        lambda store: not store,
+        *("every_s", "give_up_after_s", "lease_s"),
+        below="upload.",
+        reason="without a store",
     ),
-    Case(("filter.window_size",), lambda run: run.filter.window != "sliding", _with("filter.window")),
-    Case(("filter.max_refill_rounds",), lambda run: not run.filter.refill, _with("filter.refill")),
-    Case(("gradients.groups",), lambda run: run.gradients.every == 0, _with("gradients.every")),
-    Case(
-        _below("rollout", "gpu_memory_utilization", "tensor_parallel_size"),
-        lambda run: run.rollout.num_gpus == 0,
-        _with("rollout.num_gpus"),
-    ),
-    Case(("rollout.num_threads",), lambda run: run.rollout.num_gpus > 0, _with("rollout.num_gpus")),
-    Case(("model.tiny_seed",), lambda run: run.model.path != "tiny", _with("model.path")),
-    Case(
-        _below("recorder", "wandb_project", "wandb_entity", "wandb_mode"),
-        lambda run: "wandb" not in run.recorder.loggers,
-        lambda _: "without wandb in recorder.loggers",
-    ),
-    Case(
-        _below("upload", "every_s", "give_up_after_s", "lease_s"),
-        lambda run: not run.store,
-        lambda _: "without a store",
-    ),
-    Case(
-        _below("cluster", "num_cpus", "object_store_mib"),
-        lambda run: bool(run.cluster.address),
-        _with("cluster.address"),
-    ),
+    _case("cluster.address", bool, "num_cpus", "object_store_mib", below="cluster."),
 )
 
 
@@ -130,9 +110,9 @@ def idle_settings(config: RunConfig) -> list[str]:
     values = flat(config.model_dump(mode="json"))
     usual = flat(RunConfig.model_validate({"learner": {"algorithm": config.learner.algorithm}}).model_dump(mode="json"))
     return [
-        f"{key}={as_written(values[key])} does nothing {case.reason(values)}"
+        f"{key}={as_written(values[key])} does nothing {case.why(values)}"
         for case in CASES
-        if case.idle(config)
+        if case.off(values[case.switch])
         for key in case.keys
         if values.get(key, usual[key]) != usual[key]
     ]

@@ -34,6 +34,11 @@ _CONTROL = re.compile(
 text. Lone surrogates cannot be printed."""
 
 
+def known(value: float | None, form: str = ".3f") -> str:
+    """A value in this format; None and NaN are not known."""
+    return UNKNOWN if value is None or value != value else format(value, form)
+
+
 def open_standard_streams() -> None:
     """Sends the streams that the caller has closed (`>&-`) nowhere: a file that is opened later would get the number,
     and the output with it."""

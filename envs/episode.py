@@ -121,7 +121,7 @@ class Episode:
             success=self._done and self._success,
             truncated=self._done and ending != "terminated",
             bootstrap_last_state=ending == "truncated" and self._turns < self._max_turns,
-            next_message=None if self._done else self._message(reward),
+            next_message=None if self._done else {"role": "user", "content": self._turn_message(reward)},
         )
 
     @property
@@ -146,9 +146,6 @@ class Episode:
             if terminated or truncated:
                 return reward, played, "terminated" if terminated else "truncated"
         return reward, played, None
-
-    def _message(self, reward: float) -> Message:
-        return {"role": "user", "content": self._turn_message(reward)}
 
     def _turn_message(self, reward: float | None) -> str | Shown:
         if self._env.whole_turns:

@@ -142,6 +142,15 @@ def rendered_here() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def codec(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Our own format over a small byte-level tokenizer."""
+    from squelch.actors.play.codec import ChatCodec
+    from tests.actors.play.test_codec import byte_level_bpe, save_model
+
+    return ChatCodec(save_model(tmp_path_factory.mktemp("bpe"), byte_level_bpe()))
+
+
 @pytest.fixture(scope="session")
 def tiny_policy() -> Path:
     """A FrozenLake policy after a very short warm-up: it knows the format and little else. It is built once for all

@@ -91,7 +91,7 @@ def _trajectory(row: dict[str, Any], ids: np.ndarray, mask: np.ndarray, log_prob
         token_ids=ids,
         loss_mask=mask,
         log_probs=log_probs,
-        turns=[_turn(turn) for turn in row["turns"]],
+        turns=[Turn(**{name: value for name, value in turn.items() if name != "content_key"}) for turn in row["turns"]],
         success=row["success"],
         truncated=row["truncated"],
         failure=_failure(row["failure_cause"], row["failure_detail"]),
@@ -102,10 +102,6 @@ def _trajectory(row: dict[str, Any], ids: np.ndarray, mask: np.ndarray, log_prob
         segments=tuple(Segment(**segment) for segment in row["segments"] or ()),
         replay_returns=None if row["replay_returns"] is None else tuple(row["replay_returns"]),
     )
-
-
-def _turn(row: dict[str, Any]) -> Turn:
-    return Turn(**{name: value for name, value in row.items() if name != "content_key"})
 
 
 def _failure(cause: str | None, detail: str | None) -> Failure | None:

@@ -17,7 +17,6 @@ from squelch.actors.metrics.specification import Section, Table, gauge, product
 LEARNED = ("forward_backward", "train", "step")
 """Parts with the learner's passes: the passes alone, the whole call of the learner, the step's wall time."""
 SERIES = (*product(LEARNED, ("products", "attention")), ("rollout", "products"))
-MEMORY = ("used", "total", "own")
 
 METRICS: Table = {
     Section.TIME: (

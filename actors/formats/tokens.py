@@ -153,7 +153,7 @@ class ModelTokens:
     def token_bytes(self, index: int) -> bytes:
         """The bytes of one token; empty for control tokens and for ids that the tokenizer does not define."""
         if index not in self._pieces:
-            self._pieces[index] = self._spell(index)
+            self._pieces[index] = b"" if index in self._silent else self._literal(index)
         return self._pieces[index]
 
     def check(self, texts: list[str]) -> None:
@@ -185,9 +185,6 @@ class ModelTokens:
 
     def _unknown(self, text: str) -> bool:
         return self._changes(text) and self._changes(normalize("NFC", text))
-
-    def _spell(self, index: int) -> bytes:
-        return b"" if index in self._silent else self._literal(index)
 
     def _literal(self, index: int) -> bytes:
         """The bytes of a token's text, also for control tokens."""

@@ -17,7 +17,7 @@ from squelch.cluster.errors import UserError
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.starting import has_stage
 from squelch.cluster.runs.status import RunStatus, read_status
-from squelch.cluster.terminal import UNKNOWN, aligned, duration
+from squelch.cluster.terminal import UNKNOWN, aligned, duration, known
 from squelch.envs.untrusted.files import is_file, is_folder, shortened
 
 HEADINGS = ("run", "state", "step", "success", "last step", "alarms")
@@ -85,7 +85,7 @@ def _row(name: str, status: RunStatus | str) -> Sequence[str]:
         name,
         status.state,
         f"{status.step}/{status.total_steps}" if status.total_steps else str(status.step or UNKNOWN),
-        UNKNOWN if success is None else f"{success:.3f}",
+        known(success),
         UNKNOWN if status.seconds_since_step is None else f"{duration(status.seconds_since_step)} ago",
         "; ".join(_alarms(status)) or "-",
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from squelch.cluster.runs.status import Line, RunStatus, dependence
-from squelch.cluster.terminal import UNKNOWN, duration
+from squelch.cluster.terminal import UNKNOWN, duration, known
 
 SPARK_WIDTH = 32
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -40,10 +40,6 @@ def sparkline(values: Sequence[float], low: float | None = None, high: float | N
     return "".join(SPARKS[min(7, max(0, int((value - floor) / span * 8)))] for value in shown)
 
 
-def _number(value: float | None, form: str = ".3f") -> str:
-    return UNKNOWN if value is None else format(value, form)
-
-
 def _nats(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.3f} nats per token"
 
@@ -58,14 +54,14 @@ def status_rows(status: RunStatus, lines: Sequence[Line]) -> list[StatusRow]:
 
     return [
         StatusRow("validation success", _validation(status), history("validation/success"), 0, 1),
-        StatusRow("training success", _number(status.success), history("success"), 0, 1),
+        StatusRow("training success", known(status.success), history("success"), 0, 1),
         *(
             StatusRow(label, environment_words(found), history(f"environment/success/{label}"), 0, 1)
             for label, found in status.environments.items()
         ),
         StatusRow("kept mass", _kept(status), history("kept_mass"), 0, 1),
         *([StatusRow("kinds kept", kind_words(status.kinds), history("kinds/effective"), 0)] if status.kinds else []),
-        StatusRow("reward variance", _number(status.reward_variance_mean, ".4f"), history("reward_variance_mean"), 0),
+        StatusRow("reward variance", known(status.reward_variance_mean, ".4f"), history("reward_variance_mean"), 0),
         StatusRow("retrieval accuracy", _retrieval(status), history("first_turn/retrieval_accuracy"), 0, 1),
         StatusRow("MI estimate", _nats(status.mi_est), history("first_turn/mi_est"), 0),
         StatusRow("H(Z|X)", _nats(status.conditional_entropy), history("first_turn/conditional_entropy"), 0),
@@ -84,7 +80,7 @@ def status_rows(status: RunStatus, lines: Sequence[Line]) -> list[StatusRow]:
         ),
         *([StatusRow("ALARM", status.dependence)] if status.dependence else []),
         *([StatusRow("WARNING", status.gaming)] if status.gaming else []),
-        StatusRow("format valid", _number(status.format_validity), history("format_validity"), 0, 1),
+        StatusRow("format valid", known(status.format_validity), history("format_validity"), 0, 1),
         StatusRow("throughput", _throughput(status), history("tokens/per_second"), 0),
         StatusRow("members", _members(status)),
         StatusRow(
@@ -100,14 +96,14 @@ def status_rows(status: RunStatus, lines: Sequence[Line]) -> list[StatusRow]:
 def environment_words(found: Mapping[str, float | None]) -> str:
     """The metrics of one of several environments in words."""
     shown = {"validation": "validation", "training": "success", "reward": "reward", "kept": "kept"}
-    return "  ".join(f"{word} {_number(found[name])}" for word, name in shown.items())
+    return "  ".join(f"{word} {known(found[name])}" for word, name in shown.items())
 
 
 def _validation(status: RunStatus) -> str:
     if status.validation_success is None:
         return UNKNOWN
     text = (
-        f"{status.validation_success:.3f}  [{_number(status.validation_low)}, {_number(status.validation_high)}]"
+        f"{status.validation_success:.3f}  [{known(status.validation_low)}, {known(status.validation_high)}]"
         f"  step {status.validation_step}"
     )
     first = status.first_validation_success
@@ -115,22 +111,22 @@ def _validation(status: RunStatus) -> str:
 
 
 def _kept(status: RunStatus) -> str:
-    groups = f"{_number(status.kept_groups, '.0f')}/{_number(status.num_groups, '.0f')}"
-    text = f"{_number(status.kept_mass)}  groups {groups}"
+    groups = f"{known(status.kept_groups, '.0f')}/{known(status.num_groups, '.0f')}"
+    text = f"{known(status.kept_mass)}  groups {groups}"
     return f"{text}  NO SIGNAL for {status.no_signal_streak:.0f} steps" if status.no_signal_streak else text
 
 
 def kind_words(kinds: Mapping[str, float]) -> str:
     """Coverage of the kinds of tasks in words: the effective number of kept kinds, and the kind that has waited for
     longest if one is starved."""
-    text = f"{_number(kinds.get('effective'), '.1f')} effective of {_number(kinds.get('played'), '.0f')}"
-    text += f"  (played: {_number(kinds.get('effective_played'), '.1f')})"
+    text = f"{known(kinds.get('effective'), '.1f')} effective of {known(kinds.get('played'), '.0f')}"
+    text += f"  (played: {known(kinds.get('effective_played'), '.1f')})"
     if not kinds.get("starved"):
         return text
     starved = {key.removeprefix("kept/") for key, share in kinds.items() if key.startswith("kept/") and share == 0}
     ages = {kind: kinds[f"age/{kind}"] for kind in sorted(starved) if f"age/{kind}" in kinds}
     longest = max(ages, key=lambda kind: ages[kind], default=None)
-    warning = f"  STARVED: {kinds['starved']:.0f}, success {_number(kinds.get('starved_success'), '.2f')}"
+    warning = f"  STARVED: {kinds['starved']:.0f}, success {known(kinds.get('starved_success'), '.2f')}"
     return text + warning + ("" if longest is None else f"; {longest} for {ages[longest]:.0f} steps")
 
 
@@ -146,10 +142,10 @@ def probe_words(probe: Mapping[str, float | None]) -> str:
     if not probe:
         return UNKNOWN
     if probe["mi"] is None:
-        return f"{UNKNOWN}, nothing to score  step {_number(probe['step'], '.0f')}"
+        return f"{UNKNOWN}, nothing to score  step {known(probe['step'], '.0f')}"
     high = clipped(probe["mi_high"], probe["ceiling"])
-    text = f"{_number(probe['mi'], '.2f')}  [{_number(probe['mi_low'], '.2f')}, {_number(high, '.2f')}]"
-    text += f" of {_number(probe['ceiling'], '.2f')} nats  step {_number(probe['step'], '.0f')}"
+    text = f"{known(probe['mi'], '.2f')}  [{known(probe['mi_low'], '.2f')}, {known(high, '.2f')}]"
+    text += f" of {known(probe['ceiling'], '.2f')} nats  step {known(probe['step'], '.0f')}"
     change = probe["mi_change"]
     since = "" if change is None else f"  ({change:+.2f} since the first)"
     return text + since + ("  SATURATED" if probe["saturated"] else "")
@@ -173,18 +169,18 @@ def true_words(judge: Mapping[str, float | None]) -> str:
 def hard_words(probe: Mapping[str, float | None]) -> str:
     """MI against near variations of the tasks at the fixed probe's last evaluation, in words."""
     high = clipped(probe["hard_mi_high"], probe["hard_ceiling"])
-    text = f"{_number(probe['hard_mi'], '.2f')}  [{_number(probe['hard_mi_low'], '.2f')}, {_number(high, '.2f')}]"
-    return f"{text} of {_number(probe['hard_ceiling'], '.2f')} nats"
+    text = f"{known(probe['hard_mi'], '.2f')}  [{known(probe['hard_mi_low'], '.2f')}, {known(high, '.2f')}]"
+    return f"{text} of {known(probe['hard_ceiling'], '.2f')} nats"
 
 
 def link_words(probe: Mapping[str, float | None]) -> str:
     """D of the fixed probe's last evaluation in words: whether the answer follows from the reasoning."""
     if probe.get("link_dependence") is None:
         return UNKNOWN
-    low, high = _number(probe["link_dependence_low"], ".2f"), _number(probe["link_dependence_high"], ".2f")
+    low, high = known(probe["link_dependence_low"], ".2f"), known(probe["link_dependence_high"], ".2f")
     follows = probe["link_follows"]
     verdict = "" if follows is None else "  follows" if follows else "  DOES NOT FOLLOW"
-    return f"D {_number(probe['link_dependence'], '.2f')}  [{low}, {high}] nats{verdict}"
+    return f"D {known(probe['link_dependence'], '.2f')}  [{low}, {high}] nats{verdict}"
 
 
 def _members(status: RunStatus) -> str:
@@ -197,7 +193,7 @@ def _members(status: RunStatus) -> str:
 
 
 def _throughput(status: RunStatus) -> str:
-    text = f"{_number(status.tokens_per_second, '.0f')} tokens/s  {_number(status.seconds_per_step, '.2f')} s/step"
+    text = f"{known(status.tokens_per_second, '.0f')} tokens/s  {known(status.seconds_per_step, '.2f')} s/step"
     text += "" if status.gpu_busy is None else f"  GPUs {status.gpu_busy:.0%} busy"
     return text + ("" if status.mfu is None else f"  MFU {status.mfu:.1%}")
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from squelch.cluster.terminal import UNKNOWN
+from squelch.cluster.terminal import known
 
 GAP = "  "
 
@@ -40,11 +40,11 @@ def _parts(step: int, steps: int, flat: Mapping[str, float]) -> list[Part]:
     """The parts of the line in their order, as far as their metrics are known."""
     success, reward = flat["success"], flat["reward_mean"]
     kept = f"kept {flat.get('kept_groups', 0):.0f}/{flat.get('num_groups', 0):.0f}"
-    parts = [Part(f"step {step:4d}/{steps}"), Part(f"success {_known(success, '.3f')}")]
+    parts = [Part(f"step {step:4d}/{steps}"), Part(f"success {known(success, '.3f')}")]
     if not math.isclose(success, reward, abs_tol=5e-4) and not math.isnan(reward):  # paid for more than success
         parts.append(Part(f"reward {reward:+.3f}"))
     mass = flat.get("kept_mass")
-    parts.append(Part(kept if mass is None else f"{kept}, mass {_known(mass, '.2f')}"))
+    parts.append(Part(kept if mass is None else f"{kept}, mass {known(mass, '.2f')}"))
     for key, form, rank in MEASURED:
         value = flat.get(key)
         if value is not None and not math.isnan(value):
@@ -55,10 +55,6 @@ def _parts(step: int, steps: int, flat: Mapping[str, float]) -> list[Part]:
     if flat.get("alarm/raised") == 1:
         parts.append(Part(f"input dependence falling since step {flat['alarm/since']:.0f}"))
     return [*parts, Part(f"{flat['seconds/step']:.2f} s")]
-
-
-def _known(value: float, form: str) -> str:
-    return UNKNOWN if math.isnan(value) else format(value, form)
 
 
 MEASURED = (

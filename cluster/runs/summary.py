@@ -24,7 +24,7 @@ from squelch.cluster.runs.gain import parts_of, success_interval, success_of
 from squelch.cluster.runs.savings import filter_savings, savings_line
 from squelch.cluster.runs.status import last_probe, last_scorer_step
 from squelch.cluster.runs.status_text import hard_words, link_words, probe_words
-from squelch.cluster.terminal import UNKNOWN
+from squelch.cluster.terminal import known
 from squelch.envs.mixture import Mixture
 
 PARTS = ("rollout", "filter", "train", "publish", "score", "validation", "probe", "archive", "checkpoint", "step")
@@ -121,10 +121,10 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     lines += _probe_lines(summary["probe"])
     seconds = "  ".join(f"{part} {value:.1f}" for part, value in summary["seconds"].items() if value)
     lines.append(f"seconds        {seconds}")
-    lines.append(
-        f"tokens/s {summary['tokens_per_second']:.0f}   kept groups {_text(summary['kept_groups_mean'])} "
-        f"kept mass {_text(summary['kept_mass_mean'])}   step {_text(summary['seconds_per_step_median'])} s (median)"
-    )
+    of_steps = ("kept_groups_mean", "kept_mass_mean", "seconds_per_step_median")
+    groups, mass, seconds = (known(summary[name], ".2f") for name in of_steps)
+    text = f"tokens/s {summary['tokens_per_second']:.0f}   kept groups {groups} kept mass {mass}"
+    lines.append(f"{text}   step {seconds} s (median)")
     if saved := savings_line(summary.get("filter_savings", {})):
         lines.append(f"filter         {saved}")
     counts = "  ".join(f"{state} {n}" for state, n in ledger["counts"].items() if n)
@@ -213,7 +213,3 @@ def _mean(metrics: Sequence[Mapping[str, Any]], key: str) -> float | None:
 def _median(metrics: Sequence[Mapping[str, Any]], key: str) -> float | None:
     values = _values(metrics, key)
     return float(np.median(values)) if values else None
-
-
-def _text(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.2f}"

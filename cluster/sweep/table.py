@@ -22,7 +22,7 @@ from squelch.cluster.runs.peak import COLLAPSE, peak_of
 from squelch.cluster.runs.status import last_scorer_step
 from squelch.cluster.setting_keys import below, flat, unplaced
 from squelch.cluster.sweep.plan import PLACEMENT, Arm, Plan
-from squelch.cluster.terminal import UNKNOWN, aligned
+from squelch.cluster.terminal import UNKNOWN, aligned, known
 
 Metrics = dict[str, float | None]
 INTERVAL = "95% t-interval over seeds"
@@ -177,7 +177,7 @@ def _peak_lines(arms: Sequence[Mapping[str, Any]]) -> list[str]:
     for arm in arms:
         gain = arm["minus_no_filter"].get("peak")
         cells = {name: text(arm["figures"][name]) for name in PEAK_COLUMNS}
-        cells["peak_step"] = UNKNOWN if (step := arm["figures"]["peak_step"]["mean"]) is None else f"{step:.0f}"
+        cells["peak_step"] = known(arm["figures"]["peak_step"]["mean"], ".0f")
         after = [cells[name] for name in ("peak_retrieval", "peak_entropy", "stable")]
         rows.append([arm["arm"], cells["peak"], cells["peak_step"], text(gain, "+") if gain else "", *after])
     return [

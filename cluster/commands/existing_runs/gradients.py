@@ -22,7 +22,7 @@ from rich.table import Table
 from squelch.cluster.commands.arguments import add_run_dir, run_folder
 from squelch.cluster.errors import UserError
 from squelch.cluster.runs.folder import RunFolder
-from squelch.cluster.terminal import UNKNOWN, one_line, say_json
+from squelch.cluster.terminal import known, one_line, say_json
 from squelch.learner.decomposition.statistics import BUCKETS, MAX_GRADIENTS, BucketMetrics, Decomposition
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ def show(facts: dict[str, Any], found: Decomposition, console: Console) -> None:
     console.print(_table("Mean norm of a prompt's gradient, by bucket of reward variance (RV)", NORMS, found.buckets))
     console.print(_table("Norm of the bucket's mean gradient", MEANS, found.buckets))
     console.print(_table("Signal against task noise, and the bound of Theorem H.2", NOISE, found.buckets))
-    trends = "  ".join(f"{name} {_text(value)}" for name, value in found.trends.items())
+    trends = "  ".join(f"{name} {known(value, '.3g')}" for name, value in found.trends.items())
     console.print(f"rank correlation with the reward variance, {len(found.groups)} groups: {trends}")
     console.print(LEGEND.replace("\n", " "), highlight=False)
 
@@ -296,10 +296,6 @@ def _table(title: str, columns: Mapping[str, str], buckets: Sequence[BucketMetri
     for heading in ("", "n", *columns):
         table.add_column(heading, justify="right", no_wrap=True)
     for bucket in buckets:
-        values = [_text(vars(bucket)[name]) for name in columns.values()]
+        values = [known(vars(bucket)[name], ".3g") for name in columns.values()]
         table.add_row(f"Q{bucket.bucket}", str(bucket.num_groups), *values)
     return table
-
-
-def _text(value: float) -> str:
-    return UNKNOWN if value != value else f"{value:.3g}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from squelch.cluster.terminal import UNKNOWN, aligned
+from squelch.cluster.terminal import aligned, known
 
 
 def filter_table(report: Mapping[str, Any]) -> str:
@@ -40,7 +40,7 @@ def _kind_lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _step_lines(report: Mapping[str, Any]) -> list[str]:
     rows = [("step", "kept", "mass", "zero", "why nothing is kept")]
     for step in report["steps"]:
-        mass = UNKNOWN if step["kept_mass"] is None else f"{step['kept_mass']:.3f}"
+        mass = known(step["kept_mass"])
         kept = f"{len(step['kept'])}/{step['num_groups']}"
         rows.append((str(step["step"]), kept, mass, str(step["num_zero"]), step["rejection"]))
     return aligned(rows if any(row[-1] for row in rows[1:]) else [row[:-1] for row in rows])
@@ -50,6 +50,5 @@ def _group_lines(report: Mapping[str, Any]) -> list[str]:
     reasons = {row["index"]: (row["decision"], row["reason"]) for row in report["rejected"]}
     rows = [("group", "score", "decision", "reason")]
     for index, value in enumerate(report["statistic"]):
-        text = UNKNOWN if value is None else f"{value:.6g}"
-        rows.append((str(index), text, *reasons.get(index, ("kept", ""))))
+        rows.append((str(index), known(value, ".6g"), *reasons.get(index, ("kept", ""))))
     return aligned(rows)

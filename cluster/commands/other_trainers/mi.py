@@ -16,7 +16,7 @@ from squelch.cluster.commands.arguments import add_compat, add_file, natural, po
 from squelch.cluster.commands.other_trainers.filter import read_npz
 from squelch.cluster.commands.other_trainers.records import suffix_of
 from squelch.cluster.errors import UserError, as_user_error
-from squelch.cluster.terminal import UNKNOWN, aligned, say, say_json
+from squelch.cluster.terminal import aligned, known, say, say_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -150,7 +150,7 @@ def mi_table(report: Proxies, sure: Uncertainty, half_width: float, title: str =
         found, null = sure.intervals.get(name), sure.nulls.get(name)
         interval = f"[{found.low:.4f}, {found.high:.4f}]" if found else ""
         against = f"null {null.point_95:.4f}, p = {null.p_value:.3f}" if null else ""
-        rows.append((label, _text(value), interval, note, against))
+        rows.append((label, known(value, ".4f"), interval, note, against))
     notes = [f"no intervals: {sure.why_not}"] if sure.why_not else []
     zeros = {"retrieval_accuracy": report.retrieval_chance, "mi_est": 0.0, "mi_seq_est": 0.0}
     notes += disagreement(
@@ -191,14 +191,15 @@ def _mi_rows(report: Proxies) -> list[tuple[str, str, float | None, str]]:
             for k, value in report.recall.items()
             if k < report.num_prompts  # else it is 1 by construction
         ),
-        ("mi_est", "MI-Est", report.mi_est, f"nats per token, at most {_text(report.upper_bound_per_token)}"),
-        ("mi_seq_est", "MI-Seq-Est", report.mi_seq_est, f"nats per sequence, at most {_text(report.upper_bound)}"),
+        ("mi_est", "MI-Est", report.mi_est, f"nats per token, at most {known(report.upper_bound_per_token, '.4f')}"),
+        (
+            "mi_seq_est",
+            "MI-Seq-Est",
+            report.mi_seq_est,
+            f"nats per sequence, at most {known(report.upper_bound, '.4f')}",
+        ),
         ("mi_zscore", "MI-ZScore", report.mi_zscore, "in std of the marginals"),
         ("mi_zscore_ema", "MI-ZScore-EMA", report.mi_zscore_ema, "in their moving average"),
         ("conditional_entropy", "H(Z|X)", report.conditional_entropy, "nats per token"),
         ("marginal_entropy", "H(Z)", report.marginal_entropy, "nats per token"),
     ]
-
-
-def _text(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.4f}"

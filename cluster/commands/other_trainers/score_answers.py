@@ -8,7 +8,7 @@ from typing import Any
 from squelch.actors.diagnosis.metrics import LINKS
 from squelch.api.answers import Answers
 from squelch.cluster.commands.other_trainers.mi import disagreement
-from squelch.cluster.terminal import UNKNOWN, aligned
+from squelch.cluster.terminal import aligned, known
 
 NAMES = {
     "dependence": ("D", "nats per answer; 0 if the answer ignores its reasoning"),
@@ -46,7 +46,7 @@ def answers_text(answers: Answers) -> list[str]:
         interval = "" if math.isnan(low) else f"[{low:.4f}, {high:.4f}]"
         p_value = metrics.get(f"{link}_p_value", math.nan)
         against = "" if math.isnan(p_value) else f"p = {p_value:.3f}"
-        value = UNKNOWN if math.isnan(metrics[link]) else f"{metrics[link]:.4f}"
+        value = known(metrics[link], ".4f")
         rows.append((name, value, interval, meaning, against))
         tested.append((p_value, low, high, 0.0))
     return [f"answers: {metrics['answers']:.0f}", *lines, *aligned(rows), *disagreement(tested)]

@@ -24,17 +24,11 @@ from squelch.actors.scorer.probe_scoring import draw_probe
 from squelch.envs.agent import called
 from squelch.envs.config import EnvironmentConfig, EnvironmentEntry
 from squelch.envs.mixture import Mixture
-from tests.actors.play.test_codec import byte_level_bpe, save_model
 from tests.actors.play.test_player import LIMIT, Policy
 
 USER = Path(__file__).parents[2] / "envs" / "agent" / "user_agent.py"
 ENDED = "the agent's process ended with exit code 3"
 AGENT = Path(__file__).parents[3] / "docs" / "examples" / "frozen_lake_agent.py"
-
-
-@pytest.fixture(scope="module")
-def codec(tmp_path_factory: pytest.TempPathFactory) -> ChatCodec:
-    return ChatCodec(save_model(Path(tmp_path_factory.mktemp("bpe")), byte_level_bpe()))
 
 
 def play(codec: ChatCodec, generate: Any, environment: Any, *tickets: Ticket, **bounds: Any) -> list[Group]:

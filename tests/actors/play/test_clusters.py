@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,14 +20,8 @@ from squelch.actors.records import Ticket
 from squelch.cluster.control.admission import task_of
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.mixture import Mixture
-from tests.actors.play.test_codec import byte_level_bpe, save_model
 
 ROWS = st.lists(st.integers(0, 3), max_size=8)
-
-
-@pytest.fixture(scope="module")
-def codec(tmp_path_factory: pytest.TempPathFactory) -> ChatCodec:
-    return ChatCodec(save_model(Path(tmp_path_factory.mktemp("bpe")), byte_level_bpe()))
 
 
 def made(codec: ChatCodec, name: str, count: int = 4) -> dict[str, Cluster]:

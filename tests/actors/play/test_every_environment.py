@@ -12,7 +12,6 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,6 @@ from squelch.envs.registry import ADAPTERS, ENVIRONMENTS, environment_names, mak
 from squelch.envs.remote.__main__ import server_of
 from squelch.envs.sandbox.backends import choose
 from squelch.envs.wording import DemonstrationQuality
-from tests.actors.play.test_codec import byte_level_bpe, save_model
 from tests.envs.remote.serving import served
 
 PENALTY = -0.1
@@ -258,11 +256,6 @@ class Game:
 
     def pairs(self) -> Iterator[tuple[Trajectory, Script]]:
         yield from zip(self.group.trajectories, self.policy.scripts, strict=True)
-
-
-@pytest.fixture(scope="module")
-def codec(tmp_path_factory: pytest.TempPathFactory) -> ChatCodec:
-    return ChatCodec(save_model(Path(tmp_path_factory.mktemp("bpe")), byte_level_bpe()))
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +25,6 @@ from squelch.envs.episode import Episode
 from squelch.envs.grid_worlds.frozen_lake import FrozenLake
 from squelch.envs.registry import make
 from squelch.envs.wording import Rng
-from tests.actors.play.test_codec import byte_level_bpe, save_model
 from tests.moved_clock import BOUND_S, PAST_IT_S, MovedClock
 
 CLOSE, LIMIT = "</think>", 60
@@ -38,11 +36,6 @@ class Lone(FrozenLake):
 
     def twins(self, rng: Rng, most: int) -> list[str]:
         return []
-
-
-@pytest.fixture(scope="module")
-def codec(tmp_path_factory: pytest.TempPathFactory) -> ChatCodec:
-    return ChatCodec(save_model(Path(tmp_path_factory.mktemp("bpe")), byte_level_bpe()))
 
 
 class Agent:

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,6 @@ from squelch.envs.config import EnvironmentConfig, EnvironmentEntry, FormatConfi
 from squelch.envs.grid_worlds.frozen_lake import FrozenLake
 from squelch.envs.mixture import Mixture
 from squelch.envs.registry import make
-from tests.actors.play.test_codec import byte_level_bpe, save_model
 from tests.moved_clock import BOUND_S, PAST_IT_S, MovedClock
 
 LIMIT = 40
@@ -41,11 +39,6 @@ TEXTS = [
     " no answer at all",
     " fast</think> </answer>",
 ]
-
-
-@pytest.fixture(scope="module")
-def codec(tmp_path_factory: pytest.TempPathFactory) -> ChatCodec:
-    return ChatCodec(save_model(Path(tmp_path_factory.mktemp("bpe")), byte_level_bpe()))
 
 
 class Policy:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +13,6 @@ import pytest
 from squelch.actors.archive.rows import from_table, to_table
 from squelch.actors.config import FilterConfig
 from squelch.actors.play import replaying, step_pool
-from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.replaying import Replayed, notes_on_replays, replay
 from squelch.actors.play.seeds import noise_seed, replay_seed
 from squelch.actors.play.step_pool import StepPool
@@ -25,16 +23,10 @@ from squelch.envs.mixture import Mixture
 from squelch.envs.noise.replay import Replay
 from squelch.envs.noise.reward_noise import RewardNoise
 from squelch.envs.registry import make
-from tests.actors.play.test_codec import byte_level_bpe, save_model
 from tests.actors.play.test_player import Answers, Policy, play, player, ticket
 from tests.moved_clock import BOUND_S, PAST_IT_S, MovedClock
 
 ASKED = replace(ticket(size=6), replays=3)
-
-
-@pytest.fixture(scope="module")
-def codec(tmp_path_factory: pytest.TempPathFactory) -> ChatCodec:
-    return ChatCodec(save_model(Path(tmp_path_factory.mktemp("bpe")), byte_level_bpe()))
 
 
 def slippery(task: Task) -> FrozenLake:

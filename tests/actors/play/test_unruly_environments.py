@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.player import EnvironmentPlayer
 from squelch.actors.records import Group, Task, Ticket
 from squelch.envs.config import EnvironmentConfig
-from tests.actors.play.test_codec import byte_level_bpe, save_model
 from tests.envs.own_process.unruly import UnrulyInProcess
 
 ENVIRONMENT = f"{UnrulyInProcess.__module__}:UnrulyInProcess"
@@ -29,11 +27,6 @@ DEEDS = {
     "hold": (FailureCause.ENVIRONMENT_ERROR, "step() did not return within 2 s (it was in unruly.py"),
 }
 """What one trajectory's environment does in its second turn, and the failure that is recorded."""
-
-
-@pytest.fixture(scope="module")
-def codec(tmp_path_factory: pytest.TempPathFactory) -> ChatCodec:
-    return ChatCodec(save_model(Path(tmp_path_factory.mktemp("bpe")), byte_level_bpe()))
 
 
 def played(codec: ChatCodec, deed: str) -> Group:

@@ -32,11 +32,6 @@ REWARDS = Path(__file__).with_name("user_rewards.py")
 TEXTS = ["<think> 2 and 3</think>It is 5", "6", "<think>never closed", "5" * 30]
 
 
-@pytest.fixture(scope="module")
-def codec(tmp_path_factory: pytest.TempPathFactory) -> ChatCodec:
-    return ChatCodec(save_model(Path(tmp_path_factory.mktemp("bpe")), byte_level_bpe()))
-
-
 def options(folder: Path, *functions: str, **more: Any) -> dict[str, Any]:
     path = folder / "questions.jsonl"
     rows = [{"prompt": [{"role": "user", "content": f"2 + 3? ({i})"}], "answer": "5"} for i in range(12)]
