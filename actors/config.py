@@ -110,12 +110,13 @@ class RolloutConfig(Settings):
     pause: Literal["keep", "wait"] = "keep"
     """Treatment of requests in flight at a weight update: `keep` continues them under the new weights (the turn records
     both versions), `wait` completes them first."""
-    weight_transfer: Literal["auto", "object_store", "shared_memory", "nccl", "gloo"] = "auto"
+    weight_transfer: Literal["auto", "object_store", "shared_memory", "ipc", "nccl", "gloo"] = "auto"
     """How new weights reach the workers. `nccl`: the learner broadcasts from GPU to GPU, which needs a whole GPU for
-    each learner rank and worker. `shared_memory`: workers on the learner's host map its weights in memory, the others
-    use the object store. `object_store`: all through Ray's object store. `auto`: `nccl` where that is possible, else
-    `shared_memory`. `gloo`: as `nccl`, but between CPUs, to try a broadcast without GPUs. A worker that joins late
-    reads the object store in any case."""
+    each learner rank and worker. `ipc`: workers that share the learner's GPU read the weights there; needs shares of
+    one GPU, and ends the run where a worker cannot. `shared_memory`: workers on the learner's host map its weights in
+    memory, the others use the object store. `object_store`: all through Ray's object store. `auto`: `nccl` where that
+    is possible, `ipc` where learner and workers have shares of GPUs, with the object store for a worker that cannot,
+    else `shared_memory`. `gloo`: as `nccl`, but between CPUs, to try a broadcast without GPUs."""
     linger_s: float = Field(0.01, ge=0)
     """Seconds that a finished sequence waits for others, so that one call returns several."""
     engine_metrics: bool = False

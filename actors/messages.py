@@ -104,17 +104,35 @@ class GroupMember:
 
 
 @dataclass(frozen=True)
+class OnCard:
+    """A version's weights in a block of a card's memory (`actors.card_weights`)."""
+
+    card: str
+    """UUID of the card."""
+    handle: bytes
+    """CUDA's handle of the block."""
+    num_bytes: int
+    number: int
+    """The block's last word as long as the block holds this version."""
+
+
+@dataclass(frozen=True)
 class SharedWeights:
     """A version's weights in memory that processes of the learner's host can map (`actors.weights_file`), until the
-    learner's next step: the path to it, its name, its size and the table of its arrays."""
+    learner's next step: the path to it, its name, its size and the table of its arrays.
+
+    With `card`, the weights are in that block of the learner's card until the next publication, and whoever reads them
+    holds the memory, which is empty, open meanwhile.
+    """
 
     path: str
     name: str
     num_bytes: int
     arrays: tuple[dict[str, Any], ...]
+    card: OnCard | None = None
 
 
-Way = Literal["object_store", "shared_memory", "broadcast"]
+Way = Literal["object_store", "shared_memory", "ipc", "broadcast"]
 """The way in which a worker got a version."""
 
 
@@ -140,11 +158,14 @@ class WeightBundle:
     """All parameters in published order, for a broadcast."""
     shared: SharedWeights | None = None
     """The same weights for processes of the learner's host; None if they are not shared."""
+    not_on_card: str = ""
+    """The reason if the learner should share the weights on its card and cannot."""
     seconds_gathered: float = 0.0
-    """Seconds in which the learner gathered weights from its shards and copied them to the host. Neither this nor
-    `seconds_sent` includes probe and digest."""
+    """Seconds in which the learner gathered weights from its shards and copied them, to the host or into the shared
+    block. Neither this nor `seconds_sent` includes probe and digest."""
     seconds_sent: float = 0.0
-    """Seconds in which the learner put chunks into the object store."""
+    """Seconds in which the learner put chunks into the object store; 0 for weights that it shares, which it stores
+    meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +187,7 @@ class UpdateReport:
     """Seconds in which the worker copied the chunks for its engine; it samples meanwhile."""
     way: Way = "object_store"
     not_shared: str = ""
-    """The reason if the learner shared the weights in memory and this worker took them from the object store."""
+    """The reason if the learner shared the weights and this worker took them from the object store."""
     card: CardUse | None = None
     """The use of the worker's first card since the update before; None on CPU, and where NVML does not show it."""
 

@@ -82,6 +82,22 @@ def buckets(table: Sequence[TensorEntry], limit: int = BUCKET_BYTES) -> list[Buc
     return [*found, Bucket(tuple(entries), tuple(offsets), end)] if entries else found
 
 
+def fill(data: Tensor, offset: int, entry: TensorEntry, weight: tuple[str, Tensor]) -> None:
+    """Copies a parameter, `(name, tensor)`, into its bytes of a bucket. ValueError if it is not the entry's."""
+    name, tensor = weight
+    if (name, tensor.dtype, tuple(tensor.shape)) != (entry.name, dtype_of(entry), entry.shape):
+        raise ValueError(f"gathered {name} {tensor.dtype} {tuple(tensor.shape)}, but the table expects {entry}")
+    data[offset : offset + num_bytes(entry)] = tensor.contiguous().view(-1).view(torch.uint8).to(data.device)
+
+
+def views(data: Tensor, bucket: Bucket) -> list[tuple[str, Tensor]]:
+    """The parameters in a bucket's bytes, without a copy."""
+    return [
+        (entry.name, data[offset : offset + num_bytes(entry)].view(dtype_of(entry)).reshape(entry.shape))
+        for entry, offset in zip(bucket.entries, bucket.offsets, strict=True)
+    ]
+
+
 class WeightGroup:
     """One member's end of a group."""
 
@@ -147,7 +163,7 @@ class WeightGroup:
         for bucket in buckets(table):
             data = self._empty(bucket)
             for entry, offset in zip(bucket.entries, bucket.offsets, strict=True):
-                _fill(data, offset, entry, next(source, ("nothing", torch.empty(0))))
+                fill(data, offset, entry, next(source, ("nothing", torch.empty(0))))
             _words(data)[-1] = folded(data[: bucket.num_bytes])
             self._broadcast(data)
 
@@ -161,10 +177,7 @@ class WeightGroup:
             self._broadcast(data)
             if folded(data[: bucket.num_bytes]) != _words(data)[-1]:
                 raise RuntimeError(f"bucket {number} of the weights, from {bucket.entries[0].name} on, is damaged")
-            yield [
-                (entry.name, data[offset : offset + num_bytes(entry)].view(dtype_of(entry)).reshape(entry.shape))
-                for entry, offset in zip(bucket.entries, bucket.offsets, strict=True)
-            ]
+            yield views(data, bucket)
 
     def _empty(self, bucket: Bucket) -> Tensor:
         return torch.zeros(bucket.num_bytes + DIGEST_BYTES, dtype=torch.uint8, device=self.device)
@@ -177,13 +190,6 @@ class WeightGroup:
 
 def _words(data: Tensor) -> Tensor:
     return data.view(torch.int64)
-
-
-def _fill(data: Tensor, offset: int, entry: TensorEntry, weight: tuple[str, Tensor]) -> None:
-    name, tensor = weight
-    if (name, tensor.dtype, tuple(tensor.shape)) != (entry.name, dtype_of(entry), entry.shape):
-        raise ValueError(f"gathered {name} {tensor.dtype} {tuple(tensor.shape)}, but the table expects {entry}")
-    data[offset : offset + num_bytes(entry)] = tensor.contiguous().view(-1).view(torch.uint8).to(data.device)
 
 
 def _gloo(store: dist.Store, member: GroupMember, timeout: timedelta) -> Any:

@@ -4,6 +4,9 @@ A writer adds a version's parameters and seals the memory. From then on the kern
 it reads one version as long as it likes, also after the writer has closed it or has ended. Processes find the memory by
 its path among the writer's open files, which the kernel gives to processes of the same user (or with the right to trace
 the writer) in the same process namespace. The path and the table are plain text and numbers.
+
+A reader holds the memory's shared lock, which the kernel releases when the reader closes it or ends, however it ends. A
+writer that also has something else to reuse (`actors.card_weights`) waits for the exclusive one.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +27,7 @@ from squelch.actors.messages import SharedWeights
 
 _ALIGNMENT = 64
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
+_POLL_S = 0.005
 
 
 class Unreachable(RuntimeError):
@@ -74,6 +79,15 @@ class WeightsFile:
         fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_SEAL)
         return SharedWeights(str(self.path), self.name, size, tuple(self.table))
 
+    def left(self, timeout_s: float) -> bool:
+        """Whether all readers have closed the memory within `timeout_s`; then nobody can open it any more."""
+        until = time.monotonic() + timeout_s
+        while not _locked(self._file.fileno(), fcntl.LOCK_EX):
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
     def close(self) -> None:
         """Frees the memory, once nobody has it mapped or open any more."""
         self._file.close()
@@ -101,7 +115,7 @@ def written_arrays(
 def opened(shared: SharedWeights) -> Iterator[Path]:
     """Another process's memory, open in this process; yields its path here, which stays when the other closes it.
 
-    Raises Unreachable if the memory is not there, is another's, or could still change.
+    Raises Unreachable if the memory is not there, is another's, could still change, or is about to be replaced.
     """
     handle = _open(shared)
     try:
@@ -112,6 +126,8 @@ def opened(shared: SharedWeights) -> Iterator[Path]:
             raise Unreachable(f"{shared.path} holds {size} bytes, and {shared.num_bytes} were published")
         if fcntl.fcntl(handle, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
             raise Unreachable(f"{shared.path} is not sealed: it could still change")
+        if not _locked(handle, fcntl.LOCK_SH) or not _is_open(shared):  # closing it gives up the writer's lock as well
+            raise Unreachable(f"{shared.path} is being replaced by newer weights")
         yield Path(f"/proc/{os.getpid()}/fd/{handle}")
     finally:
         os.close(handle)
@@ -127,6 +143,22 @@ def _open(shared: SharedWeights) -> int:
     except OSError as error:
         why = str(error)
     raise Unreachable(f"{shared.path} cannot be opened ({why})")
+
+
+def _is_open(shared: SharedWeights) -> bool:
+    """Whether the writer still has the memory open, and no other file under its path."""
+    try:
+        return os.readlink(shared.path).startswith(f"/memfd:{shared.name}")
+    except OSError:
+        return False
+
+
+def _locked(handle: int, kind: int) -> bool:
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def read_arrays(path: str | Path, specs: Iterable[ArraySpec]) -> dict[str, np.ndarray]:

@@ -60,7 +60,7 @@ from squelch.learner.objective.algorithms import differences, merged, with_filte
 RECIPES = Path(__file__).parent / "recipes"
 MAX_EXTENDED = 16
 """Recipes of which each extends the next."""
-Transfer = Literal["object_store", "shared_memory", "nccl", "gloo"]
+Transfer = Literal["object_store", "shared_memory", "ipc", "nccl", "gloo"]
 """How new weights reach rollout workers."""
 
 
@@ -130,9 +130,11 @@ class RunConfig(Settings):
     def weight_transfer(self) -> Transfer:
         """How new weights reach rollout workers; `auto` is decided here."""
         chosen = self.rollout.weight_transfer
-        if chosen == "auto":
-            return "shared_memory" if self._no_nccl() else "nccl"
-        return chosen
+        if chosen != "auto":
+            return chosen
+        if self._no_nccl() is None:
+            return "nccl"
+        return "shared_memory" if self._no_ipc() else "ipc"
 
     @property
     def weight_transfer_text(self) -> str:
@@ -141,6 +143,7 @@ class RunConfig(Settings):
             "nccl": "broadcast by NCCL",
             "gloo": "broadcast by Gloo, between CPUs",
             "shared_memory": "in memory on the learner's host, elsewhere through Ray's object store",
+            "ipc": "in the learner's memory on their card, elsewhere through Ray's object store",
             "object_store": "through Ray's object store",
         }
         why = self._no_nccl() if self.rollout.weight_transfer == "auto" else "rollout.weight_transfer says so"
@@ -150,6 +153,15 @@ class RunConfig(Settings):
         """The reason why NCCL cannot carry weights; None if it can. It refuses two members on one GPU."""
         short = {"learner.num_gpus": self.learner.num_gpus, "rollout.num_gpus": self.rollout.num_gpus}
         return ", ".join(f"{key}={number:g}" for key, number in short.items() if number < 1) or None
+
+    def _no_ipc(self) -> str | None:
+        """The reason why learner and workers share no card; None if they may. Ray packs shares onto a card, so only the
+        worker knows whether its card is the learner's."""
+        shares = {"learner.num_gpus": self.learner.num_gpus, "rollout.num_gpus": self.rollout.num_gpus}
+        apart = [f"{key}={number:g}" for key, number in shares.items() if not 0 < number < 1]
+        if self.rollout.tensor_parallel_size > 1:
+            apart.append(f"rollout.tensor_parallel_size={self.rollout.tensor_parallel_size}")
+        return ", ".join(apart) or None
 
     @property
     def held_gradients(self) -> int:
@@ -277,6 +289,11 @@ class RunConfig(Settings):
             raise ValueError(
                 f"rollout.weight_transfer=nccl needs a whole GPU for each learner rank and rollout worker, and {short}"
                 "; raise it, or set rollout.weight_transfer=auto"
+            )
+        if self.rollout.weight_transfer == "ipc" and (apart := self._no_ipc()):
+            raise ValueError(
+                "rollout.weight_transfer=ipc needs learner and rollout workers on one GPU, each with a share, and "
+                f"{apart}; give shares between 0 and 1, or set rollout.weight_transfer=auto"
             )
         if self.rollout.weight_transfer == "gloo" and self.rollout.num_gpus > 0:
             raise ValueError(

@@ -6,8 +6,8 @@ Invariants:
   full chunk to `put`: besides the model, it holds at most `chunk_bytes` and the largest parameter twice. `put` gets
   copies, never views of live parameters. The probe, which runs first, gathers FSDP's root (embedding, head, layers
   below `learner.min_num_params`) and one layer at a time.
-- With a file (`actors.weights_file`) rank 0 holds the whole version instead, once: it writes parameters into it, seals
-  it, and cuts the chunks from it.
+- A version that processes of the host share is frozen first (`learner.frozen`), once and whole, and the object store is
+  filled from that copy, in the background.
 - Adapters are merged, and the digest's sums are computed, on the device: of each parameter, one copy leaves it.
 - Names and order are those of the model's Hugging Face state dict. A tied output head is omitted, as in a saved model;
   the receiver ties it again.
@@ -31,15 +31,14 @@ from squelch.actors.device_sums import DeviceDigest
 from squelch.actors.messages import TensorEntry, WeightBundle
 from squelch.actors.packed.layout import Layout
 from squelch.actors.packed.packing import pack
-from squelch.actors.weight_group import WeightGroup
-from squelch.actors.weights_file import ArraySpec, WeightsFile, read_arrays
+from squelch.actors.weight_group import WeightGroup, num_bytes
+from squelch.learner.frozen import CHUNK_BYTES, Copies, as_array
 from squelch.learner.policy.lora import merged, published_name
 from squelch.learner.policy.model import Policy, one_layer_at_a_time
 
 Put = Callable[[dict[str, np.ndarray]], Any]
 """Stores a chunk and returns the reference that the bundle holds: `ray.put`, or the identity in tests."""
 
-CHUNK_BYTES = 256 << 20
 PROBE_LENGTH = 32
 PROBE_SEED = 20
 PREFIX = "model."
@@ -110,12 +109,6 @@ def _unsharded(policy: Policy) -> Iterator[tuple[str, Tensor]]:
         yield name, detached.full_tensor() if isinstance(detached, DTensor) else detached
 
 
-def as_array(tensor: Tensor) -> np.ndarray:
-    """The tensor, which is on CPU, as a contiguous numpy array; bfloat16 is stored as its bits, in uint16."""
-    plain = tensor.contiguous()
-    return plain.view(torch.uint16).numpy() if plain.dtype == torch.bfloat16 else plain.numpy()
-
-
 def probe_tokens(vocabulary: int) -> np.ndarray:
     """The fixed probe: (PROBE_LENGTH,) int32 ids, the same for every version of a run."""
     return np.random.default_rng(PROBE_SEED).integers(0, vocabulary, PROBE_LENGTH).astype(np.int32)
@@ -139,11 +132,11 @@ def publish(
     put: Put,
     dtype: torch.dtype = torch.float32,
     chunk_bytes: int = CHUNK_BYTES,
-    file: WeightsFile | None = None,
+    copies: Copies | None = None,
 ) -> WeightBundle | None:
     """The bundle on rank 0, None elsewhere. `device`: where the policy computes, which is not where offloaded
-    parameters are; `dtype` is the type of the published weights; `file`: an empty one, if processes of this host
-    shall map the weights. It is sealed, and the chunks are cut from it.
+    parameters are; `dtype` is the type of the published weights; `copies`: makes the frozen copy, if processes of this
+    host shall share the weights.
 
     The probe is computed in the learner's own arithmetic, so with a narrower `dtype` the receiver's parity difference
     includes the rounding.
@@ -152,31 +145,29 @@ def publish(
     log_probs = probe(policy, ids, device)
     if dist.get_rank() != 0:
         return _take_part(policy)
+    entries = table(policy, dtype)
+    copy = copies.next(entries) if copies is not None else None
     chunks, clock, digest, live = _Chunks(put, chunk_bytes), _Clock(), DeviceDigest(), _live(policy)
     for name, tensor in clock.timed(whole(policy, dtype)):
         digest.add(name, tensor)
         with clock.running():
-            host = _copied(tensor, live) if file is None else tensor.cpu()  # the file is the copy
-            array, is_bfloat16 = as_array(host), tensor.dtype == torch.bfloat16
-            if file is not None:
-                file.add(name, array, is_bfloat16)
-        if file is None:
-            chunks.add(name, array)
-    shared = file.seal() if file is not None else None
-    if shared is not None:
-        for name, array in read_arrays(shared.path, map(ArraySpec.of, shared.arrays)).items():
-            chunks.add(name, array)
-    stored = chunks.finish()
+            if copy is not None:
+                copy.add(name, tensor)
+                continue
+            array = as_array(_copied(tensor, live))
+        chunks.add(name, array)
+    shared = copy.seal() if copy is not None else None
     return WeightBundle(
         version=version,
-        chunks=stored,
+        chunks=copy.stored() if copy is not None else chunks.finish(),
         checksum=digest.hexdigest(),
         probe_ids=ids,
         probe_log_probs=log_probs,
-        num_bytes=chunks.num_bytes,
-        bfloat16_names=frozenset(chunks.floating) if dtype == torch.bfloat16 else frozenset(),
-        table=table(policy, dtype),
+        num_bytes=sum(map(num_bytes, entries)),
+        bfloat16_names=frozenset(entry.name for entry in entries if entry.dtype == "bfloat16"),
+        table=entries,
         shared=shared,
+        not_on_card=copies.not_on_card if copies is not None else "",
         seconds_gathered=clock.seconds,
         seconds_sent=chunks.seconds,
     )
@@ -238,18 +229,13 @@ class _Chunks:
         self.put, self.chunk_bytes = put, chunk_bytes
         self.stored: list[Any] = []
         self.open: dict[str, np.ndarray] = {}
-        self.floating: list[str] = []
-        self.num_bytes = 0
         self.open_bytes = 0
         self.seconds = 0.0
         """Seconds spent in `put`."""
 
     def add(self, name: str, array: np.ndarray) -> None:
         """Takes one parameter."""
-        if array.dtype == np.uint16:
-            self.floating.append(name)
         self.open[name] = array
-        self.num_bytes += array.nbytes
         self.open_bytes += array.nbytes
         if self.open_bytes >= self.chunk_bytes:
             self._close()

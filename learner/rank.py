@@ -7,6 +7,7 @@ long each call may take.
 | `LearnerRank` | report, bundle, files | payload of the kept groups | their owner | RuntimeError naming them |
 | `LearnerRank` | | the model folder, chunk by chunk | the driver | ValueError naming file and host |
 | `LearnerRank` | | a connection to each other rank | that rank's host | it is reported |
+| `LearnerRank` 0 | the next version | the stored chunks of the one before | the thread `beside` | RuntimeError |
 | `LearnerRank` 0 | a broadcast | all members of its weight group | their own calls | it returns the reason |
 | `LearnerRank` | | the other ranks, in a collective | each rank's own call | the process group's time-out |
 
@@ -14,7 +15,7 @@ Invariants: all ranks get every collective, in the same order. The process group
 as long as they do. Ranks may run on several hosts: collectives use the interface that holds a node's Ray address
 (`actors.process.interfaces`), the model folder comes through the object store (`actors.process.shipping`), and files of
 ranks that do not see the driver's disk are fetched from them (`learner.staging`). `progress` is no collective: a thread
-of its own answers it while another call is under way.
+of its own answers it while another call is under way, and another one stores published weights.
 """
 
 from __future__ import annotations
@@ -23,18 +24,20 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 import torch
 from ray.exceptions import GetTimeoutError
 from transformers.utils import logging as hf_logging
 
 from squelch.actors.archive.rows import from_table, unpacked
+from squelch.actors.cards.memory import CardMemory
 from squelch.actors.cards.watch import Counters, watch_card
 from squelch.actors.messages import GroupMember, Imitation, StepReport, StepTerms, WeightBundle
 from squelch.actors.process.folders import Entry
@@ -42,12 +45,12 @@ from squelch.actors.process.interfaces import bind_nccl, listen
 from squelch.actors.process.progress_marks import Marks, Progress
 from squelch.actors.process.shipping import Folder, forget, local, outline, own_node
 from squelch.actors.weight_group import WeightGroup
-from squelch.actors.weights_file import WeightsFile
 from squelch.learner import imitation, process_group, publish, staging
 from squelch.learner.batching import Groups, Row
 from squelch.learner.config import LearnerConfig
 from squelch.learner.decomposition.decompose import decompose
 from squelch.learner.decomposition.statistics import Decomposition
+from squelch.learner.frozen import Copies
 from squelch.learner.network import LOOPBACK, Endpoint, RankProcess, unreachable
 from squelch.learner.staging import Staging
 from squelch.learner.trainer import Trainer
@@ -67,6 +70,12 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 """Types in which weights are published, by the name in `rollout.dtype`; any other name publishes float32."""
 
 
+def _in_background() -> Callable[[int], Any]:
+    """Calls `LearnerRank.chunk` of this actor beside its other calls: Ray stores what the call returns."""
+    actor = ray.get_runtime_context().current_actor
+    return lambda number: actor.beside.remote("chunk", number)
+
+
 class LearnerRank:
     """One rank. `start` and the methods that train, publish, send, save and load are collectives."""
 
@@ -77,9 +86,9 @@ class LearnerRank:
         config: LearnerConfig,
         seed: int,
         temperature: float,
-        share: bool = False,
+        transfer: str = "object_store",
     ) -> None:
-        """`share`: whether rank 0 keeps a published version in memory that processes of its host can map."""
+        """`transfer`: the way in which workers get weights, which says what rank 0 keeps of a version."""
         self.rank, self.model_dir, self.config = rank, model_dir, config
         self.seed, self.temperature = seed, temperature
         self.marks = Marks()
@@ -87,9 +96,8 @@ class LearnerRank:
         self._rendezvous: socket.socket | None = None
         """Listens for the members of a weight group that is being formed."""
         self._group: WeightGroup | None = None
-        self._share = share and rank == 0
-        self._file: WeightsFile | None = None
-        """The version that was published last, until the weights change."""
+        self._transfer = transfer
+        self._copies: Copies | None = None
 
     def progress(self) -> Progress:
         """The progress marks so far, also in the middle of a step."""
@@ -128,6 +136,9 @@ class LearnerRank:
         process_group.start(*world, endpoints[rank].address, store)
         self.trainer = Trainer(model_dir, config, rank, len(endpoints), self.seed, self.temperature)
         self.marks = self.trainer.marks
+        if rank == 0:
+            memory = CardMemory(self.trainer.device)
+            self._copies = Copies(self._transfer, memory, config.step_timeout_s, _in_background())
         self._card = watch_card(f"learner-{rank}", config.num_gpus, config.dtype, counters)
 
     def stop(self) -> None:
@@ -139,7 +150,8 @@ class LearnerRank:
     def train_step(self, step: int, refs: Sequence[Any], group_ids: Sequence[str], terms: StepTerms) -> StepReport:
         """Fetches the groups' tables (`refs`, in order of `group_ids`) and learns from them."""
         start = time.perf_counter()
-        self._free_file()
+        if self._copies is not None:
+            self._copies.free()
         groups = self._fetch(f"step {step}", refs, group_ids)
         fetch = time.perf_counter() - start
         report = self.trainer.train_step(step, groups, terms)
@@ -173,22 +185,12 @@ class LearnerRank:
 
     def publish(self, version: int, dtype: str) -> WeightBundle | None:
         """The weights as `version` in `dtype`, which rank 0 puts into the object store; other ranks return None."""
-        self._free_file()
-        self._file = self._new_file() if self._share else None
-        return self.trainer.publish(version, ray.put, DTYPES.get(dtype, torch.float32), self._file)
+        return self.trainer.publish(version, ray.put, DTYPES.get(dtype, torch.float32), self._copies)
 
-    def _new_file(self) -> WeightsFile | None:
-        try:
-            return WeightsFile()
-        except OSError as error:
-            log.warning("weights are not shared in memory, and go through the object store: %s", error)
-            return None
-
-    def _free_file(self) -> None:
-        """Frees the shared version: all workers have loaded it, and one that joins late reads the object store."""
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
+    def chunk(self, number: int) -> dict[str, np.ndarray]:
+        """A chunk of the version that was published last, on rank 0. A thread of its own makes these calls."""
+        assert self._copies is not None, "only rank 0 publishes"
+        return self._copies.chunk(number)
 
     def open_group(self) -> tuple[str, int]:
         """Leaves the present weight group and listens for the members of a new one; the address and port."""

@@ -7,4 +7,5 @@ class StepRefused(ValueError):
 
 
 class SettingRefused(ValueError):
-    """A setting that the groups of a step do not fit. The message names the setting and says what would be right."""
+    """A setting that a step's groups, or the machine, do not fit. The message names the setting and says what would be
+    right."""

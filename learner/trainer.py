@@ -24,7 +24,6 @@ from squelch.actors.messages import StepReport, StepTerms, WeightBundle
 from squelch.actors.model_folder import model_config
 from squelch.actors.process.folders import Whole, as_it_is
 from squelch.actors.process.progress_marks import Marks
-from squelch.actors.weights_file import WeightsFile
 from squelch.learner import batching, memory, process_group
 from squelch.learner import publish as publication
 from squelch.learner.arithmetic import Arithmetic
@@ -34,6 +33,7 @@ from squelch.learner.checkpoint.export import export
 from squelch.learner.clock import Clock
 from squelch.learner.config import LearnerConfig, LoraSettings, ObjectiveConfig, OptimizerConfig
 from squelch.learner.culprit import Search
+from squelch.learner.frozen import Copies
 from squelch.learner.objective import credit
 from squelch.learner.objective.objectives import MISMATCH_NAMES, SUM_NAMES, mismatch_metrics, mismatch_sums, policy_loss
 from squelch.learner.policy.critic import ValueLearner
@@ -453,11 +453,11 @@ class Trainer:
         version: int,
         put: publication.Put,
         dtype: torch.dtype = torch.float32,
-        file: WeightsFile | None = None,
+        copies: Copies | None = None,
     ) -> WeightBundle | None:
-        """The present weights, on rank 0; None on the other ranks. `file`: as in `publish.publish`. A collective."""
+        """The present weights, on rank 0; None on the other ranks. `copies`: as in `publish.publish`. A collective."""
         self.version = version
-        return publication.publish(self.policy, self.device, version, put, dtype, file=file)
+        return publication.publish(self.policy, self.device, version, put, dtype, copies=copies)
 
     def save(self, path: Path, loop: Mapping[str, Any]) -> None:
         """Write a checkpoint that contains the caller's `loop` data. A collective."""

@@ -10,6 +10,7 @@ that the driver, which creates the actors, starts about ten seconds sooner on a 
 | any, of a class with functions | the call before it | the caller's bound |
 | any, of a class with coroutines | nothing: calls run at the same time, in one event loop | the caller's bound |
 | `progress` | nothing: it is answered in the middle of another call | the caller's bound |
+| `beside`, of a class with functions | the same before it, in a thread beside all other calls | the caller's bound |
 | `live` | nothing: it never returns, and fails when the process ends | |
 
 The class has a method `progress`, a function. The actor has the name that Ray's dashboard and `ps` show, and one method
@@ -56,6 +57,11 @@ class _Threads:
         """The progress so far."""
         return self.held.progress()
 
+    @ray.method(concurrency_group="beside")
+    def beside(self, method: str, *arguments: Any) -> Any:
+        """The result of a function of the class, which may run beside the others."""
+        return getattr(self.held, method)(*arguments)
+
 
 class _Coroutines:
     """Runs the class's coroutines in one event loop."""
@@ -83,7 +89,7 @@ def threaded(name: str, target: str, methods: Mapping[str, int]) -> Any:
 
         return call
 
-    return ray.remote(concurrency_groups=WATCHING)(_shell(_Threads, name, target, methods, function))
+    return ray.remote(concurrency_groups=WATCHING | {"beside": 1})(_shell(_Threads, name, target, methods, function))
 
 
 def asynchronous(name: str, target: str, methods: Mapping[str, int]) -> Any:

@@ -424,8 +424,10 @@ class VllmEngine:
 
     @staticmethod
     def mapped(bundle: WeightBundle, path: Path) -> dict[str, Any]:
-        """A version in the learner's sealed memory, which is open as `path`, for `load`."""
+        """A version in the learner's sealed memory, which is open as `path`, or on its card, for `load`."""
         assert bundle.shared is not None, "the learner shares this version"
+        if bundle.shared.card is not None:
+            return _in_order(bundle) | {"card": vars(bundle.shared.card)}
         return _in_file(bundle, path, bundle.shared.arrays) | {"sealed": True}
 
     async def load(self, bundle: WeightBundle, copied: dict[str, Any]) -> LoadTimes:
@@ -437,8 +439,7 @@ class VllmEngine:
 
     async def receive(self, bundle: WeightBundle) -> LoadTimes:
         """As `load`, with the weights that the learner broadcasts in the weight group."""
-        table = [(entry.name, entry.dtype, list(entry.shape)) for entry in bundle.table]
-        return await self._load(bundle, {"version": bundle.version, "checksum": bundle.checksum, "table": table})
+        return await self._load(bundle, _in_order(bundle))
 
     async def _load(self, bundle: WeightBundle, info: dict[str, Any]) -> LoadTimes:
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -475,6 +476,11 @@ class VllmEngine:
 
 def _in_file(bundle: WeightBundle, path: Path, table: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return {"path": str(path), "version": bundle.version, "checksum": bundle.checksum, "arrays": list(table)}
+
+
+def _in_order(bundle: WeightBundle) -> dict[str, Any]:
+    table = [(entry.name, entry.dtype, list(entry.shape)) for entry in bundle.table]
+    return {"version": bundle.version, "checksum": bundle.checksum, "table": table}
 
 
 def _flat(log_probs: Any) -> list[float]:

@@ -1,7 +1,9 @@
 """Loads new weights into a vLLM engine: a back end of vLLM's own weight-transfer interface.
 
-Weights reach the engine's process in one of three ways:
+Weights reach the engine's process in one of four ways:
 
+- The learner, on the same card, has written them to a block of its memory (`actors.card_weights`), which the engine's
+  process opens by its handle.
 - The learner, on the same host, has written them to one file in memory (`actors.weights_file`), whose path the rollout
   worker sends to the engine's process, which maps the file.
 - The rollout worker takes a bundle's arrays from the Ray object store, writes them to one file in memory
@@ -16,6 +18,8 @@ Invariants:
 - From a copy, nothing is loaded before the digest of all arrays equals the learner's: after a refused transfer the
   engine still has its previous weights. The learner's own file is sealed: nobody can have changed it since the digest
   was taken, and it is not read a second time.
+- From a block on the card, nothing is loaded before the digest of all parameters equals the learner's; if the block
+  holds another version after loading, that is an error, and the weights are partly new.
 - From a group, one bucket is loaded after another, so that no second copy of the model is needed: each bucket's digest
   is compared before it is loaded, that of the version after the last, and after an error the weights are partly new.
 - A bundle that lacks a parameter of the model is an error.
@@ -46,13 +50,15 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
+from squelch.actors import card_weights
+from squelch.actors.cards.memory import CardMemory
 from squelch.actors.device_sums import DeviceDigest
-from squelch.actors.messages import GroupMember, TensorEntry
+from squelch.actors.messages import GroupMember, OnCard, TensorEntry
 from squelch.actors.process.parent_watch import watch_parent
 from squelch.actors.rollout import norms
 from squelch.actors.weight_group import WeightGroup
 from squelch.actors.weights import checksum
-from squelch.actors.weights_file import ArraySpec, read_arrays
+from squelch.actors.weights_file import ArraySpec, Unreachable, read_arrays
 
 BACKEND = "squelch"
 NOTHING_LOADED = "nothing was loaded"
@@ -70,7 +76,7 @@ class MemberInfo(WeightTransferInitInfo):
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
     """One version's weights and their digest: a file and the table of its arrays, or, without a path, the table of what
-    the group is about to receive."""
+    the block on the card holds, or of what the group is about to receive."""
 
     version: int
     path: str | None = None
@@ -79,13 +85,15 @@ class UpdateInfo(WeightTransferUpdateInfo):
     table: list[tuple[str, str, list[int]]] = field(default_factory=list)
     sealed: bool = False
     """Whether the file is the learner's own, which is sealed."""
+    card: dict[str, Any] | None = None
+    """The fields of `OnCard`."""
 
     def specs(self) -> list[ArraySpec]:
         """The entries of the file's table, in published order."""
         return [ArraySpec.of(entry) for entry in self.arrays]
 
     def entries(self) -> list[TensorEntry]:
-        """The parameters that the group receives, in published order."""
+        """The parameters that the block holds, or the group receives, in published order."""
         return [TensorEntry(name, dtype, tuple(shape)) for name, dtype, shape in self.table]
 
 
@@ -122,10 +130,20 @@ class SquelchWeightTransferEngine(WeightTransferEngine[MemberInfo, UpdateInfo]):
         or delivers damaged weights."""
         if update_info.path is not None:
             self._load(iter(_mapped(update_info, update_info.path)), update_info.version)
+        elif update_info.card is not None:
+            self._load_from_card(update_info, OnCard(**update_info.card))
         elif self._group is not None:
             self._load(self._received(self._group, update_info), update_info.version)
         else:
             raise RuntimeError(f"this engine is in no weight group; {NOTHING_LOADED}")
+
+    def _load_from_card(self, update_info: UpdateInfo, card: OnCard) -> None:
+        entries, memory = update_info.entries(), CardMemory(self.device)
+        try:
+            with card_weights.read(memory, card, entries, update_info.checksum) as weights:
+                self._load(iter(weights), update_info.version)
+        except Unreachable as error:
+            raise RuntimeError(f"{error}; {NOTHING_LOADED}") from error
 
     def _received(self, group: WeightGroup, update_info: UpdateInfo) -> Iterator[tuple[str, torch.Tensor]]:
         """The parameters from the group, which is left if it fails: it is of no more use."""

@@ -7,8 +7,8 @@ Invariants:
 
 - From the moment that a weight update pauses sampling until its parity probe passes, the worker delivers no completion
   and starts no request. Before, while the weights are fetched and copied for the engine, it serves on.
-- Engine processes map weights that the learner shares in memory. Where this process cannot open that memory, or
-  nothing could be loaded from it, it takes the object store and says why in its report.
+- Engine processes map weights that the learner shares in memory, or open its block on their card, while this process
+  holds the memory. Where it cannot, or nothing could be loaded, it takes the object store and says why in its report.
 - After a damaged transfer or a failed copy the worker keeps serving the old version. It never serves weights that
   failed the probe or were only partly loaded: it discards all completions that were sampled under them, and refuses
   requests until an update passes.
@@ -445,13 +445,14 @@ class RolloutWorker:
         self._engine.abort(client, request_ids)
 
     async def update_weights(self, bundle: WeightBundle) -> UpdateReport:
-        """Maps the memory in which the learner shares the weights, or, if that fails, fetches the bundle's chunks from
-        the object store; then does as `Engine.update_weights`."""
+        """Maps the memory, or opens the block, in which the learner shares the weights, or, if that fails, fetches the
+        bundle's chunks from the object store; then does as `Engine.update_weights`."""
         if bundle.shared is None:
             return await self._from_store(bundle)
+        way = "shared_memory" if bundle.shared.card is None else "ipc"
         try:
             with opened(bundle.shared) as path:
-                return self._reported(await self._engine.update_weights(bundle, path=path), way="shared_memory")
+                return self._reported(await self._engine.update_weights(bundle, path=path), way=way)
         except (Unreachable, TransferRefused) as error:
             return replace(await self._from_store(bundle), not_shared=str(error))
 

@@ -15,13 +15,14 @@ at random. The parts
 | cross-scoring | 64 prompts of 1,000 tokens x 8 reasonings: seconds, share of the peak, memory and its estimate |
 | tests | the tests that are marked `cuda` |
 | memory | peak of a learner rank against its estimate, for each setting that changes it |
-| publication | seconds of a publication, beside a plain copy of as many bytes |
+| publication | seconds of a publication by each way, beside a plain copy of as many bytes |
 | learner, compiled | the step of Qwen2.5-0.5B with `learner.compile` |
 
 `--parts run` compares whole steps with TRL's on one card (`benchmarks.peer.on_card`, which needs Ray, vLLM and TRL):
-weight sync and steps with 4, 2 and 1 engines, TRL tuned and as it comes; the update alone, for each setting that
-changes it; cross-scoring; staleness 1; answers of which half end early; TRL with sleep; and Qwen2.5-3B. It prints a
-table under the object. What is finished in `--out` is kept and not measured again, so that a second call goes on.
+weight sync and steps with 4, 2 and 1 engines, TRL tuned and as it comes; publication; the update alone, for each
+setting that changes it; cross-scoring; staleness 1; answers of which half end early; TRL with sleep; and Qwen2.5-3B.
+It prints a table under the object. What is finished in `--out` is kept and not measured again, so that a second call
+goes on.
 
 A part whose packages are not installed is skipped, and the object names them. A part that fails or takes too long is
 recorded with the last line of its trace and the metrics that it had, and the others go on. Figures are printed on

@@ -196,7 +196,8 @@ def _size(shape: PreTrainedConfig) -> ModelSize:
 
 def _needs(config: RunConfig, shape: PreTrainedConfig, size: ModelSize, devices: Sequence[float]) -> Iterator[Need]:
     """The needs of each role, on each device if the role is on GPUs."""
-    yield from _learner(config, shape, devices if config.learner.num_gpus > 0 else [None])
+    own = devices if config.learner.num_gpus > 0 else [None]
+    yield from _learner(config, shape, own, _published(config, size))
     for device in devices if config.rollout.num_gpus > 0 else [None]:
         yield _worker(config, size, device)
     if config.scorer.enabled:
@@ -204,20 +205,31 @@ def _needs(config: RunConfig, shape: PreTrainedConfig, size: ModelSize, devices:
             yield _scorer(config, size, device)
 
 
+def _published(config: RunConfig, size: ModelSize) -> int:
+    """Bytes of the weights that the learner shares on its card."""
+    from squelch.actors.model_size import BYTES
+
+    return BYTES[config.rollout.dtype] * size.parameters if config.weight_transfer == "ipc" else 0
+
+
 def _share(device: float | None, num_gpus: float) -> float | None:
     return None if device is None else device * min(1.0, num_gpus)
 
 
-def _learner(config: RunConfig, shape: PreTrainedConfig, devices: Sequence[float | None]) -> Iterator[Need]:
+def _learner(
+    config: RunConfig, shape: PreTrainedConfig, devices: Sequence[float | None], published: int
+) -> Iterator[Need]:
     from squelch.learner import memory
 
     learner, held = config.learner, config.held_gradients
     needed = memory.estimate(shape, learner, learner.ranks, held)
-    total = needed.total / GIB + RANK_RUNTIME_GIB
+    total = (needed.total + published) / GIB + RANK_RUNTIME_GIB
     parts = needed.line().partition("(")[2].rstrip(")") + f", runtime {RANK_RUNTIME_GIB:.2f}"
+    if published:
+        parts += f", published weights {published / GIB:.2f}"
     for device in devices:
         has = _share(device, learner.num_gpus)
-        left = 0 if has is None else int((has - RANK_RUNTIME_GIB) * GIB)
+        left = 0 if has is None else int((has - RANK_RUNTIME_GIB) * GIB) - published
         fits = has is None or needed.total <= left
         advice = "" if fits else memory.advice(shape, learner, learner.ranks, held, left, config.rollout.max_model_len)
         yield Need("learner rank", learner.ranks, total, has, parts, advice)

@@ -1,5 +1,5 @@
 """Delivers a published version to the rollout workers: by broadcast if learner and workers have GPUs, else each worker
-maps it in the learner's memory, or fetches it from the object store where that is on another host.
+reads it in the learner's memory, of their card or of their host, or fetches it from the object store.
 
 A broadcast needs a weight group (`actors.weight_group`): learner rank 0 and the engines of all workers that the version
 goes to. A group never changes. If a worker has joined or left since the last version, or the learner was replaced, a
@@ -9,6 +9,9 @@ new group is formed at this weight boundary, before the broadcast.
     forming: rank 0 and all its workers    one another             all workers read the object store
     broadcast: the same                    one another             the workers that failed read the object store
     memory, object store: every worker     its parity probe        the late worker is replaced by the fleet
+
+A worker that cannot read the learner's memory takes the object store, and the log says why; with
+`rollout.weight_transfer: ipc` by name it is `SettingRefused` instead.
 
 Invariants:
 
@@ -44,6 +47,7 @@ from squelch.cluster.control.client import Client, loop_time
 from squelch.cluster.control.membership import Member
 from squelch.cluster.control.rank_client import LearnerClient
 from squelch.cluster.fleet.waiting import outcomes
+from squelch.learner.refusal import SettingRefused
 
 log = logging.getLogger(__name__)
 SENDER = "learner"
@@ -64,7 +68,7 @@ class Delivery:
 
     def __init__(self, rollout: RolloutConfig, transfer: Transfer, on_event: Callable[..., None]) -> None:
         self.rollout, self.on_event = rollout, on_event
-        self.backend: Backend | None = None if transfer in ("object_store", "shared_memory") else transfer
+        self.backend: Backend | None = transfer if transfer in ("nccl", "gloo") else None
         self.timeout_s = rollout.update_timeout_s / 2
         """Bound of the forming of a group, and of a broadcast."""
         self._members: list[object] = []
@@ -72,14 +76,15 @@ class Delivery:
         self._number = 0
         self._ended: dict[str, float] = {}
         self._said: dict[str, str] = {}
-        """Why each worker last did not map the learner's memory."""
+        """Why each worker last did not read the learner's memory, and the learner did not share its card's."""
 
     async def deliver(
         self, bundle: WeightBundle, workers: Sequence[Member[Client]], learner: LearnerClient | None
     ) -> tuple[dict[str, Any], dict[str, float]]:
         """The report or error of each worker by name, and the loop's time at which each had loaded. SenderLost if the
-        learner failed in a broadcast."""
+        learner failed in a broadcast; SettingRefused if weights did not take the way that is asked for by name."""
         self._ended = {}
+        self._say(SENDER, bundle.not_on_card, "shares weights in the host's memory and not on its card")
         return await self._outcomes(bundle, workers, learner), self._ended
 
     async def _outcomes(
@@ -106,11 +111,20 @@ class Delivery:
     async def _timed(self, name: str, update: Awaitable[UpdateReport]) -> UpdateReport:
         report = await update
         self._ended[name] = loop_time()
-        why = _NUMBERS.sub("", report.not_shared)
-        if why and self._said.get(name) != why:
-            log.warning("%s takes weights from the object store: %s", name, report.not_shared)
-        self._said[name] = why
+        self._say(name, report.not_shared, "takes weights from the object store")
         return report
+
+    def _say(self, name: str, why: str, what: str) -> None:
+        """Logs once why an actor does something else than it should, or refuses it."""
+        if why and self.rollout.weight_transfer == "ipc":
+            raise SettingRefused(
+                f"rollout.weight_transfer=ipc, but {name} {what}: {why}; set rollout.weight_transfer=auto, which "
+                "allows other ways"
+            )
+        reason = _NUMBERS.sub("", why)
+        if why and self._said.get(name) != reason:
+            log.warning("%s %s: %s", name, what, why)
+        self._said[name] = reason
 
     async def _formed(self, backend: Backend, learner: LearnerClient, workers: Sequence[Member[Client]]) -> bool:
         """Whether there is a group of exactly these actors; a new one is formed if the present one is of others."""

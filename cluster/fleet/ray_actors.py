@@ -140,8 +140,7 @@ class RayActors:
         learner = config.learner.model_copy(update={"ranks": ranks})
         variables = {**ENVIRONMENT, "OMP_NUM_THREADS": str(learner.num_threads)}
         resources = {"num_cpus": learner.num_cpus, "num_gpus": learner.num_gpus}
-        share = config.weight_transfer == "shared_memory"
-        settings = (learner, config.seed, config.sampling.temperature, share)
+        settings = (learner, config.seed, config.sampling.temperature, config.weight_transfer)
         with _given_back_on_error(place):
             model, handles = self._model(), list[Handle]()
             for rank, options in enumerate(place.options):

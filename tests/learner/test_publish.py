@@ -19,7 +19,6 @@ from squelch.actors.model_size import BYTES
 from squelch.actors.process.interfaces import listen
 from squelch.actors.weight_group import WeightGroup
 from squelch.actors.weights import checksum
-from squelch.actors.weights_file import ArraySpec, WeightsFile, opened, read_arrays
 from squelch.learner import publish as publication
 from squelch.learner.publish import PROBE_LENGTH, as_array, gathered, publish, send
 from squelch.learner.rank import DTYPES
@@ -159,20 +158,6 @@ def test_the_probe_of_a_rank_that_is_alone_holds_one_layer_gathered(tmp_path: Pa
     for hook in hooks:
         hook.remove()
     assert trainer.train_step(1, make_groups(2)).updated
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_shared_version_is_the_stored_one_and_does_not_follow_the_parameters(model_dir: Path, dtype) -> None:
-    trainer, file = Trainer(model_dir, make_config()), WeightsFile()
-    bundle = trainer.publish(1, lambda chunk: chunk, dtype, file)
-    assert bundle.checksum == trainer.publish(1, lambda chunk: chunk, dtype).checksum
-    trainer.train_step(1, make_groups())
-    with opened(bundle.shared) as path:
-        specs = [ArraySpec.of(entry) for entry in bundle.shared.arrays]
-        shared = read_arrays(path, specs)
-    file.close()
-    assert checksum(shared.items()) == checksum(content(bundle).items()) == bundle.checksum
-    assert {spec.name for spec in specs if spec.bfloat16} == bundle.bfloat16_names
 
 
 def test_gathering_and_sending_are_timed_apart(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,6 +99,11 @@ def test_whatever_dies_every_ticket_is_trained_on_once(tmp_path_factory, stalene
             "broadcast by NCCL (learner and rollout workers have GPUs)",
         ),
         (("learner.num_gpus=1", "rollout.num_gpus=0.5"), "shared_memory", "(rollout.num_gpus=0.5)"),
+        (
+            ("learner.ranks=1", "learner.num_gpus=0.5", "rollout.num_gpus=0.5"),
+            "ipc",
+            "on their card, elsewhere through Ray's object store (learner.num_gpus=0.5, rollout.num_gpus=0.5)",
+        ),
         (("rollout.weight_transfer=gloo",), "gloo", "between CPUs (rollout.weight_transfer says so)"),
     ],
 )
@@ -111,6 +116,11 @@ def test_the_way_is_chosen_by_what_both_ends_have_and_said(words: tuple[str, ...
     ("words", "text"),
     [
         (("rollout.weight_transfer=nccl", "rollout.num_gpus=1"), "needs a whole GPU .* and learner.num_gpus=0; raise"),
+        (
+            ("rollout.weight_transfer=ipc", "learner.num_gpus=1", "rollout.num_gpus=0.5"),
+            "needs learner and rollout workers on one GPU, .* and learner.num_gpus=1; give shares between 0 and 1",
+        ),
+        (("rollout.weight_transfer=ipc",), "and learner.num_gpus=0, rollout.num_gpus=0; give shares"),
         (("rollout.weight_transfer=gloo", "rollout.num_gpus=1"), "gloo connects CPUs, and rollout.num_gpus=1"),
     ],
 )
