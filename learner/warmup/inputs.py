@@ -60,7 +60,7 @@ def inputs(
         fed = np.concatenate([patches(picture.rgb, vision) for picture in distinct.values()])
         sizes = torch.tensor([(1, grid.rows, grid.columns) for grid in grids])
         features = model.get_submodule("model.visual")(torch.from_numpy(fed), grid_thw=sizes).pooler_output
-        split = dict(zip(distinct, torch.split(torch.cat(tuple(features)), counts), strict=True))
+        split = dict(zip(distinct, torch.split(features, counts), strict=True))
         places = torch.cat([torch.arange(at, at + len(split[picture.identity])) for at, picture in shown])
         found = torch.cat([split[picture.identity] for _, picture in shown])
         embeddings = embeddings.flatten(0, 1).index_copy(0, places, found).view(rows, width, -1)

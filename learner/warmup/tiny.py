@@ -25,6 +25,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -40,6 +41,9 @@ from squelch.envs.untrusted.text import parse_object
 from squelch.learner.warmup.demonstrations import Demonstration, Transcript, encode, mixed
 from squelch.learner.warmup.tiny_recipe import TinyRecipe, qualities_of, recipe_of
 from squelch.learner.warmup.tiny_tokenizer import make_byte_tokenizer, make_tokenizer, save_tokenizer, vocabulary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 STAMP = "squelch_tiny.json"
 DEMONSTRATION_SEED = 2_000_000_000
@@ -196,7 +200,6 @@ def _build(
     """Build all files in the folder `building`; the report names `target` as the directory."""
     # Both import torch, which the start of a run whose policy is built already does not need.
     from squelch.learner.warmup.tiny_model import new_model, write_configs
-    from squelch.learner.warmup.training import warm_up
 
     start = time.perf_counter()
     on_stage("collecting demonstrations", 0.0)
@@ -204,13 +207,14 @@ def _build(
     model = new_model(codec, recipe, seed)
     write_configs(model, building)
     codec = ChatCodec(building)
-    demonstrations = collect(codec, _demonstrations(mixture, seed, recipe), recipe.tokens, on_stage)
+    source = _demonstrations(mixture, seed, recipe)
+    demonstrations = collect(codec, source, recipe.tokens, on_stage)
     collected = time.perf_counter()
 
     def trained(what: str, share: float | None) -> None:
         on_stage(what, COLLECTED + (1 - COLLECTED) * (share or 0.0))
 
-    losses, tokens = warm_up(model, demonstrations, recipe, seed, codec.pad_id, trained)
+    losses, tokens = _train(model, codec, mixture, seed, recipe, demonstrations, source, trained)
     model.save_pretrained(building)
     last = losses[-max(len(losses) // 10, 1) :]
     report = TinyReport(
@@ -228,6 +232,42 @@ def _build(
     stamp = {"environment": mixture.facts(), "seed": seed, "recipe": recipe.model_dump(mode="json")}
     (building / STAMP).write_text(json.dumps({"report": asdict(report), **stamp}, indent=2) + "\n")
     return report
+
+
+def _train(
+    model: PreTrainedModel,
+    codec: ChatCodec,
+    mixture: Mixture,
+    seed: int,
+    recipe: TinyRecipe,
+    demonstrations: list[Demonstration],
+    further: Iterator[Transcript],
+    on_stage: OnStage,
+) -> tuple[list[float], int]:
+    """Trains on the demonstrations; (loss of each optimizer step, tokens seen). A policy that is shown pictures learns
+    to see first, and if it does not read them, goes on once with as many `further` ones. Raises ValueError if it does
+    not read them then."""
+    from squelch.learner.warmup.sight import primer, true_claims
+    from squelch.learner.warmup.training import warm_up
+
+    pad, vision, tower = codec.pad_id, codec.vision, recipe.tower
+    if tower is None:
+        return warm_up(model, demonstrations, recipe, seed, pad, on_stage)
+    first = first_demonstration(seed) + SEED_STRIDE // 2
+    short = recipe.model_copy(update={"batch_tokens": tower.primer_batch_tokens})
+    on_stage("learning to see", 0.0)
+    warm_up(model, primer(codec, mixture, recipe.quality, first, tower.primer_tokens), short, seed, pad, vision=vision)
+    losses, tokens = warm_up(model, demonstrations, recipe, seed, pad, on_stage, vision)
+    share = true_claims(model, codec, mixture, first)
+    if share is not None and share < tower.least_true:
+        more, added = warm_up(model, collect(codec, further, recipe.tokens), recipe, seed, pad, on_stage, vision)
+        losses, tokens, share = losses + more, tokens + added, true_claims(model, codec, mixture, first)
+    if share is not None and share < tower.least_true:
+        raise ValueError(
+            f"the tiny policy for {mixture.name} does not read its pictures: {share:.0%} of what it says of them is "
+            f"true after {tokens} tokens, and {tower.least_true:.0%} is needed; set another model.tiny_seed"
+        )
+    return losses, tokens
 
 
 def write_tokenizer(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from squelch.envs.config import EnvironmentConfig
 from squelch.envs.format import reads_words
 from squelch.envs.mixture import Mixture
-from squelch.envs.registry import environment_class
+from squelch.envs.registry import environment_class, make
 from squelch.envs.settings import Settings
 from squelch.envs.wording import DemonstrationQuality
 
@@ -109,10 +110,18 @@ def recipe_for(environment: str) -> TinyRecipe:
 
 def recipe_of(mixture: Mixture) -> TinyRecipe:
     """The recipe of a run's environments: that of an only one; of several, the one of the longest sequences, with the
-    tokens of all."""
+    tokens of all. With a tower if one shows pictures."""
     found = [recipe_for(entry.environment.name) for entry in mixture.entries]
     longest = max(found, key=lambda recipe: recipe.max_position)
-    return longest.model_copy(update={"tokens": sum(recipe.tokens for recipe in found)})
+    sees = any(shows_pictures(entry.environment) for entry in mixture.entries)
+    return longest.model_copy(
+        update={"tokens": sum(recipe.tokens for recipe in found), "tower": TinyTower() if sees else None}
+    )
+
+
+def shows_pictures(environment: EnvironmentConfig) -> bool:
+    """Whether an observation of the environment can have a picture."""
+    return make(environment.name, "train", environment.options, environment.prompt).shows_pictures
 
 
 def qualities_of(mixture: Mixture, recipe: TinyRecipe) -> list[DemonstrationQuality]:
