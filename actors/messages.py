@@ -144,7 +144,7 @@ class WeightBundle:
     uint16 with its name in `bfloat16_names`). `checksum` is the digest of all names and bytes in order
     (`actors.weights`), which identifies the weights however they travel. The probe is a fixed
     token sequence (num_probe,) with the learner's own log-probabilities (num_probe - 1,) of tokens 1.. under these
-    weights at temperature 1.
+    weights at temperature 1; of a model with a vision tower it shows a picture.
     """
 
     version: int
@@ -166,6 +166,8 @@ class WeightBundle:
     seconds_sent: float = 0.0
     """Seconds in which the learner put chunks into the object store; 0 for weights that it shares, which it stores
     meanwhile."""
+    probe_pictures: PlacedPictures = ()
+    """Those that `probe_ids` stand for."""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 A folder may come from anybody. Of a folder that passes `check_model_folder` holds:
 
-- Its configuration is a bounded JSON object of a decoder-only causal language model, and asks for no code of its own,
-  no quantisation, no adapter and no other source of weights.
+- Its configuration is a bounded JSON object of a decoder-only causal language model, perhaps with a vision tower that
+  is proven (`actors.pictures.geometry`), and asks for no code of its own, no quantisation, no adapter and no other
+  source of weights.
 - transformers and vLLM would read the same files of it: `model.safetensors` alone, or the files of its index, which are
   files of the folder. Nothing but safetensors is read.
 - The files hold every weight of the model with its shape, as floating point numbers, and nothing else.
@@ -25,6 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from squelch.actors.pictures.geometry import PROVEN
 from squelch.actors.tensor_files import TensorHeader, read_header
 from squelch.envs.untrusted.files import MIB, Unreadable, brief, decoding, is_file, is_folder, read_bytes
 from squelch.envs.untrusted.text import parse_object
@@ -57,6 +59,8 @@ REFUSED_KEYS = {
 }
 """Keys of `config.json` that are refused when they have a value, and what a model with such a key needs."""
 LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+TOWER_KEYS = ("depth",)
+"""The key of a vision tower's layers."""
 NO_MODEL = "has a config.json that describes no model of this transformers"
 FLOATING = frozenset({"F64", "F32", "F16", "BF16"})
 
@@ -107,26 +111,39 @@ def _architecture(folder: Path, config: dict[str, Any]) -> str:
     names = config.get("architectures") or ["(none named)"]
     if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise Unreadable(f"model folder {folder}: architectures in config.json must be a list of names")
-    causal = names[0] in set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    causal = names[0] in {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), *PROVEN}
     if not causal or config.get("is_encoder_decoder") or not config.get("is_decoder", True):
         name = names[0] if names[0].isprintable() else brief(names[0])
         raise Unreadable(
             f"model folder {folder}: {name[:200]} is not a decoder-only causal language model; one like "
-            "Qwen2ForCausalLM or LlamaForCausalLM is needed"
+            f"Qwen2ForCausalLM or LlamaForCausalLM is needed, or for pictures {' or '.join(PROVEN)}"
         )
     return names[0]
 
 
 def _check_layers(folder: Path, config: dict[str, Any]) -> None:
-    text = config.get("text_config")
-    for part in (config, text if isinstance(text, dict) else {}):
-        for key in LAYER_KEYS:
-            value = part.get(key)
+    parts = (("", LAYER_KEYS), ("text_config", LAYER_KEYS), ("vision_config", TOWER_KEYS))
+    for name, keys in parts:
+        part = config.get(name) if name else config
+        for key in keys:
+            value = part.get(key) if isinstance(part, dict) else None
             if value is not None and not (isinstance(value, int) and 0 < value <= MAX_LAYERS):
                 raise Unreadable(
                     f"model folder {folder}: {key} in config.json is {brief(value)}; a number from 1 to {MAX_LAYERS} "
                     "is needed"
                 )
+
+
+def has_tower(config: PreTrainedConfig) -> bool:
+    """Whether the model of this configuration has a vision tower that can be fed pictures."""
+    return bool(config.architectures) and config.architectures[0] in PROVEN
+
+
+def auto_model(config: PreTrainedConfig) -> Any:
+    """The class of transformers that makes and loads the model of this configuration."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if has_tower(config) else AutoModelForCausalLM
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -211,11 +228,10 @@ def check_model_folder(folder: Path) -> PreTrainedConfig:
 def _matched(config: PreTrainedConfig, headers: dict[str, TensorHeader]) -> dict[str, Any]:
     """Report of transformers on loading tensors of these headers, without data, into a model without storage."""
     import torch
-    from transformers import AutoModelForCausalLM
 
     dtypes = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
     with torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(config)
+        skeleton = auto_model(config).from_config(config)
     tensors = {
         name: torch.empty(header.shape, dtype=dtypes[header.dtype], device="meta") for name, header in headers.items()
     }
@@ -275,11 +291,9 @@ def load_model_folder(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     Raises:
         Unreadable: as `check_model_folder`, or a weight is not finite.
     """
-    from transformers import AutoModelForCausalLM
-
     config = check_model_folder(folder)
     with _without_reports(), decoding(f"model folder {folder}", "cannot be loaded"):
-        model, info = AutoModelForCausalLM.from_pretrained(
+        model, info = auto_model(config).from_pretrained(
             folder,
             config=config,
             dtype=dtype,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -37,16 +37,18 @@ class ModelSize:
 
 
 def model_size(config: PreTrainedConfig, parameters: int) -> ModelSize:
-    """The size of the model with this configuration and number of parameters."""
-    embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+    """The size of the model with this configuration and number of parameters; of one with a vision tower, that of its
+    decoder, whose `multiplied` counts the tower's parameters too."""
+    text: Any = config.get_text_config()
+    embedding = 0 if config.tie_word_embeddings else text.vocab_size * text.hidden_size
     return ModelSize(
         parameters,
         parameters - embedding,
-        layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        intermediate=config.intermediate_size,
-        heads=config.num_attention_heads,
-        key_value_heads=config.num_key_value_heads,
-        head_size=vars(config).get("head_dim") or config.hidden_size // config.num_attention_heads,
-        vocabulary=config.vocab_size,
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        intermediate=text.intermediate_size,
+        heads=text.num_attention_heads,
+        key_value_heads=text.num_key_value_heads,
+        head_size=vars(text).get("head_dim") or text.hidden_size // text.num_attention_heads,
+        vocabulary=text.vocab_size,
     )

@@ -3,7 +3,7 @@
 Two operations for each number of a linear layer and token, in a forward pass, for the gradient of the input, and for
 that of the layer's numbers if they are trained. The head is applied at sampled tokens alone. Attention has seven
 products (two forward, five backward) over the pairs that a causal mask leaves: with a sliding window it is counted too
-high. Recomputed activations are not counted.
+high. Recomputed activations and a vision tower are not counted.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from squelch.actors.cards.records import Operations
+from squelch.actors.packed.seeing import tower
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,10 @@ class Arithmetic:
     @classmethod
     def of(cls, model: PreTrainedModel) -> Arithmetic:
         """The arithmetic of a model, whose parameters may be sharded."""
-        config, output = model.config, cast("nn.Linear", model.get_output_embeddings())
-        weights = [m.weight for m in model.modules() if isinstance(m, nn.Linear) and m is not output]
+        config, output = model.config.get_text_config(), cast("nn.Linear", model.get_output_embeddings())
+        seeing = tower(model)
+        without = {output, *(() if seeing is None else seeing.modules())}
+        weights = [m.weight for m in model.modules() if isinstance(m, nn.Linear) and m not in without]
         head = output.weight
         size = vars(config).get("head_dim") or config.hidden_size // config.num_attention_heads
         return cls(

@@ -26,6 +26,8 @@ import numpy as np
 from squelch.actors.content import Picture, pictures_within
 from squelch.actors.messages import StepTerms
 from squelch.actors.packed.packing import Forest, added_tokens, pack
+from squelch.actors.pictures.arrays import PictureArrays, Shown, arrays_of, shown_of
+from squelch.actors.pictures.geometry import Vision
 from squelch.actors.records import Trajectory
 from squelch.actors.shared_prefix import common_lengths, identities, in_order
 from squelch.learner.config import ObjectiveConfig
@@ -102,6 +104,8 @@ class MicroBatch:
     """(num_rows,) index, among the packed tokens, of each row's last input."""
     spared: np.ndarray | None
     """(num_sampled,) bool, the tokens that one term of the loss leaves out; None if no row of the micro-batch is."""
+    pictures: PictureArrays | None = None
+    """What a policy with a vision tower is fed beside the ids; None for other policies."""
 
 
 @dataclass(frozen=True)
@@ -413,10 +417,12 @@ def deal(runs: Sequence[np.ndarray], sizes: Sequence[int], world_size: int) -> t
     return tuple(tuple(hand + [empty] * (slots - len(hand))) for hand in hands)
 
 
-def collate(rows: Sequence[Row], share: bool = True) -> MicroBatch:
-    """Pack rows into one layout; with `share`, common prefixes are stored once.
+def collate(rows: Sequence[Row], share: bool = True, vision: Vision | None = None) -> MicroBatch:
+    """Pack rows into one layout; with `share`, common prefixes are stored once. `vision`: of a policy with a vision
+    tower.
 
     Without rows, the micro-batch is one token with nothing sampled, so that this rank still takes part in collectives.
+    Raises ValueError for a picture that the policy cannot be fed.
     """
     ids = [row.token_ids.astype(np.int64) for row in rows] or [np.zeros(1, dtype=np.int64)]
     forest = pack(ids, share, shown(rows) or None)
@@ -435,7 +441,16 @@ def collate(rows: Sequence[Row], share: bool = True) -> MicroBatch:
         spared=_join([np.full(row.num_sampled, row.spared) for row in rows], bool)
         if any(r.spared for r in rows)
         else None,
+        pictures=None if vision is None else _pictures(rows, forest, vision),
     )
+
+
+def _pictures(rows: Sequence[Row], forest: Forest, vision: Vision) -> PictureArrays:
+    """The pictures of packed rows, of which there may be none, and the micro-batch's positions."""
+    known: dict[str, Shown] = {}
+    names = [f"group {row.group_id}, trajectory {row.index}" for row in rows]
+    found = [shown_of(row.pictures, vision, name, known) for row, name in zip(rows, names, strict=True)]
+    return arrays_of(found or [()], forest.places, forest.num_tokens, vision)
 
 
 def _all_sampled(row: Row) -> int:

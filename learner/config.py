@@ -234,6 +234,8 @@ class LearnerConfig(Settings):
     fp32_head: bool = False
     """With dtype=bfloat16: embedding, last norm and output head compute in float32; rollout.fp32_head does the same in
     the rollout workers."""
+    freeze_vision: bool = False
+    """Do not train the vision tower of a model that has one. With learner.lora it is never trained."""
     activation_checkpointing: bool = False
     """Store only each layer's input for the backward pass, and recompute the other activations."""
     cpu_offload: bool = False

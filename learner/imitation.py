@@ -60,5 +60,5 @@ def imitation_loss(trainer: Trainer, rows: Sequence[Row]) -> float:
 def _log_probs(trainer: Trainer, rows: Sequence[Row], part: OptimizerStep) -> Iterator[Tensor]:
     """Log-probabilities of the demonstrated tokens of each of this rank's micro-batches, (num_tokens,)."""
     for chosen in passes(trainer.policy, part.micro_batches[trainer.rank], trainer.alone):
-        micro = batching.collate([rows[i] for i in chosen], trainer.config.share_openings)
+        micro = batching.collate([rows[i] for i in chosen], trainer.config.share_openings, trainer.vision)
         yield trainer.policy(*inputs_of(micro, trainer.device), TEMPERATURE, False)[0]

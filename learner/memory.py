@@ -13,11 +13,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
+from squelch.actors.model_folder import auto_model, has_tower
 from squelch.actors.packed import block_attention
+from squelch.actors.packed.seeing import tower
 from squelch.learner.checkpoint.export import EXPORT_BYTES
 from squelch.learner.checkpoint.shards import PART_BYTES
 from squelch.learner.config import LearnerConfig
@@ -26,6 +29,9 @@ from squelch.learner.policy.model import layers_apart
 from squelch.learner.publish import CHUNK_BYTES
 
 GIB = 2**30
+PICTURE_SHARE = 0.25
+"""Largest share of a micro-batch's tokens that stand for pictures: observations of a hundred such tokens, with answers
+of a few hundred, stay below it."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,8 @@ def skeleton(config: PreTrainedConfig) -> PreTrainedModel:
 @lru_cache(maxsize=4)
 def _skeleton(kind: type[PreTrainedConfig], described: str) -> PreTrainedModel:
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(kind.from_dict(json.loads(described)))
+        config = kind.from_dict(json.loads(described))
+        return auto_model(config).from_config(config)
 
 
 def estimate(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, held: int = 0) -> Estimate:
@@ -77,14 +84,14 @@ def estimate(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, 
     layer, rest = max(sizes, default=0), numbers.policy - sum(sizes)
     width = 2 if learner.dtype == "bfloat16" else 4
     copied = learner.num_gpus == 0 and learner.minibatches > 1
-    whole, all_trained = numbers.policy if world_size == 1 else rest + 2 * layer, numbers.trained == numbers.policy
-    gathered = width * whole + (4 if learner.fp32_head else width) * (layer + rest) * all_trained
+    whole = numbers.policy if world_size == 1 else rest + 2 * layer
+    gathered = width * whole + (4 if learner.fp32_head else width) * (layer + rest) * (learner.lora is None)
     return Estimate(
         state=0 if learner.cpu_offload else numbers.state // world_size,
         snapshot=numbers.snapshot // world_size * copied,
         decomposition=4 * held * numbers.trained // world_size,
         gathered=gathered,
-        activations=learner.token_budget * _per_token(config, learner, width) + _scores(config, learner),
+        activations=int(learner.token_budget * _per_token(config, learner, width)) + _scores(config, learner),
         logits=4 * 4 * _tile(config, learner),
     )
 
@@ -129,63 +136,83 @@ def host_estimate(config: PreTrainedConfig, learner: LearnerConfig, world_size: 
 
 @dataclass(frozen=True)
 class _Numbers:
-    """Numbers of parameters: the policy's, those of them that are trained, the critic's, and the reference's."""
+    """Numbers of parameters: the policy's, those of them that are trained, the critic's, those of them that are
+    trained, and the reference's."""
 
     policy: int
     trained: int
     critic: int
+    critic_trained: int
     reference: int
 
     @classmethod
     def of(cls, model: PreTrainedModel, learner: LearnerConfig) -> "_Numbers":
         policy = sum(p.numel() for p in model.parameters())
-        trained = _adapters(model, learner.lora.rank) if learner.lora else policy
+        seeing = tower(model)
+        frozen = sum(p.numel() for p in seeing.parameters()) if seeing is not None and learner.freeze_vision else 0
+        trained = _adapters(model, learner.lora.rank) if learner.lora else policy - frozen
         critic = policy if learner.objective.needs_critic else 0
-        return cls(policy, trained, critic, policy if learner.objective.kl.coefficient > 0 else 0)
+        critic_trained = max(0, critic - frozen)
+        return cls(policy, trained, critic, critic_trained, policy if learner.objective.kl.coefficient > 0 else 0)
 
     @property
     def state(self) -> int:
         """Bytes of master weights, gradients and moments of all ranks, and of the reference's weights."""
-        return 4 * (self.policy + 3 * self.trained + 4 * self.critic + self.reference)
+        return 4 * (self.policy + 3 * self.trained + self.critic + 3 * self.critic_trained + self.reference)
 
     @property
     def snapshot(self) -> int:
         """Bytes of a copy of what is trained, and of its moments."""
-        return 4 * 3 * (self.trained + self.critic)
+        return 4 * 3 * (self.trained + self.critic_trained)
 
 
 def _adapters(model: PreTrainedModel, rank: int) -> int:
-    head = model.get_output_embeddings()
-    linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+    seeing = tower(model)
+    without = {model.get_output_embeddings(), *(() if seeing is None else seeing.modules())}
+    linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m not in without]
     return sum(rank * (m.in_features + m.out_features) for m in linear)
 
 
-def _per_token(config: PreTrainedConfig, learner: LearnerConfig, width: int) -> int:
-    """Upper bound of the bytes per token that the layers keep for the backward pass, counted from their saved tensors.
+def _per_token(config: PreTrainedConfig, learner: LearnerConfig, width: int) -> float:
+    """Upper bound of the bytes per token that the layers keep for the backward pass, counted from their saved tensors;
+    with a tower that is trained, `PICTURE_SHARE` of them also its patches.
 
     Gated blocks in float32 on CPU keep only half of the bytes counted for them here (`learner.kernels.gated`), and
     attention on CPU keeps fewer weights if rows are short.
     """
-    heads, hidden = config.num_attention_heads, config.hidden_size
-    size = vars(config).get("head_dim") or hidden // heads
-    projected = size * (heads + 2 * config.num_key_value_heads)
+    text: Any = config.get_text_config()
+    heads, hidden = text.num_attention_heads, text.hidden_size
+    size = vars(text).get("head_dim") or hidden // heads
+    projected = size * (heads + 2 * text.num_key_value_heads)
     attended = projected + size * heads
-    layer = width * (6 * hidden + attended + 4 * config.intermediate_size) + 4 * (2 * hidden + heads)
+    layer = width * (6 * hidden + attended + 4 * text.intermediate_size) + 4 * (2 * hidden + heads)
     if learner.num_gpus == 0:
         layer += 4 * heads * block_attention.KEPT_KEYS
+    seen = has_tower(config) and not learner.freeze_vision and learner.lora is None
+    pictures = PICTURE_SHARE * _per_picture_token(config, learner, width) if seen else 0
     if learner.activation_checkpointing:
-        return config.num_hidden_layers * width * hidden + layer
-    return config.num_hidden_layers * layer
+        return text.num_hidden_layers * width * hidden + layer + pictures
+    return text.num_hidden_layers * layer + pictures
+
+
+def _per_picture_token(config: Any, learner: LearnerConfig, width: int) -> int:
+    """Bytes that the vision tower keeps of the patches that become one token; as in the decoder's layers."""
+    vision = config.vision_config
+    hidden, patches = vision.hidden_size, vision.spatial_merge_size**2
+    layer = width * (10 * hidden + 4 * vision.intermediate_size) + 4 * (2 * hidden + vision.num_heads)
+    kept = width * hidden * vision.depth + layer if learner.activation_checkpointing else layer * vision.depth
+    return patches * (kept + 2 * width * hidden)
 
 
 def _scores(config: PreTrainedConfig, learner: LearnerConfig) -> int:
     """Bytes of attention's scores on CPU: the scores of one batch, their softmax, and the gradient of either."""
-    return 3 * 4 * config.num_attention_heads * block_attention.BATCH_PAIRS if learner.num_gpus == 0 else 0
+    heads = config.get_text_config().num_attention_heads
+    return 3 * 4 * heads * block_attention.BATCH_PAIRS if learner.num_gpus == 0 else 0
 
 
 def _tile(config: PreTrainedConfig, learner: LearnerConfig) -> int:
     device = "cuda" if learner.num_gpus > 0 else "cpu"
-    words = min(config.vocab_size, TILE_VOCABULARY)
+    words = min(config.get_text_config().vocab_size, TILE_VOCABULARY)
     return min(TILE_LOGITS[device], learner.token_budget * words)
 
 

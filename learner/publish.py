@@ -16,9 +16,11 @@ Invariants:
   the weights, however they travel.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,7 +33,11 @@ from squelch.actors.device_sums import DeviceDigest
 from squelch.actors.messages import TensorEntry, WeightBundle
 from squelch.actors.packed.layout import Layout
 from squelch.actors.packed.packing import pack
+from squelch.actors.packed.seeing import PictureTensors
+from squelch.actors.pictures.arrays import Shown, arrays_of
+from squelch.actors.pictures.geometry import Vision
 from squelch.actors.weight_group import WeightGroup, num_bytes
+from squelch.envs.pictures import Picture
 from squelch.learner.frozen import CHUNK_BYTES, Copies, as_array
 from squelch.learner.policy.lora import merged, published_name
 from squelch.learner.policy.model import Policy, one_layer_at_a_time
@@ -109,17 +115,45 @@ def _unsharded(policy: Policy) -> Iterator[tuple[str, Tensor]]:
         yield name, detached.full_tensor() if isinstance(detached, DTensor) else detached
 
 
-def probe_tokens(vocabulary: int) -> np.ndarray:
-    """The fixed probe: (PROBE_LENGTH,) int32 ids, the same for every version of a run."""
-    return np.random.default_rng(PROBE_SEED).integers(0, vocabulary, PROBE_LENGTH).astype(np.int32)
+@dataclass(frozen=True)
+class Probe:
+    """The fixed probe of a policy, the same for every version of a run. `ids`: (num_probe,) int32; `pictures`: as
+    `WeightBundle.probe_pictures`, one for a policy with a vision tower, whose weights text does not test."""
+
+    ids: np.ndarray
+    pictures: tuple[tuple[int, Picture], ...]
+    vision: Vision | None
+
+    @classmethod
+    def of(cls, policy: Policy, vision: Vision | None) -> "Probe":
+        """The probe; `vision`: how the policy is fed pictures, None without a tower."""
+        random = np.random.default_rng(PROBE_SEED)
+        ids = random.integers(0, policy.model.config.get_text_config().vocab_size, PROBE_LENGTH).astype(np.int32)
+        if vision is None:
+            return cls(ids, (), None)
+        ids[np.isin(ids, sorted(vision.control_ids))] = 0
+        side = vision.side_multiple * max(2, math.ceil(math.sqrt(vision.least_pixels) / vision.side_multiple))
+        picture, before = Picture(random.integers(0, 256, (side, side, 3)).astype(np.uint8)), PROBE_LENGTH // 2
+        shown = [vision.start_id, *[vision.picture_id] * vision.tokens(side, side), vision.end_id]
+        whole = np.concatenate([ids[:before], shown, ids[before:]]).astype(np.int32)
+        return cls(whole, ((before + 1, picture),), vision)
+
+    def layout(self, device: torch.device) -> Layout:
+        """The layout of all ids but the last."""
+        forest = pack([self.ids[:-1]])
+        if self.vision is None:
+            return Layout.of(forest, device)
+        rows = [[Shown.of(at, picture.rgb, self.vision) for at, picture in self.pictures]]
+        arrays = arrays_of(rows, forest.places, forest.num_tokens, self.vision)
+        return Layout.of(forest, device, PictureTensors.of(arrays, device))
 
 
 @torch.no_grad()
-def probe(policy: Policy, ids: np.ndarray, device: torch.device) -> np.ndarray:
+def log_probs_of(policy: Policy, probe: Probe, device: torch.device) -> np.ndarray:
     """Log-probabilities (num_probe - 1,) float32 of all tokens but the first, at temperature 1. A collective."""
-    tokens = torch.from_numpy(ids.astype(np.int64)).to(device)
-    positions = torch.arange(len(ids) - 1, device=device)
-    layout = Layout.of(pack([ids[:-1]]), device)
+    tokens = torch.from_numpy(probe.ids.astype(np.int64)).to(device)
+    positions = torch.arange(len(tokens) - 1, device=device)
+    layout = probe.layout(device)
     with one_layer_at_a_time(policy):
         log_probs, _ = policy(tokens[None, :-1], positions, tokens[1:], layout, 1.0, False)
     return log_probs.float().cpu().numpy()
@@ -133,16 +167,17 @@ def publish(
     dtype: torch.dtype = torch.float32,
     chunk_bytes: int = CHUNK_BYTES,
     copies: Copies | None = None,
+    vision: Vision | None = None,
 ) -> WeightBundle | None:
     """The bundle on rank 0, None elsewhere. `device`: where the policy computes, which is not where offloaded
     parameters are; `dtype` is the type of the published weights; `copies`: makes the frozen copy, if processes of this
-    host shall share the weights.
+    host shall share the weights; `vision`: as of `Probe.of`.
 
     The probe is computed in the learner's own arithmetic, so with a narrower `dtype` the receiver's parity difference
     includes the rounding.
     """
-    ids = probe_tokens(policy.model.config.vocab_size)
-    log_probs = probe(policy, ids, device)
+    probe = Probe.of(policy, vision)
+    log_probs = log_probs_of(policy, probe, device)
     if dist.get_rank() != 0:
         return _take_part(policy)
     entries = table(policy, dtype)
@@ -161,11 +196,12 @@ def publish(
         version=version,
         chunks=copy.stored() if copy is not None else chunks.finish(),
         checksum=digest.hexdigest(),
-        probe_ids=ids,
+        probe_ids=probe.ids,
         probe_log_probs=log_probs,
         num_bytes=sum(map(num_bytes, entries)),
         bfloat16_names=frozenset(entry.name for entry in entries if entry.dtype == "bfloat16"),
         table=entries,
+        probe_pictures=probe.pictures,
         shared=shared,
         not_on_card=copies.not_on_card if copies is not None else "",
         seconds_gathered=clock.seconds,

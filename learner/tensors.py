@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from squelch.actors.packed.layout import Layout
+from squelch.actors.packed.seeing import PictureTensors
 from squelch.learner.batching import MicroBatch, OptimizerStep, Row
 from squelch.learner.config import ObjectiveConfig
 from squelch.learner.objective.components import StepSize
@@ -97,13 +98,15 @@ def scored(batch: Batch, objective: ObjectiveConfig, recomputed: Tensor | None, 
 
 
 def inputs_of(micro: MicroBatch, device: torch.device) -> Inputs:
-    """The policy's inputs, on the device. Raises ValueError for rows with pictures, which the policy cannot process."""
+    """The policy's inputs, on the device. Raises ValueError for rows with pictures if the policy has no vision
+    tower."""
     for row in micro.rows:
-        if row.pictures:
+        if row.pictures and micro.pictures is None:
             raise ValueError(
                 f"group {row.group_id}, trajectory {row.index} shows {len(row.pictures)} pictures, and the policy is "
-                "fed token ids alone; train on an environment that shows text"
+                "fed token ids alone; train a model with a vision tower, or on an environment that shows text"
             )
     arrays = (micro.forest.token_ids[None], micro.positions, micro.targets)
     ids, positions, targets = (torch.from_numpy(array).to(device) for array in arrays)
-    return ids, positions, targets, Layout.of(micro.forest, device)
+    pictures = None if micro.pictures is None else PictureTensors.of(micro.pictures, device)
+    return ids, positions, targets, Layout.of(micro.forest, device, pictures)

@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from squelch.actors.messages import StepReport, StepTerms, WeightBundle
-from squelch.actors.model_folder import model_config
+from squelch.actors.model_folder import has_tower, model_config
+from squelch.actors.pictures.geometry import vision_of
 from squelch.actors.process.folders import Whole, as_it_is
 from squelch.actors.process.progress_marks import Marks
 from squelch.learner import batching, memory, process_group
@@ -126,7 +127,10 @@ class Trainer:
         """The version that was published last; the initial policy's is 0."""
         self.device = torch.device("cuda" if config.num_gpus > 0 else "cpu")
         self.mesh = init_device_mesh(self.device.type, (world_size,))
-        memory.check(model_config(self.model_dir), config, world_size, sharing=process_group.ranks_here())
+        shape = model_config(self.model_dir)
+        self.vision = vision_of(self.model_dir) if has_tower(shape) else None
+        """How the policy is fed pictures; None without a vision tower."""
+        memory.check(shape, config, world_size, sharing=process_group.ranks_here())
         self.policy = self._load(config.lora)
         self.reference = self._load().requires_grad_(False) if config.objective.kl.coefficient > 0 else None
         self.arithmetic = Arithmetic.of(self.policy.model)
@@ -215,7 +219,7 @@ class Trainer:
         self.marks.begin()
         with clock.part("prepare"):  # all copies to the device, before the first pass that they would have to wait for
             own = [(part, [rows[i] for i in chosen]) for part in plan for chosen in part.micro_batches[self.rank]]
-            micros = [(part, batching.collate(chosen, self.config.share_openings)) for part, chosen in own]
+            micros = [(part, batching.collate(chosen, self.config.share_openings, self.vision)) for part, chosen in own]
             batches = [to_batch(micro, part, objective, self.device) for part, micro in micros]
         inputs = [batch.inputs for batch in batches]
         recomputed = reference = [None] * len(batches)
@@ -457,7 +461,7 @@ class Trainer:
     ) -> WeightBundle | None:
         """The present weights, on rank 0; None on the other ranks. `copies`: as in `publish.publish`. A collective."""
         self.version = version
-        return publication.publish(self.policy, self.device, version, put, dtype, copies=copies)
+        return publication.publish(self.policy, self.device, version, put, dtype, copies=copies, vision=self.vision)
 
     def save(self, path: Path, loop: Mapping[str, Any]) -> None:
         """Write a checkpoint that contains the caller's `loop` data. A collective."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -11,6 +11,9 @@ from torch import Tensor
 
 from squelch.actors.packed.block_attention import Block, blocks
 from squelch.actors.packed.packing import Forest
+
+if TYPE_CHECKING:
+    from squelch.actors.packed.seeing import PictureTensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,13 +31,16 @@ class Layout:
     """Tokens of the longest row."""
     block_masks: dict[int, Any] = field(default_factory=dict)
     """FlexAttention's block masks by sliding window (0: no window), computed once for all layers."""
+    pictures: PictureTensors | None = None
+    """What a model with a vision tower is fed beside the ids; None for other models."""
 
     @classmethod
-    def of(cls, forest: Forest, device: torch.device) -> Layout:
+    def of(cls, forest: Forest, device: torch.device, pictures: PictureTensors | None = None) -> Layout:
         """The layout of `forest` on `device`."""
         positions, ends = (torch.from_numpy(array).to(device) for array in (forest.position_ids, forest.ends))
         found = tuple(blocks(forest)) if device.type == "cpu" else ()
-        return cls(positions, ends, forest.places, found, int(forest.position_ids.max(initial=-1)) + 1)
+        longest = int(forest.position_ids.max(initial=-1)) + 1
+        return cls(positions, ends, forest.places, found, longest, pictures=pictures)
 
     def sees(self, query: Tensor, key: Tensor, window: int = 0) -> Tensor:
         """The mask rule: whether tokens at `query` attend to tokens at `key` (int64 indices, shapes that broadcast)."""

@@ -51,7 +51,7 @@ class ValueLearner:
         unloaded.fill(self.module, storage(config))
         own = config.optimizer
         self.optimizer = torch.optim.AdamW(
-            self.module.parameters(),
+            [p for p in self.module.parameters() if p.requires_grad],
             lr=config.critic.learning_rate,
             betas=own.betas,
             eps=own.epsilon,

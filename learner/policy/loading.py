@@ -26,15 +26,25 @@ import torch
 from accelerate import init_empty_weights
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
-from squelch.actors.model_folder import check_model_folder, load_model_folder, weight_files, weight_headers
+from squelch.actors.model_folder import (
+    auto_model,
+    check_model_folder,
+    load_model_folder,
+    weight_files,
+    weight_headers,
+)
+from squelch.actors.packed.seeing import use_attention
 from squelch.envs.untrusted.files import Unreadable, decoding
 from squelch.learner.checkpoint.shards import Piece, held
 from squelch.learner.checkpoint.together import if_every_rank_can
 from squelch.learner.kernels.choice import KERNELS
 from squelch.learner.policy.packed_check import check_packed
 
+RENAMED = (("visual.", "model.visual."), ("model.", "model.language_model."))
+"""Beginnings of names in the files of a model with a vision tower, and of the model's own: the former are published,
+the latter transformers uses, and writes, today."""
 CHUNK_BYTES = 64 << 20
 """Largest number of float32 bytes that are read at once; a single row may be larger."""
 
@@ -51,9 +61,9 @@ class Unloaded:
         config, chosen = check_model_folder(self.folder), KERNELS[kernels]
         check_packed(config, chosen.attention)
         with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+            model = auto_model(config).from_config(config, dtype=torch.float32, attn_implementation="sdpa")
         model.tie_weights()
-        model.set_attn_implementation(chosen.attention)
+        use_attention(model, chosen.attention)
         chosen.replace_layers(model)
         self.model: PreTrainedModel = model.eval()
         self._owners = _owners(model)
@@ -93,13 +103,19 @@ class Unloaded:
 
     def _tensors(self) -> Iterator[tuple[str, Any]]:
         """Yields the name and the rows, to be sliced, of each tensor."""
-        if not weight_headers(self.folder).keys() <= self._owners.keys():
+        own = {name: self._own_name(name) for name in weight_headers(self.folder)}
+        if not set(own.values()) <= self._owners.keys():
             yield from load_model_folder(self.folder, torch.float32).state_dict().items()
             return
         for path in weight_files(self.folder):
             with decoding(f"model folder {self.folder}", "cannot be loaded"), safe_open(path, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 (no mapping)
-                    yield name, opened.get_slice(name)
+                    yield own[name], opened.get_slice(name)
+
+    def _own_name(self, name: str) -> str:
+        """The model's name of a tensor of the files; the same name if the model has no other."""
+        others = (new + name.removeprefix(old) for old, new in RENAMED if name.startswith(old))
+        return name if name in self._owners else next((other for other in others if other in self._owners), name)
 
     def _copy(self, name: str, rows: Any, tensor: Tensor) -> None:
         own = held(tensor)

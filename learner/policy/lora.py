@@ -3,6 +3,7 @@
 Invariants:
 
 - The model's own parameters are frozen; every linear layer but the output head has an adapter, W + (alpha / rank) B A.
+  A vision tower has none, and is frozen.
 - Published and exported weights are merged and carry the model's own names: other parts of the system see no adapters.
 """
 
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 
 from squelch.learner.config import LoraSettings
 
+TOWER = r"(.*\.)?visual\..*"
+"""Names of the layers of a vision tower."""
 BASE, DOWN, UP = ".base_layer.weight", ".lora_A.default.weight", ".lora_B.default.weight"
 
 
@@ -23,7 +26,9 @@ def add_adapters(model: nn.Module, settings: LoraSettings) -> nn.Module:
     from peft import LoraConfig, inject_adapter_in_model
 
     alpha: Any = settings.alpha  # PEFT annotates it as int but only divides it by the rank, so a float works
-    config = LoraConfig(r=settings.rank, lora_alpha=alpha, target_modules="all-linear", lora_dropout=0.0)
+    config = LoraConfig(
+        r=settings.rank, lora_alpha=alpha, target_modules="all-linear", lora_dropout=0.0, exclude_modules=TOWER
+    )
     with _stand_ins(model):
         inject_adapter_in_model(config, model)
     for module in model.modules():

@@ -1,4 +1,4 @@
-"""The policy: a local Hugging Face decoder-only causal LM under FSDP2.
+"""The policy: a local Hugging Face decoder-only causal LM, perhaps with a vision tower, under FSDP2.
 
 Invariants:
 
@@ -30,6 +30,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from squelch.actors.packed.layout import Layout
+from squelch.actors.packed.seeing import tower
 from squelch.actors.process.compile_cache import own_compile_cache
 from squelch.actors.process.compiled import watch_compilations
 from squelch.learner.config import LearnerConfig, LoraSettings
@@ -80,8 +81,11 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def equip(model: PreTrainedModel, config: LearnerConfig, lora: LoraSettings | None = None) -> PreTrainedModel:
-    """Add adapters, activation checkpointing and compilation as configured, in place, before sharding."""
-    layers = decoder_layers(model)
+    """Freeze the tower, add adapters, activation checkpointing and compilation as configured, in place, before
+    sharding."""
+    layers, seeing = decoder_layers(model), tower(model)
+    if config.freeze_vision and seeing is not None:
+        seeing.requires_grad_(False)
     if config.compile:
         os.environ.update(own_compile_cache())
         watch_compilations()

@@ -7,15 +7,19 @@ weights: the model itself may be larger than the memory of one rank.
 import math
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
+from squelch.actors.model_folder import auto_model, has_tower
 from squelch.actors.packed.layout import Layout
 from squelch.actors.packed.packing import MIN_SAVED, pack
+from squelch.actors.packed.seeing import PictureTensors, packed_states, use_attention
+from squelch.actors.pictures.arrays import Shown, arrays_of
+from squelch.actors.pictures.geometry import Grid, Vision
 
 MOST = {"vocab_size": 256, "intermediate_size": 64, "moe_intermediate_size": 64}
 """Largest sizes of the copy."""
@@ -30,14 +34,17 @@ def check_packed(config: PreTrainedConfig, attention: str) -> None:
     """Raises ValueError for a model whose logits differ from its head applied to hidden states of packed rows, with the
     registered attention function `attention`."""
     model = _small(config)
-    rows = _check_rows(model.config.get_text_config().vocab_size)
+    vision = _vision(model.config) if has_tower(config) else None
+    rows = _check_rows(model.config.get_text_config().vocab_size, vision)
     own = _own_logits(model, rows)
-    model.set_attn_implementation(attention)
-    _compare(model, rows, own)
+    use_attention(model, attention)
+    _compare(model, rows, own, vision)
 
 
 def hidden_states(model: PreTrainedModel, input_ids: Tensor, layout: Layout) -> Tensor:
     """Inputs of the model's output head, (num_tokens, width), for (1, num_tokens) packed ids."""
+    if layout.pictures is not None:
+        return packed_states(model, input_ids, layout.pictures, layout=layout)
     positions = layout.position_ids[None]
     found = model.base_model(input_ids=input_ids, position_ids=positions, use_cache=False, layout=layout)
     return found.last_hidden_state[0]
@@ -48,7 +55,8 @@ def _small(config: PreTrainedConfig) -> PreTrainedModel:
     """A copy of the architecture with random weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(shrunken(config), dtype=torch.float32, attn_implementation="sdpa")
+        small = shrunken(config)
+        model = auto_model(small).from_config(small, dtype=torch.float32, attn_implementation="sdpa")
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(std=1 / math.sqrt(parameter.shape[-1]))
@@ -75,7 +83,22 @@ def shrunken(config: PreTrainedConfig) -> PreTrainedConfig:
     if (sizes.get("pad_token_id") or 0) >= MOST["vocab_size"]:
         text.pad_token_id = None
     _narrow(text)
+    if has_tower(small):
+        _shrink_tower(small)
     return small
+
+
+def _shrink_tower(small: Any) -> None:
+    """Two blocks, the first with windows if the tower has any; the sizes of patches and of a head stay."""
+    vision, text = small.vision_config, small.get_text_config()
+    windows = set(range(vision.depth)) - set(vision.fullatt_block_indexes)
+    size, vision.depth = vision.hidden_size // vision.num_heads, min(2, vision.depth)
+    vision.fullatt_block_indexes = list(range(1 if windows and vision.depth > 1 else 0, vision.depth))
+    vision.num_heads = min(KEY_VALUE_HEADS, vision.num_heads)
+    vision.hidden_size, vision.intermediate_size = size * vision.num_heads, MOST["intermediate_size"]
+    vision.out_hidden_size = text.hidden_size
+    for place, key in enumerate(("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")):
+        setattr(small, key, text.vocab_size - 1 - place)
 
 
 def _narrow(text: PreTrainedConfig) -> None:
@@ -90,23 +113,66 @@ def _narrow(text: PreTrainedConfig) -> None:
     text.hidden_size = size * fewer if size * heads == width else min(width, WIDTH)
 
 
-def _check_rows(vocabulary: int) -> list[np.ndarray]:
-    """Two rows whose shared prefix is long enough for packing to store it as a separate segment."""
+class _Row(NamedTuple):
+    """Ids, what distinguishes them from another row's (`actors.shared_prefix.identities`), and pictures."""
+
+    ids: np.ndarray
+    identity: np.ndarray
+    shown: tuple[Shown, ...] = ()
+
+
+def _check_rows(vocabulary: int, vision: Vision | None) -> list[_Row]:
+    """Two rows whose shared prefix is long enough for packing to store it as a separate segment. With a tower the same
+    ids, and another picture in either, follow it."""
     opening = np.arange(2 * MIN_SAVED)
-    return [np.concatenate([opening, 3 + k + np.arange(4 + k)]) % vocabulary for k in range(2)]
+    if vision is None:
+        rows = [np.concatenate([opening, 3 + k + np.arange(4 + k)]) % vocabulary for k in range(2)]
+        return [_Row(row, row) for row in rows]
+    found, width = [], 3 * vision.temporal * vision.patch**2
+    grid, at = Grid(2 * vision.merge, 2 * vision.merge), len(opening) + 1
+    for k in range(2):
+        ids = np.concatenate(
+            [opening, [vision.start_id], np.full(4, vision.picture_id), [vision.end_id], 3 + k + np.arange(4 + k)]
+        )
+        identity = ids.copy()
+        identity[at] = -1 - k
+        pixels = np.random.default_rng(k).standard_normal((grid.rows * grid.columns, width), np.float32)
+        found.append(_Row(ids, identity, (Shown(at, grid, pixels),)))
+    return found
+
+
+def _vision(config: Any) -> Vision:
+    """How the copy is fed patches; pixels play no part."""
+    tower, none = config.vision_config, (0.0, 0.0, 0.0)
+    sizes = (tower.patch_size, tower.spatial_merge_size, tower.temporal_patch_size)
+    ids = (config.vision_start_token_id, config.vision_end_token_id, config.image_token_id, config.video_token_id)
+    return Vision("", *sizes, none, none, 0, 0, *ids)
 
 
 @torch.no_grad()
-def _own_logits(model: PreTrainedModel, rows: Sequence[np.ndarray]) -> list[Tensor]:
-    return [model(input_ids=torch.from_numpy(row)[None], use_cache=False).logits[0] for row in rows]
+def _own_logits(model: PreTrainedModel, rows: Sequence[_Row]) -> list[Tensor]:
+    found = []
+    for row in rows:
+        ids = torch.from_numpy(row.ids)[None]
+        fed: dict[str, Any] = {}
+        for one in row.shown:
+            config: Any = model.config
+            grids = torch.tensor([(1, *one.grid)])
+            fed = {"pixel_values": torch.from_numpy(one.patches), "image_grid_thw": grids}
+            fed["mm_token_type_ids"] = (ids == config.image_token_id).long()
+        found.append(model(input_ids=ids, use_cache=False, **fed).logits[0])
+    return found
 
 
 @torch.no_grad()
-def _compare(model: PreTrainedModel, rows: Sequence[np.ndarray], own: Sequence[Tensor]) -> None:
-    forest = pack(rows)
-    ids = torch.from_numpy(forest.token_ids)[None]
+def _compare(model: PreTrainedModel, rows: Sequence[_Row], own: Sequence[Tensor], vision: Vision | None) -> None:
+    forest = pack([row.ids for row in rows], identities=[row.identity for row in rows])
+    ids, pictures = torch.from_numpy(forest.token_ids)[None], None
+    if vision is not None:
+        arrays = arrays_of([row.shown for row in rows], forest.places, forest.num_tokens, vision)
+        pictures = PictureTensors.of(arrays, ids.device)
     head: Any = model.get_output_embeddings()
-    logits = head(hidden_states(model, ids, Layout.of(forest, ids.device)))
+    logits = head(hidden_states(model, ids, Layout.of(forest, ids.device, pictures)))
     for place, wanted in zip(forest.places, own, strict=True):
         difference = float((logits[torch.from_numpy(place)] - wanted).abs().max())
         if not difference <= 1e-4 * max(1.0, float(wanted.abs().max())):

@@ -16,6 +16,7 @@ from squelch.actors.model_folder import INDEX, WEIGHTS, check_model_folder, load
 from squelch.actors.rollout.engine import VllmEngine
 from tests.learner.checkpoint.hostile import pickle_forbidden
 from tests.learner.models import make_model
+from tests.seeing import make_seeing_model
 
 NORM, DOWN = "model.norm.weight", "model.layers.1.mlp.down_proj.weight"
 
@@ -189,3 +190,35 @@ def test_an_engine_is_not_started_on_weights_that_vllm_would_leave_unset(folder:
     rewrite(lambda t: t.pop(DOWN))(folder)
     with pytest.raises(ValueError, match=f"lacks weights of the model, which would be random: '{DOWN}'"):
         VllmEngine("rollout-0", folder, RolloutConfig(), [])._create()
+
+
+def without_the_tower(folder: Path) -> None:
+    rewrite(lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith("visual.blocks.1")])(folder)
+
+
+def unproven(folder: Path) -> None:
+    configured(architectures=["Qwen2VLForConditionalGeneration"])(folder)
+
+
+def of_a_billion_blocks(folder: Path) -> None:
+    vision = json.loads((folder / "config.json").read_text())["vision_config"]
+    configured(vision_config=vision | {"depth": 10**9})(folder)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (without_the_tower, "lacks weights of the model, .*model.visual.blocks.1"),
+        (unproven, "Qwen2VLForConditionalGeneration is not .* or for pictures Qwen2_5_VLForConditionalGeneration"),
+        (of_a_billion_blocks, "depth in config.json is 1000000000"),
+    ],
+)
+def test_a_model_with_a_tower_is_loaded_whole_or_refused_by_name(
+    tmp_path: Path, damage: Callable[[Path], object], words: str
+) -> None:
+    folder = make_seeing_model(tmp_path / "seeing")
+    assert "model.visual.merger.ln_q.weight" in load_model_folder(folder, torch.float32).state_dict()
+    damage(folder)
+    with pytest.raises(ValueError, match=words) as refused:
+        load_model_folder(folder, torch.float32)
+    assert str(folder) in str(refused.value)

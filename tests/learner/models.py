@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from squelch.actors.model_folder import load_model_folder
+from squelch.actors.packed.seeing import use_attention
 from squelch.actors.records import Segment, Trajectory, Turn
 from squelch.learner.config import LearnerConfig
 from squelch.learner.kernels.choice import KERNELS
@@ -125,6 +126,6 @@ def poison(groups: list[tuple[str, list]], place: int, kind: str = "gradient") -
 def load_model(model_dir: Path, kernels: str = "fast") -> PreTrainedModel:
     """The whole model in float32 on CPU, in evaluation mode, as the reference of what a rank loads shard by shard."""
     model, chosen = load_model_folder(Path(model_dir), torch.float32), KERNELS[kernels]
-    model.set_attn_implementation(chosen.attention)
+    use_attention(model, chosen.attention)
     chosen.replace_layers(model)
     return model

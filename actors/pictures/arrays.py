@@ -1,0 +1,100 @@
+"""The pictures of rows that are fed together, as arrays: patches of each, where its features belong, and positions.
+
+Invariants:
+
+- A picture that several rows share, because they share the tokens before it, is fed once.
+- Without a picture, one black token is fed whose features belong nowhere: every pass runs the tower, as the collectives
+  of several ranks need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from squelch.actors.content import Picture
+from squelch.actors.pictures.geometry import Grid, Vision
+from squelch.actors.pictures.patches import patches
+from squelch.actors.pictures.rope import rope_positions
+from squelch.envs.untrusted.pictures import picture_of_png
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A picture of a row: the index of its first placeholder, its grid and its patches (`patches`)."""
+
+    position: int
+    grid: Grid
+    patches: np.ndarray
+
+    @classmethod
+    def of(cls, position: int, rgb: np.ndarray, vision: Vision) -> Shown:
+        """The picture with these pixels. Raises ValueError as `Vision.grid` does."""
+        return cls(position, vision.grid(rgb.shape[1], rgb.shape[0]), patches(rgb, vision))
+
+
+@dataclass(frozen=True)
+class PictureArrays:
+    """`patches`: (num_patches, width) float32; `grids`: (num_pictures, 3) int64, time, rows and columns of patches;
+    `places`: (num_placeholders,) int64, the fed token that each feature belongs to; `rope`: (3, num_tokens) int64."""
+
+    patches: np.ndarray
+    grids: np.ndarray
+    places: np.ndarray
+    rope: np.ndarray
+
+
+def rgb_of(picture: Picture, where: str) -> np.ndarray:
+    """The pixels, (height, width, 3) uint8. Raises ValueError, beginning with `where`, for a picture without its bytes
+    or that cannot be decoded."""
+    if picture.data is None:
+        raise ValueError(f"{where}: the picture at {picture.position} comes without its bytes ({picture.reference})")
+    return picture_of_png(picture.data, where).rgb
+
+
+def shown_of(pictures: Sequence[Picture], vision: Vision, where: str, known: dict[str, Shown]) -> list[Shown]:
+    """What is fed of a row's pictures, in order. `known`: those that were decoded so far, by digest; it grows. Raises
+    ValueError as `rgb_of` and `Vision.grid` do."""
+    found = []
+    for picture in sorted(pictures, key=lambda one: one.position):
+        if picture.digest not in known:
+            known[picture.digest] = Shown.of(0, rgb_of(picture, where), vision)
+        own = known[picture.digest]
+        found.append(Shown(picture.position, own.grid, own.patches))
+    return found
+
+
+def positions_of(length: int, shown: Sequence[Shown], vision: Vision) -> np.ndarray:
+    """(3, length) int64: positions of a row with these pictures."""
+    return rope_positions(length, [(one.position, one.grid) for one in shown], vision.merge)
+
+
+def arrays_of(
+    rows: Sequence[Sequence[Shown]], places: Sequence[np.ndarray], num_tokens: int, vision: Vision
+) -> PictureArrays:
+    """The arrays of packed rows. `places`: per row, the indices of its tokens among the `num_tokens` fed ones
+    (`actors.packed.packing.Forest`)."""
+    rope = np.zeros((3, num_tokens), np.int64)
+    fed: dict[int, tuple[np.ndarray, Shown]] = {}
+    for shown, at in zip(rows, places, strict=True):
+        rope[:, at] = positions_of(len(at), shown, vision)
+        for one in shown:
+            size = one.grid.rows * one.grid.columns // vision.merge**2
+            own = at[one.position : one.position + size]
+            fed.setdefault(int(own[0]), (own, one))
+    if not fed:
+        return PictureArrays(*_black(vision), np.zeros(0, np.int64), rope)
+    return PictureArrays(
+        np.concatenate([one.patches for _, one in fed.values()]),
+        np.array([(1, *one.grid) for _, one in fed.values()], np.int64),
+        np.concatenate([own for own, _ in fed.values()]),
+        rope,
+    )
+
+
+def _black(vision: Vision) -> tuple[np.ndarray, np.ndarray]:
+    """Patches and grid of what becomes one token."""
+    width = 3 * vision.temporal * vision.patch**2
+    return np.zeros((vision.merge**2, width), np.float32), np.array([(1, vision.merge, vision.merge)], np.int64)
