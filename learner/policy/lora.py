@@ -9,6 +9,7 @@ Invariants:
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from re import fullmatch
 from typing import Any
 
 import torch
@@ -26,8 +27,9 @@ def add_adapters(model: nn.Module, settings: LoraSettings) -> nn.Module:
     from peft import LoraConfig, inject_adapter_in_model
 
     alpha: Any = settings.alpha  # PEFT annotates it as int but only divides it by the rank, so a float works
+    without = TOWER if any(fullmatch(TOWER, name) for name, _ in model.named_modules()) else None
     config = LoraConfig(
-        r=settings.rank, lora_alpha=alpha, target_modules="all-linear", lora_dropout=0.0, exclude_modules=TOWER
+        r=settings.rank, lora_alpha=alpha, target_modules="all-linear", lora_dropout=0.0, exclude_modules=without
     )
     with _stand_ins(model):
         inject_adapter_in_model(config, model)

@@ -48,7 +48,7 @@ def test_the_probe_is_computed_where_the_policy_computes_not_where_its_parameter
 ) -> None:
     """Found by a reviewer: offloaded parameters are on the CPU, and the probe's positions with them."""
     used: list[torch.device] = []
-    monkeypatch.setattr(publication, "probe", lambda policy, ids, device: used.append(device) or np.zeros(1))
+    monkeypatch.setattr(publication, "log_probs_of", lambda policy, ids, device: used.append(device) or np.zeros(1))
     trainer = Trainer(model_dir, make_config())
     trainer.device = torch.device("meta")
     trainer.publish(1, lambda chunk: chunk)
