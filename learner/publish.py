@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from squelch.actors.device_sums import DeviceDigest
-from squelch.actors.messages import TensorEntry, WeightBundle
+from squelch.actors.messages import PlacedPictures, TensorEntry, WeightBundle
 from squelch.actors.packed.layout import Layout
 from squelch.actors.packed.packing import pack
 from squelch.actors.packed.seeing import PictureTensors
@@ -121,7 +121,7 @@ class Probe:
     `WeightBundle.probe_pictures`, one for a policy with a vision tower, whose weights text does not test."""
 
     ids: np.ndarray
-    pictures: tuple[tuple[int, Picture], ...]
+    pictures: PlacedPictures
     vision: Vision | None
 
     @classmethod

@@ -94,4 +94,3 @@ def board(seed: int, rows: int = 3, columns: int = 3) -> Picture:
 def placed(picture: Picture, position: int) -> Placed:
     """The picture in a trajectory, at the index of its first placeholder."""
     return Placed.of(position, picture)
-
