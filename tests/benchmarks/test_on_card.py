@@ -168,6 +168,8 @@ def lines_of(folder: Path, ups: Sequence[int]) -> None:
             flat |= {"wanted/rollout": float(up), "tokens/sampled": 1024.0}
             flat |= {"weights/rollout-0/seconds_paused": 0.2, "weights/rollout-1/seconds_paused": 0.3}
             file.write(json.dumps(flat) + "\n")
+    event = {"actor": "rollout", "name": "weights", "start": 1.0, "end": 2.0, "ways": {"ipc": ups[-1]}}
+    (folder / "events.jsonl").write_text(json.dumps(event) + "\n")
 
 
 def test_a_run_has_a_row_for_each_number_of_engines_without_steps_of_a_change(tmp_path: Path) -> None:
@@ -178,6 +180,9 @@ def test_a_run_has_a_row_for_each_number_of_engines_without_steps_of_a_change(tm
     found = side.found()
     assert found["Squelch, 4 engines"]["steps"] == [12.0, 13.0] and found["Squelch, 2 engines"]["steps"] == [16.0, 17.0]
     assert found["Squelch, 4 engines"]["paused"] == 0.3 and found["Squelch, 4 engines"]["new_tokens_mean"] == 128
+    assert {str(row["ways"]) for row in found.values()} == {"{'ipc': 2}"} and "loaded" not in found[
+        "Squelch, 2 engines"
+    ]
     assert list(SquelchSide("Squelch, ragged", tmp_path, WHOLE, (2,)).found()) == []
 
 

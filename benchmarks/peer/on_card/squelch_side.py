@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.peer.on_card.sides import REPOSITORY, Side
 from benchmarks.peer.on_card.work import MEASURED, WHOLE_CARD, CardWork
-from squelch.actors.archive.reader import is_of_step, read_metrics
+from squelch.actors.archive.reader import is_of_step, read_events, read_metrics
 
 REWARD = Path(__file__).with_name("reward.py")
 WAIT_S = 900
@@ -129,7 +129,15 @@ class SquelchSide(Side):
             by_workers.setdefault(int(line["wanted/rollout"]), []).append(line)
         rows = {wanted: lines[1:] for wanted, lines in by_workers.items() if len(lines) > 1}
         several = len(self.workers) > 1
-        return {self._row(wanted) if several else self.name: medians(lines) for wanted, lines in rows.items()}
+        found = {self._row(wanted) if several else self.name: medians(lines) for wanted, lines in rows.items()}
+        return {name: row | self._ways() for name, row in found.items()}
+
+    def _ways(self) -> dict[str, Any]:
+        """The workers by the way in which their last weights came."""
+        if not (self.run / "events.jsonl").exists():
+            return {}
+        events = [event for event in read_events(self.run) if event["name"] == "weights"]
+        return {"ways": events[-1]["ways"]} if events else {}
 
     def _row(self, wanted: int) -> str:
         return f"{self.name}, {wanted} engine{'' if wanted == 1 else 's'}"
@@ -143,12 +151,14 @@ class SquelchSide(Side):
 def medians(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The medians of a run's steps, and each step's seconds."""
     known = {name: [line[key] for line in lines if line.get(key) is not None] for name, key in LINES.items()}
-    paused = [
-        max((value for key, value in line.items() if re.fullmatch("weights/[^/]+/seconds_paused", key)), default=None)
-        for line in lines
-    ]
     trajectories = [(line.get("tokens/sampled"), line.get("trajectories")) for line in lines]
     known["new_tokens_mean"] = [tokens / number for tokens, number in trajectories if tokens and number]
-    known["paused"] = [seconds for seconds in paused if seconds is not None]
+    known |= {part: _slowest(lines, part) for part in ("paused", "loaded")}
     row: dict[str, Any] = {name: statistics.median(values) for name, values in known.items() if values}
     return row | {"steps": [line["seconds/step"] for line in lines]}
+
+
+def _slowest(lines: Sequence[Mapping[str, Any]], part: str) -> list[float]:
+    """Seconds of a part of the weight updates, each step's largest."""
+    steps = ([v for key, v in line.items() if re.fullmatch(f"weights/[^/]+/seconds_{part}", key)] for line in lines)
+    return [max(seconds) for seconds in steps if seconds]
