@@ -34,10 +34,6 @@ class FilterService:
         """An answer is the only sign of progress: every call is short."""
         return IDLE
 
-    def metrics(self) -> dict[str, float]:
-        """Totals over the run."""
-        return self._window.metrics()
-
     def state(self, steps: Collection[int] | None = None) -> dict[str, Any]:
         """For the checkpoint; plain JSON."""
         return self._window.state(steps)

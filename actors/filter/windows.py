@@ -136,7 +136,6 @@ class FilterWindow:
         self.config = config
         self._no_signal = NoSignal(config.on_no_signal, config.no_signal_limit)
         self._steps: dict[int, _Step] = {}
-        self._totals: dict[str, int] = {"kept": 0, "dropped": 0, "refused": 0}
         self._coverage = Coverage(config.kind_window)
 
     def admit(self, summary: GroupSummary | GroupStatistics) -> list[Decision]:
@@ -171,11 +170,6 @@ class FilterWindow:
             return self._report(step, found, masks, wanted, "skip", True)
         return self._end(step, found, masks, num_kept > 0)
 
-    def metrics(self) -> dict[str, float]:
-        """Totals over the run, number of open steps, and number of consecutive steps without signal."""
-        totals = {f"{name}_groups": float(count) for name, count in self._totals.items()}
-        return {**totals, "open_steps": float(len(self._steps)), "no_signal_streak": float(self._no_signal.streak)}
-
     def state(self, steps: Collection[int] | None = None) -> dict[str, Any]:
         """Everything that later decisions depend on, as plain JSON; of the open steps only those in `steps`, by default
         all."""
@@ -185,7 +179,6 @@ class FilterWindow:
         return {
             "measured": self._measured_by(),
             "no_signal": self._no_signal.state(),
-            "totals": dict(self._totals),
             "coverage": self._coverage.state(),
             "epsilon_unit": self.config.unit_of_epsilon,
             "steps": {str(step): _step_state(found) for step, found in held.items()},
@@ -200,7 +193,6 @@ class FilterWindow:
             )
         self._require_unit(state)
         self._no_signal.restore(state["no_signal"])
-        self._totals = dict(state["totals"])
         self._coverage.restore(state["coverage"])
         self._steps = {int(step): _step_from(found) for step, found in state["steps"].items()}
 
@@ -288,8 +280,6 @@ class FilterWindow:
         action: Action = "abort" if verdict == "abort" else "learn" if learns else "skip"
         report = self._report(step, found, masks, 0, action, verdict != "passthrough")
         self._cover(step, found, report)
-        for name in self._totals:
-            self._totals[name] += int(report.metrics[f"{name}_groups"])
         del self._steps[step]
         return report
 

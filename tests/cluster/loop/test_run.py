@@ -171,7 +171,7 @@ def test_a_cluster_found_too_small_is_left(monkeypatch, tmp_path) -> None:
         ("grpo", {"epsilon_unit": None}, r"loop\.json: .*filter\.epsilon_unit=absolute to go on with it"),
         ("grpo", {"measured": {"statistic": "sum"}}, r"loop\.json: .*restore filter\.statistic"),
         ("grpo", {"no_signal": {}}, r"loop\.json cannot be read \(KeyError: .*the checkpoint is damaged"),
-        ("grpo", {"totals": 3}, r"loop\.json cannot be read \(TypeError: .*the checkpoint is damaged"),
+        ("grpo", {"no_signal": 3}, r"loop\.json cannot be read \(TypeError: .*the checkpoint is damaged"),
         ("ppo", {}, r"step-3 was written under learner\.algorithm=ppo, and this run asks for grpo"),
     ],
 )
