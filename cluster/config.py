@@ -366,7 +366,7 @@ def read_recipe(recipe: str, extended_by: tuple[Path, ...] = ()) -> dict[str, An
     """
     folder = extended_by[-1].parent if extended_by else Path()
     path = folder / recipe if recipe.endswith((".yaml", ".yml")) else RECIPES / f"{recipe}.yaml"
-    with as_user_error(Unreadable, f"recipe {brief(recipe)}{_asked_by(extended_by)}"):
+    with as_user_error(Unreadable, about=f"recipe {brief(recipe)}{_asked_by(extended_by)}"):
         missing = state(path) is None
     if missing:
         raise UserError(

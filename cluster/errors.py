@@ -22,11 +22,13 @@ class Fault(UserError):
 
 
 @contextmanager
-def as_user_error(kind: type[Exception] = ValueError, about: Path | str = "") -> Iterator[None]:
-    """Turns an error of this kind, whose text says what is wrong, into a UserError; `about` precedes the text."""
+def as_user_error(*kinds: type[Exception], about: Path | str = "") -> Iterator[None]:
+    """Turns errors of these kinds, by default ValueError, whose text says what is wrong, into a UserError; `about`
+    precedes the text."""
+    kinds = kinds or (ValueError,)
     try:
         yield
-    except kind as error:
+    except kinds as error:
         raise UserError(f"{about}: {error}" if about else str(error)) from error
 
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from squelch.cluster.commands.arguments import natural
-from squelch.cluster.errors import UserError
+from squelch.cluster.errors import as_user_error
 from squelch.cluster.terminal import say
 
 
@@ -30,10 +30,8 @@ def run(options: argparse.Namespace) -> int:
     from squelch.envs.config import EnvironmentConfig
     from squelch.learner.warmup.tiny import build_tiny
 
-    try:
+    with as_user_error(ValueError, OSError, SafetensorError, about=options.directory):
         report = build_tiny(options.directory, EnvironmentConfig(name=options.env), options.seed)
-    except (ValueError, OSError, SafetensorError) as error:
-        raise UserError(f"{options.directory}: {error}") from error
     done = "already built" if report.reused else f"built in {report.seconds:.0f} s"
     say(f"{options.directory}: {done}, {report.num_parameters} parameters, loss {report.loss:.3f} nats per token")
     return 0

@@ -252,7 +252,7 @@ def check_source(config: RunConfig, warmup: WarmupConfig) -> None:
         for entry in entries:
             check_demonstrator(entry.environment.name, "give a file of chat messages instead (model.warmup.data)")
         return
-    with as_user_error(Unreadable, "model.warmup.data"):
+    with as_user_error(Unreadable, about="model.warmup.data"):
         require_regular(Path(warmup.data))
 
 

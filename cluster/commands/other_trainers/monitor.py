@@ -234,10 +234,8 @@ class Session:
 
     def _save(self) -> None:
         found = {"form": FORM, "settings": self.settings, "last": self.follower.last, "due": self.follower.due}
-        try:
+        with as_user_error(OSError, about=f"--state {self.path} cannot be written"):
             write_whole(self.path, json.dumps({**found, "monitor": self.monitor.state()}))
-        except OSError as error:
-            raise UserError(f"--state {self.path} cannot be written: {error}") from error
 
     # -- lines -------------------------------------------------------------------------------------------------------
 

@@ -166,7 +166,7 @@ def load(args: argparse.Namespace, rows: Sequence[tuple[int, Row]]) -> tuple[Rea
     from squelch.cluster.commands.other_trainers.score_files import Reader
 
     tools = None if args.tools is None else read_tools(args.tools)
-    try:
+    with as_user_error(ValueError, OSError, about=f"--model {args.model}"):
         checkpoint = checkpoint_of(args.model, args.base)
         check_model_folder(checkpoint.model)
         # it knows defaults, and other names such as n_positions
@@ -177,14 +177,10 @@ def load(args: argparse.Namespace, rows: Sequence[tuple[int, Row]]) -> tuple[Rea
         reader = Reader(args.file, checkpoint.tokenizer, config.vocab_size, markers, args.turns, tools)
         found = reader.read(rows)
         found = at_most(within_context(found, config.max_position_embeddings), args.max_prompts, args.seed)
-    except (ValueError, OSError) as error:
-        raise UserError(f"--model {args.model}: {error}") from error
     with as_user_error(about=args.file):
         require_two_prompts(found)
-    try:
+    with as_user_error(ValueError, OSError, about=f"--model {args.model}"):
         return found, _engine(args, checkpoint)
-    except (ValueError, OSError) as error:
-        raise UserError(f"--model {args.model}: {error}") from error
 
 
 def read_tools(path: Path) -> list[Any]:
