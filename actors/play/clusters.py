@@ -40,9 +40,12 @@ DRAWN = 1_000
 async def clusters_of(
     tickets: Sequence[Ticket], codec: Format, mixture: Mixture, steps: StepPool, make_env: Callable[[Task], Environment]
 ) -> dict[str, Cluster]:
-    """The cluster of each ticket by its id; all are of one environment and split. Raises TimeoutError or CallFailed for
-    a call of the environment, and ValueError for a prompt that the format cannot show."""
+    """The cluster of each ticket by its id, none where the environment shows pictures; all are of one environment and
+    split. Raises TimeoutError or CallFailed for a call of the environment, and ValueError for a prompt that the format
+    cannot show."""
     env = await steps.run(lambda: make_env(tickets[0].task))
+    if env.shows_pictures:
+        return {}  # twins are told apart and scored by their ids, which are alike for all pictures of a size
 
     async def prompts(ticket: Ticket, openings: Callable[[Episode], list[list[Message]]]) -> list[np.ndarray]:
         chosen = mixture.labelled(ticket.task.label).environment

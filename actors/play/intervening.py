@@ -36,7 +36,7 @@ from squelch.actors.diagnosis.interventions import Arm, Intervention, LeftOut, R
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.formats.choice import squelch_turns
 from squelch.actors.formats.protocol import Format
-from squelch.actors.messages import Completion, GenerationRequest
+from squelch.actors.messages import Completion, GenerationRequest, PlacedPictures
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.generation import Generate, GenerationFailed, generate_within
 from squelch.actors.play.player import IdleEnvironments, MakeEnv, make_task
@@ -59,7 +59,7 @@ _NOTHING = np.zeros(0, np.int32)
 @dataclass(frozen=True)
 class _Opened:
     """A task that was started: its environment, first messages and best answer (None if it is not known), the number of
-    actions that a turn may have, and the ids of its first prompt."""
+    actions that a turn may have, and the ids and pictures of its first prompt."""
 
     task: Task
     env: Environment
@@ -68,6 +68,7 @@ class _Opened:
     best: str | None
     most_actions: int
     prompt: np.ndarray = field(default_factory=lambda: _NOTHING)
+    pictures: PlacedPictures = ()
 
 
 class _Left(Exception):
@@ -116,9 +117,9 @@ class Intervening:
         if max(len(own.prompt), len(donor.prompt)) + most > self._max_model_len:
             raise _Left("no_room")
         sampled = await asyncio.gather(
-            self._sample(ticket, "first", own.prompt, most),
-            self._sample(ticket, "second", own.prompt, most),
-            self._sample(ticket, "donor", donor.prompt, most),
+            self._sample(ticket, "first", own, most),
+            self._sample(ticket, "second", own, most),
+            self._sample(ticket, "donor", donor, most),
         )
         first, second, given = (_reasoned(codec, completion.token_ids) for completion in sampled)
         blank = first[codec.reasoning_span(sampled[0].token_ids)[1] :]
@@ -180,11 +181,15 @@ class Intervening:
 
     # --- turns ---
 
-    async def _sample(self, ticket: Ticket, name: str, ids: np.ndarray, most: int) -> Completion:
-        """A turn, or the rest of one, after these ids."""
+    async def _sample(
+        self, ticket: Ticket, name: str, opened: _Opened, most: int, begun: np.ndarray = _NOTHING
+    ) -> Completion:
+        """A turn, or the rest of one that has begun with these ids."""
         seed = derive_seed("intervention", ticket.seed, ticket.ticket_id, name)
         seed = request_seed(ticket, 0, 0) if name == "first" else seed
-        request = GenerationRequest(f"{ticket.ticket_id}/{name}", ids, most, ticket.temperature, seed)
+        ids = np.concatenate([opened.prompt, begun])
+        name, pictures = f"{ticket.ticket_id}/{name}", opened.pictures
+        request = GenerationRequest(name, ids, most, ticket.temperature, seed, pictures=pictures)
         try:
             return await generate_within(self._generate, ticket.worker, request, self._config.generation_timeout_s)
         except TimeoutError as error:
@@ -198,7 +203,7 @@ class Intervening:
         """The turn that begins with these ids, on the own prompt."""
         if (room := most - len(begun)) < 1:
             raise _Left("no_room")
-        rest = await self._sample(ticket, f"again/{arm}", np.concatenate([own.prompt, begun]), room)
+        rest = await self._sample(ticket, f"again/{arm}", own, room, begun)
         return await self._said(own, codec, begun, rest)
 
     async def _said(self, opened: _Opened, codec: ChatCodec, begun: np.ndarray, rest: Completion) -> Said:
@@ -227,7 +232,8 @@ def _reasoned(codec: ChatCodec, sampled: np.ndarray) -> np.ndarray:
 
 def _with_prompt(started: _Opened, codec: ChatCodec) -> _Opened:
     try:
-        return replace(started, prompt=codec.first_turn(started.messages))
+        ids, pictures = codec.first_fed(started.messages)
+        return replace(started, prompt=ids, pictures=pictures)
     except ValueError as error:
         raise _Left("failed", Failure(FailureCause.ENVIRONMENT_ERROR, str(error))) from error
 

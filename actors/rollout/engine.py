@@ -1,7 +1,7 @@
 """Adapter of vLLM's asynchronous engine. Only this module, the scheduler that it gives to the engine
-(`actors.rollout.gathering` and `slots`), the plugin `actors.rollout.weight_transfer`, and the kernels that the plugin
-makes known, `actors.rollout.norms`, import vLLM, so all code that depends on the interface of vLLM 0.32 is in these
-five.
+(`actors.rollout.gathering` and `slots`), the plugin `actors.rollout.weight_transfer`, and the kernels and the model
+that the plugin makes known, `actors.rollout.norms` and `pictures`, import vLLM, so all code that depends on the
+interface of vLLM 0.32 is in these six.
 
 The adapter does not depend on Ray: any asyncio program can use it.
 
@@ -16,7 +16,7 @@ Invariants:
   beyond it by then are dropped, so that they are not part of the turn however late they are seen. Other requests are
   read once, at their end.
 - A completion carries the oldest and the newest version that sampled one of its tokens, as counted by the engine.
-- The prefix cache is cleared whenever weights are loaded.
+- The prefix cache, and that of encoded pictures, are cleared whenever weights are loaded.
 
 Every call waits for the engine's process; callers set the time-outs (`actors.rollout.worker`). All calls must come from
 one event loop.
@@ -27,7 +27,6 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
-import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterable
@@ -43,35 +42,30 @@ from squelch.actors.messages import (
     Completion,
     GenerationRequest,
     GroupMember,
+    PlacedPictures,
     TransferRefused,
     VersionSpan,
     WeightBundle,
 )
 from squelch.actors.model_folder import check_model_folder
-from squelch.actors.process.allocator import ALLOCATOR
-from squelch.actors.process.compile_cache import own_compile_cache
+from squelch.actors.pictures.geometry import Vision, vision_of
 from squelch.actors.process.imports import importing
-from squelch.actors.process.parent_watch import PARENT_VARIABLE
 from squelch.actors.process.progress_marks import Marks
 from squelch.actors.rollout.early_process import EarlyProcess, begun, serving
-from squelch.actors.rollout.memory import BATCHED_TOKENS, PRIMITIVES
+from squelch.actors.rollout.engine_settings import engine_arguments, engine_environment, require_build
 from squelch.actors.rollout.stop_strings import Spell, StopStrings
 from squelch.actors.weights_file import written_arrays
 
 if TYPE_CHECKING:
+    from vllm.inputs.engine import MultiModalInput, TokensInput
     from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.output_processor import RequestOutputCollector
 
 STOP_TIMEOUT_S = 10.0
-_CPU_BLOCK_SIZE = 32
 IMPORTED = ("vllm.v1.engine.core", "vllm.v1.worker.cpu_worker")
 """The modules that an engine's process on CPU imports before it loads the model."""
-
-
-SOCKET_FOLDER_BYTES = 70
-"""Longest path of a folder in which vLLM can make a socket: a socket's has 107 bytes, and its name 37 of them."""
 
 
 @dataclass(frozen=True)
@@ -80,101 +74,6 @@ class LoadTimes:
 
     paused: float
     loaded: float
-
-
-def engine_environment(config: RolloutConfig) -> dict[str, str]:
-    """Variables that vLLM, torch, OpenMP and the C library read when the engine's process starts."""
-    variables = {
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
-        "VLLM_ENGINE_READY_TIMEOUT_S": str(int(config.start_timeout_s)),
-        # All processes of an engine share a host. By itself vLLM would look for an address of the host, which a host
-        # without a default route does not show.
-        "VLLM_HOST_IP": "127.0.0.1",
-        PARENT_VARIABLE: str(os.getpid()),
-    }
-    if len(os.fsencode(tempfile.gettempdir())) > SOCKET_FOLDER_BYTES and "VLLM_RPC_BASE_PATH" not in os.environ:
-        variables["VLLM_RPC_BASE_PATH"] = "/tmp"  # the engine's sockets; others may not connect, for lack of a right
-    if config.weight_transfer not in ("nccl", "gloo"):  # the worker has chosen the interface that reaches the learner
-        variables |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
-    if config.num_gpus == 0:
-        # Threads are not bound to cores: vLLM would bind every engine of a host to the same cores.
-        variables |= {"OMP_NUM_THREADS": str(config.num_threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-        # Split-KV attention sums in an order that depends on the batch's load, so log-probabilities would vary in bits.
-        variables |= {"VLLM_CPU_ATTN_SPLIT_KV": "0"}
-        # Threads that spin at barriers, the default, run at 5% of the speed when other processes compete for the cores.
-        variables |= {"OMP_WAIT_POLICY": "PASSIVE"} | ALLOCATOR
-        capacity = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
-        variables[capacity] = os.environ.get(capacity, str(PRIMITIVES))
-    else:
-        # A forked process cannot use CUDA once its parent has.
-        variables["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
-        # FlashInfer's sampler serves truncated distributions only, and no request truncates.
-        variables["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
-        # vLLM attends to float32 by a Triton kernel, which would round factors to TF32: on an H100 the tiny policy's
-        # probe was then off by 0.00101 nats, more than the bound of float32.
-        variables["TRITON_F32_DEFAULT"] = "ieee"
-    if config.enforce_eager:
-        # With enforce_eager vLLM still compiles one helper of the log-probabilities, which delays the first batch 12 s.
-        variables["TORCHDYNAMO_DISABLE"] = "1"
-    else:
-        variables |= own_compile_cache()
-    return variables
-
-
-def engine_arguments(model_dir: str, config: RolloutConfig) -> dict[str, Any]:
-    """Keyword arguments of vLLM's `AsyncEngineArgs`."""
-    from squelch.actors.rollout.norms import PRIORITY
-    from squelch.actors.rollout.weight_transfer import BACKEND
-
-    arguments: dict[str, Any] = dict(
-        model=model_dir,
-        skip_tokenizer_init=True,
-        config_format="hf",  # otherwise a params.json in the folder is read instead of the config.json that was checked
-        load_format="safetensors",
-        generation_config="vllm",
-        dtype=config.dtype,
-        max_model_len=config.max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=max(BATCHED_TOKENS, config.max_model_len),
-        tensor_parallel_size=config.tensor_parallel_size,
-        gpu_memory_utilization=config.memory_share,
-        enforce_eager=config.enforce_eager,
-        enable_prefix_caching=True,
-        logprobs_mode="processed_logprobs",
-        weight_transfer_config={"backend": BACKEND},
-        disable_log_stats=True,
-    )
-    if config.fp32_head:
-        arguments["hf_overrides"] = {"head_dtype": "float32"}
-    if config.cache_gib is not None:
-        arguments["kv_cache_memory_bytes"] = int(config.cache_gib * 2**30)
-    if config.num_gpus == 0:
-        arguments["block_size"] = _CPU_BLOCK_SIZE
-        # Chunked prefill rewinds a request's seeded generator; torch's CPU generator cannot rewind, and vLLM would die.
-        arguments["enable_chunked_prefill"] = False
-        if config.enforce_eager:
-            arguments["ir_op_priority"] = PRIORITY
-    elif config.tensor_parallel_size > 1:
-        # By itself vLLM would start Ray actors in this actor's bundle, and refuse it because it holds all the GPUs.
-        arguments["distributed_executor_backend"] = "mp"
-    return arguments
-
-
-def require_build(is_cpu_build: bool, config: RolloutConfig) -> None:
-    """Raises ValueError if the installed build of vLLM cannot serve the worker's devices."""
-    if config.num_gpus == 0 and not is_cpu_build:
-        raise ValueError(
-            "rollout.num_gpus=0 needs vLLM's CPU build, and another is installed; set rollout.num_gpus to 1 or to a "
-            "share of a GPU (docs/guide/real-models.md, On one GPU), or set up a virtual environment with make setup"
-        )
-    if config.num_gpus > 0 and is_cpu_build:
-        raise ValueError(
-            f"rollout.num_gpus={config.num_gpus:g} needs vLLM's CUDA build, and its CPU build is installed; set up a "
-            "virtual environment with make setup KIND=gpu"
-        )
 
 
 class VllmEngine:
@@ -196,6 +95,7 @@ class VllmEngine:
         self._stop_ids = [int(index) for index in stop_ids]
         self._spell = spell
         self._llm: AsyncLLM | None = None
+        self._vision: Vision | None = None
         self._processes: list[multiprocessing.process.BaseProcess] = []
         self.marks = Marks(of_child=True)
         """One for each step of the engine, that is, for each token of the running requests."""
@@ -213,6 +113,7 @@ class VllmEngine:
 
     def _create(self) -> AsyncLLM:
         check_model_folder(Path(self._model_dir))
+        self._vision = vision_of(Path(self._model_dir))
         os.environ.update(engine_environment(self._config))
         before = set(multiprocessing.active_children())
         with closing(begun(IMPORTED)) if self._config.num_gpus == 0 else nullcontext() as early:
@@ -231,8 +132,8 @@ class VllmEngine:
 
             from squelch.actors.rollout.gathering import mark_steps, scheduler_of
 
-        arguments = engine_arguments(self._model_dir, self._config) | {"served_model_name": self.name}
-        settings = AsyncEngineArgs(**arguments).create_engine_config()
+        arguments = engine_arguments(self._model_dir, self._config, self._vision is not None)
+        settings = AsyncEngineArgs(**arguments, served_model_name=self.name).create_engine_config()
         if self._config.num_gpus == 0 and self._config.tensor_parallel_size == 1:
             # vLLM's CPU platform starts a further process only to bind threads, and `nobind` turns binding off.
             settings.parallel_config.distributed_executor_backend = "uni"
@@ -297,7 +198,7 @@ class VllmEngine:
             logprobs=0,
             stop_token_ids=self._stop_ids,
         )
-        output = await self._generate(request.prompt_ids, parameters, watch)
+        output = await self._generate(request.prompt_ids, parameters, watch, request.pictures)
         sampled, end = output.outputs[0], None if watch is None else watch.end
         finish_reason = sampled.finish_reason if end is None else "stop"
         if finish_reason not in ("stop", "length"):
@@ -331,9 +232,10 @@ class VllmEngine:
         prompt = np.zeros(1, dtype=np.int32)
         await self._generate(prompt, self._parameters(False, temperature=1.0, max_tokens=1, logprobs=0, seed=0))
 
-    async def prompt_log_probs(self, ids: np.ndarray) -> np.ndarray:
+    async def prompt_log_probs(self, ids: np.ndarray, pictures: PlacedPictures = ()) -> np.ndarray:
         """(num_ids - 1,) float64: log-probabilities (nats) of ids 1.. at temperature 1, under the current weights."""
-        output = await self._generate(ids, self._parameters(False, temperature=1.0, max_tokens=1, prompt_logprobs=0))
+        parameters = self._parameters(False, temperature=1.0, max_tokens=1, prompt_logprobs=0)
+        output = await self._generate(ids, parameters, pictures=pictures)
         return np.asarray(_flat(output.prompt_logprobs), dtype=np.float64)
 
     @staticmethod
@@ -353,17 +255,20 @@ class VllmEngine:
         )
 
     async def _generate(
-        self, prompt_ids: np.ndarray, parameters: SamplingParams, watch: StopStrings | None = None
+        self,
+        prompt_ids: np.ndarray,
+        parameters: SamplingParams,
+        watch: StopStrings | None = None,
+        pictures: PlacedPictures = (),
     ) -> RequestOutput:
         """Run one request; its last output. Raises RuntimeError with the worker's name if the engine has died."""
-        from vllm.inputs import tokens_input
         from vllm.outputs import RequestOutput
         from vllm.v1.engine.exceptions import EngineDeadError
 
         llm, key = self.require_alive(), uuid.uuid4().hex
         self._require_known_ids(llm, prompt_ids)
         try:
-            queue = await llm.add_request(key, tokens_input(prompt_ids.tolist()), parameters)
+            queue = await llm.add_request(key, self._input(prompt_ids.tolist(), pictures), parameters)
             output = await queue.get() if watch is None else await self._watched(llm, key, queue, watch)
         except asyncio.CancelledError:
             if not llm.errored:
@@ -373,6 +278,18 @@ class VllmEngine:
             raise RuntimeError(self._death()) from error
         assert isinstance(output, RequestOutput), "a request to generate has no other output"
         return output
+
+    def _input(self, ids: list[int], pictures: PlacedPictures) -> TokensInput | MultiModalInput:
+        """vLLM's form of a prompt. Raises ValueError for pictures that the model cannot be shown."""
+        from vllm.inputs import tokens_input
+
+        if not pictures:
+            return tokens_input(ids)
+        if self._vision is None:
+            raise ValueError(f"rollout worker {self.name}: the model has no vision tower and was given pictures")
+        from squelch.actors.rollout.pictures import shown_input
+
+        return shown_input(ids, pictures, self._vision)
 
     @staticmethod
     async def _watched(llm: AsyncLLM, key: str, queue: RequestOutputCollector, watch: StopStrings) -> Any:

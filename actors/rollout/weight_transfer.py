@@ -48,6 +48,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.models import ModelRegistry
 from vllm.platforms import current_platform
 
 from squelch.actors import card_weights
@@ -61,6 +62,8 @@ from squelch.actors.weights import checksum
 from squelch.actors.weights_file import ArraySpec, Unreachable, read_arrays
 
 BACKEND = "squelch"
+SHOWN = "Qwen2_5_VLForConditionalGeneration"
+"""The architecture for whose models vLLM takes the class that is fed pictures as patches."""
 NOTHING_LOADED = "nothing was loaded"
 """Part of an error's message if the engine still has its previous weights: only the message leaves its process."""
 
@@ -230,4 +233,5 @@ def register() -> None:
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, SquelchWeightTransferEngine)
         watch_parent()
+        ModelRegistry.register_model(SHOWN, "squelch.actors.rollout.pictures:ShownQwen25VL")
     norms.register()

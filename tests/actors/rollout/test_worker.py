@@ -15,7 +15,8 @@ import pytest
 from squelch.actors.cards.watch import watch_card
 from squelch.actors.messages import Completion, GroupMember, SharedWeights, UpdateReport
 from squelch.actors.rollout.early_process import EarlyProcess
-from squelch.actors.rollout.engine import VllmEngine, engine_arguments
+from squelch.actors.rollout.engine import VllmEngine
+from squelch.actors.rollout.engine_settings import engine_arguments
 from squelch.actors.rollout.worker import Engine, RolloutWorker
 from squelch.actors.weight_group import WeightGroup
 from squelch.actors.weights_file import WeightsFile
