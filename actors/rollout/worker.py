@@ -346,7 +346,7 @@ class Engine:
 
     async def _probe(self, bundle: WeightBundle) -> tuple[float, float]:
         """(mean, largest) absolute difference, nats, between our log-probabilities and the learner's on the probe."""
-        ours = await self.vllm.prompt_log_probs(np.asarray(bundle.probe_ids))
+        ours = await self.vllm.prompt_log_probs(np.asarray(bundle.probe_ids), bundle.probe_pictures)
         theirs = np.asarray(bundle.probe_log_probs, dtype=np.float64)
         if ours.shape != theirs.shape:
             raise RuntimeError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ import pytest
 
 from squelch.actors.archive.rows import from_table, to_table
 from squelch.actors.content import content_key
+from squelch.actors.diagnosis.interventions import Swap
 from squelch.actors.play.codec import ChatCodec
+from squelch.actors.records import Task, Ticket
 from squelch.envs.grid_worlds.picture import rows_of
 from squelch.envs.registry import make
 from squelch.envs.untrusted.pictures import picture_of_png
 from tests.actors.play.test_codec import CHATML, byte_level_bpe, save_model
+from tests.actors.play.test_intervening import play as intervene
 from tests.actors.play.test_player import LIMIT, Policy, play, player, ticket
 
 START, END, PICTURE, VIDEO = VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
@@ -117,3 +121,25 @@ def test_no_context_cuts_a_picture(codec) -> None:
 def test_a_picture_that_does_not_fit_loses_its_trajectory_with_the_cause(codec) -> None:
     (group,) = play(player(codec, Policy(codec), lake(cell_pixels=9)), ticket(size=2))
     assert all("36 x 36 pixels does not fit" in str(one.failure) for one in group.trajectories)
+
+
+def test_interventions_show_the_pictures_of_their_prompts(codec) -> None:
+    policy = Policy(codec)
+    tasks = [Task("FrozenLake", seed, "validation") for seed in range(3)]
+    swap = Swap(Ticket("v-0", 0, tasks[0], 1, 3, 0.5, "rollout-0"), tuple(tasks[1:]))
+    intervene(codec, policy, [swap], make_env=lake())
+    assert len(policy.requests) >= 3
+    for request in policy.requests:
+        whole_pictures(codec, request.prompt_ids, [position for position, _ in request.pictures], 16)
+        assert len(request.pictures) == 1
+
+
+def test_tasks_with_pictures_have_no_twins_that_ids_tell_apart(codec) -> None:
+    assert play_clusters(player(codec, Policy(codec), lake()), ticket()) == {}
+
+
+def play_clusters(one: Any, *tickets: Ticket) -> Any:
+    try:
+        return asyncio.run(one.clusters(tickets))
+    finally:
+        one.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import distributions
 from typing import Any
 
@@ -16,9 +17,9 @@ from squelch.actors.messages import PlacedPictures, WeightBundle
 from squelch.actors.pictures.geometry import Vision, vision_of
 from squelch.actors.pictures.patches import patches
 from squelch.actors.pictures.rope import rope_positions
-from squelch.actors.rollout.engine import VllmEngine
 from squelch.actors.rollout.engine_settings import engine_arguments
 from squelch.actors.rollout.memory import BATCHED_TOKENS
+from squelch.actors.rollout.worker import Engine
 from squelch.actors.weights import checksum
 from tests.actors.rollout import vllm_support as support
 from tests.seeing import END, PLACEHOLDER, START, board, make_seeing_model
@@ -56,8 +57,12 @@ class Reference:
                 if part in name:
                     parameter.add_(torch.randn_like(parameter) * 0.02)
 
-    def arrays(self) -> list[tuple[str, np.ndarray]]:
-        return [(name, one.detach().numpy().copy()) for name, one in self.model.named_parameters()]
+    def published(self, version: int) -> tuple[WeightBundle, list[tuple[str, np.ndarray]]]:
+        """A version of these weights, with a probe that shows a picture."""
+        arrays = [(name, one.detach().numpy().copy()) for name, one in self.model.named_parameters()]
+        ids, pictures = prompt([77])
+        known = self.log_probs(ids, pictures).astype(np.float32)
+        return WeightBundle(version, (), checksum(arrays), ids, known, probe_pictures=pictures), arrays
 
 
 def prompt(seeds: list[int], words: int = 8, side: int = 3) -> tuple[np.ndarray, PlacedPictures]:
@@ -79,12 +84,12 @@ def loop() -> Iterator[support.Loop]:
 
 
 @pytest.fixture(scope="module")
-def started(loop, tmp_path_factory) -> Iterator[tuple[VllmEngine, Reference]]:
+def started(loop, tmp_path_factory) -> Iterator[tuple[Engine, Reference]]:
     folder = make_seeing_model(tmp_path_factory.mktemp("seeing"), width=128)  # heads of 32: vLLM has none of 16 on CPU
     vision = vision_of(folder)
     assert vision is not None
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
-    engine = VllmEngine("rollout-test", folder, support.CONFIG, [1])
+    engine = Engine("rollout-test", folder, support.CONFIG, [1])
     loop.run(engine.start(), 180)
     yield engine, Reference(model, vision)
     loop.run(engine.stop())
@@ -97,33 +102,39 @@ def asked(name: str, shown: tuple[np.ndarray, PlacedPictures], seed: int = 7, ma
 
 def off_by(loop, started, shown: tuple[np.ndarray, PlacedPictures]) -> float:
     """Largest difference between engine and transformers on a prompt, nats."""
-    engine, reference = started
+    engine, reference = started[0].vllm, started[1]
     return np.abs(loop.run(engine.prompt_log_probs(*shown)) - reference.log_probs(*shown)).max()
 
 
 @pytest.mark.ray
 def test_prompts_with_pictures_have_the_log_probs_of_transformers_before_and_after_a_push(loop, started) -> None:
-    engine, reference = started
+    served, reference = started
+    engine = served.vllm
     shown = [prompt(list(range(number))) for number in (0, 1, 3, 5)]
     assert max(off_by(loop, started, one) for one in shown) < NATS
     old = loop.run(engine.prompt_log_probs(*shown[2]))
-    reference.change("visual")
     reference.change()
-    arrays = reference.arrays()
-    bundle = WeightBundle(1, (), checksum(arrays), np.zeros(0, np.int32), np.zeros(0))
-
-    async def push() -> None:
-        async with engine.copied(bundle, arrays) as copied:
-            await engine.load(bundle, copied)
-
-    loop.run(push())
+    loop.run(served.update_weights(*reference.published(1)))
     assert max(off_by(loop, started, one) for one in [*shown, prompt([8, 9])]) < NATS
     assert np.abs(loop.run(engine.prompt_log_probs(*shown[2])) - old).max() > 1000 * NATS
 
 
 @pytest.mark.ray
+def test_a_publication_without_the_towers_update_fails_the_probe(loop, started) -> None:
+    served, reference = started
+    old = dict(reference.published(2)[1])
+    reference.change("visual")
+    bundle, arrays = reference.published(2)
+    stale = [(name, old[name] if "visual" in name else one) for name, one in arrays]
+    with pytest.raises(RuntimeError, match="version 2 failed the parity probe"):
+        loop.run(served.update_weights(replace(bundle, checksum=checksum(stale)), stale))
+    loop.run(served.update_weights(bundle, arrays))
+    assert off_by(loop, started, prompt([77, 78])) < NATS
+
+
+@pytest.mark.ray
 def test_sampled_turns_are_bit_equal_alone_and_among_others_and_other_pixels_are_seen(loop, started) -> None:
-    engine, reference = started
+    engine, reference = started[0].vllm, started[1]
     one, other = prompt([1, 2, 3]), prompt([1, 4, 3])
     assert (one[0] == other[0]).all()
     alone = loop.run(engine.complete(asked("alone", one)))
@@ -144,7 +155,7 @@ def test_sampled_turns_are_bit_equal_alone_and_among_others_and_other_pixels_are
 
 @pytest.mark.ray
 def test_equal_ids_with_other_pictures_share_no_cache_beyond_the_first_picture_that_differs(loop, started) -> None:
-    engine, _ = started
+    engine = started[0].vllm
 
     async def cached(seeds: list[int]) -> int:
         shown = prompt(seeds, words=40)
@@ -167,7 +178,7 @@ def test_a_placeholder_that_was_sampled_is_text(loop, started) -> None:
 
 @pytest.mark.ray
 def test_more_pictures_than_one_batch_holds_are_all_shown(loop, started) -> None:
-    engine, reference = started
+    engine, reference = started[0].vllm, started[1]
     shown = [prompt([1000 + 8 * i + j for j in range(8)], 1, 5) for i in range(64)]
     assert sum(len(ids) for ids, _ in shown) > BATCHED_TOKENS
 
@@ -181,7 +192,7 @@ def test_more_pictures_than_one_batch_holds_are_all_shown(loop, started) -> None
 
 @pytest.mark.ray
 def test_a_picture_that_is_not_where_it_should_be_costs_its_request_only(loop, started) -> None:
-    engine, _ = started
+    engine = started[0].vllm
     ids, ((at, picture),) = prompt([1])
     with pytest.raises(ValueError, match=rf"a picture of 9 tokens is not at index {at + 1}"):
         loop.run(engine.complete(asked("shifted", (ids, ((at + 1, picture),)))))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from squelch.actors.config import RolloutConfig
-from squelch.actors.messages import Completion, GenerationRequest, TransferRefused, WeightBundle
+from squelch.actors.messages import Completion, GenerationRequest, PlacedPictures, TransferRefused, WeightBundle
 from squelch.actors.process.progress_marks import Marks
 from squelch.actors.rollout.engine import LoadTimes, VllmEngine
 from squelch.actors.rollout.engine_settings import engine_environment, require_build
@@ -59,7 +59,7 @@ class StandIn:
             raise self.refusal
         return LoadTimes(0.0, 0.0)
 
-    async def prompt_log_probs(self, ids: np.ndarray) -> np.ndarray:
+    async def prompt_log_probs(self, ids: np.ndarray, pictures: PlacedPictures = ()) -> np.ndarray:
         return np.zeros(len(ids) - 1)
 
 
