@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from squelch.actors.archive.rows import from_table, to_table
 from squelch.actors.content import content_key
 from squelch.actors.diagnosis.interventions import Swap
+from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.records import Task, Ticket
 from squelch.envs.grid_worlds.picture import rows_of
@@ -124,12 +126,17 @@ def test_a_picture_that_does_not_fit_loses_its_trajectory_with_the_cause(codec) 
 
 
 def test_interventions_show_the_pictures_of_their_prompts(codec) -> None:
-    policy = Policy(codec)
+    policy, asked = Policy(codec), []
+
+    async def generate(worker: str, request: GenerationRequest) -> Completion:
+        asked.append(request)
+        return await policy(worker, replace(request, request_id=f"v/{len(asked)}"))
+
     tasks = [Task("FrozenLake", seed, "validation") for seed in range(3)]
     swap = Swap(Ticket("v-0", 0, tasks[0], 1, 3, 0.5, "rollout-0"), tuple(tasks[1:]))
-    intervene(codec, policy, [swap], make_env=lake())
-    assert len(policy.requests) >= 3
-    for request in policy.requests:
+    intervene(codec, generate, [swap], make_env=lake())
+    assert len(asked) >= 3
+    for request in asked:
         whole_pictures(codec, request.prompt_ids, [position for position, _ in request.pictures], 16)
         assert len(request.pictures) == 1
 
