@@ -38,6 +38,12 @@ def tower(model: PreTrainedModel) -> Any:
     return vars(model.base_model)["_modules"].get("visual") if has_tower(model.config) else None
 
 
+def decoder(model: PreTrainedModel) -> Any:
+    """The model without its output head, and without a tower."""
+    base: Any = model.base_model
+    return base.language_model if has_tower(model.config) else base
+
+
 def use_attention(model: PreTrainedModel, name: str) -> None:
     """Gives the decoder the registered attention function; a tower keeps PyTorch's own, whose rows are windows of a
     picture."""
@@ -63,8 +69,6 @@ def embedded(model: PreTrainedModel, input_ids: Tensor, pictures: PictureTensors
 
 def packed_states(model: PreTrainedModel, input_ids: Tensor, pictures: PictureTensors, **rest: Any) -> Tensor:
     """The decoder's last hidden states, (num_tokens, width), of (1, num_tokens) packed ids with pictures."""
-    base: Any = model.base_model
     embeds, positions = embedded(model, input_ids, pictures), pictures.rope[:, None]
-    return base.language_model(inputs_embeds=embeds, position_ids=positions, use_cache=False, **rest).last_hidden_state[
-        0
-    ]
+    found = decoder(model)(inputs_embeds=embeds, position_ids=positions, use_cache=False, **rest)
+    return found.last_hidden_state[0]

@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,16 +23,22 @@ from squelch.envs.untrusted.pictures import picture_of_png
 
 @dataclass(frozen=True)
 class Shown:
-    """A picture of a row: the index of its first placeholder, its grid and its patches (`patches`)."""
+    """A picture of a row: the index of its first placeholder, its grid, its patches (`patches`), and the digest that it
+    is known by."""
 
     position: int
     grid: Grid
     patches: np.ndarray
+    digest: str = ""
 
     @classmethod
-    def of(cls, position: int, rgb: np.ndarray, vision: Vision) -> Shown:
+    def of(cls, position: int, rgb: np.ndarray, vision: Vision, digest: str = "") -> Shown:
         """The picture with these pixels. Raises ValueError as `Vision.grid` does."""
-        return cls(position, vision.grid(rgb.shape[1], rgb.shape[0]), patches(rgb, vision))
+        return cls(position, vision.grid(rgb.shape[1], rgb.shape[0]), patches(rgb, vision), digest)
+
+    def num_tokens(self, vision: Vision) -> int:
+        """Number of its placeholders."""
+        return self.grid.rows * self.grid.columns // vision.merge**2
 
 
 @dataclass(frozen=True)
@@ -60,9 +66,8 @@ def shown_of(pictures: Sequence[Picture], vision: Vision, where: str, known: dic
     found = []
     for picture in sorted(pictures, key=lambda one: one.position):
         if picture.digest not in known:
-            known[picture.digest] = Shown.of(0, rgb_of(picture, where), vision)
-        own = known[picture.digest]
-        found.append(Shown(picture.position, own.grid, own.patches))
+            known[picture.digest] = Shown.of(0, rgb_of(picture, where), vision, picture.digest)
+        found.append(replace(known[picture.digest], position=picture.position))
     return found
 
 
@@ -81,8 +86,7 @@ def arrays_of(
     for shown, at in zip(rows, places, strict=True):
         rope[:, at] = positions_of(len(at), shown, vision)
         for one in shown:
-            size = one.grid.rows * one.grid.columns // vision.merge**2
-            own = at[one.position : one.position + size]
+            own = at[one.position : one.position + one.num_tokens(vision)]
             fed.setdefault(int(own[0]), (own, one))
     if not fed:
         return PictureArrays(*_black(vision), np.zeros(0, np.int64), rope)

@@ -33,7 +33,8 @@ from squelch.actors.archive.scores import scores_table
 from squelch.actors.config import ScorerConfig
 from squelch.actors.formats.choice import AnyFormat, open_format
 from squelch.actors.messages import Cluster, WeightBundle
-from squelch.actors.model_folder import load_model_folder
+from squelch.actors.model_folder import has_tower, load_model_folder
+from squelch.actors.pictures.geometry import vision_of
 from squelch.actors.process.progress_marks import Progress
 from squelch.actors.process.shipping import Folder, local
 from squelch.actors.records import Trajectory
@@ -93,11 +94,13 @@ class ScorerActor:
         _step_back(config)
         self._config = config
         self._model_dir = str(local(model))
-        scores = load_model(str(local(fixed)) if fixed is not None else self._model_dir, config)
+        folder = str(local(fixed)) if fixed is not None else self._model_dir
+        scores = load_model(folder, config)
         # A choice by time may differ between runs, and scores by rounding with it: on a CPU, where it gains little,
         # equal runs have equal scores.
         columns: Ways = "measured" if next(scores.parameters()).is_cuda else "one"
-        self._engine = CrossScorer(scores, config.token_budget, temperature, kernels, columns)
+        vision = vision_of(Path(folder)) if has_tower(scores.config) else None
+        self._engine = CrossScorer(scores, config.token_budget, temperature, kernels, columns, vision)
         self._scorer = Scorer(self._engine, config, seed, max_staleness, self._text)
         self._probe = FixedProbe(self._engine, config.probe, seed, self._answer_end)
         self._codec: AnyFormat | None = None
@@ -199,7 +202,8 @@ class ScorerActor:
             )
         self._loaded = None
         load_arrays(self._engine.model, arrays, bundle.bfloat16_names)
-        own = self._engine.token_log_probs(bundle.probe_ids[:1], bundle.probe_ids[1:], temperature=1.0)
+        probe = bundle.probe_ids[:1], bundle.probe_ids[1:], 1.0, bundle.probe_pictures
+        own = self._engine.token_log_probs(*probe)
         self._parity = float(np.abs(own - bundle.probe_log_probs).mean())
         exact = self._config.dtype == "float32" and not bundle.bfloat16_names
         bound = PARITY_BOUND["float32" if exact else "bfloat16"]

@@ -39,16 +39,31 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from squelch.actors.messages import PlacedPictures
 from squelch.actors.packed.layout import Layout
 from squelch.actors.packed.packing import Forest, pack
+from squelch.actors.packed.seeing import decoder, use_attention
+from squelch.actors.pictures.geometry import Vision
 from squelch.actors.process.progress_marks import Marks, Progress
-from squelch.actors.scorer.models import refuse_other_attention
-from squelch.actors.scorer.passes import Columns, OneAPass, PassCosts, Place, Work, packed_passes, padded
+from squelch.actors.scorer.models import plain_log_probs, probe_ids, refuse_other_attention
+from squelch.actors.scorer.passes import (
+    Columns,
+    OneAPass,
+    PassCosts,
+    Place,
+    Work,
+    packed_passes,
+    padded,
+    refuse_bad_paths,
+    refuse_bad_rows,
+)
+from squelch.actors.scorer.picture_features import PictureFeatures, Pictures, Spot
 from squelch.actors.scorer.prefix_attention import NAMES, LayerCache, PrefixContext
 from squelch.actors.scorer.token_trees import Path, TokenTree
 from squelch.actors.shared_prefix import distinct
 
 logger = logging.getLogger(__name__)
+
 
 Ways = Literal["one", "packed", "measured"]
 """Prompts of a pass: one, as many as fit, or what takes less time."""
@@ -80,6 +95,7 @@ class CrossScorer:
     `token_budget`: tokens forwarded at once, including padding. `temperature`: temperature of the scored distribution.
     `kernels`: form of attention, `fast` or `plain`. `columns`: `one` scores one prompt a pass, `packed` as many as fit,
     and `measured` what takes less time. On a GPU packed rows need a compilation of some seconds, once a process.
+    `vision`: how a model with a vision tower is fed pictures; None for other models, and if none are shown.
     """
 
     def __init__(
@@ -89,15 +105,17 @@ class CrossScorer:
         temperature: float = 1.0,
         kernels: str = "fast",
         columns: Ways = "one",
+        vision: Vision | None = None,
     ) -> None:
         refuse_other_attention(model)
-        plain = _plain_log_probs(model)
-        model.set_attn_implementation(NAMES[kernels])
+        plain = plain_log_probs(model)
+        use_attention(model, NAMES[kernels])
         self.model = model.eval()
+        self._pictures = PictureFeatures(model, vision)
         self.temperature = temperature
         self.device = next(model.parameters()).device
         self.token_budget = min(token_budget, CPU_TOKENS) if self.device.type == "cpu" else token_budget
-        self.context_length = int(model.config.max_position_embeddings)
+        self.context_length = int(model.config.get_text_config().max_position_embeddings)
         self._marks, self._working = Marks(), False
         self.num_forwarded = self.num_passes = 0
         """Tokens forwarded since construction, including padding, and forward passes."""
@@ -115,19 +133,20 @@ class CrossScorer:
         prompts: Sequence[np.ndarray],
         reasonings: Sequence[np.ndarray],
         wanted: np.ndarray | None = None,
-        identities: Sequence[np.ndarray] | None = None,
+        pictures: Pictures | None = None,
         positions: Sequence[np.ndarray] | None = None,
     ) -> np.ndarray:
         """L (num_reasonings, num_prompts) float64: log p(Z_s | X_j) in nats, summed over the tokens of Z_s.
 
         Prompts and reasonings are 1-D integer arrays of at least one id. `wanted`: (num_reasonings, num_prompts) bool,
-        the pairs to score; other pairs are NaN. `identities`: the prompts' content (`actors.shared_prefix`), by which
-        they are merged and share keys and values; None: their ids. `positions`: of the prompts' tokens, as of
-        `actors.scorer.passes.Columns`; equal content has equal positions. Raises ValueError if a pair, even an unwanted
-        one, exceeds the context.
+        the pairs to score; other pairs are NaN. `pictures`: the prompts' pictures; prompts are merged, and share keys
+        and values, by ids and pictures. `positions`: of the prompts' tokens, as of `actors.scorer.passes.Columns`, if
+        no pictures give them; equal content has equal positions. Raises ValueError if a pair, even an unwanted one,
+        exceeds the context, and for pictures that the model cannot be fed.
         """
-        self._refuse_bad_rows(prompts, reasonings)
-        shown = prompts if identities is None else identities
+        refuse_bad_rows(prompts, reasonings, self.context_length)
+        shown, fed = self._pictures.shown(prompts, pictures)
+        positions = positions if fed is None else self._pictures.positions(prompts, fed)
         (columns, column_of), (samples, sample_of) = distinct(shown), distinct(reasonings)
         needed = np.ones((len(samples), len(columns)), dtype=bool)
         if wanted is not None:
@@ -140,6 +159,7 @@ class CrossScorer:
             _chosen(shown, columns),
             [[rows[s] for s in own] for own in under],
             None if positions is None else [positions[j] for j in columns],
+            None if fed is None else [fed[j] for j in columns],
         )
         found = np.full(needed.shape, np.nan)
         for j, values in enumerate(self._sums(asked)):
@@ -149,21 +169,26 @@ class CrossScorer:
 
     @torch.inference_mode()
     def path_sums(
-        self, prompts: Sequence[np.ndarray], rows: Sequence[Sequence[Sequence[Path]]]
+        self,
+        prompts: Sequence[np.ndarray],
+        rows: Sequence[Sequence[Sequence[Path]]],
+        pictures: Pictures | None = None,
     ) -> list[list[np.ndarray]]:
         """Log-likelihoods, nats, of continuations of each prompt: of row r of prompt j (num_paths,) float64 at [j][r].
 
-        Prompts are distinct. What the paths of a row share is computed once. Raises ValueError for an empty prompt or
-        path, and if a path exceeds the context.
+        Prompts, with their `pictures`, are distinct. What the paths of a row share is computed once. Raises ValueError
+        for an empty prompt or path, if a path exceeds the context, and for pictures that the model cannot be fed.
         """
-        self._refuse_bad_paths(prompts, rows)
-        own = _chosen(prompts, range(len(prompts)))
-        found = self._sums(Columns(own, own, rows))
+        refuse_bad_paths(prompts, rows, self.context_length)
+        own, (shown, fed) = _chosen(prompts, range(len(prompts))), self._pictures.shown(prompts, pictures)
+        positions = None if fed is None else self._pictures.positions(prompts, fed)
+        found = self._sums(Columns(own, _chosen(shown, range(len(own))), rows, positions, fed))
         ends = [np.cumsum([len(row) for row in each])[:-1] for each in rows]
         return [np.split(sums, at) if rows[j] else [] for j, (sums, at) in enumerate(zip(found, ends, strict=True))]
 
     def _sums(self, columns: Columns) -> list[np.ndarray]:
         """The sum of each path, (num_paths,) float64 by prompt."""
+        self._pictures.forget()
         self._marks.begin()
         self._working = True
         try:
@@ -228,7 +253,8 @@ class CrossScorer:
             for of in (columns.prompts, columns.shown)
         )
         forest = pack(rows, identities=shown)
-        hidden = self._forward_packed(forest, columns.packed_positions(places, forest))
+        spots = self._pictures.packed_spots(columns, places, forest)
+        hidden = self._forward_packed(forest, columns.packed_positions(places, forest), spots)
         before = [len(columns.prompts[j]) - 1 + path.start for (j, _), path in zip(places, paths, strict=True)]
         at = [place[start:] for place, start in zip(forest.places, before, strict=True)]
         states, owner = np.unique(np.concatenate(at), return_inverse=True)
@@ -237,12 +263,12 @@ class CrossScorer:
         values = self._log_probs(chosen, targets, self.temperature, owner).double().cpu().numpy()
         return np.add.reduceat(values, np.cumsum([0, *map(len, at[:-1])]))
 
-    def _forward_packed(self, forest: Forest, positions: np.ndarray) -> Tensor:
+    def _forward_packed(self, forest: Forest, positions: np.ndarray, spots: Sequence[Spot]) -> Tensor:
         """Hidden states (num_tokens, width) of packed rows."""
         with torch.inference_mode(False), torch.no_grad():  # as the learner calls the compiled attention
             ids, at = (torch.from_numpy(array).to(self.device) for array in (forest.token_ids, positions))
-            out = self.model.base_model(
-                input_ids=ids[None],
+            out = decoder(self.model)(
+                **self._pictures.fed(ids[None], spots),
                 position_ids=at[..., None, :],
                 use_cache=False,
                 layout=Layout.of(forest, ids.device),
@@ -310,10 +336,14 @@ class CrossScorer:
         return self._marks.seen(self._working)
 
     @torch.inference_mode()
-    def token_log_probs(self, prompt: np.ndarray, reasoning: np.ndarray, temperature: float) -> np.ndarray:
-        """Log-probability of each token of one reasoning, (num_tokens,) float32, nats, at the given temperature."""
+    def token_log_probs(
+        self, prompt: np.ndarray, reasoning: np.ndarray, temperature: float, pictures: PlacedPictures = ()
+    ) -> np.ndarray:
+        """Log-probability of each token of one reasoning, (num_tokens,) float32, nats, at the given temperature;
+        `pictures`: among the ids of both. Raises ValueError for pictures that the model cannot be fed."""
         ids = np.concatenate([prompt, reasoning]).astype(np.int64)
-        hidden, _ = self._forward([ids[:-1]], None)
+        positions, spots = self._pictures.of_row(ids[:-1], pictures)
+        hidden, _ = self._forward([ids[:-1]], None, 0, positions, spots=spots)
         targets = torch.from_numpy(ids[len(prompt) :]).to(self.device)
         return self._log_probs(hidden[0, len(prompt) - 1 :], targets, temperature).cpu().numpy()
 
@@ -325,11 +355,14 @@ class CrossScorer:
         prompts, shared = columns.prompts, work.shared
         own = [columns.positions_of(j) for j in range(len(prompts))]
         positions = torch.from_numpy(own[0][..., None, :shared]).to(self.device)
-        base = self._forward([prompts[0][:shared]], None, 0, positions, capture=True)[1] if shared else None
+        spots = self._pictures.spots(columns, [0], 0, shared)
+        first = [prompts[0][:shared]]
+        base = self._forward(first, None, 0, positions, capture=True, spots=spots)[1] if shared else None
         common = [(key[0], value[0]) for key, value in base.captured] if base else None
         for batch in work.prompts:
             positions = torch.from_numpy(padded([own[j][..., shared:] for j in batch])).to(self.device)
-            hidden, seen = self._forward([prompts[j][shared:] for j in batch], common, 0, positions, capture=True)
+            rows, spots = [prompts[j][shared:] for j in batch], self._pictures.spots(columns, batch.tolist(), shared)
+            hidden, seen = self._forward(rows, common, 0, positions, capture=True, spots=spots)
             for row, j in enumerate(batch.tolist()):
                 size = len(prompts[j]) - shared
                 kept = [(key[row, :, :size], value[row, :, :size]) for key, value in seen.captured]
@@ -343,16 +376,17 @@ class CrossScorer:
         positions: Tensor | None = None,
         seen: Tensor | None = None,
         capture: bool = False,
+        spots: Sequence[Spot] = (),
     ) -> tuple[Tensor, PrefixContext]:
         """Hidden states (rows, longest, width) of rows that continue the shared prefix, padded on the right.
         `positions`: (..., rows, longest); None: they count from `start`. `seen`: of trees (`_shape`); None: the rows
-        are chains."""
+        are chains. `spots`: the rows' pictures."""
         ids = padded(rows)
         if positions is None:
             positions = start + torch.arange(ids.shape[1], device=self.device).unsqueeze(0)
         context = PrefixContext(prefix, capture, seen)
-        out = self.model.base_model(
-            input_ids=torch.from_numpy(ids).to(self.device),
+        out = decoder(self.model)(
+            **self._pictures.fed(torch.from_numpy(ids).to(self.device), spots),
             position_ids=positions,
             use_cache=False,
             shared_prefix=context,
@@ -387,7 +421,7 @@ class CrossScorer:
     ) -> Tensor:
         """(num_targets,) float32 log-softmax at the targets, in blocks that keep the logits within MAX_LOGITS. `owner`:
         (num_targets,) the state before each target; None: each state has one."""
-        size = max(1, MAX_LOGITS[self.device.type] // self.model.config.vocab_size)
+        size = max(1, MAX_LOGITS[self.device.type] // self.model.config.get_text_config().vocab_size)
         if owner is None:
             blocks = zip(hidden.split(size), targets.split(size), strict=True)
             return torch.cat([_at(self._logits(states), wanted, temperature) for states, wanted in blocks])
@@ -404,31 +438,10 @@ class CrossScorer:
         assert head is not None, "a causal language model has an output head"
         return head(hidden)
 
-    def _refuse_bad_rows(self, prompts: Sequence[np.ndarray], reasonings: Sequence[np.ndarray]) -> None:
-        shortest = min((len(row) for row in (*prompts, *reasonings)), default=0)
-        if not prompts or not reasonings or shortest == 0:
-            raise ValueError(
-                f"cross-scoring needs prompts and reasonings of at least one token; got {len(prompts)} prompts, "
-                f"{len(reasonings)} reasonings, the shortest of {shortest} tokens"
-            )
-        longest = max(len(x) for x in prompts) + max(len(z) for z in reasonings)
-        if longest > self.context_length:
-            raise ValueError(
-                f"prompt and reasoning take {longest} tokens; the model's context is {self.context_length}"
-            )
-
-    def _refuse_bad_paths(self, prompts: Sequence[np.ndarray], rows: Sequence[Sequence[Sequence[Path]]]) -> None:
-        paths = [(len(prompt), path) for prompt, own in zip(prompts, rows, strict=True) for row in own for path in row]
-        if not paths or min(min(size, len(path.ids) - path.start) for size, path in paths) < 1:
-            raise ValueError(f"{len(paths)} paths after {len(prompts)} prompts; each needs at least one token")
-        longest = max(size + len(path.ids) for size, path in paths)
-        if longest > self.context_length:
-            raise ValueError(f"prompt and path take {longest} tokens; the model's context is {self.context_length}")
-
     @torch.inference_mode()
     def _check(self, plain: Tensor) -> None:
-        """Compares shared-prefix attention with the model's own forward on the probe of `_plain_log_probs`."""
-        ids = _probe_ids(self.model)
+        """Compares shared-prefix attention with the model's own forward on the probe of `plain_log_probs`."""
+        ids = probe_ids(self.model)
         own = np.array([self._probe_sum(ids[:cut], ids[cut:]) for cut in (4, 9)])
         expected = np.array([float(plain[cut - 1 :].sum()) for cut in (4, 9)])
         worst, bound = np.abs(own - expected).max(), PROBE_TOLERANCE[self.model.dtype] * len(ids)
@@ -468,15 +481,3 @@ def _joined(common: LayerCache | None, own: LayerCache) -> LayerCache:
     if common is None:
         return own
     return [(torch.cat([a, c], 1), torch.cat([b, d], 1)) for (a, b), (c, d) in zip(common, own, strict=True)]
-
-
-def _probe_ids(model: PreTrainedModel) -> np.ndarray:
-    return (np.arange(16, dtype=np.int64) * 7 + 3) % model.config.vocab_size
-
-
-@torch.inference_mode()
-def _plain_log_probs(model: PreTrainedModel) -> Tensor:
-    """The model's own log-probabilities (15,) of the probe's tokens 1.., before its attention is replaced."""
-    ids = torch.from_numpy(_probe_ids(model)).to(next(model.parameters()).device)
-    logits = model.eval()(input_ids=ids.unsqueeze(0), use_cache=False).logits[0, :-1].float()
-    return logits.log_softmax(-1).gather(1, ids[1:].unsqueeze(1)).squeeze(1)

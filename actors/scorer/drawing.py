@@ -28,7 +28,6 @@ import numpy as np
 
 from squelch.actors.content import Picture, content_key
 from squelch.actors.records import Trajectory
-from squelch.actors.shared_prefix import identities
 
 Groups = Mapping[str, Sequence[Trajectory]]
 """Trajectories by group id."""
@@ -55,10 +54,6 @@ class Draw:
     turns: np.ndarray
     groups: np.ndarray
     trajectories: np.ndarray
-
-    def identities(self) -> list[np.ndarray]:
-        """Each column's content, by which equal columns are found (`actors.shared_prefix.identities`)."""
-        return identities(self.prompts, self.pictures)
 
 
 @dataclass(frozen=True)
@@ -146,16 +141,6 @@ def version_mismatch(draw: Draw, version: int) -> float:
     sizes = np.array([len(z) for z in draw.reasonings], dtype=np.float64)
     other = (draw.versions != version).any(axis=1)
     return float(sizes[other].sum() / sizes.sum()) if len(sizes) else 0.0
-
-
-def refuse_pictures(step: int, groups: Groups) -> None:
-    """Raises ValueError for trajectories with pictures, which the scorer's model cannot be fed."""
-    for name, trajectories in groups.items():
-        if any(trajectory.pictures for trajectory in trajectories):
-            raise ValueError(
-                f"step {step} is not scored: group {name} shows pictures, and the scorer's model is fed token ids "
-                "alone; set scorer.enabled=false for this environment"
-            )
 
 
 def reasoned_share(groups: Groups, first_turns: bool) -> float:

@@ -8,7 +8,8 @@ Invariants:
 - A pair that the probe has scored anyway, such as a reasoning under a twin that is a task of the probe too, is not
   scored again.
 - Every evaluation has every key; unknown metrics are NaN.
-- A task is left out if its cluster was made for another prompt than the one its reasonings were sampled under.
+- A task is left out if its cluster was made for another prompt than the one its reasonings were sampled under, or if
+  its prompt shows pictures, which clusters do not have.
 """
 
 from __future__ import annotations
@@ -62,12 +63,12 @@ def _columns(draw: ProbeDraw, clusters: Mapping[str, Cluster]) -> tuple[list[np.
     """(The probe's prompts, and after them those of twins; for each reasoning the places of its task's twins among
     them, (n, m), -1 where there is none.)"""
     prompts = list(draw.prompts)
-    column = {content_key(prompt): place for place, prompt in enumerate(prompts)}
+    column = {content_key(*each): place for place, each in enumerate(zip(prompts, draw.pictures, strict=True))}
     most = max((len(cluster.twins) for cluster in clusters.values()), default=0)
     places = np.full((len(draw.tasks), most), -1, dtype=np.int64)
     for task, source in dict(zip(draw.task.tolist(), draw.source.tolist(), strict=True)).items():
         cluster, own = clusters.get(draw.tasks[task]), draw.prompts[source]
-        if cluster is None or not np.array_equal(own[: len(cluster.prompt)], cluster.prompt):
+        if cluster is None or draw.pictures[source] or not np.array_equal(own[: len(cluster.prompt)], cluster.prompt):
             continue
         opening = own[len(cluster.prompt) :]  # of the reasoning, where the policy itself samples it
         for place, twin in enumerate(cluster.twins):
@@ -95,6 +96,8 @@ def _scored(
     rows, columns = np.flatnonzero(needed.any(axis=1)), np.flatnonzero(needed.any(axis=0))
     if len(rows):
         part = np.ix_(rows, columns)
-        found = engine.matrix([prompts[j] for j in columns], [draw.reasonings[r] for r in rows], needed[part])
+        asked = [prompts[j] for j in columns], [draw.reasonings[r] for r in rows]
+        shown = [draw.pictures[j] if j < len(draw.pictures) else () for j in columns]
+        found = engine.matrix(*asked, needed[part], shown)
         values[part] = np.where(needed[part], found, values[part])
     return values

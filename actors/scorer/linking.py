@@ -22,6 +22,7 @@ from typing import Protocol
 
 import numpy as np
 
+from squelch.actors.content import Picture
 from squelch.actors.diagnosis.links import LinksEvaluation, read_links
 from squelch.actors.diagnosis.metrics import SHARES
 from squelch.actors.scorer.token_trees import Path
@@ -34,7 +35,10 @@ class PathEngine(Protocol):
     """The part of `actors.scorer.cross_scoring.CrossScorer` that scores continuations."""
 
     def path_sums(
-        self, prompts: Sequence[np.ndarray], rows: Sequence[Sequence[Sequence[Path]]]
+        self,
+        prompts: Sequence[np.ndarray],
+        rows: Sequence[Sequence[Sequence[Path]]],
+        pictures: Sequence[Sequence[Picture]] | None = None,
     ) -> list[list[np.ndarray]]:
         """As `CrossScorer.path_sums`."""
         ...
@@ -107,6 +111,7 @@ def score_links(
     wanted: np.ndarray,
     past: np.ndarray,
     references: np.ndarray,
+    pictures: Sequence[Sequence[Picture]] | None = None,
 ) -> LinkScores:
     """The likelihoods that the links need.
 
@@ -116,6 +121,7 @@ def score_links(
         wanted: (n, num_prompts) bool: reasonings to score under prompts.
         past: (n, num_prompts) bool: answers to score after their own reasoning; the own prompts are among them.
         references: (num_prompts, n) bool: reasonings after which a prompt's answers are scored, besides its own.
+        pictures: of each prompt; None: there are none.
     """
     num, columns = len(pairs.reasonings), len(prompts)
     found = LinkScores(
@@ -125,9 +131,9 @@ def score_links(
         chosen = range(first, min(first + PROMPTS_AT_ONCE, columns))
         plans = {j: _plan(j, pairs, wanted[:, j], past[:, j], references[j], found) for j in chosen}
         plans = {j: plan for j, plan in plans.items() if plan.rows}
-        values = (
-            engine.path_sums([prompts[j] for j in plans], [plan.paths() for plan in plans.values()]) if plans else []
-        )
+        shown = None if pictures is None else [pictures[j] for j in plans]
+        rows = [plan.paths() for plan in plans.values()]
+        values = engine.path_sums([prompts[j] for j in plans], rows, shown) if plans else []
         for plan, sums in zip(plans.values(), values, strict=True):
             plan.fill(sums)
     found.truncated[:, -1] = np.where(pairs.answered, np.diag(found.swapped), np.nan)

@@ -43,3 +43,16 @@ def load_arrays(model: PreTrainedModel, arrays: Mapping[str, np.ndarray], bfloat
         for name, array in arrays.items():
             tensor = torch.from_numpy(np.array(array))
             targets[name].copy_(tensor.view(torch.bfloat16) if name in bfloat16_names else tensor)
+
+
+def probe_ids(model: PreTrainedModel) -> np.ndarray:
+    """(16,) int64: the ids on which the scorer is compared with the model's own forward."""
+    return (np.arange(16, dtype=np.int64) * 7 + 3) % model.config.get_text_config().vocab_size
+
+
+@torch.inference_mode()
+def plain_log_probs(model: PreTrainedModel) -> torch.Tensor:
+    """The model's own log-probabilities (15,) of the probe's tokens 1.., before its attention is replaced."""
+    ids = torch.from_numpy(probe_ids(model)).to(next(model.parameters()).device)
+    logits = model.eval()(input_ids=ids.unsqueeze(0), use_cache=False).logits[0, :-1].float()
+    return logits.log_softmax(-1).gather(1, ids[1:].unsqueeze(1)).squeeze(1)

@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from squelch.actors.packed.packing import MIN_SAVED, Forest
+from squelch.actors.pictures.arrays import Shown
 from squelch.actors.scorer.token_trees import Path, tree_of
 from squelch.actors.shared_prefix import common_length, common_lengths, in_order
 
@@ -65,13 +66,14 @@ class Columns:
     `prompts`: (length,) int64 ids each; `shown`: their identities (`actors.shared_prefix.identities`); `rows`: by
     prompt, the paths of each row (`actors.scorer.token_trees`); `positions`: by prompt the position of each of its
     tokens, (length,) or (axes, length), int64; None: they count from 0. Tokens after a prompt count on from its largest
-    position, in every axis.
+    position, in every axis. `pictures`: by prompt, what is fed of its pictures; None for a model without a tower.
     """
 
     prompts: Sequence[np.ndarray]
     shown: Sequence[np.ndarray]
     rows: Sequence[Sequence[Sequence[Path]]]
     positions: Sequence[np.ndarray] | None = None
+    pictures: Sequence[Sequence[Shown]] | None = None
 
     @cached_property
     def paths(self) -> list[list[Path]]:
@@ -101,8 +103,8 @@ class Columns:
 
     def first(self, count: int) -> Columns:
         """The first `count` prompts."""
-        kept = None if self.positions is None else self.positions[:count]
-        return Columns(self.prompts[:count], self.shown[:count], self.rows[:count], kept)
+        kept = (None if each is None else each[:count] for each in (self.positions, self.pictures))
+        return Columns(self.prompts[:count], self.shown[:count], self.rows[:count], *kept)
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,29 @@ def packed_passes(columns: Columns, budget: int) -> tuple[list[list[Place]], Wor
             sizes[-1], head = sizes[-1] + head + tokens, 0
         before = prompt if len(order) else before
     return passes, Work(len(passes), sum(sizes))
+
+
+def refuse_bad_rows(prompts: Sequence[np.ndarray], reasonings: Sequence[np.ndarray], context: int) -> None:
+    """Raises ValueError for an empty prompt or reasoning, and if a pair exceeds the context of so many tokens."""
+    shortest = min((len(row) for row in (*prompts, *reasonings)), default=0)
+    if not prompts or not reasonings or shortest == 0:
+        raise ValueError(
+            f"cross-scoring needs prompts and reasonings of at least one token; got {len(prompts)} prompts, "
+            f"{len(reasonings)} reasonings, the shortest of {shortest} tokens"
+        )
+    longest = max(len(x) for x in prompts) + max(len(z) for z in reasonings)
+    if longest > context:
+        raise ValueError(f"prompt and reasoning take {longest} tokens; the model's context is {context}")
+
+
+def refuse_bad_paths(prompts: Sequence[np.ndarray], rows: Sequence[Sequence[Sequence[Path]]], context: int) -> None:
+    """As `refuse_bad_rows`, of paths after prompts."""
+    paths = [(len(prompt), path) for prompt, own in zip(prompts, rows, strict=True) for row in own for path in row]
+    if not paths or min(min(size, len(path.ids) - path.start) for size, path in paths) < 1:
+        raise ValueError(f"{len(paths)} paths after {len(prompts)} prompts; each needs at least one token")
+    longest = max(size + len(path.ids) for size, path in paths)
+    if longest > context:
+        raise ValueError(f"prompt and path take {longest} tokens; the model's context is {context}")
 
 
 class PassCosts:

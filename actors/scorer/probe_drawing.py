@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from squelch.actors.content import content_key
+from squelch.actors.content import Picture, content_key, pictures_within
 from squelch.actors.records import Trajectory
 from squelch.actors.scorer.drawing import Groups, unusable_turn
 
@@ -26,11 +26,11 @@ AnswerEnd = Callable[[np.ndarray], int | None]
 
 @dataclass(frozen=True)
 class ProbeDraw:
-    """The reasonings to score. `tasks`: names of the tasks; `prompts`: ids of the distinct first prompts; `weights`:
-    (num_prompts,) number of tasks with each prompt; `reasonings`: usable first-turn reasonings, n of them; `after`: the
-    ids sampled from each one's end on; `task`, `source`: (n,) index of each one's task and prompt; `slot`: (n,) index
-    among all trajectories of the tasks, usable or not; `slots`: the prompt of each of those; `excluded`: number of
-    unusable trajectories by reason."""
+    """The reasonings to score. `tasks`: names of the tasks; `prompts`, `pictures`: ids and pictures of the distinct
+    first prompts; `weights`: (num_prompts,) number of tasks with each prompt; `reasonings`: usable first-turn
+    reasonings, n of them; `after`: the ids sampled from each one's end on; `task`, `source`: (n,) index of each one's
+    task and prompt; `slot`: (n,) index among all trajectories of the tasks, usable or not; `slots`: the prompt of each
+    of those; `excluded`: number of unusable trajectories by reason."""
 
     tasks: tuple[str, ...]
     prompts: list[np.ndarray]
@@ -42,6 +42,7 @@ class ProbeDraw:
     slot: np.ndarray
     slots: np.ndarray
     excluded: Counter[str]
+    pictures: list[tuple[Picture, ...]]
 
 
 def draw_probe(groups: Groups, version: int, context_length: int) -> ProbeDraw:
@@ -50,9 +51,9 @@ def draw_probe(groups: Groups, version: int, context_length: int) -> ProbeDraw:
     ordered = {name: sorted(groups[name], key=lambda t: t.index) for name in sorted(groups)}
     prompts = _prompts(ordered)
     column: dict[str, int] = {}
-    index_of = {name: column.setdefault(content_key(prompt), len(column)) for name, prompt in prompts.items()}
+    index_of = {name: column.setdefault(content_key(*prompt), len(column)) for name, prompt in prompts.items()}
     distinct = {index_of[name]: prompt for name, prompt in prompts.items()}
-    room = context_length - max((len(prompt) for prompt in distinct.values()), default=0)
+    room = context_length - max((len(ids) for ids, _ in distinct.values()), default=0)
     excluded: Counter[str] = Counter({"no_turn": sum(len(groups[name]) for name in groups if name not in prompts)})
     size = 1 + max((trajectory.index for name in prompts for trajectory in groups[name]), default=0)
     reasonings, after, task, source, slot = [], [], [], [], []
@@ -69,10 +70,10 @@ def draw_probe(groups: Groups, version: int, context_length: int) -> ProbeDraw:
             source.append(index_of[name])
             slot.append(index * size + trajectory.index)
     weights = np.bincount(list(index_of.values()), minlength=len(column)).astype(np.float64)
-    shown = [distinct[i] for i in range(len(column))]
+    shown, pictures = ([distinct[i][part] for i in range(len(column))] for part in (0, 1))
     whose, under, at = (np.array(each, dtype=np.int64) for each in (task, source, slot))
     slots = np.repeat(np.array(list(index_of.values()), dtype=np.int64), size)
-    return ProbeDraw(tuple(prompts), shown, weights, reasonings, after, whose, under, at, slots, excluded)
+    return ProbeDraw(tuple(prompts), shown, weights, reasonings, after, whose, under, at, slots, excluded, pictures)
 
 
 def answers_of(
@@ -92,34 +93,40 @@ def answers_of(
     return answers, excluded
 
 
-def _prompts(groups: Groups) -> dict[str, np.ndarray]:
-    """The ids that each task's first reasonings are scored under, of the tasks with a turn: what most of its
-    trajectories were fed, and the opening that most reasonings of all tasks were given by the policy itself. An agent's
-    first prompts may differ between its trajectories, and a policy may open its reasoning in several ways."""
-    fed: dict[str, list[np.ndarray]] = {}
-    openings = []
+_Prompt = tuple[np.ndarray, tuple[Picture, ...]]
+"""Ids and pictures."""
+
+
+def _prompts(groups: Groups) -> dict[str, _Prompt]:
+    """The ids and pictures that each task's first reasonings are scored under, of the tasks with a turn: what most of
+    its trajectories were fed, and the opening that most reasonings of all tasks were given by the policy itself. An
+    agent's first prompts may differ between its trajectories, and a policy may open its reasoning in several ways."""
+    fed: dict[str, list[_Prompt]] = {}
+    openings = list[_Prompt]()
     for name, found in groups.items():
-        for ids, turn in ((t.token_ids, t.turns[0]) for t in found if t.turns):
-            fed.setdefault(name, []).append(ids[: turn.sample_start])
+        for t, turn in ((t, t.turns[0]) for t in found if t.turns):
+            shown = pictures_within(t.pictures, 0, turn.sample_start)
+            fed.setdefault(name, []).append((t.token_ids[: turn.sample_start], shown))
             if turn.reasoning_start < turn.reasoning_end:
-                openings.append(ids[turn.sample_start : turn.reasoning_start])
-    opening = _most_common(openings) if openings else np.zeros(0, np.int64)
-    return {name: np.concatenate([_most_common(rows), opening]).astype(np.int64) for name, rows in fed.items()}
+                openings.append((t.token_ids[turn.sample_start : turn.reasoning_start], ()))
+    opening = _most_common(openings)[0] if openings else np.zeros(0, np.int64)
+    most = {name: _most_common(prompts) for name, prompts in fed.items()}
+    return {name: (np.concatenate([ids, opening]).astype(np.int64), shown) for name, (ids, shown) in most.items()}
 
 
-def _most_common(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """The row that most of the rows equal; the first such."""
-    counts = Counter(row.tobytes() for row in rows)
-    most = max(counts.values())
-    return next(row for row in rows if counts[row.tobytes()] == most)
+def _most_common(prompts: Sequence[_Prompt]) -> _Prompt:
+    """The prompt that most of the prompts equal; the first such."""
+    keys = [content_key(*prompt) for prompt in prompts]
+    counts = Counter(keys)
+    return prompts[max(range(len(keys)), key=lambda k: (counts[keys[k]], -k))]
 
 
-def _reasoning(trajectory: Trajectory, prompt: np.ndarray, version: int, room: int) -> np.ndarray | str:
+def _reasoning(trajectory: Trajectory, prompt: _Prompt, version: int, room: int) -> np.ndarray | str:
     """The ids of the first turn's reasoning, or the reason why it cannot be scored under the task's `prompt`."""
     reason = unusable_turn(trajectory, 0, version)
     if reason is not None:
         return reason
-    if not np.array_equal(trajectory.prompt_ids(0), prompt):
+    if content_key(trajectory.prompt_ids(0), trajectory.prompt_pictures(0)) != content_key(*prompt):
         return "other_prompt"
     found = np.asarray(trajectory.reasoning_ids(0), dtype=np.int64)
     return "too_long" if len(found) > room else found

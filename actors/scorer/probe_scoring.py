@@ -28,7 +28,7 @@ from squelch.actors.diagnosis.metrics import LINK_KEYS
 from squelch.actors.filter.coverage import SHOWN_KINDS, kind_name
 from squelch.actors.messages import Cluster
 from squelch.actors.scorer import hard_scoring
-from squelch.actors.scorer.drawing import Groups, refuse_pictures
+from squelch.actors.scorer.drawing import Groups
 from squelch.actors.scorer.linking import Pairs, draw_references, read_scored, score_links
 from squelch.actors.scorer.metrics import ANSWER_EXCLUSIONS
 from squelch.actors.scorer.probe_drawing import AnswerEnd, ProbeDraw, answers_of, draw_probe
@@ -82,7 +82,6 @@ class FixedProbe:
         """Metrics by the registry's flat keys. `groups`: the tasks' trajectories by task name, all of `version`;
         `clusters`: of hard negatives, by task name; None: there are none. `kinds`: the kinds of the tasks that have
         one, by the same names."""
-        refuse_pictures(step, groups)
         return self.evaluate(step, version, draw_probe(groups, version, self.engine.context_length), clusters, kinds)
 
     def evaluate(
@@ -127,7 +126,8 @@ class FixedProbe:
         the links' metrics)."""
         num, wanted = len(draw.prompts), self._pairs(draw, self.config.max_others, 1)
         if self._answer_end is None:
-            found = self.engine.matrix(draw.prompts, draw.reasonings, None if wanted.all() else wanted)
+            asked = None if wanted.all() else wanted
+            found = self.engine.matrix(draw.prompts, draw.reasonings, asked, draw.pictures)
             return np.where(wanted, found, np.nan), {}
         answers, excluded = answers_of(draw, self._answer_end, self.engine.context_length, self.config.answer_tasks)
         pairs = Pairs(draw.reasonings, answers, draw.source, draw.task)
@@ -135,7 +135,7 @@ class FixedProbe:
         references = draw_references(
             pairs, num, self.config.answer_references, (self.seed, 3), (draw.slot, len(draw.slots))
         )
-        scores = score_links(self.engine, draw.prompts, pairs, wanted, past, references)
+        scores = score_links(self.engine, draw.prompts, pairs, wanted, past, references, draw.pictures)
         evaluation, excluded["non_finite"] = read_scored(pairs, scores, draw.weights, len(draw.tasks), (self.seed, 4))
         metrics = evaluation.metrics() if evaluation is not None else {"answers": 0.0}
         metrics |= {f"excluded/{reason}": float(excluded[reason]) for reason in ANSWER_EXCLUSIONS}

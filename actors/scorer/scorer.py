@@ -27,6 +27,7 @@ import numpy as np
 
 from squelch.actors.archive.scores import ScoreMatrix, TurnPlace
 from squelch.actors.config import ScorerConfig
+from squelch.actors.content import Picture
 from squelch.actors.diagnosis.budget import draw_pairs, estimate, information_each, others_within
 from squelch.actors.diagnosis.fixed_probe import saturated
 from squelch.actors.diagnosis.grounding import JUDGED, judge_of, shares
@@ -43,7 +44,6 @@ from squelch.actors.scorer.drawing import (
     draw_trajectory,
     newest_version,
     reasoned_share,
-    refuse_pictures,
     subset,
     version_mismatch,
     within_context,
@@ -71,7 +71,7 @@ class Engine(PathEngine, Protocol):
         prompts: Sequence[np.ndarray],
         reasonings: Sequence[np.ndarray],
         wanted: np.ndarray | None = None,
-        identities: Sequence[np.ndarray] | None = None,
+        pictures: Sequence[Sequence[Picture]] | None = None,
     ) -> np.ndarray:
         """As `CrossScorer.matrix`."""
         ...
@@ -143,7 +143,7 @@ class Scorer:
 
         Every key is always present; an unknown metric is NaN. Raises ValueError if `version` is more than max_staleness
         from the newest version that sampled in the window, for a step that was scored before and is not replaced, and
-        for trajectories with pictures.
+        for pictures that the engine's model cannot be fed.
         """
         started, cpu = time.perf_counter(), time.thread_time()
         newest = newest_version(groups)
@@ -152,7 +152,6 @@ class Scorer:
                 f"step {step} is not scored: its newest tokens have version {newest} and the scorer's weights have "
                 f"version {version}, which is more than max_staleness={self.max_staleness} apart"
             )
-        refuse_pictures(step, groups)
         if self._before is not None and self._before[0] == step:
             if not replaces:
                 raise ValueError(f"step {step} was scored before; replaces=True says that its groups were retried")
@@ -239,9 +238,9 @@ class Scorer:
         num_samples, num_prompts = len(draw.reasonings), len(draw.prompts)
         if num_prompts < 2:
             return None, math.nan
-        limit, shown = self.config.max_pairs, draw.identities()
+        limit, shown = self.config.max_pairs, draw.pictures
         if limit is None or num_samples * num_prompts <= limit:
-            return np.ma.array(self.engine.matrix(draw.prompts, draw.reasonings, identities=shown)), 1.0
+            return np.ma.array(self.engine.matrix(draw.prompts, draw.reasonings, None, shown)), 1.0
         wanted = draw_pairs(draw.source, num_prompts, others_within(limit, num_samples, num_prompts), seed)
         found = self.engine.matrix(draw.prompts, draw.reasonings, wanted, shown)
         return np.ma.array(found, mask=~wanted), float(wanted.mean())

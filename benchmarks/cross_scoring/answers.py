@@ -30,7 +30,7 @@ class Counting:
         self.engine, self.operations, self.counted = engine, operations, 0.0
 
     def path_sums(
-        self, prompts: Sequence[np.ndarray], rows: Sequence[Sequence[Sequence[Path]]]
+        self, prompts: Sequence[np.ndarray], rows: Sequence[Sequence[Sequence[Path]]], pictures: None = None
     ) -> list[list[np.ndarray]]:
         """As `CrossScorer.path_sums`."""
         for prompt, own in zip(prompts, rows, strict=True):

@@ -285,6 +285,7 @@ class Monitor:
             slot=task[kept] * size + within,
             slots=np.repeat(np.arange(len(prompts)), size),
             excluded=left,
+            pictures=[()] * len(prompts),
         )
 
     def _require_order(self, call: str, step: int, last: int | None) -> None:

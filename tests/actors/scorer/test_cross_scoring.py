@@ -18,15 +18,12 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from squelch.actors.content import Picture
 from squelch.actors.process.private_operators import private_operator
 from squelch.actors.scorer import cross_scoring, prefix_attention
 from squelch.actors.scorer.cross_scoring import CrossScorer
 from squelch.actors.scorer.models import load_arrays
 from squelch.actors.scorer.passes import common_prefix_length, token_batches
 from squelch.actors.scorer.token_trees import Path, tree_of
-from squelch.actors.shared_prefix import identities
-from tests.pictures import placed
 
 VOCABULARY = 61
 SMALL = {
@@ -310,27 +307,6 @@ def test_common_prefix_is_the_longest_that_leaves_each_row_a_token(lists: list[l
     assert all(row[:length] == lists[0][:length] and len(row) > length for row in lists)
     longer = length + 1
     assert any(len(row) <= longer or row[:longer] != lists[0][:longer] for row in lists)
-
-
-def test_prompts_that_differ_in_a_picture_alone_are_computed_apart_and_share_no_token_from_it_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    scorer, rng = CrossScorer(qwen2(), 4096), np.random.default_rng(2)
-    prompt, reasonings = np.arange(3, 15), rows(rng, [5, 7])
-    one, other = (placed(4, data) for data in (b"one", b"other"))
-    shared: list[int] = []
-    prefilled = scorer._prefilled
-    monkeypatch.setattr(scorer, "_prefilled", lambda x, work: shared.append(work.shared) or prefilled(x, work))
-
-    def tokens(*shown: Picture) -> int:
-        before = scorer.num_forwarded
-        prompts = [prompt] * len(shown)
-        scorer.matrix(prompts, reasonings, identities=identities(prompts, [[picture] for picture in shown]))
-        return scorer.num_forwarded - before
-
-    alike, apart = tokens(one, one), tokens(one, other)
-    assert apart - alike == len(prompt) - 4 + sum(len(z) - 1 for z in reasonings) + 2, "4 tokens are shared, 2 padded"
-    assert shared == [len(prompt) - 1, 4]
 
 
 def arrays_of(model: PreTrainedModel) -> dict[str, np.ndarray]:

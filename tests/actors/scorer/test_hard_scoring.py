@@ -34,9 +34,9 @@ class Counting(Oracle):
         super().__init__(strength)
         self.asked: list[int] = []
 
-    def matrix(self, prompts, reasonings, wanted=None, identities=None):
+    def matrix(self, prompts, reasonings, wanted=None, pictures=None):
         self.asked.append(len(prompts) * len(reasonings) if wanted is None else int(wanted.sum()))
-        return super().matrix(prompts, reasonings, wanted, identities)
+        return super().matrix(prompts, reasonings, wanted, pictures)
 
 
 def clusters(twins: list[np.ndarray], changed: float | None = 0.5) -> dict[str, Cluster]:
@@ -96,9 +96,9 @@ def test_a_twins_prompt_gets_the_opening_that_the_policy_gave_its_reasoning() ->
     seen: list[list[int]] = []
 
     class Seeing(Oracle):
-        def matrix(self, prompts, reasonings, wanted=None, identities=None):
+        def matrix(self, prompts, reasonings, wanted=None, pictures=None):
             seen[:] = [one.tolist() for one in prompts]
-            return super().matrix(prompts, reasonings, wanted, identities)
+            return super().matrix(prompts, reasonings, wanted, pictures)
 
     assert read(Seeing(5.0), made)["probe/hard/tasks"] == 8.0
     assert seen == [prompt(900).tolist()], "the last id of the own prompt is not in the cluster's"

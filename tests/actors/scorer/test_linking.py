@@ -153,7 +153,7 @@ def test_without_any_answer_the_links_are_unknown_and_the_rest_is_read() -> None
 
 def test_an_answer_with_an_infinite_likelihood_is_counted_and_left_out() -> None:
     class Broken(Oracle):
-        def path_sums(self, prompts, rows):
+        def path_sums(self, prompts, rows, pictures=None):
             found = super().path_sums(prompts, rows)
             for row, values in zip(rows[0], found[0], strict=True):
                 for i, path in enumerate(row):

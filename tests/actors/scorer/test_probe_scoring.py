@@ -13,8 +13,7 @@ from squelch.actors.scorer.probe_drawing import draw_probe
 from squelch.actors.scorer.probe_scoring import METRICS, FixedProbe
 from squelch.cluster.metrics import REGISTRY
 from tests.actors.scorer.test_scorer import Oracle
-from tests.actors.scorer.windows import trajectory, window
-from tests.pictures import placed
+from tests.actors.scorer.windows import window
 
 CONFIG = ProbeConfig(tasks=8, samples=4)
 
@@ -134,16 +133,9 @@ def test_a_reasoning_that_the_policy_opened_itself_is_scored_behind_its_opening_
     assert found.excluded["empty"] == 6 and len(found.reasonings) == 4 * len(groups) - 6
 
 
-def test_pictures_are_refused_by_the_name_of_the_task() -> None:
-    seen = trajectory(0, 10)
-    seen.pictures = (placed(0, b"a board"),)
-    with pytest.raises(ValueError, match=r"group probe-000 shows pictures"):
-        FixedProbe(Oracle(1.0), CONFIG, seed=1).read(0, 0, {"probe-000": [seen]})
-
-
 def test_a_reasoning_that_cannot_be_used_changes_no_other_ones_pairs() -> None:
     class Asked(Oracle):
-        def matrix(self, prompts, reasonings, wanted=None):
+        def matrix(self, prompts, reasonings, wanted=None, pictures=None):
             asked.append(wanted)
             return super().matrix(prompts, reasonings, wanted)
 

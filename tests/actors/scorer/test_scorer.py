@@ -13,7 +13,6 @@ from squelch.actors.scorer.scorer import SCOPES, Followed, Scorer
 from squelch.actors.scorer.token_trees import Path
 from squelch.cluster.metrics import REGISTRY
 from tests.actors.scorer.windows import CONFIG, trajectory, window
-from tests.pictures import placed
 
 PROXY_KEYS = (
     *("retrieval_accuracy", "retrieval_chance", "recall@2", "recall@4", "recall@8", "mi_est", "mi_seq_est"),
@@ -35,13 +34,15 @@ class Oracle:
         prompts: list[np.ndarray],
         reasonings: list[np.ndarray],
         wanted: np.ndarray | None = None,
-        identities: list[np.ndarray] | None = None,
+        pictures: list[tuple] | None = None,
     ) -> np.ndarray:
         own = np.array([[z[0] == x[0] for x in prompts] for z in reasonings])
         found = -1.0 * np.array([[len(z)] for z in reasonings]) - self.strength * ~own
         return found if wanted is None else np.where(wanted, found, np.nan)
 
-    def path_sums(self, prompts: list[np.ndarray], rows: list[list[list[Path]]]) -> list[list[np.ndarray]]:
+    def path_sums(
+        self, prompts: list[np.ndarray], rows: list[list[list[Path]]], pictures: list[tuple] | None = None
+    ) -> list[list[np.ndarray]]:
         return [
             [np.array([self.matrix([x], [path.ids])[0, 0] for path in row]) for row in own]
             for x, own in zip(prompts, rows, strict=True)
@@ -204,7 +205,7 @@ def test_a_mixed_window_is_split_by_environment_and_a_plain_one_is_not() -> None
     class OneSided(Oracle):
         """Prompts from 14 on leave no trace in their reasonings."""
 
-        def matrix(self, prompts, reasonings, wanted=None, identities=None) -> np.ndarray:
+        def matrix(self, prompts, reasonings, wanted=None, pictures=None) -> np.ndarray:
             blind = np.array([z[0] >= 14 for z in reasonings])
             return np.where(blind[:, None], -3.0, super().matrix(prompts, reasonings))
 
@@ -218,13 +219,6 @@ def test_a_mixed_window_is_split_by_environment_and_a_plain_one_is_not() -> None
     assert not any(key.startswith("environment/") for key in plain)
 
 
-def test_a_step_whose_prompts_show_pictures_is_refused_by_the_groups_name() -> None:
-    groups = window()
-    groups["g3"][1].pictures = (placed(0, b"a board"),)
-    with pytest.raises(ValueError, match=r"step 4 is not scored: group g3 shows pictures"):
-        Scorer(Oracle(5.0), CONFIG, seed=1).score(4, 0, groups)
-
-
 def test_one_prompt_alone_is_no_estimate_but_a_counted_reason() -> None:
     metrics = Scorer(Oracle(5.0), CONFIG, seed=1).score(1, 0, window(num_groups=1))
     for scope, samples in (("first_turn", 2), ("trajectory", 12)):
@@ -235,7 +229,7 @@ def test_one_prompt_alone_is_no_estimate_but_a_counted_reason() -> None:
 
 def test_a_model_that_gives_nan_is_counted_and_enters_no_metric() -> None:
     class Broken(Oracle):
-        def matrix(self, prompts, reasonings, wanted=None, identities=None) -> np.ndarray:
+        def matrix(self, prompts, reasonings, wanted=None, pictures=None) -> np.ndarray:
             return np.full((len(reasonings), len(prompts)), np.nan)
 
     scorer = Scorer(Broken(1.0), CONFIG, seed=1)
@@ -350,7 +344,7 @@ def test_perfect_dependence_is_saturated_although_draws_repeat_their_contexts(ma
 
 def test_under_a_budget_a_reasoning_the_model_gives_nan_is_counted_and_left_out() -> None:
     class Broken(Oracle):
-        def matrix(self, prompts, reasonings, wanted=None, identities=None) -> np.ndarray:
+        def matrix(self, prompts, reasonings, wanted=None, pictures=None) -> np.ndarray:
             found = super().matrix(prompts, reasonings, wanted)
             found[0, np.flatnonzero(wanted[0])[0]] = np.nan
             return found
@@ -383,7 +377,7 @@ class DeafToSome(Oracle):
 
     first = 14
 
-    def matrix(self, prompts, reasonings, wanted=None, identities=None) -> np.ndarray:
+    def matrix(self, prompts, reasonings, wanted=None, pictures=None) -> np.ndarray:
         found = super().matrix(prompts, reasonings)
         deaf = np.array([z[0] >= self.first for z in reasonings])
         found[deaf] = -1.0 * np.array([[len(z)] for z in reasonings])[deaf]

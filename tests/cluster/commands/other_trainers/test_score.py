@@ -169,7 +169,7 @@ def test_an_answer_is_scored_under_as_many_others_as_the_probes_under_a_budget(m
     class EvenEngine:
         """An engine for which all tokens are equally likely."""
 
-        def path_sums(self, prompts, rows):
+        def path_sums(self, prompts, rows, pictures=None):
             return [[np.array([-0.1 * len(path.ids[path.start :]) for path in row]) for row in each] for each in rows]
 
     def spied(engine, prompts, pairs, wanted, past, references):
@@ -193,7 +193,7 @@ def test_an_answer_without_a_finite_likelihood_costs_only_itself():
     class OneImpossibleAnswer:
         """An engine for which the answer 7 is impossible, and others are as likely as their length says."""
 
-        def path_sums(self, prompts, rows):
+        def path_sums(self, prompts, rows, pictures=None):
             return [[np.array([self.of(path.ids[path.start :]) for path in row]) for row in each] for each in rows]
 
         def of(self, ids):

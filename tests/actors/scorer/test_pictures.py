@@ -1,0 +1,133 @@
+"""The scorer feeds pictures to a model with a tower: each entry is what the model itself gives the pair."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from squelch.actors.content import Picture
+from squelch.actors.model_folder import load_model_folder
+from squelch.actors.pictures.arrays import rgb_of
+from squelch.actors.pictures.geometry import Vision, vision_of
+from squelch.actors.pictures.patches import patches
+from squelch.actors.scorer.cross_scoring import CrossScorer, Ways
+from squelch.actors.scorer.token_trees import Path as Continuation
+from tests.actors.scorer.test_cross_scoring import qwen2
+from tests.seeing import END, PLACEHOLDER, START, board, make_seeing_model, placed
+
+Prompt = tuple[np.ndarray, tuple[Picture, ...]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_seeing_model(tmp_path_factory.mktemp("seeing") / "model")
+
+
+@pytest.fixture(scope="module")
+def vision(folder: Path) -> Vision:
+    found = vision_of(folder)
+    assert found is not None
+    return found
+
+
+def prompt(*boards: int) -> Prompt:
+    """A system message of 25 ids, and each board with some ids after it."""
+    ids, shown = list(range(2, 27)), []
+    for seed in boards:
+        rows = 2 + seed % 2
+        ids.append(START)
+        shown.append(placed(board(seed, rows), len(ids)))
+        ids += [*[PLACEHOLDER] * (3 * rows), END, 30 + len(shown), 31]
+    return np.array(ids), tuple(shown)
+
+
+PROMPTS = [*(prompt(k) for k in (2, 4, 6, 8)), prompt(2, 7), prompt(2, 9), prompt(), prompt(4)]
+REASONINGS = [np.random.default_rng(50 + k).integers(35, 89, 3 + k) for k in range(5)]
+
+
+@torch.no_grad()
+def plainly(model: Any, vision: Vision, own: Prompt, ids: np.ndarray, start: int = 0) -> float:
+    """log p of `ids` from `start` on after the prompt, by transformers' own forward."""
+    (before, shown), fed = own, dict[str, Any]()
+    row = torch.from_numpy(np.concatenate([before, ids]).astype(np.int64))[None]
+    if shown:
+        rgb = [rgb_of(one, "test") for one in shown]
+        grids = [(1, *vision.grid(one.shape[1], one.shape[0])) for one in rgb]
+        fed["pixel_values"] = torch.from_numpy(np.concatenate([patches(one, vision) for one in rgb]))
+        fed["image_grid_thw"], fed["mm_token_type_ids"] = torch.tensor(grids), (row == PLACEHOLDER).long()
+    logits = model(input_ids=row, use_cache=False, **fed).logits[0, len(before) - 1 : -1].log_softmax(-1)
+    return float(logits[torch.arange(len(ids)), torch.from_numpy(ids)][start:].sum())
+
+
+@pytest.mark.parametrize(("columns", "kernels"), [("one", "fast"), ("one", "plain"), ("packed", "fast")])
+def test_a_matrix_with_pictures_is_one_plain_forward_a_pair(
+    folder: Path, vision: Vision, columns: Ways, kernels: str
+) -> None:
+    own = load_model_folder(folder, torch.float32)
+    wanted = np.array([[plainly(own, vision, x, z) for x in PROMPTS] for z in REASONINGS])
+    scorer = CrossScorer(load_model_folder(folder, torch.float32), 1024, 1.0, kernels, columns, vision)
+    prompts, pictures = [ids for ids, _ in PROMPTS], [shown for _, shown in PROMPTS]
+    found = scorer.matrix(prompts, REASONINGS, None, pictures)
+    lengths = np.array([len(z) for z in REASONINGS])[:, None]
+    assert np.abs((found - wanted) / lengths).max() < 1e-4
+    assert (found[:, 1] == found[:, 7]).all(), "one column: the same ids and the same picture"
+    assert np.abs(found[:, 0] - found[:, 1]).min() > 1e-3, "the same ids, another picture"
+
+
+@pytest.mark.parametrize("columns", ["one", "packed"])
+def test_continuations_of_prompts_with_pictures_are_scored_as_plain_forwards(
+    folder: Path, vision: Vision, columns: Ways
+) -> None:
+    own = load_model_folder(folder, torch.float32)
+    scorer = CrossScorer(load_model_folder(folder, torch.float32), 1024, columns=columns, vision=vision)
+    z, answer = REASONINGS[0], REASONINGS[2]
+    rows = [[Continuation(z), Continuation(np.concatenate([z, answer]), len(z))]]
+    prompts = PROMPTS[:2]
+    found = scorer.path_sums([ids for ids, _ in prompts], [rows] * 2, [shown for _, shown in prompts])
+    for each, x in zip(found, prompts, strict=True):
+        both = plainly(own, vision, x, z), plainly(own, vision, x, np.concatenate([z, answer]), len(z))
+        assert np.allclose(each[0], both, atol=1e-3)
+
+
+def test_a_picture_is_encoded_once_a_matrix_and_again_with_other_weights(folder: Path, vision: Vision) -> None:
+    scorer = CrossScorer(load_model_folder(folder, torch.float32), 1024, vision=vision)
+    prompts, pictures = [ids for ids, _ in PROMPTS], [shown for _, shown in PROMPTS]
+    encoded: list[int] = []
+    model: Any = scorer.model
+    model.model.visual.register_forward_hook(
+        lambda _, args, kwargs, out: encoded.append(len(kwargs["grid_thw"])), with_kwargs=True
+    )
+    before = scorer.matrix(prompts, REASONINGS, None, pictures)
+    assert sum(encoded) == 6, "six boards in eight prompts"
+    with torch.no_grad():
+        model.model.visual.merger.mlp[0].weight.mul_(0.5)
+    after = scorer.matrix(prompts, REASONINGS, None, pictures)
+    assert np.abs(after - before)[:, :6].min() > 1e-4 and np.allclose(after[:, 6], before[:, 6], atol=1e-5)
+
+
+def test_a_model_without_a_tower_is_not_fed_pictures() -> None:
+    with pytest.raises(ValueError, match=r"no vision tower; set scorer\.enabled=false"):
+        CrossScorer(qwen2(), 64).matrix([np.arange(5)], [np.arange(3)], None, [(placed(board(1), 1),)])
+
+
+def test_the_probes_picture_gives_the_log_probs_of_a_plain_forward(folder: Path, vision: Vision) -> None:
+    own, ids = load_model_folder(folder, torch.float32), PROMPTS[0][0]
+    scorer = CrossScorer(load_model_folder(folder, torch.float32), 1024, vision=vision)
+    picture = board(2, 2)
+    found = scorer.token_log_probs(ids[:1], ids[1:], 1.0, ((26, picture),))
+    assert found.sum() == pytest.approx(of_all(own, vision, placed(picture, 26), ids), abs=1e-3)
+
+
+@torch.no_grad()
+def of_all(model: Any, vision: Vision, picture: Picture, ids: np.ndarray) -> float:
+    row = torch.from_numpy(ids)[None]
+    rgb = rgb_of(picture, "test")
+    fed = {
+        "pixel_values": torch.from_numpy(patches(rgb, vision)),
+        "image_grid_thw": torch.tensor([(1, *vision.grid(rgb.shape[1], rgb.shape[0]))]),
+        "mm_token_type_ids": (row == PLACEHOLDER).long(),
+    }
+    logits = model(input_ids=row, use_cache=False, **fed).logits[0, :-1].log_softmax(-1)
+    return float(logits.gather(1, row[0, 1:, None]).sum())
