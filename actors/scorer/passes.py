@@ -103,8 +103,9 @@ class Columns:
 
     def first(self, count: int) -> Columns:
         """The first `count` prompts."""
-        kept = (None if each is None else each[:count] for each in (self.positions, self.pictures))
-        return Columns(self.prompts[:count], self.shown[:count], self.rows[:count], *kept)
+        positions = None if self.positions is None else self.positions[:count]
+        pictures = None if self.pictures is None else self.pictures[:count]
+        return Columns(self.prompts[:count], self.shown[:count], self.rows[:count], positions, pictures)
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def draw_probe(groups: Groups, version: int, context_length: int) -> ProbeDraw:
             source.append(index_of[name])
             slot.append(index * size + trajectory.index)
     weights = np.bincount(list(index_of.values()), minlength=len(column)).astype(np.float64)
-    shown, pictures = ([distinct[i][part] for i in range(len(column))] for part in (0, 1))
+    shown, pictures = [distinct[i][0] for i in range(len(column))], [distinct[i][1] for i in range(len(column))]
     whose, under, at = (np.array(each, dtype=np.int64) for each in (task, source, slot))
     slots = np.repeat(np.array(list(index_of.values()), dtype=np.int64), size)
     return ProbeDraw(tuple(prompts), shown, weights, reasonings, after, whose, under, at, slots, excluded, pictures)

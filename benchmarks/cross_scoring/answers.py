@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cross_scoring.work import Operations, padded, random_policy, random_rows, small_shape
+from squelch.actors.content import Picture
 from squelch.actors.scorer.cross_scoring import CPU_TOKENS, CrossScorer
 from squelch.actors.scorer.linking import Pairs, draw_references, score_links
 from squelch.actors.scorer.token_trees import Path, tree_of
@@ -30,12 +31,15 @@ class Counting:
         self.engine, self.operations, self.counted = engine, operations, 0.0
 
     def path_sums(
-        self, prompts: Sequence[np.ndarray], rows: Sequence[Sequence[Sequence[Path]]], pictures: None = None
+        self,
+        prompts: Sequence[np.ndarray],
+        rows: Sequence[Sequence[Sequence[Path]]],
+        pictures: Sequence[Sequence[Picture]] | None = None,
     ) -> list[list[np.ndarray]]:
         """As `CrossScorer.path_sums`."""
         for prompt, own in zip(prompts, rows, strict=True):
             self.counted += trees_cost(self.operations, len(prompt), own)
-        return self.engine.path_sums(prompts, rows)
+        return self.engine.path_sums(prompts, rows, pictures)
 
 
 def trees_cost(operations: Operations, prompt: int, rows: Sequence[Sequence[Path]]) -> float:
