@@ -274,7 +274,7 @@ def test_a_model_with_windowed_layers_is_refused_by_name() -> None:
 
 
 def test_a_model_whose_probe_differs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cross_scoring, "_plain_log_probs", lambda model: torch.zeros(15))
+    monkeypatch.setattr(cross_scoring, "plain_log_probs", lambda model: torch.zeros(15))
     with pytest.raises(ValueError, match="qwen2 cannot be cross-scored: shared-prefix attention differs"):
         CrossScorer(qwen2(), 64)
 

@@ -107,7 +107,7 @@ def test_a_twins_prompt_gets_the_opening_that_the_policy_gave_its_reasoning() ->
 def test_a_twins_prompt_is_made_once_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[bytes] = []
     key = hard_scoring.content_key
-    monkeypatch.setattr(hard_scoring, "content_key", lambda ids: made.append(ids.tobytes()) or key(ids))
+    monkeypatch.setattr(hard_scoring, "content_key", lambda ids, *shown: made.append(ids.tobytes()) or key(ids, *shown))
     found = read(Oracle(5.0), clusters([prompt(900), prompt(901)]))
     assert found["probe/samples"] == 32.0 and found["probe/hard/tasks"] == 8.0
     assert len(made) == 8 + 8 * 2, "a key for each prompt of the probe, and for each twin of each task"
