@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+from squelch.actors.pictures.geometry import PREPROCESSOR
 from squelch.actors.text.chat_template import reads_as_written
 from squelch.actors.text.stamp import STAMP_FILE
 from squelch.actors.text.tokenizer import TOKENIZER_FILE, read_object, write_settings
@@ -34,13 +35,15 @@ TOKENIZER_FILES = (
     "merges.txt",
     "tokenizer.model",
 )
+PICTURE_FILES = (PREPROCESSOR, "processor_config.json", "video_preprocessor_config.json")
 _readable: dict[Path, bool] = {}
 """Whether other programs read the tokenizer of a model folder as it is written: a checkpoint's export need not try it
 again."""
 
 
 def export(path: Path, policy: Policy, model_dir: Path, file_bytes: int | None = None) -> None:
-    """Write a Hugging Face folder (float32 safetensors); a collective. Copies the tokenizer files of `model_dir`.
+    """Write a Hugging Face folder (float32 safetensors); a collective. Copies the files of `model_dir` that say how
+    texts become ids and pictures patches.
 
     Raises OSError on all ranks when it cannot be written.
     """
@@ -53,7 +56,7 @@ def export(path: Path, policy: Policy, model_dir: Path, file_bytes: int | None =
 
 def _write_folder(path: Path, policy: Policy, model_dir: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
-    for name in (*TOKENIZER_FILES, "generation_config.json"):
+    for name in (*TOKENIZER_FILES, *PICTURE_FILES, "generation_config.json"):
         if (model_dir / name).is_file():
             shutil.copyfile(model_dir / name, path / name)
     policy.model.config.save_pretrained(path)

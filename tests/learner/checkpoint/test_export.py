@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,17 @@ import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from tokenizers.decoders import ByteLevel
 from tokenizers.normalizers import NFC
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2Config,
+)
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from squelch.actors.messages import GenerationRequest
+from squelch.actors.pictures.geometry import vision_of
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.pretrained.gguf_file import converted
 from squelch.actors.rollout.engine_settings import engine_environment
@@ -34,6 +42,7 @@ from tests.actors.rollout import vllm_support
 from tests.actors.text.made import CHATML, CHATML_TOKENS
 from tests.learner.models import make_config
 from tests.learner.warmup.small import LAKE, SMALL
+from tests.seeing import make_seeing_model
 
 pytestmark = pytest.mark.usefixtures("alone")
 KINDS = {"words": ("FrozenLake", None), "bytes": ("MetaMathQA", None), "adapters": ("FrozenLake", {"rank": 2})}
@@ -181,3 +190,11 @@ def test_plain_vllm_generates_what_the_runs_engine_and_plain_transformers_do(tmp
     )
     assert sampled == own.tolist() == plain[0, len(ids) :].tolist()
     assert text == codec.text(own) == reader.decode(own, skip_special_tokens=True)
+
+
+def test_plain_transformers_and_the_engine_read_a_model_with_a_tower_as_it_was(tmp_path: Path) -> None:
+    base, folder = make_seeing_model(tmp_path / "base"), tmp_path / "export"
+    Trainer(base, make_config(token_budget=4096)).export(folder)
+    assert vision_of(folder) == replace(vision_of(base), folder=str(folder))
+    own, found = (Qwen2_5_VLForConditionalGeneration.from_pretrained(one).state_dict() for one in (base, folder))
+    assert own.keys() == found.keys() and all(torch.equal(own[name], found[name]) for name in own)
