@@ -23,7 +23,7 @@ from squelch.cluster.inspector import curves, matrices
 from squelch.cluster.inspector.boards import AXES, FIRST, REFRESH_S, WINDOWS, Boards, Recorded, axis_of
 from squelch.cluster.inspector.conversations import OwnFormat
 from squelch.cluster.inspector.groups import GroupIndex, Query
-from squelch.cluster.inspector.parts import DIMENSIONS, HEIGHT, WIDTH
+from squelch.cluster.inspector.parts import HEIGHT, WIDTH
 from squelch.cluster.inspector.run_metrics import CHARTS, CURVES, SMOOTHED, RunMetrics
 from squelch.cluster.inspector.search import search
 from squelch.cluster.inspector.template_filters import FILTERS, strip_of
@@ -33,6 +33,7 @@ from squelch.cluster.plots.style import dark_css, dark_rules
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.timing.perfetto import trace_events
 from squelch.cluster.runs.timing.timeline import Timeline
+from squelch.cluster.runs.where import DIMENSIONS
 from squelch.envs.untrusted.files import brief
 
 SHOWS = ("posterior", "gap")

@@ -1,13 +1,11 @@
-"""Where a run collapses: MI, D, kept share and success of each kind of task and of each turn, over the run's steps.
+"""MI, D, kept share and success of each kind of task and of each turn (`cluster.runs.where`), over the run's steps.
 
-A run's means may stand while its late turns, or its hard kinds, have collapsed. Values are kept by part and column as
-two arrays of numbers, so that a long run costs some megabytes; a run's file may be hostile, so at most `MOST_PARTS`
-parts of a dimension are kept. Pure.
+Values are kept by part and column as two arrays of numbers, so that a long run costs some megabytes; a run's file may
+be hostile, so at most `MOST_PARTS` parts of a dimension are kept. Pure.
 """
 
 from __future__ import annotations
 
-import re
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,41 +13,12 @@ from typing import Any
 
 import numpy as np
 
-MOST_PARTS = 24
-"""As many kinds have metrics (`actors.filter.coverage.SHOWN_KINDS`); fewer turns have."""
+from squelch.cluster.runs.where import DIMENSIONS, FIRST, MOST_PARTS, Column, part_of, place
+
 MOST_POINTS = 60
 """Points of a cell's line; a longer run shows means of neighbouring values."""
 WIDTH, HEIGHT = 120.0, 24.0
 """Size of a cell's line in its drawing's units."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """One metric of the parts. `key`: a pattern of the flat keys whose group is the part's name; `share`: its axis is
-    [0, 1], else it begins at 0 or at the least value."""
-
-    title: str
-    unit: str
-    key: str
-    share: bool = False
-
-
-DIMENSIONS: Mapping[str, tuple[Column, ...]] = {
-    "kind": (
-        Column("MI", "first turns, nats per token", r"kind/([^/]+)/mi_est"),
-        Column("D", "fixed probe, nats per answer", r"probe/link/dependence/([^/]+)"),
-        Column("kept", "share of the groups", r"kinds/kept/([^/]+)", True),
-        Column("success", "share of the trajectories", r"kinds/success/([^/]+)", True),
-    ),
-    "turn": (
-        Column("MI", "nats per token", r"turn/([0-9]+\+?)/mi_est"),
-        Column("D", "fixed probe, nats per answer", r"probe/link/dependence()"),
-        Column("kept", "of the trajectories with this turn", r"turns/kept/([0-9]+)", True),
-        Column("success", "of the trajectories with this turn", r"turns/success/([0-9]+)", True),
-    ),
-}
-"""The columns by dimension. D is measured at first turns alone, so its key names none."""
-_FIRST = ("kind/", "kinds/", "probe/link/dependence", "turn/", "turns/")
 
 
 @dataclass(frozen=True)
@@ -77,8 +46,8 @@ class Parts:
 
     def __init__(self) -> None:
         self._values: dict[str, dict[str, dict[int, tuple[array[float], array[float]]]]] = {}
-        self._patterns = [
-            (dimension, number, re.compile(column.key))
+        self._columns = [
+            (dimension, number, column)
             for dimension, columns in DIMENSIONS.items()
             for number, column in enumerate(columns)
         ]
@@ -86,10 +55,10 @@ class Parts:
     def take(self, line: Mapping[str, Any]) -> None:
         """Adds the values of a step."""
         for key, value in line.items():
-            if value is not None and key.startswith(_FIRST):
-                for dimension, number, pattern in self._patterns:
-                    if found := pattern.fullmatch(key):
-                        self._add(dimension, found[1] or "1", number, float(line["step"]), float(value))
+            if value is not None and key.startswith(FIRST):
+                for dimension, number, column in self._columns:
+                    if name := part_of(column, key):
+                        self._add(dimension, name, number, float(line["step"]), float(value))
 
     def _add(self, dimension: str, name: str, number: int, step: float, value: float) -> None:
         parts = self._values.setdefault(dimension, {})
@@ -100,12 +69,12 @@ class Parts:
         values.append(value)
 
     def rows(self, dimension: str) -> list[Row]:
-        """The parts of a dimension, turns by number and kinds by name; empty if none was measured."""
+        """The parts of a dimension in their order; empty if none was measured."""
         parts, columns = self._values.get(dimension, {}), DIMENSIONS[dimension]
         axes = [_axis(one, [part[i][1] for part in parts.values() if i in part]) for i, one in enumerate(columns)]
         return [
             Row(name, tuple(_cell(*part[i], axis) if i in part else None for i, axis in enumerate(axes)))
-            for name, part in sorted(parts.items(), key=lambda one: (len(one[0]) if dimension == "turn" else 0, one[0]))
+            for name, part in sorted(parts.items(), key=lambda one: place(one[0]))
         ]
 
 

@@ -1,4 +1,4 @@
-"""The table of the paper's figures that a report draws, in the paper's order of ideas: dynamics, outcome, mechanism."""
+"""The table of the figures that a report draws, in the paper's order of ideas: dynamics, outcome, mechanism."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from squelch.cluster.plots.style import render
-from squelch.cluster.report import dynamics, mechanism, outcomes
+from squelch.cluster.report import by_part, dynamics, mechanism, outcomes
 from squelch.cluster.report.points import Row
 from squelch.cluster.report.runs import Study
 
@@ -21,11 +21,11 @@ BANDS = (
 
 
 @dataclass(frozen=True)
-class PaperFigure:
-    """One figure of the paper. `name`: of its data file; `reading`: how it is read; `needs`: the runs without which it
-    cannot be drawn, as the end of "needs ..."."""
+class ReportFigure:
+    """One figure, of the paper if it has a number there. `name`: of its data file; `reading`: how it is read; `needs`:
+    the runs without which it cannot be drawn, as the end of "needs ..."."""
 
-    number: int
+    number: int | None
     name: str
     title: str
     reading: str
@@ -36,7 +36,7 @@ class PaperFigure:
     @property
     def heading(self) -> str:
         """Its title, with the paper's number."""
-        return f"{self.title} (paper, Figure {self.number})"
+        return self.title if self.number is None else f"{self.title} (paper, Figure {self.number})"
 
     def svg(self, rows: Sequence[Row], study: Study) -> str:
         """The figure of these rows as an `<svg>` element."""
@@ -44,7 +44,7 @@ class PaperFigure:
 
 
 FIGURES = (
-    PaperFigure(
+    ReportFigure(
         5,
         "dynamics",
         "Training dynamics",
@@ -54,7 +54,19 @@ FIGURES = (
         dynamics.dynamics,
         dynamics.draw_dynamics,
     ),
-    PaperFigure(
+    ReportFigure(
+        None,
+        "where",
+        "Where it collapses",
+        "Each turn and each kind of task by itself: a run's means may stand while its late turns, or its hard kinds, "
+        f"have collapsed. Means over seeds. At most {by_part.MOST_LINES} parts of {by_part.TOGETHER} arms are drawn; "
+        "the data has all. MI: nats per token. D: of the fixed probe, nats per answer, measured at first turns alone. "
+        "Kept: share of the groups of a kind, or of the trajectories that have the turn.",
+        "a run of several turns, or of several kinds of tasks",
+        by_part.where,
+        by_part.draw_where,
+    ),
+    ReportFigure(
         6,
         "filtering",
         "Filtering strategies",
@@ -64,7 +76,7 @@ FIGURES = (
         outcomes.filtering,
         outcomes.draw_filtering,
     ),
-    PaperFigure(
+    ReportFigure(
         7,
         "length",
         "Reasoning length",
@@ -73,7 +85,7 @@ FIGURES = (
         dynamics.lengths,
         dynamics.draw_lengths,
     ),
-    PaperFigure(
+    ReportFigure(
         8,
         "correlations",
         "Which diagnostic goes with success",
@@ -84,7 +96,7 @@ FIGURES = (
         outcomes.correlations,
         outcomes.draw_correlations,
     ),
-    PaperFigure(
+    ReportFigure(
         9,
         "noise",
         "Noise of the environment",
@@ -94,7 +106,7 @@ FIGURES = (
         outcomes.noise,
         outcomes.draw_noise,
     ),
-    PaperFigure(
+    ReportFigure(
         10,
         "selection",
         "What the filter keeps",
@@ -103,7 +115,7 @@ FIGURES = (
         dynamics.selection,
         dynamics.draw_selection,
     ),
-    PaperFigure(
+    ReportFigure(
         11,
         "phases",
         "Rewards by phase of training",
@@ -113,7 +125,7 @@ FIGURES = (
         mechanism.phases,
         mechanism.draw_phases,
     ),
-    PaperFigure(
+    ReportFigure(
         12,
         "format",
         "Format validity against mutual information",
@@ -123,7 +135,7 @@ FIGURES = (
         mechanism.form,
         mechanism.draw_form,
     ),
-    PaperFigure(
+    ReportFigure(
         13,
         "plane",
         "The plane of interventions",
@@ -133,7 +145,7 @@ FIGURES = (
         mechanism.plane,
         mechanism.draw_plane,
     ),
-    PaperFigure(
+    ReportFigure(
         3,
         "gradients",
         "Gradients by reward variance",

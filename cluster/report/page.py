@@ -19,7 +19,7 @@ from typing import Any
 
 from squelch.actors.process.disk import write_whole
 from squelch.cluster.plots.style import dark_css
-from squelch.cluster.report.figures import FIGURES, PaperFigure
+from squelch.cluster.report.figures import FIGURES, ReportFigure
 from squelch.cluster.report.points import Row, last_value, with_interval
 from squelch.cluster.report.runs import Study, differing
 from squelch.cluster.setting_keys import labels_of
@@ -45,8 +45,8 @@ class Report:
 
     html: str
     data: dict[str, str]
-    drawn: tuple[PaperFigure, ...]
-    missing: tuple[PaperFigure, ...]
+    drawn: tuple[ReportFigure, ...]
+    missing: tuple[ReportFigure, ...]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def make_report(study: Study, data_folder: str) -> Report:
     return Report(html + "\n", data | {"arms.csv": csv_text(arms)}, drawn, missing)
 
 
-def _shown(figure: PaperFigure, svg: str) -> dict[str, str]:
+def _shown(figure: ReportFigure, svg: str) -> dict[str, str]:
     return {
         "name": figure.name,
         "title": figure.title,

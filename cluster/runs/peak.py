@@ -14,8 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-OF_A_SCORING = ("first_turn/", "trajectory/", "judge/", "turn/")
-OF_A_VALIDATION = "validation/"
+DESCRIBED = {
+    "scorer/step": ("first_turn/", "trajectory/", "judge/", "turn/", "kind/"),
+    "validation/step": ("validation/",),
+    "probe/step": ("probe/",),
+}
+"""Keys of the step that metrics describe where it is not the line's own, with the beginnings of those metrics."""
 SUCCESS, RETRIEVAL, ENTROPY = "validation/success", "first_turn/retrieval_accuracy", "first_turn/conditional_entropy"
 COLLAPSE = 0.01
 """Success below which the paper calls a run collapsed (appendix C)."""
@@ -45,7 +49,7 @@ def peak_of(lines: Sequence[Mapping[str, Any]]) -> Peak:
 
 
 def series(lines: Sequence[Mapping[str, Any]], key: str) -> dict[int, float]:
-    """A metric by the step that it describes: the scored step, the validated step, or the line's own."""
+    """A metric by the step that it describes: that of `DESCRIBED`, or the line's own."""
     found = {_step_of(line, key): float(line[key]) for line in lines if line.get(key) is not None}
     return dict(sorted(found.items()))
 
@@ -57,8 +61,6 @@ def last_value(values: Mapping[int, float], until: int | None = None) -> float |
 
 
 def _step_of(line: Mapping[str, Any], key: str) -> int:
-    own = (
-        "scorer/step" if key.startswith(OF_A_SCORING) else "validation/step" if key.startswith(OF_A_VALIDATION) else ""
-    )
-    described = line.get(own) if own else None
+    own = next((own for own, first in DESCRIBED.items() if key.startswith(first)), "step")
+    described = line.get(own)
     return int(line["step"] if described is None else described)

@@ -15,10 +15,11 @@ from squelch.actors.records import Segment
 from squelch.cluster.inspector.app import application
 from squelch.cluster.inspector.guard import Access
 from squelch.cluster.inspector.matrices import heatmap
-from squelch.cluster.inspector.parts import MOST_PARTS, MOST_POINTS, Parts
+from squelch.cluster.inspector.parts import MOST_POINTS, Parts
 from squelch.cluster.inspector.search import search
 from squelch.cluster.inspector.texts import Pieces
 from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.runs.where import MOST_PARTS
 from tests.cluster.inspector.small_run import HOSTILE, add_step, group, matrix, small_run, tokenizer, write_step
 
 Opener = Callable[[Path], TestClient]

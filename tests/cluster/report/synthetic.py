@@ -33,6 +33,8 @@ class Made:
     gradients_every: int = 0
     bands: bool = True
     """Whether tasks_mixed and its like are recorded; older versions did not."""
+    turns: int = 3
+    kinds: tuple[str, ...] = ("2 moves", "10 moves")
 
 
 def write_run(parent: Path, made: Made) -> Path:
@@ -86,8 +88,14 @@ def _line(made: Made, step: int, rng: np.random.Generator) -> dict[str, float | 
     }
     if made.bands:
         line |= {"tasks_all_fail": 0.4 - 0.3 * at, "tasks_mixed": 0.5, "tasks_all_succeed": 0.1 + 0.3 * at}
+    for turn in range(1, made.turns + 1):
+        line |= {f"turns/kept/{turn}": 0.8, f"turns/success/{turn}": success * left**turn}
+    for place, kind in enumerate(made.kinds):
+        line |= {f"kinds/kept/{kind}": 0.7, f"kinds/success/{kind}": success * left**place}
     if made.scored_every and step % made.scored_every == 0:
         line |= _scoring(step, left, noise) | {"scorer/step": step}
+        line |= {f"turn/{turn}/mi_est": 0.3 * left**turn for turn in range(1, made.turns + 1)}
+        line |= {f"kind/{kind}/mi_est": 0.3 * left for kind in made.kinds}
     if made.gradients_every and step % made.gradients_every == 0:
         line |= _gradients(noise)
     return line

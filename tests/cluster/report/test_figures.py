@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.cluster.report import mechanism, outcomes
+from squelch.cluster.report import by_part, mechanism, outcomes
 from squelch.cluster.report.figures import FIGURES
 from squelch.cluster.report.page import make_report
 from squelch.cluster.report.runs import Study, study_of
+from squelch.cluster.runs.where import MOST_PARTS
 from tests.cluster.report.synthetic import Made
 from tests.cluster.report.test_runs import a_run
 
@@ -31,6 +32,8 @@ def made_runs() -> st.SearchStrategy[list[Made]]:
         validated_every=st.sampled_from((0, 3)),
         gradients_every=st.sampled_from((0, 3)),
         bands=st.booleans(),
+        turns=st.sampled_from((1, 3)),
+        kinds=st.sampled_from(((), ("2 moves",), ("2 moves", "10 moves"))),
     )
     return st.lists(one, min_size=1, max_size=4)
 
@@ -44,6 +47,7 @@ def fillable(runs: list[Made]) -> set[str]:
     found |= {"dynamics", "format"} if scored else set()
     found |= {"selection"} if any(m.rule != "none" for m in kept) else set()
     found |= {"phases"} if any(m.bands for m in kept) else set()
+    found |= {"where"} if any(m.turns > 1 or len(m.kinds) > 1 for m in kept) else set()
     found |= {"gradients"} if any(m.gradients_every for m in kept) else set()
     arms = {(m.rule, m.slip) for m in kept}
     by_filter = {slip for _, slip in arms if {("none", slip), ("top_p", slip)} <= arms}
@@ -74,6 +78,25 @@ def test_a_report_shows_each_figure_or_says_what_it_needs(runs: list[Made]) -> N
     for figure in FIGURES:
         shown = f'<svg class="{figure.name}">' in report.html
         assert shown == (f"{figure.name}.csv" in report.data) == (f"It needs {figure.needs}" not in report.html)
+
+
+def test_a_collapse_of_late_turns_and_of_hard_kinds_shows_where_it_is() -> None:
+    rows = by_part.where(study(Made("a", rule="none"), Made("b", 1, rule="none")))
+    ends = {(row["by"], row["figure"], row["part"]): row["mean"] for row in rows}
+    assert ends["turn", "success", "3"] < 0.1 * ends["turn", "success", "1"] < 0.1
+    assert ends["kind", "success", "10 moves"] < 0.3 * ends["kind", "success", "2 moves"]
+    assert list(dict.fromkeys(row["part"] for row in rows if row["by"] == "kind")) == ["2 moves", "10 moves"]
+    assert {row["figure"] for row in rows} == {"MI", "kept", "success"} and {row["runs"] for row in rows} == {2}
+
+
+def test_of_many_parts_those_from_the_first_to_the_last_are_drawn_and_a_runs_file_has_no_say_in_how_many() -> None:
+    kinds = tuple(f"{moves} moves" for moves in range(40))
+    own = study(Made("a", steps=6, turns=1, kinds=kinds))
+    rows = by_part.where(own)
+    assert len({row["part"] for row in rows}) == MOST_PARTS
+    (svg,) = (figure.svg(rows, own) for figure in FIGURES if figure.name == "where")
+    assert [f">{moves} moves<" in svg for moves in (0, 6, 11, 12, 17, 23)].count(True) == by_part.MOST_LINES
+    assert ">0 moves<" in svg and ">23 moves<" in svg and "by kind" in svg and "by turn" not in svg
 
 
 def many(count: int, **others: object) -> list[Made]:
@@ -150,5 +173,6 @@ def test_many_arms_are_compared_with_the_first_one_by_one() -> None:
 
 
 def test_every_figure_of_the_table_has_a_name_a_number_and_a_reason_of_its_own() -> None:
-    assert sorted(figure.number for figure in FIGURES) == [3, 5, 6, 7, 8, 9, 10, 11, 12, 13]
+    numbers = [figure.number for figure in FIGURES if figure.number is not None]
+    assert sorted(numbers) == [3, 5, 6, 7, 8, 9, 10, 11, 12, 13] and len(numbers) == len(FIGURES) - 1
     assert len({figure.name for figure in FIGURES}) == len({figure.needs for figure in FIGURES}) == len(FIGURES)
