@@ -288,10 +288,9 @@ class ClosedVocabulary(Protocol):
         """Texts that contain every word of rules, observations and demonstrated turns, with the white space before
         it."""
 
-    @classmethod
     @abc.abstractmethod
-    def step_rewards(cls) -> tuple[float, ...]:
-        """Every reward of one action that does not end the episode."""
+    def step_rewards(self) -> tuple[float, ...]:
+        """Every reward of one action that does not end the episode, under the options of this environment."""
 
 
 def refuse_own_format(name: str, environment: Environment, where: str) -> None:

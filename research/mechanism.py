@@ -28,7 +28,8 @@ ran; do not change it once a cell has.
                    a step's eight groups are a random five: the arm plays 5 groups a step without filter. In the first
                    90 steps top-p kept 5.1 to 5.6 of 8, mean 5.3, in the eight filtered Sokoban runs of
                    `research.claims`; what it keeps here is reported
-    (d) reward     an action reward of 0: left out, because the environment has no setting for it
+    (d) reward     an action reward of 0, divided by the group's standard deviation, without filter and with it:
+                   optional, and compared within itself, because its warm-up is its own
     success        on the fixed validation tasks after step 90
     contrasts      differences of success within a seed; means over seeds with 95% t-intervals
     primary        the interaction in (a), (top-p minus none under std) minus (top-p minus none under window), claimed
@@ -40,7 +41,7 @@ ran; do not change it once a cell has.
     exploratory    every other contrast: printed with its interval and without a verdict
     power          at 80%, three seeds see effects of 0.11 to 0.19 of success, five 0.06 to 0.10, and an interaction of
                    0.08 to 0.14; less is "not significant", which is no evidence of no effect
-    order          seed by seed the six arms of the primary contrasts, then the other three
+    order          seed by seed the six arms of the primary contrasts, then the other three, then (d)
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from research import constant_rate
 from research.cells import Study, StudyCell, command
 from research.constant_rate import AGGREGATION, NONE, RATE, STEP_S, TOP_P, Settings, interval, mi_change
 from research.judging import PAGES, Report, template
-from research.kept import Kept, apart, caveats, last_success, read_all
+from research.kept import Kept, apart, caveats, last_success, read_all, validated_by_seed
 from research.tables import FOLDER
 from squelch.cluster.report.tables import TABLE_4, TASKS
 from squelch.cluster.sweep.table import INTERVAL, text
@@ -83,6 +84,12 @@ THEN: Mapping[tuple[str, str], Settings] = {
     ("dose", "std_random"): {**NONE, "loop.prompts": RANDOM_GROUPS},
 }
 ARMS = {**FIRST, **THEN}
+FREE: Settings = {"environment.options.action_reward": 0.0}
+OPTIONAL: Mapping[tuple[str, str], Settings] = {
+    ("reward", "free_none"): {**NONE, **FREE},
+    ("reward", "free_top_p"): {**TOP_P, **FREE},
+}
+"""Arms that are no part of the study's count of runs: they run if time is left."""
 THREE_SEES, FIVE_SEES, INTERACTION_SEES = "0.11 to 0.19", "0.06 to 0.10", "0.08 to 0.14"
 """Effects on success that are seen at 80%, by three and by five seeds, and as an interaction by five."""
 
@@ -123,12 +130,13 @@ CONTRASTS = (
     Contrast("bonus 0.1: regulariser minus groups", minus("bonus_regulariser", "bonus_groups")),
     Contrast("std: top-p minus as many groups at random", minus("std_top_p", "std_random")),
     Contrast("std: as many groups at random minus no filter", minus("std_random", "std_none")),
+    Contrast("action reward 0, std: top-p minus no filter", minus("free_top_p", "free_none")),
 )
 
 
 def every_cell() -> Iterator[StudyCell]:
     """The cells, those of the primary contrasts first."""
-    for arms in (FIRST, THEN):
+    for arms in (FIRST, THEN, OPTIONAL):
         for seed in SEEDS:
             for (part, arm), chosen in arms.items():
                 settings = {**chosen, "model.tiny_seed": seed}
@@ -142,7 +150,8 @@ def study() -> Study:
 
 def by_arm(runs: Sequence[Kept]) -> dict[str, dict[int, Kept]]:
     """The runs of every arm, by seed."""
-    return {arm: {run.seed: run for run in runs if run.arm == arm and run.seed in SEEDS} for _, arm in ARMS}
+    arms = [arm for _, arm in (*ARMS, *OPTIONAL)]
+    return {arm: validated_by_seed((run for run in runs if run.arm == arm), SEEDS) for arm in arms}
 
 
 def judged(contrast: Contrast, arms: Mapping[str, Mapping[int, Kept]]) -> dict[str, Any]:
@@ -237,9 +246,9 @@ def markdown(runs: Sequence[Kept], long_rows: Sequence[Mapping[str, Any]]) -> st
     others = [other_cells(one) for one in found if not one["primary"]]
     measured = [arm_cells(arm_row(arm, own)) for arm, own in arms.items()]
     page = template("mechanism").format(
-        done=sum(map(len, arms.values())),
+        done=sum(len(arms[arm]) for _, arm in ARMS),
         cells=len(ARMS) * len(SEEDS),
-        hours=f"{sum(cell.minutes for cell in every_cell()) / 60:.1f}",
+        hours=f"{sum(cell.minutes for cell in every_cell() if (cell.part, cell.arm) in ARMS) / 60:.1f}",
         claims="\n".join(markdown_table(CLAIMS, [*primary, *long_claims(long_rows)])),
         others="\n".join(markdown_table(OTHERS, others)),
         arms="\n".join(markdown_table(MEASURED, measured)),
@@ -261,8 +270,9 @@ def written() -> str:
 def report(quick: bool = False) -> Report:
     """Judges the table."""
     runs = read_all(RESULTS)
-    found = [judged(contrast, by_arm(runs)) for contrast in CONTRASTS]
-    metrics = {"benchmark": "mechanism", "rows": found, "arms": [arm_row(*one) for one in by_arm(runs).items()]}
+    arms = by_arm(runs)
+    found = [judged(contrast, arms) for contrast in CONTRASTS]
+    metrics = {"benchmark": "mechanism", "rows": found, "arms": [arm_row(*one) for one in arms.items()]}
     rows = [claim_cells(one) for one in found]
     return Report(metrics, CLAIMS, rows, notes_of(found, runs), lambda: PAGE.write_text(written()))
 

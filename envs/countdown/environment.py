@@ -301,8 +301,7 @@ class Countdown(TwinnedEnv, Demonstrator, ClosedVocabulary, Judged):
         said = [env.rules() for env in rules]
         return [*(re.sub(" +", " ", word) for word in words), *numbers, "numbers 1\ntarget 1", *said, " + - * / ( )"]
 
-    @classmethod
-    def step_rewards(cls) -> tuple[float, ...]:
+    def step_rewards(self) -> tuple[float, ...]:
         """As `ClosedVocabulary.step_rewards`."""
         return (0.0, WRONG_REWARD, RIGHT_REWARD)
 

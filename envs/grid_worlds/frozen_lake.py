@@ -180,8 +180,7 @@ class FrozenLake(GridEnv):
         """As `GridEnv.terms`, and whether the ice is slippery."""
         return {**super().terms(), "slip": self.wording.shown["slip"] if self.options.slip_rate > 0 else ""}
 
-    @classmethod
-    def step_rewards(cls) -> tuple[float, ...]:
+    def step_rewards(self) -> tuple[float, ...]:
         """As `ClosedVocabulary.step_rewards`."""
         return (0.0, ACTION_PAYS)
 

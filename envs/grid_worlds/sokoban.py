@@ -23,7 +23,7 @@ from squelch.envs.grid_worlds.prompts import SOKOBAN, SOKOBAN_NOUNS, SOKOBAN_WOR
 from squelch.envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
 from squelch.envs.wording import Cell, Rng, choose, draw_distinct, shuffled
 
-ACTION_REWARD, BOX_REWARD, DONE_REWARD = -0.1, 1.0, 10.0  # appendix B.1
+BOX_REWARD, DONE_REWARD = 1.0, 10.0  # appendix B.1
 MAX_STATES = 200_000  # states that one search may visit
 STARTS_PER_ROOM = 16  # starts tried before the next room is drawn
 
@@ -48,6 +48,9 @@ class SokobanOptions(GridOptions):
     max_walls: int = Field(5, ge=0)
     """Most inner walls; their number is uniform between the two. Floor cut off by them becomes wall as well, up to half
     of the cells."""
+
+    action_reward: float = Field(-0.1, ge=-1, le=0)
+    """Reward of every action; at 0 all failures without a box on a target earn the same."""
 
     @model_validator(mode="after")
     def _room_has_space(self) -> SokobanOptions:
@@ -267,7 +270,8 @@ def level_in(content: str, options: SokobanOptions) -> Level | None:
 
 
 class Sokoban(GridEnv):
-    """Push every box onto a target: -0.1 per action, +1 per box onto a target, -1 off it, +10 once all are there."""
+    """Push every box onto a target: `action_reward` per action, +1 per box onto a target, -1 off it, +10 once all are
+    there."""
 
     name = "Sokoban"
     Options = SokobanOptions
@@ -282,10 +286,10 @@ class Sokoban(GridEnv):
         """Rows, and columns, of the board without the outer wall."""
         return self.options.size - 2
 
-    @classmethod
-    def step_rewards(cls) -> tuple[float, ...]:
+    def step_rewards(self) -> tuple[float, ...]:
         """As `ClosedVocabulary.step_rewards`."""
-        return (ACTION_REWARD, ACTION_REWARD + BOX_REWARD, ACTION_REWARD - BOX_REWARD)
+        own = self.options.action_reward
+        return (own, own + BOX_REWARD, own - BOX_REWARD)
 
     def board(self) -> str:
         """The current board as plain text."""
@@ -345,7 +349,7 @@ class Sokoban(GridEnv):
         if after is not None:
             self._player, self._boxes = after
         placed = (self._boxes & targets).bit_count() - (before & targets).bit_count()
-        return ACTION_REWARD + BOX_REWARD * placed + (DONE_REWARD if self._succeeded() else 0.0)
+        return self.options.action_reward + BOX_REWARD * placed + (DONE_REWARD if self._succeeded() else 0.0)
 
     def _details(self) -> dict[str, Any]:
         return {"deadlock": bool(self._boxes & self._level.room.dead)}

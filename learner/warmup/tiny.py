@@ -35,7 +35,7 @@ from squelch.actors.process.stage import OnStage, unheard
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.format import phrases, reads_words
 from squelch.envs.mixture import Mixture
-from squelch.envs.registry import environment_class, resolved
+from squelch.envs.registry import constructed, resolved
 from squelch.envs.untrusted.files import MIB, read_bytes
 from squelch.envs.untrusted.text import parse_object
 from squelch.learner.warmup.demonstrations import Demonstration, Transcript, encode, mixed
@@ -276,7 +276,8 @@ def write_tokenizer(
     """Write the tokenizer of the environments and return its codec, after a check that the vocabulary covers every
     text. It has one token per word if every environment has a closed vocabulary."""
     mixture = Mixture.of(environment)
-    played = [(environment_class(entry.environment.name), entry.environment.format) for entry in mixture.entries]
+    chosen = [entry.environment for entry in mixture.entries]
+    played = [(constructed(one.name, "train", one.options), one.format) for one in chosen]
     words = all(reads_words(kind) for kind, _ in played)
     known = list(dict.fromkeys(text for kind, shape in played for text in phrases(kind, shape)))
     count = NUM_VOCABULARY["words" if words else "bytes"] * len(played)

@@ -10,7 +10,7 @@ import pytest
 from research import constant_rate, mechanism
 from research.cells import StudyCell, run_of
 from research.kept import Kept
-from research.mechanism import ARMS, CONTRASTS, SEEDS, STEPS, by_arm, judged, long_claims, markdown, study
+from research.mechanism import ARMS, CONTRASTS, OPTIONAL, SEEDS, STEPS, by_arm, judged, long_claims, markdown, study
 from squelch.cluster.config import RunConfig
 
 INTERACTION, SPARED = (one for one in CONTRASTS if one.power)
@@ -19,13 +19,13 @@ INTERACTION, SPARED = (one for one in CONTRASTS if one.power)
 @pytest.fixture(scope="module")
 def configs() -> dict[str, RunConfig]:
     own = study()
-    return {cell.arm: run_of(own, cell, "runs").config for cell in own.cells[:6] + own.cells[30:33]}
+    return {cell.arm: run_of(own, cell, "runs").config for cell in own.cells[:6] + own.cells[30:33] + own.cells[45:47]}
 
 
 def ended(arm: str, seed: int, success: float, before: float = 0.4) -> Kept:
     validated = {"step": [0, 90], "validation/success": [before, success]}
     blocks = {"step": [10, 20], "kept_fraction": [0.5, 1.0], "dropped_with_variance": [0.25, None]}
-    (part,) = (part for part, name in ARMS if name == arm)
+    (part,) = (part for part, name in (*ARMS, *OPTIONAL) if name == arm)
     return Kept("n", part, "sokoban", arm, seed, STEPS, {"validated": validated, "blocks": blocks}, {})
 
 
@@ -40,20 +40,22 @@ def of(contrast: mechanism.Contrast, runs: list[Kept]) -> dict[str, Any]:
 
 def test_every_arm_has_five_seeds_those_of_the_primary_contrasts_come_first_and_no_cell_is_long() -> None:
     cells = study().cells
-    assert len(cells) == len({cell.name for cell in cells}) == len(ARMS) * len(SEEDS) == 45
+    assert len(ARMS) * len(SEEDS) == 45 and len(cells) == len({cell.name for cell in cells}) == 55
+    assert {cell.arm for cell in cells[45:]} == {arm for _, arm in OPTIONAL}
     needed = {arm for contrast in (INTERACTION, SPARED) for arm in contrast.weights}
     assert {cell.arm for cell in cells[:30]} == needed and not needed & {cell.arm for cell in cells[30:]}
     assert all(cell.minutes <= 70 for cell in cells)
-    assert {arm for contrast in CONTRASTS for arm in contrast.weights} == {arm for _, arm in ARMS}
+    assert {arm for contrast in CONTRASTS for arm in contrast.weights} == {arm for _, arm in (*ARMS, *OPTIONAL)}
 
 
 def test_arms_differ_in_filter_target_divisor_bonus_and_groups_alone(configs: dict[str, RunConfig]) -> None:
-    assert configs.keys() == {arm for _, arm in ARMS}
+    assert configs.keys() == {arm for _, arm in (*ARMS, *OPTIONAL)}
     for arm, config in configs.items():
         learner, objective = config.learner, config.learner.objective
         assert (learner.algorithm, objective.aggregation, objective.kl.coefficient) == ("grpo", "token_mean", 0.0)
         assert (learner.optimizer.learning_rate, learner.optimizer.decay_steps, config.loop.steps) == (1e-4, 0, STEPS)
-        assert objective.divisor == ("group" if arm.startswith("std") else "window")
+        assert objective.divisor == ("group" if arm.startswith(("std", "free")) else "window")
+        assert config.environment.options.get("action_reward") == (0.0 if arm.startswith("free") else None)
         assert objective.entropy_coefficient == (0.1 if arm.startswith("bonus") else 0.001)
         assert config.filter.rule == ("none" if arm.endswith(("none", "random")) else "top_p")
         assert config.filter.target == (arm[6:] if arm in ("bonus_task", "bonus_regulariser") else "groups")
@@ -68,7 +70,8 @@ def test_rate_and_warm_ups_are_those_of_the_runs_at_a_constant_rate(configs: dic
     assert SEEDS[:3] == constant_rate.SEEDS
     cell = next(constant_rate.arms("sokoban", 1e-4))
     long = run_of(constant_rate.Study("long", constant_rate.COMMON, (cell,), mechanism.RESULTS), cell, "runs").config
-    assert all((one.model, one.environment, one.seed) == (long.model, long.environment, 10) for one in configs.values())
+    own = [one for arm, one in configs.items() if not arm.startswith("free")]
+    assert all((one.model, one.environment, one.seed) == (long.model, long.environment, 10) for one in own)
 
 
 def test_the_interaction_holds_if_the_filter_helps_more_where_the_groups_std_divides() -> None:
@@ -130,7 +133,7 @@ def test_condensed_runs_are_imported_and_listed_as_done(tmp_path, monkeypatch, c
     capsys.readouterr()
     assert mechanism.main(["--list", "--json"]) == 0
     states = [one["state"] for one in json.loads(capsys.readouterr().out)["cells"]]
-    assert states == ["done", *["open"] * 44]
+    assert states == ["done", *["open"] * 54]
 
 
 def test_the_page_is_written_and_with_another_form_the_flag_is_refused(tmp_path, monkeypatch, capsys) -> None:

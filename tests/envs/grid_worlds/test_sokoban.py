@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from squelch.envs.config import FormatConfig
+from squelch.envs.format import phrases
 from squelch.envs.grid_worlds.sokoban import (
     Level,
     Room,
@@ -19,6 +21,7 @@ from squelch.envs.grid_worlds.sokoban import (
     solvable_states,
     solve,
 )
+from squelch.envs.registry import make
 
 
 def board(text: str) -> Sokoban:
@@ -37,6 +40,19 @@ def board(text: str) -> Sokoban:
     env._level = Level(room, env._player, env._boxes, -1, "")
     assert env.observation().split() == cells
     return env
+
+
+def test_an_action_costs_what_the_option_says_and_the_vocabulary_has_the_sums_that_turns_show():
+    env = make("Sokoban", options={"action_reward": 0.0, "boxes": 2})
+    env.reset(seed=0)
+    path, rewards = env.solution(), []
+    for action in path:
+        rewards.append(env.step(action)[1])
+    assert rewards[-1] == 11.0 and set(rewards[:-1]) == {0.0}
+    known = {word for text in phrases(env, FormatConfig()) for word in text.split()}
+    assert {"0.0", "1.0", "-1.0", "2.0", "-2.0"} <= known and not {"-0.1", "0.9"} & known
+    with pytest.raises(ValueError, match=r"action_reward: .*less than or equal to 0"):
+        make("Sokoban", options={"action_reward": 0.1})
 
 
 def test_rewards_of_appendix_b1():
