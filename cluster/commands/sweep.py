@@ -7,7 +7,6 @@ runs the cells, and `cluster.sweep.table` makes the tables.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from squelch.cluster.commands.arguments import add_recipe
@@ -65,27 +64,25 @@ def run(options: argparse.Namespace) -> int:
 
     if options.parallel < 1:
         raise UserError(f"--parallel {options.parallel}: must be at least 1")
-    plan, hardware = _planned(options)
+    plan = _planned(options)
     if options.dry_run:
-        say("\n".join(listing(plan, hardware)))
+        say("\n".join(listing(plan)))
         return 0
     return execute(plan, options.parallel, as_json=options.json)
 
 
-def _planned(options: argparse.Namespace) -> tuple[Plan, Mapping[str, str]]:
-    """The plan, and the hardware that a sweep file names for its arms, by their labels."""
+def _planned(options: argparse.Namespace) -> Plan:
     from squelch.cluster.sweep.file import read_sweep
     from squelch.cluster.sweep.plan import grid_arms, make_plan, read_grid, read_seeds
 
     file, overrides, name = read_sweep(options.recipe), options.overrides, options.name
     if file is None:
-        arms, hardware = grid_arms(read_grid(options.grid)), {}
+        arms = grid_arms(read_grid(options.grid))
     elif options.grid:
         raise UserError(f"--grid: {options.recipe} is a sweep file, whose rows and axes are the grid; leave --grid out")
     else:
-        arms, hardware = file.arms, file.hardware
-        overrides, name = [*file.overrides, *overrides], name or file.name
-    plan = make_plan(
+        arms, overrides, name = file.arms, [*file.overrides, *overrides], name or file.name
+    return make_plan(
         options.recipe,
         overrides,
         arms,
@@ -94,11 +91,10 @@ def _planned(options: argparse.Namespace) -> tuple[Plan, Mapping[str, str]]:
         address=options.address,
         parallel=options.parallel,
     )
-    return plan, hardware
 
 
-def listing(plan: Plan, hardware: Mapping[str, str]) -> list[str]:
+def listing(plan: Plan) -> list[str]:
     """The cells of a sweep, with the recipe and the hardware of each."""
     rows = [["cell", "recipe", "hardware"]]
-    rows += [[c.name, c.arm.recipe or plan.recipe, hardware.get(c.arm.label, "")] for c in plan.cells]
+    rows += [[c.name, c.arm.recipe or plan.recipe, c.arm.hardware] for c in plan.cells]
     return [*aligned(rows), f"{len(plan.cells)} cells, {len(plan.arms)} arms, in {plan.folder}"]

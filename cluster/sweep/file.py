@@ -14,7 +14,6 @@ Rows vary slowest, the last axis fastest. An arm is named after its row and its 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,12 +51,11 @@ class SweepFile(BaseModel):
 
 @dataclass(frozen=True)
 class SweepOfFile:
-    """A sweep file's arms. `hardware`: that of each arm, by its label."""
+    """A sweep file's arms."""
 
     name: str
     overrides: list[str]
     arms: list[Arm]
-    hardware: Mapping[str, str]
 
 
 def sweep_names() -> list[str]:
@@ -84,7 +82,7 @@ def read_sweep(name: str) -> SweepOfFile | None:
 
 
 def _arms_of(file: SweepFile, path: Path) -> SweepOfFile:
-    arms, hardware = [], {}
+    arms = []
     for label, row in file.rows.items():
         for chosen in itertools.product(*(axis.items() for axis in file.axes)):
             settings = dict(row.settings)
@@ -93,6 +91,5 @@ def _arms_of(file: SweepFile, path: Path) -> SweepOfFile:
                     raise UserError(f"{path}: {label} sets {sorted(again)[0]} twice, also by {word}; leave one out")
                 settings |= more
             name = safe_name("_".join([label, *(word for word, _ in chosen)]))
-            arms.append(Arm(name, settings, row.recipe))
-            hardware[name] = row.hardware
-    return SweepOfFile(file.name, file.overrides, arms, hardware)
+            arms.append(Arm(name, settings, row.recipe, row.hardware))
+    return SweepOfFile(file.name, file.overrides, arms)

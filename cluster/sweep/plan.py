@@ -56,11 +56,12 @@ MAX_CELLS = 1000
 @dataclass(frozen=True)
 class Arm:
     """One combination of settings: its label (folder-safe) and the dotted settings that make it; its recipe, if that is
-    not the sweep's."""
+    not the sweep's, and the hardware that a sweep file names."""
 
     label: str
     settings: Mapping[str, Any]
     recipe: str = ""
+    hardware: str = ""
 
     @property
     def overrides(self) -> list[str]:

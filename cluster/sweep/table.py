@@ -101,13 +101,13 @@ def arm_metrics(plan: Plan, cells: Mapping[str, Metrics]) -> list[dict[str, Any]
         cells: the metrics of the finished cells, by name.
     """
     by_arm = [_by_seed(plan, arm, cells) for arm in plan.arms]
-    bases, entries = _unfiltered(plan), []
+    bases, entries = _unfiltered(plan), list[dict[str, Any]]()
     for arm, own in zip(plan.arms, by_arm, strict=True):
         metrics = {name: t_interval(_known(own.values(), name)) for name in NAMES}
         less = {} if arm is plan.arms[0] else {name: t_interval(_paired(by_arm[0], own, name)) for name in COLUMNS}
         asked = sum(cell.arm is arm for cell in plan.cells)
         base = bases.get(arm.label)
-        gain = {} if base is None else {"peak": t_interval(_paired(by_arm[plan.arms.index(base)], own, "peak"))}
+        gain = {} if base is None else {"peak": t_interval(_paired(by_arm[base], own, "peak"))}
         entries.append(
             {
                 "arm": arm.label,
@@ -122,14 +122,14 @@ def arm_metrics(plan: Plan, cells: Mapping[str, Metrics]) -> list[dict[str, Any]
     return entries
 
 
-def _unfiltered(plan: Plan) -> dict[str, Arm]:
-    """By the label of each filtered arm, the arm without filter and with the same other settings, if there is one."""
+def _unfiltered(plan: Plan) -> dict[str, int]:
+    """By the label of each filtered arm, the place of the arm without filter and with the same other settings, if there
+    is one."""
     configs = {cell.arm.label: cell.config for cell in plan.cells}
-    others = {label: _but_filter(config) for label, config in configs.items()}
-    plain = [arm for arm in plan.arms if arm.label in configs and configs[arm.label].filter.rule == "none"]
-    bases = {others[arm.label]: arm for arm in plain}
-    known = {label: bases[other] for label, other in others.items() if other in bases}
-    return {label: base for label, base in known.items() if configs[label].filter.rule != "none"}
+    rest = {label: _but_filter(config) for label, config in configs.items()}
+    plain = {label for label, config in configs.items() if config.filter.rule == "none"}
+    bases = {rest[arm.label]: place for place, arm in enumerate(plan.arms) if arm.label in plain}
+    return {label: bases[rest[label]] for label in configs if label not in plain and rest[label] in bases}
 
 
 def _but_filter(config: RunConfig) -> str:
