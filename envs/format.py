@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast, overload
+from typing import Any, cast, overload
 
 from squelch.envs.config import FormatConfig
 from squelch.envs.contract import ClosedVocabulary, Environment, lacking
@@ -165,19 +165,19 @@ def well_formed(reasoning: str, actions: Sequence[str]) -> str:
     return f" {reasoning} {answer(actions)}" if reasoning else f" {answer(actions)}"
 
 
-def phrases(environment: Environment, config: FormatConfig) -> list[str]:
+def phrases(environment: type[Environment], options: Mapping[str, Any], config: FormatConfig) -> list[str]:
     """Texts that are fed to a policy, or shown in demonstrations, in this environment in the prompt style `tiny`, each
-    with the white space that can precede it. They contain every word of a closed vocabulary. None if the environment
-    has a format of its own."""
+    with the white space that can precede it; of rewards, those under these options. They contain every word of a closed
+    vocabulary. None if the environment has a format of its own."""
     if environment.whole_turns:
         return []
     if not reads_words(environment):
         return format_phrases(config.resolved(environment), (0.0,))
-    words = cast("ClosedVocabulary", environment)
+    words = cast("ClosedVocabulary", environment(**options))
     return [*words.phrases(), *format_phrases(config.resolved(environment), words.step_rewards())]
 
 
-def reads_words(environment: Environment | type[Environment]) -> bool:
+def reads_words(environment: type[Environment]) -> bool:
     """Whether a tokenizer of whole words can be used: the environment lists its words (`ClosedVocabulary`)."""
     return not lacking(environment, ClosedVocabulary)
 

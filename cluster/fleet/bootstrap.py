@@ -302,7 +302,8 @@ def _check_speech(folder: Path, config: RunConfig) -> list[str]:
     speech = open_format(folder)
     limits = {"rollout.max_model_len": config.rollout.max_model_len, "the model's context": positions}
     for entry in config.mixture.entries:
-        speech.check(phrases(environment_class(entry.environment.name), entry.environment.format))
+        chosen = entry.environment
+        speech.check(phrases(environment_class(chosen.name), chosen.options, chosen.format))
         longest = _opening(entry, config, speech, longest=True)
         turn = entry.tokens(config.sampling.max_tokens_per_turn)
         for name, limit in limits.items():

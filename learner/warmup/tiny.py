@@ -35,7 +35,7 @@ from squelch.actors.process.stage import OnStage, unheard
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.format import phrases, reads_words
 from squelch.envs.mixture import Mixture
-from squelch.envs.registry import constructed, resolved
+from squelch.envs.registry import environment_class, resolved
 from squelch.envs.untrusted.files import MIB, read_bytes
 from squelch.envs.untrusted.text import parse_object
 from squelch.learner.warmup.demonstrations import Demonstration, Transcript, encode, mixed
@@ -277,10 +277,11 @@ def write_tokenizer(
     text. It has one token per word if every environment has a closed vocabulary."""
     mixture = Mixture.of(environment)
     chosen = [entry.environment for entry in mixture.entries]
-    played = [(constructed(one.name, "train", one.options), one.format) for one in chosen]
-    words = all(reads_words(kind) for kind, _ in played)
-    known = list(dict.fromkeys(text for kind, shape in played for text in phrases(kind, shape)))
-    count = NUM_VOCABULARY["words" if words else "bytes"] * len(played)
+    kinds = [environment_class(one.name) for one in chosen]
+    words = all(map(reads_words, kinds))
+    told = (phrases(kind, one.options, one.format) for kind, one in zip(kinds, chosen, strict=True))
+    known = list(dict.fromkeys(itertools.chain.from_iterable(told)))
+    count = NUM_VOCABULARY["words" if words else "bytes"] * len(chosen)
     texts = [
         *known,
         *(text for one in itertools.islice(_demonstrations(mixture, seed, recipe), count) for text in one.texts()),

@@ -254,7 +254,7 @@ def test_options_that_admit_no_task_are_refused_at_the_first_task(monkeypatch):
 def test_the_vocabulary_covers_every_word_of_demonstrated_episodes(name):
     env, rng = make(name), random.Random(0)
     config = FormatConfig().resolved(env)
-    known = {piece for text in phrases(env, config) for piece in PIECE.findall(text)}
+    known = {piece for text in phrases(type(env), {}, config) for piece in PIECE.findall(text)}
     for seed in range(400):
         episode = Episode(env, seed, seed, config)
         texts = [message["content"] for message in episode.start()]

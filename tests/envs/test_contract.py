@@ -216,7 +216,7 @@ def test_only_environments_of_a_closed_vocabulary_are_read_by_the_word() -> None
     names = [name for name in (*ENVIRONMENTS, *ADAPTERS) if reads_words(environment_class(name))]
     assert sorted(names) == ["Countdown", "FrozenLake", "Sokoban"]
     assert lacking(make(NAME), ClosedVocabulary) == ["phrases", "step_rewards"]
-    assert any("Always output" in text for text in phrases(make(NAME), FormatConfig()))
+    assert any("Always output" in text for text in phrases(environment_class(NAME), {}, FormatConfig()))
 
 
 def test_an_optional_capability_that_is_needed_and_absent_is_named_with_the_environment(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_a_reward_for_studies_of_collapse_pays_actions_and_never_the_goal(pays, 
 @pytest.mark.parametrize("actions", [1, 2, 3, 5])
 def test_the_vocabulary_has_every_sum_that_a_turn_of_such_rewards_shows(actions):
     known = {
-        word for text in phrases(FrozenLake(), FormatConfig(max_actions_per_turn=actions)) for word in text.split()
+        word for text in phrases(FrozenLake, {}, FormatConfig(max_actions_per_turn=actions)) for word in text.split()
     }
     paid = [ACTION_PAYS * count for count in range(actions + 1)]
     assert {reward_text(reward) for reward in paid} <= known

@@ -43,13 +43,14 @@ def board(text: str) -> Sokoban:
 
 
 def test_an_action_costs_what_the_option_says_and_the_vocabulary_has_the_sums_that_turns_show():
-    env = make("Sokoban", options={"action_reward": 0.0, "boxes": 2})
+    options = {"action_reward": 0.0, "boxes": 2}
+    env = make("Sokoban", options=options)
     env.reset(seed=0)
     path, rewards = env.solution(), []
     for action in path:
         rewards.append(env.step(action)[1])
     assert rewards[-1] == 11.0 and set(rewards[:-1]) == {0.0}
-    known = {word for text in phrases(env, FormatConfig()) for word in text.split()}
+    known = {word for text in phrases(Sokoban, options, FormatConfig()) for word in text.split()}
     assert {"0.0", "1.0", "-1.0", "2.0", "-2.0"} <= known and not {"-0.1", "0.9"} & known
     with pytest.raises(ValueError, match=r"action_reward: .*less than or equal to 0"):
         make("Sokoban", options={"action_reward": 0.1})
