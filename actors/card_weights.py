@@ -96,12 +96,12 @@ def read(
     Raises Unreachable if the weights are not there, or not those of `checksum`; RuntimeError at the end if they were
     overwritten in the context.
     """
-    if memory.card != card.card:
-        raise Unreachable(f"the weights are on card {card.card}, and this process is on {memory.card}")
     where, size = layout(table), layout(table).num_bytes + _NUMBER_BYTES
     if size != card.num_bytes:
         raise Unreachable(f"the block on card {card.card} has {card.num_bytes} bytes, and its table {size}")
     try:
+        if memory.card != card.card:
+            raise Unreachable(f"the weights are on card {card.card}, and this process is on {memory.card}")
         block = memory.opened(card.handle, card.num_bytes)
         data = block.__enter__()
     except CardRefused as error:

@@ -32,7 +32,9 @@ class CardMemory:
 
     @property
     def card(self) -> str:
-        """The card's UUID, which is the same in every process and container."""
+        """The card's UUID, which is the same in every process and container. CardRefused without CUDA."""
+        if not torch.cuda.is_available():
+            raise CardRefused("this process has no CUDA device")
         return str(torch.cuda.get_device_properties(self.device).uuid)
 
     def allocated(self, num_bytes: int) -> tuple[Tensor, bytes]:

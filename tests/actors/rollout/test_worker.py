@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from squelch.actors.cards.watch import watch_card
-from squelch.actors.messages import Completion, GroupMember, SharedWeights, UpdateReport
+from squelch.actors.messages import Completion, GroupMember, OnCard, SharedWeights, UpdateReport
 from squelch.actors.rollout.early_process import EarlyProcess
 from squelch.actors.rollout.engine import VllmEngine
 from squelch.actors.rollout.engine_settings import engine_arguments
@@ -253,8 +253,11 @@ def test_weights_in_the_learners_memory_are_served_and_what_cannot_be_mapped_com
     (first, *others) = shared.arrays
     report = update(2, 0, replace(shared, arrays=({**first, "offset": 2**40}, *others)))
     assert report.way == "object_store" and "nothing was loaded" in report.not_shared
+    on_card = replace(shared, card=OnCard("GPU-0", bytes(range(64)), 8, 1))
+    report = update(3, 1, on_card)
+    assert report.way == "object_store" and "no CUDA device; nothing was loaded" in report.not_shared
     file.close()
-    report = update(3, 1, shared)
+    report = update(4, 0, shared)
     assert report.way == "object_store" and "no process here has it" in report.not_shared
 
 
