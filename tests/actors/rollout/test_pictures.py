@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
 from importlib.metadata import distributions
 from typing import Any
@@ -130,6 +131,35 @@ def test_a_publication_without_the_towers_update_fails_the_probe(loop, started) 
         loop.run(served.update_weights(replace(bundle, checksum=checksum(stale)), stale))
     loop.run(served.update_weights(bundle, arrays))
     assert off_by(loop, started, prompt([77, 78])) < NATS
+
+
+@pytest.mark.ray
+def test_turns_in_flight_go_on_with_their_pictures_seen_by_the_new_tower(loop, started) -> None:
+    served, reference = started
+    shown, weights = prompt([41, 42]), {}
+
+    async def pushed_midway(version: int) -> list[Any]:
+        before = served.vllm.marks.seen().marks
+        turns = [asyncio.ensure_future(served.vllm.complete(asked(str(i), shown, i, 200))) for i in range(8)]
+        while served.vllm.marks.seen().marks < before + 10:
+            await asyncio.sleep(0.001)
+        await served.update_weights(*reference.published(version))
+        return list(await asyncio.gather(*turns))
+
+    for version in range(served.version + 1, served.version + 20):  # until turns were long enough for this machine
+        weights[version - 1] = deepcopy(reference)
+        reference.change()
+        found = loop.run(pushed_midway(version))
+        straddling = [one for one in found if len(one.version_spans) == 2]
+        if straddling:
+            break
+    assert straddling and not any(one.finish_reason == "error" for one in found)
+    weights[version] = reference
+    for one in straddling:
+        ids = np.concatenate([shown[0], one.token_ids])
+        for span in one.version_spans:
+            known = weights[span.version].log_probs(ids, shown[1])[len(shown[0]) - 1 :]
+            np.testing.assert_allclose(one.log_probs[span.start : span.end], known[span.start : span.end], atol=NATS)
 
 
 @pytest.mark.ray
