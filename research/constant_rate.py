@@ -165,12 +165,15 @@ def row(runs: Mapping[tuple[str, int], Kept], recipe: str, algorithm: str, name:
     return found
 
 
-def verdict(found: Mapping[str, Any], above: bool) -> str:
-    """`holds` if the interval lies above 0 (below it unless `above`), `fails` if on the other side."""
-    low, high = found["low"], found["high"]
-    if low is None or high is None or low <= 0 <= high:
-        return "not significant"
-    return "holds" if (low > 0) == above else "fails"
+def verdict(found: Mapping[str, Any], wanted: int, above: bool = True) -> str:
+    """`holds` if the interval lies above 0 (below it unless `above`), `fails` if on the other side, and how many of the
+    wanted seeds it is over; the number alone before all are there."""
+    low, high, counted = found["low"], found["high"], f"{found['n']} of {wanted} seeds"
+    if found["n"] < wanted:
+        return counted
+    if low <= 0 <= high:
+        return f"not significant, {counted}"
+    return f"{'holds' if (low > 0) == above else 'fails'}, {counted}"
 
 
 COLUMNS = ("environment", "algorithm", "filter", "seeds", "success", "peak", "late change", "MI change", "unstable")
@@ -187,12 +190,13 @@ def report(quick: bool = False) -> Report:
         notes.append(f"{recipe}: " + ("the pilot is not done" if rate is None else f"rate {rate:g} by the pilot"))
         rows += [row(runs, recipe, algorithm, name) for algorithm in algorithms for name in FILTERS]
     for one in rows:
-        where = f"{one['recipe']}, {one['algorithm']}, {one['seeds']} of {len(SEEDS)} seeds"
+        where, wanted = f"{one['recipe']}, {one['algorithm']}", len(SEEDS)
         if one["filter"] == "none":
-            notes.append(f"{where}: success falls late without the filter: {verdict(one['late_change'], above=False)}")
-            notes.append(f"{where}: MI degrades without the filter: {verdict(one['mi_change'], above=False)}")
+            late, mi = (verdict(one[key], wanted, above=False) for key in ("late_change", "mi_change"))
+            notes += [f"{where}: success falls late without the filter: {late}"]
+            notes += [f"{where}: MI degrades without the filter: {mi}"]
         else:
-            notes.append(f"{where}: the filter raises success: {verdict(one['minus_none'], above=True)}")
+            notes.append(f"{where}: the filter raises success: {verdict(one['minus_none'], wanted)}")
         if one["note"]:
             notes.append(f"{where}: {one['note']}")
     notes += caveats(found_runs)

@@ -54,7 +54,7 @@ from typing import Any
 from benchmarks.common import markdown_table
 from research import constant_rate
 from research.cells import Study, StudyCell, command
-from research.constant_rate import AGGREGATION, NONE, RATE, STEP_S, TOP_P, Settings, interval, mi_change
+from research.constant_rate import AGGREGATION, NONE, RATE, STEP_S, TOP_P, Settings, interval, mi_change, verdict
 from research.judging import PAGES, Report, template
 from research.kept import Kept, apart, caveats, last_success, read_all, validated_by_seed
 from research.tables import FOLDER
@@ -168,12 +168,6 @@ def judged(contrast: Contrast, arms: Mapping[str, Mapping[int, Kept]]) -> dict[s
         "power": contrast.power or UNKNOWN,
         "note": apart([[arms[arm][seed] for arm in contrast.weights] for seed in seeds]),
     }
-
-
-def verdict(found: Mapping[str, Any], wanted: int, above: bool = True) -> str:
-    """The verdict on an interval over all wanted seeds, and how many of them there are."""
-    counted = f"{found['n']} of {wanted} seeds"
-    return counted if found["n"] < wanted else f"{constant_rate.verdict(found, above)}, {counted}"
 
 
 def arm_row(arm: str, runs: Mapping[int, Kept]) -> dict[str, Any]:

@@ -77,8 +77,9 @@ def test_arms_differ_in_filter_and_algorithm_alone_and_no_rate_decays(recipe: st
         (-0.2, -0.1, False, "holds"),
         (0.1, 0.2, False, "fails"),
         (-0.1, 0.1, True, "not significant"),
-        (None, None, True, "not significant"),
     ],
 )
-def test_a_verdict_needs_the_whole_interval_on_one_side(low, high, above: bool, said: str) -> None:
-    assert verdict({"low": low, "high": high}, above) == said
+def test_a_verdict_needs_the_whole_interval_on_one_side_and_all_seeds(low, high, above: bool, said: str) -> None:
+    assert verdict({"low": low, "high": high, "n": 3}, 3, above) == f"{said}, 3 of 3 seeds"
+    assert verdict({"low": low, "high": high, "n": 2}, 3, above) == "2 of 3 seeds"
+    assert verdict({"low": None, "high": None, "n": 0}, 3, above) == "0 of 3 seeds"
