@@ -97,11 +97,11 @@ def read(
     overwritten in the context.
     """
     where, size = layout(table), layout(table).num_bytes + _NUMBER_BYTES
-    if size != card.num_bytes:
-        raise Unreachable(f"the block on card {card.card} has {card.num_bytes} bytes, and its table {size}")
     try:
         if memory.card != card.card:
             raise Unreachable(f"the weights are on card {card.card}, and this process is on {memory.card}")
+        if size != card.num_bytes:
+            raise Unreachable(f"the block on card {card.card} has {card.num_bytes} bytes, and its table {size}")
         block = memory.opened(card.handle, card.num_bytes)
         data = block.__enter__()
     except CardRefused as error:
