@@ -40,12 +40,12 @@ class Checkpoint(NamedTuple):
     tokenizer: Path
 
 
-def checkpoint_of(folder: Path, base: Path | None = None) -> Checkpoint:
-    """What a folder holds. `base`: the folder of an adapter's base model, if it is not where the adapter says. Raises
-    Unreadable if the base is not found."""
+def checkpoint_of(folder: Path, base: Path | None = None, option: str = "--base") -> Checkpoint:
+    """What a folder holds. `base`: the folder of an adapter's base model, if it is not where the adapter says;
+    `option`: gives it, as errors name it. Raises Unreadable if the base is not found."""
     whole = is_file(folder / WEIGHTS) or is_file(folder / INDEX) or not is_file(folder / CONFIG)
     if whole and base is not None:
-        raise Unreadable(f"{folder} is no LoRA adapter ({CONFIG} beside {ADAPTER}); leave --base out")
+        raise Unreadable(f"{folder} is no LoRA adapter ({CONFIG} beside {ADAPTER}); leave {option} out")
     if whole:
         return Checkpoint(folder, None, folder)
     name = _settings(folder).get("base_model_name_or_path")
@@ -53,7 +53,7 @@ def checkpoint_of(folder: Path, base: Path | None = None) -> Checkpoint:
     if found is None:
         raise Unreadable(
             f"{folder} is an adapter of {brief(name)}, which is neither a folder here nor in the Hugging Face cache; "
-            f"give the folder of its base model with --base"
+            f"give the folder of its base model with {option}"
         )
     return Checkpoint(found, folder, folder if is_file(folder / TOKENIZER_FILE) else found)
 

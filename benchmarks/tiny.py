@@ -21,7 +21,7 @@ from transformers.utils import logging
 from benchmarks import tiny_play
 from benchmarks.common import parser_of
 from benchmarks.tiny_play import Played
-from squelch.actors.diagnosis.proxies import proxies_of_scores, usable
+from squelch.actors.diagnosis.proxies import proxies_of_samples
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.scorer.cross_scoring import CrossScorer
 from squelch.actors.shared_prefix import distinct
@@ -77,7 +77,7 @@ def dependence(model: PreTrainedModel, groups: list[Played]) -> dict[str, float]
     matrix = CrossScorer(model, token_budget=2048).matrix(prompts, reasonings)
     lengths, source = np.array([len(z) for z in reasonings]), np.array([ids[one.seed] for one in chosen])
     same = distinct(prompts)[1]
-    report = proxies_of_scores(usable(matrix, lengths, source, prompt_id=same)).as_dict()
+    report = proxies_of_samples(matrix, lengths, source, prompt_id=same).as_dict()
     names = ("retrieval_accuracy", "retrieval_chance", "mi_est", "conditional_entropy", "marginal_entropy")
     metrics = {name: float(report[name]) for name in names}
     return metrics | {"retrieval_over_chance": metrics["retrieval_accuracy"] / metrics["retrieval_chance"]}

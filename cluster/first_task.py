@@ -51,7 +51,6 @@ def first_task(chosen: EnvironmentConfig, timeout_s: float) -> FirstTask:
 
     def start() -> FirstTask:
         environment = _new(chosen)
-        _refuse_pictures(environment, chosen)
         episode = Episode(environment, 0, 0, chosen.format)
         messages = episode.start()
         return FirstTask(environment, messages, episode.task_kind, episode.tools)
@@ -73,14 +72,6 @@ def notes_on_slow_calls(environment: Environment, name: str, step_timeout_s: flo
 
 def _new(chosen: EnvironmentConfig) -> Environment:
     return make(chosen.name, "train", chosen.options, chosen.prompt)
-
-
-def _refuse_pictures(environment: Environment, chosen: EnvironmentConfig) -> None:
-    if environment.shows_pictures:
-        raise ValueError(
-            f"{chosen.name} shows pictures with environment.options={chosen.options}, and no policy can be shown any; "
-            "choose observations of text"
-        )
 
 
 def _bounded(call: Callable[[], T], timeout_s: float, what: str) -> T:

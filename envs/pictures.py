@@ -88,6 +88,11 @@ class Shown:
         return "".join(part for part in self.parts if isinstance(part, str))
 
 
+def text_of(content: str | Shown) -> str:
+    """The text of a message's content, without its pictures."""
+    return content if isinstance(content, str) else content.text
+
+
 def shown_of(observation: Any, method: str) -> str | Shown:
     """An environment's observation. Raises ValueError with the method's name if it is neither text nor `Shown`."""
     if isinstance(observation, str):

@@ -18,6 +18,7 @@ from squelch.actors.config import ScorerConfig
 from squelch.actors.diagnosis.fixed_probe import MIN_TASKS
 from squelch.actors.diagnosis.uncertainty import MIN_INTERVAL
 from squelch.actors.formats.families import OWN
+from squelch.actors.pictures.geometry import PROVEN
 from squelch.actors.process.preparation import HOOK
 from squelch.actors.process.stage import OnStage, unheard
 from squelch.actors.scorer.share import CHOSEN, OFTEN, PROBE_CHOSEN, StepWork, as_chosen, chosen, in_words
@@ -30,13 +31,22 @@ from squelch.cluster.fleet.object_store import check_joined, local_mib
 from squelch.cluster.fleet.placement import make_room
 from squelch.cluster.fleet.processor import emulated
 from squelch.cluster.package import checkout
-from squelch.envs.contract import AgentDriven, Demonstrator, MissingCapabilityError, lacking, require
+from squelch.envs.contract import (
+    AgentDriven,
+    Demonstrator,
+    Environment,
+    MissingCapabilityError,
+    lacking,
+    require,
+)
 from squelch.envs.format import phrases
 from squelch.envs.mixture import Entry
+from squelch.envs.pictures import text_of
 from squelch.envs.registry import environment_class, has_twins, plays_whole_turns
 
 if TYPE_CHECKING:
     from squelch.actors.formats.protocol import Format
+    from squelch.actors.play.codec import ChatCodec
 
 log = logging.getLogger(__name__)
 PROBE_TIMEOUT_S = 10.0
@@ -319,6 +329,22 @@ def _check_speech(folder: Path, config: RunConfig) -> list[str]:
     return _notes_on_format(speech)
 
 
+def _require_sight(codec: ChatCodec, entry: Entry, environment: Environment) -> None:
+    """UserError if the environment shows pictures and the model cannot be shown them as they are."""
+    if not environment.shows_pictures:
+        return
+    if codec.vision is None:
+        raise UserError(
+            f"environment {entry.name} shows pictures, and the model of model.path has no vision tower: take one that "
+            f"has ({', '.join(PROVEN)}), or observations of text"
+        )
+    for width, height in environment.picture_sizes():
+        try:
+            codec.vision.tokens(width, height)
+        except ValueError as error:
+            raise UserError(f"environment {entry.name}: {entry.keyed(str(error))}") from error
+
+
 def _notes_on_format(speech: Format) -> list[str]:
     found = [] if speech.name == OWN else [f"model.format={speech.name}"]
     if not speech.reasons:
@@ -347,9 +373,13 @@ def _opening(entry: Entry, config: RunConfig, speech: Format, longest: bool = Fa
         else:
             require_template(speech, False)
         return 0  # an agent's prompts are known when it calls
-    speech.check([message["content"] for one in openings for message in one.messages])
+    speech.check([text_of(message["content"]) for one in openings for message in one.messages])
     if not first.environment.whole_turns:
-        return max(len(squelch_turns(speech, entry.name).first_turn(one.messages)) for one in openings)
+        codec = squelch_turns(speech, entry.name)
+        _require_sight(codec, entry, first.environment)
+        return max(len(codec.first_fed(one.messages).ids) for one in openings)
+    if first.environment.shows_pictures:
+        raise UserError(f"environment {entry.name}: pictures are shown in the turns of Squelch alone")
     if longest:
         try:
             require_template(speech, any(one.tools for one in openings))

@@ -63,11 +63,11 @@ class Series:
 class Prometheus:
     """One Prometheus. Threads may share it."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
         self.url = url.rstrip("/")
         with as_user_error():
             headers = {"Accept-Encoding": "identity"} | bearer(TOKEN)
-        self._pool = urllib3.PoolManager(headers=headers, timeout=Timeout(total=TIMEOUT_S), retries=False)
+        self._pool = urllib3.PoolManager(headers=headers, timeout=Timeout(total=timeout_s), retries=False)
 
     def over(self, expr: str, span: Span) -> list[Series]:
         """The expression's series over the span. UserError if no Prometheus answers, or if it refuses the

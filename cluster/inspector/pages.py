@@ -379,10 +379,10 @@ class Pages:
         self.groups.refresh()
         return f"{found.modified_ns if found else 0}-{self.groups.version}"
 
-    def _page(self, request: Request, template: str, **facts: Any) -> Response:
+    def _page(self, request: Request, template: str, status: int = 200, **facts: Any) -> Response:
         self.run_metrics.refresh()
         common = {"run": self.run_metrics.status(self.now()), "stamp": self._stamp(), "path": request.url.path}
-        return self.templates.TemplateResponse(request, template, common | facts)
+        return self.templates.TemplateResponse(request, template, common | facts, status_code=status)
 
     def refused(self, request: Request, error: Exception) -> Response:
         """The page that says what is wrong with the address or with a file; it reads no file itself."""

@@ -24,7 +24,7 @@ from squelch.envs.contract import Demonstrator, Environment, require
 from squelch.envs.episode import Episode
 from squelch.envs.format import well_formed
 from squelch.envs.mixture import Mixture
-from squelch.envs.pictures import Picture, Shown
+from squelch.envs.pictures import Picture, Shown, text_of
 from squelch.envs.registry import make
 from squelch.envs.splits import Split
 from squelch.envs.wording import DemonstrationQuality
@@ -44,7 +44,7 @@ class Transcript:
 
     def texts(self) -> list[str]:
         """Every text of the episode: the fed texts, then the demonstrator's."""
-        return [*(as_text(message) for message in self.fed()), *(said for said, _ in self.turns)]
+        return [*(text_of(message["content"]) for message in self.fed()), *(said for said, _ in self.turns)]
 
     def identities(self) -> list[str]:
         """The identity of every picture that is shown, in order."""
@@ -54,12 +54,6 @@ class Transcript:
     def fed(self) -> list[Message]:
         """Every message of the episode that the demonstrator did not write, in order."""
         return [*self.opening, *(message for _, message in self.turns if message is not None)]
-
-
-def as_text(message: Message) -> str:
-    """The text of a message's content."""
-    content = message["content"]
-    return content if isinstance(content, str) else content.text
 
 
 @dataclass(frozen=True)

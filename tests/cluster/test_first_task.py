@@ -146,9 +146,3 @@ def test_a_floor_for_kinds_that_the_environment_does_not_declare_is_reported(tmp
 def _without_kind(started: tuple) -> tuple:
     shown, info = started
     return shown, {key: value for key, value in info.items() if key != "task_kind"}
-
-
-def test_an_environment_that_shows_pictures_is_refused_with_its_option() -> None:
-    chosen = EnvironmentConfig(name="FrozenLake", options={"observation_format": "picture"})
-    with pytest.raises(ValueError, match=r"FrozenLake shows pictures .*observation_format.*choose obs"):
-        first_task(chosen, 10.0)

@@ -29,7 +29,7 @@ class Run:
         *words: str,
         env: dict[str, str] | None = None,
         prefix: Sequence[str] = (),
-        timeout_s: float = 240.0,
+        timeout_s: float = 600.0,
     ) -> None:
         """`prefix`: a command that runs the command after it, elsewhere."""
         self.deadline = time.monotonic() + timeout_s

@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.support import Finished, Run, compared_run
 from tests.e2e.test_stop_and_resume import checksums, groups
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(1000)]
 AGENT = Path(__file__).parents[2] / "docs" / "examples" / "frozen_lake_agent.py"
 TRAINED = 3
 BESIDE = ("validation.", "gradients.", "filter.replays", "recorder.loggers", "scorer.", "loop.steps")

@@ -19,7 +19,7 @@ from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
 from squelch.learner.checkpoint.manifest import read_loop
 from tests.e2e.support import STEPS, Finished, Run, children, compared_run, summary, wait_gone
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(1000)]
 TIMES = re.compile(r"seconds|^time$|per_second|^wait/|^restarts/learner$|^recovery/|^scaling/|^operations/|^mfu/|^gpu/")
 """Metrics that an interruption changes."""
 SCORED = re.compile(r"^(first_turn|trajectory|turn|judge|scorer|probe)/|^kind/.*/mi_est$")

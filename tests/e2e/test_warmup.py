@@ -9,7 +9,7 @@ import pytest
 from squelch.actors.model_folder import check_model_folder
 from tests.e2e.support import Run, children, wait_gone
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(1000)]
 
 
 def test_a_model_is_warmed_up_on_demonstrations_and_says_what_it_learned(tiny_policy: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.e2e.support import STEPS, Finished, Run, steps, summary, wait_gone
 from tests.exposure import exposed, writable_by_others
 from tests.prometheus import dashboard_queries, need_prometheus
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(1000)]
 
 
 def test_the_run_ends_well_and_leaves_no_process(whole: Finished) -> None:

@@ -191,9 +191,9 @@ def _known() -> str:
     return "; ".join(f"{one.name} ({', '.join(sorted(one.needs[0]))})" for one in FORMATS.values() if one.needs)
 
 
-def format_of(path: Path) -> Format:
-    """The format that a file's columns show."""
-    return recognised(path, columns_of(path))
+def format_of(path: Path, name: str | None = None) -> Format:
+    """The format of a file: the named one, or the one that its columns show."""
+    return recognised(path, columns_of(path)) if name is None else format_named(name)
 
 
 def files_of(path: Path, found: Format | None) -> list[Path]:

@@ -15,6 +15,7 @@ from ray.exceptions import RayActorError
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from squelch.actors.archive.rows import packed, to_table
+from squelch.actors.diagnosis.proxies import proxies_of_samples
 from squelch.actors.messages import WeightBundle
 from squelch.actors.process.shell import threaded
 from squelch.actors.records import Group, Task, Ticket
@@ -24,7 +25,6 @@ from squelch.actors.scorer.fixed_model import check_scorer_model
 from squelch.actors.scorer.pace import ScoringPace
 from squelch.actors.weights import checksum
 from squelch.cluster.control.calls import SCORER
-from tests.actors.diagnosis.proxied import proxies_of_samples
 from tests.actors.scorer.windows import CONFIG, trajectory, window
 
 pytestmark = pytest.mark.ray

@@ -90,3 +90,9 @@ def test_a_port_in_use(model, tmp_path, capsys):
         port = taken.getsockname()[1]
         error = refused(tmp_path, capsys, f"model.path={model}", f"recorder.port={port}")
     assert "recorder.port" in error and str(port) in error
+
+
+def test_a_model_without_a_tower_where_pictures_are_shown(model, tmp_path, capsys):
+    seen = "environment.options={observation_format: picture}"
+    error = refused(tmp_path, capsys, f"model.path={model}", seen)
+    assert "FrozenLake shows pictures, and the model of model.path has no vision tower" in error
