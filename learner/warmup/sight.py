@@ -82,18 +82,26 @@ def true_claims(model: PreTrainedModel, codec: ChatCodec, mixture: Mixture, firs
     return (float(np.mean(held)) if held else 0.0) if judged else None
 
 
-@torch.no_grad()
 def reasonings(model: PreTrainedModel, codec: ChatCodec, fed: Sequence[Fed]) -> list[str]:
     """A reasoning sampled after each prompt; the same ones for the same weights."""
+    turns = sampled_turns(model, codec, fed, torch.Generator().manual_seed(0))
+    return [codec.text(ids).partition(THINK_CLOSE)[0] for ids in turns]
+
+
+@torch.no_grad()
+def sampled_turns(
+    model: PreTrainedModel, codec: ChatCodec, fed: Sequence[Fed], draws: torch.Generator
+) -> list[np.ndarray]:
+    """The ids of a turn sampled after each prompt at `TEMPERATURE`, up to its end, at most `MOST_TOKENS`."""
     by_length = defaultdict[int, list[int]](list)
     for index, one in enumerate(fed):
         by_length[len(one.ids)].append(index)
-    said = [""] * len(fed)
-    draws = torch.Generator().manual_seed(0)
+    found = [np.zeros(0, np.int32)] * len(fed)
     for indices in by_length.values():
         for index, ids in zip(indices, _sampled(model, codec, [fed[i] for i in indices], draws), strict=True):
-            said[index] = codec.text(ids).partition(THINK_CLOSE)[0]
-    return said
+            ends = np.flatnonzero(np.isin(ids, codec.stop_ids))
+            found[index] = np.array(ids[: ends[0] + 1] if len(ends) else ids, np.int32)
+    return found
 
 
 def _sampled(model: PreTrainedModel, codec: ChatCodec, fed: Sequence[Fed], draws: torch.Generator) -> list[list[int]]:
