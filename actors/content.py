@@ -45,6 +45,12 @@ class Picture:
 
         return cls(position, "image/png", picture.identity[: 2 * KEY_BYTES], png_of(picture))
 
+    def decoded(self) -> shown_pictures.Picture:
+        """The pixels. Raises Unreadable for bytes that are no PNG within the bounds, or are not here."""
+        from squelch.envs.untrusted.pictures import picture_of_png
+
+        return picture_of_png(self.data or b"", f"the picture at {self.position}")
+
 
 def content_key(ids: np.ndarray, pictures: Sequence[Picture] = ()) -> str:
     """The key of a prompt: 32 hexadecimal digits, the same on every machine.

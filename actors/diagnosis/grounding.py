@@ -13,11 +13,14 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from squelch.envs.contract import Judge, Judged, lacking
+
+if TYPE_CHECKING:
+    from squelch.envs.pictures import Picture
 
 log = logging.getLogger(__name__)
 JUDGED = ("names", "right", "right_elsewhere")
@@ -37,14 +40,22 @@ def judge_of(environment: str) -> Judge | None:
     return None if lacking(found, Judged) else cast("type[Judged]", found).judge()
 
 
-def shares(judge: Judge, prompts: Sequence[str], reasonings: Sequence[str], source: Sequence[int]) -> dict[str, float]:
+def shares(
+    judge: Judge,
+    prompts: Sequence[str],
+    reasonings: Sequence[str],
+    source: Sequence[int],
+    pictures: Sequence[Sequence[Picture]] = (),
+) -> dict[str, float]:
     """Shares of the reasonings, each in [0, 1]: `names`: with at least one claim; `right`: with at least one claim, all
     of them true; `right_elsewhere`: as `right`, but judged by the state of another prompt, mean over the other prompts.
     A template scores the same on `right` and `right_elsewhere`.
 
-    `source`: index of each reasoning's own prompt. A share is NaN if no reasoning, or no other prompt, has a state.
+    `source`: index of each reasoning's own prompt; `pictures`: those of each prompt, if any are shown.
+    A share is NaN if no reasoning, or no other prompt, has a state.
     """
-    facts = [judge.facts(prompt) for prompt in prompts]
+    seen = pictures or [()] * len(prompts)
+    facts = [judge.facts(prompt, shown) for prompt, shown in zip(prompts, seen, strict=True)]
     claims = [judge.claims(text) for text in reasonings]
     shown = [s for s, own in enumerate(source) if facts[own] is not None]
     elsewhere = [

@@ -277,7 +277,7 @@ def warmup_digest(config: RunConfig, warmup: WarmupConfig, folder: Path) -> str:
     data = file_digest(Path(warmup.data)) if warmup.data else ""
     every = mixed(config.mixture, [warmup.quality] * len(config.mixture.entries), 0)
     first = [] if warmup.data else itertools.islice(every, NUM_FINGERPRINT)
-    texts = [one.texts() for one in first]
+    texts = [[*one.texts(), *one.identities()] for one in first]
     content = [
         warmup.model_dump(mode="json", exclude={"save_every"}),
         learner,

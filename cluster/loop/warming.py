@@ -337,7 +337,8 @@ def truth_of(judge: Judge, text: Callable[[np.ndarray], str]) -> Truth:
 
     def truth(rows: Sequence[pa.Table]) -> float | None:
         played = [one for table in rows for one in from_table(table) if one.failure is None and one.turns]
-        states = [judge.facts(text(one.prompt_ids(0))) for one in played]
+        seen = [[picture.decoded() for picture in one.prompt_pictures(0)[-1:]] for one in played]
+        states = [judge.facts(text(one.prompt_ids(0)), shown) for one, shown in zip(played, seen, strict=True)]
         judged = [
             right(judge, judge.claims(text(one.reasoning_ids(0))), state)
             for one, state in zip(played, states, strict=True)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from squelch.actors.content import Picture
 from squelch.actors.play.codec import ChatCodec
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.mixture import Mixture
@@ -50,6 +51,7 @@ class Corpus:
         found = hashlib.sha256()
         for row in (*self.trained, *self.held_out):
             found.update(row.token_ids.tobytes() + row.positions.tobytes() + row.targets.tobytes())
+            found.update("".join(f"{one.position} {one.digest} " for one in row.pictures).encode())
         return found.hexdigest()
 
     def num_steps(self, config: WarmupConfig) -> int:
@@ -164,6 +166,7 @@ def _row(number: int, one: Demonstration) -> Row:
         positions=said - 1,
         targets=one.token_ids[said],
         log_probs=np.zeros(len(said), np.float32),
+        pictures=tuple(Picture.of(at, picture) for at, picture in one.pictures if at < said[-1]),
         advantage=0.0,
         versions=np.full(len(said), -1, np.int64),
     )

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from squelch.actors.content import Picture
 from squelch.actors.diagnosis.grounding import correlations, judge_of, ranks, right, shares, spearman
 from squelch.envs.format import turn_message
 from squelch.envs.registry import ENVIRONMENTS, make
@@ -46,6 +47,18 @@ def test_solver_demonstrations_are_right_and_misplaced_or_generic_ones_are_not(
     assert rates["true"]["right"] == 1.0 and rates["true"]["right_elsewhere"] < 0.2
     assert rates["wrong"]["names"] == 1.0 and rates["wrong"]["right"] < 0.4
     assert rates["generic"] == {"names": 0.0, "right": 0.0, "right_elsewhere": 0.0}
+
+
+def test_a_prompt_that_shows_its_state_in_a_picture_is_judged_by_its_pixels() -> None:
+    rng, texts, seen = random.Random(3), list[str](), []
+    for seed in range(20):
+        env = make("FrozenLake", "train", {"observation_format": "picture", "cell_pixels": 8}, "tiny")
+        observation, _ = env.reset(seed=seed)
+        placed = [Picture.of(0, picture) for picture in observation.pictures]
+        seen.append([picture.decoded() for picture in placed])
+        texts.append(env.demonstrate(rng, DemonstrationQuality(grounded=1.0, wrong_coordinates=0.0))[0])
+    found = shares(judge_of("FrozenLake"), [""] * 20, texts, range(20), seen)
+    assert found["right"] == 1.0 and found["right_elsewhere"] < 0.2
 
 
 def test_natural_demonstrations_state_only_what_is_true_by_default() -> None:

@@ -13,7 +13,9 @@ from squelch.actors.play.codec import ChatCodec
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.mixture import Mixture
 from squelch.envs.registry import resolved
+from squelch.learner.warmup.corpus import Corpus, Limits, make_corpus
 from squelch.learner.warmup.demonstrations import Demonstration, encode, transcripts
+from squelch.learner.warmup.settings import WarmupConfig
 from squelch.learner.warmup.sight import primer, reasonings, true_claims
 from squelch.learner.warmup.tiny import build_tiny, write_tokenizer
 from squelch.learner.warmup.tiny_model import new_model, write_configs
@@ -99,3 +101,15 @@ def test_a_policy_that_does_not_read_its_pictures_is_refused_and_none_is_left(tm
 def test_an_environment_that_shows_pictures_gets_a_tower_and_others_none() -> None:
     assert recipe_of(Mixture.of(LAKE)).tower == TinyTower()
     assert recipe_of(Mixture.of(resolved(EnvironmentConfig(name="FrozenLake")))).tower is None
+
+
+def test_a_row_of_a_warm_up_has_its_pictures_and_the_digest_tells_them_apart(codec: ChatCodec) -> None:
+    config, limits = WarmupConfig(demonstrations=3, held_out=1), Limits(1024, "rollout.max_model_len", 48)
+    found = make_corpus(codec, LAKE, config, limits)
+    for row in (*found.trained, *found.held_out):
+        places = np.flatnonzero(row.token_ids == codec.vision.start_id) + 1
+        assert [picture.position for picture in row.pictures] == places.tolist()
+        assert row.pictures[0].decoded().size == (32, 32)
+    first = found.trained[0]
+    other = replace(first, pictures=(replace(first.pictures[0], digest="f" * 32), *first.pictures[1:]))
+    assert Corpus((other, *found.trained[1:]), found.held_out).digest() != found.digest()
