@@ -31,6 +31,16 @@ LINK_KEYS = (
 """The metrics of `actors.diagnosis.links.LinksEvaluation`."""
 
 
+PARTS = ("picture", "text")
+"""The parts of a prompt with pictures, see `actors.diagnosis.modality`."""
+MODALITY_KEYS = (
+    *(f"{part}{end}" for part in PARTS for end in ("", "_low", "_high", "_standard_error")),
+    *(f"{part}_{metric}" for part in PARTS for metric in ("surprise", "p_value", "depends")),
+    "blank",
+)
+"""The metrics of MI by modality."""
+
+
 def scoped(name: str, key: str, help: str) -> MetricSpec:
     """A proxy of Table 1 with one series per turn scope."""
     return gauge(name, "{scope}/" + key, help, product(SCOPES))

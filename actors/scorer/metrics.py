@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from squelch.actors.diagnosis.metrics import LINKS, LINKS_TESTED, SCOPES, SHARES, scoped
+from squelch.actors.diagnosis.metrics import LINKS, LINKS_TESTED, PARTS, SCOPES, SHARES, scoped
 from squelch.actors.metrics.specification import MetricSpec, Section, Table, counter, gauge, product
 from squelch.actors.scorer.pace import OUTCOMES
 
@@ -192,10 +192,57 @@ ANSWERS = (
 )
 """Metrics of the links from reasoning to answer (`actors.diagnosis.links`)."""
 
+MODALITY = (
+    gauge(
+        "squelch_modality_nats",
+        "probe/modality/{part}",
+        "Fixed probe: dependence of the first reasoning on pictures (D_V) or text (D_T) alone, nats per sequence; NaN "
+        "below 4 tasks of one layout, and where that part is the same in all",
+        product(PARTS),
+    ),
+    gauge(
+        "squelch_modality_interval_nats",
+        "probe/modality/{part}_{bound}",
+        "95% interval of squelch_modality_nats",
+        product(PARTS, ("low", "high")),
+    ),
+    gauge(
+        "squelch_modality_standard_error_nats",
+        "probe/modality/{part}_standard_error",
+        "Standard error of squelch_modality_nats",
+        product(PARTS),
+    ),
+    gauge(
+        "squelch_modality_surprise_nats",
+        "probe/modality/{part}_surprise",
+        "-log p of the probe's reasonings under other tasks' pictures, or text, nats per sequence",
+        product(PARTS),
+    ),
+    gauge(
+        "squelch_modality_p_value",
+        "probe/modality/{part}_p_value",
+        "p-value of squelch_modality_nats against parts drawn at random",
+        product(PARTS),
+    ),
+    gauge(
+        "squelch_modality_depends",
+        "probe/modality/{part}_depends",
+        "1 if the reasoning depends on that part: significant, and at least 0.01 nats and a tenth of the surprise",
+        product(PARTS),
+    ),
+    gauge(
+        "squelch_modality_blank_nats",
+        "probe/modality/blank",
+        "What a reasoning loses if its pictures are blank (their mean colour), nats per sequence; not an MI",
+    ),
+)
+"""Metrics of MI by modality (`actors.diagnosis.modality`)."""
+
 METRICS: Table = {
     Section.REASONING: (
         *PROBE,
         *ANSWERS,
+        *MODALITY,
         scoped(
             "squelch_mi_saturated",
             "mi_saturated",

@@ -24,13 +24,14 @@ from squelch.actors.config import ProbeConfig
 from squelch.actors.diagnosis.budget import draw_pairs
 from squelch.actors.diagnosis.fixed_probe import ProbeEvaluation, read_probe
 from squelch.actors.diagnosis.links import LinksEvaluation
-from squelch.actors.diagnosis.metrics import LINK_KEYS
+from squelch.actors.diagnosis.metrics import LINK_KEYS, MODALITY_KEYS
 from squelch.actors.filter.coverage import SHOWN_KINDS, kind_name
 from squelch.actors.messages import Cluster
 from squelch.actors.scorer import hard_scoring
 from squelch.actors.scorer.drawing import Groups
 from squelch.actors.scorer.linking import Pairs, draw_references, read_scored, score_links
 from squelch.actors.scorer.metrics import ANSWER_EXCLUSIONS
+from squelch.actors.scorer.modality_scoring import modality_metrics
 from squelch.actors.scorer.probe_drawing import AnswerEnd, ProbeDraw, answers_of, draw_probe
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ METRICS = (
     *("mi_upper_standard_error", "mi_p_value", "mi_null_95", "ceiling", "saturated", "conditional_entropy"),
     *("pairs_ratio", "tasks", "samples", "mi_change", "mi_change_low", "mi_change_high", "mi_change_standard_error"),
     *(f"hard/{key}" for key in hard_scoring.METRICS),
+    *(f"modality/{key}" for key in MODALITY_KEYS),
     *(f"link/{key}" for key in (*LINK_KEYS, *(f"excluded/{reason}" for reason in ANSWER_EXCLUSIONS))),
 )
 """Keys of an evaluation's metrics, each NaN if unknown."""
@@ -104,6 +106,8 @@ class FixedProbe:
             if usable.any():
                 found |= self._metrics(self._evaluated(draw, matrix, usable))
             found |= links
+            seen = modality_metrics(self.engine, draw, matrix, (self.seed, 5))
+            found |= {f"modality/{key}": value for key, value in seen.items()}
             if clusters:
                 hard = hard_scoring.hard_metrics(self.engine, draw, matrix, clusters)
                 found |= {f"hard/{key}": value for key, value in hard.items()}

@@ -9,6 +9,7 @@ from squelch.deploy.boards.panel import panel_query as _q
 SCOPE = "{{scope}}"
 BOUND = "{{scope}}, {{bound}}"
 FEW_PROMPTS = "a step has fewer than 6 distinct prompts"
+NO_PICTURES = "the environment shows no pictures, or too few tasks of one layout"
 NO_ANSWER = "the probe's answers are not scored"
 NO_TWINS = "hard negatives are not scored: the environment has none, or `scorer.share` no room (`scorer.probe.hard`)"
 NO_ALARM = "input dependence is not falling"
@@ -187,6 +188,29 @@ ANSWERS = row(
     ),
 )
 
+MODALITY = row(
+    "Does the reasoning look at its pictures",
+    "guide/reasoning.md",
+    nats(
+        "MI by modality",
+        "Fixed probe, nats per reasoning. picture (D_V): gain of the own pictures over other tasks', text as it is; "
+        "text (D_T): the reverse. blank: loss under pictures of one colour, which is not an MI.",
+        _q("squelch_modality_nats", "{{part}}", NO_PICTURES),
+        _q("squelch_modality_interval_nats", "{{part}}, {{bound}}", NO_PICTURES),
+        _q("squelch_modality_standard_error_nats", "{{part}}, standard error", NO_PICTURES),
+        _q("squelch_modality_surprise_nats", "{{part}}, surprise", NO_PICTURES),
+        _q("squelch_modality_blank_nats", "blank", NO_PICTURES),
+    ),
+    panel(
+        "Is the dependence on a part significant",
+        "1 if the reasoning depends on the part; p-values against parts drawn at random.",
+        _q("squelch_modality_depends", "{{part}}", NO_PICTURES),
+        _q("squelch_modality_p_value", "{{part}}, p-value", NO_PICTURES),
+        low=0,
+        high=1,
+    ),
+)
+
 REGIME = row(
     "Entropy and regime",
     "guide/reasoning.md",
@@ -349,5 +373,5 @@ BOARD = Board(
     "squelch-reasoning",
     "Reasoning",
     "Does reasoning depend on its input?",
-    (DEPENDENCE, PROBE, ANSWERS, REGIME, COLLAPSE, PARTS, SCORER),
+    (DEPENDENCE, PROBE, ANSWERS, MODALITY, REGIME, COLLAPSE, PARTS, SCORER),
 )

@@ -1,0 +1,98 @@
+"""MI by modality of the fixed probe: which part a reasoning was read from, and what is scored for it."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from squelch.actors.content import Picture, content_key
+from squelch.actors.diagnosis.metrics import MODALITY_KEYS
+from squelch.actors.scorer.modality_scoring import modality_metrics
+from squelch.actors.scorer.probe_drawing import ProbeDraw
+from tests.seeing import board, placed
+
+TASKS, EACH = 8, 3
+BOARDS = [board(k, 2, 2) for k in range(TASKS)]
+SHOWN = {one.identity[:32]: k for k, one in enumerate(BOARDS)}
+
+
+class Reader:
+    """A model whose reasoning names the picture, the text (the last id), or both."""
+
+    context_length = 100
+
+    def __init__(self, source: str) -> None:
+        self.source, self.scored, self.columns = source, 0, 0
+
+    def matrix(self, prompts, reasonings, wanted=None, pictures=None) -> np.ndarray:
+        self.scored += len(prompts) * len(reasonings) if wanted is None else int(wanted.sum())
+        self.columns += len(prompts)
+        rows = [[self.of(*each, z) for each in zip(prompts, pictures, strict=True)] for z in reasonings]
+        return np.array(rows) if wanted is None else np.where(wanted, rows, np.nan)
+
+    def of(self, ids: np.ndarray, pictures: tuple[Picture, ...], z: np.ndarray) -> float:
+        seen, read = SHOWN.get(pictures[0].digest, -1), int(ids[-1])
+        right = {"picture": z[0] == seen, "text": z[0] == read, "neither": True}[self.source]
+        return -1.0 if right else -6.0
+
+
+def draw(texts_differ: bool) -> ProbeDraw:
+    prompts = [np.array([1, 2, 92, 92, 92, 92, 3, k if texts_differ else 0]) for k in range(TASKS)]
+    source = np.repeat(np.arange(TASKS), EACH)
+    return ProbeDraw(
+        tasks=tuple(map(str, range(TASKS))),
+        prompts=prompts,
+        weights=np.ones(TASKS),
+        reasonings=[np.array([k]) for k in source],
+        after=[np.zeros(0, np.int64)] * len(source),
+        task=source,
+        source=source,
+        slot=np.arange(len(source)),
+        slots=source,
+        excluded=Counter(),
+        pictures=[(placed(one, 2),) for one in BOARDS],
+    )
+
+
+def read(source: str, texts_differ: bool = True) -> tuple[dict[str, float], Reader]:
+    engine, own = Reader(source), draw(texts_differ)
+    matrix = engine.matrix(own.prompts, own.reasonings, None, own.pictures)
+    engine.scored = engine.columns = 0
+    return modality_metrics(engine, own, matrix, (1,)), engine
+
+
+@pytest.mark.parametrize("source", ["picture", "text", "neither"])
+def test_each_part_has_what_the_reasoning_was_read_from_it(source: str) -> None:
+    found, _ = read(source)
+    assert list(found) == list(MODALITY_KEYS)
+    for part in ("picture", "text"):
+        assert (found[part] > 1, found[f"{part}_depends"] == 1) == (source == part,) * 2
+    assert found["blank"] == pytest.approx(5.0 if source == "picture" else 0.0)
+
+
+def test_where_all_texts_are_equal_only_blank_pictures_are_scored_and_text_has_no_value() -> None:
+    found, engine = read("picture", texts_differ=False)
+    assert found["picture_depends"] == 1 and math.isnan(found["text"]) and math.isnan(found["text_depends"])
+    assert engine.scored == TASKS * EACH and engine.columns == TASKS
+
+
+def test_a_probe_without_pictures_scores_nothing_for_it() -> None:
+    own, engine = draw(True), Reader("text")
+    own.pictures[:] = [()] * TASKS
+    found = modality_metrics(engine, own, np.zeros((TASKS * EACH, TASKS)), (1,))
+    assert engine.scored == 0 and all(map(math.isnan, found.values()))
+
+
+def test_pictures_are_swapped_between_prompts_of_one_layout_alone() -> None:
+    engine, own = Reader("picture"), draw(True)
+    for k in range(3):  # fewer than the four that a value needs
+        own.pictures[k] = (placed(board(k, 2, 3), 2),)
+    seen: list[str] = []
+    matrix = engine.matrix(own.prompts, own.reasonings, None, own.pictures)
+    scored = engine.matrix
+    engine.matrix = lambda prompts, *rest: seen.extend(map(content_key, prompts, rest[2])) or scored(prompts, *rest)
+    found = modality_metrics(engine, own, matrix, (1,))
+    assert np.isfinite(found["picture"])
+    small = [content_key(own.prompts[5], (placed(board(k, 2, 3), 2),)) for k in range(3)]
+    assert seen and not set(small) & set(seen)
