@@ -308,7 +308,9 @@ def _check_speech(folder: Path, config: RunConfig) -> list[str]:
     from squelch.actors.formats.choice import open_format
     from squelch.actors.model_folder import read_config  # imports transformers
 
-    positions = read_config(folder).get("max_position_embeddings")
+    own = read_config(folder)
+    text = own.get("text_config")  # of a model with a vision tower
+    positions = (text if isinstance(text, dict) else own).get("max_position_embeddings")
     speech = open_format(folder)
     limits = {"rollout.max_model_len": config.rollout.max_model_len, "the model's context": positions}
     for entry in config.mixture.entries:
