@@ -55,7 +55,7 @@ def shares(
     A share is NaN if no reasoning, or no other prompt, has a state.
     """
     seen = pictures or [()] * len(prompts)
-    facts = [judge.facts(prompt, shown) for prompt, shown in zip(prompts, seen, strict=True)]
+    facts = [facts_of(judge, prompt, shown) for prompt, shown in zip(prompts, seen, strict=True)]
     claims = [judge.claims(text) for text in reasonings]
     shown = [s for s, own in enumerate(source) if facts[own] is not None]
     elsewhere = [
@@ -75,6 +75,11 @@ def shares(
         "right": _mean([right(judge, claims[s], facts[source[s]]) for s in shown]),
         "right_elsewhere": _mean(elsewhere),
     }
+
+
+def facts_of(judge: Judge, prompt: str, pictures: Sequence[Picture]) -> Any | None:
+    """As `Judge.facts`; a judge of text alone need not know of pictures."""
+    return judge.facts(prompt, pictures) if pictures else judge.facts(prompt)
 
 
 def right(judge: Judge, claims: Sequence[Any], facts: Any | None) -> bool:

@@ -40,7 +40,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from squelch.actors.archive.rows import from_table
-from squelch.actors.diagnosis.grounding import right
+from squelch.actors.diagnosis.grounding import facts_of, right
 from squelch.actors.process.disk import partial_path, put_in_place
 from squelch.actors.process.stage import OnStage, unheard
 from squelch.actors.records import GroupSummary, Ticket
@@ -338,7 +338,7 @@ def truth_of(judge: Judge, text: Callable[[np.ndarray], str]) -> Truth:
     def truth(rows: Sequence[pa.Table]) -> float | None:
         played = [one for table in rows for one in from_table(table) if one.failure is None and one.turns]
         seen = [[picture.decoded() for picture in one.prompt_pictures(0)[-1:]] for one in played]
-        states = [judge.facts(text(one.prompt_ids(0)), shown) for one, shown in zip(played, seen, strict=True)]
+        states = [facts_of(judge, text(one.prompt_ids(0)), shown) for one, shown in zip(played, seen, strict=True)]
         judged = [
             right(judge, judge.claims(text(one.reasoning_ids(0))), state)
             for one, state in zip(played, states, strict=True)

@@ -140,7 +140,7 @@ def test_reasonings_that_cannot_be_judged_never_are_enough(tmp_path: Path, valid
 
 def test_the_share_of_true_reasonings_is_the_judges_over_first_turns_that_were_played() -> None:
     class Judge:
-        def facts(self, prompt: str, pictures: object = ()) -> str:
+        def facts(self, prompt: str) -> str:
             return prompt
 
         def claims(self, reasoning: str) -> list[str]:
