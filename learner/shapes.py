@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config
+from transformers import LlamaConfig, PreTrainedConfig, Qwen2_5_VLConfig, Qwen2Config
 
 QWEN2: dict[str, Any] = {
     "max_position_embeddings": 32768,
@@ -28,6 +28,9 @@ LLAMA_SHAPES = {
     "Llama-3.2-3B": (3072, 8192, 28, 24, 8, 128256, True),
     "SmolLM2-135M": (576, 1536, 30, 9, 3, 49152, True),
 }
+QWEN2_VL_SHAPES = {"Qwen2.5-VL-3B-Instruct": QWEN2_SHAPES["Qwen2.5-3B"]}
+"""Of the decoder; the tower of this size has the configuration's defaults but for what it hands to the decoder."""
+SHAPES = (*QWEN2_SHAPES, *QWEN2_VL_SHAPES, *LLAMA_SHAPES)
 
 PACKAGED = {"smollm2": "SmolLM2-135M"}
 """Shapes of the models that `model.path` knows by a short name."""
@@ -38,5 +41,11 @@ def published(name: str) -> PreTrainedConfig:
     if name in LLAMA_SHAPES:
         llama: dict[str, Any] = dict(zip(NAMES, LLAMA_SHAPES[name], strict=True))
         return LlamaConfig(**llama, max_position_embeddings=131072 if name.startswith("Llama-3") else 8192)
+    if name in QWEN2_VL_SHAPES:
+        text: dict[str, Any] = dict(zip(NAMES, QWEN2_VL_SHAPES[name], strict=True))
+        tied, hidden = text.pop("tie_word_embeddings"), text["hidden_size"]
+        tower = {"hidden_size": 1280, "out_hidden_size": hidden}
+        proven = ["Qwen2_5_VLForConditionalGeneration"]
+        return Qwen2_5_VLConfig(text_config=text, vision_config=tower, tie_word_embeddings=tied, architectures=proven)
     qwen2: dict[str, Any] = dict(zip(NAMES, QWEN2_SHAPES[name], strict=True))
     return Qwen2Config(**qwen2, **QWEN2)

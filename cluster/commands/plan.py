@@ -172,18 +172,18 @@ def _shape(config: RunConfig) -> PreTrainedConfig | None:
     if config.model.path == "tiny":
         return None
     from squelch.actors.model_folder import model_config
-    from squelch.learner.shapes import LLAMA_SHAPES, PACKAGED, QWEN2_SHAPES, published
+    from squelch.learner.shapes import PACKAGED, SHAPES, published
 
     path = Path(config.model.path)
     name = path.name.partition("@")[0]  # OWNER/NAME@REVISION of the hub
     named = PACKAGED.get(name, name)
-    name = named if named in QWEN2_SHAPES else named.removesuffix("-Instruct")
-    if name in QWEN2_SHAPES or name in LLAMA_SHAPES:
+    name = named if named in SHAPES else named.removesuffix("-Instruct")
+    if name in SHAPES:
         return published(name)
     try:
         return model_config(path)
     except ValueError as error:
-        known = ", ".join([*QWEN2_SHAPES, *LLAMA_SHAPES])
+        known = ", ".join(SHAPES)
         raise UserError(f"model.path={path}: give a local Hugging Face folder, or one named {known}") from error
 
 

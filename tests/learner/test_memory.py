@@ -15,7 +15,7 @@ from squelch.learner.config import LearnerConfig
 from squelch.learner.decomposition.statistics import MAX_GRADIENTS
 from squelch.learner.kernels.linear import use_fast_products
 from squelch.learner.policy.model import decoder_layers, hidden_states
-from squelch.learner.shapes import LLAMA_SHAPES, QWEN2_SHAPES, published
+from squelch.learner.shapes import SHAPES, published
 from tests.learner import memory_worker as learner_memory_worker
 
 pytestmark = pytest.mark.slow
@@ -26,17 +26,20 @@ PARAMETERS = {
     "Qwen2.5-3B": 3_085_938_688,
     "Qwen2.5-3B-Instruct": 3_085_938_688,
     "Qwen2.5-7B": 7_615_616_512,
+    "Qwen2.5-VL-3B-Instruct": 3_754_622_976,
     "Llama-3.2-3B": 3_212_749_824,
     "SmolLM2-135M": 134_515_008,
 }
 GPU = {"num_gpus": 1, "dtype": "bfloat16", "token_budget": 16384}
 
 
-@pytest.mark.parametrize("name", [*QWEN2_SHAPES, *LLAMA_SHAPES])
+@pytest.mark.parametrize("name", SHAPES)
 def test_published_shapes_have_the_published_number_of_parameters(name: str) -> None:
     model = memory.skeleton(published(name))
     assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name]
-    assert len(decoder_layers(model)) == model.config.num_hidden_layers
+    tower = getattr(model.config, "vision_config", None)
+    blocks = model.config.get_text_config().num_hidden_layers + (tower.depth if tower else 0)
+    assert len(decoder_layers(model)) == blocks
 
 
 @pytest.mark.parametrize("recipe", ["qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "qwen2.5-7b", "llama-3.2-3b"])
