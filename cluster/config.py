@@ -171,6 +171,11 @@ class RunConfig(Settings):
         return MAX_GRADIENTS * (self.gradients.every > 0)
 
     @property
+    def tokens_fed(self) -> int:
+        """`learner.token_budget`, also on a GPU as it is on a CPU where it is `auto`."""
+        return max(self.learner.tokens, self.rollout.max_model_len)
+
+    @property
     def algorithm_differences(self) -> list[str]:
         """The settings in which the run departs from `learner.algorithm`, named by the user's keys."""
         return differences(self.learner.algorithm, self.learner.model_dump(mode="json"))
@@ -305,7 +310,7 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _a_trajectory_fits_the_micro_batch(self) -> RunConfig:
         budget, longest = self.learner.token_budget, self.rollout.max_model_len
-        if budget < longest:
+        if budget != "auto" and budget < longest:
             raise ValueError(
                 f"learner.token_budget={budget} is below rollout.max_model_len={longest}, so a trajectory may not fit "
                 "into a micro-batch; raise the former or lower the latter"
@@ -425,8 +430,11 @@ def settings_of(file: Path) -> dict[str, Any]:
 
 
 def changes(old: dict[str, Any], after: RunConfig) -> list[str]:
-    """`key: old -> new` for every setting that differs. `old`: settings by dotted key."""
+    """`key: old -> new` for every setting that differs. `old`: settings by dotted key, of a run that has started, whose
+    number for the token budget is what `auto` means in it."""
     new = flat(after.model_dump(mode="json"))
+    if new["learner.token_budget"] == "auto":
+        new["learner.token_budget"] = old.get("learner.token_budget")
     return [
         f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in sorted({*old, *new}) if old.get(key) != new.get(key)
     ]

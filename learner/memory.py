@@ -10,6 +10,7 @@ recipe.
 """
 
 import json
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,6 +33,11 @@ GIB = 2**30
 PICTURE_SHARE = 0.25
 """Largest share of a micro-batch's tokens that stand for pictures: observations of a hundred such tokens, with answers
 of a few hundred, stay below it."""
+RUNTIME = GIB
+"""Bytes of a rank on a GPU for libraries, contexts and the allocator's overhead: an allowance, not in the estimate."""
+MOST_TOKENS, TOKENS_STEP = 65536, 1024
+"""The largest automatic token budget, and what it is a multiple of. On an H200, twice as many tokens saved 20% of an
+update at 16k and 6% at 32k (docs/research/results.md)."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +97,23 @@ def estimate(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, 
         snapshot=numbers.snapshot // world_size * copied,
         decomposition=4 * held * numbers.trained // world_size,
         gathered=gathered,
-        activations=int(learner.token_budget * _per_token(config, learner, width)) + _scores(config, learner),
+        activations=int(learner.tokens * _per_token(config, learner, width)) + _scores(config, learner),
         logits=4 * 4 * _tile(config, learner),
     )
+
+
+def fitting_tokens(
+    config: PreTrainedConfig, learner: LearnerConfig, world_size: int, held: int, longest: int, room: int
+) -> int:
+    """The most tokens of a micro-batch whose estimate is at most `room` bytes, from `longest` (tokens of the longest
+    trajectory) to `MOST_TOKENS`; `longest` also where that does not fit."""
+    more = range(-(-longest // TOKENS_STEP) * TOKENS_STEP, MOST_TOKENS + 1, TOKENS_STEP)
+
+    def needed(tokens: int) -> int:
+        return estimate(config, learner.with_tokens(tokens), world_size, held).total
+
+    fit = bisect_right(more, room, key=needed)
+    return more[fit - 1] if fit else longest
 
 
 @dataclass(frozen=True)
@@ -213,7 +233,7 @@ def _scores(config: PreTrainedConfig, learner: LearnerConfig) -> int:
 def _tile(config: PreTrainedConfig, learner: LearnerConfig) -> int:
     device = "cuda" if learner.num_gpus > 0 else "cpu"
     words = min(config.get_text_config().vocab_size, TILE_VOCABULARY)
-    return min(TILE_LOGITS[device], learner.token_budget * words)
+    return min(TILE_LOGITS[device], learner.tokens * words)
 
 
 def available(learner: LearnerConfig) -> int | None:
@@ -282,8 +302,8 @@ def advice(
     changed, tried = learner, []
     options: list[Mapping[str, object]] = [{"activation_checkpointing": True}, {"dtype": "bfloat16"}]
     options += [{"cpu_offload": True}] * (learner.num_gpus > 0)
-    if longest is not None and longest < learner.token_budget:
-        options.append({"token_budget": max(longest, learner.token_budget // 4)})
+    if longest is not None and longest < learner.tokens:
+        options.append({"token_budget": max(longest, learner.tokens // 4)})
     for option in options:
         option = {key: value for key, value in option.items() if vars(changed)[key] != value}
         changed = changed.model_copy(update=option)

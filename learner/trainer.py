@@ -208,7 +208,7 @@ class Trainer:
         trainer's own) needs them; `step` determines the order."""
         config = self.config
         whole = (objective or config.objective).needs_whole
-        own = config.token_budget, self.world_size, self.seed, step, config.share_openings, whole
+        own = config.tokens, self.world_size, self.seed, step, config.share_openings, whole
         return batching.plan(rows, minibatches, *own)
 
     def _prepare(

@@ -51,6 +51,8 @@ class Need:
     parts: str
     advice: str
     """The settings that help; empty if it fits."""
+    resolved: str = ""
+    """The setting that `auto` is on this device."""
 
 
 @dataclass(frozen=True)
@@ -219,20 +221,23 @@ def _share(device: float | None, num_gpus: float) -> float | None:
 def _learner(
     config: RunConfig, shape: PreTrainedConfig, devices: Sequence[float | None], published: int
 ) -> Iterator[Need]:
+    from squelch.cluster.fleet.token_budget import settled
     from squelch.learner import memory
 
-    learner, held = config.learner, config.held_gradients
-    needed = memory.estimate(shape, learner, learner.ranks, held)
-    total = (needed.total + published) / GIB + RANK_RUNTIME_GIB
-    parts = needed.line().partition("(")[2].rstrip(")") + f", runtime {RANK_RUNTIME_GIB:.2f}"
-    if published:
-        parts += f", published weights {published / GIB:.2f}"
+    held = config.held_gradients
     for device in devices:
-        has = _share(device, learner.num_gpus)
+        has = _share(device, config.learner.num_gpus)
+        learner = settled(config, shape, None if has is None else int(has * GIB) - published)
+        needed = memory.estimate(shape, learner, learner.ranks, held)
+        total = (needed.total + published) / GIB + RANK_RUNTIME_GIB
+        parts = needed.line().partition("(")[2].rstrip(")") + f", runtime {RANK_RUNTIME_GIB:.2f}"
+        if published:
+            parts += f", published weights {published / GIB:.2f}"
+        resolved = f"learner.token_budget={learner.tokens}" if config.learner.token_budget == "auto" else ""
         left = 0 if has is None else int((has - RANK_RUNTIME_GIB) * GIB) - published
         fits = has is None or needed.total <= left
         advice = "" if fits else memory.advice(shape, learner, learner.ranks, held, left, config.rollout.max_model_len)
-        yield Need("learner rank", learner.ranks, total, has, parts, advice)
+        yield Need("learner rank", learner.ranks, total, has, parts, advice, resolved)
 
 
 def _worker(config: RunConfig, size: ModelSize, device: float | None) -> Need:
@@ -303,7 +308,7 @@ def _memory_lines(config: RunConfig, needs: list[Need], store: str | None) -> li
     lines = [f"memory of {Path(config.model.path).name}, GiB, estimated from its shapes"]
     for need in needs:
         device = "host memory" if need.device_gib is None else f"{need.device_gib:g} GiB"
-        verdict = need.advice or ("" if need.device_gib is None else "fits")
+        verdict = need.advice or " ".join((*["fits"] * (need.device_gib is not None), need.resolved))
         lines.append(f"  {need.count} x {need.role:15s} {need.needs_gib:7.2f}  {device:12s} {verdict}".rstrip())
     for role, parts in {need.role: need.parts for need in needs}.items():
         lines.append(f"  {role}: {parts}")

@@ -30,6 +30,7 @@ from squelch.cluster.fleet.demand import needed
 from squelch.cluster.fleet.object_store import check_joined, local_mib
 from squelch.cluster.fleet.placement import make_room
 from squelch.cluster.fleet.processor import emulated
+from squelch.cluster.fleet.token_budget import settled
 from squelch.cluster.package import checkout
 from squelch.envs.contract import (
     AgentDriven,
@@ -47,6 +48,7 @@ from squelch.envs.registry import environment_class, has_twins, plays_whole_turn
 if TYPE_CHECKING:
     from squelch.actors.formats.protocol import Format
     from squelch.actors.play.codec import ChatCodec
+    from squelch.learner.config import LearnerConfig
 
 log = logging.getLogger(__name__)
 PROBE_TIMEOUT_S = 10.0
@@ -54,6 +56,8 @@ TINY_VOCABULARY = 10_000
 """Every tiny policy has fewer tokens, and every pretrained language model has more."""
 _SETTINGS_FRAME = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 """An empty SETTINGS frame of HTTP/2: length 0, type 4, no flags, stream 0."""
+CARD_TIMEOUT_S = 300.0
+"""Seconds until the card of a rank must have said how large it is; its process imports torch first."""
 PREPARED = {"worker_process_setup_hook": HOOK}
 """Ray's runtime environment that prepares each actor's process (`actors.process.preparation`)."""
 
@@ -299,7 +303,8 @@ def _check_memory(folder: Path, config: RunConfig) -> str:
 
     with as_user_error(about="model.path"):
         shape, held = model_config(folder), config.held_gradients
-        return memory.check(shape, config.learner, config.learner.ranks, held, config.rollout.max_model_len)
+        learner = settled(config, shape, memory.available(config.learner))
+        return memory.check(shape, learner, learner.ranks, held, config.rollout.max_model_len)
 
 
 def _check_speech(folder: Path, config: RunConfig) -> list[str]:
@@ -389,3 +394,18 @@ def _opening(entry: Entry, config: RunConfig, speech: Format, longest: bool = Fa
             replaced = config.model.chat_template
             raise ValueError(f"{error}; model.chat_template={replaced} replaced it" if replaced else error) from error
     return max(len(speech.render(one.messages, one.tools)) for one in openings)
+
+
+def memory_of_a_card(learner: LearnerConfig) -> int | None:
+    """As `memory.available`, asked where Ray would place a rank; ranks on smaller cards than this one refuse a budget
+    that does not fit. None if the process there sees no card either."""
+    from squelch.learner import memory
+
+    options = {"num_cpus": 0, "num_gpus": learner.num_gpus, "label_selector": dict(learner.label_selector)}
+    try:
+        return ray.get(ray.remote(**options)(memory.available).remote(learner), timeout=CARD_TIMEOUT_S)
+    except RayError as error:
+        raise UserError(
+            f"learner.token_budget=auto: no GPU of the cluster said how much memory it has ({error}); set a number, at "
+            "least rollout.max_model_len"
+        ) from error

@@ -182,7 +182,7 @@ def _warm_up(
     from squelch.actors.play.codec import ChatCodec
     from squelch.learner.warmup.corpus import Limits, make_corpus
 
-    longest = config.rollout.max_model_len  # no more than learner.token_budget, as the configuration has checked
+    longest = config.rollout.max_model_len  # no more than RunConfig.tokens_fed
     entries = config.mixture.entries
     limits = Limits(longest, "rollout.max_model_len", config.most_turn_tokens if plays else longest)
     codec = ChatCodec(folder)
@@ -266,7 +266,7 @@ COMPUTED = (
 def warmup_digest(config: RunConfig, warmup: WarmupConfig, folder: Path) -> str:
     """Digest of everything that determines the warmed-up weights: settings, model, file, and the first demonstrations
     as text, so that another wording causes another warm-up."""
-    learner = config.learner.model_dump(mode="json", include=set(COMPUTED))
+    learner = config.learner.with_tokens(config.tokens_fed).model_dump(mode="json", include=set(COMPUTED))
     optimizer = config.learner.optimizer.model_dump(
         mode="json", include={"betas", "epsilon", "weight_decay", "max_grad_norm"}
     )

@@ -46,9 +46,17 @@ from squelch.cluster.control.actor_errors import Refused
 from squelch.cluster.control.calls import LOAD
 from squelch.cluster.errors import UserError, as_user_error
 from squelch.cluster.first_task import FirstTask, first_task, notes_on_slow_calls
-from squelch.cluster.fleet.bootstrap import check_address, choose_scoring, connect, disconnect, weight_bytes
+from squelch.cluster.fleet.bootstrap import (
+    check_address,
+    choose_scoring,
+    connect,
+    disconnect,
+    memory_of_a_card,
+    weight_bytes,
+)
 from squelch.cluster.fleet.fleet import Fleet, actor_names
 from squelch.cluster.fleet.ray_actors import RayActors
+from squelch.cluster.fleet.token_budget import choose_token_budget
 from squelch.cluster.idle_settings import idle_settings, scale_notes
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.ends import EXIT_FAILED, RunEnd, has_begun, last_checkpoint, nothing_left, with_trace
@@ -181,8 +189,10 @@ def _run(
             if signals.arrived:  # as a warm-up ended
                 raise Interrupted(signals.arrived[0])
             startup.stage("starting Ray" if not config.cluster.address else "joining the Ray cluster", "5 to 15 s")
-            connect(config, say, weights=weight_bytes(model_dir, config), joined=end.watch_ray)
+            weights = weight_bytes(model_dir, config)
+            connect(config, say, weights=weights, joined=end.watch_ray)
             driver.hold(say)
+            config = end.config = choose_token_budget(config, model_dir, resume, say, weights, memory_of_a_card)
             if not resume:
                 find_run(config, resume)  # another process may have begun it meanwhile
             _begin(config, _first_screen(config, model_dir, recorder), notes, output, say)

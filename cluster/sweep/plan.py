@@ -297,8 +297,8 @@ def _holds_run(folder: Path) -> bool:
 
 
 def started(cell: Cell) -> RunConfig:
-    """The cell's configuration; of a cell that has started, with what `scorer.share` chose at its start, and the day
-    that its prompts name."""
+    """The cell's configuration; of a cell that has started, with what `scorer.share` and an automatic token budget
+    became at its start, and the day that its prompts name."""
     return _continued(cell, RunFolder(cell.folder).config()) if _holds_run(cell.folder) else cell.config
 
 
@@ -306,7 +306,10 @@ def _continued(cell: Cell, before: RunConfig) -> RunConfig:
     scorer, model = cell.config.scorer, cell.config.model
     chosen = as_chosen(scorer, before.scorer) if scorer.every is None else scorer
     dated = model.model_copy(update={"date": model.date or before.model.date})
-    return cell.config.model_copy(update={"scorer": chosen, "model": dated})
+    learner = cell.config.learner
+    if learner.token_budget == "auto":
+        learner = learner.model_copy(update={"token_budget": before.learner.token_budget})
+    return cell.config.model_copy(update={"scorer": chosen, "model": dated, "learner": learner})
 
 
 def _different(cell: Cell) -> list[str]:

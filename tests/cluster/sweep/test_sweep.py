@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
@@ -237,6 +238,10 @@ def test_a_cell_whose_scorings_were_chosen_at_its_start_is_continued_with_them(t
     (cell.folder / "config.yaml").write_text(dump(cell.config.model_copy(update={"scorer": chosen, "model": dated})))
     check_folders(plan)
     assert (started(cell).scorer.every, started(cell).scorer.max_pairs) == (7, 99)
+    learner = cell.config.learner.model_copy(update={"token_budget": "auto"})
+    assert (
+        started(replace(cell, config=cell.config.model_copy(update={"learner": learner}))).learner.token_budget == 8192
+    )
     assert started(cell).model.date == date(2026, 11, 27), "the day in its prompts"
     assert started(plan.cells[1]) == plan.cells[1].config
     fixed = make_plan(
