@@ -37,6 +37,7 @@ PARTS = (
     "probe_score",
     "archive",
     "checkpoint",
+    "checkpoint_write",
     "recovery",
     "orchestration",
 )

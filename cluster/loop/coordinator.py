@@ -14,7 +14,9 @@ one step, in their order, and what the coordinator waits for in each (modules ar
     issue         -                           -                           -
     after_train   each watcher                see its module              see there
     record        spans of players, workers   the same actors             the late actor's spans are missing
-    checkpoint    every learner rank, disk    learner                     recovery; a refusal of the disk ends the run
+    checkpoint    -                           -                           -
+    (written)     every learner rank, disk:   learner                     recovery; a refusal of the disk ends the run
+                  before the next call to it
 
 Nothing waits for the metrics endpoint. `stop()` may be called at any time: the step in training is finished, and
 everything else is cancelled. With `max_staleness` > 0 later steps are played while this step is trained
@@ -42,7 +44,8 @@ from squelch.cluster.config import RunConfig
 from squelch.cluster.control.ledger import DROPPED, FAILED, TRAINED, TRAINING
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.supervision import Supervisor
-from squelch.cluster.loop.learner_client.learning import Learning, RetrySteps, learner_metrics
+from squelch.cluster.loop.learner_client.learning import Learning, learner_metrics
+from squelch.cluster.loop.learner_client.saving import RetrySteps
 from squelch.cluster.loop.persistence.archiving import Archiving
 from squelch.cluster.loop.persistence.checkpointing import Checkpointing
 from squelch.cluster.loop.persistence.run_log import RunLog
@@ -123,6 +126,14 @@ class Coordinator:
 
     async def _run(self) -> None:
         try:
+            await self._steps()
+            await self._end()
+        except BaseException:
+            await self.learning.close()
+            raise
+
+    async def _steps(self) -> None:
+        try:
             await self._begin()
             while self.steps.admission.clock < self.config.loop.steps and not self.stopping.asked:
                 await self._step(self.steps.admission.clock + 1)
@@ -130,7 +141,6 @@ class Coordinator:
             log.info("stopping: %s", self.ending.text if self.ending else "")
         finally:
             await self.steps.cancel()
-        await self._end()
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -164,6 +174,7 @@ class Coordinator:
         selected = await self._select(number)
         step, stopwatch = selected.step, selected.stopwatch
         self.stopping.training, decided = number, stopwatch.last
+        await self._written()
         for watcher in self.watchers:
             await watcher.before_train(step)
         stopwatch.lap()
@@ -274,14 +285,11 @@ class Coordinator:
 
     async def _upkeep(self, step: Step) -> None:
         """Writes a checkpoint if one is due, and moves the learner away from nodes that will be taken away. This
-        happens after the step's record, so that a resumed run has the records of all its steps; the next step reports
-        the seconds."""
+        happens after the step's record, so that a resumed run has the records of all its steps."""
         leaves = self.scaling.learner_leaves() and not step.is_last and not self.stopping.asked
         moves = leaves and await self.learning.has_other_room()
         if self.checkpointing.due(step.number) or moves or (leaves and not self.checkpointing.is_before_a_move):
-            stopwatch = Stopwatch()
-            await self._checkpoint(step.number, self.steps.open_tickets())
-            self.run_log.carry({"seconds/checkpoint": stopwatch.lap()})
+            await self._checkpoint(step.number, self.steps.open_tickets(), wait=leaves)
         self.checkpointing.is_before_a_move = leaves and not moves
         if moves:
             await self._retrying(self._move_learner)
@@ -291,17 +299,30 @@ class Coordinator:
         if self.scaling.learner_leaves():
             await self.learning.move()
 
-    async def _checkpoint(self, step: int, open_tickets: list[dict[str, Any]]) -> None:
+    async def _checkpoint(self, step: int, open_tickets: list[dict[str, Any]], wait: bool) -> None:
+        """Begins the checkpoint of a step; with `wait`, returns once it is complete."""
+
         async def save() -> None:
-            state, steps = self.state, self.steps
+            stopwatch, state, steps = Stopwatch(), self.state, self.steps
             state.clock, state.version = steps.admission.clock, steps.admission.version
             state.cursor, state.open_tickets = steps.source.cursor, open_tickets
             state.ledger, state.filter = steps.ledger.state(), steps.filter_state
             state.bad_steps = self.learning.refused_in_a_row
             vars(state).update(self._late_state())
-            await self.checkpointing.save(step, state)
+            self.checkpointing.begin(step, state)
+            self.run_log.carry({"seconds/checkpoint": stopwatch.lap()})
+            if wait:
+                await self._written(needed=True)
 
         await self._retrying(save)
+
+    async def _written(self, needed: bool = False) -> None:
+        """Waits for a checkpoint under way; the step that is recorded next reports the seconds. RetrySteps if it was
+        dropped and is `needed`."""
+        if self.learning.saving.under_way:
+            stopwatch = Stopwatch()
+            await self.learning.saving.wait(needed)
+            self.run_log.carry({"seconds/checkpoint": stopwatch.lap()})
 
     def _late_state(self) -> dict[str, Any]:
         """The part of the loop's state that may still change after the last step."""
@@ -332,9 +353,10 @@ class Coordinator:
         await self.archiving.finish()
         for watcher in self.watchers:
             await watcher.end()
+        await self._written()
         clock = self.steps.admission.clock
         if clock > 0 and self.checkpointing.newest() != clock:
-            await self._checkpoint(clock, open_tickets)
+            await self._checkpoint(clock, open_tickets, wait=True)
         elif clock > 0:  # a scorer step may have ended after the checkpoint was written
             self.checkpointing.amend(clock, self._late_state())
         self.steps.ledger.cancel_open()

@@ -109,6 +109,17 @@ def assert_same_run(run_dir: Path, reference: Path) -> None:
     assert mine["finished"] and mine["ledger"] == other["ledger"] and mine["ledger"]["balanced"]
 
 
+def assert_written_beside_the_loop(run_dir: Path) -> None:
+    """Each checkpoint's event is before the next update; the record of the step after it has its seconds."""
+    events, lines = read_events(run_dir), {line["step"]: line for line in read_metrics(run_dir)}
+    trained = {event["step"]: event["start"] for event in events if (event["actor"], event["name"]) == ("learner", "call")}
+    written = {event["step"]: event["end"] for event in events if event["name"] == "checkpoint"}
+    assert sorted(written) == [2, 4, STEPS]
+    for step in (2, 4):
+        assert written[step] <= trained[step + 1]
+        assert 0 <= lines[step + 1]["seconds/checkpoint"] and 0 < lines[step + 1]["seconds/checkpoint_write"]
+
+
 def logged(run_dir: Path) -> list[int]:
     """The steps of which TensorBoard shows the reward."""
     read = EventAccumulator(str(run_dir / "tensorboard"))
@@ -164,4 +175,5 @@ def test_a_run_that_loses_its_learner_and_is_stopped_and_killed_and_resumed_twic
     assert f"after step {newest}" in run.until(lambda line: line.startswith("resumed from"))
     assert run.finish() == 0, run.text
     assert_same_run(folder, whole.folder)
+    assert_written_beside_the_loop(whole.folder)
     assert logged(folder) == logged(whole.folder) == list(range(1, STEPS + 1))

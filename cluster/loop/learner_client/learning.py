@@ -9,7 +9,8 @@ call.
     train        every rank, the groups' rows     recovery, then again                 the run ends
     publish      rank 0, every rollout worker     recovery, then again                 the run ends
     decompose    every rank                       recovery, then again                 the run ends
-    save         every rank, disk                 recovery, then again                 the run ends
+    save         nothing: it is written beside    recovery, then again                 the run ends
+                 the play (`saving`)
     beside       the work that it is given        recovery, beside that work
     move         a new group, between two steps   recovery again                       the run ends
 
@@ -54,6 +55,7 @@ from squelch.cluster.fleet.delivery import SenderLost
 from squelch.cluster.fleet.fleet import Fleet, UpdateFailed
 from squelch.cluster.fleet.supervision import Watchdog
 from squelch.cluster.loop.learner_client.recovery import LOST, Recovery, TrainedStep
+from squelch.cluster.loop.learner_client.saving import RetrySteps, Saving
 from squelch.cluster.loop.persistence.archiving import Archiving
 from squelch.cluster.loop.persistence.run_log import RunLog
 from squelch.cluster.loop.persistence.state import LoopState
@@ -65,10 +67,6 @@ R = TypeVar("R")
 T = TypeVar("T")
 CHECK_S = 5.0
 """Seconds within which ranks that are up say so."""
-
-
-class RetrySteps(Exception):
-    """Open steps must be retried: groups are lost, or lost weights sampled them; see the module's head."""
 
 
 class Learning:
@@ -88,6 +86,9 @@ class Learning:
         self.refused_in_a_row = state.bad_steps
         self._published: dict[str, float] = {}
         """The metrics of the last publication."""
+        self.saving = Saving()
+        self._recovering = asyncio.Lock()
+        """Held by whoever recovers: `beside` and a checkpoint may both notice a loss."""
         self.recovery = Recovery(config, fleet, watchdog, archiving, run_log, say, state.clock)
 
     @property
@@ -123,7 +124,7 @@ class Learning:
         return f"{self.refused_in_a_row} steps in a row refused (learner.max_bad_steps); last: {report.refused}"
 
     async def save(self, path: Path, loop: Mapping[str, Any]) -> None:
-        """Writes a checkpoint that includes the loop's state."""
+        """Writes a checkpoint that includes the loop's state. Only for the task of `saving`."""
         await self.call(SAVE, path.resolve(), dict(loop))
         self.recovery.note_saved()
 
@@ -151,6 +152,7 @@ class Learning:
         """Publishes rebuilt weights that diverged, if there are any, under the next higher version. RetrySteps if they
         were lost and diverged once more meanwhile."""
         if self.recovery.diverged:
+            await self.saving.wait()  # first: a checkpoint under way sees the divergence, and is dropped
             self.recovery.diverged = False  # the next loss decides anew
             await self.publish(self.version + 1)
 
@@ -178,6 +180,7 @@ class Learning:
 
     async def move(self) -> None:
         """Ends the ranks and restarts them on nodes that stay; nothing is lost. RetrySteps if the weights diverged."""
+        await self.saving.wait()
         self.recovery.plan_move("its node will be taken away")
         await self._recover()
 
@@ -189,7 +192,9 @@ class Learning:
         task = asyncio.ensure_future(work)
         try:
             while not task.done():
-                await self._until_lost(task)
+                await self._until_lost(task, *self.saving.under_way)
+                if any(saved.done() for saved in self.saving.under_way):
+                    await self.saving.wait()
                 await self._recover()
             return task.result()
         finally:
@@ -197,24 +202,30 @@ class Learning:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
-    async def _until_lost(self, task: asyncio.Future[Any]) -> None:
-        """Returns once the task is done or a rank is dead."""
-        lost = asyncio.ensure_future(self.recovery.learner.lost())
+    async def _until_lost(self, *tasks: asyncio.Future[Any]) -> None:
+        """Returns once one of the tasks is done or a rank is dead."""
+        learner = self.recovery.learner
+        lost = asyncio.ensure_future(learner.lost())
         try:
-            await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({*tasks, lost}, return_when=asyncio.FIRST_COMPLETED)
             if lost.done():
                 await lost
         except Died as error:
-            self.recovery.mark_dead(error)
+            self.recovery.mark_dead(error, learner)
         finally:
             lost.cancel()
 
     async def _recover(self) -> None:
         """Rebuilds the weights if the ranks are lost; RetrySteps if the rebuilt weights diverged."""
-        if self.recovery.cause is not None:
-            await self.recovery.run()
+        async with self._recovering:
+            if self.recovery.cause is not None:
+                await self.recovery.run()
         if self.recovery.diverged:
             raise RetrySteps
+
+    async def close(self) -> None:
+        """Before the run fails: a checkpoint under way ends first, if the ranks are well."""
+        await self.saving.close(lambda: self.recovery.cause is not None, self._until_lost)
 
     async def _check_rows(self, payloads: Sequence[Payload]) -> None:
         """Raises RetrySteps if rows that a new group of ranks is about to train on are lost."""
@@ -227,17 +238,20 @@ class Learning:
     async def call(self, row: Call[P, R], *arguments: P.args, **named: P.kwargs) -> R:
         """One call, repeated with each new group of ranks."""
         failure: str | None = None
+        if row is not SAVE:
+            await self.saving.wait()
         while True:
             lost = self.recovery.cause is not None
             await self._recover()
             if lost and row.payloads is not None:
                 await self._check_rows(cast("Sequence[Payload]", arguments[row.payloads]))
+            learner = self.recovery.learner
             try:
-                return await self.recovery.learner.call(row, *arguments, **named)
+                return await learner.call(row, *arguments, **named)
             except Refused:
                 raise
             except LOST as error:
-                self.recovery.mark_dead(error)
+                self.recovery.mark_dead(error, learner)
                 if isinstance(error, Failed):
                     if self.recovery.cause == failure:
                         raise

@@ -136,9 +136,11 @@ class Recovery:
         """Forgets the history: a complete checkpoint contains it now."""
         self.history = []
 
-    def mark_dead(self, error: BaseException) -> None:
-        """Marks the ranks as dead; the next call recovers them."""
-        self.cause, self._planned = str(error) or repr(error), False
+    def mark_dead(self, error: BaseException, learner: LearnerClient | None = None) -> None:
+        """Marks the ranks as dead; the next call recovers them. `learner`: the ranks that the error is of, unless they
+        are surely the present ones: others may have been started since."""
+        if learner is None or learner is self.fleet.learner:
+            self.cause, self._planned = str(error) or repr(error), False
 
     def plan_move(self, cause: str) -> None:
         """Plans to restart the ranks on other nodes, although none is lost."""

@@ -1,13 +1,20 @@
 """The coordinator's client of the checkpoints. A checkpoint is one folder with the learner's shards and the loop's
 state; it exists completely or not at all.
 
-The loop waits for the previous part of the archive, then for every learner rank and the disk. Ranks that are lost
-meanwhile are recovered (`cluster.loop.learner_client.learning`); if the disk fails, the run ends and names the path.
+    loop                                  beside it, while the next step's groups are played
+    `begin`: copies the loop's state ──▶  the step's part of the archive is on disk
+    the next call to the learner   ◀──    every rank writes its shards; rank 0 the export, then seals the folder
+                                          checkpoints that are not needed any more are deleted
+
+The state is that of the moment at which the checkpoint was begun, and the weights do not change until it is sealed
+(`cluster.loop.learner_client.saving`). Ranks that are lost meanwhile are recovered; if the disk fails, the run ends and
+names the path.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from typing import Any
 
@@ -47,20 +54,25 @@ class Checkpointing:
         return (checkpoints(self.run_dir) or [(0, None)])[-1][0]
 
     def due(self, step: int) -> bool:
-        """Whether a step has a checkpoint by its number, or because validation success was never higher."""
+        """Whether a step has a checkpoint by its number, because validation success was never higher, or because the
+        last one was dropped."""
         by_number = step % self.loop.checkpoint_every == 0 or step == self.loop.steps
-        return by_number or self.validation.best_step == step
+        return by_number or self.validation.best_step == step or self.learning.saving.dropped
 
-    async def save(self, step: int, state: LoopState) -> None:
-        """Writes the checkpoint of a step after its rows are in the archive, and deletes those that are not needed any
-        more."""
-        started = time.time()
+    def begin(self, step: int, state: LoopState) -> None:
+        """Starts to write the checkpoint of a step, with the loop's present state."""
         state.seconds += self._stopwatch.lap()
+        self.learning.saving.begin(self._write(step, json.loads(json.dumps(vars(state)))))
+
+    async def _write(self, step: int, loop: dict[str, Any]) -> None:
+        started = time.time()
         await self.archiving.finish()
-        await self.learning.save(checkpoint_dir(self.run_dir, step), vars(state))
+        await self.learning.save(checkpoint_dir(self.run_dir, step), loop)
         spared = self.validation.best_step, self.alarms.healthy_until
         await asyncio.to_thread(prune, self.run_dir, self.loop.keep_checkpoints, *spared)
-        self.run_log.event("learner", "checkpoint", started, time.time(), step=step)
+        ended = time.time()
+        self.run_log.event("learner", "checkpoint", started, ended, step=step)
+        self.run_log.carry({"seconds/checkpoint_write": ended - started})
 
     def amend(self, step: int, facts: dict[str, Any]) -> None:
         """Replaces fields of the loop's state in the checkpoint of a step."""

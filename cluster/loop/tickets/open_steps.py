@@ -32,7 +32,7 @@ from squelch.cluster.control.client import loop_time
 from squelch.cluster.control.ledger import BUFFERED, DROPPED, FAILED, KEPT_WAITING, Ledger
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.loop.filtering import Filtering
-from squelch.cluster.loop.learner_client.learning import RetrySteps
+from squelch.cluster.loop.learner_client.saving import RetrySteps
 from squelch.cluster.loop.persistence.state import LoopState, pack_ticket
 from squelch.cluster.loop.tickets.playing import Play, PlayedGroup
 from squelch.cluster.loop.tickets.window import Window
