@@ -285,6 +285,9 @@ class LearnerConfig(Settings):
     checkpoint_timeout_s: float = Field(1800.0, gt=0)
     """Seconds that the ranks may take to write a checkpoint or an export (of 7 billion parameters about 114 GiB), or to
     load one."""
+    export: Literal["float32", "bfloat16"] | None = "float32"
+    """Data type of the Hugging Face folder `hf/` in each checkpoint, from which `squelch eval`, other programs and new
+    runs (`model.path`) take the weights; null: none is written. A resume reads none, so its weights are exact."""
     hung_after_s: float = Field(60.0, gt=0)
     """Ranks that finish no micro-batch for this long, or for 10 times their median if that is longer, count as hung and
     are replaced. Time without a processor does not count. Until its first micro-batch, and with `compile`, a rank must

@@ -68,11 +68,11 @@ def published(policy: Policy) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in named.items() if name is not None}
 
 
-def gathered(policy: Policy) -> Iterator[tuple[str, Tensor]]:
+def gathered(policy: Policy, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
     """Yields (name, copy of the unsharded tensor on CPU), with adapters merged. A collective: every rank must iterate
-    to the end."""
+    to the end. `dtype`: as in `whole`."""
     live = _live(policy)
-    return ((name, _copied(tensor, live)) for name, tensor in whole(policy))
+    return ((name, _copied(tensor, live)) for name, tensor in whole(policy, dtype))
 
 
 def whole(policy: Policy, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -83,7 +83,7 @@ def whole(policy: Policy, dtype: torch.dtype | None = None) -> Iterator[tuple[st
         dtype: of floating-point tensors; None: their own.
     """
     named = _unsharded(policy) if policy.lora is None else merged(_unsharded(policy), policy.lora)
-    return ((name, tensor.to(_type_of(tensor, dtype))) for name, tensor in named)
+    return ((name, tensor.to(type_of(tensor, dtype))) for name, tensor in named)
 
 
 def _take_part(policy: Policy) -> None:
@@ -103,7 +103,7 @@ def _live(policy: Policy) -> set[int]:
     return {tensor.untyped_storage().data_ptr() for tensor in found}
 
 
-def _type_of(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+def type_of(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
     """The type of the published tensor: `dtype`, but integer buffers keep theirs."""
     return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
 
@@ -230,7 +230,7 @@ def send(policy: Policy, group: WeightGroup | None, dtype: torch.dtype = torch.f
 def table(policy: Policy, dtype: torch.dtype = torch.float32) -> tuple[TensorEntry, ...]:
     """The published parameters in order, with their whole shapes; no rank waits for another."""
     return tuple(
-        TensorEntry(name, str(_type_of(tensor, dtype)).removeprefix("torch."), tuple(tensor.shape))
+        TensorEntry(name, str(type_of(tensor, dtype)).removeprefix("torch."), tuple(tensor.shape))
         for name, tensor in published(policy).items()
     )
 

@@ -223,10 +223,10 @@ class LearnerRank:
 
     # -- folders -----------------------------------------------------------------------------------------------------
 
-    def save(self, path: Path | str, loop: Mapping[str, Any]) -> None:
-        """Writes a checkpoint that contains the coordinator's data `loop`."""
+    def save(self, path: Path | str, loop: Mapping[str, Any]) -> dict[str, float]:
+        """Writes a checkpoint that contains the coordinator's data `loop`; the seconds of each part."""
         with self._waiting():
-            self.trainer.save(Path(path), loop)
+            return self.trainer.save(Path(path), loop)
 
     def load(self, folder: Folder | Path) -> dict[str, Any]:
         """Loads a checkpoint, of which this node gets what its ranks read; returns the coordinator's data."""

@@ -96,8 +96,9 @@ def _mark(folder: Path, token: str) -> Path:
     return folder / f".seen-{token}"
 
 
-def write(ranks: Ranks, nodes: Sequence[str], path: Path, method: str, timeout_s: float, *arguments: Any) -> None:
+def write(ranks: Ranks, nodes: Sequence[str], path: Path, method: str, timeout_s: float, *arguments: Any) -> list[Any]:
     """Calls a collective `method(path, *arguments)` that writes a folder; afterwards `path` is on the driver's disk.
+    Returns the results by rank.
 
     Args:
         nodes: the node of each rank; one rank a node is asked for what the node has staged.
@@ -108,10 +109,9 @@ def write(ranks: Ranks, nodes: Sequence[str], path: Path, method: str, timeout_s
     try:
         own = seen(ranks, len(nodes), path.parent)
         if all(own):
-            ranks.each(method, timeout_s, [(str(path), *arguments)] * len(nodes))
-            return
+            return ranks.each(method, timeout_s, [(str(path), *arguments)] * len(nodes))
         asked = {node: rank for rank, node in enumerate(nodes) if not own[rank]}
-        _write_apart(ranks, own, list(asked.values()), path, method, timeout_s, arguments)
+        return _write_apart(ranks, own, list(asked.values()), path, method, timeout_s, arguments)
     except OSError as error:
         if isinstance(error, TimeoutError):  # a late rank, which the error names
             raise
@@ -138,17 +138,18 @@ def _write_apart(
     method: str,
     timeout_s: float,
     arguments: tuple[Any, ...],
-) -> None:
+) -> list[Any]:
     token = _token(path.parent)
     aside = path.with_name(f".{path.name}.{token[-8:]}.gathering.partial")
     try:
         staged = ranks.each("stage", LOOK_S, [(token,)] * len(own))
         paths = [str(aside) if seen else far for seen, far in zip(own, staged, strict=True)]
-        ranks.each(method, timeout_s, [(each, *arguments) for each in paths])
+        results = ranks.each(method, timeout_s, [(each, *arguments) for each in paths])
         for rank in asked:
             _fetch(ranks, rank, token, aside, timeout_s)
         _merge(partial_path(aside), aside)
         put_in_place(aside, path)
+        return results
     finally:
         for folder in (aside, partial_path(aside)):
             shutil.rmtree(folder, ignore_errors=True)

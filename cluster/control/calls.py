@@ -228,8 +228,10 @@ JOIN_GROUP: Call[[GroupMember], str | None] = LEARNER_RANK.row("join_group", of_
 """Rank 0 forms the group that it announced; the reason if others did not come."""
 SEND: Call[[str], str | None] = LEARNER_RANK.row("send", broadcast_s, guarded=True, all_ranks=True, reduce=any_failure)
 """Broadcasts the current weights in the weight group, in this dtype; the reason if the group failed."""
-SAVE: Call[[Path, Mapping[str, Any]], None] = _collective("save", Signs.ANSWERS_BEFORE, _DISK, folder=Folder.WRITTEN)
-"""Writes a checkpoint that contains the state of the training loop."""
+SAVE: Call[[Path, Mapping[str, Any]], dict[str, float]] = _collective(
+    "save", Signs.ANSWERS_BEFORE, _DISK, folder=Folder.WRITTEN
+)
+"""Writes a checkpoint that contains the state of the training loop; the seconds of each part."""
 LOAD: Call[[Path], dict[str, Any]] = _collective("load", Signs.ANSWERS_BEFORE, _DISK, folder=Folder.READ)
 """Loads a checkpoint; the loop's state in it."""
 EXPORT: Call[[Path], None] = _collective("export", Signs.ANSWERS_BEFORE, _DISK, folder=Folder.WRITTEN)

@@ -274,7 +274,7 @@ class LearnerClient:
         try:
             if row.folder is Folder.WRITTEN:
                 write = (ranks, [process.node for process in self.processes], path, row.method, bound_s, *others)
-                return await asyncio.to_thread(staging.write, *write)
+                return row.reduce(await asyncio.to_thread(staging.write, *write))
             folders = await asyncio.to_thread(self._readable, ranks, path)
         except ValueError as error:  # a disk that refuses
             raise Refused(str(error), error) from error

@@ -126,13 +126,13 @@ class Coordinator:
 
     async def _run(self) -> None:
         try:
-            await self._steps()
+            await self._until_end()
             await self._end()
         except BaseException:
             await self.learning.close()
             raise
 
-    async def _steps(self) -> None:
+    async def _until_end(self) -> None:
         try:
             await self._begin()
             while self.steps.admission.clock < self.config.loop.steps and not self.stopping.asked:

@@ -1,8 +1,10 @@
-"""The policy as a Hugging Face folder: float32 safetensors, configuration and tokenizer, for any other program.
+"""The policy as a Hugging Face folder: safetensors in float32 or bfloat16, configuration and tokenizer, for any other
+program.
 
 Rank 0 holds the unsharded parameters of one file (`EXPORT_BYTES`), never a second model.
 """
 
+import copy
 import json
 import shutil
 from collections.abc import Mapping
@@ -19,7 +21,7 @@ from squelch.actors.text.tokenizer import TOKENIZER_FILE, read_object, write_set
 from squelch.learner.checkpoint.shards import numbered
 from squelch.learner.checkpoint.together import WRITE_ERRORS, on_rank_zero
 from squelch.learner.policy.model import Policy
-from squelch.learner.publish import gathered, published
+from squelch.learner.publish import gathered, published, type_of
 
 EXPORT_BYTES = 4 << 30
 """Largest size of one safetensors file of the export; larger models get several files, as Hugging Face's own do."""
@@ -41,34 +43,43 @@ _readable: dict[Path, bool] = {}
 again."""
 
 
-def export(path: Path, policy: Policy, model_dir: Path, file_bytes: int | None = None) -> None:
-    """Write a Hugging Face folder (float32 safetensors); a collective. Copies the files of `model_dir` that say how
-    texts become ids and pictures patches.
+def export(
+    path: Path,
+    policy: Policy,
+    model_dir: Path,
+    file_bytes: int | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Write a Hugging Face folder in `dtype`; a collective. Copies the files of `model_dir` that say how texts become
+    ids and pictures patches.
 
     Raises OSError on all ranks when it cannot be written.
     """
-    on_rank_zero(lambda: _write_folder(path, policy, model_dir))
-    files = _Files(path, _file_names(policy, file_bytes or EXPORT_BYTES), dist.get_rank() == 0)
-    for name, tensor in gathered(policy):  # every rank iterates to the end, even if rank 0 fails to write
+    on_rank_zero(lambda: _write_folder(path, policy, model_dir, dtype))
+    files = _Files(path, _file_names(policy, file_bytes or EXPORT_BYTES, dtype), dist.get_rank() == 0)
+    for name, tensor in gathered(policy, dtype):  # every rank iterates to the end, even if rank 0 fails to write
         files.add(name, tensor)
     on_rank_zero(files.finish)
 
 
-def _write_folder(path: Path, policy: Policy, model_dir: Path) -> None:
+def _write_folder(path: Path, policy: Policy, model_dir: Path, dtype: torch.dtype) -> None:
     path.mkdir(parents=True, exist_ok=True)
     for name in (*TOKENIZER_FILES, *PICTURE_FILES, "generation_config.json"):
         if (model_dir / name).is_file():
             shutil.copyfile(model_dir / name, path / name)
-    policy.model.config.save_pretrained(path)
+    config = copy.deepcopy(policy.model.config)
+    config.dtype = dtype
+    config.save_pretrained(path)
     if model_dir not in _readable:
         _readable[model_dir] = not (path / TOKENIZER_FILE).exists() or reads_as_written(path)
     if not _readable[model_dir]:
         write_settings(path / SETTINGS, read_object(path / SETTINGS))
 
 
-def _file_names(policy: Policy, file_bytes: int) -> dict[str, str]:
+def _file_names(policy: Policy, file_bytes: int, dtype: torch.dtype) -> dict[str, str]:
     """The file name of each parameter, in the order in which parameters are gathered."""
-    numbers = numbered({n: t.numel() * t.element_size() for n, t in published(policy).items()}, file_bytes)
+    sizes = {name: tensor.numel() * type_of(tensor, dtype).itemsize for name, tensor in published(policy).items()}
+    numbers = numbered(sizes, file_bytes)
     count = max(numbers.values(), default=0) + 1
     if count == 1:
         return dict.fromkeys(numbers, "model.safetensors")

@@ -13,7 +13,8 @@ is JSON, and no unpickler is involved.
           MODULE/parameter/NAME             float32; MODULE is `policy`, or another trained module, e.g. `critic`
           MODULE/exp_avg/NAME, exp_avg_sq   AdamW's moments, of each parameter that it has updated
           MODULE/step/NAME                  AdamW's step count
-      hf/                   rank 0    weights (float32 safetensors), configuration, tokenizer
+      hf/                   rank 0    weights (safetensors of type `learner.export`; if null there is no folder),
+                                      configuration, tokenizer
 
 Learning rate, betas, epsilon and weight decay are the configuration's and are not in a checkpoint.
 
@@ -35,11 +36,14 @@ What cannot be checked: whether the numbers are those that training gave. Whoeve
 
 import json
 import shutil
+import time
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -76,6 +80,8 @@ from squelch.learner.policy.model import Policy
 Others = Mapping[str, tuple[nn.Module, Optimizer]]
 """Trained modules besides the policy, by name: each module under FSDP2, with its AdamW."""
 NOTHING_ELSE: Others = MappingProxyType({})
+PARTS = ("shards", "export", "seal")
+"""What the seconds of a checkpoint are spent on."""
 
 
 def save(
@@ -87,8 +93,10 @@ def save(
     loop: Mapping,
     others: Others = NOTHING_ELSE,
     algorithm: str = "",
-) -> None:
-    """Write the checkpoint; a collective. An existing checkpoint at `path` is replaced. `loop` must be plain JSON data.
+    export_dtype: torch.dtype | None = torch.float32,
+) -> dict[str, float]:
+    """Write the checkpoint; a collective. An existing checkpoint at `path` is replaced. `loop` must be plain JSON data;
+    without `export_dtype` there is no export. Returns the seconds of each part.
 
     Raises ValueError on all ranks, naming the path, when it cannot be written.
     """
@@ -102,16 +110,22 @@ def save(
         modules={one.name: one.described() for one in trained},
     )
     tensors = {name: tensor for one in trained for name, tensor in one.tensors().items()}
+    marks = [time.perf_counter()]
     try:
         on_rank_zero(lambda: _clear(partial))
         on_every_rank(lambda: shards.write(partial / SHARDED, tensors, rank))
-        export(partial / EXPORT, policy, model_dir)
+        marks.append(time.perf_counter())
+        if export_dtype is not None:
+            export(partial / EXPORT, policy, model_dir, dtype=export_dtype)
+        marks.append(time.perf_counter())
         on_rank_zero(lambda: _seal(partial, path, manifest, loop))
     except WRITE_ERRORS as error:
         raise ValueError(_not_written(path, error)) from error
     finally:
         if rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
+    marks.append(time.perf_counter())
+    return {part: after - before for part, (before, after) in zip(PARTS, pairwise(marks), strict=True)}
 
 
 def _not_written(path: Path, error: BaseException) -> str:

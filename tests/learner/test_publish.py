@@ -114,7 +114,7 @@ def test_bfloat16_travels_as_its_bits(model_dir: Path) -> None:
 
 
 def test_integer_buffers_keep_their_type() -> None:
-    assert publication._type_of(torch.tensor([1, 2]), torch.bfloat16) == torch.int64
+    assert publication.type_of(torch.tensor([1, 2]), torch.bfloat16) == torch.int64
 
 
 def test_a_version_streams_through_the_learner_and_is_never_there_twice(

@@ -15,6 +15,7 @@ import asyncio
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pyarrow as pa
@@ -44,6 +45,8 @@ class Times:
     """The learner gathers and stores the weights."""
     load_s: float
     """A rollout worker loads them; it samples nothing meanwhile."""
+    save_s: float = 0.0
+    """The learner writes a checkpoint."""
 
 
 class Immortal:
@@ -136,7 +139,7 @@ class PacedLearner(SleepingLearner):
 
     def __init__(self, times: Times) -> None:
         super().__init__(times.train_s)
-        self.publish_s, self._chance = times.publish_s, random.Random(1)
+        self.publish_s, self.save_s, self._chance = times.publish_s, times.save_s, random.Random(1)
 
     async def train_step(self, step: int, payloads: list[Payload], ids: list[str], terms: StepTerms) -> StepReport:
         """An update without work."""
@@ -148,6 +151,11 @@ class PacedLearner(SleepingLearner):
         """A bundle without weights."""
         await asyncio.sleep(self.publish_s)
         return await super().publish(version, dtype)
+
+    async def save(self, path: Path, loop: Mapping[str, Any]) -> dict[str, float]:
+        """Writes the loop's state only, at its pace."""
+        await asyncio.sleep(self.save_s)
+        return await super().save(path, loop)
 
 
 class InProcessFilter(FilterHost, Immortal):

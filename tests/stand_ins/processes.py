@@ -137,10 +137,11 @@ class SleepingLearner:
         """A bundle without weights."""
         return WeightBundle(version, (), f"version-{version}", np.zeros(1, np.int32), np.zeros(0, np.float32))
 
-    async def save(self, path: Path, loop: Mapping[str, Any]) -> None:
+    async def save(self, path: Path, loop: Mapping[str, Any]) -> dict[str, float]:
         """Writes the loop's state only."""
         path.mkdir(parents=True, exist_ok=True)
         (path / "loop.json").write_text(json.dumps(loop))
+        return {}
 
     async def stop(self) -> None:
         """Nothing runs."""

@@ -123,10 +123,12 @@ class Learning:
             return None
         return f"{self.refused_in_a_row} steps in a row refused (learner.max_bad_steps); last: {report.refused}"
 
-    async def save(self, path: Path, loop: Mapping[str, Any]) -> None:
-        """Writes a checkpoint that includes the loop's state. Only for the task of `saving`."""
-        await self.call(SAVE, path.resolve(), dict(loop))
+    async def save(self, path: Path, loop: Mapping[str, Any]) -> dict[str, float]:
+        """Writes a checkpoint that includes the loop's state; the seconds of each part. Only for the task of
+        `saving`."""
+        seconds = await self.call(SAVE, path.resolve(), dict(loop))
         self.recovery.note_saved()
+        return seconds
 
     # -- weights -----------------------------------------------------------------------------------------------------
 

@@ -58,7 +58,11 @@ class Archiving:
     async def finish(self) -> None:
         """Waits until the newest part is on disk. ArchiveError if the disk refuses, or hangs."""
         if (writing := self._writing) is not None:
-            await asyncio.shield(writing)  # a checkpoint and a recovery may both wait for it
+            try:
+                await asyncio.shield(writing)  # a checkpoint and a recovery may both wait for it
+            finally:
+                if writing.done() and self._writing is writing:
+                    self._writing = None
 
     async def stored(self, step: int, ids: Sequence[str]) -> list[Payload]:
         """References to the rows of these groups of a step that was trained on, in the order of `ids`: the rows that

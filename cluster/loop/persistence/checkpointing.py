@@ -67,11 +67,11 @@ class Checkpointing:
     async def _write(self, step: int, loop: dict[str, Any]) -> None:
         started = time.time()
         await self.archiving.finish()
-        await self.learning.save(checkpoint_dir(self.run_dir, step), loop)
+        parts = await self.learning.save(checkpoint_dir(self.run_dir, step), loop)
         spared = self.validation.best_step, self.alarms.healthy_until
         await asyncio.to_thread(prune, self.run_dir, self.loop.keep_checkpoints, *spared)
         ended = time.time()
-        self.run_log.event("learner", "checkpoint", started, ended, step=step)
+        self.run_log.event("learner", "checkpoint", started, ended, step=step, seconds=parts)
         self.run_log.carry({"seconds/checkpoint_write": ended - started})
 
     def amend(self, step: int, facts: dict[str, Any]) -> None:

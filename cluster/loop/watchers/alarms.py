@@ -115,11 +115,11 @@ class Alarms(Watcher):
         if settings.rule != "none":
             change = f"filter.rho={max(settings.rho / 2, 0.1):g}"
         source = ["squelch", "train", str(self.run_dir / "config.yaml"), f"name={self.config.name}-again"]
-        if kept is not None:
+        if kept is not None and self.config.learner.export is not None:
             folder = self.run_dir / "checkpoints" / f"step-{kept}" / "hf"
             seeds = [f"{entry.key}.train_seed=100000" for entry in self.config.mixture.entries]
             source += [f"model.path={folder}", "model.warmup=null", *seeds]
-        begins = "from its beginning" if kept is None else "from that checkpoint"
+        begins = "from its beginning" if "model.warmup=null" not in source else "from that checkpoint"
         return f"Go on with --resume, or {begins} with a stricter filter: {shlex.join(source)} {change}"
 
     @property

@@ -209,6 +209,24 @@ def test_an_export_in_several_files_is_the_same_model(model_dir: Path, tmp_path:
     assert index["metadata"]["total_size"] == sum(tensor.nbytes for _, tensor in gathered(trainer.policy))
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", None])
+def test_the_export_may_be_smaller_or_absent_and_the_checkpoint_is_exact_all_the_same(
+    model_dir: Path, tmp_path: Path, dtype: str | None
+) -> None:
+    trainer, path = Trainer(model_dir, make_config(export=dtype)), tmp_path / "step-1"
+    trainer.train_step(1, make_groups())
+    seconds = trainer.save(path, {})
+    assert tuple(seconds) == checkpoint.PARTS and min(seconds.values()) >= 0
+    assert (path / "hf").exists() == (dtype is not None)
+    if dtype is not None:
+        loaded = AutoModelForCausalLM.from_pretrained(path / "hf", dtype="auto")
+        assert loaded.dtype == torch.bfloat16 == AutoConfig.from_pretrained(path / "hf").dtype
+        assert all((loaded.state_dict()[n] == t.to(torch.bfloat16)).all() for n, t in gathered(trainer.policy))
+    resumed = Trainer(model_dir, make_config())
+    resumed.load(path)
+    assert fingerprint(resumed) == fingerprint(trainer)
+
+
 def critic(trainer: Trainer, model_dir: Path) -> tuple[Policy, torch.optim.Optimizer]:
     """Something else that is trained, two steps of its own taken."""
     module = shard(Policy(load_model(model_dir)), trainer.mesh, trainer.config)

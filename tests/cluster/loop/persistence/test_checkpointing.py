@@ -58,6 +58,8 @@ def test_the_next_steps_groups_are_played_while_a_checkpoint_is_written(tmp_path
     assert at["learner.train 3"] == pytest.approx(save + SAVE_S), "its update waits for the checkpoint alone"
     held, written = (archive.recorded[3][f"seconds/{part}"] for part in ("checkpoint", "checkpoint_write"))
     assert held >= 0 and written >= 0 and "seconds/checkpoint" not in archive.recorded[4]
+    events = [facts for event, facts in zip(archive.events, archive.facts, strict=True) if event[1] == "checkpoint"]
+    assert events == [{"step": step, "seconds": {"shards": 1.0}} for step in (2, 4)]
     assert [step for step, _ in checkpoints(world.config.run_dir)] == [2, 4]
     assert outcome.ledger.counts()["trained"] == 12
 
