@@ -148,7 +148,7 @@ def _weights(
         raise UserError(f"--checkpoint {checkpoint}: {run_dir} has best, last, initial and steps {steps}")
     fetch(f"{dict(saved)[step].relative_to(run_dir)}/{EXPORT}")
     folder = dict(saved)[step].resolve() / EXPORT
-    if not folder.is_dir():
+    if config.learner.export is None and not folder.is_dir():
         raise UserError(
             f"{folder} is missing: the checkpoint has no export (learner.export). Resume the run with "
             "learner.export=float32, and evaluate a checkpoint that it writes then"
