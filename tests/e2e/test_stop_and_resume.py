@@ -3,6 +3,7 @@ happened: to the bit, with one rollout worker, float32, no staleness and the rec
 
 At every other point of a run, on fakes: tests/cluster/loop/test_the_loop.py."""
 
+import math
 import re
 import signal
 import time
@@ -118,7 +119,7 @@ def assert_written_beside_the_loop(run_dir: Path) -> None:
     written = {event["step"]: event["end"] for event in events if event["name"] == "checkpoint"}
     assert sorted(written) == [2, 4, STEPS]
     for step in (2, 4):
-        assert written[step] <= trained[step + 1]
+        assert written[step] <= trained.get(step + 1, math.inf), "a step without a signal is not trained on"
         assert lines[step + 1]["seconds/checkpoint"] >= 0 and lines[step + 1]["seconds/checkpoint_write"] > 0
 
 
