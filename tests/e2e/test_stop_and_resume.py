@@ -26,7 +26,7 @@ TIMES = re.compile(r"seconds|^time$|per_second|^wait/|^restarts/learner$|^recove
 SCORED = re.compile(r"^(first_turn|trajectory|turn|judge|scorer|probe)/|^kind/.*/mi_est$")
 """Metrics of a scorer step, or of an evaluation of the probe, stand in the record of whichever step ends after it."""
 
-OF_SEVERAL = re.compile(r"_ema|^judge/|^scorer/skipped$")
+OF_SEVERAL = re.compile(r"_ema|^judge/")
 """Metrics of a scorer step that depend on the scorer steps before it."""
 
 
@@ -47,6 +47,8 @@ def metrics(run_dir: Path) -> tuple[list[dict[str, Any]], dict[Any, dict[str, An
     scored = [{k: v for k, v in line.items() if SCORED.match(k)} for line in lines]
     # So is the record that counts a scorer step as done: only their number is compared.
     done = sum(line.pop("scorer/done", None) or 0 for line in scored)
+    for line in scored:  # which steps are skipped shows in those that are not; whose record says so is a time
+        line.pop("scorer/skipped", None)
     by_step: dict[Any, dict[str, Any]] = {("scorer", "done"): {"count": done}}
     for kind in ("scorer", "probe"):
         for line in (line for line in scored if f"{kind}/step" in line):
