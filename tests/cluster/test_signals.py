@@ -37,7 +37,7 @@ def send(*numbers):
 """
 
 
-def command(text: str, timeout_s: float = 60.0) -> tuple[int, list[str], float]:
+def command(text: str, timeout_s: float = 300.0) -> tuple[int, list[str], float]:
     """(exit code, lines, seconds) of a program that begins with START."""
     began, program = time.monotonic(), START + textwrap.dedent(text)
     root, words = Path(__file__).parents[2], [sys.executable, "-c", program]
@@ -117,16 +117,16 @@ def test_a_second_signal_ends_a_process_whose_main_thread_is_stuck_with_its_own_
 
 @pytest.mark.parametrize("numbers", ["15, 15", "15, 15, 15"])
 def test_last_words_that_hang_are_not_waited_for(numbers: str) -> None:
-    bound = 0.5 if numbers == "15, 15" else 60.0
+    bound = 0.5 if numbers == "15, 15" else 600.0
     ended, _, seconds = command(f"""
         module.LAST_S = {bound}
         with listening() as signals:
-            signals.first_does(lambda number: time.sleep(60))
-            signals.last_words = lambda number: time.sleep(60)
+            signals.first_does(lambda number: time.sleep(600))
+            signals.last_words = lambda number: time.sleep(600)
             send({numbers})
             stuck()
     """)
-    assert ended == 143 and seconds < 50
+    assert ended == 143 and seconds < 250
 
 
 def test_a_child_that_was_forked_has_signals_of_its_own() -> None:

@@ -110,16 +110,34 @@ def test_frozen_lake_played_by_an_agent_over_openais_client_is_the_built_in_game
             "the agent reported 2 rewards, and 1 of its calls were answered",
         ),
         ("call('hi'); print('{\"reward\": 1, \"penalties\": []}')", "0 penalties, and 1 of its calls were answered"),
-        ("call('hi'); time.sleep(60)", "the agent still ran after environment_actor.episode_timeout_s=4"),
     ],
 )
 def test_an_agent_that_does_not_end_as_it_should_fails_its_trajectory_with_a_cause(codec, script, said):
-    bounds = {"episode_timeout_s": 4} if "sleep" in script else {}
-    (trajectory,) = one_agent(codec, script, **bounds).trajectories
+    (trajectory,) = one_agent(codec, script).trajectories
     assert trajectory.failure is not None and trajectory.failure.cause is FailureCause.AGENT_ERROR
     assert said in trajectory.failure.detail
     assert bool(trajectory.loss_mask.any()) == ("call" in script), "the tokens that it had are kept"
     assert not trajectory.success and trajectory.episode_return == 0
+
+
+LATE = """
+import json, os, time, urllib.request
+head = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "Content-Type": "application/json"}
+body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "hi"}]}).encode()
+urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, head)).read()
+time.sleep(600)
+"""
+"""Without the package `openai`, whose import takes seconds."""
+
+
+def test_an_agent_that_is_late_fails_its_trajectory_and_keeps_its_tokens(codec):
+    options = {"command": [sys.executable, "-c", LATE]}
+    environment = EnvironmentConfig(name="Agent", options=options)
+    (group,) = play(codec, Policy(codec), environment, ticket("Agent", options, 1), episode_timeout_s=12)
+    (trajectory,) = group.trajectories
+    assert trajectory.failure is not None and trajectory.failure.cause is FailureCause.AGENT_ERROR
+    assert "the agent still ran after environment_actor.episode_timeout_s=12" in trajectory.failure.detail
+    assert trajectory.loss_mask.any() and not trajectory.success and trajectory.episode_return == 0
 
 
 def test_the_fixed_probe_takes_the_first_call_of_an_agent_that_fails_because_its_second_is_refused(codec):
