@@ -45,11 +45,14 @@ class Picture:
 
         return cls(position, "image/png", picture.identity[: 2 * KEY_BYTES], png_of(picture))
 
-    def decoded(self) -> shown_pictures.Picture:
-        """The pixels. Raises Unreadable for bytes that are no PNG within the bounds, or are not here."""
+    def decoded(self, where: str) -> shown_pictures.Picture:
+        """The pixels. Raises ValueError, beginning with `where`, for a picture without its bytes or that cannot be
+        decoded."""
         from squelch.envs.untrusted.pictures import picture_of_png
 
-        return picture_of_png(self.data or b"", f"the picture at {self.position}")
+        if self.data is None:
+            raise ValueError(f"{where}: the picture at {self.position} comes without its bytes ({self.reference})")
+        return picture_of_png(self.data, where)
 
 
 def content_key(ids: np.ndarray, pictures: Sequence[Picture] = ()) -> str:

@@ -12,6 +12,11 @@ PlacedPictures = tuple[tuple[int, Picture], ...]
 """Pictures among ids, in order: the index of each one's first placeholder id, and the picture."""
 
 
+def moved(pictures: PlacedPictures, by: int) -> PlacedPictures:
+    """The pictures of ids that stand `by` places later."""
+    return tuple((position + by, picture) for position, picture in pictures)
+
+
 @dataclass(frozen=True)
 class GenerationRequest:
     """One turn to be sampled. `prompt_ids`: (num_tokens,) int32, all ids fed and sampled so far; `seed`: the seed of

@@ -38,12 +38,6 @@ def _black(fed: Fed) -> Fed:
     return Fed(fed.ids, tuple((at, Picture(np.zeros_like(one.rgb))) for at, one in fed.pictures))
 
 
-def _joined(*parts: Fed) -> Fed:
-    starts = np.cumsum([0, *(len(part.ids) for part in parts)])
-    pictures = [(int(start) + at, one) for start, part in zip(starts, parts, strict=False) for at, one in part.pictures]
-    return Fed(np.concatenate([part.ids for part in parts]), tuple(pictures))
-
-
 def played(
     model: PreTrainedModel, codec: ChatCodec, environment: EnvironmentConfig, num_tasks: int, blind: bool
 ) -> dict[str, float]:
@@ -66,7 +60,7 @@ def played(
             outcome = episodes[i].act(text, not closed)
             solved[i] = outcome.success
             if outcome.next_message is not None:
-                shown[i] = _joined(shown[i], Fed(ids), codec.next_fed(outcome.next_message, closed))
+                shown[i] = Fed.joined([shown[i], Fed(ids), codec.next_fed(outcome.next_message, closed)])
                 going.append(i)
         left = going
     return {"success": float(np.mean(solved)), "true": float(np.mean(held)) if held else 0.0}

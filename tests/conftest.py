@@ -152,6 +152,24 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="session")
+def seeing_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random model with a vision tower (`tests.seeing`); not to be changed."""
+    from tests.seeing import make_seeing_model
+
+    return make_seeing_model(tmp_path_factory.mktemp("seeing") / "model")
+
+
+@pytest.fixture(scope="session")
+def vision(seeing_dir: Path) -> Any:
+    """How that model is fed pictures."""
+    from squelch.actors.pictures.geometry import vision_of
+
+    found = vision_of(seeing_dir)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="session")
 def tiny_policy() -> Path:
     """A FrozenLake policy after a very short warm-up: it knows the format and little else. It is built once for all
     processes and runs of the tests, and anew when what it is made from has changed."""

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-from squelch.actors.content import Picture as Placed
 from squelch.envs.pictures import Picture
 
 VOCABULARY = 96
@@ -89,8 +88,3 @@ def board(seed: int, rows: int = 3, columns: int = 3) -> Picture:
     """A picture of `rows` x `columns` cells of random colours, each of which becomes one placeholder."""
     cells = np.random.default_rng(seed).integers(0, 256, (rows, columns, 3)).astype(np.uint8)
     return Picture(cells.repeat(SIDE, 0).repeat(SIDE, 1))
-
-
-def placed(picture: Picture, position: int) -> Placed:
-    """The picture in a trajectory, at the index of its first placeholder."""
-    return Placed.of(position, picture)

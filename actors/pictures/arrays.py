@@ -18,7 +18,6 @@ from squelch.actors.content import Picture
 from squelch.actors.pictures.geometry import Grid, Vision
 from squelch.actors.pictures.patches import patches
 from squelch.actors.pictures.rope import rope_positions
-from squelch.envs.untrusted.pictures import picture_of_png
 
 
 @dataclass(frozen=True)
@@ -52,21 +51,13 @@ class PictureArrays:
     rope: np.ndarray
 
 
-def rgb_of(picture: Picture, where: str) -> np.ndarray:
-    """The pixels, (height, width, 3) uint8. Raises ValueError, beginning with `where`, for a picture without its bytes
-    or that cannot be decoded."""
-    if picture.data is None:
-        raise ValueError(f"{where}: the picture at {picture.position} comes without its bytes ({picture.reference})")
-    return picture_of_png(picture.data, where).rgb
-
-
 def shown_of(pictures: Sequence[Picture], vision: Vision, where: str, known: dict[str, Shown]) -> list[Shown]:
     """What is fed of a row's pictures, in order. `known`: those that were decoded so far, by digest; it grows. Raises
-    ValueError as `rgb_of` and `Vision.grid` do."""
+    ValueError as `Picture.decoded` and `Vision.grid` do."""
     found = []
     for picture in sorted(pictures, key=lambda one: one.position):
         if picture.digest not in known:
-            known[picture.digest] = Shown.of(0, rgb_of(picture, where), vision, picture.digest)
+            known[picture.digest] = Shown.of(0, picture.decoded(where).rgb, vision, picture.digest)
         found.append(replace(known[picture.digest], position=picture.position))
     return found
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ import numpy as np
 from squelch.actors.formats import hermes
 from squelch.actors.formats.protocol import Ids, Parsed, Tools, require_followers
 from squelch.actors.formats.tokens import MARKERS, ModelTokens, as_array, as_text, reasoning_span
-from squelch.actors.messages import PlacedPictures
+from squelch.actors.messages import PlacedPictures, moved
 from squelch.actors.pictures.geometry import CONFIG, Vision, vision_of
 from squelch.actors.text.chat_template import REASONING, Part, TemplateRefused
 from squelch.actors.text.control_tokens import Piece, foreign_pieces
@@ -66,6 +67,13 @@ class Fed(NamedTuple):
 
     ids: np.ndarray
     pictures: PlacedPictures = ()
+
+    @classmethod
+    def joined(cls, parts: Sequence[Fed]) -> Fed:
+        """The parts one after another."""
+        starts = accumulate((len(part.ids) for part in parts), initial=0)
+        placed = [moved(part.pictures, start) for part, start in zip(parts, starts, strict=False)]
+        return cls(np.concatenate([part.ids for part in parts]), tuple(chain.from_iterable(placed)))
 
 
 class ChatCodec(ModelTokens):
@@ -110,18 +118,13 @@ class ChatCodec(ModelTokens):
         shown."""
         if isinstance(message["content"], str):
             return Fed(self.next_turn(message, closed, opening))
-        messages = [*_TURN[:-1], message]
-        described = _described(messages)
-        (parts,) = self._template.parts([described])
-        ids, pictures = self._fed(self._after(parts, described, len(messages) - 2), [message], opening)
-        skipped = 1 if closed else 0
-        return Fed(ids[skipped:], tuple((position - skipped, picture) for position, picture in pictures))
+        ids, pictures = self._fed_between(message, opening)
+        return Fed(ids[1:], moved(pictures, -1)) if closed else Fed(ids, pictures)
 
     def first_turn(self, messages: list[Message], opening: bool = True) -> np.ndarray:
         """(num_tokens,) int32: the rendered messages, the generation prompt and, with `opening`, the opening of the
         reasoning."""
-        (parts,) = self._template.parts([messages])
-        return self._encode_parts(parts, messages, opening)
+        return self.first_fed(messages, opening).ids
 
     def next_turn(self, message: Message, closed: bool, opening: bool = True) -> np.ndarray:
         """(num_tokens,) int32: the ids that are fed between two sampled turns; `opening` as in `first_turn`.
@@ -267,10 +270,12 @@ class ChatCodec(ModelTokens):
         return [part if isinstance(part, str) else part - reply - 1 for part in after]
 
     def _encode_between(self, role: str, content: str, opening: bool) -> np.ndarray:
-        message = {"role": role, "content": content}
-        messages = [*_TURN[:-1], message]
-        (parts,) = self._template.parts([messages])
-        return self._encode_parts(self._after(parts, messages, len(messages) - 2), [message], opening)
+        return self._fed_between({"role": role, "content": content}, opening).ids
+
+    def _fed_between(self, message: Message, opening: bool) -> Fed:
+        conversation = _described([*_TURN[:-1], message])
+        (parts,) = self._template.parts([conversation])
+        return self._fed(self._after(parts, conversation, len(conversation) - 2), [message], opening)
 
     def _encode_parts(
         self, parts: Sequence[Part], messages: Sequence[Mapping[str, Any]], opening: bool = True

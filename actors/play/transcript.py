@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from squelch.actors.content import Picture
-from squelch.actors.messages import Completion, PlacedPictures, VersionSpan
+from squelch.actors.messages import Completion, PlacedPictures, VersionSpan, moved
 from squelch.actors.records import Segment, Turn
 
 VersionSpans = tuple[VersionSpan, ...] | None
@@ -40,7 +40,7 @@ class Transcript:
         """Append fed ids and the pictures among them, or sampled ids with their log-probabilities; returns the position
         of the first."""
         start = self.length
-        self.pictures += tuple((start + position, picture) for position, picture in pictures)
+        self.pictures += moved(pictures, start)
         self.parts.append(ids)
         self.log_probs.append(log_probs)
         self.length += len(ids)

@@ -25,7 +25,6 @@ import numpy as np
 from squelch.actors.content import Picture, content_key
 from squelch.actors.diagnosis.metrics import MODALITY_KEYS, PARTS
 from squelch.actors.diagnosis.modality import read_part
-from squelch.actors.pictures.arrays import rgb_of
 from squelch.envs import pictures as envs_pictures
 
 if TYPE_CHECKING:
@@ -140,7 +139,7 @@ def _numbered(items: Sequence[object]) -> np.ndarray:
 
 @lru_cache(maxsize=1024)
 def _rgb(picture: Picture) -> envs_pictures.Picture:
-    return envs_pictures.Picture(rgb_of(picture, "the probe"))
+    return picture.decoded("the probe")
 
 
 def _size(picture: Picture) -> tuple[int, int]:

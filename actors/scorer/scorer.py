@@ -321,7 +321,7 @@ class Scorer:
             if text is not None and (judge := judge_of(name)) is not None:
                 own = subset(draw, np.array([other == name for other in environments]))
                 prompts, reasonings = (list(map(text, rows)) for rows in (own.prompts, own.reasonings))
-                seen = [[one.decoded() for one in shown[-1:]] for shown in own.pictures]
+                seen = [[one.decoded("a scored prompt") for one in shown[-1:]] for shown in own.pictures]
                 found.append(shares(judge, prompts, reasonings, own.source.tolist(), seen))
                 sizes.append(len(reasonings))
         return {

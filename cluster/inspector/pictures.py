@@ -15,7 +15,6 @@ import numpy as np
 from squelch.actors.content import Picture
 from squelch.cluster.inspector.texts import Pieces
 from squelch.envs.untrusted.files import Unreadable
-from squelch.envs.untrusted.pictures import picture_of_png
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ def picture_view(picture: Picture, number: int) -> PictureView:
     if picture.data is None:
         return PictureView(number, problem=f"its bytes are stored as {picture.reference or 'nothing'}")
     try:
-        width, height = picture_of_png(picture.data, f"picture {number}").size
+        width, height = picture.decoded(f"picture {number}").size
     except Unreadable as error:
         return PictureView(number, problem=str(error))
     return PictureView(number, f"data:image/png;base64,{base64.b64encode(picture.data).decode()}", width, height)

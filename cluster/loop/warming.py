@@ -338,7 +338,7 @@ def truth_of(judge: Judge, text: Callable[[np.ndarray], str]) -> Truth:
 
     def truth(rows: Sequence[pa.Table]) -> float | None:
         played = [one for table in rows for one in from_table(table) if one.failure is None and one.turns]
-        seen = [[picture.decoded() for picture in one.prompt_pictures(0)[-1:]] for one in played]
+        seen = [[picture.decoded("a played prompt") for picture in one.prompt_pictures(0)[-1:]] for one in played]
         states = [facts_of(judge, text(one.prompt_ids(0)), shown) for one, shown in zip(played, seen, strict=True)]
         judged = [
             right(judge, judge.claims(text(one.reasoning_ids(0))), state)

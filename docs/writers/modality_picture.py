@@ -35,7 +35,7 @@ def board(run: Path) -> np.ndarray:
     shown = [picture for one in from_table(read_groups(run, [1])) for picture in one.pictures]
     if not shown:
         raise ValueError(f"{run}: no picture was shown in step 1")
-    return shown[0].decoded().rgb
+    return shown[0].decoded(f"{run}, step 1").rgb
 
 
 def figure(rgb: np.ndarray, lines: Sequence[Mapping[str, Any]]) -> str:

@@ -18,13 +18,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from squelch.actors.messages import PlacedPictures
 from squelch.actors.play.codec import ChatCodec, Fed, Message
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import Demonstrator, Environment, require
 from squelch.envs.episode import Episode
 from squelch.envs.format import well_formed
 from squelch.envs.mixture import Mixture
-from squelch.envs.pictures import Picture, Shown, text_of
+from squelch.envs.pictures import Shown, text_of
 from squelch.envs.registry import make
 from squelch.envs.splits import Split
 from squelch.envs.wording import DemonstrationQuality
@@ -63,7 +64,7 @@ class Demonstration:
 
     token_ids: np.ndarray
     loss_mask: np.ndarray
-    pictures: tuple[tuple[int, Picture], ...] = ()
+    pictures: PlacedPictures = ()
 
 
 def play(env: Environment, environment: EnvironmentConfig, seed: int, quality: DemonstrationQuality) -> Transcript:
@@ -120,6 +121,5 @@ def encode(codec: ChatCodec, transcript: Transcript) -> Demonstration:
             parts.append(codec.next_fed(message, closed=True))
             sampled.append(False)
     mask = np.concatenate([np.full(len(part.ids), flag) for part, flag in zip(parts, sampled, strict=True)])
-    starts = itertools.accumulate((len(part.ids) for part in parts), initial=0)
-    pictures = [(start + at, one) for start, part in zip(starts, parts, strict=False) for at, one in part.pictures]
-    return Demonstration(np.concatenate([part.ids for part in parts]), mask, tuple(pictures))
+    whole = Fed.joined(parts)
+    return Demonstration(whole.ids, mask, whole.pictures)

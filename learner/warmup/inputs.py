@@ -10,16 +10,16 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
+from squelch.actors.packed.seeing import features
+from squelch.actors.pictures.arrays import Shown, positions_of
 from squelch.actors.pictures.geometry import Vision
-from squelch.actors.pictures.patches import patches
-from squelch.actors.pictures.rope import rope_positions
+from squelch.envs.pictures import Picture
 from squelch.learner.warmup.demonstrations import Demonstration
 
 
@@ -39,34 +39,32 @@ class Inputs:
         return {"inputs_embeds": self.embeddings[rows, columns], "position_ids": self.positions[:, rows, columns]}
 
 
-def layers(model: PreTrainedModel) -> nn.Module:
-    """The language model without its head."""
-    return model.get_submodule("model.language_model" if hasattr(model.config, "vision_config") else "model")
-
-
 def inputs(
     model: PreTrainedModel, batch: Sequence[Demonstration], tokens: torch.Tensor, vision: Vision | None
 ) -> Inputs:
     """The inputs for a batch, whose ids are `tokens`, padded on the right. `vision`: of a model with a tower."""
     if vision is None:
         return Inputs(tokens)
-    rows, width = tokens.shape
-    embeddings = model.get_input_embeddings()(tokens)
-    shown = [(row * width + at, picture) for row, one in enumerate(batch) for at, picture in one.pictures]
-    if shown:
-        distinct = {picture.identity: picture for _, picture in shown}
-        grids = [vision.grid(*picture.size) for picture in distinct.values()]
-        counts = [grid.rows * grid.columns // vision.merge**2 for grid in grids]
-        fed = np.concatenate([patches(picture.rgb, vision) for picture in distinct.values()])
-        sizes = torch.tensor([(1, grid.rows, grid.columns) for grid in grids])
-        features = model.get_submodule("model.visual")(torch.from_numpy(fed), grid_thw=sizes).pooler_output
-        split = dict(zip(distinct, torch.split(features, counts), strict=True))
-        places = torch.cat([torch.arange(at, at + len(split[picture.identity])) for at, picture in shown])
-        found = torch.cat([split[picture.identity] for _, picture in shown])
-        embeddings = embeddings.flatten(0, 1).index_copy(0, places, found).view(rows, width, -1)
+    (rows, width), known = tokens.shape, dict[str, Shown]()
+    shown = [[_shown(at, picture, vision, known) for at, picture in one.pictures] for one in batch]
     positions = np.zeros((3, rows, width), np.int64)
-    for row, one in enumerate(batch):
-        length = len(one.token_ids)
-        at = [(place, vision.grid(*picture.size)) for place, picture in one.pictures]
-        positions[:, row, :length] = rope_positions(length, at, vision.merge)
+    for row, (one, own) in enumerate(zip(batch, shown, strict=True)):
+        positions[:, row, : len(one.token_ids)] = positions_of(len(one.token_ids), own, vision)
+    embeddings = model.get_input_embeddings()(tokens)
+    if known:
+        fed = torch.from_numpy(np.concatenate([one.patches for one in known.values()]))
+        grids = torch.tensor([(1, *one.grid) for one in known.values()])
+        parts = features(model, fed, grids).split([one.num_tokens(vision) for one in known.values()])
+        found = dict(zip(known, parts, strict=True))
+        spots = [(row * width + one.position, one) for row, own in enumerate(shown) for one in own]
+        places = torch.cat([torch.arange(at, at + one.num_tokens(vision)) for at, one in spots])
+        values = torch.cat([found[one.digest] for _, one in spots])
+        embeddings = embeddings.flatten(0, 1).index_copy(0, places, values).view_as(embeddings)
     return Inputs(tokens, embeddings, torch.from_numpy(positions))
+
+
+def _shown(at: int, picture: Picture, vision: Vision, known: dict[str, Shown]) -> Shown:
+    """The picture at a place; `known` holds each distinct one."""
+    if picture.identity not in known:
+        known[picture.identity] = Shown.of(0, picture.rgb, vision, picture.identity)
+    return replace(known[picture.identity], position=at)

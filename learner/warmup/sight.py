@@ -16,15 +16,17 @@ import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from squelch.actors.packed.seeing import decoder
 from squelch.actors.play.codec import ChatCodec, Fed
 from squelch.envs.contract import Judged, lacking
+from squelch.envs.episode import Episode
 from squelch.envs.format import THINK_CLOSE
 from squelch.envs.mixture import Mixture
 from squelch.envs.pictures import Picture, Shown
-from squelch.envs.registry import environment_class
+from squelch.envs.registry import environment_class, make
 from squelch.envs.wording import DemonstrationQuality
 from squelch.learner.warmup.demonstrations import Demonstration, Transcript, transcripts
-from squelch.learner.warmup.inputs import inputs, layers
+from squelch.learner.warmup.inputs import inputs
 from squelch.learner.warmup.tiny_recipe import shows_pictures
 
 NUM_JUDGED = 128
@@ -72,10 +74,10 @@ def true_claims(model: PreTrainedModel, codec: ChatCodec, mixture: Mixture, firs
         if lacking(kind, Judged) or not shows_pictures(entry.environment):
             continue
         judge, judged = cast("type[Judged]", kind).judge(), True
-        some = itertools.islice(
-            transcripts(entry.environment, DemonstrationQuality(), first_seed, "validation"), NUM_JUDGED
-        )
-        fed = [codec.first_fed(one.opening) for one in some]
+        chosen = entry.environment
+        env = make(chosen.name, "validation", chosen.options, chosen.prompt)
+        tasks = range(first_seed, first_seed + NUM_JUDGED)
+        fed = [codec.first_fed(Episode(env, seed, 0, chosen.format).start()) for seed in tasks]
         for one, said in zip(fed, reasonings(model, codec, fed), strict=True):
             facts = judge.facts(codec.text(one.ids), [picture for _, picture in one.pictures])
             held += [facts is not None and judge.holds(claim, facts) for claim in judge.claims(said)]
@@ -113,7 +115,7 @@ def _sampled(model: PreTrainedModel, codec: ChatCodec, fed: Sequence[Fed], draws
     place = None if given.positions is None else given.positions[:, :, -1].amax(0)
     found: list[torch.Tensor] = []
     for _ in range(MOST_TOKENS):
-        hidden = layers(model)(**arguments, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
+        hidden = decoder(model)(**arguments, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
         shares = torch.softmax(model.get_submodule("lm_head")(hidden) / TEMPERATURE, -1)
         found.append(torch.multinomial(shares, 1, generator=draws))
         if place is None:

@@ -26,7 +26,14 @@ _MOST_SIDE = 64
 
 
 def new_model(codec: ChatCodec, recipe: TinyRecipe, seed: int) -> PreTrainedModel:
-    """An untrained model of the recipe's shape, float32: Qwen2, or Qwen2.5-VL with a tower."""
+    """An untrained model of the recipe's shape, float32: Qwen2, or Qwen2.5-VL with a tower. Its configuration names the
+    architecture, as that of a loaded model does."""
+    model = _untrained(codec, recipe, seed)
+    model.config.architectures = [type(model).__name__]
+    return model
+
+
+def _untrained(codec: ChatCodec, recipe: TinyRecipe, seed: int) -> PreTrainedModel:
     torch.manual_seed(seed)
     ends = {"bos_token_id": None, "eos_token_id": codec.stop_ids[0], "pad_token_id": codec.pad_id}
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": recipe.rope_theta}
@@ -76,7 +83,6 @@ def _vision_config(recipe: TinyRecipe, tower: TinyTower) -> dict[str, object]:
 
 def write_configs(model: PreTrainedModel, directory: Path) -> None:
     """Write the configuration files, so that the codec reads the same folder that will be published."""
-    model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(directory)
     words = model.config.get_text_config()
     ends, pad = words.eos_token_id, words.pad_token_id

@@ -20,11 +20,12 @@ from torch import nn
 from torch.nn import functional
 from transformers import DynamicCache, PreTrainedModel
 
+from squelch.actors.packed.seeing import decoder, tower
 from squelch.actors.pictures.geometry import Vision
 from squelch.actors.process.stage import OnStage, unheard
 from squelch.actors.shared_prefix import common_length
 from squelch.learner.warmup.demonstrations import Demonstration
-from squelch.learner.warmup.inputs import inputs, layers
+from squelch.learner.warmup.inputs import inputs
 from squelch.learner.warmup.muon import Muon
 from squelch.learner.warmup.tiny_recipe import TinyRecipe
 
@@ -84,7 +85,7 @@ def batch_loss(
         ids[row, : len(one.token_ids)] = one.token_ids
         mask[row, : len(one.loss_mask)] = one.loss_mask
     tokens, wanted = torch.from_numpy(ids), torch.from_numpy(mask)[:, prefix + 1 :]
-    fed, body = inputs(model, batch, tokens, vision), layers(model)
+    fed, body = inputs(model, batch, tokens, vision), decoder(model)
     cache = DynamicCache(config=model.config.get_text_config())
     if prefix:
         body(**fed.part(slice(1), slice(prefix)), past_key_values=cache, use_cache=True)
@@ -134,8 +135,8 @@ class Optimizer:
 
 def _matrix_parts(model: PreTrainedModel) -> list[nn.Module]:
     """The modules whose matrices Muon steps."""
-    names = ["model.visual.blocks", "model.visual.merger.mlp"] if hasattr(model.config, "vision_config") else []
-    return [layers(model).get_submodule("layers"), *map(model.get_submodule, names)]
+    seeing = tower(model)
+    return [decoder(model).layers, *(() if seeing is None else (seeing.blocks, seeing.merger.mlp))]
 
 
 class Gradients:

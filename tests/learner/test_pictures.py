@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForImageTextToText
 
+from squelch.actors.content import Picture as Placed
 from squelch.actors.model_folder import load_model_folder
-from squelch.actors.pictures.arrays import rgb_of
-from squelch.actors.pictures.geometry import Vision, vision_of
+from squelch.actors.pictures.geometry import Vision
 from squelch.actors.pictures.patches import patches
 from squelch.actors.records import Trajectory, Turn
 from squelch.envs.pictures import Picture
@@ -24,22 +24,10 @@ from squelch.learner.tensors import inputs_of
 from squelch.learner.trainer import Trainer
 from tests.learner.models import load_model, make_config
 from tests.learner.ranks import run_ranks
-from tests.seeing import END, PLACEHOLDER, SIDE, START, board, make_seeing_model, placed
+from tests.seeing import END, PLACEHOLDER, SIDE, START, board
 
 CPU = torch.device("cpu")
 SYSTEM = list(range(2, 32))
-
-
-@pytest.fixture(scope="module")
-def seeing_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_seeing_model(tmp_path_factory.mktemp("seeing") / "model")
-
-
-@pytest.fixture(scope="module")
-def vision(seeing_dir: Path) -> Vision:
-    found = vision_of(seeing_dir)
-    assert found is not None
-    return found
 
 
 def trajectory(index: int, boards: list[int], seed: int, reward: float) -> Trajectory:
@@ -50,7 +38,7 @@ def trajectory(index: int, boards: list[int], seed: int, reward: float) -> Traje
         if seen is not None:
             picture = board(seen, rows=2 + seen % 2)
             number = (2 + seen % 2) * 3
-            shown.append(placed(picture, len(ids) + 1))
+            shown.append(Placed.of(len(ids) + 1, picture))
             ids += [START, *[PLACEHOLDER] * number, END]
         ids += [33, 34]
         sampled = int(rng.integers(5, 10))
@@ -76,7 +64,7 @@ def own_log_probs(model: Any, row: Any, vision: Vision) -> Tensor:
     ids = torch.from_numpy(row.token_ids.astype(np.int64))[None]
     fed: dict[str, Any] = {}
     if row.pictures:
-        rgb = [rgb_of(one, "test") for one in row.pictures]
+        rgb = [one.decoded("test").rgb for one in row.pictures]
         shown = torch.zeros_like(ids)
         for one, pixels in zip(row.pictures, rgb, strict=True):
             shown[0, one.position : one.position + vision.tokens(pixels.shape[1], pixels.shape[0])] = 1
@@ -194,9 +182,9 @@ def test_other_pixels_of_one_cell_and_a_sampled_placeholder_count(seeing_dir: Pa
         return trainer._scores(trainer.policy, [inputs_of(row, CPU)])[0].numpy()
 
     def other_pixels(own: Trajectory) -> None:
-        rgb = np.array(rgb_of(own.pictures[0], "test"))
+        rgb = np.array(own.pictures[0].decoded("test").rgb)
         rgb[:SIDE, :SIDE] = 255 - rgb[:SIDE, :SIDE]
-        own.pictures = (placed(Picture(rgb), own.pictures[0].position), own.pictures[1])
+        own.pictures = (Placed.of(own.pictures[0].position, Picture(rgb)), own.pictures[1])
 
     def placeholder(own: Trajectory) -> None:
         own.token_ids[own.turns[0].sample_start + 1] = PLACEHOLDER
@@ -218,7 +206,7 @@ def test_a_policy_without_a_tower_refuses_pictures_by_name() -> None:
 
 def test_pictures_that_do_not_fit_or_lack_their_bytes_are_refused_by_name(vision: Vision) -> None:
     rows = to_rows(groups()[:1], ObjectiveConfig())
-    odd = placed(Picture(np.zeros((SIDE, SIDE + 1, 3), np.uint8)), rows[0].pictures[0].position)
+    odd = Placed.of(rows[0].pictures[0].position, Picture(np.zeros((SIDE, SIDE + 1, 3), np.uint8)))
     for picture, words in (
         (odd, "multiples of 8"),
         (replace(odd, data=None), "without its bytes"),

@@ -55,7 +55,7 @@ def test_a_prompt_that_shows_its_state_in_a_picture_is_judged_by_its_pixels() ->
         env = make("FrozenLake", "train", {"observation_format": "picture", "cell_pixels": 8}, "tiny")
         observation, _ = env.reset(seed=seed)
         placed = [Picture.of(0, picture) for picture in observation.pictures]
-        seen.append([picture.decoded() for picture in placed])
+        seen.append([picture.decoded("here") for picture in placed])
         texts.append(env.demonstrate(rng, DemonstrationQuality(grounded=1.0, wrong_coordinates=0.0))[0])
     found = shares(judge_of("FrozenLake"), [""] * 20, texts, range(20), seen)
     assert found["right"] == 1.0 and found["right_elsewhere"] < 0.2

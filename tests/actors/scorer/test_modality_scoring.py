@@ -10,7 +10,7 @@ from squelch.actors.content import Picture, content_key
 from squelch.actors.diagnosis.metrics import MODALITY_KEYS
 from squelch.actors.scorer.modality_scoring import modality_metrics
 from squelch.actors.scorer.probe_drawing import ProbeDraw
-from tests.seeing import board, placed
+from tests.seeing import board
 
 TASKS, EACH = 8, 3
 BOARDS = [board(k, 2, 2) for k in range(TASKS)]
@@ -51,7 +51,7 @@ def draw(texts_differ: bool) -> ProbeDraw:
         slot=np.arange(len(source)),
         slots=source,
         excluded=Counter(),
-        pictures=[(placed(one, 2),) for one in BOARDS],
+        pictures=[(Picture.of(2, one),) for one in BOARDS],
     )
 
 
@@ -87,12 +87,12 @@ def test_a_probe_without_pictures_scores_nothing_for_it() -> None:
 def test_pictures_are_swapped_between_prompts_of_one_layout_alone() -> None:
     engine, own = Reader("picture"), draw(True)
     for k in range(3):  # fewer than the four that a value needs
-        own.pictures[k] = (placed(board(k, 2, 3), 2),)
+        own.pictures[k] = (Picture.of(2, board(k, 2, 3)),)
     seen: list[str] = []
     matrix = engine.matrix(own.prompts, own.reasonings, None, own.pictures)
     scored = engine.matrix
     engine.matrix = lambda prompts, *rest: seen.extend(map(content_key, prompts, rest[2])) or scored(prompts, *rest)
     found = modality_metrics(engine, own, matrix, (1,))
     assert np.isfinite(found["picture"])
-    small = [content_key(own.prompts[5], (placed(board(k, 2, 3), 2),)) for k in range(3)]
+    small = [content_key(own.prompts[5], (Picture.of(2, board(k, 2, 3)),)) for k in range(3)]
     assert seen and not set(small) & set(seen)

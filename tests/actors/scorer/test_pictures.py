@@ -9,27 +9,14 @@ import torch
 
 from squelch.actors.content import Picture
 from squelch.actors.model_folder import load_model_folder
-from squelch.actors.pictures.arrays import rgb_of
-from squelch.actors.pictures.geometry import Vision, vision_of
+from squelch.actors.pictures.geometry import Vision
 from squelch.actors.pictures.patches import patches
 from squelch.actors.scorer.cross_scoring import CrossScorer, Ways
 from squelch.actors.scorer.token_trees import Path as Continuation
 from tests.actors.scorer.test_cross_scoring import qwen2
-from tests.seeing import END, PLACEHOLDER, START, board, make_seeing_model, placed
+from tests.seeing import END, PLACEHOLDER, START, board
 
 Prompt = tuple[np.ndarray, tuple[Picture, ...]]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_seeing_model(tmp_path_factory.mktemp("seeing") / "model")
-
-
-@pytest.fixture(scope="module")
-def vision(folder: Path) -> Vision:
-    found = vision_of(folder)
-    assert found is not None
-    return found
 
 
 def prompt(*boards: int) -> Prompt:
@@ -38,7 +25,7 @@ def prompt(*boards: int) -> Prompt:
     for seed in boards:
         rows = 2 + seed % 2
         ids.append(START)
-        shown.append(placed(board(seed, rows), len(ids)))
+        shown.append(Picture.of(len(ids), board(seed, rows)))
         ids += [*[PLACEHOLDER] * (3 * rows), END, 30 + len(shown), 31]
     return np.array(ids), tuple(shown)
 
@@ -53,7 +40,7 @@ def plainly(model: Any, vision: Vision, own: Prompt, ids: np.ndarray, start: int
     (before, shown), fed = own, dict[str, Any]()
     row = torch.from_numpy(np.concatenate([before, ids]).astype(np.int64))[None]
     if shown:
-        rgb = [rgb_of(one, "test") for one in shown]
+        rgb = [one.decoded("test").rgb for one in shown]
         grids = [(1, *vision.grid(one.shape[1], one.shape[0])) for one in rgb]
         fed["pixel_values"] = torch.from_numpy(np.concatenate([patches(one, vision) for one in rgb]))
         fed["image_grid_thw"], fed["mm_token_type_ids"] = torch.tensor(grids), (row == PLACEHOLDER).long()
@@ -63,11 +50,11 @@ def plainly(model: Any, vision: Vision, own: Prompt, ids: np.ndarray, start: int
 
 @pytest.mark.parametrize(("columns", "kernels"), [("one", "fast"), ("one", "plain"), ("packed", "fast")])
 def test_a_matrix_with_pictures_is_one_plain_forward_a_pair(
-    folder: Path, vision: Vision, columns: Ways, kernels: str
+    seeing_dir: Path, vision: Vision, columns: Ways, kernels: str
 ) -> None:
-    own = load_model_folder(folder, torch.float32)
+    own = load_model_folder(seeing_dir, torch.float32)
     wanted = np.array([[plainly(own, vision, x, z) for x in PROMPTS] for z in REASONINGS])
-    scorer = CrossScorer(load_model_folder(folder, torch.float32), 1024, 1.0, kernels, columns, vision)
+    scorer = CrossScorer(load_model_folder(seeing_dir, torch.float32), 1024, 1.0, kernels, columns, vision)
     prompts, pictures = [ids for ids, _ in PROMPTS], [shown for _, shown in PROMPTS]
     found = scorer.matrix(prompts, REASONINGS, None, pictures)
     lengths = np.array([len(z) for z in REASONINGS])[:, None]
@@ -78,10 +65,10 @@ def test_a_matrix_with_pictures_is_one_plain_forward_a_pair(
 
 @pytest.mark.parametrize("columns", ["one", "packed"])
 def test_continuations_of_prompts_with_pictures_are_scored_as_plain_forwards(
-    folder: Path, vision: Vision, columns: Ways
+    seeing_dir: Path, vision: Vision, columns: Ways
 ) -> None:
-    own = load_model_folder(folder, torch.float32)
-    scorer = CrossScorer(load_model_folder(folder, torch.float32), 1024, columns=columns, vision=vision)
+    own = load_model_folder(seeing_dir, torch.float32)
+    scorer = CrossScorer(load_model_folder(seeing_dir, torch.float32), 1024, columns=columns, vision=vision)
     z, answer = REASONINGS[0], REASONINGS[2]
     rows = [[Continuation(z), Continuation(np.concatenate([z, answer]), len(z))]]
     prompts = PROMPTS[:2]
@@ -91,8 +78,8 @@ def test_continuations_of_prompts_with_pictures_are_scored_as_plain_forwards(
         assert np.allclose(each[0], both, atol=1e-3)
 
 
-def test_a_picture_is_encoded_once_a_matrix_and_again_with_other_weights(folder: Path, vision: Vision) -> None:
-    scorer = CrossScorer(load_model_folder(folder, torch.float32), 1024, vision=vision)
+def test_a_picture_is_encoded_once_a_matrix_and_again_with_other_weights(seeing_dir: Path, vision: Vision) -> None:
+    scorer = CrossScorer(load_model_folder(seeing_dir, torch.float32), 1024, vision=vision)
     prompts, pictures = [ids for ids, _ in PROMPTS], [shown for _, shown in PROMPTS]
     encoded: list[int] = []
     model: Any = scorer.model
@@ -109,21 +96,21 @@ def test_a_picture_is_encoded_once_a_matrix_and_again_with_other_weights(folder:
 
 def test_a_model_without_a_tower_is_not_fed_pictures() -> None:
     with pytest.raises(ValueError, match=r"no vision tower; set scorer\.enabled=false"):
-        CrossScorer(qwen2(), 64).matrix([np.arange(5)], [np.arange(3)], None, [(placed(board(1), 1),)])
+        CrossScorer(qwen2(), 64).matrix([np.arange(5)], [np.arange(3)], None, [(Picture.of(1, board(1)),)])
 
 
-def test_the_probes_picture_gives_the_log_probs_of_a_plain_forward(folder: Path, vision: Vision) -> None:
-    own, ids = load_model_folder(folder, torch.float32), PROMPTS[0][0]
-    scorer = CrossScorer(load_model_folder(folder, torch.float32), 1024, vision=vision)
+def test_the_probes_picture_gives_the_log_probs_of_a_plain_forward(seeing_dir: Path, vision: Vision) -> None:
+    own, ids = load_model_folder(seeing_dir, torch.float32), PROMPTS[0][0]
+    scorer = CrossScorer(load_model_folder(seeing_dir, torch.float32), 1024, vision=vision)
     picture = board(2, 2)
     found = scorer.token_log_probs(ids[:1], ids[1:], 1.0, ((26, picture),))
-    assert found.sum() == pytest.approx(of_all(own, vision, placed(picture, 26), ids), abs=1e-3)
+    assert found.sum() == pytest.approx(of_all(own, vision, Picture.of(26, picture), ids), abs=1e-3)
 
 
 @torch.no_grad()
 def of_all(model: Any, vision: Vision, picture: Picture, ids: np.ndarray) -> float:
     row = torch.from_numpy(ids)[None]
-    rgb = rgb_of(picture, "test")
+    rgb = picture.decoded("test").rgb
     fed = {
         "pixel_values": torch.from_numpy(patches(rgb, vision)),
         "image_grid_thw": torch.tensor([(1, *vision.grid(rgb.shape[1], rgb.shape[0]))]),

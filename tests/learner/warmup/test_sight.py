@@ -109,7 +109,7 @@ def test_a_row_of_a_warm_up_has_its_pictures_and_the_digest_tells_them_apart(cod
     for row in (*found.trained, *found.held_out):
         places = np.flatnonzero(row.token_ids == codec.vision.start_id) + 1
         assert [picture.position for picture in row.pictures] == places.tolist()
-        assert row.pictures[0].decoded().size == (32, 32)
+        assert row.pictures[0].decoded("here").size == (32, 32)
     first = found.trained[0]
     other = replace(first, pictures=(replace(first.pictures[0], digest="f" * 32), *first.pictures[1:]))
     assert Corpus((other, *found.trained[1:]), found.held_out).digest() != found.digest()
