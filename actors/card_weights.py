@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import torch
@@ -96,26 +96,26 @@ def read(
     Raises Unreachable if the weights are not there, or not those of `checksum`; RuntimeError at the end if they were
     overwritten in the context.
     """
-    where, size = layout(table), layout(table).num_bytes + _NUMBER_BYTES
-    try:
-        if memory.card != card.card:
-            raise Unreachable(f"the weights are on card {card.card}, and this process is on {memory.card}")
-        if size != card.num_bytes:
-            raise Unreachable(f"the block on card {card.card} has {card.num_bytes} bytes, and its table {size}")
-        block = memory.opened(card.handle, card.num_bytes)
-        data = block.__enter__()
-    except CardRefused as error:
-        raise Unreachable(f"the block on card {card.card} cannot be opened: {error}") from error
-    try:
-        found = views(data, where)
-        _require(data, card, found, checksum)
-        yield found
-        memory.settle()
-        if int(_last(data)) != card.number:
-            raise RuntimeError(f"the weights on card {card.card} were overwritten while they were read")
-    finally:
-        del data
-        block.__exit__(None, None, None)
+    where = layout(table)
+    size = where.num_bytes + _NUMBER_BYTES
+    with ExitStack() as opened:
+        try:
+            if memory.card != card.card:
+                raise Unreachable(f"the weights are on card {card.card}, and this process is on {memory.card}")
+            if size != card.num_bytes:
+                raise Unreachable(f"the block on card {card.card} has {card.num_bytes} bytes, and its table {size}")
+            data = opened.enter_context(memory.opened(card.handle, card.num_bytes))
+        except CardRefused as error:
+            raise Unreachable(f"the block on card {card.card} cannot be opened: {error}") from error
+        try:
+            found = views(data, where)
+            _require(data, card, found, checksum)
+            yield found
+            memory.settle()
+            if int(_last(data)) != card.number:
+                raise RuntimeError(f"the weights on card {card.card} were overwritten while they were read")
+        finally:
+            del data  # before the block is closed
 
 
 def _require(data: Tensor, card: OnCard, found: Sequence[tuple[str, Tensor]], checksum: str) -> None:
