@@ -16,6 +16,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from squelch.actors.model_folder import has_tower
 from squelch.actors.pictures.geometry import PREPROCESSOR
 from squelch.actors.play.codec import ChatCodec
 from squelch.learner.warmup.tiny_recipe import TinyRecipe, TinyTower
@@ -88,9 +89,9 @@ def write_configs(model: PreTrainedModel, directory: Path) -> None:
     ends, pad = words.eos_token_id, words.pad_token_id
     model.generation_config = GenerationConfig(eos_token_id=[ends], pad_token_id=pad, do_sample=True, top_k=0)
     model.generation_config.save_pretrained(directory)
-    tower = getattr(model.config, "vision_config", None)
-    if tower is None:
+    if not has_tower(model.config):
         return
+    tower: Any = model.config.vision_config
     side = tower.patch_size * tower.spatial_merge_size
     least, most = side**2, (_MOST_SIDE * side) ** 2
     settings = {
