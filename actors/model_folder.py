@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squelch.actors.pictures.geometry import PROVEN
+from squelch.actors.pictures.geometry import PROVEN, is_proven
 from squelch.actors.tensor_files import TensorHeader, read_header
 from squelch.envs.untrusted.files import MIB, Unreadable, brief, decoding, is_file, is_folder, read_bytes
 from squelch.envs.untrusted.text import parse_object
@@ -105,13 +105,19 @@ def _config_json(folder: Path) -> dict[str, Any]:
 
 
 def _architecture(folder: Path, config: dict[str, Any]) -> str:
-    """The name of the model's class. Raises Unreadable unless it is a decoder-only causal language model."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    """The name of the model's class. Raises Unreadable unless it is a decoder-only causal language model, without a
+    vision tower or with a proven one."""
+    from transformers.models.auto import modeling_auto
 
     names = config.get("architectures") or ["(none named)"]
     if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise Unreadable(f"model folder {folder}: architectures in config.json must be a list of names")
-    causal = names[0] in {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), *PROVEN}
+    causal = is_proven(names) or names[0] in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    seen = names[0] in modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values() and not is_proven(names)
+    if seen and config.get("vision_config") is not None:
+        raise Unreadable(
+            f"model folder {folder}: the vision tower of {names[0]} is not proven; proven: {', '.join(PROVEN)}"
+        )
     if not causal or config.get("is_encoder_decoder") or not config.get("is_decoder", True):
         name = names[0] if names[0].isprintable() else brief(names[0])
         raise Unreadable(
@@ -136,7 +142,7 @@ def _check_layers(folder: Path, config: dict[str, Any]) -> None:
 
 def has_tower(config: PreTrainedConfig) -> bool:
     """Whether the model of this configuration has a vision tower that can be fed pictures."""
-    return bool(config.architectures) and config.architectures[0] in PROVEN
+    return is_proven(config.architectures)
 
 
 def auto_model(config: PreTrainedConfig) -> Any:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from squelch.actors.messages import StepReport, StepTerms, WeightBundle
-from squelch.actors.model_folder import has_tower, model_config
+from squelch.actors.model_folder import model_config
 from squelch.actors.pictures.geometry import vision_of
 from squelch.actors.process.folders import Whole, as_it_is
 from squelch.actors.process.progress_marks import Marks
@@ -128,7 +128,7 @@ class Trainer:
         self.device = torch.device("cuda" if config.num_gpus > 0 else "cpu")
         self.mesh = init_device_mesh(self.device.type, (world_size,))
         shape = model_config(self.model_dir)
-        self.vision = vision_of(self.model_dir) if has_tower(shape) else None
+        self.vision = vision_of(self.model_dir)
         """How the policy is fed pictures; None without a vision tower."""
         memory.check(shape, config, world_size, sharing=process_group.ranks_here())
         self.policy = self._load(config.lora)

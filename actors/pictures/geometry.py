@@ -5,8 +5,9 @@ Invariants:
 - Nothing is assumed: a folder whose files disagree, lack a value or ask for another treatment of pixels is refused.
 - A picture is never resized. `Vision.grid` accepts only sizes that the model's published processor leaves as they are;
   all others are refused, with the sizes that would be right.
-- Only architectures in `PROVEN` are accepted: families differ in the order of patches and in positions, and none of
-  these differences raises an error.
+- Only architectures in `PROVEN` are fed pictures: families differ in the order of patches and in positions, and none
+  of these differences raises an error. `is_proven` alone decides; a `vision_config` that another model's file has, as
+  one that was cut out of a larger model may, says nothing.
 """
 
 from __future__ import annotations
@@ -93,16 +94,20 @@ class Vision:
         return (grid.rows // self.merge) * (grid.columns // self.merge)
 
 
+def is_proven(architectures: Any) -> bool:
+    """Whether a model of these `architectures` (config.json) has a vision tower that can be fed pictures."""
+    return isinstance(architectures, list) and bool(architectures) and architectures[0] in PROVEN
+
+
 def vision_of(folder: Path) -> Vision | None:
-    """What the model folder says about pictures; None for a model without a vision tower. Raises Unreadable, naming
-    folder, file and key, for a tower that is not proven, and for files that are incomplete or contradict each other."""
+    """What the model folder says about pictures; None for a model without a proven vision tower. Raises Unreadable,
+    naming folder, file and key, for files that are incomplete or contradict each other."""
     config = _json(folder, CONFIG)
-    tower = config.get("vision_config")
-    if tower is None:
+    if not is_proven(config.get("architectures")):
         return None
+    tower = config.get("vision_config")
     if not isinstance(tower, dict):
         raise Unreadable(f"model folder {folder}: vision_config in {CONFIG} is {brief(tower)}; an object is needed")
-    _require_proven(folder, config)
     shown = _json(folder, PREPROCESSOR)
     sizes = {key: _agreed(folder, key, most, tower, shown) for key, most in _NUMBERS.items()}
     _require_plain_pixels(folder, shown, tower)
@@ -132,16 +137,6 @@ def _json(folder: Path, name: str) -> dict[str, Any]:
     if not is_file(folder / name):
         raise Unreadable(f"model folder {folder}: no {name}; the model's own one is needed")
     return parse_object(read_bytes(folder / name, _MAX_JSON), str(folder / name))
-
-
-def _require_proven(folder: Path, config: Mapping[str, Any]) -> None:
-    names = config.get("architectures")
-    name = names[0] if isinstance(names, list) and names else "(none named)"
-    if name not in PROVEN:
-        raise Unreadable(
-            f"model folder {folder}: pictures are not proven for {brief(name)} (architectures in {CONFIG}); proven: "
-            f"{', '.join(PROVEN)}"
-        )
 
 
 def _whole(value: Any, least: int, most: int) -> bool:

@@ -36,7 +36,7 @@ from squelch.actors.formats import hermes
 from squelch.actors.formats.protocol import Ids, Parsed, Tools, require_followers
 from squelch.actors.formats.tokens import MARKERS, ModelTokens, as_array, as_text, reasoning_span
 from squelch.actors.messages import PlacedPictures, moved
-from squelch.actors.pictures.geometry import CONFIG, Vision, vision_of
+from squelch.actors.pictures.geometry import CONFIG, PROVEN, Vision, vision_of
 from squelch.actors.text.chat_template import REASONING, Part, TemplateRefused
 from squelch.actors.text.control_tokens import Piece, foreign_pieces
 from squelch.actors.text.shipped_templates import SHIPPED, fitting
@@ -95,8 +95,8 @@ class ChatCodec(ModelTokens):
 
     @cached_property
     def vision(self) -> Vision | None:
-        """How the model is shown pictures; None if it has no vision tower. Raises ValueError for a tower that is not
-        proven, and for ids of pictures that the tokenizer does not keep apart from text."""
+        """How the model is shown pictures; None if it has no proven vision tower. Raises ValueError for ids of pictures
+        that the tokenizer does not keep apart from text."""
         found = vision_of(self._dir)
         if found is not None and (open_ids := found.control_ids - self._encoder.control.keys()):
             raise ValueError(
@@ -306,7 +306,10 @@ class ChatCodec(ModelTokens):
 
     def _picture_ids(self, picture: Picture) -> list[int]:
         if self.vision is None:
-            raise ValueError(f"the model in {self._dir} has no vision tower, so it cannot be shown a picture")
+            raise ValueError(
+                f"the model in {self._dir} has no vision tower, so it cannot be shown a picture; models that can: "
+                f"{', '.join(PROVEN)}"
+            )
         count = self.vision.tokens(*picture.size)
         return [self.vision.start_id, *[self.vision.picture_id] * count, self.vision.end_id]
 

@@ -33,7 +33,7 @@ from squelch.actors.archive.scores import scores_table
 from squelch.actors.config import ScorerConfig
 from squelch.actors.formats.choice import AnyFormat, open_format
 from squelch.actors.messages import Cluster, WeightBundle
-from squelch.actors.model_folder import has_tower, load_model_folder
+from squelch.actors.model_folder import load_model_folder
 from squelch.actors.pictures.geometry import vision_of
 from squelch.actors.process.progress_marks import Progress
 from squelch.actors.process.shipping import Folder, local
@@ -99,7 +99,7 @@ class ScorerActor:
         # A choice by time may differ between runs, and scores by rounding with it: on a CPU, where it gains little,
         # equal runs have equal scores.
         columns: Ways = "measured" if next(scores.parameters()).is_cuda else "one"
-        vision = vision_of(Path(folder)) if has_tower(scores.config) else None
+        vision = vision_of(Path(folder))
         self._engine = CrossScorer(scores, config.token_budget, temperature, kernels, columns, vision)
         self._scorer = Scorer(self._engine, config, seed, max_staleness, self._text)
         self._probe = FixedProbe(self._engine, config.probe, seed, self._answer_end)

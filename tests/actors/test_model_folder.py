@@ -12,7 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from squelch.actors.config import RolloutConfig
-from squelch.actors.model_folder import INDEX, WEIGHTS, check_model_folder, load_model_folder
+from squelch.actors.model_folder import INDEX, WEIGHTS, check_model_folder, has_tower, load_model_folder
+from squelch.actors.packed.seeing import tower
+from squelch.actors.pictures.geometry import vision_of
 from squelch.actors.rollout.engine import VllmEngine
 from tests.learner.checkpoint.hostile import pickle_forbidden
 from tests.learner.models import make_model
@@ -192,12 +194,20 @@ def test_an_engine_is_not_started_on_weights_that_vllm_would_leave_unset(folder:
         VllmEngine("rollout-0", folder, RolloutConfig(), [])._create()
 
 
+def test_a_text_model_whose_configuration_describes_a_tower_has_none_for_anybody(folder: Path) -> None:
+    configured(vision_config={"depth": 2, "patch_size": 14})(folder)
+    config = check_model_folder(folder)
+    assert config.vision_config and not has_tower(config) and vision_of(folder) is None
+    assert tower(load_model_folder(folder, torch.float32)) is None
+
+
 def without_the_tower(folder: Path) -> None:
     rewrite(lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith("visual.blocks.1")])(folder)
 
 
-def unproven(folder: Path) -> None:
-    configured(architectures=["Qwen2VLForConditionalGeneration"])(folder)
+def of_other_patches(folder: Path) -> None:
+    vision = json.loads((folder / "config.json").read_text())["vision_config"]
+    configured(vision_config=vision | {"patch_size": 8})(folder)
 
 
 def of_a_billion_blocks(folder: Path) -> None:
@@ -209,7 +219,9 @@ def of_a_billion_blocks(folder: Path) -> None:
     ("damage", "words"),
     [
         (without_the_tower, "lacks weights of the model, .*model.visual.blocks.1"),
-        (unproven, "Qwen2VLForConditionalGeneration is not .* or for pictures Qwen2_5_VLForConditionalGeneration"),
+        (configured(architectures=["Qwen2VLForConditionalGeneration"]), "of Qwen2VL.* not proven; proven: Qwen2_5_VL"),
+        (configured(architectures=["Gemma3ForConditionalGeneration"]), "of Gemma3.* not proven; proven: Qwen2_5_VL"),
+        (of_other_patches, r"of other shapes .*patch_embed\.proj\.weight \[32, 3, 2, 4, 4\]"),
         (of_a_billion_blocks, "depth in config.json is 1000000000"),
     ],
 )
