@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from squelch.actors import content
 from squelch.actors.cards.records import CardUse, Operations
 from squelch.envs.pictures import Picture
 
@@ -15,6 +16,10 @@ PlacedPictures = tuple[tuple[int, Picture], ...]
 def moved(pictures: PlacedPictures, by: int) -> PlacedPictures:
     """The pictures of ids that stand `by` places later."""
     return tuple((position + by, picture) for position, picture in pictures)
+
+
+Prompt = tuple[np.ndarray, tuple[content.Picture, ...]]
+"""Ids (num_tokens,) and their pictures."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +73,19 @@ class Completion:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A task's first prompt and those of near variations of it. `prompt`, `twins`: (num_tokens,) int32 ids, all
-    different; `answers_changed`: share of the twins whose best answer is another, None without a solver."""
+    """A task's first prompt and those of near variations of it. `prompt`, `twins`: (num_tokens,) int32 ids;
+    `answers_changed`: share of the twins whose best answer is another, None without a solver; `pictures`: those of the
+    prompt and of each twin, empty if none shows any. All prompts differ, in ids or pictures."""
 
     prompt: np.ndarray
     twins: tuple[np.ndarray, ...]
     answers_changed: float | None = None
+    pictures: tuple[tuple[content.Picture, ...], ...] = ()
+
+    def prompts(self) -> list[Prompt]:
+        """The task's own prompt, and then each twin's."""
+        ids = (self.prompt, *self.twins)
+        return list(zip(ids, self.pictures or ((),) * len(ids), strict=True))
 
 
 class TransferRefused(RuntimeError):

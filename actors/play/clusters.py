@@ -2,7 +2,8 @@
 
 An environment actor makes them, because it has the environment and the format. The variations are the environment's own
 (`envs.contract.Twinned`); where it has none, those of `DRAWN` further tasks of the split whose prompts are nearest
-(`actors.play.near`). Both follow from the seeds of the tasks, so that a resumed run has the same clusters.
+(`actors.play.near`), by their ids, which tell no pictures apart. Both follow from the seeds of the tasks, so that a
+resumed run has the same clusters.
 
 | waits for | unblocked by | on time-out |
 |---|---|---|
@@ -18,12 +19,10 @@ from dataclasses import replace
 from functools import partial
 from typing import cast
 
-import numpy as np
-
 from squelch.actors.config import PROBE_TWINS
-from squelch.actors.content import content_key
+from squelch.actors.content import Picture, content_key
 from squelch.actors.formats.protocol import Format
-from squelch.actors.messages import Cluster
+from squelch.actors.messages import Cluster, Prompt
 from squelch.actors.play.near import nearest
 from squelch.actors.play.seeds import noise_seed
 from squelch.actors.play.speech import speech_of
@@ -40,21 +39,25 @@ DRAWN = 1_000
 async def clusters_of(
     tickets: Sequence[Ticket], codec: Format, mixture: Mixture, steps: StepPool, make_env: Callable[[Task], Environment]
 ) -> dict[str, Cluster]:
-    """The cluster of each ticket by its id, none where the environment shows pictures; all are of one environment and
-    split. Raises TimeoutError or CallFailed for a call of the environment, and ValueError for a prompt that the format
-    cannot show."""
+    """The cluster of each ticket by its id; all are of one environment and split. Raises TimeoutError or CallFailed for
+    a call of the environment, and ValueError for a prompt that the format cannot show, and for pictures of an
+    environment without twins."""
     env = await steps.run(lambda: make_env(tickets[0].task))
-    if env.shows_pictures:
-        return {}  # twins are told apart and scored by their ids, which are alike for all pictures of a size
+    if env.shows_pictures and lacking(env, Twinned):
+        raise ValueError(
+            f"environment {tickets[0].task.environment} shows pictures and has no near variations of its tasks "
+            "(envs.contract.Twinned); the nearest of other tasks are found by text alone"
+        )
 
-    async def prompts(ticket: Ticket, openings: Callable[[Episode], list[list[Message]]]) -> list[np.ndarray]:
+    async def prompts(ticket: Ticket, openings: Callable[[Episode], list[list[Message]]]) -> list[Prompt]:
         chosen = mixture.labelled(ticket.task.label).environment
         noise = noise_seed(ticket, 0, env.shared_noise)
         episode = Episode(env, ticket.task.seed, noise, chosen.format, chosen.reward_noise)
         shown = await steps.run(partial(openings, episode))
-        return [speech_of(codec, env, ticket.task.environment, episode).first(one).ids for one in shown]
+        fed = [speech_of(codec, env, ticket.task.environment, episode).first(one) for one in shown]
+        return [(one.ids, tuple(Picture.of(*placed) for placed in one.pictures)) for one in fed]
 
-    async def first(seed: int) -> np.ndarray:
+    async def first(seed: int) -> Prompt:
         task = replace(tickets[0].task, seed=seed)
         return (await prompts(replace(tickets[0], task=task), lambda episode: [episode.start()]))[0]
 
@@ -63,14 +66,14 @@ async def clusters_of(
         for ticket in tickets:
             family = _Family(cast("Twinned", env), ticket.task.seed)
             own, *twins = await prompts(ticket, family.openings)
-            found[ticket.ticket_id] = Cluster(own, _others(own, twins), family.answers_changed)
+            found[ticket.ticket_id] = _cluster(own, _others(own, twins), family.answers_changed)
         return found
     drawn = [await first(max(ticket.task.seed for ticket in tickets) + 1 + k) for k in range(DRAWN)]
     for ticket in tickets:
         own = await first(ticket.task.seed)
         others = _others(own, drawn)
-        near = await asyncio.to_thread(nearest, own, others, PROBE_TWINS)
-        found[ticket.ticket_id] = Cluster(own, tuple(others[place] for place in near))
+        near = await asyncio.to_thread(nearest, own[0], [ids for ids, _ in others], PROBE_TWINS)
+        found[ticket.ticket_id] = _cluster(own, [others[place] for place in near])
     return found
 
 
@@ -95,8 +98,13 @@ class _Family:
         return openings
 
 
-def _others(own: np.ndarray, prompts: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+def _others(own: Prompt, prompts: Sequence[Prompt]) -> list[Prompt]:
     """The distinct prompts but `own`, in their order."""
-    distinct = {content_key(prompt): prompt for prompt in reversed(prompts)}
-    distinct.pop(content_key(own), None)
-    return tuple(reversed(distinct.values()))
+    distinct = {content_key(*prompt): prompt for prompt in reversed(prompts)}
+    distinct.pop(content_key(*own), None)
+    return list(reversed(distinct.values()))
+
+
+def _cluster(own: Prompt, twins: Sequence[Prompt], answers_changed: float | None = None) -> Cluster:
+    (ids, *others), pictures = zip(own, *twins, strict=True)
+    return Cluster(ids, tuple(others), answers_changed, pictures if any(pictures) else ())

@@ -8,8 +8,7 @@ Invariants:
 - A pair that the probe has scored anyway, such as a reasoning under a twin that is a task of the probe too, is not
   scored again.
 - Every evaluation has every key; unknown metrics are NaN.
-- A task is left out if its cluster was made for another prompt than the one its reasonings were sampled under, or if
-  its prompt shows pictures, which clusters do not have.
+- A task is left out if its cluster was made for another prompt than the one its reasonings were sampled under.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import numpy as np
 
 from squelch.actors.content import content_key
 from squelch.actors.diagnosis.hard_negatives import read_hard
-from squelch.actors.messages import Cluster
+from squelch.actors.messages import Cluster, Prompt
 
 if TYPE_CHECKING:
     from squelch.actors.scorer.probe_drawing import ProbeDraw
@@ -59,36 +58,45 @@ def hard_metrics(
     return found
 
 
-def _columns(draw: ProbeDraw, clusters: Mapping[str, Cluster]) -> tuple[list[np.ndarray], np.ndarray]:
+def _columns(draw: ProbeDraw, clusters: Mapping[str, Cluster]) -> tuple[list[Prompt], np.ndarray]:
     """(The probe's prompts, and after them those of twins; for each reasoning the places of its task's twins among
     them, (n, m), -1 where there is none.)"""
-    prompts = list(draw.prompts)
-    column = {content_key(*each): place for place, each in enumerate(zip(prompts, draw.pictures, strict=True))}
+    prompts = list(zip(draw.prompts, draw.pictures, strict=True))
+    column = {content_key(*each): place for place, each in enumerate(prompts)}
     most = max((len(cluster.twins) for cluster in clusters.values()), default=0)
     places = np.full((len(draw.tasks), most), -1, dtype=np.int64)
     for task, source in dict(zip(draw.task.tolist(), draw.source.tolist(), strict=True)).items():
-        cluster, own = clusters.get(draw.tasks[task]), draw.prompts[source]
-        if cluster is None or draw.pictures[source] or not np.array_equal(own[: len(cluster.prompt)], cluster.prompt):
+        if (cluster := clusters.get(draw.tasks[task])) is None:
             continue
-        opening = own[len(cluster.prompt) :]  # of the reasoning, where the policy itself samples it
-        for place, twin in enumerate(cluster.twins):
-            shown = np.concatenate([twin, opening]).astype(np.int64)
-            key = content_key(shown)
+        own, *twins = cluster.prompts()
+        if not _begins(prompts[source], own):
+            continue
+        opening = prompts[source][0][len(own[0]) :]  # of the reasoning, where the policy itself samples it
+        for place, (twin, shown) in enumerate(twins):
+            ids = np.concatenate([twin, opening]).astype(np.int64)
+            key = content_key(ids, shown)
             if key not in column:
                 column[key] = len(prompts)
-                prompts.append(shown)
+                prompts.append((ids, shown))
             places[task, place] = column[key]
     return prompts, places[draw.task]
 
 
-def _too_long(engine: Engine, draw: ProbeDraw, prompts: list[np.ndarray], needed: np.ndarray) -> np.ndarray:
+def _begins(prompt: Prompt, start: Prompt) -> bool:
+    """Whether a prompt begins with another one, and shows its pictures."""
+    (ids, pictures), (first, shown) = prompt, start
+    alike = [(one.position, one.digest) for one in pictures] == [(one.position, one.digest) for one in shown]
+    return alike and np.array_equal(ids[: len(first)], first)
+
+
+def _too_long(engine: Engine, draw: ProbeDraw, prompts: list[Prompt], needed: np.ndarray) -> np.ndarray:
     """(n,) bool: reasonings that do not fit behind every prompt that is to be scored."""
-    longest = max((len(prompts[column]) for column in np.flatnonzero(needed.any(axis=0))), default=0)
+    longest = max((len(prompts[column][0]) for column in np.flatnonzero(needed.any(axis=0))), default=0)
     return np.array([len(z) + longest > engine.context_length for z in draw.reasonings], dtype=bool)
 
 
 def _scored(
-    engine: Engine, draw: ProbeDraw, prompts: list[np.ndarray], matrix: np.ndarray, needed: np.ndarray
+    engine: Engine, draw: ProbeDraw, prompts: list[Prompt], matrix: np.ndarray, needed: np.ndarray
 ) -> np.ndarray:
     """(n, num_columns): what is known, and the needed pairs."""
     values = np.full(needed.shape, np.nan)
@@ -96,8 +104,7 @@ def _scored(
     rows, columns = np.flatnonzero(needed.any(axis=1)), np.flatnonzero(needed.any(axis=0))
     if len(rows):
         part = np.ix_(rows, columns)
-        asked = [prompts[j] for j in columns], [draw.reasonings[r] for r in rows]
-        shown = [draw.pictures[j] if j < len(draw.pictures) else () for j in columns]
-        found = engine.matrix(*asked, needed[part], shown)
+        ids, pictures = zip(*(prompts[j] for j in columns), strict=True)
+        found = engine.matrix(list(ids), [draw.reasonings[r] for r in rows], needed[part], list(pictures))
         values[part] = np.where(needed[part], found, values[part])
     return values

@@ -51,3 +51,5 @@ def test_a_run_from_pictures_trains_and_every_picture_is_kept_where_it_was_shown
     assert len({picture.digest for one in played for picture in one.pictures}) > 8
     scored = [line["first_turn/mi_est"] for line in lines if line.get("first_turn/mi_est") is not None]
     assert scored, "tasks whose ids are equal are told apart by their pictures"
+    compared = [line["probe/hard/tasks"] for line in lines if line.get("probe/hard/mi") is not None]
+    assert compared and min(compared) > 1, "and from near variations of them"

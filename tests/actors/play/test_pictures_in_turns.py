@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,9 @@ import numpy as np
 import pytest
 
 from squelch.actors.archive.rows import from_table, to_table
+from squelch.actors.config import PROBE_TWINS
 from squelch.actors.content import content_key
-from squelch.actors.diagnosis.interventions import Swap
+from squelch.actors.diagnosis.interventions import Swap, read_interventions
 from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.records import Task, Ticket
@@ -23,6 +23,7 @@ from squelch.envs.untrusted.pictures import picture_of_png
 from tests.actors.play.test_codec import CHATML, byte_level_bpe, save_model
 from tests.actors.play.test_intervening import play as intervene
 from tests.actors.play.test_player import LIMIT, Policy, play, player, ticket
+from tests.envs.adapters.test_gymnasium_text import LAMP
 
 START, END, PICTURE, VIDEO = VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 _IDS = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
@@ -125,24 +126,65 @@ def test_a_picture_that_does_not_fit_loses_its_trajectory_with_the_cause(codec) 
     assert all("36 x 36 pixels does not fit" in str(one.failure) for one in group.trajectories)
 
 
-def test_interventions_show_the_pictures_of_their_prompts(codec) -> None:
-    policy, asked = Policy(codec), []
+class Looking:
+    """Reasons the best answer to its picture. `obeys`: whether it answers what its reasoning says, or what it sees."""
 
-    async def generate(worker: str, request: GenerationRequest) -> Completion:
-        asked.append(request)
-        return await policy(worker, replace(request, request_id=f"v/{len(asked)}"))
+    def __init__(self, codec: ChatCodec, obeys: bool) -> None:
+        self.codec, self.obeys = codec, obeys
+        self.opening = 0
+        """Ids of a first prompt; they are alike for all tasks."""
 
-    tasks = [Task("FrozenLake", seed, "validation") for seed in range(3)]
-    swap = Swap(Ticket("v-0", 0, tasks[0], 1, 3, 0.5, "rollout-0"), tuple(tasks[1:]))
-    intervene(codec, generate, [swap], make_env=lake())
-    assert len(asked) >= 3
-    for request in asked:
-        whole_pictures(codec, request.prompt_ids, [position for position, _ in request.pictures], 16)
-        assert len(request.pictures) == 1
+    async def __call__(self, worker: str, request: GenerationRequest) -> Completion:
+        ((position, picture),) = request.pictures
+        whole_pictures(self.codec, request.prompt_ids, [position], 16)
+        env = make("FrozenLake")
+        env.reset(seed=0, options={"noise_seed": 0})
+        env.start("\n".join(" ".join(row) for row in rows_of(picture.rgb, env.legend)))
+        best = env.best_answer(2)
+        self.opening = self.opening or len(request.prompt_ids)
+        text = f" so {best} </think> <answer> {best} </answer>"
+        if begun := self.codec.text(request.prompt_ids[self.opening :]):
+            said = begun.partition("</think>")[0].removeprefix(" so ").strip()
+            text = f" <answer> {said if self.obeys else best} </answer>" if said else " what now"
+        sampled = np.array([*self.codec.encode(text), self.codec.stop_ids[0]], dtype=np.int32)
+        return Completion(request.request_id, sampled, np.zeros(len(sampled), np.float32), "stop", 0, 0)
 
 
-def test_tasks_with_pictures_have_no_twins_that_ids_tell_apart(codec) -> None:
-    assert play_clusters(player(codec, Policy(codec), lake()), ticket()) == {}
+@pytest.mark.parametrize("obeys", [True, False])
+def test_interventions_show_each_turn_the_picture_of_its_own_prompt(codec, obeys: bool) -> None:
+    tasks = [Task("FrozenLake", seed, "validation") for seed in range(24)]
+    swaps = [
+        Swap(Ticket(f"v-{i}", 0, tasks[i], 1, 3, 0.5, "rollout-0"), tuple(tasks[i + 1 : i + 5])) for i in range(16)
+    ]
+    found = read_interventions(intervene(codec, Looking(codec, obeys), swaps, 200, make_env=lake()))
+    assert found.change.value == float(obeys) and found.tasks == 16 and found.left_out == {}
+    assert found.twins > 0 and found.answers["donor"]["donors"].value == float(obeys)
+
+
+@pytest.mark.parametrize(("form", "alike"), [("picture", True), ("both", False)])
+def test_a_cluster_is_the_prompt_that_is_played_and_its_twins_as_pictures(codec, form: str, alike: bool) -> None:
+    asked, shows = ticket(size=1), lake(observation_format=form)
+    (found,) = play_clusters(player(codec, Policy(codec), shows), asked).values()
+    own, *twins = found.prompts()
+    assert 1 < len(twins) <= PROBE_TWINS and found.answers_changed is not None
+    played = play(player(codec, Policy(codec), shows), asked)[0].trajectories[0]
+    assert content_key(played.prompt_ids(0), played.prompt_pictures(0)) == content_key(*own)
+    for ids, pictures in found.prompts():
+        whole_pictures(codec, ids, [one.position for one in pictures], 16)
+        assert len(pictures) == 1
+    assert all(np.array_equal(ids, own[0]) for ids, _ in twins) == alike
+    boards = [one.decoded("here").rgb for _, (one,) in found.prompts()]
+    changed = [(boards[0] != other).reshape(4, 8, 4, 8, 3).any(axis=(1, 3, 4)).sum() for other in boards[1:]]
+    assert set(changed) == {2}, "one thing is elsewhere"
+    assert len({board.tobytes() for board in boards}) == len(boards)
+
+
+def test_clusters_of_pictures_are_refused_where_only_ids_would_find_the_nearest(codec) -> None:
+    def lamp(task: Task):
+        return make("Gymnasium", task.split, LAMP)
+
+    with pytest.raises(ValueError, match=r"shows pictures and has no near variations of its tasks .*text alone"):
+        play_clusters(player(codec, Policy(codec), lamp), ticket())
 
 
 def play_clusters(one: Any, *tickets: Ticket) -> Any:

@@ -13,6 +13,7 @@ from squelch.actors.scorer.probe_scoring import FixedProbe
 from squelch.cluster.metrics import REGISTRY
 from tests.actors.scorer.test_scorer import Oracle
 from tests.actors.scorer.windows import window
+from tests.pictures import placed
 
 CONFIG = ProbeConfig(tasks=8, samples=4)
 GROUPS = window()
@@ -111,6 +112,34 @@ def test_a_twins_prompt_is_made_once_a_task(monkeypatch: pytest.MonkeyPatch) -> 
     found = read(Oracle(5.0), clusters([prompt(900), prompt(901)]))
     assert found["probe/samples"] == 32.0 and found["probe/hard/tasks"] == 8.0
     assert len(made) == 8 + 8 * 2, "a key for each prompt of the probe, and for each twin of each task"
+
+
+def test_twins_with_equal_ids_are_told_apart_by_their_pictures() -> None:
+    groups, ids = window(), np.array([1, 3, 4], dtype=np.int32)
+    shown = {name: placed(1, name.encode()) for name in NAMES}
+    for name in NAMES:
+        for one in groups[name]:
+            one.token_ids[0], one.pictures = 1, (shown[name],)
+    seen = {10 + k: shown[name].digest for k, name in enumerate(NAMES)}
+
+    class Seeing(Oracle):
+        def matrix(self, prompts, reasonings, wanted=None, pictures=None):
+            own = np.array([[seen[int(z[0])] == one.digest for (one,) in pictures] for z in reasonings])
+            found = -np.array([[len(z)] for z in reasonings]) - self.strength * ~own
+            return found if wanted is None else np.where(wanted, found, np.nan)
+
+    twins = [placed(1, bytes([k])) for k in range(6)]
+    made = {
+        name: Cluster(ids, (ids,) * 7, pictures=tuple((one,) for one in (shown[name], shown[other], *twins)))
+        for name, other in zip(NAMES, NAMES[1:] + NAMES[:1], strict=True)
+    }
+    named, blind = (FixedProbe(Seeing(s), CONFIG, seed=1).read(0, 0, groups, made) for s in (50.0, 0.0))
+    assert named["probe/hard/mi"] == pytest.approx(math.log(8)) == pytest.approx(named["probe/hard/ceiling"])
+    assert blind["probe/hard/mi"] == pytest.approx(0.0, abs=1e-9)
+    assert named["probe/hard/pairs"] == 32 * 6, "one twin of each task is a task of the probe too"
+    made[NAMES[0]] = Cluster(ids, (ids,), pictures=((twins[0],), (twins[1],)))
+    found = FixedProbe(Seeing(50.0), CONFIG, seed=1).read(0, 0, groups, made)
+    assert found["probe/hard/tasks"] == 7.0, "its cluster was made for another picture"
 
 
 def test_a_task_may_have_fewer_twins_than_others() -> None:
