@@ -38,6 +38,7 @@ from squelch.actors.formats.portable import small_files
 from squelch.actors.metrics.exporter import PORTS, Recorder
 from squelch.actors.metrics.loggers import Loggers, open_loggers, require_packages
 from squelch.actors.model_folder import check_model_folder
+from squelch.actors.pictures.geometry import vision_of
 from squelch.actors.play.replaying import notes_on_replays
 from squelch.actors.process.disk import write_whole
 from squelch.actors.scorer.fixed_model import check_scorer_model
@@ -89,6 +90,7 @@ from squelch.envs.registry import plays_whole_turns
 from squelch.envs.untrusted.files import Unreadable
 from squelch.learner.checkpoint.manifest import read_manifest, require_same_algorithm, require_same_folder
 from squelch.learner.refusal import SettingRefused
+from squelch.learner.warmup.tiny_recipe import shows_pictures
 
 log = logging.getLogger(__name__)
 
@@ -265,8 +267,9 @@ def _is_a_setting(error: Exception) -> bool:
 def _check_scorer(config: RunConfig, model_dir: str | Path) -> None:
     fixed = config.scorer.model if config.scorer.enabled else None
     with as_user_error():
-        check_scorer_model(fixed, model_dir)
         if fixed is not None:
+            sees = vision_of(Path(model_dir)) is not None and shows_pictures(config.scored.environment)
+            check_scorer_model(fixed, model_dir, sees)
             check_model_folder(Path(fixed))
 
 

@@ -103,6 +103,20 @@ def test_packed_rows_with_pictures_have_the_models_own_log_probs_and_gradients(
     assert float(found["model.visual.patch_embed.proj.weight"].abs().max()) > 0
 
 
+def test_a_micro_batch_without_pictures_has_its_own_log_probs_and_gradients_of_zero_for_the_tower(
+    seeing_dir: Path, vision: Vision
+) -> None:
+    own = AutoModelForImageTextToText.from_pretrained(seeing_dir, dtype=torch.float32).eval()
+    rows = to_rows([("000001-000", [trajectory(0, [], 9, 1.0)])], ObjectiveConfig())
+    policy = Policy(load_model(seeing_dir))
+    found = policy(*inputs_of(collate(rows, True, vision), CPU), 1.0, False)[0]
+    found.sum().backward()
+    assert float((found - own_log_probs(own, rows[0], vision)).detach().abs().max()) < 1e-4
+    for name, parameter in policy.named_parameters():
+        assert parameter.grad is not None, "a rank without pictures would leave the others waiting"
+        assert "visual" not in name or not parameter.grad.any()
+
+
 TOWER, DECODER = "model.visual.merger.mlp.0.weight", "model.language_model.layers.0.mlp.up_proj.weight"
 
 

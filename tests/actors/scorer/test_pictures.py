@@ -78,6 +78,22 @@ def test_continuations_of_prompts_with_pictures_are_scored_as_plain_forwards(
         assert np.allclose(each[0], both, atol=1e-3)
 
 
+@pytest.mark.parametrize("columns", ["one", "packed"])
+def test_ids_of_pictures_that_the_policy_sampled_are_text(seeing_dir: Path, vision: Vision, columns: Ways) -> None:
+    model = load_model_folder(seeing_dir, torch.float32)
+    named, plain = [START, PLACEHOLDER, PLACEHOLDER, END], [60, 61, 61, 62]
+    with torch.no_grad():
+        words = model.get_input_embeddings().weight  # also those of the output
+        words[plain] = words[named]
+    scorer = CrossScorer(model, 1024, columns=columns, vision=vision)
+    (ids, shown), (_, others) = PROMPTS[:2]
+    prompts = [np.concatenate([ids, said, [70]]) for said in (named, plain)] * 2
+    reasonings = [np.array([*said, 71]) for said in (named, plain)]
+    found = scorer.matrix(prompts, reasonings, None, [shown, shown, others, others])
+    assert np.abs(found[:, :2] - found[0, 0]).max() < 1e-4 and np.abs(found[:, 2:] - found[0, 2]).max() < 1e-4
+    assert abs(found[0, 0] - found[0, 2]) > 1e-3, "the picture counts"
+
+
 def test_a_picture_is_encoded_once_a_matrix_and_again_with_other_weights(seeing_dir: Path, vision: Vision) -> None:
     scorer = CrossScorer(load_model_folder(seeing_dir, torch.float32), 1024, vision=vision)
     prompts, pictures = [ids for ids, _ in PROMPTS], [shown for _, shown in PROMPTS]

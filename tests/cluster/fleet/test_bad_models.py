@@ -1,6 +1,7 @@
 """A model folder that cannot be trained, served or spoken to is refused before anything starts."""
 
 import json
+import re
 import shutil
 import socket
 
@@ -9,6 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from squelch.cluster.cli import main
+from squelch.envs.config import EnvironmentConfig
+from squelch.envs.registry import resolved
+from squelch.learner.warmup.tiny import write_tokenizer
+from squelch.learner.warmup.tiny_model import new_model, write_configs
+from squelch.learner.warmup.tiny_recipe import TinyRecipe, TinyTower
 
 
 @pytest.fixture
@@ -96,3 +102,83 @@ def test_a_model_without_a_tower_where_pictures_are_shown(model, tmp_path, capsy
     seen = "environment.options={observation_format: picture}"
     error = refused(tmp_path, capsys, f"model.path={model}", seen)
     assert "FrozenLake shows pictures, and the model of model.path has no vision tower" in error
+
+
+def of_recipe(folder, tower):
+    """A random policy for FrozenLake, with a tower or without one."""
+    recipe = TinyRecipe(width=32, layers=1, tower=tower)
+    folder.mkdir()
+    codec = write_tokenizer(folder, resolved(EnvironmentConfig(name="FrozenLake")), 0, recipe)
+    model = new_model(codec, recipe, 0)
+    model.save_pretrained(folder)
+    write_configs(model, folder)
+    return folder
+
+
+TOWER = TinyTower(width=32, layers=1, heads=1, rope_sections=(0, 2, 2))
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory):
+    """A random policy that can be shown pictures whose sides are multiples of 8."""
+    return of_recipe(tmp_path_factory.mktemp("seeing") / "model", TOWER)
+
+
+def without_a_block(model):
+    weights = load_file(model / "model.safetensors")
+    kept = {name: tensor for name, tensor in weights.items() if "visual.blocks" not in name}
+    save_file(kept, model / "model.safetensors", metadata={"format": "pt"})
+
+
+def named(**changes):
+    def change(model):
+        for file in (model / "config.json", model / "preprocessor_config.json"):
+            config = json.loads(file.read_text())
+            file.write_text(json.dumps(config | {key: value for key, value in changes.items() if key in config}))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("damage", "cell_pixels", "words"),
+    [
+        (named(), 9, "36 x 36 pixels does not fit the model in .*: both sides must be multiples of 8"),
+        (named(max_pixels=1000), 8, "32 x 32 pixels does not fit .* more than 1000 pixels"),
+        (
+            named(),
+            80,
+            r"the longest first prompt of FrozenLake has 1\d\d\d tokens .* exceeds rollout.max_model_len=512",
+        ),
+        (named(patch_size=2), 8, "patch_size in config.json is 4, but .* is 2"),
+        (named(architectures=["Qwen2VLForConditionalGeneration"]), 8, "of Qwen2VLFor.* not proven; proven: Qwen2_5_VL"),
+        (without_a_block, 8, r"lacks weights of the model, .*visual\.blocks"),
+    ],
+)
+def test_a_model_that_cannot_be_shown_the_environments_pictures(seeing, tmp_path, capsys, damage, cell_pixels, words):
+    model = shutil.copytree(seeing, tmp_path / "model")
+    damage(model)
+    shows = f"environment.options={{observation_format: picture, cell_pixels: {cell_pixels}}}"
+    room = ("rollout.max_model_len=512", "sampling.max_tokens_per_turn=64")
+    assert re.search(words, refused(tmp_path, capsys, f"model.path={model}", shows, *room))
+
+
+@pytest.mark.parametrize(
+    ("tower", "words"),
+    [
+        (
+            None,
+            "shown the policy's pictures: it has no vision tower, the policy a vision tower of 8 pixels a token",
+        ),
+        (
+            TOWER.model_copy(update={"patch": 2}),
+            "it has a vision tower of 4 pixels a token .* the policy a vision tower of 8 pixels a token",
+        ),
+    ],
+)
+def test_a_fixed_scorer_that_is_not_shown_pictures_as_the_policy_is(seeing, tmp_path, capsys, tower, words):
+    fixed = of_recipe(tmp_path / "fixed", tower)
+    shutil.copy(seeing / "tokenizer.json", fixed)
+    shows = "environment.options={observation_format: picture, cell_pixels: 8}"
+    small = ("rollout.max_model_len=512", "sampling.max_tokens_per_turn=64")
+    error = refused(tmp_path, capsys, f"model.path={seeing}", f"scorer.model={fixed}", shows, *small)
+    assert re.search(words, error)
