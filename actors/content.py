@@ -48,11 +48,11 @@ class Picture:
     def decoded(self, where: str) -> shown_pictures.Picture:
         """The pixels. Raises ValueError, beginning with `where`, for a picture without its bytes or that cannot be
         decoded."""
-        from squelch.envs.untrusted.pictures import picture_of_png
+        from squelch.envs.untrusted.pictures import own_picture_of_png
 
         if self.data is None:
             raise ValueError(f"{where}: the picture at {self.position} comes without its bytes ({self.reference})")
-        return picture_of_png(self.data, where)
+        return own_picture_of_png(self.data, where)
 
 
 def content_key(ids: np.ndarray, pictures: Sequence[Picture] = ()) -> str:

@@ -1,6 +1,7 @@
 """A tiny random vision-language model and boards to show it, for tests of every room."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,44 @@ def make_seeing_model(folder: Path, layers: int = 2, width: int = 64, deep: int 
         "max_pixels": 100 * SIDE * SIDE,
     }
     (folder / "preprocessor_config.json").write_text(json.dumps(shown))
+    return folder
+
+
+CHAT_TEMPLATE = """\
+{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}
+{%- if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}
+{%- endfor %}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""In the manner of Qwen2.5-VL's."""
+WORDS = [space + letter for space in ("", "Ġ") for letter in "abcdefghijklmnopqrstuvwxyz"]
+WORDS += ["<", "|", ">", "_", "vision", "start", "end", "image", "pad"]
+"""What a test may say: letters, with or without a space before them, and the parts of a picture's tokens."""
+
+
+def make_talking_model(model: Path, folder: Path, template: str = CHAT_TEMPLATE) -> Path:
+    """The model of `make_seeing_model` with a tokenizer of one token a word, and a chat template."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    from squelch.actors.text.tokenizer import write_settings
+    from squelch.learner.warmup.tiny_tokenizer import PATTERN, VISION_TOKENS
+
+    shutil.copytree(model, folder)
+    markers = ["<think>", "</think>", "Ġ</think>", "<answer>", "</answer>", "Ġ<answer>", "Ġ</answer>"]
+    names = ["<|pad|>", "<|im_end|>", "<|im_start|>", "<unk>", "system", "user", "assistant", "Ċ", *markers, *WORDS]
+    names += [f"<|unused{index}|>" for index in range(len(names), VOCABULARY)]
+    names[START : VIDEO + 1] = VISION_TOKENS.values()
+    tokenizer = Tokenizer(models.WordLevel({name: index for index, name in enumerate(names)}, unk_token="<unk>"))
+    words = pre_tokenizers.Split(Regex(PATTERN), behavior="isolated")
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, letters])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([*names[:4], *(name for name in names if name.startswith("<|"))])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "eos_token": "<|im_end|>"}
+    write_settings(folder / "tokenizer_config.json", settings)
+    (folder / "chat_template.jinja").write_text(template)
     return folder
 
 

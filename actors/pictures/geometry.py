@@ -3,8 +3,8 @@
 Invariants:
 
 - Nothing is assumed: a folder whose files disagree, lack a value or ask for another treatment of pixels is refused.
-- A picture is never resized. `Vision.grid` accepts only sizes that the model's published processor leaves as they are;
-  all others are refused, with the sizes that would be right.
+- A picture is never resized here. `Vision.grid` accepts only sizes that the model's published processor leaves as they
+  are; all others are refused, with the size that would be right (`Vision.fitting`).
 - Only architectures in `PROVEN` are fed pictures: families differ in the order of patches and in positions, and none
   of these differences raises an error. `is_proven` alone decides; a `vision_config` that another model's file has, as
   one that was cut out of a larger model may, says nothing.
@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ PROVEN = ("Qwen2_5_VLForConditionalGeneration",)
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 _MAX_JSON = 16 * MIB
 _MAX_PATCH, _MAX_MERGE, _MAX_TEMPORAL = 64, 8, 8
+_MAX_RATIO = 200
+"""Of a picture's sides."""
 _NUMBERS = {"patch_size": _MAX_PATCH, "merge_size": _MAX_MERGE, "temporal_patch_size": _MAX_TEMPORAL}
 """Keys of the preprocessor's file that config.json has too, each with its largest value."""
 _IN_CONFIG = {"merge_size": "spatial_merge_size"}
@@ -79,14 +82,39 @@ class Vision:
             raise ValueError(
                 f"a picture of {width} x {height} pixels does not fit the model in {self.folder}: both sides must be "
                 f"multiples of {side} (patch {self.patch} x merge {self.merge}); pictures are never resized"
+                f"{self._remedy(width, height)}"
             )
         if not self.least_pixels <= pixels <= self.most_pixels:
             raise ValueError(
                 f"a picture of {width} x {height} pixels does not fit the model in {self.folder}: its processor "
                 f"resizes pictures of fewer than {self.least_pixels} or more than {self.most_pixels} pixels "
-                f"({PREPROCESSOR}), and pictures are never resized here"
+                f"({PREPROCESSOR}), and pictures are never resized here{self._remedy(width, height)}"
             )
         return Grid(height // self.patch, width // self.patch)
+
+    def fitting(self, width: int, height: int) -> tuple[int, int]:
+        """The (width, height) to which the published processor resizes a picture. Raises ValueError for one whose sides
+        differ more than it takes."""
+        if min(width, height) <= 0 or max(width, height) > _MAX_RATIO * min(width, height):
+            raise ValueError(
+                f"a picture of {width} x {height} pixels is none that the model in {self.folder} is fed: one side is "
+                f"more than {_MAX_RATIO} times the other"
+            )
+        side = self.side_multiple
+        found = [round(each / side) * side for each in (width, height)]
+        if found[0] * found[1] > self.most_pixels:
+            shrink = math.sqrt(width * height / self.most_pixels)
+            found = [max(side, math.floor(each / shrink / side) * side) for each in (width, height)]
+        elif found[0] * found[1] < self.least_pixels:
+            grow = math.sqrt(self.least_pixels / (width * height))
+            found = [math.ceil(each * grow / side) * side for each in (width, height)]
+        return found[0], found[1]
+
+    def _remedy(self, width: int, height: int) -> str:
+        if min(width, height) <= 0 or max(width, height) > _MAX_RATIO * min(width, height):
+            return ""
+        right = self.fitting(width, height)
+        return f"; {right[0]} x {right[1]} would fit"
 
     def tokens(self, width: int, height: int) -> int:
         """Number of placeholder ids of a picture, without the two around them. Raises ValueError as `grid` does."""

@@ -1,23 +1,26 @@
-"""Pictures from elsewhere: PNG files that were not written here, and pictures as parts of a JSON value.
+"""Pictures from elsewhere: PNG and JPEG files that were not written here, and pictures as parts of a JSON value.
 
-Only what decodes to one exact picture is taken: 8-bit RGB, one frame. Everything else is refused by name instead of
-being converted, because a conversion would decide what the policy sees. The header's size is checked before a pixel is
-decoded, so that a small file cannot ask for much memory.
+Only what decodes to one exact picture is taken: 8-bit RGB, one frame; in a data set's file also 8-bit grey, which every
+reader repeats in three channels. Everything else is refused by name instead of being converted, because a conversion
+would decide what the policy sees. The header's size is checked before a pixel is decoded, so that a small file cannot
+ask for much memory.
 """
 
 from __future__ import annotations
 
 import base64
 import io
-import struct
-import zlib
+import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from squelch.envs.pictures import Picture, Shown
-from squelch.envs.untrusted.files import MIB, Unreadable, brief, reason, size_text
+from squelch.envs.untrusted.files import MIB, Unreadable, brief, decoding, reason, size_text
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 MAX_PNG = MIB
 """Bytes of one PNG."""
@@ -26,41 +29,77 @@ MAX_PIXELS = 2**21
 """Pixels of one picture; 1,448 x 1,448."""
 MAX_PICTURES = 8
 """Pictures in one observation."""
+MAX_FILE, MAX_FILE_PIXELS = 16 * MIB, 2**24
+"""Bytes and pixels of one picture in a data set."""
+_MAX_OWN = 4 * MAX_FILE_PIXELS
+"""Bytes of a PNG that was written here, of any picture in a data set."""
+_ORIENTATION = 0x0112
+"""EXIF's tag."""
 
 
 def picture_of_png(data: bytes, where: str) -> Picture:
     """The picture. Raises Unreadable, beginning with `where`, for everything but one frame of 8-bit RGB within the
     bounds."""
+    return _png(data, where, MAX_PNG, MAX_PIXELS)
+
+
+def own_picture_of_png(data: bytes, where: str) -> Picture:
+    """As `picture_of_png`, of what `png_of` wrote: as large as any picture that is taken."""
+    return _png(data, where, _MAX_OWN, MAX_FILE_PIXELS)
+
+
+def picture_of_file(data: bytes, where: str) -> Picture:
+    """The picture in a PNG or JPEG of a data set. Raises Unreadable, beginning with `where`, for everything but one
+    upright frame of 8-bit RGB or grey within the bounds."""
+    if len(data) > MAX_FILE:
+        raise Unreadable(f"{where}: a picture of more than {size_text(MAX_FILE)}")
+    if _cut(data):
+        raise Unreadable(f"{where}: a PNG without its end")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's, about many pixels, which are refused by name
+        return _decoded(data, where, ("PNG", "JPEG"), MAX_FILE_PIXELS, ("RGB", "L"))
+
+
+def _png(data: bytes, where: str, most_bytes: int, most_pixels: int) -> Picture:
+    if len(data) > most_bytes:
+        raise Unreadable(f"{where}: a PNG of more than {size_text(most_bytes)}")
+    if _cut(data):
+        raise Unreadable(f"{where}: a PNG without its end")
+    return _decoded(data, where, ("PNG",), most_pixels, ("RGB",))
+
+
+def _cut(data: bytes) -> bool:
+    return data.startswith(b"\x89PNG") and not data.endswith(_END)
+
+
+def _decoded(data: bytes, where: str, formats: tuple[str, ...], most_pixels: int, modes: tuple[str, ...]) -> Picture:
     from PIL import Image, UnidentifiedImageError  # 60 ms; most environments show no pictures
 
-    if len(data) > MAX_PNG:
-        raise Unreadable(f"{where}: a PNG of more than {size_text(MAX_PNG)}")
-    if data.startswith(b"\x89PNG") and not data.endswith(_END):
-        raise Unreadable(f"{where}: a PNG without its end")
-    try:
-        with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
-            width, height = image.size
-            if width * height > MAX_PIXELS:
-                raise Unreadable(f"{where}: {width} x {height} pixels, more than {MAX_PIXELS}")
-            if getattr(image, "n_frames", 1) > 1:
-                raise Unreadable(f"{where}: an animation; one picture is needed")
-            if image.mode != "RGB" or "transparency" in image.info:
-                mode = "RGB with a transparent colour" if image.mode == "RGB" else image.mode
-                raise Unreadable(f"{where}: pixels of the mode {mode}; 8-bit RGB is needed")
-            image.load()
-            return Picture(np.asarray(image, np.uint8))
-    except UnidentifiedImageError as error:
-        raise Unreadable(f"{where}: no PNG (begins with {brief(data[:8])})") from error
-    except (
-        OSError,
-        SyntaxError,
-        ValueError,
-        EOFError,
-        struct.error,
-        zlib.error,
-        Image.DecompressionBombError,
-    ) as error:
-        raise Unreadable(f"{where}: a PNG that cannot be decoded: {reason(error)}") from error
+    named = " or ".join(formats)
+    with decoding(f"{where}: a {named}", "that cannot be decoded"):
+        try:
+            with Image.open(io.BytesIO(data), formats=formats) as image:
+                _require_exact(image, where, most_pixels, modes)
+                image.load()
+                pixels = np.asarray(image, np.uint8)
+        except UnidentifiedImageError as error:
+            raise Unreadable(f"{where}: no {named} (begins with {brief(data[:8])})") from error
+    return Picture(np.repeat(pixels[:, :, None], 3, axis=2) if pixels.ndim == 2 else pixels)
+
+
+def _require_exact(image: Image, where: str, most_pixels: int, modes: tuple[str, ...]) -> None:
+    width, height = image.size
+    if width * height > most_pixels:
+        raise Unreadable(f"{where}: {width} x {height} pixels, more than {most_pixels}")
+    if getattr(image, "n_frames", 1) > 1:
+        raise Unreadable(f"{where}: an animation; one picture is needed")
+    if image.mode not in modes or "transparency" in image.info:
+        mode = f"{image.mode} with a transparent colour" if image.mode in modes else image.mode
+        raise Unreadable(f"{where}: pixels of the mode {mode}; 8-bit RGB is needed")
+    if "L" in modes and (turned := image.getexif().get(_ORIENTATION, 1)) != 1:
+        raise Unreadable(
+            f"{where}: is stored turned (EXIF orientation {brief(turned)}), which some readers undo; write it upright"
+        )
 
 
 def png_of(picture: Picture) -> bytes:

@@ -50,8 +50,9 @@ def read_answers(
     past = draw_pairs(source, num, min(OTHERS, num - 1), (seed, 2))
     references = draw_references(pairs, num, REFERENCES, (seed, 3))
     prompts = [found.prompts[j] for j in columns]
+    shown = [found.pictures[j] for j in columns] if found.pictures else None
     whole = bool(fits.all()) and num == len(found.prompts)
-    scores = score_links(engine, prompts, pairs, np.full_like(past, whole), past, references)
+    scores = score_links(engine, prompts, pairs, np.full_like(past, whole), past, references, shown)
     links, excluded["non_finite"] = read_scored(pairs, scores, np.ones(num), num, (seed, 4))
     return Answers(links, excluded), scores.reasonings if whole else None
 

@@ -4,6 +4,10 @@ Only the template's own text yields control tokens (`actors/text`). A content wi
 is, because templates may look into it (for example, to leave out old reasoning). A content with control tokens is
 rendered as a placeholder, and its control tokens are encoded as ordinary text. Control tokens in any other field are
 refused with the row's number.
+
+A content that shows pictures is rendered as its parts, in which the template writes the pictures' places. A template
+that writes more, less or elsewhere than its text of the message with the places in it, as a run feeds it
+(`actors.play.codec`), is refused.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 TEXT_BLOCKS, REASONING_BLOCKS = ("text", "input_text", "output_text"), ("thinking", "reasoning", "reasoning_text")
 CALL_BLOCKS = ("tool_use", "tool_call", "function_call")
 """The types of a content's blocks."""
+PICTURE_BLOCKS, VIDEO_BLOCKS = ("image", "image_url", "input_image"), ("video", "video_url", "input_video")
+"""Those that show something."""
 HELD_FIELDS = ("content", *REASONING_FIELDS)
 BATCH_CHARACTERS, BATCH_SIZE = 2**22, 256
 """Bounds of the messages, and of the conversations, that are rendered in one process."""
@@ -44,7 +50,7 @@ class Conversation(NamedTuple):
     @property
     def key(self) -> str:
         """Equal for what is rendered alike."""
-        return json.dumps([self.messages, self.tools, self.reply])
+        return json.dumps([self.messages, self.tools, self.reply], default=repr)
 
 
 class Spoken(NamedTuple):
@@ -59,10 +65,14 @@ class Spoken(NamedTuple):
 
 class MessageRenderer:
     """Renders messages as pieces of text. `allowed`: texts that may be matched in contents, such as the markers of a
-    reasoning, which instructions name; `where`: the source of the rows, as errors name it."""
+    reasoning, which instructions name; `where`: the source of the rows, as errors name it; `place`: the text of a
+    picture's place, empty if none can be shown."""
 
-    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, allowed: Sequence[str], where: str = "") -> None:
+    def __init__(
+        self, template: ChatTemplate, tokenizer: Tokenizer, allowed: Sequence[str], where: str = "", place: str = ""
+    ) -> None:
         self.template, self._allowed, self._where = template, tuple(allowed), f"{where}, " if where else ""
+        self._place = place
         self._encoder = TextEncoder(tokenizer, template.source)
         self._words = Words()
         named = [name for name in REASONING_FIELDS if name in template.source]
@@ -74,11 +84,19 @@ class MessageRenderer:
         for batch in _batches(conversations):
             held: list[list[str]] = [[] for _ in batch]
             shown = [self._hidden(one, held[place]) for place, one in enumerate(batch)]
+            seeing = [place for place, messages in enumerate(shown) if any(map(shows_pictures, messages))]
+            asked = [*batch, *(batch[place] for place in seeing)]
             try:
-                texts = self.template.render(shown, [one.tools for one in batch], [one.reply for one in batch])
+                texts = self.template.render(
+                    [*shown, *(self._as_text(shown[place]) for place in seeing)],
+                    [one.tools for one in asked],
+                    [one.reply for one in asked],
+                )
             except TemplateRefused as error:
-                raise BadSample(f"{self._where}row {batch[error.index].row}: {error}") from error
-            for text, contents in zip(texts, held, strict=True):
+                raise BadSample(f"{self._where}row {asked[error.index].row}: {error}") from error
+            for place, text in zip(seeing, texts[len(batch) :], strict=True):
+                self._require_places(batch[place].row, texts[place], text)
+            for text, contents in zip(texts, held, strict=False):
                 yield self._pieces(text, contents)
 
     def reply(self, spoken: Spoken) -> dict[str, Any]:
@@ -89,10 +107,39 @@ class MessageRenderer:
         """The messages with a placeholder in place of each content that may yield control tokens; `held` takes it."""
         self._refuse_control(one.row, "`tools`", one.tools)
         return [
-            {key: self._field(one.row, key, value, held) for key, value in plain(each).items()} for each in one.messages
+            {key: self._field(one.row, key, value, held) for key, value in _shown(each).items()}
+            for each in one.messages
         ]
 
+    def _as_text(self, messages: Messages) -> Messages:
+        """The messages with the places of pictures in their texts."""
+        return [
+            {**one, "content": "".join(part.get("text", self._place) for part in one["content"])}
+            if shows_pictures(one)
+            else one
+            for one in messages
+        ]
+
+    def _require_places(self, row: int, text: str, expected: str) -> None:
+        if text != expected:
+            least = min(len(text), len(expected))
+            at = next((k for k in range(least) if text[k] != expected[k]), least)
+            raise BadSample(
+                f"{self._where}row {row}: the chat template does not write a message's texts and pictures one after "
+                f"another: {text[at : at + 40]!r} stands where {expected[at : at + 40]!r} should; give ids"
+            )
+
     def _field(self, row: int, key: str, value: Any, held: list[str]) -> Any:
+        if key == "content" and isinstance(value, list):
+            if not self._place:
+                raise BadSample(
+                    f"{self._where}row {row}: a message shows a picture; `squelch score` reads files with pictures, "
+                    "for a model with a vision tower"
+                )
+            return [
+                {**part, "text": self._field(row, key, part["text"], held)} if "text" in part else part
+                for part in value
+            ]
         if key in HELD_FIELDS and isinstance(value, str):
             if not self._encoder.may_control(value, self._allowed):
                 return value
@@ -153,6 +200,25 @@ def plain(message: Mapping[str, Any]) -> dict[str, Any]:
             block.get("text") or "" for block in found["content"] if block["type"] in TEXT_BLOCKS
         )
     return found
+
+
+def shows_pictures(message: Mapping[str, Any]) -> bool:
+    """Whether a block of the message's content is a picture."""
+    content = message.get("content")
+    return isinstance(content, list) and any(block["type"] in PICTURE_BLOCKS for block in content)
+
+
+def _shown(message: Mapping[str, Any]) -> dict[str, Any]:
+    """As `plain`; a content that shows pictures is a list of its texts and pictures."""
+    if not shows_pictures(message):
+        return plain(message)
+    parts = []
+    for block in message["content"]:
+        if block["type"] in PICTURE_BLOCKS:
+            parts.append({"type": "image"})
+        elif block["type"] in TEXT_BLOCKS and block.get("text"):
+            parts.append({"type": "text", "text": block["text"]})
+    return plain(message) | {"content": parts}
 
 
 def spoken(message: Mapping[str, Any]) -> Spoken:

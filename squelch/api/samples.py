@@ -21,10 +21,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from squelch.actors.content import content_key
+from squelch.actors.content import Picture, content_key
+from squelch.actors.pictures.geometry import Vision
 from squelch.api.completions import CALLS_ONLY, EMPTY, UNCLOSED, Markers
 from squelch.api.encoding import RowEncoder
 from squelch.api.messages import BadSample, MessageRenderer
+from squelch.api.pictures import placed
 from squelch.api.turns import Row, Said, Templates, TurnReader, Turns
 from squelch.envs.untrusted.files import brief
 
@@ -41,7 +43,7 @@ class Reasonings:
     `control_tokens`: number of control tokens, by text, in the distinct prompts of the file that are text; `reasoned`:
     share of turns with reasoning among those that closed it, whichever are left out afterwards; `turns`: number of the
     file's turns, `total`, and of those of them that are `later` ones and left out, or that call tools and `answer
-    nothing`; `notes`: how text was completed, in words."""
+    nothing`; `notes`: how text was completed, in words; `pictures`: those of each prompt, empty if none shows any."""
 
     prompts: list[np.ndarray]
     ids: list[np.ndarray]
@@ -54,6 +56,7 @@ class Reasonings:
     reasoned: float = math.nan
     turns: Counter[str] = field(default_factory=Counter)
     notes: tuple[str, ...] = ()
+    pictures: list[tuple[Picture, ...]] = field(default_factory=list)
 
     def subset(self, keep: np.ndarray, reason: str) -> Reasonings:
         """The samples that `keep` (num_samples,), bool, selects, and their prompts; the other samples are counted as
@@ -73,6 +76,7 @@ class Reasonings:
             self.reasoned,
             self.turns,
             self.notes,
+            [self.pictures[j] for j in columns] if self.pictures else [],
         )
 
 
@@ -82,6 +86,12 @@ class _Sample(NamedTuple):
     reasoning: np.ndarray
     text: str
     answer: np.ndarray | None
+    pictures: tuple[Picture, ...]
+
+    @property
+    def asked(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Equal for samples that were fed the same before the opening."""
+        return self.fed, tuple(one.digest for one in self.pictures)
 
 
 class SampleReader:
@@ -90,7 +100,8 @@ class SampleReader:
     `vocab_size`: number of rows of the model's embedding. `markers`: the texts that open and close a reasoning in a
     completion; None uses complete completions. `renderer`: makes what renders messages; ValueError if nothing can.
     `where`, `model`: the source of the rows and the model, as errors name them. `turns`: those of a completion that are
-    samples. `tools`: JSON schemas for rows without their own.
+    samples. `tools`: JSON schemas for rows without their own. `vision`: how the model is shown pictures; None if it
+    cannot be.
     """
 
     def __init__(
@@ -104,7 +115,9 @@ class SampleReader:
         *,
         turns: Turns = "first",
         tools: list[Any] | None = None,
+        vision: Vision | None = None,
     ) -> None:
+        self._vision = vision
         self._encoder = RowEncoder(tokenizer, vocab_size, where, model)
         self._templates = Templates(renderer, list(self._encoder.special.values()))
         self._markers: Markers | None = markers
@@ -119,12 +132,13 @@ class SampleReader:
         named: dict[str, tuple[int, str]] = {}
         for number, row in rows:
             for place, said in enumerate(turns.of(number, row)):
-                sample = self._sample(number, said, turns)
+                sample = self._sample(number, said, row, turns)
                 if isinstance(sample, str):
                     excluded[sample] += 1
                     continue
                 if place == 0:
-                    self._check_prompt_id(number, row.get("prompt_id"), content_key(np.array(sample.fed)), named)
+                    key = content_key(np.array(sample.fed), sample.pictures)
+                    self._check_prompt_id(number, row.get("prompt_id"), key, named)
                 found.append(sample)
                 numbers.append(number)
         silent, notes = excluded[EMPTY] + excluded[CALLS_ONLY], turns.notes()
@@ -132,7 +146,7 @@ class SampleReader:
             notes += (
                 f"{self._markers[1]} is a special token, which trainers leave out of the text that they log: give ids",
             )
-        prompts, source = _columns(found)
+        prompts, pictures, source = _columns(found)
         return Reasonings(
             prompts,
             [one.reasoning for one in found],
@@ -145,21 +159,31 @@ class SampleReader:
             len(found) / max(1, len(found) + silent),
             +turns.counted,
             notes,
+            pictures if any(pictures) else [],
         )
 
-    def _sample(self, number: int, said: Said | str, turns: TurnReader) -> _Sample | str:
+    def _sample(self, number: int, said: Said | str, row: Row, turns: TurnReader) -> _Sample | str:
         """The sample of a turn, or the reason why it has none."""
         if isinstance(said, str):
             return said
         (start, end, answer_end), ids = said.spans, said.ids
-        fed, opening, reasoning = said.fed, ids[:start], ids[start:end]
+        (fed, pictures), opening, reasoning = self._shown(number, said.fed, row), ids[:start], ids[start:end]
         answer = ids[end:answer_end] if answer_end is not None else []
         if not fed and not opening:
             raise BadSample(f"{self._encoder.row(number)}: the prompt is empty; every reasoning needs a prompt")
         self._encoder.require_rows(number, fed, opening, reasoning, answer)
         turns.counted["answer nothing"] += said.calls and not answer
         scored = np.array(answer, np.int64) if answer else None
-        return _Sample(tuple(fed), tuple(opening), np.array(reasoning, np.int64), said.text, scored)
+        return _Sample(tuple(fed), tuple(opening), np.array(reasoning, np.int64), said.text, scored, pictures)
+
+    def _shown(self, number: int, fed: list[int], row: Row) -> tuple[list[int], tuple[Picture, ...]]:
+        """What is fed, with the row's pictures at their places."""
+        if self._vision is None:
+            return fed, ()
+        try:
+            return placed(fed, row.get("pictures") or (), self._vision)
+        except ValueError as error:
+            raise BadSample(f"{self._encoder.row(number)}: {error}") from error
 
     def _check_prompt_id(self, number: int, name: Any, key: str, named: dict[str, tuple[int, str]]) -> None:
         """Raises BadSample if rows of one prompt id have different prompts; `key`: the prompt's content key."""
@@ -173,15 +197,16 @@ class SampleReader:
             )
 
 
-def _columns(found: Sequence[_Sample]) -> tuple[list[np.ndarray], np.ndarray]:
-    """The distinct prompts with the commonest opening of each, and the prompt of each sample."""
-    openings: dict[tuple[int, ...], Counter[tuple[int, ...]]] = {}
+def _columns(found: Sequence[_Sample]) -> tuple[list[np.ndarray], list[tuple[Picture, ...]], np.ndarray]:
+    """The distinct prompts with the commonest opening of each, their pictures, and the prompt of each sample."""
+    openings: dict[tuple[tuple[int, ...], tuple[str, ...]], Counter[tuple[int, ...]]] = {}
     for one in found:
-        openings.setdefault(one.fed, Counter())[one.opening] += 1
-    whole = {fed: (*fed, *counts.most_common(1)[0][0]) for fed, counts in openings.items()}
-    column: dict[tuple[int, ...], int] = {}
-    source = [column.setdefault(whole[one.fed], len(column)) for one in found]
-    return [np.array(prompt, np.int64) for prompt in column], np.array(source, np.int64)
+        openings.setdefault(one.asked, Counter())[one.opening] += 1
+    whole = {(fed, shown): ((*fed, *counts.most_common(1)[0][0]), shown) for (fed, shown), counts in openings.items()}
+    column: dict[tuple[tuple[int, ...], tuple[str, ...]], int] = {}
+    source = [column.setdefault(whole[one.asked], len(column)) for one in found]
+    pictures = {whole[one.asked]: one.pictures for one in found}
+    return [np.array(ids, np.int64) for ids, _ in column], [pictures[key] for key in column], np.array(source, np.int64)
 
 
 def within_context(found: Reasonings, context_length: int) -> Reasonings:

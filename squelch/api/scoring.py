@@ -20,6 +20,7 @@ from squelch.api.answers import Answers, read_answers, regime_of
 from squelch.api.completions import UNCLOSED, Markers
 from squelch.api.information import MIResult, measured
 from squelch.api.inputs import reader_of, rows_of
+from squelch.api.modality import by_modality
 from squelch.api.samples import Reasonings, at_most, within_context
 from squelch.api.turns import Turns
 from squelch.envs.format import THINK_CLOSE, THINK_OPEN
@@ -61,6 +62,9 @@ class ScoreResult:
     `excluded`: answers left out, by reason. None if there are no answers, or with links=False."""
     notes: tuple[str, ...]
     """What to know before believing the rest."""
+    modality: Mapping[str, float] | None = None
+    """What the reasoning takes from its prompt's pictures, and from its text (`actors.scorer.modality_scoring`), NaN
+    where unknown; None if prompts show no pictures, or it was not asked for."""
 
     def metrics(self) -> dict[str, float]:
         """The proxies with their intervals, as of `MIResult.metrics`."""
@@ -143,11 +147,13 @@ def scored(
     seed: int = 0,
     ema: EmaState | None = None,
     force: bool = True,
+    modality: bool = False,
 ) -> ScoreResult:
-    """The result of samples of two prompts or more; arguments as of `score` and `mi`."""
+    """The result of samples of two prompts or more; arguments as of `score` and `mi`. `modality`: whether what the
+    reasoning takes from pictures and from text is scored too."""
     answered = links and any(answer is not None for answer in found.answers)
     answers, matrix = read_answers(engine, engine.context_length, found, seed) if answered else (None, None)
-    matrix = engine.matrix(found.prompts, found.ids) if matrix is None else matrix
+    matrix = engine.matrix(found.prompts, found.ids, pictures=found.pictures or None) if matrix is None else matrix
     lengths = np.array([len(z) for z in found.ids])
     report = measured(usable(matrix, lengths, found.source), compat=compat, seed=seed, ema=ema)
     config: Any = engine.model.config.get_text_config()
@@ -166,6 +172,7 @@ def scored(
         fits_any=int((gap <= 0).sum()),
         answers=answers,
         notes=(*found.notes, *_notes(found), *unlikely),
+        modality=by_modality(engine, found, matrix, seed) if modality else None,
     )
 
 

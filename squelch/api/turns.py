@@ -52,6 +52,7 @@ Row = dict[str, Any]
                       its turns (TRL's `tool_mask`, others' `response_mask`)
     turn              number of the turn in its trajectory, from 0, if each turn is a row with a prompt of its own
     prompt_id         rows of one id have one prompt
+    pictures          those that the prompt shows, in order (`squelch.api.pictures.Given`)
 """
 
 LATER = "a later turn whose prompt is not known"

@@ -60,7 +60,7 @@ class Diagonal:
     def __init__(self) -> None:
         self.strength = 3.0
 
-    def matrix(self, prompts: list[Any], reasonings: list[Any], *_: object) -> np.ndarray:
+    def matrix(self, prompts: list[Any], reasonings: list[Any], *_: object, pictures: Any = None) -> np.ndarray:
         found = np.random.default_rng(len(reasonings)).normal(0, 0.1, (len(reasonings), len(prompts))) - 20
         each = len(reasonings) // len(prompts)
         found[np.arange(len(found)), np.arange(len(found)) // each] += self.strength

@@ -214,6 +214,9 @@ SAMPLES = [
     {"prompt": "a", "completion": "<think>b</think>", "step": 1, "prompt_id": "p"},
     {"prompt": [{"role": "user", "content": "x"}], "reasoning": "z", "step": 1},
     {"prompt_ids": [1, 2], "reasoning_ids": [3], "group_id": 7},
+    {"prompt": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "x"}]}], "reasoning": "z"}
+    | {"step": 1, "images": [{"bytes": "aGk=", "path": None}]},
+    {"prompt": [{"role": "user", "content": "<image><image>"}], "reasoning": "z", "images": ["data:,aGk=", "a.png"]},
 ]
 ANSWER = {"result": [[{"document": {"contents": '"T"\ntext'}, "score": 1.5}]]}
 OVERRIDES = [b"filter.rho=0.5", b"learner.optimizer.betas=[0.9, 0.95]", b"environment.options={size: 4}", b"name=x"]

@@ -122,8 +122,9 @@ def _said(path: Sequence[Mapping[str, Any]], where: str) -> Row:
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     """The message without what it lacks, its tool calls nested as OpenAI nests them."""
     found = {key: value for key, value in message.items() if value is not None and key != "provider_state"}
-    if isinstance(found.get("content"), list):
-        parts = [_object(part).get("text") for part in found["content"]]
+    content = found.get("content")
+    if isinstance(content, list) and not any(_object(part).get("type") == "image_url" for part in content):
+        parts = [_object(part).get("text") for part in content]
         found["content"] = "\n".join(text for text in parts if isinstance(text, str))
     if isinstance(found.get("tool_calls"), list):
         found["tool_calls"] = [_nested_call(call) for call in found["tool_calls"]]

@@ -25,7 +25,7 @@ def observe(monitor: Monitor, ready: Ready, args: argparse.Namespace) -> tuple[d
     notes: list[str] = []
     for path in ready.files:
         try:
-            found = read_samples(path, ready.step, args.format)
+            found = read_samples(path, ready.step, args.format, args.pictures)
         except UserError as error:
             raise NotRead(str(error)) from error
         rows += [(len(rows) + number, row) for number, row in found.rows]

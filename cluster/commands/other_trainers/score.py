@@ -9,7 +9,7 @@ the row.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +18,14 @@ from squelch.actors.process.disk import whole_file
 from squelch.cluster.commands.arguments import add_compat, add_file, add_format, natural, positive
 from squelch.cluster.errors import UserError, as_user_error, bad_files_are_the_users
 from squelch.cluster.terminal import aligned, say, say_json
-from squelch.envs.untrusted.files import MIB, is_folder, read_bytes, reason, require_output
+from squelch.envs.untrusted.files import MIB, Unreadable, is_folder, read_bytes, reason, require_output
 from squelch.envs.untrusted.text import parse_json
 
 if TYPE_CHECKING:
     import numpy as np
 
     from squelch.actors.adapter_folder import Checkpoint
+    from squelch.actors.pictures.geometry import Vision
     from squelch.actors.scorer.cross_scoring import CrossScorer
     from squelch.api.samples import Reasonings, Row
     from squelch.api.scoring import ScoreResult
@@ -43,7 +44,8 @@ your own with one reasoning per row, all of one training step:
             `reasoning`, or `completion` (or `output`, `response`) that closes its reasoning with </think>
   as ids    `prompt_ids`, up to and including the opening of the reasoning, with `reasoning_ids`
             (and `answer_ids`, from the closing of the reasoning to the end of the answer)
-  optional  `prompt_id` (or `group_id`): rows of one id must have one prompt; `step`: see --step
+  optional  `prompt_id` (or `group_id`): rows of one id must have one prompt; `step`: see --step;
+            `images` (or `image`): the pictures that the prompt shows, for a model with a vision tower
 Other columns are ignored. More prompts, and several reasonings of each, narrow the intervals."""
 
 SCORE_EPILOG = """\
@@ -107,6 +109,12 @@ def add_scoring(parser: argparse.ArgumentParser) -> None:
         metavar="JSON",
         help="file with the list of JSON schemas that the chat template shows, for rows without a column `tools`",
     )
+    parser.add_argument(
+        "--pictures", type=Path, metavar="DIR", help="folder of the paths of pictures (default: the file's own)"
+    )
+    parser.add_argument(
+        "--resize", action="store_true", help="resize pictures whose sides do not fit, as the model's processor does"
+    )
     parser.add_argument("--whole", action="store_true", help="take the whole completion as the reasoning")
     parser.add_argument(
         "--no-links", dest="links", action="store_false", help="do not score the answers that follow the reasonings"
@@ -129,17 +137,18 @@ def run(args: argparse.Namespace) -> int:
         _check_output(args.out, args.file)
     from squelch.cluster.commands.other_trainers.score_files import notes_on_file, read_samples
 
-    file = read_samples(args.file, args.step, args.format)
+    file = read_samples(args.file, args.step, args.format, args.pictures)
     found, engine = load(args, file.rows)
     from squelch.api.scoring import CannotHaveWritten, scored
 
     try:
-        result = scored(engine, found, compat=args.compat, links=args.links, seed=args.seed, force=args.force)
+        how: dict[str, Any] = {"compat": args.compat, "links": args.links, "seed": args.seed, "force": args.force}
+        result = scored(engine, found, **how, modality=True)
     except CannotHaveWritten as error:
         raise UserError(f"{args.file} under {args.model}: {error}; give its model, or --force") from error
     result = replace(result, notes=(*result.notes, *notes_on_file(file, args.file, args.model)))
     if args.out is not None:
-        write_npz(args.out, result.matrix, found)
+        write_npz(args.out, result.matrix, found, result.modality or {})
     if args.json:
         say_json(score_json(result, args))
     else:
@@ -174,13 +183,35 @@ def load(args: argparse.Namespace, rows: Sequence[tuple[int, Row]]) -> tuple[Rea
         if not hasattr(config, "max_position_embeddings"):
             raise UserError(f"--model {args.model}: config.json states no max_position_embeddings, the model's context")
         markers = None if args.whole else (args.markers[0], args.markers[1])
-        reader = Reader(args.file, checkpoint.tokenizer, config.vocab_size, markers, args.turns, tools)
+        vision = _vision(args, checkpoint, rows)
+        reader = Reader(
+            args.file, checkpoint.tokenizer, config.vocab_size, markers, args.turns, tools, vision, args.resize
+        )
         found = reader.read(rows)
         found = at_most(within_context(found, config.max_position_embeddings), args.max_prompts, args.seed)
     with as_user_error(about=args.file):
         require_two_prompts(found)
     with as_user_error(ValueError, OSError, about=f"--model {args.model}"):
-        return found, _engine(args, checkpoint)
+        return found, _engine(args, checkpoint, vision)
+
+
+def _vision(args: argparse.Namespace, checkpoint: Checkpoint, rows: Sequence[tuple[int, Row]]) -> Vision | None:
+    """How the model is shown pictures; None if it cannot be, which is an error if rows have some."""
+    from squelch.actors.pictures.geometry import vision_of
+
+    shown = next((row["pictures"][0] for _, row in rows if row.get("pictures")), None)
+    try:
+        found = vision_of(checkpoint.model)
+    except Unreadable:
+        if shown is not None:
+            raise
+        return None
+    if found is None and shown is not None:
+        raise UserError(
+            f"{shown.where}: the model in {args.model} has no vision tower (vision_config in config.json), so it was "
+            "shown no pictures; give the model that sampled the rows"
+        )
+    return found
 
 
 def read_tools(path: Path) -> list[Any]:
@@ -195,7 +226,7 @@ def read_tools(path: Path) -> list[Any]:
     return found
 
 
-def _engine(args: argparse.Namespace, checkpoint: Checkpoint) -> CrossScorer:
+def _engine(args: argparse.Namespace, checkpoint: Checkpoint, vision: Vision | None) -> CrossScorer:
     import torch
 
     from squelch.actors.adapter_folder import load_checkpoint
@@ -207,12 +238,13 @@ def _engine(args: argparse.Namespace, checkpoint: Checkpoint) -> CrossScorer:
         model = model.to(device)
     except (RuntimeError, AssertionError) as error:  # the latter: a torch without CUDA
         raise UserError(f"--device {device}: {str(error).splitlines()[0]}") from error
-    return CrossScorer(model, args.token_budget, args.temperature)
+    return CrossScorer(model, args.token_budget, args.temperature, vision=vision)
 
 
-def write_npz(path: Path, matrix: np.ndarray, found: Reasonings) -> None:
+def write_npz(path: Path, matrix: np.ndarray, found: Reasonings, modality: Mapping[str, float]) -> None:
     """Writes the file that `squelch mi` reads: `log_likelihood` (N, K, N); `lengths` (N, K), 0 if a prompt has fewer
-    than K reasonings; `prompt_id` (N,); and `rows` (N, K), the row's number in the file, 0 if there is none."""
+    than K reasonings; `prompt_id` (N,); and `rows` (N, K), the row's number in the file, 0 if there is none. Of prompts
+    with pictures also the metrics by `modality`, each a number."""
     import numpy as np
 
     num = len(found.prompts)
@@ -226,7 +258,8 @@ def write_npz(path: Path, matrix: np.ndarray, found: Reasonings) -> None:
     rows[prompt, place] = found.rows[order]
     try:
         with whole_file(path) as file:
-            np.savez(file, log_likelihood=filled, lengths=lengths, prompt_id=np.arange(num), rows=rows)
+            also: dict[str, Any] = {f"modality_{key}": value for key, value in modality.items()}
+            np.savez(file, log_likelihood=filled, lengths=lengths, prompt_id=np.arange(num), rows=rows, **also)
     except OSError as error:
         raise UserError(f"--out {path} cannot be written: {reason(error)}; the scores are lost") from error
 
@@ -234,7 +267,7 @@ def write_npz(path: Path, matrix: np.ndarray, found: Reasonings) -> None:
 def score_json(found: ScoreResult, args: argparse.Namespace) -> dict[str, Any]:
     """The output of `--json`: the keys of `squelch mi`, and facts about the file, the model and the templates."""
     from squelch.cluster.commands.other_trainers.mi import mi_json
-    from squelch.cluster.commands.other_trainers.score_answers import answers_json
+    from squelch.cluster.commands.other_trainers.score_answers import answers_json, modality_json
 
     facts = {"file": str(args.file), "model": str(args.model), "temperature": args.temperature, "step": args.step}
     return {
@@ -246,6 +279,7 @@ def score_json(found: ScoreResult, args: argparse.Namespace) -> dict[str, Any]:
         "links": answers_json(found.answers),
         "answers_excluded": dict(+found.answers.excluded) if found.answers else {},
         "regime": found.regime,
+        **({} if found.modality is None else {"modality": modality_json(found.modality)}),
         "templates": [asdict(template) for template in found.templates[: args.templates]],
         "notes": list(found.notes),
     }
@@ -254,13 +288,15 @@ def score_json(found: ScoreResult, args: argparse.Namespace) -> dict[str, Any]:
 def score_text(found: ScoreResult, args: argparse.Namespace) -> str:
     """The report as text: the table of `squelch mi`, the regime, the links of the answers, then the templates."""
     from squelch.cluster.commands.other_trainers.mi import mi_table
-    from squelch.cluster.commands.other_trainers.score_answers import answers_text, regime_text
+    from squelch.cluster.commands.other_trainers.score_answers import answers_text, modality_text, regime_text
 
     head = f"{args.file} under {args.model}, temperature {args.temperature:g}"
     lines = [mi_table(found.proxies, found.uncertainty, args.half_width, head), *found.notes]
     lines += ["", regime_text(found.regime)]
     if found.answers is not None:
         lines += answers_text(found.answers)
+    if found.modality is not None:
+        lines += modality_text(found.modality)
     total = found.proxies.num_samples
     lines += ["", f"{found.fits_any} of {total} reasonings fit the other prompts as well as their own or better"]
     rows = [("gap", "times", "prompts", "row", "reasoning")]

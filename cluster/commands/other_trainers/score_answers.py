@@ -1,11 +1,13 @@
-"""The answers of `squelch score` as JSON and as text (`squelch.api.answers` measures them)."""
+"""The answers of `squelch score`, and MI by modality, as JSON and as text (`squelch.api.answers`,
+`squelch.api.pictures`)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
-from squelch.actors.diagnosis.metrics import LINKS
+from squelch.actors.diagnosis.metrics import LINKS, PARTS
 from squelch.api.answers import Answers
 from squelch.cluster.commands.other_trainers.mi import disagreement
 from squelch.cluster.terminal import aligned, known
@@ -17,13 +19,27 @@ NAMES = {
     "past_reasoning": ("X to A past Z", "0 if the reasoning holds all that the answer takes from the prompt"),
 }
 """By link: its name and its meaning."""
+MODALITY = {
+    "picture": ("D_V", "nats per reasoning; what it takes from the pictures, given the text"),
+    "text": ("D_T", "what it takes from the text, given the pictures"),
+}
+"""By part of the prompt, as `NAMES`."""
 
 
 def answers_json(answers: Answers | None) -> dict[str, Any] | None:
     """The links for `--json`, null for unknown metrics; None without links."""
     if answers is None or answers.links is None:
         return None
-    return {key: None if math.isnan(value) else value for key, value in answers.links.metrics().items()}
+    return _nulls(answers.links.metrics())
+
+
+def modality_json(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """MI by modality for `--json`, null for unknown metrics."""
+    return _nulls(metrics)
+
+
+def _nulls(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    return {key: None if math.isnan(value) else value for key, value in metrics.items()}
 
 
 def regime_text(regime: str) -> str:
@@ -39,14 +55,26 @@ def answers_text(answers: Answers) -> list[str]:
     if answers.links is None:
         return ["answers are not linked: links need scored answers of 2 prompts", *lines]
     metrics = answers.links.metrics()
+    named = {link: NAMES[link] for link in sorted(LINKS, key=list(NAMES).index)}
+    return [f"answers: {metrics['answers']:.0f}", *lines, *_table(metrics, named)]
+
+
+def modality_text(metrics: Mapping[str, float]) -> list[str]:
+    """MI by modality as lines of text."""
+    if all(math.isnan(metrics[part]) for part in PARTS):
+        return ["by modality: not known; that needs 4 prompts with pictures of the same sizes and other parts"]
+    blank = known(metrics["blank"], ".4f")
+    return ["by modality", *_table(metrics, MODALITY), f"loss under pictures of one colour: {blank} nats"]
+
+
+def _table(metrics: Mapping[str, float], names: Mapping[str, tuple[str, str]]) -> list[str]:
+    """The named metrics with their intervals and p-values."""
     rows, tested = [], []
-    for link in sorted(LINKS, key=list(NAMES).index):
-        name, meaning = NAMES[link]
-        low, high = metrics[f"{link}_low"], metrics[f"{link}_high"]
+    for key, (name, meaning) in names.items():
+        low, high = metrics[f"{key}_low"], metrics[f"{key}_high"]
         interval = "" if math.isnan(low) else f"[{low:.4f}, {high:.4f}]"
-        p_value = metrics.get(f"{link}_p_value", math.nan)
+        p_value = metrics.get(f"{key}_p_value", math.nan)
         against = "" if math.isnan(p_value) else f"p = {p_value:.3f}"
-        value = known(metrics[link], ".4f")
-        rows.append((name, value, interval, meaning, against))
+        rows.append((name, known(metrics[key], ".4f"), interval, meaning, against))
         tested.append((p_value, low, high, 0.0))
-    return [f"answers: {metrics['answers']:.0f}", *lines, *aligned(rows), *disagreement(tested)]
+    return [*aligned(rows), *disagreement(tested)]

@@ -15,19 +15,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from squelch.api.completions import Markers
 from squelch.api.messages import BadSample, MessageRenderer, is_messages, is_tools
+from squelch.api.pictures import place_of
 from squelch.api.samples import Reasonings, Row, SampleReader
 from squelch.api.turns import Turns
 from squelch.cluster.commands.other_trainers.format_rows import NEEDED, LeftOut, is_sample, whole_step
 from squelch.cluster.commands.other_trainers.formats import Format, files_of, format_named, format_of
+from squelch.cluster.commands.other_trainers.pictures import PICTURES, PLACE, VIDEOS, PictureFiles, decoded
 from squelch.cluster.commands.other_trainers.records import SUFFIXES, records, suffix_of
 from squelch.cluster.errors import UserError, as_user_error, bad_files_are_the_users
 from squelch.envs.untrusted.files import brief, is_file, is_folder, read_bytes, shortened, state
 from squelch.envs.untrusted.memory import memory_of_at_most
 from squelch.envs.untrusted.text import MAX_LINE, parse_object
+
+if TYPE_CHECKING:
+    from squelch.actors.pictures.geometry import Vision
 
 LARGEST_ID = 2**31 - 1
 """Tokenizers have ids of 32 bits, and no model has a vocabulary near that."""
@@ -49,8 +54,11 @@ def read_rows(path: Path, step: int | None = None, name: str | None = None) -> l
     return read_samples(path, step, name).rows
 
 
-def read_samples(path: Path, step: int | None = None, name: str | None = None) -> SampleFile:
-    """The rows of a file, or of all files in a folder; `step` selects the rows of one step, `name` is the format's.
+def read_samples(
+    path: Path, step: int | None = None, name: str | None = None, pictures: Path | None = None
+) -> SampleFile:
+    """The rows of a file, or of all files in a folder; `step` selects the rows of one step, `name` is the format's,
+    `pictures` the folder of pictures' paths.
 
     Raises:
         UserError: a row is malformed, the format is unknown or not clear, or the file has several steps, hence several
@@ -59,7 +67,7 @@ def read_samples(path: Path, step: int | None = None, name: str | None = None) -
     with bad_files_are_the_users(), memory_of_at_most(str(path)):
         if state(path) is None:
             raise UserError(f"{path} does not exist; give a file of samples with {NEEDED}")
-        found = _Selection(path, step, None if name is None else format_named(name))
+        found = _Selection(path, step, None if name is None else format_named(name), PictureFiles(path, pictures))
         files = files_of(path, found.format)
         for file in files:
             suffix_of(file, SUFFIXES, f"give one of {', '.join(SUFFIXES)} with {NEEDED}")
@@ -70,8 +78,8 @@ def read_samples(path: Path, step: int | None = None, name: str | None = None) -
 class _Selection:
     """The rows of the wanted step, as they are read."""
 
-    def __init__(self, path: Path, step: int | None, named: Format | None) -> None:
-        self.format = named
+    def __init__(self, path: Path, step: int | None, named: Format | None, pictures: PictureFiles) -> None:
+        self.format, self._pictures = named, pictures
         self._path, self._step, self._in_folder = path, step, is_folder(path)
         self._rows: list[tuple[int, Row]] = []
         self._seen: set[int | None] = set()
@@ -94,17 +102,20 @@ class _Selection:
             self._seen.add(named)
             return
         first, number = self._count, 0
-        for number, record in records(path, found.columns, self._notes):
+        for number, record in records(path, found.columns and found.columns.union(PICTURES, VIDEOS), self._notes):
             where = f"{path}, row {number}"
             for row in found.rows(record, where):
                 if isinstance(row, LeftOut):
                     self._left_out[row.reason] += 1
-                else:
-                    self._add(first + number, checked(row, record, where), named)
+                    continue
+                row = checked(row, record, where)
+                row["step"] = named if row.get("step") is None else row["step"]
+                if self._step is None or row["step"] == self._step:
+                    self._pictures.take(row, record, path, where)
+                self._add(first + number, row)
         self._count = first + number
 
-    def _add(self, number: int, row: Row, named: int | None) -> None:
-        row["step"] = named if row.get("step") is None else row["step"]
+    def _add(self, number: int, row: Row) -> None:
         self._seen.add(row["step"])
         if self._step is None and len(self._seen - {None}) > 1:
             self._rows.clear()  # refused once the steps are known
@@ -171,7 +182,8 @@ def _notes_on(rows: Sequence[tuple[int, Row]]) -> Iterator[str]:
     for _, row in rows:
         if row.get("group") is not None and not row.get("turn"):
             prompt = row["prompt"] if row.get("prompt_ids") is None else row["prompt_ids"]
-            groups.setdefault(blake2b(repr(prompt).encode()).digest(), set()).add(str(row["group"]))
+            asked = prompt, [one.digest for one in row.get("pictures") or ()]
+            groups.setdefault(blake2b(repr(asked).encode()).digest(), set()).add(str(row["group"]))
     twice = sum(len(names) > 1 for names in groups.values())
     if twice:
         yield f"{twice} prompts stand under more than one id; equal prompts count as one"
@@ -210,6 +222,7 @@ def _is_ids(value: Any) -> bool:
 
 class Reader:
     """Converts the rows of a file to ids with a model folder's tokenizer; see `squelch.api.samples.SampleReader`.
+    `vision`: how the model is shown pictures, None if it cannot be; `resize`: whether these are made to fit.
     ValueError if the folder has no tokenizer.json."""
 
     def __init__(
@@ -220,22 +233,37 @@ class Reader:
         markers: Markers | None,
         turns: Turns = "first",
         tools: list[Any] | None = None,
+        vision: Vision | None = None,
+        resize: bool = False,
     ) -> None:
         from squelch.actors.text.tokenizer import TOKENIZER_FILE, check_vocabulary, read_tokenizer
 
         tokenizer = read_tokenizer(model_dir, of_a_stranger=True)
         check_vocabulary(model_dir / TOKENIZER_FILE, tokenizer, vocab_size)
+        self._tokenizer, self._vision, self._resize, self._place = tokenizer, vision, resize, ""
 
         def renderer() -> MessageRenderer:
             from squelch.actors.text.chat_template import read_chat_template, read_chat_tokenizer
 
             template = read_chat_template(model_dir, read_chat_tokenizer(model_dir))
-            return MessageRenderer(template, tokenizer, markers or (), str(path))
+            return MessageRenderer(template, tokenizer, markers or (), str(path), self._place)
 
         where = str(path), str(model_dir)
-        self._reader = SampleReader(tokenizer, vocab_size, markers, renderer, *where, turns=turns, tools=tools)
+        self._reader = SampleReader(
+            tokenizer, vocab_size, markers, renderer, *where, turns=turns, tools=tools, vision=vision
+        )
 
     def read(self, rows: Sequence[tuple[int, Row]]) -> Reasonings:
         """The samples of all rows that have a reasoning; UserError with the row for a malformed one."""
+        if self._vision is not None and any(row.get("pictures") for _, row in rows):
+            with as_user_error():
+                self._place = place_of(self._tokenizer, self._vision)
+            rows = [(number, self._with_places(row)) for number, row in decoded(rows, self._vision, self._resize)]
         with as_user_error(BadSample):
             return self._reader.read(rows)
+
+    def _with_places(self, row: Row) -> Row:
+        """The row with the model's own tokens for `<image>` in a prompt that is text, unless that has them."""
+        prompt = row.get("prompt")
+        marked = bool(row["pictures"]) and isinstance(prompt, str) and self._place not in prompt
+        return {**row, "prompt": prompt.replace(PLACE, self._place)} if marked else row

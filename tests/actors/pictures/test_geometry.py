@@ -33,6 +33,18 @@ def test_a_size_that_the_published_processor_would_resize_is_refused(folder_with
         vision.tokens(136, 128)
 
 
+def test_the_size_that_would_fit_is_the_published_processors(folder_with) -> None:
+    module = pytest.importorskip("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
+    vision = vision_of(folder_with("preprocessor_config.json", "min_pixels", 640))
+    for width, height in [(30, 32), (3, 7), (8, 8), (500, 90), (1000, 9), (131, 127), (2000, 2000)]:
+        found = module.smart_resize(height, width, 8, vision.least_pixels, vision.most_pixels)
+        assert vision.fitting(width, height) == found[::-1]
+    with pytest.raises(ValueError, match="32 x 32 would fit"):
+        vision.grid(30, 32)
+    with pytest.raises(ValueError, match="more than 200 times"):
+        vision.fitting(8, 2000)
+
+
 SHOWN = "preprocessor_config.json"
 
 

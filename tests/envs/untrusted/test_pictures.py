@@ -12,7 +12,16 @@ from PIL import Image
 
 from squelch.envs.pictures import Picture, Shown
 from squelch.envs.untrusted.files import Unreadable
-from squelch.envs.untrusted.pictures import MAX_PIXELS, MAX_PNG, json_of, picture_of_png, png_of, shown_of_json
+from squelch.envs.untrusted.pictures import (
+    MAX_PIXELS,
+    MAX_PNG,
+    json_of,
+    own_picture_of_png,
+    picture_of_file,
+    picture_of_png,
+    png_of,
+    shown_of_json,
+)
 
 PICTURE = Picture(np.arange(8 * 6 * 3, dtype=np.uint8).reshape(8, 6, 3))
 
@@ -117,3 +126,33 @@ def test_parts_come_back_in_their_order() -> None:
 def test_parts_of_another_form_are_refused_with_their_number(value: list, wrong: str) -> None:
     with pytest.raises(Unreadable, match=wrong):
         shown_of_json(value, "here")
+
+
+def test_a_data_sets_jpeg_and_grey_png_are_pictures() -> None:
+    grey, written = Image.fromarray(PICTURE.rgb[:, :, 0]), io.BytesIO()
+    grey.save(written, format="PNG")
+    assert picture_of_file(written.getvalue(), "here") == Picture(np.repeat(PICTURE.rgb[:, :, :1], 3, axis=2))
+    written = io.BytesIO()
+    Image.fromarray(PICTURE.rgb).save(written, format="JPEG", quality=95)
+    with Image.open(written) as image:
+        assert picture_of_file(written.getvalue(), "here") == Picture(np.asarray(image))
+
+
+@given(st.integers(0, 10_000), st.integers(0, 255), st.sampled_from(["PNG", "JPEG"]))
+def test_a_damaged_file_is_a_picture_or_is_refused(place: int, value: int, form: str) -> None:
+    written = io.BytesIO()
+    Image.fromarray(PICTURE.rgb).save(written, format=form)
+    data = bytearray(written.getvalue())
+    data[place % len(data)] = value
+    try:
+        assert picture_of_file(bytes(data), "here").rgb.size
+    except Unreadable as error:
+        assert str(error).startswith("here: ")
+
+
+def test_what_was_written_here_is_read_again_however_large_it_is() -> None:
+    rgb = np.random.default_rng(0).integers(0, 256, (700, 700, 3), np.uint8)
+    png = png_of(Picture(rgb))
+    assert len(png) > MAX_PNG and own_picture_of_png(png, "here") == Picture(rgb)
+    with pytest.raises(Unreadable, match="a PNG of more than 1 MiB"):
+        picture_of_png(png, "here")

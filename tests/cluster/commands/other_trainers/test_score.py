@@ -172,9 +172,9 @@ def test_an_answer_is_scored_under_as_many_others_as_the_probes_under_a_budget(m
         def path_sums(self, prompts, rows, pictures=None):
             return [[np.array([-0.1 * len(path.ids[path.start :]) for path in row]) for row in each] for each in rows]
 
-    def spied(engine, prompts, pairs, wanted, past, references):
+    def spied(engine, prompts, pairs, wanted, past, references, pictures):
         seen.append((past.sum(axis=1), [references[:, pairs.source == j].sum(axis=1) for j in range(len(prompts))]))
-        return score_links(engine, prompts, pairs, wanted, past, references)
+        return score_links(engine, prompts, pairs, wanted, past, references, pictures)
 
     seen, num, each = [], OTHERS + 5, REFERENCES + 1
     monkeypatch.setattr(answers_module, "score_links", spied)
