@@ -197,7 +197,7 @@ def load(args: argparse.Namespace, rows: Sequence[tuple[int, Row]]) -> tuple[Rea
 
 def _vision(args: argparse.Namespace, checkpoint: Checkpoint, rows: Sequence[tuple[int, Row]]) -> Vision | None:
     """How the model is shown pictures; None if it cannot be, which is an error if rows have some."""
-    from squelch.actors.pictures.geometry import vision_of
+    from squelch.actors.pictures.geometry import PROVEN, vision_of
 
     shown = next((row["pictures"][0] for _, row in rows if row.get("pictures")), None)
     try:
@@ -208,8 +208,8 @@ def _vision(args: argparse.Namespace, checkpoint: Checkpoint, rows: Sequence[tup
         return None
     if found is None and shown is not None:
         raise UserError(
-            f"{shown.where}: the model in {args.model} has no vision tower (vision_config in config.json), so it was "
-            "shown no pictures; give the model that sampled the rows"
+            f"{shown.where}: the model in {args.model} has no vision tower, so it was shown no pictures; give the model "
+            f"that sampled the rows, of {', '.join(PROVEN)}"
         )
     return found
 
