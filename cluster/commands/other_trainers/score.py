@@ -208,8 +208,8 @@ def _vision(args: argparse.Namespace, checkpoint: Checkpoint, rows: Sequence[tup
         return None
     if found is None and shown is not None:
         raise UserError(
-            f"{shown.where}: the model in {args.model} has no vision tower, so it was shown no pictures; give the model "
-            f"that sampled the rows, of {', '.join(PROVEN)}"
+            f"{shown.where}: the model in {args.model} has no vision tower, so it was shown no pictures; give the "
+            f"model that sampled the rows, of {', '.join(PROVEN)}"
         )
     return found
 
