@@ -345,3 +345,10 @@ def test_contents_of_no_known_form_are_no_messages(content) -> None:
     assert not is_messages([{"role": "user", "content": content}])
     assert not is_messages([{"role": "user", "reasoning": content}])
     assert UNCLOSED in read(chatml_bpe(), {"prompt": "x", "completion": "<think> go"}).excluded
+
+
+def test_a_message_that_shows_a_picture_is_refused_where_text_alone_is_read() -> None:
+    content = [{"type": "image", "image": object()}, {"type": "text", "text": "go"}]
+    row = {"prompt": [{"role": "user", "content": content}], "completion": "<think>up</think>"}
+    with pytest.raises(BadSample, match="row 1: a message shows a picture; `squelch score` reads files with pictures"):
+        read(chatml_bpe(), row)

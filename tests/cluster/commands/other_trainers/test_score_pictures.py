@@ -22,6 +22,7 @@ from squelch.actors.pictures.geometry import Vision, vision_of
 from squelch.actors.pictures.patches import patches
 from squelch.actors.play.codec import ChatCodec
 from squelch.api.samples import Reasonings
+from squelch.api.turns import Turns
 from squelch.cluster.cli import main
 from squelch.cluster.commands.other_trainers.pictures import MOST, resized
 from squelch.cluster.commands.other_trainers.score_files import Reader, read_samples
@@ -99,9 +100,12 @@ def parquet(path: Path, rows: list[Row]) -> Path:
     return path
 
 
-def read(path: Path, model: Path, vision: Vision, pictures: Path | None = None, resize: bool = False) -> Reasonings:
+def read(
+    path: Path, model: Path, vision: Vision, pictures: Path | None = None, resize: bool = False, turns: Turns = "first"
+) -> Reasonings:
     found = read_samples(path, pictures=pictures).rows
-    return Reader(path, model, VOCABULARY, ("<think>", "</think>"), vision=vision, resize=resize).read(found)
+    markers = ("<think>", "</think>")
+    return Reader(path, model, VOCABULARY, markers, turns, vision=vision, resize=resize).read(found)
 
 
 def fed(model: Path) -> list[tuple[list[int], int]]:
@@ -143,6 +147,41 @@ def test_prompts_with_one_text_and_different_pictures_are_different_prompts(tmp_
     assert found.source.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 0, 0]
     few = found.subset(found.source > 3, "few")
     assert [own.decoded("here") for (own,) in few.pictures] == [shown for _, shown in ASKED[4:]]
+
+
+def test_a_prompts_id_goes_with_its_text_and_its_pictures(tmp_path, talking, vision) -> None:
+    asked = [(" p", shown) for _, shown in ASKED]
+    rows = [{**row, "prompt_id": place // 2} for place, row in enumerate(rows_of(verl, asked))]
+    path = parquet(tmp_path / "rows.parquet", rows)
+    assert read_samples(path).notes == [] and len(read(path, talking, vision).prompts) == 6
+    path = parquet(tmp_path / "rows.parquet", [{**row, "prompt_id": 0} for row in rows])
+    with pytest.raises(UserError, match="row 3: `prompt_id` 0 is that of row 1, whose prompt differs"):
+        read(path, talking, vision)
+
+
+def test_later_turns_are_fed_the_pictures_of_the_prompt(tmp_path, talking, vision) -> None:
+    said = {"role": "assistant", "content": [text(SAID[0])]}
+    told = {"role": "user", "content": [text(" z")]}
+    rows = [{**row, "completion": [said, told, said]} for row in rows_of(trl)]
+    path = parquet(tmp_path / "rows.parquet", rows)
+    found = read(path, talking, vision, turns="all")
+    first, later = found.prompts[:2], found.pictures[:2]
+    assert len(first[0]) < len(first[1]) and later[0] == later[1] and len(found.prompts) == 12
+    assert first[1][: len(first[0]) - 1].tolist() == first[0][:-1].tolist(), "all but the opening of the reasoning"
+
+
+def test_the_messages_of_an_episode_keep_their_pictures(tmp_path, talking, vision) -> None:
+    def node(parent: int | None, sampled: bool, **message: Any) -> Row:
+        return {"message": message, "sampled": sampled} | ({} if parent is None else {"parent": parent})
+
+    def trace(said: str, shown: Picture) -> Row:
+        part = {"type": "image_url", "image_url": {"url": url(shown)}}
+        first, second = messages(part, text(said))
+        nodes = [node(None, False, **first), node(0, False, **second), node(1, True, role="assistant", content=SAID[0])]
+        return {"task": {}, "nodes": nodes}
+
+    path = Path(jsonl(tmp_path / "traces.jsonl", [trace(*each) for each in ASKED]))
+    assert [ids.tolist() for ids in read(path, talking, vision).prompts] == [ids for ids, _ in fed(talking)]
 
 
 def test_a_text_that_names_pictures_shows_none(tmp_path, talking, vision) -> None:
