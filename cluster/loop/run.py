@@ -268,7 +268,7 @@ def _check_scorer(config: RunConfig, model_dir: str | Path) -> None:
     fixed = config.scorer.model if config.scorer.enabled else None
     with as_user_error():
         if fixed is not None:
-            sees = vision_of(Path(model_dir)) is not None and shows_pictures(config.scored.environment)
+            sees = shows_pictures(config.scored.environment) and vision_of(Path(model_dir)) is not None
             check_scorer_model(fixed, model_dir, sees)
             check_model_folder(Path(fixed))
 
