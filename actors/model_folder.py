@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from squelch.actors.conversion import require_experts
 from squelch.actors.pictures.geometry import PROVEN, is_proven
 from squelch.actors.tensor_files import TensorHeader, read_header
 from squelch.envs.untrusted.files import MIB, Unreadable, brief, decoding, is_file, is_folder, read_bytes
@@ -222,7 +223,10 @@ def check_model_folder(folder: Path) -> PreTrainedConfig:
     names = read_config(folder)["architectures"]
     headers, config = weight_headers(folder), model_config(folder)
     with decoding(f"model folder {folder}", NO_MODEL):
-        info = _matched(config, headers)
+        skeleton = _skeleton(config)
+    require_experts(folder, skeleton, headers)
+    with decoding(f"model folder {folder}", NO_MODEL):
+        info = _matched(skeleton, headers)
     _require_all(folder, info)
     if vars(config).get("is_decoder") is False:
         raise Unreadable(
@@ -231,13 +235,19 @@ def check_model_folder(folder: Path) -> PreTrainedConfig:
     return config
 
 
-def _matched(config: PreTrainedConfig, headers: dict[str, TensorHeader]) -> dict[str, Any]:
-    """Report of transformers on loading tensors of these headers, without data, into a model without storage."""
+def _skeleton(config: PreTrainedConfig) -> PreTrainedModel:
+    """The model without storage."""
+    import torch
+
+    with torch.device("meta"):
+        return auto_model(config).from_config(config)
+
+
+def _matched(skeleton: PreTrainedModel, headers: dict[str, TensorHeader]) -> dict[str, Any]:
+    """Report of transformers on loading tensors of these headers, without data, into a model like the skeleton."""
     import torch
 
     dtypes = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-    with torch.device("meta"):
-        skeleton = auto_model(config).from_config(config)
     tensors = {
         name: torch.empty(header.shape, dtype=dtypes[header.dtype], device="meta") for name, header in headers.items()
     }

@@ -85,7 +85,7 @@ def estimate(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, 
     """Estimate for training this model on `world_size` ranks. `held`: gradients that a rank holds at once besides the
     model's own (`RunConfig.held_gradients`)."""
     model = skeleton(config)
-    numbers = _Numbers.of(model, learner)
+    numbers, own = _Numbers.of(model, learner), _Numbers.of(model, learner, world_size)
     sizes = [sum(p.numel() for p in x.parameters()) for x in layers_apart(model, learner)]
     layer, rest = max(sizes, default=0), numbers.policy - sum(sizes)
     width = 2 if learner.dtype == "bfloat16" else 4
@@ -93,9 +93,9 @@ def estimate(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, 
     whole = numbers.policy if world_size == 1 else rest + 2 * layer
     gathered = width * whole + (4 if learner.fp32_head else width) * (layer + rest) * (learner.lora is None)
     return Estimate(
-        state=0 if learner.cpu_offload else numbers.state // world_size,
-        snapshot=numbers.snapshot // world_size * copied,
-        decomposition=4 * held * numbers.trained // world_size,
+        state=0 if learner.cpu_offload else own.state,
+        snapshot=own.snapshot * copied,
+        decomposition=4 * held * own.trained,
         gathered=gathered,
         activations=int(learner.tokens * _per_token(config, learner, width)) + _scores(config, learner),
         logits=4 * 4 * _tile(config, learner),
@@ -125,8 +125,9 @@ class HostEstimate:
     snapshot: int
     """Pinned copies of master weights and moments, from which a refused step is undone."""
     staging: int
-    """The most that rank 0 holds at once of a checkpoint's part, of an export's file, or of a publication's
-    chunks; of a rank that is alone, also of a whole version, which it may share in memory with workers on its card."""
+    """The most that a rank holds at once of a weight that is converted while it is loaded (`actors.conversion`), of a
+    checkpoint's part, of an export's file, or of a publication's chunks; of a rank that is alone, also of a whole
+    version, which it may share in memory with workers on its card."""
 
     @property
     def total(self) -> int:
@@ -144,20 +145,19 @@ def host_estimate(config: PreTrainedConfig, learner: LearnerConfig, world_size: 
     if learner.num_gpus == 0:
         return None
     model = skeleton(config)
-    numbers = _Numbers.of(model, learner)
-    held = 4 * numbers.policy  # of float32
+    own, held = _Numbers.of(model, learner, world_size), 4 * _Numbers.of(model, learner).policy  # of float32
     copies = 2 * (CHUNK_BYTES + 4 * max(p.numel() for p in model.parameters()))
     return HostEstimate(
-        state=numbers.state // world_size * learner.cpu_offload,
-        snapshot=numbers.snapshot // world_size * (learner.minibatches > 1),
+        state=own.state * learner.cpu_offload,
+        snapshot=own.snapshot * (learner.minibatches > 1),
         staging=max(min(held, EXPORT_BYTES), min(3 * held // world_size, PART_BYTES), copies, held * (world_size == 1)),
     )
 
 
 @dataclass(frozen=True)
 class _Numbers:
-    """Numbers of parameters: the policy's, those of them that are trained, the critic's, those of them that are
-    trained, and the reference's."""
+    """Numbers of parameters that a rank holds: the policy's, those of them that are trained, the critic's, those of
+    them that are trained, and the reference's."""
 
     policy: int
     trained: int
@@ -166,24 +166,32 @@ class _Numbers:
     reference: int
 
     @classmethod
-    def of(cls, model: PreTrainedModel, learner: LearnerConfig) -> "_Numbers":
-        policy = sum(p.numel() for p in model.parameters())
+    def of(cls, model: PreTrainedModel, learner: LearnerConfig, world_size: int = 1) -> "_Numbers":
+        """Of the first of `world_size` ranks. No other holds more: FSDP divides rows, and a row of merged experts is an
+        expert."""
+        policy = sum(_shard(p, world_size) for p in model.parameters())
         seeing = tower(model)
-        frozen = sum(p.numel() for p in seeing.parameters()) if seeing is not None and learner.freeze_vision else 0
-        trained = _adapters(model, learner.lora.rank) if learner.lora else policy - frozen
+        fixed = seeing.parameters() if seeing is not None and learner.freeze_vision else ()
+        frozen = sum(_shard(p, world_size) for p in fixed)
+        trained = _adapters(model, learner.lora.rank) // world_size if learner.lora else policy - frozen
         critic = policy if learner.objective.needs_critic else 0
         critic_trained = max(0, critic - frozen)
         return cls(policy, trained, critic, critic_trained, policy if learner.objective.kl.coefficient > 0 else 0)
 
     @property
     def state(self) -> int:
-        """Bytes of master weights, gradients and moments of all ranks, and of the reference's weights."""
+        """Bytes of master weights, gradients and moments, and of the reference's weights."""
         return 4 * (self.policy + 3 * self.trained + self.critic + 3 * self.critic_trained + self.reference)
 
     @property
     def snapshot(self) -> int:
         """Bytes of a copy of what is trained, and of its moments."""
         return 4 * 3 * (self.trained + self.critic_trained)
+
+
+def _shard(parameter: torch.nn.Parameter, world_size: int) -> int:
+    rows = parameter.shape[0] if parameter.dim() else 1
+    return -(-rows // world_size) * (parameter.numel() // max(1, rows))
 
 
 def _adapters(model: PreTrainedModel, rank: int) -> int:
@@ -237,13 +245,22 @@ def _tile(config: PreTrainedConfig, learner: LearnerConfig) -> int:
 
 
 def available(learner: LearnerConfig) -> int | None:
-    """Bytes that a rank may use: the configured value, else its share of its GPU's memory, else its share of the memory
-    that this host, or this container, has left. None if the rank uses a GPU and this process sees none."""
+    """Bytes that a rank may use: the configured value, else its share of the memory of the smallest GPU (or MIG slice)
+    that this process sees, else its share of the memory that this host, or this container, has left. None if the rank
+    uses a GPU and this process sees none."""
     if learner.max_memory_gib is not None:
         return int(learner.max_memory_gib * GIB)
     if learner.num_gpus > 0:
-        return int(torch.cuda.mem_get_info()[1] * min(1, learner.num_gpus)) if torch.cuda.is_available() else None
+        smallest = _smallest_card()
+        return None if smallest is None else int(smallest * min(1, learner.num_gpus))
     return _free() // learner.ranks
+
+
+def _smallest_card() -> int | None:
+    """Asks for properties alone: `mem_get_info` would create a context, which keeps hundreds of MiB of the card for as
+    long as the process lives, and the run's driver lives as long as the run."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return min((torch.cuda.get_device_properties(card).total_memory for card in range(count)), default=None)
 
 
 def _free() -> int:

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from squelch.actors.config import ScorerConfig
 from squelch.actors.diagnosis.fixed_probe import MIN_TASKS
 from squelch.actors.diagnosis.uncertainty import MIN_INTERVAL
 from squelch.actors.formats.families import OWN
+from squelch.actors.labels import admits
 from squelch.actors.pictures.geometry import PROVEN
 from squelch.actors.process.preparation import HOOK
 from squelch.actors.process.stage import OnStage, unheard
@@ -26,9 +27,9 @@ from squelch.cluster.config import RunConfig, read_resolved
 from squelch.cluster.errors import UserError, as_user_error
 from squelch.cluster.first_task import first_task
 from squelch.cluster.fleet import local_ray
-from squelch.cluster.fleet.demand import needed
+from squelch.cluster.fleet.demand import Node, needed
 from squelch.cluster.fleet.object_store import check_joined, local_mib
-from squelch.cluster.fleet.placement import make_room
+from squelch.cluster.fleet.placement import alive_nodes, make_room
 from squelch.cluster.fleet.processor import emulated
 from squelch.cluster.fleet.token_budget import settled
 from squelch.cluster.package import checkout
@@ -58,6 +59,8 @@ _SETTINGS_FRAME = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 """An empty SETTINGS frame of HTTP/2: length 0, type 4, no flags, stream 0."""
 CARD_TIMEOUT_S = 300.0
 """Seconds until the card of a rank must have said how large it is; its process imports torch first."""
+CARD_LABEL = "ray.io/accelerator-type"
+"""The label with which Ray marks the kind of a node's cards."""
 PREPARED = {"worker_process_setup_hook": HOOK}
 """Ray's runtime environment that prepares each actor's process (`actors.process.preparation`)."""
 
@@ -303,6 +306,9 @@ def _check_memory(folder: Path, config: RunConfig) -> str:
 
     with as_user_error(about="model.path"):
         shape, held = model_config(folder), config.held_gradients
+        if _address(config) and config.learner.max_memory_gib is None:  # ranks may run on other machines than this one
+            learner = settled(config, shape, None)
+            return f"learner needs {memory.estimate(shape, learner, learner.ranks, held).line()}"
         learner = settled(config, shape, memory.available(config.learner))
         return memory.check(shape, learner, learner.ranks, held, config.rollout.max_model_len)
 
@@ -396,16 +402,55 @@ def _opening(entry: Entry, config: RunConfig, speech: Format, longest: bool = Fa
     return max(len(speech.render(one.messages, one.tools)) for one in openings)
 
 
-def memory_of_a_card(learner: LearnerConfig) -> int | None:
-    """As `memory.available`, asked where Ray would place a rank; ranks on smaller cards than this one refuse a budget
-    that does not fit. None if the process there sees no card either."""
+def memory_of_a_card(config: RunConfig) -> int:
+    """Bytes that a rank may use of its GPU, wherever Ray places it: the least of one card of each kind that the cluster
+    lends to ranks. On a cluster of this machine, the driver sees the cards itself. A kind whose cards are all taken
+    is left out; a rank on one refuses a budget that does not fit.
+
+    Raises:
+        UserError: no card answers, or a process that has one sees none.
+    """
     from squelch.learner import memory
 
-    options = {"num_cpus": 0, "num_gpus": learner.num_gpus, "label_selector": dict(learner.label_selector)}
-    try:
-        return ray.get(ray.remote(**options)(memory.available).remote(learner), timeout=CARD_TIMEOUT_S)
-    except RayError as error:
+    if not _address(config):
+        answers = {"this machine": memory.available(config.learner)}
+    else:
+        answers = _asked_for_memory(config.learner, card_kinds(config.learner, alive_nodes()))
+    if blind := [kind for kind, has in answers.items() if has is None]:
         raise UserError(
-            f"learner.token_budget=auto: no GPU of the cluster said how much memory it has ({error}); set a number, at "
-            "least rollout.max_model_len"
-        ) from error
+            f"learner.token_budget=auto: torch sees no CUDA device on {blind[0]}, although Ray lends its GPUs; "
+            "install a torch for its driver there, or set learner.max_memory_gib"
+        )
+    return min(has for has in answers.values() if has is not None)
+
+
+def card_kinds(learner: LearnerConfig, nodes: Sequence[Node]) -> list[str | None]:
+    """The kinds of cards, by Ray's label, of nodes that a rank may run on; None for cards without a label."""
+    admitted = [node for node in nodes if admits(learner.label_selector, node.labels)]
+    kinds = {node.labels.get(CARD_LABEL) for node in admitted if node.resources.get("GPU", 0) >= learner.num_gpus}
+    return sorted(kinds, key=str)
+
+
+def _asked_for_memory(learner: LearnerConfig, kinds: Sequence[str | None]) -> dict[str, int | None]:
+    """The answers by the kind of card, of those that answer in time."""
+    from squelch.learner import memory
+
+    asked = {}
+    for kind in kinds:
+        selector = {**learner.label_selector, **({} if kind is None else {CARD_LABEL: kind})}
+        task = ray.remote(num_cpus=0, num_gpus=learner.num_gpus, label_selector=selector)(memory.available)
+        asked[task.remote(learner)] = "a node of the cluster" if kind is None else f"the {kind} of the cluster"
+    try:
+        ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=CARD_TIMEOUT_S) if asked else ([], [])
+        for task in late:
+            ray.cancel(task)
+        found = {asked[task]: ray.get(task) for task in ready}
+    except RayError as error:
+        raise UserError(f"learner.token_budget=auto: {_no_card(str(error))}") from error
+    if not found:
+        raise UserError(f"learner.token_budget=auto: {_no_card(f'none answered in {CARD_TIMEOUT_S:g} s')}")
+    return found
+
+
+def _no_card(why: str) -> str:
+    return f"no GPU of the cluster said how much memory it has ({why}); set learner.max_memory_gib, or a number"

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
     from squelch.learner.config import LearnerConfig
 
-Ask = Callable[["LearnerConfig"], int | None]
+Ask = Callable[[RunConfig], int]
 
 
 def choose_token_budget(
     config: RunConfig, model_dir: Path, resume: bool, say: Callable[[str], None], weights: int, ask: Ask
 ) -> RunConfig:
     """The configuration with a number for `learner.token_budget`. Call it once Ray is connected. `weights`: bytes of
-    a published version, which the learner may share on its card; `ask`: the memory of a rank on a GPU, asked where Ray
-    would place it.
+    a published version, which the learner may share on its card; `ask`: the memory of a rank on a GPU, where Ray would
+    place it.
 
     Raises:
         UserError: not even the longest trajectory fits into a rank's memory, or no card answers.
@@ -42,18 +42,16 @@ def choose_token_budget(
     from squelch.learner import memory
 
     shape, learner = model_config(model_dir), config.learner
-    has = memory.available(learner)
-    has = ask(learner) if has is None else has
-    if has is not None and config.weight_transfer == "ipc":
+    has = ask(config) if learner.max_memory_gib is None else int(learner.max_memory_gib * memory.GIB)
+    if config.weight_transfer == "ipc":
         has -= weights
     found = settled(config, shape, has)
-    if has is not None:
-        bound = found.model_copy(update={"max_memory_gib": has / memory.GIB})
-        try:
-            memory.check(shape, bound, learner.ranks, config.held_gradients, config.rollout.max_model_len)
-        except ValueError as error:
-            raise UserError(f"learner.token_budget=auto: {error}") from error
-        say(f"learner.token_budget={found.tokens}, for {has / memory.GIB:.1f} GiB of a GPU per rank")
+    bound = found.model_copy(update={"max_memory_gib": has / memory.GIB})
+    try:
+        memory.check(shape, bound, learner.ranks, config.held_gradients, config.rollout.max_model_len)
+    except ValueError as error:
+        raise UserError(f"learner.token_budget=auto: {error}") from error
+    say(f"learner.token_budget={found.tokens}, for {has / memory.GIB:.1f} GiB of a GPU per rank")
     return _with(config, found)
 
 

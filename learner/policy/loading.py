@@ -13,12 +13,15 @@ Invariants:
   that is not finite, or two tied weights with different values, all ranks refuse the model.
 - What is real before `fill` (adapters, a value head, buffers) keeps its values.
 
-transformers converts the tensors of some architectures while it loads them (it merges the matrices of experts). Of such
-a folder every rank loads the whole model into host memory, takes its rows, and drops the rest.
+transformers converts the tensors of some architectures while it loads them: it merges the matrices of experts
+(`actors.conversion`). A rank merges those of its own experts alone, one chunk at a time; of a weight that is converted
+otherwise it makes the whole weight, takes its rows, and drops the rest. `learner.memory` counts either.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +31,8 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from squelch.actors.model_folder import (
-    auto_model,
-    check_model_folder,
-    load_model_folder,
-    weight_files,
-    weight_headers,
-)
+from squelch.actors.conversion import Assembled, assembled
+from squelch.actors.model_folder import auto_model, check_model_folder, weight_files, weight_headers
 from squelch.actors.packed.seeing import use_attention
 from squelch.envs.untrusted.files import Unreadable, decoding
 from squelch.learner.checkpoint.shards import Piece, held
@@ -42,9 +40,6 @@ from squelch.learner.checkpoint.together import if_every_rank_can
 from squelch.learner.kernels.choice import KERNELS
 from squelch.learner.policy.packed_check import check_packed
 
-RENAMED = (("visual.", "model.visual."), ("model.", "model.language_model."))
-"""Beginnings of names in the files of a model with a vision tower, and of the model's own: the former are published,
-the latter transformers uses, and writes, today."""
 CHUNK_BYTES = 64 << 20
 """Largest number of float32 bytes that are read at once; a single row may be larger."""
 
@@ -67,6 +62,7 @@ class Unloaded:
         chosen.replace_layers(model)
         self.model: PreTrainedModel = model.eval()
         self._owners = _owners(model)
+        self._weights = assembled(model, weight_headers(self.folder))
 
     def fill(self, module: nn.Module, device: torch.device) -> None:
         """Gives `module`, which contains the model and is sharded, its storage on `device` and the weights. A
@@ -102,20 +98,22 @@ class Unloaded:
         return True
 
     def _tensors(self) -> Iterator[tuple[str, Any]]:
-        """Yields the name and the rows, to be sliced, of each tensor."""
-        own = {name: self._own_name(name) for name in weight_headers(self.folder)}
-        if not set(own.values()) <= self._owners.keys():
-            yield from load_model_folder(self.folder, torch.float32).state_dict().items()
-            return
-        for path in weight_files(self.folder):
-            with decoding(f"model folder {self.folder}", "cannot be loaded"), safe_open(path, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118 (no mapping)
-                    yield own[name], opened.get_slice(name)
+        """Yields the name and the rows, to be sliced, of each weight."""
+        with decoding(f"model folder {self.folder}", "cannot be loaded"), ExitStack() as stack:
+            files = [stack.enter_context(safe_open(path, framework="pt")) for path in weight_files(self.folder)]
+            file_of = {name: opened for opened in files for name in opened.keys()}  # noqa: SIM118 (no mapping)
 
-    def _own_name(self, name: str) -> str:
-        """The model's name of a tensor of the files; the same name if the model has no other."""
-        others = (new + name.removeprefix(old) for old, new in RENAMED if name.startswith(old))
-        return name if name in self._owners else next((other for other in others if other in self._owners), name)
+            def read(name: str) -> Tensor:
+                return file_of[name].get_slice(name)[...]
+
+            for one in self._weights:
+                if one.converter is None:
+                    (name,) = one.sources[""]
+                    yield one.name, file_of[name].get_slice(name)
+                elif one.by_rows:
+                    yield one.name, _Merged(one, self.model, read)
+                else:
+                    yield from one.made(self.model, lambda name: read(name).float()).items()
 
     def _copy(self, name: str, rows: Any, tensor: Tensor) -> None:
         own = held(tensor)
@@ -126,6 +124,19 @@ class Unloaded:
                     f"model folder {self.folder}: the weight {name} holds values that are not finite numbers"
                 )
             own[place].copy_(part)
+
+
+@dataclass(frozen=True)
+class _Merged:
+    """A weight whose rows are merged as they are read."""
+
+    weight: Assembled
+    model: PreTrainedModel
+    read: Callable[[str], Tensor]
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        """The rows, in the files' type: they are moved, not computed with."""
+        return self.weight.made(self.model, self.read, rows)[self.weight.name]
 
 
 def _owners(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:

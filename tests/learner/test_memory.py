@@ -1,9 +1,10 @@
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM, MixtralConfig, Qwen2Config
 
 from squelch.actors.packed import block_attention
 from squelch.actors.packed.attention import NAME
@@ -30,6 +31,18 @@ PARAMETERS = {
     "Llama-3.2-3B": 3_212_749_824,
     "SmolLM2-135M": 134_515_008,
 }
+
+
+def put_cards(monkeypatch: pytest.MonkeyPatch, *gib: float) -> None:
+    """The process sees cards of these sizes; whoever asks for free memory would create a context."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(gib))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gib))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda card: SimpleNamespace(total_memory=gib[card] * memory.GIB)
+    )
+    monkeypatch.setattr(torch.cuda, "mem_get_info", None)
+
+
 GPU = {"num_gpus": 1, "dtype": "bfloat16", "token_budget": 16384}
 
 
@@ -111,6 +124,36 @@ def test_what_cannot_fit_is_refused_with_what_would_make_it_fit() -> None:
     assert memory.check(config, mended, max(2, mended.ranks)).startswith("learner needs")
 
 
+@pytest.mark.parametrize(
+    ("cards", "settings", "gib"),
+    [
+        ((80,), {"num_gpus": 1}, 80),
+        ((80,), {"num_gpus": 0.4}, 32),
+        ((80, 80), {"num_gpus": 2}, 80),
+        ((80, 24), {"num_gpus": 1}, 24),
+        ((), {"num_gpus": 1}, None),
+        ((), {"num_gpus": 1, "max_memory_gib": 12}, 12),
+        ((80,), {"num_gpus": 0.5, "max_memory_gib": 12}, 12),
+    ],
+)
+def test_a_rank_has_its_share_of_the_smallest_card_and_no_context_is_made_to_know_it(
+    monkeypatch: pytest.MonkeyPatch, cards: tuple[float, ...], settings: dict[str, float], gib: float | None
+) -> None:
+    put_cards(monkeypatch, *cards)
+    assert memory.available(LearnerConfig.model_validate(settings)) == (None if gib is None else gib * memory.GIB)
+
+
+def test_a_rank_holds_whole_experts() -> None:
+    """Of 8 experts on 16 ranks, half of the ranks hold one, and the others none."""
+    shape = {"vocab_size": 64, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
+    config = MixtralConfig(**shape, num_hidden_layers=1, intermediate_size=512, num_local_experts=8)
+    experts, learner = 8 * 3 * 64 * 512, LearnerConfig(**GPU)
+    others = sum(p.numel() for p in memory.skeleton(config).parameters()) - experts
+    needed = memory.estimate(config, learner, 16).state
+    assert 16 * (experts // 8 + others // 16) <= needed < 16 * (experts // 8 + others // 8)
+    assert memory.estimate(config, learner, 8).state == 16 * (experts + others) // 8
+
+
 def test_the_host_memory_of_ranks_on_gpus_is_counted_and_what_cannot_fit_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -124,8 +167,7 @@ def test_the_host_memory_of_ranks_on_gpus_is_counted_and_what_cannot_fit_is_refu
     assert offloaded is not None and plain is not None
     assert (offloaded.state, offloaded.snapshot, plain.state) == (16 * size // 4, 0, 0)
     assert memory.host_estimate(config, LearnerConfig(), 4) is None
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (80 * memory.GIB,) * 2)
+    put_cards(monkeypatch, 80)
     monkeypatch.setattr(memory, "_free", lambda: 64 * memory.GIB)
     assert memory.check(config, learner, 4, sharing=2).startswith("learner needs")
     with pytest.raises(ValueError, match=r"the 4 ranks of this host have 64\.0 together: set learner\.minibatches=1"):

@@ -1,15 +1,19 @@
 """`learner.token_budget: auto` becomes a number once, at the start of a run."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ray.exceptions import RayError
 
 from squelch.cluster.commands.plan import RANK_RUNTIME_GIB
-from squelch.cluster.config import changes, dump, load, settings_of
+from squelch.cluster.config import RunConfig, changes, dump, load, settings_of
 from squelch.cluster.errors import UserError
-from squelch.cluster.fleet import token_budget
+from squelch.cluster.fleet import bootstrap, token_budget
+from squelch.cluster.fleet.demand import Node
 from squelch.learner import memory
 from squelch.learner.config import LearnerConfig
 from squelch.learner.shapes import published
@@ -18,7 +22,7 @@ from tests.learner.models import make_model
 GIB, SHAPE = memory.GIB, published("Qwen2.5-0.5B")
 
 
-def no_card(learner: LearnerConfig) -> None:
+def no_card(config: RunConfig) -> int:
     raise AssertionError("the settings say how much memory a rank has")
 
 
@@ -75,3 +79,99 @@ def test_memory_below_the_longest_trajectory_is_refused_with_the_figure(tmp_path
     assert memory.RUNTIME == RANK_RUNTIME_GIB * GIB
     with pytest.raises(UserError, match=r"^learner\.token_budget=auto: the learner needs .* GiB .*, has 0\.0: "):
         token_budget.choose_token_budget(config, folder, False, lambda line: None, 0, no_card)
+
+
+def on_cards(
+    monkeypatch: pytest.MonkeyPatch, kinds: dict[str, float | Exception | None], gpus: float = 1
+) -> list[dict]:
+    """A cluster with a node of each kind of card, which says that its card has so many GiB, sees none (None), or fails
+    so; a kind of 0 GiB is busy. Returns the options with which cards were asked."""
+    asked: list[dict] = []
+
+    def remote(**options: Any) -> Any:
+        asked.append(options)
+        return lambda function: SimpleNamespace(remote=lambda learner: options["label_selector"][KIND])
+
+    def answer(task: str) -> int | None:
+        if isinstance(found := kinds[task], Exception):
+            raise found
+        return None if found is None else int(found * gpus * GIB)
+
+    def wait(tasks: list[str], num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
+        return [task for task in tasks if kinds[task] != 0], [task for task in tasks if kinds[task] == 0]
+
+    nodes = [Node("10.0.0.1", {"GPU": 8}, {KIND: kind, "pool": "learner"}) for kind in kinds]
+    others = [Node("10.0.0.2", {"GPU": 8}, {KIND: "T4"}), Node("10.0.0.3", {"CPU": 8}, {"pool": "learner"})]
+    monkeypatch.setattr(bootstrap, "alive_nodes", lambda: [*nodes, *others])
+    fake = SimpleNamespace(remote=remote, wait=wait, get=answer, cancel=lambda task: asked.append({"cancelled": task}))
+    monkeypatch.setattr(bootstrap, "ray", fake)
+    return asked
+
+
+KIND = bootstrap.CARD_LABEL
+POOL = ["learner.label_selector={pool: learner}", "cluster.address=10.0.0.1:6379", "learner.ranks=1"]
+
+
+def with_card(*words: str, gpus: float = 1) -> RunConfig:
+    return load("frozenlake", [f"learner.num_gpus={gpus}", f"rollout.num_gpus={gpus}", AUTO, *POOL, *words])
+
+
+def test_a_card_of_each_kind_that_ranks_may_get_is_asked_and_the_smallest_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = on_cards(monkeypatch, {"A100": 80, "L4": 24}, gpus=0.5)
+    config = with_card(gpus=0.5)
+    assert bootstrap.memory_of_a_card(config) == 12 * GIB
+    assert [one["label_selector"] for one in asked] == [
+        {"pool": "learner", KIND: "A100"},
+        {"pool": "learner", KIND: "L4"},
+    ]
+    assert all((one["num_gpus"], one["num_cpus"]) == (0.5, 0) for one in asked)
+    said: list[str] = []
+    token_budget.choose_token_budget(config, make_model(tmp_path), False, said.append, 0, bootstrap.memory_of_a_card)
+    assert "for 12.0 GiB of a GPU per rank" in said[0]
+
+
+def test_a_kind_whose_cards_are_taken_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = on_cards(monkeypatch, {"A100": 80, "L4": 0})
+    assert bootstrap.memory_of_a_card(with_card()) == 80 * GIB
+    assert asked[-1] == {"cancelled": "L4"}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "message"),
+    [
+        ({"A100": 0}, r"^learner\.token_budget=auto: no GPU of the cluster said .* \(none answered in 300 s\)"),
+        ({"A100": 80, "L4": None}, r"^learner\.token_budget=auto: torch sees no CUDA device on the L4 of the cluster"),
+        ({"A100": RayError("lost")}, r"^learner\.token_budget=auto: no GPU .* \(lost\); set learner\.max_memory_gib"),
+        ({}, r"^learner\.token_budget=auto: no GPU of the cluster said"),
+    ],
+)
+def test_cards_that_do_not_answer_are_refused_and_the_reason_named(
+    monkeypatch: pytest.MonkeyPatch, kinds: dict[str, Any], message: str
+) -> None:
+    on_cards(monkeypatch, kinds)
+    with pytest.raises(UserError, match=message):
+        bootstrap.memory_of_a_card(with_card())
+
+
+def test_on_one_machine_the_driver_asks_no_task_and_refuses_cards_that_torch_does_not_see(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, config = on_cards(monkeypatch, {"A100": 80}), with_card("cluster.address=''")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(memory, "available", lambda learner: 24 * GIB)
+    assert bootstrap.memory_of_a_card(config) == 24 * GIB and asked == []
+    monkeypatch.setattr(memory, "available", lambda learner: None)
+    with pytest.raises(UserError, match="torch sees no CUDA device on this machine, although Ray lends its GPUs"):
+        bootstrap.memory_of_a_card(config)
+
+
+def test_a_small_card_of_the_driver_refuses_no_model_that_a_cluster_trains(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(memory, "available", lambda learner: 0)
+    folder, config = make_model(tmp_path), with_card()
+    assert bootstrap._check_memory(folder, config).startswith("learner needs 0.")
+    with pytest.raises(UserError, match=r"has 0\.0"):
+        bootstrap._check_memory(folder, with_card("learner.max_memory_gib=0.001"))

@@ -9,11 +9,22 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, Qwen2Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+    conversion_mapping,
+    modeling_utils,
+)
+from transformers.core_model_loading import Chunk, WeightConverter
 from transformers.models.mixtral import MixtralConfig, MixtralForCausalLM
 
 from squelch.actors.model_folder import load_model_folder
-from squelch.learner import memory, process_group
+from squelch.learner import memory
 from squelch.learner.policy import loading
 from squelch.learner.policy.loading import Unloaded
 from squelch.learner.policy.lora import add_adapters
@@ -25,6 +36,23 @@ from tests.learner.models import load_model, make_config, make_model
 from tests.learner.ranks import run_ranks
 
 WIDE = {"width": 64, "layers": 6, "vocabulary": 1000}
+
+
+SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 16, "num_attention_heads": 4}
+SHAPE: dict[str, Any] = {**SMALL, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 8}
+
+
+LARGER = {"hidden_size": 64, "vocab_size": 2000, "num_hidden_layers": 4}
+
+
+def mixture(kind: str, tied: bool = False, experts: int = 5, **sizes: Any) -> PreTrainedModel:
+    """A mixture with random weights, whose published folders hold a matrix of each expert."""
+    shape = {**SHAPE, "tie_word_embeddings": tied, **sizes}
+    if kind == "mixtral":
+        return MixtralForCausalLM(MixtralConfig(**shape, num_local_experts=experts))
+    return Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**shape, moe_intermediate_size=24, num_experts=experts, num_experts_per_tok=2)
+    )
 
 
 def in_bfloat16(folder: Path) -> Path:
@@ -54,16 +82,31 @@ def test_one_rank_has_the_bits_and_buffers_of_the_whole_model(tmp_path: Path, ti
 
 @pytest.mark.usefixtures("alone")
 def test_models_of_other_kinds_load_alike_also_where_transformers_converts_their_tensors(tmp_path: Path) -> None:
-    small = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 16, "num_attention_heads": 4}
-    shape: dict[str, Any] = {**small, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 8}
-    gemma = Gemma3TextConfig(**shape, layer_types=["sliding_attention", "full_attention"])
-    for config, kind in ((gemma, Gemma3ForCausalLM), (MixtralConfig(**shape, num_local_experts=2), MixtralForCausalLM)):
-        folder = tmp_path / kind.__name__
-        kind(config).save_pretrained(folder)
+    gemma = Gemma3ForCausalLM(Gemma3TextConfig(**SHAPE, layer_types=["sliding_attention", "full_attention"]))
+    for model in (gemma, mixture("mixtral"), mixture("qwen", tied=True)):
+        folder = tmp_path / type(model).__name__
+        model.save_pretrained(folder)
         unloaded, whole = Unloaded(folder), load_model_folder(folder, torch.float32)
         trainer = Trainer(folder, make_config())
         require_same(dict(gathered(trainer.policy)), dict(gathered(Policy(whole))))
         require_same(dict(unloaded.model.named_buffers()), dict(whole.named_buffers()))
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_weight_that_is_converted_otherwise_is_made_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def mapping(*_: Any, **__: Any) -> list[WeightConverter]:
+        targets = ["mlp.gate_proj.weight", "mlp.up_proj.weight"]
+        return [WeightConverter("mlp.both.weight", targets, [Chunk(dim=0)])]
+
+    folder = make_model(tmp_path)
+    wanted, weights = load_model(folder), load_file(folder / "model.safetensors")
+    for name in [name for name in weights if ".gate_proj." in name]:
+        both = weights.pop(name), weights.pop(name.replace("gate_proj", "up_proj"))
+        weights[name.replace("gate_proj", "both")] = torch.cat(both)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    for module in (conversion_mapping, modeling_utils):
+        monkeypatch.setattr(module, "get_model_conversion_mapping", mapping)
+    require_same(dict(gathered(Trainer(folder, make_config()).policy)), dict(gathered(Policy(wanted))))
 
 
 @pytest.mark.usefixtures("alone")
@@ -125,8 +168,34 @@ class Live(TorchDispatchMode):
         self.now -= size
 
 
+@pytest.mark.parametrize(("kind", "tied", "ranks"), [("qwen", True, 4), ("mixtral", False, 2)])
+def test_experts_are_merged_by_each_rank_for_itself_and_never_whole(
+    tmp_path: Path, kind: str, tied: bool, ranks: int
+) -> None:
+    folder = tmp_path / "model"
+    mixture(kind, tied, experts=8, **LARGER).bfloat16().save_pretrained(folder, max_shard_size="300KB")
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    require_shards(folder, ranks, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["qwen", "mixtral"])
+def test_a_missing_or_further_expert_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+    mixture(kind).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in weights if ".1." in name and ".experts.3." in name)
+    further = name.replace("experts.3", "experts.7")
+    without, one = {other: tensor for other, tensor in weights.items() if other != name}, weights[name].clone()
+    for changed, message in (
+        (without, rf"lacks '{name}', one of the 5 experts"),
+        ({**weights, further: one}, rf"holds '{further}', and the model has 5 experts, from 0, each once"),
+        ({**without, further: one}, rf"holds '{further}', and the model has 5 experts, from 0, each once"),
+    ):
+        save_file(changed, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(ValueError, match=message):
+            Unloaded(tmp_path)
+
+
 def load_counted(trainer: Trainer, out: Path) -> None:
-    assert process_group.ranks_here() == 2
     whole = dict(gathered(trainer.policy))
     loading.CHUNK_BYTES = 4096
     unloaded = Unloaded(trainer.model_dir)
@@ -138,15 +207,20 @@ def load_counted(trainer: Trainer, out: Path) -> None:
     (out / f"{trainer.rank}.json").write_text(json.dumps(live.peak))
 
 
-def test_two_ranks_have_the_same_bits_and_never_more_than_their_shards_and_a_chunk(tmp_path: Path) -> None:
-    folder = make_model(tmp_path / "model", **WIDE)
-    run_ranks(2, folder, make_config(min_num_params=0), load_counted, tmp_path)
-    wanted = dict(AutoModelForCausalLM.from_pretrained(folder).named_parameters())
+def require_shards(folder: Path, ranks: int, out: Path) -> None:
+    """Each of the ranks has the bits of the whole model, and held little more than its shards while it loaded them."""
+    run_ranks(ranks, folder, make_config(min_num_params=0), load_counted, out)
+    wanted = dict(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).named_parameters())
     size = 4 * sum(p.numel() for p in wanted.values())
-    for rank in range(2):
-        require_same(torch.load(tmp_path / f"{rank}.pt"), {name: p.data for name, p in wanted.items()})
-        peak = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert peak <= 1.1 * size / 2, (peak, size)
+    for rank in range(ranks):
+        found = torch.load(out / f"{rank}.pt")
+        require_same({name: found[name] for name in wanted}, {name: p.data for name, p in wanted.items()})
+        peak = json.loads((out / f"{rank}.json").read_text())
+        assert peak <= 1.1 * size / ranks, (peak, size)
+
+
+def test_two_ranks_have_the_same_bits_and_never_more_than_their_shards_and_a_chunk(tmp_path: Path) -> None:
+    require_shards(make_model(tmp_path / "model", **WIDE), 2, tmp_path)
 
 
 def test_the_copy_that_is_checked_has_every_kind_of_layer_and_is_small() -> None:
