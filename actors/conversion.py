@@ -123,7 +123,8 @@ def _require_numbers(folder: Path, found: dict[str, int | None], count: int | No
     if not numbers:
         return
     count = len(numbers) if count is None else count
-    if extra := [name for name, number in found.items() if number not in range(count) or numbers[number] != name]:
+    within = {name for number, name in numbers.items() if number < count}
+    if extra := [name for name in found if name not in within]:
         raise Unreadable(
             f"model folder {folder} holds {brief(extra[0], 120)}, and the model has {count} experts, from 0, each "
             "once; copy the whole folder again"

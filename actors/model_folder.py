@@ -247,12 +247,13 @@ def _matched(skeleton: PreTrainedModel, headers: dict[str, TensorHeader]) -> dic
     """Report of transformers on loading tensors of these headers, without data, into a model like the skeleton."""
     import torch
 
+    kind: Any = type(skeleton)
     dtypes = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
     tensors = {
         name: torch.empty(header.shape, dtype=dtypes[header.dtype], device="meta") for name, header in headers.items()
     }
     with _without_reports():
-        _, info = type(skeleton).from_pretrained(
+        _, info = kind.from_pretrained(
             None,
             config=skeleton.config,
             state_dict=tensors,
