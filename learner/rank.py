@@ -119,8 +119,9 @@ class LearnerRank:
         """The ranks that this rank cannot connect to, with the reason."""
         return unreachable(self.rank, endpoints)
 
-    def start(self, endpoints: Sequence[Endpoint]) -> None:
-        """Joins the process group and loads the model. `endpoints`: of all ranks; rank 0's store is used."""
+    def start(self, endpoints: Sequence[Endpoint], resumes: bool = False) -> None:
+        """Joins the process group and loads the model. `endpoints`: of all ranks; rank 0's store is used. `resumes`: as
+        of `Trainer`."""
         config, rank = self.config, self.rank
         model_dir = local(self.model_dir)  # before the group exists, whose collectives would wait for a copy
         (store, check), self._sockets = self._sockets, ()
@@ -134,7 +135,7 @@ class LearnerRank:
         first, device = endpoints[0], "cuda" if config.num_gpus > 0 else "cpu"
         world = (rank, len(endpoints), first.address, first.store_port, config.step_timeout_s, device)
         process_group.start(*world, endpoints[rank].address, store)
-        self.trainer = Trainer(model_dir, config, rank, len(endpoints), self.seed, self.temperature)
+        self.trainer = Trainer(model_dir, config, rank, len(endpoints), self.seed, self.temperature, resumes)
         self.marks = self.trainer.marks
         if rank == 0:
             memory = CardMemory(self.trainer.device)

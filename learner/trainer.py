@@ -100,7 +100,8 @@ class Trainer:
     """One FSDP2 rank. The process group (see `learner.process_group`) must exist already.
 
     `seed` determines the order of the minibatches; `temperature` is the sampling temperature of the rollout's
-    log-probabilities. Raises ValueError when the model does not fit into memory, RuntimeError when `rank` and
+    log-probabilities. `resumes`: the caller calls `load` next, and only the reference's weights are read from
+    `model_dir`. Raises ValueError when the model does not fit into memory, RuntimeError when `rank` and
     `world_size` are not those of the process group.
     """
 
@@ -112,6 +113,7 @@ class Trainer:
         world_size: int = 1,
         seed: int = 0,
         temperature: float = 1.0,
+        resumes: bool = False,
     ) -> None:
         if (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
             raise RuntimeError(
@@ -131,7 +133,7 @@ class Trainer:
         self.vision = vision_of(self.model_dir)
         """How the policy is fed pictures; None without a vision tower."""
         memory.check(shape, config, world_size, sharing=process_group.ranks_here())
-        self.policy = self._load(config.lora)
+        self.policy = self._load(config.lora, resumes)
         self.reference = self._load().requires_grad_(False) if config.objective.kl.coefficient > 0 else None
         self.arithmetic = Arithmetic.of(self.policy.model)
         settings = config.optimizer
@@ -143,18 +145,18 @@ class Trainer:
             weight_decay=settings.weight_decay,
             fused=True,
         )
-        self.critic = self._make_critic()
+        self.critic = self._make_critic(resumes)
         self.optimizer_steps = 0
         self._pages = Pages(self.device)
         self.marks = Marks()
 
-    def _make_critic(self) -> ValueLearner | None:
+    def _make_critic(self, resumes: bool) -> ValueLearner | None:
         wanted = self.config.objective.needs_critic
-        return ValueLearner(self.model_dir, self.config, self.mesh) if wanted else None
+        return ValueLearner(self.model_dir, self.config, self.mesh, resumes) if wanted else None
 
-    def _load(self, lora: LoraSettings | None = None) -> Policy:
+    def _load(self, lora: LoraSettings | None = None, resumes: bool = False) -> Policy:
         kernels = self.config.kernels
-        unloaded = Unloaded(self.model_dir, kernels)
+        unloaded = Unloaded(self.model_dir, kernels, resumes)
         policy = shard(Policy(equip(unloaded.model, self.config, lora), lora, kernels), self.mesh, self.config)
         unloaded.fill(policy, storage(self.config))
         return policy

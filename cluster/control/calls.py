@@ -206,8 +206,8 @@ UNREACHABLE: Call[[Sequence[Endpoint]], list[dict[int, str]]] = LEARNER_RANK.row
     "unreachable", seconds(REACH_S), all_ranks=True, reduce=every
 )
 """For each rank, why it cannot connect to others, by their rank."""
-START: Call[[Sequence[Endpoint]], None] = _collective("start", Signs.NONE, _START)
-"""Joins the process group and loads the model."""
+START: Call[[Sequence[Endpoint], bool], None] = _collective("start", Signs.NONE, _START)
+"""Joins the process group and loads the model, but for the weights that a checkpoint brings: whether `load` follows."""
 TRAIN_STEP: Call[[int, Sequence[Payload], Sequence[str], StepTerms], StepReport] = _collective(
     "train_step", Signs.MARKS, reduce=slowest, payloads=1
 )

@@ -107,15 +107,15 @@ class LearnerClient:
         calls = [getattr(handle, row.method).remote(*arguments, **named) for handle in ranks]
         return row.reduce(await self._results(row, dict(enumerate(calls)), arguments))
 
-    async def start(self) -> None:
-        """Forms the process group and loads the model on every rank. `Failed` if ranks cannot connect to one another;
-        it names them with their addresses."""
+    async def start(self, resumes: bool = False) -> None:
+        """Forms the process group and loads the model on every rank; `resumes`: the caller loads a checkpoint next.
+        `Failed` if ranks cannot connect to one another; it names them with their addresses."""
         self.processes = await self.call(IDENTIFY)
         endpoints = await self.call(OPEN_ENDPOINT, len({process.node for process in self.processes}) == 1)
         unreached = await self.call(UNREACHABLE, endpoints)
         if words := failures_in_words(endpoints, dict(enumerate(unreached))):
             raise Failed(words, ConnectionError(words))
-        await self.call(START, endpoints)
+        await self.call(START, endpoints, resumes)
 
     async def progress(self, timeout_s: float) -> list[Progress | None]:
         """The progress of each rank, also while another call is under way; None for a rank that does not answer within

@@ -103,11 +103,11 @@ class Fleet:
 
     # -- start and stop --------------------------------------------------------------------------------------------
 
-    async def start(self, learning: bool = True, on_stage: OnStage = unheard) -> None:
+    async def start(self, learning: bool = True, on_stage: OnStage = unheard, resumes: bool = False) -> None:
         """Creates all actors and waits until each is ready; a TimeoutError names the late ones.
 
         With `learning` false only rollout workers and environment actors are started; the workers keep their initial
-        weights and count as healthy.
+        weights and count as healthy. `resumes`: as of `LearnerClient.start`.
         """
         for name in start_names(self.config, Kind.ROLLOUT):
             self.workers.join(name, self.actors.worker(name))
@@ -116,7 +116,7 @@ class Fleet:
         starting = [*self.workers.present(), *self.players.present()]
         ready: dict[str, Awaitable[Any]] = {member.name: member.actor.call(READY) for member in starting}
         if learning:
-            ready |= self._start_learning()
+            ready |= self._start_learning(resumes)
         try:
             await within(told(ready, self._parts(), on_stage), self.config.cluster.start_timeout_s, "start")
         except TimeoutError as error:
@@ -129,13 +129,13 @@ class Fleet:
         for player in self.players.present():
             self.players.move(player, State.HEALTHY)
 
-    def _start_learning(self) -> dict[str, Awaitable[Any]]:
+    def _start_learning(self, resumes: bool) -> dict[str, Awaitable[Any]]:
         self.filter = self.actors.filter()
         self.scorer = self.actors.scorer() if self.config.scorer.enabled else None
         self.learner = self.actors.learner(self.config.learner.ranks)
         ready: dict[str, Awaitable[Any]] = {
             "filter": self.filter.call(FILTER_READY, []),
-            "learner": self.learner.start(),
+            "learner": self.learner.start(resumes),
         }
         if self.scorer is not None:
             ready["scorer"] = self.scorer.progress()

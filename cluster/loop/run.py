@@ -375,7 +375,7 @@ async def _start(fleet: Fleet, checkpoint: Path | None, startup: Startup) -> Non
     where its trace is, if an actor refuses the settings, the model or the checkpoint."""
     try:
         startup.stage("starting the actors", "20 to 60 s or more")
-        await fleet.start(on_stage=startup.advance)
+        await fleet.start(on_stage=startup.advance, resumes=checkpoint is not None)
         if checkpoint is not None:
             startup.stage("loading the checkpoint")
             assert fleet.learner is not None, "a run that trains starts its learner"

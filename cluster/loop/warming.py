@@ -184,7 +184,7 @@ class Warming:
         """Warms the model up and writes it to `out`; returns what happened. Stopped if a signal came."""
         saved = self._saved()
         try:
-            await self._start()
+            await self._start(resumes=saved is not None)
             if saved is not None:
                 await self.learner.call(LOAD, saved.resolve())
                 self.say(f"continuing after step {self.progress.step} of {self.steps}")
@@ -213,12 +213,12 @@ class Warming:
         self.progress = progress
         return newest
 
-    async def _start(self) -> None:
+    async def _start(self, resumes: bool) -> None:
         if self.plays:
-            await self.fleet.start()
+            await self.fleet.start(resumes=resumes)
         else:
             learner = self.fleet.learner = self.fleet.actors.learner(self.config.learner.ranks)
-            await within({LEARNER: learner.start()}, self.config.cluster.start_timeout_s, "start")
+            await within({LEARNER: learner.start(resumes)}, self.config.cluster.start_timeout_s, "start")
         self.learner.watch = self.watchdog
 
     @property

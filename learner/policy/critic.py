@@ -43,9 +43,10 @@ class Critic(nn.Module):
 class ValueLearner:
     """The critic and its optimizer, on one rank. Every method but `step` is a collective or is called after one."""
 
-    def __init__(self, model_dir: Path, config: LearnerConfig, mesh: DeviceMesh) -> None:
+    def __init__(self, model_dir: Path, config: LearnerConfig, mesh: DeviceMesh, resumes: bool = False) -> None:
+        """`resumes`: as of `Unloaded`."""
         self.settings = config.critic
-        unloaded = Unloaded(model_dir, config.kernels)
+        unloaded = Unloaded(model_dir, config.kernels, resumes)
         critic = Critic(equip(unloaded.model, config))
         self.module = shard(critic, mesh, config.model_copy(update={"fp32_head": False}))
         unloaded.fill(self.module, storage(config))

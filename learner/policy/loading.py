@@ -2,7 +2,8 @@
 
     Unloaded     the model on torch's meta device, without storage; buffers that no file holds (`inv_freq`) are real
     equip, shard by the caller: adapters, FSDP
-    fill         storage for this rank's shards; each rank then reads its own rows of every tensor
+    fill         storage for this rank's shards; each rank then reads its own rows of every tensor, unless a checkpoint
+                 is about to bring all of them
 
 Each rank reads the files itself: they are mapped into memory, so that the ranks of a host share what the kernel caches,
 and no rank waits for another before the end. FSDP2 divides a tensor's first dimension among the ranks, in order.
@@ -50,9 +51,10 @@ class Unloaded:
     Raises ValueError for a folder that cannot be used (`actors.model_folder`) and for a model that cannot be trained.
     """
 
-    def __init__(self, model_dir: Path, kernels: str = "fast") -> None:
-        """`kernels` selects the implementation of its attention and layers."""
-        self.folder = Path(model_dir)
+    def __init__(self, model_dir: Path, kernels: str = "fast", resumes: bool = False) -> None:
+        """`kernels` selects the implementation of its attention and layers. `resumes`: a checkpoint brings the
+        weights, so that the folder's are not read."""
+        self.folder, self._resumes = Path(model_dir), resumes
         config, chosen = check_model_folder(self.folder), KERNELS[kernels]
         check_packed(config, chosen.attention)
         with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
@@ -65,8 +67,9 @@ class Unloaded:
         self._weights = assembled(model, weight_headers(self.folder))
 
     def fill(self, module: nn.Module, device: torch.device) -> None:
-        """Gives `module`, which contains the model and is sharded, its storage on `device` and the weights. A
-        collective. Raises ValueError on all ranks when a weight cannot be used."""
+        """Gives `module`, which contains the model and is sharded, its storage on `device` and the weights, which are
+        not numbers as long as a checkpoint has not brought them. A collective. Raises ValueError on all ranks when a
+        weight cannot be used."""
         real = {name: held(tensor).clone() for name, tensor in module.named_parameters() if not tensor.is_meta}
         buffers = [
             (owner, name, own) for owner in module.modules() for name, own in owner._buffers.items() if own is not None
@@ -78,7 +81,10 @@ class Unloaded:
             for name, tensor in module.named_parameters():
                 if name in real:
                     held(tensor).copy_(real[name])
-            if_every_rank_can(self._read)
+                elif self._resumes:  # so that weights that were never loaded are refused wherever they are used
+                    held(tensor).fill_(math.nan)
+            if not self._resumes:
+                if_every_rank_can(self._read)
 
     def _read(self) -> bool:
         """Reads this rank's rows of every tensor. Raises Unreadable."""

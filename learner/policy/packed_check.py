@@ -30,16 +30,23 @@ WIDTH = 64
 LOGITS = 8.0
 """Standard deviation of the copy's logits, about that of a trained model: a soft cap must show in them."""
 
+_checked: set[tuple[type[PreTrainedConfig], str, str]] = set()
+"""Configurations, and attention functions, that passed: policy, reference and critic have the same."""
+
 
 def check_packed(config: PreTrainedConfig, attention: str) -> None:
     """Raises ValueError for a model whose logits differ from its head applied to hidden states of packed rows, with the
-    registered attention function `attention`."""
+    registered attention function `attention`. A process checks equal configurations once."""
+    key = type(config), config.to_json_string(use_diff=False), attention
+    if key in _checked:
+        return
     model = _small(config)
     vision = _vision(model.config) if has_tower(config) else None
     rows = _check_rows(model.config.get_text_config().vocab_size, vision)
     own = _own_logits(model, rows)
     use_attention(model, attention)
     _compare(model, rows, own, vision)
+    _checked.add(key)
 
 
 def hidden_states(model: PreTrainedModel, input_ids: Tensor, layout: Layout) -> Tensor:

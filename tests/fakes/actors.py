@@ -118,6 +118,8 @@ class World:
     """The rows that the driver put into the object store."""
     groups: defaultdict[int, set[Fake]] = field(default_factory=lambda: defaultdict(set))
     """The members of each weight group, by its number."""
+    resumed: list[bool] = field(default_factory=list)
+    """Of each learner that was started, whether it left the weights to a checkpoint."""
     broadcast: Counter[str] = field(default_factory=Counter)
     """Versions that each worker received in a weight group."""
     mark_s: float = 1.0
@@ -432,9 +434,11 @@ class Learner(Fake):
     async def unreachable(self, endpoints: Sequence[network.Endpoint]) -> dict[int, str]:
         return {}
 
-    async def start(self, endpoints: Sequence[network.Endpoint]) -> None:
+    async def start(self, endpoints: Sequence[network.Endpoint], resumes: bool = False) -> None:
         def forget() -> None:
             self.world.trained = self.trained
+            self.world.resumed.append(resumes)
+            self.weights = ["not loaded yet"] if resumes else []
 
         await self._call("start", forget)
 

@@ -112,7 +112,7 @@ async def _drive(
     world.reported.clear()
     fleet = Fleet(config, actors, archive.event)
     try:
-        await fleet.start()
+        await fleet.start(resumes=bool(saved))
         if saved:
             await fleet.learner.call(LOAD, saved[-1][1])
         coordinator = make_coordinator(config, fleet, archive, Sink(), state, said.append)

@@ -122,6 +122,7 @@ def work(trainer: Trainer, folder: Path) -> None:
     found["unharmed"] = torch.equal(parameters(trainer), found["after"]) and trainer.optimizer_steps == STEPS
     trainer.train_step(STEPS, make_groups(seed=9))
     found["next"] = parameters(trainer)
+    trainer = Trainer(trainer.model_dir, trainer.config, trainer.rank, trainer.world_size, resumes=True)
     assert trainer.load(folder / "from-1") == {"ranks": 1}
     found["of_one"], found["moments_of_one"] = parameters(trainer), moments(trainer)
     trainer.train_step(STEPS, make_groups(seed=9))

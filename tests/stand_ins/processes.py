@@ -116,7 +116,7 @@ class SleepingLearner:
         """Nobody is to be reached."""
         return {}
 
-    async def start(self, endpoints: Sequence[Endpoint]) -> None:
+    async def start(self, endpoints: Sequence[Endpoint], resumes: bool = False) -> None:
         """It is ready at once."""
 
     async def live(self) -> NoReturn:

@@ -169,7 +169,8 @@ class Recovery:
         """Starts one new group. Returns its number of ranks and the number of replayed steps; None if it is lost
         too."""
         try:
-            made = await self._regroup(), await self._restore()
+            count, saved = await self._regroup()
+            made = count, await self._restore(*saved)
         except Refused:
             raise
         except LOST as error:
@@ -178,8 +179,8 @@ class Recovery:
         self.cause = None
         return made
 
-    async def _regroup(self) -> int:
-        """Ends the ranks and starts a new group; returns its number of ranks."""
+    async def _regroup(self) -> tuple[int, tuple[int, Path | None]]:
+        """Ends the ranks and starts a new group; returns its number of ranks, and the checkpoint that it must load."""
         assert self.cause is not None
         self.learner.kill()
         await asyncio.sleep(0.0 if self._planned else self.fleet.restarts.allow(LEARNER, self.cause))
@@ -187,8 +188,9 @@ class Recovery:
         if count < self.config.learner.ranks:
             log.warning("the learner goes on with %d of %d ranks", count, self.config.learner.ranks)
         self.fleet.replace_learner(count)
-        await self.learner.start()
-        return count
+        saved = self._checkpoint()
+        await self.learner.start(resumes=saved[1] is not None)
+        return count, saved
 
     async def _room(self, enough: int) -> int:
         """Number of ranks that fit on the cluster: at least `enough`, or after `learner.regroup_timeout_s` those that
@@ -206,9 +208,8 @@ class Recovery:
             )
         return min(room, wanted.ranks)
 
-    async def _restore(self) -> int:
-        """Loads the newest checkpoint and replays the steps after it; returns their number. Sets `diverged`."""
-        base, folder = self._checkpoint()
+    async def _restore(self, base: int, folder: Path | None) -> int:
+        """Loads the checkpoint of step `base` and replays the steps after it; returns their number. Sets `diverged`."""
         if folder is not None:
             await self.learner.call(LOAD, folder.resolve())
         steps = [step for step in self.history if step.step > base]

@@ -102,7 +102,7 @@ def test_a_setting_that_a_step_does_not_fit_is_the_users_to_mend(monkeypatch, tm
 
 @pytest.mark.parametrize("error", [ValueError("no decoder layers"), Refused("trace", ValueError("no decoder layers"))])
 def test_what_an_actor_refuses_at_its_start_is_the_users_to_mend(tmp_path, error) -> None:
-    async def start(on_stage: object) -> None:
+    async def start(on_stage: object, resumes: bool) -> None:
         raise error
 
     fleet = SimpleNamespace(start=start, config=load("frozenlake", [f"runs_dir={tmp_path}", "name=it"]))
@@ -221,8 +221,8 @@ class LoadingFleet:
         self.number, self.stopped = number, threading.Event()
         self.learner = SimpleNamespace(call=self.load)
 
-    async def start(self, on_stage: object) -> None:
-        pass
+    async def start(self, on_stage: object, resumes: bool) -> None:
+        assert resumes
 
     async def load(self, row: object, _: Path) -> None:
         await asyncio.to_thread(self._load)

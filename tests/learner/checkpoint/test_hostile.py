@@ -161,6 +161,14 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_changes_nothing(
     assert fingerprint(trained) == before and trained.optimizer_steps == 2
 
 
+def test_a_tensor_that_a_checkpoint_lacks_is_not_taken_from_the_model(model_dir: Path, path: Path) -> None:
+    rewrite(lambda tensors: tensors.pop(NORM))(path)
+    resumed = Trainer(model_dir, make_config(), resumes=True)
+    with pytest.raises(ValueError, match=r"policy/parameter/model\.norm\.weight' is missing"):
+        resumed.load(path)
+    assert resumed.train_step(1, make_groups()).refused
+
+
 @pytest.fixture
 def trained(model_dir: Path) -> Trainer:
     trainer = Trainer(model_dir, make_config())

@@ -25,14 +25,14 @@ from transformers.models.mixtral import MixtralConfig, MixtralForCausalLM
 
 from squelch.actors.model_folder import load_model_folder
 from squelch.learner import memory
-from squelch.learner.policy import loading
+from squelch.learner.policy import loading, packed_check
 from squelch.learner.policy.loading import Unloaded
 from squelch.learner.policy.lora import add_adapters
 from squelch.learner.policy.model import Policy, shard
 from squelch.learner.policy.packed_check import shrunken
 from squelch.learner.publish import entries, gathered
 from squelch.learner.trainer import Trainer
-from tests.learner.models import load_model, make_config, make_model
+from tests.learner.models import load_model, make_config, make_groups, make_model
 from tests.learner.ranks import run_ranks
 
 WIDE = {"width": 64, "layers": 6, "vocabulary": 1000}
@@ -122,6 +122,57 @@ def test_adapters_begin_as_on_a_whole_model(model_dir: Path) -> None:
     assert found.keys() == wanted.keys() and all(found[name].equal(wanted[name]) for name in wanted)
     trained = [name for name, own in trainer.policy.model.named_parameters() if own.requires_grad]
     assert trained == [name for name, own in whole.named_parameters() if own.requires_grad]
+
+
+WAYS = {
+    "plain": {},
+    "lora": {"lora": {"rank": 2}},
+    "critic": {"algorithm": "ppo"},
+    "reference": {"objective": {"kl": {"coefficient": 0.1}}},
+}
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_resume_reads_the_folders_weights_for_the_reference_alone_and_goes_on_to_the_bit(
+    model_dir: Path, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, read = make_config(**WAYS[way]), []
+    whole = Trainer(model_dir, config)
+    whole.train_step(1, make_groups())
+    whole.save(tmp_path / "step-1", {})
+    reads = Unloaded._read
+    monkeypatch.setattr(Unloaded, "_read", lambda own: (read.append(own.folder), reads(own))[1])
+    resumed = Trainer(model_dir, config, resumes=True)
+    assert read == [model_dir] * (way == "reference")
+    assert resumed.train_step(2, make_groups(seed=2)).refused, "weights that were not loaded are no numbers"
+    resumed.load(tmp_path / "step-1")
+    for trainer in (whole, resumed):
+        assert trainer.train_step(2, make_groups(seed=2)).updated
+    for own, other in zip(modules(whole), modules(resumed), strict=True):
+        require_same(whole_tensors(other), whole_tensors(own))
+    assert resumed.optimizer_steps == whole.optimizer_steps
+
+
+def modules(trainer: Trainer) -> list[torch.nn.Module]:
+    critic, reference = trainer.critic, trainer.reference
+    return [trainer.policy, *([critic.module] if critic else []), *([reference] if reference else [])]
+
+
+def whole_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().full_tensor() for name, tensor in entries(module).items()}
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_check_of_packed_rows_is_made_once_for_policy_reference_and_critic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = []
+    compare = packed_check._compare
+    monkeypatch.setattr(packed_check, "_compare", lambda *given: (compared.append(1), compare(*given))[1])
+    folder = make_model(tmp_path, width=48)
+    Trainer(folder, make_config(algorithm="ppo", **WAYS["reference"]))
+    assert compared == [1]
 
 
 @pytest.mark.usefixtures("alone")

@@ -89,6 +89,17 @@ def test_weights_that_differ_are_published_under_a_higher_version_and_what_lost_
         assert outcome.steps.admission.version == 4 + (not found["same"] and not unpublished)
 
 
+def test_ranks_leave_their_weights_to_the_checkpoint_that_they_load_if_there_is_one(tmp_path: Path) -> None:
+    faults = (Fault("learner.train", 1), Fault("learner.train", 4))
+    world = World(configured(tmp_path), faults, **MIXED)
+    archive = FakeArchive()
+    check(drive(world, archive), world, archive)
+    assert world.resumed == [False, False, True], "the first checkpoint follows the second step"
+    world.faults = ()
+    check(drive(world, archive, resume=True), world, archive)
+    assert world.resumed[3:] == [True]
+
+
 def test_fewer_ranks_go_on_where_the_cluster_has_no_room_for_all(tmp_path: Path) -> None:
     words = ("learner.ranks=4", "loop.checkpoint_every=3", "learner.regroup_timeout_s=30")
     fewer = {"room": lambda made: 4 if made < 1 else 3}
