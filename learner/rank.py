@@ -229,6 +229,11 @@ class LearnerRank:
         with self._waiting():
             return self.trainer.save(Path(path), loop)
 
+    def write(self, path: Path | str, loop: Mapping[str, Any]) -> dict[str, float]:
+        """As `save`, but the driver, which is on this node, seals the checkpoint."""
+        with self._waiting():
+            return self.trainer.save(Path(path), loop, sealed=False)
+
     def load(self, folder: Folder | Path) -> dict[str, Any]:
         """Loads a checkpoint, of which this node gets what its ranks read; returns the coordinator's data."""
         with self._waiting():

@@ -465,11 +465,12 @@ class Trainer:
         self.version = version
         return publication.publish(self.policy, self.device, version, put, dtype, copies=copies, vision=self.vision)
 
-    def save(self, path: Path, loop: Mapping[str, Any]) -> dict[str, float]:
-        """Write a checkpoint that contains the caller's `loop` data; the seconds of each part. A collective."""
+    def save(self, path: Path, loop: Mapping[str, Any], sealed: bool = True) -> dict[str, float]:
+        """Write a checkpoint that contains the caller's `loop` data; the seconds of each part. `sealed`: as of
+        `checkpoint.save`. A collective."""
         others, algorithm, dtype = self._others(), self.config.algorithm, self.config.export
         own = (self.policy, self.optimizer, self.model_dir, self.optimizer_steps, loop, others, algorithm)
-        return checkpoint.save(path, *own, None if dtype is None else getattr(torch, dtype))
+        return checkpoint.save(path, *own, None if dtype is None else getattr(torch, dtype), sealed)
 
     def load(self, path: Path, whole: Whole = as_it_is) -> dict[str, Any]:
         """Load a checkpoint that any number of ranks wrote; returns the caller's `loop` data. `whole`: as in

@@ -41,6 +41,7 @@ from squelch.actors.messages import StepReport, StepTerms
 from squelch.actors.records import Trajectory, Turn
 from squelch.learner import process_group
 from squelch.learner.batching import collate, to_rows
+from squelch.learner.checkpoint.seal import seal
 from squelch.learner.config import LearnerConfig
 from squelch.learner.kernels.linear import product
 from squelch.learner.process_environment import ENVIRONMENT
@@ -216,16 +217,21 @@ def measure_empty(trainer: Trainer, steps: int) -> dict[str, float]:
 
 
 def measure_files(trainer: Trainer, folder: Path) -> dict[str, float]:
-    """Seconds of a publication (its chunks stay in this process), of a checkpoint, and of loading that."""
-    marks = [time.perf_counter()]
-    for action in (
-        lambda: trainer.publish(1, lambda chunk: chunk),
-        lambda: trainer.save(folder / "step-1", {}),
-        lambda: trainer.load(folder / "step-1"),
-    ):
+    """Seconds of a publication (its chunks stay in this process), of a checkpoint's files, which the next update waits
+    for, and of its disk, which it does not, of loading it, and of a trainer's start with and without the weights."""
+    marks, (model, config) = [time.perf_counter()], (trainer.model_dir, trainer.config)
+    actions = {
+        "publish": lambda: trainer.publish(1, lambda chunk: chunk),
+        "files": lambda: trainer.save(folder / "step-1", {}, sealed=False),
+        "disk": lambda: seal(folder / "step-1"),
+        "load": lambda: trainer.load(folder / "step-1"),
+        "start": lambda: Trainer(model, config),
+        "start to resume": lambda: Trainer(model, config, resumes=True),
+    }
+    for action in actions.values():
         action()
         marks.append(time.perf_counter())
-    return dict(zip(("publish", "save", "load"), np.diff(marks).tolist(), strict=True))
+    return dict(zip(actions, np.diff(marks).tolist(), strict=True))
 
 
 def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:

@@ -152,6 +152,8 @@ class Call(Generic[P, R]):
     returns: int = 1
     payloads: int | None = None
     folder: Folder | None = None
+    apart: str | None = None
+    """The method that is called instead if a rank is on another node than the caller."""
 
 
 @dataclass(frozen=True)
@@ -232,6 +234,11 @@ SAVE: Call[[Path, Mapping[str, Any]], dict[str, float]] = _collective(
     "save", Signs.ANSWERS_BEFORE, _DISK, folder=Folder.WRITTEN
 )
 """Writes a checkpoint that contains the state of the training loop; the seconds of each part."""
+WRITE: Call[[Path, Mapping[str, Any]], dict[str, float]] = _collective(
+    "write", Signs.ANSWERS_BEFORE, _DISK, folder=Folder.WRITTEN, apart="save"
+)
+"""As `save`; where all ranks are on the driver's node, the folder keeps its temporary name, and the seconds have no
+part `seal`: the driver seals it (`learner.checkpoint.seal`), and the ranks' weights may change meanwhile."""
 LOAD: Call[[Path], dict[str, Any]] = _collective("load", Signs.ANSWERS_BEFORE, _DISK, folder=Folder.READ)
 """Loads a checkpoint; the loop's state in it."""
 EXPORT: Call[[Path], None] = _collective("export", Signs.ANSWERS_BEFORE, _DISK, folder=Folder.WRITTEN)

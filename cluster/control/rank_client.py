@@ -273,7 +273,8 @@ class LearnerClient:
         ranks, bound_s = _Blocking(self, asyncio.get_running_loop()), row.bound(self.config)
         try:
             if row.folder is Folder.WRITTEN:
-                write = (ranks, [process.node for process in self.processes], path, row.method, bound_s, *others)
+                method = row.apart or row.method
+                write = (ranks, [process.node for process in self.processes], path, method, bound_s, *others)
                 return row.reduce(await asyncio.to_thread(staging.write, *write))
             folders = await asyncio.to_thread(self._readable, ranks, path)
         except ValueError as error:  # a disk that refuses

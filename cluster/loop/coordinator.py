@@ -174,7 +174,7 @@ class Coordinator:
         selected = await self._select(number)
         step, stopwatch = selected.step, selected.stopwatch
         self.stopping.training, decided = number, stopwatch.last
-        await self._written()
+        await self._held(self.learning.saving.wait_for_files)
         for watcher in self.watchers:
             await watcher.before_train(step)
         stopwatch.lap()
@@ -289,6 +289,7 @@ class Coordinator:
         leaves = self.scaling.learner_leaves() and not step.is_last and not self.stopping.asked
         moves = leaves and await self.learning.has_other_room()
         if self.checkpointing.due(step.number) or moves or (leaves and not self.checkpointing.is_before_a_move):
+            await self._held(self.learning.saving.wait)  # first: at most one is written, of the state after the wait
             await self._checkpoint(step.number, self.steps.open_tickets(), wait=leaves)
         self.checkpointing.is_before_a_move = leaves and not moves
         if moves:
@@ -312,16 +313,15 @@ class Coordinator:
             self.checkpointing.begin(step, state)
             self.run_log.carry({"seconds/checkpoint": stopwatch.lap()})
             if wait:
-                await self._written(needed=True)
+                await self._held(lambda: self.learning.saving.wait(needed=True))
 
         await self._retrying(save)
 
-    async def _written(self, needed: bool = False) -> None:
-        """Waits for a checkpoint under way; the step that is recorded next reports the seconds. RetrySteps if it was
-        dropped and is `needed`."""
+    async def _held(self, wait: Callable[[], Awaitable[None]]) -> None:
+        """Waits for a checkpoint under way; the step that is recorded next reports the seconds."""
         if self.learning.saving.under_way:
             stopwatch = Stopwatch()
-            await self.learning.saving.wait(needed)
+            await wait()
             self.run_log.carry({"seconds/checkpoint": stopwatch.lap()})
 
     def _late_state(self) -> dict[str, Any]:
@@ -353,7 +353,7 @@ class Coordinator:
         await self.archiving.finish()
         for watcher in self.watchers:
             await watcher.end()
-        await self._written()
+        await self._held(self.learning.saving.wait)
         clock = self.steps.admission.clock
         if clock > 0 and self.checkpointing.newest() != clock:
             await self._checkpoint(clock, open_tickets, wait=True)

@@ -64,6 +64,7 @@ from squelch.learner.checkpoint.manifest import (
     require_same_algorithm,
     require_same_identity,
 )
+from squelch.learner.checkpoint.seal import not_written
 from squelch.learner.checkpoint.state import (
     PARAMETER,
     POLICY,
@@ -81,7 +82,7 @@ Others = Mapping[str, tuple[nn.Module, Optimizer]]
 """Trained modules besides the policy, by name: each module under FSDP2, with its AdamW."""
 NOTHING_ELSE: Others = MappingProxyType({})
 PARTS = ("shards", "export", "seal")
-"""What the seconds of a checkpoint are spent on."""
+"""What the seconds of a checkpoint are spent on; without the last it is not sealed."""
 
 
 def save(
@@ -94,9 +95,13 @@ def save(
     others: Others = NOTHING_ELSE,
     algorithm: str = "",
     export_dtype: torch.dtype | None = torch.float32,
+    sealed: bool = True,
 ) -> dict[str, float]:
     """Write the checkpoint; a collective. An existing checkpoint at `path` is replaced. `loop` must be plain JSON data;
     without `export_dtype` there is no export. Returns the seconds of each part.
+
+    With `sealed` false all files are complete, under the temporary name, but perhaps not on the disk yet: the caller
+    makes a checkpoint of them (`checkpoint.seal`).
 
     Raises ValueError on all ranks, naming the path, when it cannot be written.
     """
@@ -110,30 +115,25 @@ def save(
         modules={one.name: one.described() for one in trained},
     )
     tensors = {name: tensor for one in trained for name, tensor in one.tensors().items()}
-    marks = [time.perf_counter()]
+    marks, complete = [time.perf_counter()], False
     try:
         on_rank_zero(lambda: _clear(partial))
-        on_every_rank(lambda: shards.write(partial / SHARDED, tensors, rank))
+        on_every_rank(lambda: shards.write(partial / SHARDED, tensors, rank, synced=sealed))
         marks.append(time.perf_counter())
         if export_dtype is not None:
             export(partial / EXPORT, policy, model_dir, dtype=export_dtype)
         marks.append(time.perf_counter())
-        on_rank_zero(lambda: _seal(partial, path, manifest, loop))
+        on_rank_zero(lambda: _describe(partial, manifest, loop))
+        if sealed:
+            on_rank_zero(lambda: put_in_place(partial, path))
+            marks.append(time.perf_counter())
+        complete = True
     except WRITE_ERRORS as error:
-        raise ValueError(_not_written(path, error)) from error
+        raise ValueError(not_written(path, error)) from error
     finally:
-        if rank == 0:
+        if rank == 0 and not complete:
             shutil.rmtree(partial, ignore_errors=True)
-    marks.append(time.perf_counter())
-    return {part: after - before for part, (before, after) in zip(PARTS, pairwise(marks), strict=True)}
-
-
-def _not_written(path: Path, error: BaseException) -> str:
-    free = shutil.disk_usage(next(folder for folder in path.parents if folder.exists())).free / 2**20
-    return (
-        f"checkpoint {path} could not be written, and nothing of it was kept ({error}). {free:,.0f} MiB "
-        "are free there; free some space, then continue with --resume from the checkpoint before it."
-    )
+    return {part: after - before for part, (before, after) in zip(PARTS, pairwise(marks), strict=False)}
 
 
 def load(
@@ -187,10 +187,9 @@ def _trained(policy: Policy, optimizer: Optimizer, others: Others) -> list[Train
     return [Trained(POLICY, policy, optimizer), *(Trained(name, *others[name]) for name in sorted(others))]
 
 
-def _seal(partial: Path, path: Path, manifest: Manifest, loop: Mapping) -> None:
+def _describe(partial: Path, manifest: Manifest, loop: Mapping) -> None:
     (partial / MANIFEST).write_text(json.dumps(manifest.model_dump()))
     (partial / LOOP).write_text(json.dumps(dict(loop)))
-    put_in_place(partial, path)
 
 
 def _clear(path: Path) -> None:

@@ -105,8 +105,11 @@ def numbered(sizes: Mapping[str, int], most: int) -> dict[str, int]:
     return numbers
 
 
-def write(folder: Path, tensors: Mapping[str, Tensor], rank: int, part_bytes: int = PART_BYTES) -> None:
-    """Writes and syncs this rank's shards. Raises OSError or SafetensorError when it cannot."""
+def write(
+    folder: Path, tensors: Mapping[str, Tensor], rank: int, part_bytes: int = PART_BYTES, synced: bool = True
+) -> None:
+    """Writes this rank's shards, and syncs them unless the caller does. Raises OSError or SafetensorError when it
+    cannot."""
     folder.mkdir(parents=True, exist_ok=True)  # the disk may be another than rank 0's, which made the folder
     own = {
         name: held(tensor)
@@ -121,7 +124,8 @@ def write(folder: Path, tensors: Mapping[str, Tensor], rank: int, part_bytes: in
     for part in sorted(set(numbers.values())):
         path = folder / f"{rank:05d}-{part:05d}.safetensors"
         save_file({name: own[name].cpu().contiguous() for name in own if numbers[name] == part}, path)
-        sync(path)
+        if synced:
+            sync(path)
 
 
 def _is_shard(tensor: Tensor) -> bool:

@@ -36,6 +36,7 @@ from squelch.actors.messages import (
     UpdateReport,
     WeightBundle,
 )
+from squelch.actors.process.disk import partial_path
 from squelch.actors.process.progress_marks import Progress
 from squelch.actors.records import Group, GroupSummary, Ticket, Trajectory, Turn, summarise
 from squelch.cluster.config import RunConfig
@@ -529,6 +530,9 @@ class Learner(Fake):
     async def send(self, dtype: str) -> str | None:
         gone = [one.name for one in self.world.groups[self.member.number] if not one.alive]
         return await self._call("send", lambda: f"{gone} are gone" if gone else None)
+
+    async def write(self, path: Path, loop: Mapping[str, Any]) -> dict[str, float]:
+        return await self.save(partial_path(path), loop)
 
     async def save(self, path: Path, loop: Mapping[str, Any]) -> dict[str, float]:
         def write() -> dict[str, float]:

@@ -18,11 +18,12 @@ from squelch.actors.records import Group, Task, Ticket
 from squelch.actors.weights import checksum
 from squelch.cluster.config import load
 from squelch.cluster.control.actor_errors import Died, Refused
-from squelch.cluster.control.calls import EXPORT, LOAD, PUBLISH, SAVE, TRAIN_STEP
+from squelch.cluster.control.calls import EXPORT, LOAD, PUBLISH, SAVE, TRAIN_STEP, WRITE
 from squelch.cluster.control.rank_client import LearnerClient
 from squelch.cluster.fleet import local_ray
 from squelch.cluster.fleet.bootstrap import PREPARED
 from squelch.cluster.fleet.ray_actors import RayActors
+from squelch.learner.checkpoint.seal import seal
 from squelch.learner.config import LearnerConfig
 from tests.exposure import exposed, sockets
 from tests.learner.models import make_config, make_groups
@@ -79,7 +80,9 @@ async def life(learner: LearnerClient, folder: Path) -> None:
     chunks = [ray.get(chunk) for chunk in bundle.chunks]
     assert checksum((n, a) for chunk in chunks for n, a in chunk.items()) == bundle.checksum
     for step in (1, 2):
-        await learner.call(SAVE, folder / f"step-{step}", {"step": step})
+        parts = await learner.call(SAVE if step == 1 else WRITE, folder / f"step-{step}", {"step": step})
+        assert ("seal" in parts) == (folder / f"step-{step}").exists() == (step == 1)
+    seal(folder / "step-2")
     assert await learner.call(LOAD, folder / "step-2") == {"step": 2}
     again = await learner.call(TRAIN_STEP, 3, refs, IDS, StepTerms(0.9))
     assert again.updated, "a loaded checkpoint trains on"

@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from squelch.actors.archive.rows import unpacked
 from squelch.actors.messages import StepReport, StepTerms, UpdateReport, WeightBundle
+from squelch.actors.process.disk import partial_path
 from squelch.actors.process.progress_marks import Progress
 from squelch.actors.records import GroupSummary, Ticket
 from squelch.cluster.config import RunConfig
@@ -136,6 +137,10 @@ class SleepingLearner:
     async def publish(self, version: int, dtype: str) -> WeightBundle:
         """A bundle without weights."""
         return WeightBundle(version, (), f"version-{version}", np.zeros(1, np.int32), np.zeros(0, np.float32))
+
+    async def write(self, path: Path, loop: Mapping[str, Any]) -> dict[str, float]:
+        """As `save`; the driver seals the folder."""
+        return await self.save(partial_path(path), loop)
 
     async def save(self, path: Path, loop: Mapping[str, Any]) -> dict[str, float]:
         """Writes the loop's state only."""

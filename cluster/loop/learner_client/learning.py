@@ -9,7 +9,7 @@ call.
     train        every rank, the groups' rows     recovery, then again                 the run ends
     publish      rank 0, every rollout worker     recovery, then again                 the run ends
     decompose    every rank                       recovery, then again                 the run ends
-    save         nothing: it is written beside    recovery, then again                 the run ends
+    write        nothing: it is written beside    recovery, then again                 the run ends
                  the play (`saving`)
     beside       the work that it is given        recovery, beside that work
     move         a new group, between two steps   recovery again                       the run ends
@@ -50,7 +50,7 @@ from squelch.actors.messages import StepReport, StepTerms, WeightBundle
 from squelch.actors.rollout.metrics import update_metrics
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import Died, Failed, Refused
-from squelch.cluster.control.calls import PUBLISH, SAVE, TRAIN_STEP, Call, Payload
+from squelch.cluster.control.calls import PUBLISH, TRAIN_STEP, WRITE, Call, Payload
 from squelch.cluster.fleet.delivery import SenderLost
 from squelch.cluster.fleet.fleet import Fleet, UpdateFailed
 from squelch.cluster.fleet.supervision import Watchdog
@@ -60,6 +60,8 @@ from squelch.cluster.loop.persistence.archiving import Archiving
 from squelch.cluster.loop.persistence.run_log import RunLog
 from squelch.cluster.loop.persistence.state import LoopState
 from squelch.cluster.loop.tickets.playing import FETCH_TIMEOUT_S, PlayedGroup
+from squelch.cluster.own_thread import OwnThread
+from squelch.learner.checkpoint.seal import seal
 from squelch.learner.metrics import publication_metrics
 
 P = ParamSpec("P")
@@ -123,12 +125,31 @@ class Learning:
             return None
         return f"{self.refused_in_a_row} steps in a row refused (learner.max_bad_steps); last: {report.refused}"
 
-    async def save(self, path: Path, loop: Mapping[str, Any]) -> dict[str, float]:
-        """Writes a checkpoint that includes the loop's state; the seconds of each part. Only for the task of
-        `saving`."""
-        seconds = await self.call(SAVE, path.resolve(), dict(loop))
-        self.recovery.note_saved()
+    async def save(self, path: Path, step: int, loop: Mapping[str, Any]) -> dict[str, float]:
+        """Writes the checkpoint of a step, which includes the loop's state; the seconds of each part. Only for the task
+        of `saving`."""
+        path = path.resolve()
+        seconds = await self.call(WRITE, path, dict(loop))
+        if "seal" not in seconds:
+            self.saving.note_files()
+            seconds |= {"seal": await self._sealed(path)}
+        self.recovery.note_saved(step)
         return seconds
+
+    async def _sealed(self, path: Path) -> float:
+        """Seals the checkpoint whose files are complete; the seconds. Refused, as by the ranks, if the disk does."""
+        started, bound_s = time.time(), self.config.learner.checkpoint_timeout_s
+        sealing = asyncio.get_running_loop().run_in_executor(OwnThread(), seal, path)
+        if not (await asyncio.wait({sealing}, timeout=bound_s))[0]:
+            raise TimeoutError(
+                f"checkpoint {path} was written, but its disk has not taken it within {bound_s:g} s "
+                "(learner.checkpoint_timeout_s); is it still there? Continue with --resume once it answers"
+            )
+        try:
+            await sealing
+        except ValueError as error:
+            raise Refused(str(error), error) from error
+        return time.time() - started
 
     # -- weights -----------------------------------------------------------------------------------------------------
 
@@ -221,6 +242,7 @@ class Learning:
         """Rebuilds the weights if the ranks are lost; RetrySteps if the rebuilt weights diverged."""
         async with self._recovering:
             if self.recovery.cause is not None:
+                await self.saving.wait_for_disk()  # a checkpoint that the lost ranks completed spares their steps
                 await self.recovery.run()
         if self.recovery.diverged:
             raise RetrySteps
@@ -240,8 +262,8 @@ class Learning:
     async def call(self, row: Call[P, R], *arguments: P.args, **named: P.kwargs) -> R:
         """One call, repeated with each new group of ranks."""
         failure: str | None = None
-        if row is not SAVE:
-            await self.saving.wait()
+        if row is not WRITE:
+            await self.saving.wait_for_files()
         while True:
             lost = self.recovery.cause is not None
             await self._recover()

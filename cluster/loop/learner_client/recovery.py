@@ -132,9 +132,9 @@ class Recovery:
         """Whether the weights of the last step that changed them are published."""
         return self.published is not None and self.published.step == self._trained
 
-    def note_saved(self) -> None:
-        """Forgets the history: a complete checkpoint contains it now."""
-        self.history = []
+    def note_saved(self, step: int) -> None:
+        """Forgets the history up to this step: a complete checkpoint contains it now."""
+        self.history = [own for own in self.history if own.step > step]
 
     def mark_dead(self, error: BaseException, learner: LearnerClient | None = None) -> None:
         """Marks the ranks as dead; the next call recovers them. `learner`: the ranks that the error is of, unless they

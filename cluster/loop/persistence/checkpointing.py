@@ -3,12 +3,13 @@ state; it exists completely or not at all.
 
     loop                                  beside it, while the next step's groups are played
     `begin`: copies the loop's state ──▶  the step's part of the archive is on disk
-    the next call to the learner   ◀──    every rank writes its shards; rank 0 the export, then seals the folder
-                                          checkpoints that are not needed any more are deleted
+    the next call to the learner   ◀──    every rank writes its shards, rank 0 the export
+    the next checkpoint, the end   ◀──    the folder is on the disk and has its name; checkpoints that are not needed
+                                          any more are deleted
 
-The state is that of the moment at which the checkpoint was begun, and the weights do not change until it is sealed
-(`cluster.loop.learner_client.saving`). Ranks that are lost meanwhile are recovered; if the disk fails, the run ends and
-names the path.
+The state is that of the moment at which the checkpoint was begun, and the weights do not change until its files hold
+them (`cluster.loop.learner_client.saving`). Ranks that are lost meanwhile are recovered; if the disk fails, the run
+ends and names the path.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Checkpointing:
     async def _write(self, step: int, loop: dict[str, Any]) -> None:
         started = time.time()
         await self.archiving.finish()
-        parts = await self.learning.save(checkpoint_dir(self.run_dir, step), loop)
+        parts = await self.learning.save(checkpoint_dir(self.run_dir, step), step, loop)
         spared = self.validation.best_step, self.alarms.healthy_until
         await asyncio.to_thread(prune, self.run_dir, self.loop.keep_checkpoints, *spared)
         ended = time.time()

@@ -203,8 +203,8 @@ def test_a_signal_while_the_actors_start_ends_it_before_a_check(tmp_path: Path, 
     monkeypatch.setattr(Warming, "_check", lambda _: pytest.fail("it was checked"))
     start = Warming._start
 
-    async def signalled(made: Warming) -> None:
-        await start(made)
+    async def signalled(made: Warming, resumes: bool) -> None:
+        await start(made, resumes)
         made.stop(signal.SIGTERM)
 
     monkeypatch.setattr(Warming, "_start", signalled)

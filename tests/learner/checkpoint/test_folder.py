@@ -9,6 +9,7 @@ from squelch.learner.checkpoint import export as exporting
 from squelch.learner.checkpoint import folder as checkpoint
 from squelch.learner.checkpoint.export import export
 from squelch.learner.checkpoint.manifest import read_loop, read_manifest
+from squelch.learner.checkpoint.seal import seal
 from squelch.learner.checkpoint.state import shapes
 from squelch.learner.policy.model import Policy, shard
 from squelch.learner.publish import gathered
@@ -31,6 +32,22 @@ def test_a_loaded_run_continues_bit_for_bit(model_dir: Path, tmp_path: Path) -> 
     resumed = Trainer(model_dir, make_config())
     assert resumed.load(tmp_path / "step-1") == {"cursor": 8}
     assert resumed.optimizer_steps == 2
+    resumed.train_step(2, make_groups(seed=2))
+    assert fingerprint(resumed) == fingerprint(trainer)
+
+
+def test_files_that_wait_for_their_disk_hold_the_step_although_training_has_gone_on(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    trainer, path = Trainer(model_dir, make_config(minibatches=1)), tmp_path / "step-1"
+    trainer.train_step(1, make_groups())
+    parts = trainer.save(path, {"cursor": 8}, sealed=False)
+    assert parts.keys() == {"shards", "export"} and not path.exists()
+    trainer.train_step(2, make_groups(seed=2))
+    seal(path)
+    assert [each.name for each in tmp_path.iterdir()] == ["step-1"] and (path / "hf" / "model.safetensors").is_file()
+    resumed = Trainer(model_dir, make_config(minibatches=1), resumes=True)
+    assert resumed.load(path) == {"cursor": 8}
     resumed.train_step(2, make_groups(seed=2))
     assert fingerprint(resumed) == fingerprint(trainer)
 

@@ -335,7 +335,7 @@ def test_a_rank_that_froze_between_two_calls_is_noticed_before_a_checkpoint_is_w
 
     outcome, archive = made(world, prepare)
     assert 60 <= times["learner.start 2"] - max(at for call, at in times.items() if call.startswith("filter")) < 80
-    assert "save: learner rank 0, learner rank 1 did not answer" in recoveries(archive)[0]["cause"]
+    assert "write: learner rank 0, learner rank 1 did not answer" in recoveries(archive)[0]["cause"]
     assert outcome.fleet.restarts.counts == {"learner": 1} and world.calls["learner.save"] == 1
 
 
@@ -380,7 +380,7 @@ def test_an_error_that_a_new_group_raises_too_ends_the_run_after_one_recovery(tm
     assert outcome.fleet.restarts.counts == {"learner": 1}
     twice = (Fault("learner.save", 2, "fail"), Fault("learner.save", 3, "fail"))
     world = World(configured(tmp_path / "twice", *words), twice, **MIXED)
-    with pytest.raises(RuntimeError, match=r"^learner rank 0 failed in save: learner\.save failed$"):
+    with pytest.raises(RuntimeError, match=r"^learner rank 0 failed in write: learner\.save failed$"):
         drive(world, FakeArchive())
     assert world.calls["learner.start"] == 2
 

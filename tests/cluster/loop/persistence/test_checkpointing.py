@@ -14,12 +14,14 @@ from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoint_dir, checkpoints
 from squelch.cluster.loop.persistence.state import read_state
 from squelch.cluster.runs.ending import EndCause, Ending
+from squelch.learner.checkpoint import seal as sealing
 from tests.fakes import clock
 from tests.fakes.actors import FakeArchive, Fault, World
 from tests.fakes.run import Outcome, check, drive, settings
 from tests.fakes.transport import behind
 
 SAVE_S = 40.0
+DISK_S = 100.0
 STOP = Ending(EndCause.SIGNAL, "SIGTERM")
 
 
@@ -59,7 +61,10 @@ def test_the_next_steps_groups_are_played_while_a_checkpoint_is_written(tmp_path
     held, written = (archive.recorded[3][f"seconds/{part}"] for part in ("checkpoint", "checkpoint_write"))
     assert held >= 0 and written >= 0 and "seconds/checkpoint" not in archive.recorded[4]
     events = [facts for event, facts in zip(archive.events, archive.facts, strict=True) if event[1] == "checkpoint"]
-    assert events == [{"step": step, "seconds": {"shards": 1.0}} for step in (2, 4)]
+    assert [(found["step"], list(found["seconds"])) for found in events] == [
+        (2, ["shards", "seal"]),
+        (4, ["shards", "seal"]),
+    ]
     assert [step for step, _ in checkpoints(world.config.run_dir)] == [2, 4]
     assert outcome.ledger.counts()["trained"] == 12
 
@@ -157,6 +162,108 @@ def test_a_driver_killed_in_a_write_goes_on_from_the_checkpoint_before_it(tmp_pa
     with pytest.raises(clock.Crashed):
         drive(world, archive)
     assert checkpoints(world.config.run_dir)[-1][0] == (1 if after_s < SAVE_S else 2)
+    world.on_call = None
+    outcome = drive(world, archive, resume=True)
+    check(outcome, world, archive)
+    assert outcome.steps.admission.clock == 4 and outcome.ledger.counts()["trained"] == 12
+
+
+def on_a_slow_disk(coordinator: Coordinator) -> None:
+    """Files are complete after `SAVE_S`, and on the disk after another `DISK_S`."""
+    sealed = coordinator.learning._sealed
+
+    async def slowly(path: Path) -> float:
+        await asyncio.sleep(DISK_S)
+        return await sealed(path)
+
+    coordinator.learning._sealed = slowly
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_the_next_update_waits_for_the_files_and_not_for_the_disk(tmp_path: Path, staleness: int) -> None:
+    world = slow(tmp_path, f"loop.max_staleness={staleness}", "loop.steps=6", "loop.checkpoint_every=1")
+    at = times_of(world)
+    outcome, _ = made(world, on_a_slow_disk)
+    for step in range(1, 6):
+        saved = at[f"learner.save {step}"] + SAVE_S
+        assert at[f"learner.train {step + 1}"] == pytest.approx(saved, abs=1.0), "its files are complete, and no more"
+        assert at[f"learner.save {step + 1}"] == pytest.approx(saved + DISK_S, abs=1.0), "at most one is written"
+    assert checkpoints(world.config.run_dir)[-1][0] == 6 and not outcome.fleet.restarts.counts
+
+
+@pytest.mark.parametrize("after_s", [10.0, 90.0, 110.0])
+@pytest.mark.parametrize("drifts", [False, True])
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_learner_lost_while_the_disk_is_waited_for_goes_on_from_that_checkpoint(
+    tmp_path: Path, staleness: int, drifts: bool, after_s: float
+) -> None:
+    words = (f"loop.max_staleness={staleness}", "learner.hung_after_s=600")
+    whole = slow(tmp_path / "whole", *words, drifts=drifts)
+    reference, _ = made(whole, on_a_slow_disk)
+    world = slow(tmp_path / "lost", *words, drifts=drifts)
+
+    def prepare(coordinator: Coordinator) -> None:
+        on_a_slow_disk(coordinator)
+
+        def kill(kind: str, _: int) -> None:
+            if kind == "learner.save" and world.calls[kind] == 1:
+                first = coordinator.fleet.learner
+                asyncio.get_running_loop().call_later(SAVE_S + after_s, first.kill)
+
+        world.on_call = kill
+
+    outcome, archive = made(world, prepare)
+    assert outcome.fleet.restarts.counts == {"learner": 1} and outcome.ledger.counts() == reference.ledger.counts()
+    found = [facts for event, facts in zip(archive.events, archive.facts, strict=True) if event[1] == "recovered"]
+    assert world.resumed == [False, True], "the checkpoint was sealed first"
+    assert [step for step, _ in checkpoints(world.config.run_dir)] == [2, 4] and len(found) == 1
+    if not drifts:
+        assert behind(outcome.fleet.learner).weights == behind(reference.fleet.learner).weights
+        assert world.versions == whole.versions
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_disk_that_refuses_complete_files_ends_the_run_and_keeps_the_checkpoint_before(
+    tmp_path: Path, staleness: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = sealing.put_in_place
+
+    def full(aside: Path, target: Path) -> None:
+        if target.name == "step-2":
+            raise OSError(28, "No space left on device")
+        put(aside, target)
+
+    monkeypatch.setattr(sealing, "put_in_place", full)
+    world = slow(tmp_path, f"loop.max_staleness={staleness}", "loop.checkpoint_every=1")
+    with pytest.raises(Refused, match=r"checkpoint .*step-2 could not be written.*No space left on device"):
+        drive(world, FakeArchive())
+    assert [path.name for path in (world.config.run_dir / "checkpoints").iterdir()] == ["step-1"]
+
+
+def test_a_disk_that_never_takes_the_files_ends_the_run_with_their_path(tmp_path: Path) -> None:
+    world = slow(tmp_path, "learner.checkpoint_timeout_s=100")
+
+    def prepare(coordinator: Coordinator) -> None:
+        loop = asyncio.get_running_loop()
+        hangs = lambda executor, call, *own: loop.create_future() if call is sealing.seal else run(executor, call, *own)  # noqa: E731
+        run, loop.run_in_executor = loop.run_in_executor, hangs
+
+    with pytest.raises(TimeoutError, match=r"step-2 was written, but its disk has not taken it within 100 s"):
+        drive(world, FakeArchive(), prepare)
+    assert not checkpoints(world.config.run_dir)
+
+
+def test_a_driver_killed_while_the_disk_is_waited_for_goes_on_from_the_checkpoint_before(tmp_path: Path) -> None:
+    world, archive = slow(tmp_path, "loop.checkpoint_every=1", "loop.max_staleness=1"), FakeArchive()
+
+    def kill(kind: str, _: int) -> None:
+        if kind == "learner.train" and world.calls[kind] == 3:
+            asyncio.get_running_loop().call_later(0.5, clock.crash)
+
+    world.on_call = kill
+    with pytest.raises(clock.Crashed):
+        drive(world, archive, on_a_slow_disk)
+    assert [step for step, _ in checkpoints(world.config.run_dir)] == [1]
     world.on_call = None
     outcome = drive(world, archive, resume=True)
     check(outcome, world, archive)
