@@ -113,16 +113,19 @@ def assert_same_run(run_dir: Path, reference: Path) -> None:
 
 
 def assert_written_beside_the_loop(run_dir: Path) -> None:
-    """Each checkpoint's event is before the next update; the record of the step after it has its seconds."""
+    """Each checkpoint's files are complete before the next update, and a record after it has its seconds."""
     events, lines = read_events(run_dir), {line["step"]: line for line in read_metrics(run_dir)}
     trained = {
         event["step"]: event["start"] for event in events if (event["actor"], event["name"]) == ("learner", "call")
     }
-    written = {event["step"]: event["end"] for event in events if event["name"] == "checkpoint"}
-    assert sorted(written) == [2, 4, STEPS]
+    saved = {event["step"]: event for event in events if event["name"] == "checkpoint"}
+    assert sorted(saved) == [2, 4, STEPS]
     for step in (2, 4):
-        assert written[step] <= trained.get(step + 1, math.inf), "a step without a signal is not trained on"
-        assert lines[step + 1]["seconds/checkpoint"] >= 0 and lines[step + 1]["seconds/checkpoint_write"] > 0
+        parts = saved[step]["seconds"]
+        written = saved[step]["start"] + parts["shards"] + parts["export"]
+        assert written <= trained.get(step + 1, math.inf), "a step without a signal is not trained on"
+        assert parts["seal"] > 0 and lines[step + 1]["seconds/checkpoint"] >= 0
+    assert sum(line.get("seconds/checkpoint_write", 0.0) for line in lines.values()) > 0
 
 
 def logged(run_dir: Path) -> list[int]:
