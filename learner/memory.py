@@ -11,7 +11,8 @@ recipe.
 
 import json
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -261,6 +262,29 @@ def _smallest_card() -> int | None:
     long as the process lives, and the run's driver lives as long as the run."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return min((torch.cuda.get_device_properties(card).total_memory for card in range(count)), default=None)
+
+
+@contextmanager
+def full_card_explained(learner: LearnerConfig) -> Iterator[None]:
+    """Within this context, memory that runs out on the rank's GPU is a RuntimeError which says who holds how much."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info()
+        own, share = torch.cuda.memory_reserved(), int(total * min(1, learner.num_gpus))
+        others = total - free - own
+        foreign = others > total - share + RUNTIME
+        helps = (
+            "other processes hold more than the learner's share leaves: end them (nvidia-smi names them), or lower "
+            "learner.num_gpus and the token budget"
+            if foreign
+            else "lower learner.token_budget (not below rollout.max_model_len), or set "
+            "learner.activation_checkpointing=true"
+        )
+        raise RuntimeError(
+            f"the GPU's memory ran out: this rank holds {own / GIB:.1f} GiB of its share of {share / GIB:.1f}, other "
+            f"processes {others / GIB:.1f}, and {free / GIB:.1f} of {total / GIB:.1f} are free; {helps} ({error})"
+        ) from error
 
 
 def _free() -> int:

@@ -51,6 +51,7 @@ from squelch.learner.config import LearnerConfig
 from squelch.learner.decomposition.decompose import decompose
 from squelch.learner.decomposition.statistics import Decomposition
 from squelch.learner.frozen import Copies
+from squelch.learner.memory import full_card_explained
 from squelch.learner.network import LOOPBACK, Endpoint, RankProcess, unreachable
 from squelch.learner.staging import Staging
 from squelch.learner.trainer import Trainer
@@ -155,7 +156,8 @@ class LearnerRank:
             self._copies.free()
         groups = self._fetch(f"step {step}", refs, group_ids)
         fetch = time.perf_counter() - start
-        report = self.trainer.train_step(step, groups, terms)
+        with full_card_explained(self.config):
+            report = self.trainer.train_step(step, groups, terms)
         card = self._card.take()
         return replace(report, seconds={**report.seconds, "fetch": fetch}, cards=() if card is None else (card,))
 
@@ -165,7 +167,8 @@ class LearnerRank:
 
     def imitate(self, step: int, rows: Sequence[Row]) -> Imitation:
         """One supervised optimizer step on the rows."""
-        return imitation.imitate(self.trainer, rows, step)
+        with full_card_explained(self.config):
+            return imitation.imitate(self.trainer, rows, step)
 
     def imitation_loss(self, rows: Sequence[Row]) -> float:
         """The mean loss of the rows, nats per sampled token; the weights do not change."""

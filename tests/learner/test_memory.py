@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MixtralConfig, Qwen2Config
 
+from squelch.actors.messages import StepTerms
 from squelch.actors.packed import block_attention
 from squelch.actors.packed.attention import NAME
 from squelch.actors.packed.layout import Layout
@@ -16,6 +17,7 @@ from squelch.learner.config import LearnerConfig
 from squelch.learner.decomposition.statistics import MAX_GRADIENTS
 from squelch.learner.kernels.linear import use_fast_products
 from squelch.learner.policy.model import decoder_layers, hidden_states
+from squelch.learner.rank import LearnerRank
 from squelch.learner.shapes import SHAPES, published
 from tests.learner import memory_worker as learner_memory_worker
 
@@ -141,6 +143,36 @@ def test_a_rank_has_its_share_of_the_smallest_card_and_no_context_is_made_to_kno
 ) -> None:
     put_cards(monkeypatch, *cards)
     assert memory.available(LearnerConfig.model_validate(settings)) == (None if gib is None else gib * memory.GIB)
+
+
+@pytest.mark.parametrize(
+    ("own", "free", "message"),
+    [
+        (
+            20,
+            2,
+            r"holds 20\.0 GiB of its share of 40\.0, other processes 58\.0, and 2\.0 of 80\.0 .*end them \(nvidia-smi",
+        ),
+        (
+            39,
+            1,
+            r"holds 39\.0 GiB of its share of 40\.0, other processes 40\.0, and 1\.0 of 80\.0 .*lower learner\.token_b",
+        ),
+    ],
+)
+def test_a_card_that_fills_in_mid_run_is_named_with_who_holds_how_much(
+    monkeypatch: pytest.MonkeyPatch, own: int, free: int, message: str
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free * memory.GIB, 80 * memory.GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: own * memory.GIB)
+    rank = LearnerRank(0, "", LearnerConfig(num_gpus=0.5), 0, 1.0)
+    monkeypatch.setattr(rank, "trainer", SimpleNamespace(train_step=full), raising=False)
+    monkeypatch.setattr(rank, "_fetch", lambda *_: [])
+    with pytest.raises(RuntimeError, match=message + r".*Tried to allocate 3\.00 GiB"):
+        rank.train_step(1, [], [], StepTerms())
 
 
 def test_a_rank_holds_whole_experts() -> None:

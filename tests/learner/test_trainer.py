@@ -318,7 +318,7 @@ def test_nothing_kept_is_no_update(model_dir: Path) -> None:
 def test_the_reference_is_loaded_only_with_kl_on(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = []
     monkeypatch.setattr(
-        "squelch.learner.trainer.Unloaded", lambda path, kernels: loaded.append(path) or Unloaded(path, kernels)
+        "squelch.learner.trainer.Unloaded", lambda path, *rest: loaded.append(path) or Unloaded(path, *rest)
     )
     assert Trainer(model_dir, make_config()).reference is None and len(loaded) == 1
     trainer = Trainer(model_dir, make_config(objective={"kl": {"coefficient": 0.1}}))
