@@ -15,8 +15,10 @@ one step, in their order, and what the coordinator waits for in each (modules ar
     after_train   each watcher                see its module              see there
     record        spans of players, workers   the same actors             the late actor's spans are missing
     checkpoint    -                           -                           -
-    (written)     every learner rank, disk:   learner                     recovery; a refusal of the disk ends the run
+    (written)     every learner rank:         learner                     recovery
                   before the next call to it
+    (sealed)      the disk: before the next   disk                        a refusal, or `learner.checkpoint_timeout_s`,
+                  checkpoint, at the end                                  ends the run and names the path
 
 Nothing waits for the metrics endpoint. `stop()` may be called at any time: the step in training is finished, and
 everything else is cancelled. With `max_staleness` > 0 later steps are played while this step is trained
