@@ -116,6 +116,11 @@ class RunConfig(Settings):
         return self.mixture.labelled(asked) if asked else self.mixture.heaviest
 
     @property
+    def pictures_alone(self) -> bool:
+        """Whether only pictures show the scored environment's tasks."""
+        return self.scored.environment.options.get("observation_format") == "picture"
+
+    @property
     def most_turn_tokens(self) -> int:
         """Most sampled tokens of a turn, in any environment."""
         return max(entry.tokens(self.sampling.max_tokens_per_turn) for entry in self.mixture.entries)

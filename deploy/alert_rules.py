@@ -90,6 +90,17 @@ RULES = (
         "which checkpoint to go back to.",
     ),
     AlertRule(
+        "SquelchReasoningBlind",
+        f"{series('squelch_reasoning_blind')} == 1",
+        "2m",
+        "warning",
+        "The reasoning does without the pictures that alone show the task",
+        "Mutual information is significant and comes from the text: under other pictures the reasoning is as likely. "
+        "It repeats what earlier turns say, or guesses. Check squelch_modality_nats; read a few reasonings beside "
+        "their pictures.",
+        blind_when="text shows the task too, or nothing shows it as a picture",
+    ),
+    AlertRule(
         "SquelchReasoningDecorative",
         f"{series('squelch_reasoning_regime', scope='first_turn', regime='decorative')} == 1",
         "2m",

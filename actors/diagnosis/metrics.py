@@ -7,7 +7,7 @@ from squelch.actors.metrics.specification import MetricSpec, Section, Table, gau
 SCOPES = ("first_turn", "trajectory")
 TESTED = ("retrieval_accuracy", "mi_est", "mi_seq_est")
 """Proxies with a null, see `actors.diagnosis.uncertainty`."""
-REGIMES = ("mute", "template", "decorative", "private_code", "grounded", "unknown")
+REGIMES = ("mute", "template", "blind", "decorative", "private_code", "grounded", "unknown")
 """See `actors.diagnosis.regime`."""
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -36,7 +36,7 @@ PARTS = ("picture", "text")
 MODALITY_KEYS = (
     *(f"{part}{end}" for part in PARTS for end in ("", "_low", "_high", "_standard_error")),
     *(f"{part}_{metric}" for part in PARTS for metric in ("surprise", "p_value", "depends")),
-    "blank",
+    *("text_alone", "blank"),
 )
 """The metrics of MI by modality."""
 
@@ -145,6 +145,11 @@ METRICS: Table = {
             "judge/least_true",
             "Half of the run's baseline: while the share of true ones is below it, the reasoning counts as untrue. The "
             "baseline is the median of the run's first three shares",
+        ),
+        gauge(
+            "squelch_reasoning_blind",
+            "alarm/blind",
+            "Environments whose pictures alone show the task: 1 while the reasoning of either scope is blind, else 0",
         ),
         gauge(
             "squelch_dependence_alarm",

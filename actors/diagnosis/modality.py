@@ -22,6 +22,8 @@ with one degree of freedom less than there are tasks. Null: a part that was scor
 one (`budget.candidate_nulls`). Where a part says nearly all, the few other tasks under which a reasoning is likely
 are missing from most draws, and the estimate is too high: it is then large anyway.
 
+`text_alone` is the verdict of both, the grounds of the regime `blind` (`actors.diagnosis.regime`).
+
 Invariants:
 
 - A task whose part equals the own one is in no mixture: it would count the own part as another.
@@ -70,6 +72,17 @@ class PartEvaluation:
         flat = {name: self.value, **bounds_of(name, self.interval), f"{name}_surprise": self.surprise}
         flat[f"{name}_p_value"] = self.null.p_value if self.null else math.nan
         return flat | {f"{name}_depends": math.nan if self.depends is None else float(self.depends)}
+
+
+def text_alone(picture: PartEvaluation | None, text: PartEvaluation | None) -> bool | None:
+    """Whether the reasoning depends on the text and not on the pictures; None where one of the two is not known. Both
+    must reach the same floors: of parts that say the same, each of which leaves little to the other, the text's share
+    may be significant, and the reasoning is not blind."""
+    found = [None if one is None else one.depends for one in (picture, text)]
+    if None in found:
+        return None
+    assert picture is not None and text is not None
+    return not found[0] and bool(found[1]) and picture.value < text.interval.low
 
 
 def read_part(

@@ -2,6 +2,7 @@
 
     mute            under half of the turns have reasoning
     template        dependence on the input (MI) is not significant against its null
+    blind           MI is significant, and the reasoning depends on the prompt's text and not on its pictures
     decorative      MI is significant, and the answer does not follow from the reasoning: D is not significant
     private_code    both are significant, and the judge's share of true statements, among the reasonings that state
                     anything, is below half of the run's baseline
@@ -9,8 +10,10 @@
     unknown         the metric that decides is unknown, for example the judge's because the reasoning states too little
 
 The first rule that applies decides. MI comes from the scorer step; D (`actors.diagnosis.links`) comes from the last
-evaluation of the fixed probe, whatever the scope, and the judge reads first turns only. H(Z|X) does not affect the
-regime: in each regime the reasoning may be varied or always the same.
+evaluation of the fixed probe, whatever the scope, and the judge reads first turns only. What depends on which part of
+the prompt (`actors.diagnosis.modality`) comes from the fixed probe for first turns and from the scorer step for the
+trajectory scope; where it is not known, as where all texts are equal, nothing is called blind. H(Z|X) does not affect
+the regime: in each regime the reasoning may be varied or always the same.
 
 The judge's baseline is the median of the first `BASELINE_STEPS` shares (or of all so far, if there are fewer). The mean
 of the last `RECENT_STEPS` shares is compared with it: in healthy runs a single share, of a few dozen reasonings, was
@@ -32,7 +35,7 @@ from typing import Any
 
 from squelch.actors.diagnosis.metrics import REGIMES
 
-MUTE, TEMPLATE, DECORATIVE, PRIVATE_CODE, GROUNDED, UNKNOWN = REGIMES
+MUTE, TEMPLATE, BLIND, DECORATIVE, PRIVATE_CODE, GROUNDED, UNKNOWN = REGIMES
 BASELINE_STEPS, RECENT_STEPS = 3, 2
 P_VALUE = 0.05
 """Largest p-value at which dependence is significant."""
@@ -66,6 +69,8 @@ class RegimeInputs:
     """Share of true ones among the reasonings that state anything."""
     judged: bool = False
     """Whether there is a judge of these turns."""
+    text_alone: float = math.nan
+    """1 if the reasoning depends on the text and not on the pictures, 0 if not (`modality.text_alone`)."""
 
     @classmethod
     def of(
@@ -74,11 +79,12 @@ class RegimeInputs:
         follows: float = math.nan,
         true_share: float = math.nan,
         judged: bool = False,
+        text_alone: float = math.nan,
     ) -> RegimeInputs:
         """The inputs from a scope's metrics, whose keys do not contain the scope."""
         names = ("mi_seq_est", "mi_seq_est_p_value", "retrieval_accuracy", "retrieval_chance", "mi_seq_est_low")
         found = [metrics.get(name, math.nan) for name in (*names, "reasoned")]
-        return cls(*found, follows=follows, true_share=true_share, judged=judged)
+        return cls(*found, follows=follows, true_share=true_share, judged=judged, text_alone=text_alone)
 
     @property
     def known(self) -> bool:
@@ -116,6 +122,8 @@ class RegimeGauge:
             return UNKNOWN
         if not inputs.significant:
             return TEMPLATE
+        if inputs.text_alone == 1:
+            return BLIND
         if math.isnan(inputs.follows):
             return UNKNOWN
         if not inputs.follows:

@@ -1,6 +1,8 @@
 """When each bad state of the reasoning began, so that the checkpoint from before it can be kept.
 
     mute, template, decorative    the regime of first turns (`actors.diagnosis.regime`)
+    blind                         that of either scope, in an environment whose pictures alone show the task: elsewhere
+                                  reasoning that does without them is no fault
     untrue                        the judge's verdict, whatever the regime
 
 A state counts as absent only if the scorer step could decide it: the regime `template` does not show whether the answer
@@ -14,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from squelch.actors.diagnosis.metrics import REGIMES
-from squelch.actors.diagnosis.regime import DECORATIVE, MUTE, TEMPLATE, UNKNOWN
+from squelch.actors.diagnosis.metrics import REGIMES, SCOPES
+from squelch.actors.diagnosis.regime import BLIND, DECORATIVE, MUTE, TEMPLATE, UNKNOWN
 
 UNTRUE = "untrue"
 REGIME = "first_turn/regime/{}"
@@ -29,6 +31,8 @@ KNOWN = REGIMES[: REGIMES.index(UNKNOWN)]
 class Soundness:
     """The bad states that hold, and the last good step of each state; see the module's head."""
 
+    pictures_alone: bool = False
+    """Whether pictures alone show the task."""
     bad: list[str] = field(default_factory=list)
     good: dict[str, int] = field(default_factory=dict)
     """The last step at which the state was known to be absent."""
@@ -36,7 +40,8 @@ class Soundness:
     def update(self, step: int, metrics: Mapping[str, float]) -> list[str]:
         """Records the flat metrics of one scorer step; returns the states that begin with it."""
         began = []
-        for state, holds in _states(metrics).items():
+        blind = _blind(metrics) if self.pictures_alone else {}
+        for state, holds in (_states(metrics) | blind).items():
             if not holds:
                 self.good[state] = step
                 self.bad = [name for name in self.bad if name != state]
@@ -49,6 +54,10 @@ class Soundness:
     def until(self) -> int | None:
         """The last step before the first of the bad states that hold; None if none holds or none was ever absent."""
         return min((self.good[state] for state in self.bad if state in self.good), default=None)
+
+    def metrics(self) -> dict[str, float]:
+        """Flat keys of the metric registry; none where text shows the task too."""
+        return {"alarm/blind": float(BLIND in self.bad)} if self.pictures_alone else {}
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint; plain JSON."""
@@ -65,7 +74,13 @@ def _states(metrics: Mapping[str, float]) -> dict[str, bool]:
     regime = next((name for name in KNOWN if metrics.get(REGIME.format(name)) == 1.0), None)
     if regime is not None:
         passed = KNOWN.index(regime)
-        found = {name: index == passed for index, name in enumerate(ASKED) if index <= passed}
+        found = {name: name == regime for name in ASKED if KNOWN.index(name) <= passed}
     if (untrue := metrics.get("judge/untrue")) in (0.0, 1.0):
         found[UNTRUE] = untrue == 1.0
     return found
+
+
+def _blind(metrics: Mapping[str, float]) -> dict[str, bool]:
+    """Whether the reasoning is blind, if these metrics decide it: first turns may all show one text."""
+    holds = any(metrics.get(f"{scope}/regime/{BLIND}") == 1.0 for scope in SCOPES)
+    return {BLIND: holds} if holds or metrics.get("trajectory/modality/text_alone") == 0.0 else {}

@@ -154,7 +154,7 @@ class ScorerActor:
         before = self._engine.num_passes
         metrics = self._probe.read(step, version, groups, clusters, kinds)
         metrics["probe/passes"] = float(self._engine.num_passes - before)
-        self._scorer.followed = Followed(metrics["probe/link/follows"], step)
+        self._scorer.followed = Followed(metrics["probe/link/follows"], step, metrics["probe/modality/text_alone"])
         return metrics, self.state()
 
     def _prepare(self, bundle: WeightBundle) -> None:

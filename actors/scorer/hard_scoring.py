@@ -24,8 +24,8 @@ from squelch.actors.diagnosis.hard_negatives import read_hard
 from squelch.actors.messages import Cluster, Prompt
 
 if TYPE_CHECKING:
+    from squelch.actors.scorer.linking import Engine
     from squelch.actors.scorer.probe_drawing import ProbeDraw
-    from squelch.actors.scorer.scorer import Engine
 
 METRICS = ("mi", "mi_low", "mi_high", "mi_standard_error", "ceiling", "answers_changed", "tasks", "pairs")
 """Keys of the metrics; `answers_changed`: share of the twins with another best answer; `pairs`: scored for this."""

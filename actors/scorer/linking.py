@@ -44,6 +44,22 @@ class PathEngine(Protocol):
         ...
 
 
+class Engine(PathEngine, Protocol):
+    """The part of `actors.scorer.cross_scoring.CrossScorer` that the scorer and the fixed probe use."""
+
+    context_length: int
+
+    def matrix(
+        self,
+        prompts: Sequence[np.ndarray],
+        reasonings: Sequence[np.ndarray],
+        wanted: np.ndarray | None = None,
+        pictures: Sequence[Sequence[Picture]] | None = None,
+    ) -> np.ndarray:
+        """As `CrossScorer.matrix`."""
+        ...
+
+
 @dataclass(frozen=True)
 class Pairs:
     """n reasonings and their answers. `answers`: None for a reasoning whose answer is left out; `source`: (n,) index of

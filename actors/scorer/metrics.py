@@ -192,43 +192,52 @@ ANSWERS = (
 )
 """Metrics of the links from reasoning to answer (`actors.diagnosis.links`)."""
 
+_READ = ("probe", "trajectory")
 MODALITY = (
     gauge(
         "squelch_modality_nats",
-        "probe/modality/{part}",
-        "Fixed probe: dependence of the first reasoning on pictures (D_V) or text (D_T) alone, nats per sequence; NaN "
-        "below 4 tasks of one layout, and where that part is the same in all",
-        product(PARTS),
+        "{scope}/modality/{part}",
+        "Dependence of the reasoning on pictures (D_V) or text (D_T) alone, nats per sequence, of the fixed probe's "
+        "first turns and of the trajectory scope; NaN below 4 prompts of one layout, and where that part is always the "
+        "same",
+        product(_READ, PARTS),
     ),
     gauge(
         "squelch_modality_interval_nats",
-        "probe/modality/{part}_{bound}",
+        "{scope}/modality/{part}_{bound}",
         "95% interval of squelch_modality_nats",
-        product(PARTS, ("low", "high")),
+        product(_READ, PARTS, ("low", "high")),
     ),
     gauge(
         "squelch_modality_standard_error_nats",
-        "probe/modality/{part}_standard_error",
+        "{scope}/modality/{part}_standard_error",
         "Standard error of squelch_modality_nats",
-        product(PARTS),
+        product(_READ, PARTS),
     ),
     gauge(
         "squelch_modality_surprise_nats",
-        "probe/modality/{part}_surprise",
-        "-log p of the probe's reasonings under other tasks' pictures, or text, nats per sequence",
-        product(PARTS),
+        "{scope}/modality/{part}_surprise",
+        "-log p of the reasonings under others' pictures, or text, nats per sequence",
+        product(_READ, PARTS),
     ),
     gauge(
         "squelch_modality_p_value",
-        "probe/modality/{part}_p_value",
+        "{scope}/modality/{part}_p_value",
         "p-value of squelch_modality_nats against parts drawn at random",
-        product(PARTS),
+        product(_READ, PARTS),
     ),
     gauge(
         "squelch_modality_depends",
-        "probe/modality/{part}_depends",
+        "{scope}/modality/{part}_depends",
         "1 if the reasoning depends on that part: significant, and at least 0.01 nats and a tenth of the surprise",
-        product(PARTS),
+        product(_READ, PARTS),
+    ),
+    gauge(
+        "squelch_modality_text_alone",
+        "{scope}/modality/text_alone",
+        "1 if the reasoning depends on the text and not on the pictures, which is the regime blind where MI is "
+        "significant, else 0",
+        product(_READ),
     ),
     gauge(
         "squelch_modality_blank_nats",

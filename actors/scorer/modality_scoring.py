@@ -1,12 +1,15 @@
-"""Scores the fixed probe's reasonings under other tasks' pictures or texts alone (`actors.diagnosis.modality`).
+"""Scores reasonings under other prompts' pictures or texts alone (`actors.diagnosis.modality`): those of the fixed
+probe's tasks, and those of the trajectory scope, whose contexts count as tasks.
 
 Pictures are swapped together, and only between prompts of one layout: as many pictures, of the same sizes. Imports
 neither torch nor Ray.
 
 Invariants:
 
-- A pair that the probe has scored anyway is not scored again: where all texts are equal, the other prompts are the own
-  one with other pictures.
+- A pair that was scored anyway is not scored again: where all texts are equal, the other prompts are the own one with
+  other pictures.
+- Partners are the nearest of a layout in one random order, in which each is near to those that are near to it: so the
+  prompt with the text of one and the pictures of another serves both.
 - Every evaluation has every key; unknown metrics are NaN, and all are without pictures.
 - `blank`, the loss under pixels of the pictures' mean colour, is no estimate of MI: such a prompt is off the
   distribution.
@@ -24,59 +27,79 @@ import numpy as np
 
 from squelch.actors.content import Picture, content_key
 from squelch.actors.diagnosis.metrics import MODALITY_KEYS, PARTS
-from squelch.actors.diagnosis.modality import read_part
+from squelch.actors.diagnosis.modality import PartEvaluation, read_part, text_alone
+from squelch.actors.scorer.share import PROBE_OTHERS
 from squelch.envs import pictures as envs_pictures
 
 if TYPE_CHECKING:
+    from squelch.actors.scorer.drawing import Draw
+    from squelch.actors.scorer.linking import Engine
     from squelch.actors.scorer.probe_drawing import ProbeDraw
-    from squelch.actors.scorer.scorer import Engine
 
-OTHERS = 8
-"""Other tasks whose picture, or text, each task's reasonings are scored under beside the pairs scored anyway."""
 Shown = tuple[Picture, ...]
 
 
-def modality_metrics(engine: Engine, draw: ProbeDraw, matrix: np.ndarray, seed: Sequence[int]) -> dict[str, float]:
-    """The metrics of an evaluation. `matrix`: (n, num_prompts) nats per sequence of the draw's reasonings under its
-    prompts, NaN for pairs that were not scored; `seed`: of the tasks drawn, and of the nulls."""
-    found = dict.fromkeys(MODALITY_KEYS, math.nan)
-    own = matrix[np.arange(len(matrix)), draw.source]
-    if not any(draw.pictures) or not np.isfinite(own).any():
+def modality_metrics(
+    engine: Engine,
+    draw: ProbeDraw | Draw,
+    matrix: np.ndarray | None,
+    seed: Sequence[int],
+    others: int = PROBE_OTHERS,
+    blank: bool = True,
+) -> dict[str, float]:
+    """The metrics of an evaluation.
+
+    Args:
+        matrix: (n, num_prompts) nats per sequence of the draw's reasonings under its prompts, NaN for pairs that were
+            not scored; None if none was.
+        seed: of the partners, and of the nulls.
+        others: partners of each prompt, beside the pairs scored anyway.
+        blank: whether to score under blank pictures too, and to have their key.
+    """
+    found = {key: math.nan for key in MODALITY_KEYS if blank or key != "blank"}
+    if matrix is None or not any(draw.pictures):
         return found
-    swaps = _Swaps(draw, matrix, np.flatnonzero(np.isfinite(own)))
-    values = swaps.scored(engine, seed)
-    for name in PARTS:
-        used = swaps.rows
-        evaluation = read_part(values[name][used], draw.source[used], swaps.parts[name], seed)
-        if evaluation is not None:
-            found |= evaluation.metrics(name)
-    loss = own - values["blank"][:, 0]
-    return found | {"blank": float(np.nanmean(loss)) if np.isfinite(loss).any() else math.nan}
+    own = matrix[np.arange(len(matrix)), draw.source]
+    if not np.isfinite(own).any():
+        return found
+    swaps = _Swaps(draw, matrix, np.flatnonzero(np.isfinite(own)), seed)
+    values, used = swaps.scored(engine, others, blank), swaps.rows
+    read: dict[str, PartEvaluation | None] = {
+        name: read_part(values[name][used], draw.source[used], swaps.parts[name], seed) for name in PARTS
+    }
+    for name, evaluation in read.items():
+        found |= {} if evaluation is None else evaluation.metrics(name)
+    verdict = text_alone(read["picture"], read["text"])
+    found["text_alone"] = math.nan if verdict is None else float(verdict)
+    if blank and np.isfinite(loss := own - values["blank"][:, 0]).any():
+        found["blank"] = float(np.nanmean(loss))
+    return found
 
 
 class _Swaps:
     """The prompts with a part of another task, and what is known of them."""
 
-    def __init__(self, draw: ProbeDraw, matrix: np.ndarray, rows: np.ndarray) -> None:
-        """`rows`: the reasonings that count."""
+    def __init__(self, draw: ProbeDraw | Draw, matrix: np.ndarray, rows: np.ndarray, seed: Sequence[int]) -> None:
+        """`rows`: the reasonings that count; `seed`: of the order in which partners are near."""
         self.draw, self.matrix, self.rows = draw, matrix, rows
         shown = [tuple(one.digest for one in own) for own in draw.pictures]
         texts = [content_key(ids) for ids in draw.prompts]
         self.parts = {"picture": _numbered(shown), "text": _numbered(texts)}
         self.layout = _numbered([tuple(_size(one) for one in own) for own in draw.pictures])
+        self.order = np.random.default_rng(seed).permutation(len(draw.prompts))
         self.place = {content_key(*each): j for j, each in enumerate(zip(draw.prompts, draw.pictures, strict=True))}
         self.prompts: list[tuple[np.ndarray, Shown]] = list(zip(draw.prompts, draw.pictures, strict=True))
         self.wanted: set[tuple[int, int]] = set()
 
-    def scored(self, engine: Engine, seed: Sequence[int]) -> dict[str, np.ndarray]:
+    def scored(self, engine: Engine, others: int, blank: bool) -> dict[str, np.ndarray]:
         """(n, num_prompts) for each part, NaN for what was not scored; (n, 1) for `blank`."""
         asked: list[tuple[str, int, int, int]] = []
         for s in self.rows.tolist():
             i = int(self.draw.source[s])
             for name in PARTS:
-                asked += [(name, s, j, column) for j, column in self._others(name, s, seed)]
+                asked += [(name, s, j, column) for j, column in self._others(name, s, others)]
             asked += [(name, s, i, i) for name in PARTS]
-            if self.draw.pictures[i]:
+            if blank and self.draw.pictures[i]:
                 asked.append(("blank", s, 0, self._column(s, self.draw.prompts[i], _blank(self.draw.pictures[i]))))
         values, num = self._values(engine), len(self.draw.prompts)
         found = {name: np.full((len(self.matrix), num), np.nan) for name in PARTS} | {
@@ -92,14 +115,15 @@ class _Swaps:
         pairs = zip(self.draw.pictures[pictures], self.draw.pictures[text], strict=True)
         return self.draw.prompts[text], tuple(replace(one, position=at.position) for one, at in pairs)
 
-    def _others(self, name: str, s: int, seed: Sequence[int]) -> list[tuple[int, int]]:
-        """Tasks of the layout with another part, and the places of the prompts with that part: `OTHERS` at random, and
-        those under which the reasoning was scored anyway."""
+    def _others(self, name: str, s: int, others: int) -> list[tuple[int, int]]:
+        """Tasks of the layout with another part, and the places of the prompts with that part: the nearest `others`,
+        and those under which the reasoning was scored anyway."""
         i, num = int(self.draw.source[s]), self.matrix.shape[1]
-        same = (self.layout == self.layout[i]) & (self.parts[name] != self.parts[name][i])
-        candidates = np.flatnonzero(same & bool(self.draw.pictures[i]))
-        drawn = set(np.random.default_rng((*seed, i)).permutation(candidates)[:OTHERS].tolist())
-        found = []
+        ring = self.order[(self.layout == self.layout[i])[self.order] & bool(self.draw.pictures[i])]
+        away = np.abs(np.arange(len(ring)) - np.argmax(ring == i)) if len(ring) else np.zeros(0, np.int64)
+        near = ring[np.argsort(np.minimum(away, len(ring) - away), kind="stable")]
+        candidates = near[self.parts[name][near] != self.parts[name][i]]
+        drawn, found = set(candidates[:others].tolist()), []
         for j in candidates.tolist():
             prompt = self._swapped(name, i, j)
             at = self.place.get(content_key(*prompt), num)

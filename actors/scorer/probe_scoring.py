@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -29,13 +29,10 @@ from squelch.actors.filter.coverage import SHOWN_KINDS, kind_name
 from squelch.actors.messages import Cluster
 from squelch.actors.scorer import hard_scoring
 from squelch.actors.scorer.drawing import Groups
-from squelch.actors.scorer.linking import Pairs, draw_references, read_scored, score_links
+from squelch.actors.scorer.linking import Engine, Pairs, draw_references, read_scored, score_links
 from squelch.actors.scorer.metrics import ANSWER_EXCLUSIONS
 from squelch.actors.scorer.modality_scoring import modality_metrics
 from squelch.actors.scorer.probe_drawing import AnswerEnd, ProbeDraw, answers_of, draw_probe
-
-if TYPE_CHECKING:
-    from squelch.actors.scorer.scorer import Engine
 
 METRICS = (
     *("mi", "mi_low", "mi_high", "mi_standard_error", "mi_upper", "mi_upper_low", "mi_upper_high"),

@@ -21,13 +21,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from squelch.actors.archive.scores import ScoreMatrix, TurnPlace
 from squelch.actors.config import ScorerConfig
-from squelch.actors.content import Picture
 from squelch.actors.diagnosis.budget import draw_pairs, estimate, information_each, others_within
 from squelch.actors.diagnosis.fixed_probe import saturated
 from squelch.actors.diagnosis.grounding import JUDGED, judge_of, shares
@@ -48,8 +47,10 @@ from squelch.actors.scorer.drawing import (
     version_mismatch,
     within_context,
 )
-from squelch.actors.scorer.linking import PathEngine
+from squelch.actors.scorer.linking import Engine
 from squelch.actors.scorer.metrics import EXCLUSIONS, PART_METRICS
+from squelch.actors.scorer.modality_scoring import modality_metrics
+from squelch.actors.scorer.share import TRAJECTORY_OTHERS
 
 NAMED_TURNS = 20
 """Turns that are a part each; later ones are one part together."""
@@ -59,22 +60,6 @@ UNKNOWN = (
     | {"num_samples": 0.0, "pairs_ratio": math.nan}
 )
 """A scope's metrics if nothing could be scored."""
-
-
-class Engine(PathEngine, Protocol):
-    """The part of `actors.scorer.cross_scoring.CrossScorer` that `Scorer` and `FixedProbe` use."""
-
-    context_length: int
-
-    def matrix(
-        self,
-        prompts: Sequence[np.ndarray],
-        reasonings: Sequence[np.ndarray],
-        wanted: np.ndarray | None = None,
-        pictures: Sequence[Sequence[Picture]] | None = None,
-    ) -> np.ndarray:
-        """As `CrossScorer.matrix`."""
-        ...
 
 
 def matrix_metrics(report: Proxies, sure: Uncertainty, half_width: float) -> dict[str, float]:
@@ -91,14 +76,24 @@ def matrix_metrics(report: Proxies, sure: Uncertainty, half_width: float) -> dic
 @dataclass(frozen=True)
 class Followed:
     """Result of the last probe evaluation. `follows`: 1 if the answers follow from their reasoning, 0 if not, NaN if
-    unknown; `step`: the step after which the probe was evaluated."""
+    unknown; `step`: the step after which the probe was evaluated; `text_alone`: as of `RegimeInputs`."""
 
     follows: float = math.nan
     step: int = 0
+    text_alone: float = math.nan
 
     def at(self, step: int, every: int) -> float:
         """`follows` for the regime of `step`; NaN once it is older than two intervals of `every` steps."""
         return self.follows if step - self.step <= 2 * every else math.nan
+
+    def text_alone_at(self, step: int, every: int) -> float:
+        """As `at`, of `text_alone`."""
+        return self.text_alone if step - self.step <= 2 * every else math.nan
+
+    def state(self) -> dict[str, Any] | None:
+        """What is known, for the checkpoint; None if nothing is."""
+        found = {name: value for name, value in asdict(self).items() if not math.isnan(value)}
+        return found if len(found) > 1 else None
 
 
 class Scorer:
@@ -184,7 +179,7 @@ class Scorer:
             "num_prompts": float(len(draw.prompts)),
             "version_mismatch": version_mismatch(draw, version),
         }
-        matrix, ratio = self._matrix(draw, seed)
+        matrix, ratio = self._matrix(scope, draw, seed)
         metrics["pairs_ratio"] = ratio
         if matrix is None:
             excluded["one_prompt"] += len(draw.reasonings)
@@ -192,6 +187,10 @@ class Scorer:
             self.matrices[scope] = _with_turns(matrix, draw)
             metrics |= self._measure(matrix, draw, self._ema[scope], seed)
             excluded["non_finite"] += int(metrics["num_excluded"])
+        if scope == "trajectory":
+            known = None if matrix is None else matrix.filled(np.nan)
+            seen = modality_metrics(self.engine, draw, known, (*seed, 0), TRAJECTORY_OTHERS, blank=False)
+            metrics |= {f"modality/{key}": value for key, value in seen.items()}
         metrics |= {f"excluded/{reason}": float(excluded[reason]) for reason in EXCLUSIONS}
         metrics["num_excluded"] = float(excluded.total())
         flat = {f"{scope}/{key}": value for key, value in metrics.items()}
@@ -201,6 +200,10 @@ class Scorer:
         """The regime of each scope, and the share of its turns with reasoning. `judged`: first-turn reasonings."""
         probe = self.config.probe
         follows = self.followed.at(step, probe.every if probe.scores_answers else 0)
+        text_alone = {
+            "first_turn": self.followed.text_alone_at(step, probe.every),
+            "trajectory": metrics["trajectory/modality/text_alone"],
+        }
         flat: dict[str, float] = {}
         for scope, gauge in self._regime.items():
             own = {
@@ -209,7 +212,8 @@ class Scorer:
             first = scope == "first_turn"
             own["reasoned"] = reasoned_share(groups, first)
             true = true_share(metrics["judge/names"], metrics["judge/right"], judged) if first else math.nan
-            inputs = RegimeInputs.of(own, follows, true, first and not math.isnan(metrics["judge/names"]))
+            judge = first and not math.isnan(metrics["judge/names"])
+            inputs = RegimeInputs.of(own, follows, true, judge, text_alone[scope])
             flat |= {f"{scope}/{key}": value for key, value in one_hot(gauge.read(inputs)).items()}
             flat[f"{scope}/reasoned"] = own["reasoned"]
             if first:
@@ -232,13 +236,15 @@ class Scorer:
         mixed = names if len(set(environments.values())) > 1 else []
         return self._judged(draw, names) | self._by_part("environment", matrix, draw, mixed, seed)
 
-    def _matrix(self, draw: Draw, seed: tuple[int, ...]) -> tuple[np.ma.MaskedArray | None, float]:
+    def _matrix(self, scope: str, draw: Draw, seed: tuple[int, ...]) -> tuple[np.ma.MaskedArray | None, float]:
         """(L (num_samples, num_prompts), with pairs that `max_pairs` excludes masked; share of the pairs scored), or
         (None, NaN) below two prompts."""
         num_samples, num_prompts = len(draw.reasonings), len(draw.prompts)
         if num_prompts < 2:
             return None, math.nan
         limit, shown = self.config.max_pairs, draw.pictures
+        if limit is not None and scope == "trajectory" and any(shown):
+            limit -= num_samples * 2 * TRAJECTORY_OTHERS  # of MI by modality
         if limit is None or num_samples * num_prompts <= limit:
             return np.ma.array(self.engine.matrix(draw.prompts, draw.reasonings, None, shown)), 1.0
         wanted = draw_pairs(draw.source, num_prompts, others_within(limit, num_samples, num_prompts), seed)
@@ -332,7 +338,7 @@ class Scorer:
     def state(self) -> dict[str, Any]:
         """For the checkpoint; plain JSON."""
         return self._moving() | {
-            "followed": None if math.isnan(self.followed.follows) else asdict(self.followed),
+            "followed": self.followed.state(),
             "before": None if self._before is None else list(self._before),
         }
 

@@ -7,6 +7,10 @@ happen; attention's part, which grows with the context, is left out on both side
     scoring   pairs * turn + prefixes                   for each scope; a prefix is computed once for all its pairs
     probe     pairs * turn + prefixes + answers         a probe evaluation, and the links from its answers
 
+Where pictures are shown, the trajectory scope and the probe also score each reasoning under prompts with the pictures,
+or the text, of others (`actors.scorer.modality_scoring`), whose prefixes serve few reasonings each; all of them are
+counted, although some are scored anyway.
+
 with N groups of G trajectories a step. A pass in 16 bits counts half of one in 32 (`COST`), so that a scorer in float32
 beside a learner in bfloat16 scores half as much. The probe may take up to two thirds of the share, and the scorer steps
 get what it leaves. A trajectory is taken to last half of its most turns, each turn to reach its limit, and every group
@@ -46,6 +50,8 @@ REFERENCES = 2
 number."""
 ANSWER = 0.25
 """Tokens of an answer, as a share of its turn's tokens."""
+PROBE_OTHERS, TRAJECTORY_OTHERS = 8, 4
+"""Other tasks, or contexts, whose pictures a reasoning is scored under, and as many whose text."""
 COST = {"float32": 1.0, "bfloat16": 0.5, "float16": 0.5}
 """Cost of a pass by weight type: bytes moved, and operations if the processor has instructions for the type."""
 
@@ -54,8 +60,9 @@ COST = {"float32": 1.0, "bfloat16": 0.5, "float16": 0.5}
 class StepWork:
     """Size of a training step. `opening`: tokens of a first prompt; `turn`: most sampled tokens of a turn; `turns`:
     most turns of a trajectory; `passes`: forward passes' worth of training on a token; `tasks`: of the fixed probe.
-    `twins`: whether the probe's environment has near variations of a task (`envs.contract.Twinned`); `generation`,
-    `training`, `scoring`: type of the weights that do this work."""
+    `twins`: whether the probe's environment has near variations of a task (`envs.contract.Twinned`); `pictures`:
+    whether the scored environment shows any; `texts_differ`: whether the texts beside them do, at the first turn;
+    `generation`, `training`, `scoring`: type of the weights that do this work."""
 
     prompts: int
     group_size: int
@@ -65,6 +72,8 @@ class StepWork:
     passes: int
     tasks: int = PROBE_TASKS
     twins: bool = False
+    pictures: bool = False
+    texts_differ: bool = False
     generation: str = "float32"
     training: str = "float32"
     scoring: str = "float32"
@@ -84,7 +93,8 @@ class StepWork:
 def scoring_passes(work: StepWork, scorer: ScorerConfig, max_pairs: int | None) -> float:
     """Forward passes of one token in a scorer step of both scopes, in passes in float32."""
     prompts, columns = _columns(work, scorer)
-    prefixes = prompts * work.opening + columns * (work.opening + (work.sampled - work.turn) / 2)
+    context = work.opening + (work.sampled - work.turn) / 2
+    prefixes = prompts * work.opening + (columns + _swapped(work, scorer) / 2) * context
     return COST[work.scoring] * (sum(scope_pairs(work, scorer, max_pairs)) * work.turn + prefixes)
 
 
@@ -92,15 +102,23 @@ def scope_pairs(work: StepWork, scorer: ScorerConfig, max_pairs: int | None) -> 
     """Pairs of the first-turn and of the trajectory scope; more than `max_pairs` where that would leave a reasoning
     fewer than `actors.diagnosis.budget.MIN_OTHERS` other prompts."""
     prompts, columns = _columns(work, scorer)
+    swapped = _swapped(work, scorer)
 
-    def pairs(samples: int, prompts: int) -> int:
-        limit = samples * prompts if max_pairs is None else max_pairs
-        return samples * (1 + others_within(limit, samples, prompts))
+    def pairs(samples: int, prompts: int, swapped: int) -> int:
+        limit = samples * prompts if max_pairs is None else max_pairs - swapped
+        return samples * (1 + others_within(limit, samples, prompts)) + swapped
 
     return (
-        pairs(prompts * min(scorer.samples_per_prompt, work.group_size), prompts),
-        pairs(scorer.trajectory_draws, columns),
+        pairs(prompts * min(scorer.samples_per_prompt, work.group_size), prompts, 0),
+        pairs(scorer.trajectory_draws, columns, swapped),
     )
+
+
+def _swapped(work: StepWork, scorer: ScorerConfig) -> int:
+    """Pairs of MI by modality in the trajectory scope; two of them share a prompt. None where first texts are all there
+    are, and are equal: the matrix has them."""
+    scored = work.pictures and (work.texts_differ or work.turns > 1)
+    return scorer.trajectory_draws * 2 * TRAJECTORY_OTHERS if scored else 0
 
 
 def _columns(work: StepWork, scorer: ScorerConfig) -> tuple[int, int]:
@@ -129,6 +147,10 @@ def probe_passes(work: StepWork, probe: ProbeConfig) -> float:
     if probe.scores_twins(work.twins):
         rows += samples * PROBE_TWINS
         columns += tasks * PROBE_TWINS
+    if work.pictures:  # blank ones, and the parts of other tasks
+        swapped = min(tasks - 1, PROBE_OTHERS) * work.texts_differ
+        rows += samples * (1 + 2 * swapped)
+        columns += tasks * (1 + swapped)
     return COST[work.scoring] * ((samples + rows) * work.turn + answers * answer + columns * work.opening)
 
 
@@ -201,7 +223,8 @@ def in_words(work: StepWork, scorer: ScorerConfig) -> str:
         share += passes / (probe.every * work.token_passes)
         others = "all other" if probe.max_others is None else f"{probe.max_others} other"
         of_tasks = "" if probe.answer_tasks is None else f" of {probe.answer_tasks} tasks"
-        without = "without links to answers, so that only the regimes mute and template are recognized"
+        which = "mute, template and blind" if work.pictures else "mute and template"
+        without = f"without links to answers, so that only the regimes {which} are recognized"
         links = f"with links to answers{of_tasks}" if probe.scores_answers else without
         text += f", the probe every {probe.every} with {probe.num_samples} trajectories a task under {others} prompts"
         text += f", {links}" + (", with hard negatives" if probe.scores_twins(work.twins) else "")

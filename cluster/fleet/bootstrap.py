@@ -19,7 +19,7 @@ from squelch.actors.diagnosis.fixed_probe import MIN_TASKS
 from squelch.actors.diagnosis.uncertainty import MIN_INTERVAL
 from squelch.actors.formats.families import OWN
 from squelch.actors.labels import admits
-from squelch.actors.pictures.geometry import PROVEN
+from squelch.actors.pictures.geometry import PROVEN, vision_of
 from squelch.actors.process.preparation import HOOK
 from squelch.actors.process.stage import OnStage, unheard
 from squelch.actors.scorer.share import CHOSEN, OFTEN, PROBE_CHOSEN, StepWork, as_chosen, chosen, in_words
@@ -45,6 +45,7 @@ from squelch.envs.format import phrases
 from squelch.envs.mixture import Entry
 from squelch.envs.pictures import text_of
 from squelch.envs.registry import environment_class, has_twins, plays_whole_turns
+from squelch.learner.warmup.tiny_recipe import shows_pictures
 
 if TYPE_CHECKING:
     from squelch.actors.formats.protocol import Format
@@ -253,9 +254,13 @@ def _step_work(config: RunConfig, model_dir: Path) -> StepWork:
     opening = max(_opening(entry, config, speech) for entry in config.mixture.entries)
     sampling = config.sampling
     tasks = config.scorer.probe.num_tasks(config.validation.tasks)
+    shown = config.scored.environment
+    pictures = vision_of(model_dir) is not None and shows_pictures(shown)
     return StepWork(
         *(config.loop.prompts, sampling.group_size, opening, config.most_turn_tokens, turns, passes, tasks),
-        twins=has_twins(config.scored.environment.name),
+        twins=has_twins(shown.name),
+        pictures=pictures,
+        texts_differ=pictures and not config.pictures_alone,
         generation=config.rollout.dtype,
         training=learner.dtype,
         scoring=config.scorer.dtype,

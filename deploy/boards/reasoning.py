@@ -193,19 +193,21 @@ MODALITY = row(
     "guide/reasoning.md",
     nats(
         "MI by modality",
-        "Fixed probe, nats per reasoning. picture (D_V): gain of the own pictures over other tasks', text as it is; "
-        "text (D_T): the reverse. blank: loss under pictures of one colour, which is not an MI.",
-        _q("squelch_modality_nats", "{{part}}", NO_PICTURES),
-        _q("squelch_modality_interval_nats", "{{part}}, {{bound}}", NO_PICTURES),
-        _q("squelch_modality_standard_error_nats", "{{part}}, standard error", NO_PICTURES),
-        _q("squelch_modality_surprise_nats", "{{part}}, surprise", NO_PICTURES),
+        "Fixed probe and trajectory scope, nats per reasoning. picture (D_V): gain of the own pictures over others', "
+        "text as it is; text (D_T): the reverse. blank: loss under pictures of one colour, which is not an MI.",
+        _q("squelch_modality_nats", f"{{{{part}}}}, {SCOPE}", NO_PICTURES),
+        _q("squelch_modality_interval_nats", f"{{{{part}}}}, {BOUND}", NO_PICTURES),
+        _q("squelch_modality_standard_error_nats", f"{{{{part}}}}, standard error, {SCOPE}", NO_PICTURES),
+        _q("squelch_modality_surprise_nats", f"{{{{part}}}}, surprise, {SCOPE}", NO_PICTURES),
         _q("squelch_modality_blank_nats", "blank", NO_PICTURES),
     ),
     panel(
         "Is the dependence on a part significant",
-        "1 if the reasoning depends on the part; p-values against parts drawn at random.",
-        _q("squelch_modality_depends", "{{part}}", NO_PICTURES),
-        _q("squelch_modality_p_value", "{{part}}, p-value", NO_PICTURES),
+        "1 if the reasoning depends on the part; p-values against parts drawn at random. text alone: 1 if it depends "
+        "on the text and not on the pictures. On neither, while MI is significant: the parts say the same.",
+        _q("squelch_modality_depends", f"{{{{part}}}}, {SCOPE}", NO_PICTURES),
+        _q("squelch_modality_p_value", f"{{{{part}}}}, p-value, {SCOPE}", NO_PICTURES),
+        _q("squelch_modality_text_alone", f"text alone, {SCOPE}", NO_PICTURES),
         low=0,
         high=1,
     ),
@@ -230,9 +232,9 @@ REGIME = row(
     ),
     panel(
         "Regime",
-        "mute: hardly any reasoning. template: it does not depend on its input. decorative: the answer does not "
-        "follow from it. private_code: it does, but the judge finds it untrue. grounded: none of these. "
-        "unknown: the metric that decides is not known.",
+        "mute: hardly any reasoning. template: it does not depend on its input. blind: it depends on the text, and not "
+        "on the pictures. decorative: the answer does not follow from it. private_code: it does, but the judge finds "
+        "it untrue. grounded: none of these. unknown: the metric that decides is not known.",
         _q("squelch_reasoning_regime", "{{regime}}", scope="first_turn"),
         kind="state-timeline",
     ),
@@ -250,6 +252,7 @@ REGIME = row(
         _q("squelch_dependence_cusum", "statistic"),
         _q("squelch_dependence_alarm", "alarm"),
         _q("squelch_probe_alarm", "fixed probe, {{figure}}"),
+        _q("squelch_reasoning_blind", "blind", NO_PICTURES),
         _q("squelch_dependence_alarm_armed", "armed"),
         _q("squelch_dependence_falling_since_step", "falling since step", NO_ALARM),
         _q("squelch_dependence_reward_trend", "reward trend", NO_ALARM),

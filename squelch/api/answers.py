@@ -72,7 +72,10 @@ def _that_fit(found: Reasonings, given: np.ndarray, context_length: int) -> np.n
     return kept
 
 
-def regime_of(metrics: Mapping[str, float], reasoned: float, links: LinksEvaluation | None) -> str:
-    """The regime of one step's samples. `metrics`: as of `MIResult.metrics`; `reasoned`: as of `Reasonings`."""
+def regime_of(
+    metrics: Mapping[str, float], reasoned: float, links: LinksEvaluation | None, text_alone: float = math.nan
+) -> str:
+    """The regime of one step's samples. `metrics`: as of `MIResult.metrics`; `reasoned`: as of `Reasonings`;
+    `text_alone`: as of `RegimeInputs`."""
     follows = math.nan if links is None or links.follows is None else float(links.follows)
-    return RegimeGauge().read(RegimeInputs.of({**metrics, "reasoned": reasoned}, follows))
+    return RegimeGauge().read(RegimeInputs.of({**metrics, "reasoned": reasoned}, follows, text_alone=text_alone))

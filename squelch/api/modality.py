@@ -13,7 +13,7 @@ from squelch.actors.scorer.probe_drawing import ProbeDraw
 from squelch.api.samples import Reasonings
 
 if TYPE_CHECKING:
-    from squelch.actors.scorer.scorer import Engine
+    from squelch.actors.scorer.linking import Engine
 
 
 def by_modality(engine: Engine, found: Reasonings, matrix: np.ndarray, seed: int) -> dict[str, float] | None:

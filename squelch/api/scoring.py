@@ -162,17 +162,19 @@ def scored(
         raise CannotHaveWritten(*unlikely)
     excluded = dict(found.excluded) | report.proxies.excluded
     gap = gaps(matrix, found.source)
+    parts = by_modality(engine, found, matrix, seed) if modality else None
+    verdicts = answers.links if answers else None, parts["text_alone"] if parts else math.nan
     return ScoreResult(
         matrix=matrix,
         samples=found,
         proxies=replace(report.proxies, excluded=excluded, num_excluded=sum(excluded.values())),
         uncertainty=report.uncertainty,
-        regime=regime_of(report.metrics(), found.reasoned, answers.links if answers else None),
+        regime=regime_of(report.metrics(), found.reasoned, *verdicts),
         templates=tuple(ranked(gap, found.source, found.texts, lengths, found.rows)),
         fits_any=int((gap <= 0).sum()),
         answers=answers,
         notes=(*found.notes, *_notes(found), *unlikely),
-        modality=by_modality(engine, found, matrix, seed) if modality else None,
+        modality=parts,
     )
 
 

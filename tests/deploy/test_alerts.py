@@ -55,6 +55,11 @@ CASES: dict[str, list[tuple[dict[str, str], str, dict[str, str] | None]]] = {
         ({f'squelch_reasoning_regime{{{FIRST},regime="template"}}': "0 1 0 1"}, "3m", None),
         ({f'squelch_reasoning_regime{{{FIRST},regime="decorative"}}': "1+0x9"}, "5m", None),
     ],
+    "SquelchReasoningBlind": [
+        ({"squelch_reasoning_blind": "0 1 1 1"}, "3m", {}),
+        ({"squelch_reasoning_blind": "0 1 0 1"}, "3m", None),
+        ({f'squelch_reasoning_regime{{{FIRST},regime="blind"}}': "1+0x9"}, "5m", None),  # text shows the task too
+    ],
     "SquelchReasoningDecorative": [
         (
             {f'squelch_reasoning_regime{{{FIRST},regime="decorative"}}': "0 1 1 1"},

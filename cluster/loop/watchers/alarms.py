@@ -17,7 +17,7 @@ from typing import Any
 
 from squelch.actors.diagnosis.alarm import DependenceAlarm, score_of
 from squelch.actors.diagnosis.probe_alarm import WORDS, ProbeAlarm
-from squelch.actors.diagnosis.regime import MUTE
+from squelch.actors.diagnosis.regime import BLIND, MUTE
 from squelch.actors.diagnosis.soundness import UNTRUE, Soundness
 from squelch.cluster.config import RunConfig
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints, newest_until
@@ -36,7 +36,8 @@ class Alarms(Watcher):
     def __init__(self, config: RunConfig, run_log: RunLog) -> None:
         self.config, self.run_dir, self.run_log = config, config.run_dir, run_log
         self._pause: Ending | None = None
-        self.alarm, self.probe_alarm, self._soundness = DependenceAlarm(), ProbeAlarm(), Soundness()
+        self.alarm, self.probe_alarm = DependenceAlarm(), ProbeAlarm()
+        self._soundness = Soundness(pictures_alone=config.pictures_alone)
         self._blind: tuple[str, ...] = ()
         """Metrics of the probe's alarm that were unknown in the last evaluation; a resumed run reports them again."""
 
@@ -52,7 +53,7 @@ class Alarms(Watcher):
             self._watch_probe(found)
         self.alarm.reward(step.number, found["reward_mean"])
         self._watch(found)
-        return self.alarm.metrics() | self.probe_alarm.metrics()
+        return self.alarm.metrics() | self.probe_alarm.metrics() | self._soundness.metrics()
 
     def recorded_alone(self, found: dict[str, float]) -> None:
         """Takes the metrics of a scorer step, or of a probe evaluation, that get a record of their own."""
@@ -63,7 +64,7 @@ class Alarms(Watcher):
 
     def _watch(self, taken: dict[str, float]) -> None:
         """Passes new metrics to the alarm. Reports once when it is raised, when reasoning falls silent (the alarm is
-        then blind), and when reasoning becomes untrue (which the alarm does not see)."""
+        then blind), and when reasoning becomes untrue or does without its pictures (which the alarm does not see)."""
         if "scorer/step" in taken:
             self._watch_soundness(int(taken["scorer/step"]), taken)
         seen = score_of(taken)
@@ -79,6 +80,9 @@ class Alarms(Watcher):
         elif MUTE in began:
             text = "reasoning has fallen silent: fewer than half of the first turns have any (regime mute)"
             self._report_fall(step, "reasoning_mute", text)
+        if BLIND in began:
+            text = "reasoning is blind: it depends on the text, and not on the pictures that alone show the task"
+            self._report_fall(step, "reasoning_blind", text)
         if UNTRUE in began:
             share = taken["judge/true_share"]
             text = f"reasoning has become untrue: of what states a fact the judge finds {share:.0%} entirely true, the "

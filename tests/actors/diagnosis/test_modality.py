@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from research.channels.modalities import modal_channel
-from squelch.actors.diagnosis.modality import read_part
+from squelch.actors.diagnosis.modality import read_part, text_alone
 
 
 @pytest.mark.parametrize("source", ["text", "picture", "both"])
@@ -27,6 +27,21 @@ def test_parts_that_say_the_same_are_redundant_and_not_blind() -> None:
     assert channel.information() > 2.0
     assert max(channel.picture(), channel.text()) <= math.log(2)
     assert max(found["picture"].value, found["text"].value) <= math.log(2) < channel.information() / 2
+
+
+@pytest.mark.parametrize("strength", [1.0, 1.5, 2.0, 3.0])
+def test_parts_that_say_the_same_depend_on_neither_by_the_same_floors_or_on_both(strength: float) -> None:
+    """The text's share alone may be significant where the pictures' is below its floor."""
+    for seed in range(4):
+        found = modal_channel("either", seed, strength=strength).draw(num_tasks=32, samples=2, seed=seed)
+        assert text_alone(found["picture"], found["text"]) is False
+
+
+def test_a_part_that_is_not_known_decides_nothing() -> None:
+    one = read_part(np.where(np.eye(8, dtype=bool), -10.0, -12.0), np.arange(8), np.arange(8))
+    flat = read_part(np.full((8, 8), -10.0), np.arange(8), np.arange(8))
+    assert text_alone(flat, one) is True and text_alone(one, flat) is False
+    assert text_alone(None, one) is None and text_alone(flat, None) is None
 
 
 @pytest.mark.parametrize("source", ["picture", "both"])

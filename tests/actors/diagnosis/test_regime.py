@@ -1,4 +1,4 @@
-"""The five regimes: their rules, the order in which they are read, and the judge's baseline."""
+"""The regimes: their rules, the order in which they are read, and the judge's baseline."""
 
 import json
 import math
@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from research.channels.modalities import modal_channel
 from squelch.actors.diagnosis.metrics import REGIMES
+from squelch.actors.diagnosis.modality import text_alone
 from squelch.actors.diagnosis.regime import BASELINE_STEPS, RegimeGauge, RegimeInputs, one_hot, true_share
 
 HEALTHY = RegimeInputs(1.5, 0.001, 0.7, 0.125, 1.2, reasoned=0.95, follows=1.0, true_share=0.6)
@@ -29,6 +31,11 @@ def begun() -> RegimeGauge:
         (NOT_SIGNIFICANT, "template"),
         (replace(NOT_SIGNIFICANT, follows=math.nan), "template"),
         (replace(HEALTHY, retrieval_accuracy=0.15), "template"),  # at chance
+        (replace(NOT_SIGNIFICANT, text_alone=1.0), "template"),
+        (replace(HEALTHY, text_alone=1.0), "blind"),
+        (replace(HEALTHY, text_alone=1.0, follows=0.0), "blind"),
+        (replace(HEALTHY, text_alone=1.0, follows=math.nan), "blind"),
+        (replace(HEALTHY, text_alone=0.0), "grounded"),
         (replace(HEALTHY, follows=0.0), "decorative"),
         (replace(HEALTHY, follows=0.0, true_share=0.1), "decorative"),
         (replace(HEALTHY, true_share=0.29), "private_code"),
@@ -47,6 +54,20 @@ def test_each_regime_follows_from_its_inputs(inputs: RegimeInputs, regime: str) 
     gauge = begun()
     gauge.read(inputs)
     assert gauge.read(inputs) == regime
+
+
+@pytest.mark.parametrize(
+    ("source", "regime"),
+    [("text", "blind"), ("picture", "grounded"), ("both", "grounded"), ("either", "grounded")],
+)
+def test_reasoning_is_blind_only_where_it_is_read_from_the_text_and_not_where_the_parts_are_redundant(
+    source: str, regime: str
+) -> None:
+    channel = modal_channel(source, seed=1, strength=2.0)
+    found = channel.draw(num_tasks=32, samples=4, seed=2)
+    verdict = text_alone(found["picture"], found["text"])
+    assert channel.information() > 1.0 and verdict is not None
+    assert RegimeGauge().read(replace(HEALTHY, text_alone=float(verdict))) == regime
 
 
 def test_a_run_that_starts_without_dependence_is_a_template_without_a_baseline() -> None:

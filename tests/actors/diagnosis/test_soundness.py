@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from squelch.actors.diagnosis.metrics import REGIMES
-from squelch.actors.diagnosis.regime import DECORATIVE, GROUNDED, MUTE, PRIVATE_CODE, TEMPLATE, UNKNOWN, one_hot
+from squelch.actors.diagnosis.regime import BLIND, DECORATIVE, GROUNDED, MUTE, PRIVATE_CODE, TEMPLATE, UNKNOWN, one_hot
 from squelch.actors.diagnosis.soundness import UNTRUE, Soundness
 
 
@@ -44,6 +44,24 @@ def test_a_question_that_was_not_asked_changes_nothing() -> None:
     assert after(scored(GROUNDED), scored(DECORATIVE), scored(PRIVATE_CODE)).bad == [], "its own state is untrue"
     assert after(scored(GROUNDED, 0.0), scored(GROUNDED, 1.0), scored(GROUNDED, math.nan)).bad == [UNTRUE]
     assert after({}).until is None
+
+
+def test_where_text_shows_the_task_too_blind_reasoning_is_no_bad_state() -> None:
+    found = after(scored(GROUNDED), scored(BLIND))
+    assert found.bad == [] and found.metrics() == {}
+    assert after(scored(DECORATIVE), scored(BLIND)).bad == [DECORATIVE], "what follows was not asked"
+
+
+def test_where_pictures_alone_show_the_task_blind_reasoning_of_either_scope_is_one() -> None:
+    blind = {"trajectory/regime/blind": 1.0, "trajectory/modality/text_alone": 1.0}
+    sees, unread = {"trajectory/modality/text_alone": 0.0}, {"trajectory/modality/text_alone": math.nan}
+    found = Soundness(pictures_alone=True)
+    began = [found.update(step, {**scored(GROUNDED), **own}) for step, own in enumerate((sees, blind, unread))]
+    assert began == [[], [BLIND], []] and found.until == 0 and found.metrics() == {"alarm/blind": 1.0}
+    found.update(3, scored(BLIND) | sees)
+    assert found.bad == [BLIND], "the first turns are"
+    found.update(4, scored(GROUNDED) | sees)
+    assert found.until is None and found.metrics() == {"alarm/blind": 0.0}
 
 
 @given(st.lists(st.tuples(st.sampled_from(REGIMES), st.sampled_from([0.0, 1.0, math.nan])), max_size=12), st.data())

@@ -33,7 +33,9 @@ class Reader:
 
     def of(self, ids: np.ndarray, pictures: tuple[Picture, ...], z: np.ndarray) -> float:
         seen, read = SHOWN.get(pictures[0].digest, -1), int(ids[-1])
-        right = {"picture": z[0] == seen, "text": z[0] == read, "neither": True}[self.source]
+        right = {"picture": z[0] == seen, "text": z[0] == read, "both": z[0] == seen == read, "neither": True}[
+            self.source
+        ]
         return -1.0 if right else -6.0
 
 
@@ -66,6 +68,7 @@ def read(source: str, texts_differ: bool = True) -> tuple[dict[str, float], Read
 def test_each_part_has_what_the_reasoning_was_read_from_it(source: str) -> None:
     found, _ = read(source)
     assert list(found) == list(MODALITY_KEYS)
+    assert found["text_alone"] == (source == "text")
     for part in ("picture", "text"):
         assert (found[part] > 1, found[f"{part}_depends"] == 1) == (source == part,) * 2
     assert found["blank"] == pytest.approx(5.0 if source == "picture" else 0.0)
@@ -74,7 +77,17 @@ def test_each_part_has_what_the_reasoning_was_read_from_it(source: str) -> None:
 def test_where_all_texts_are_equal_only_blank_pictures_are_scored_and_text_has_no_value() -> None:
     found, engine = read("picture", texts_differ=False)
     assert found["picture_depends"] == 1 and math.isnan(found["text"]) and math.isnan(found["text_depends"])
+    assert math.isnan(found["text_alone"]), "where all texts are equal nothing is blind"
     assert engine.scored == TASKS * EACH and engine.columns == TASKS
+
+
+def test_a_prompt_with_the_text_of_one_and_the_pictures_of_another_serves_both() -> None:
+    engine, own = Reader("both"), draw(True)
+    matrix = engine.matrix(own.prompts, own.reasonings, None, own.pictures)
+    engine.scored = engine.columns = 0
+    found = modality_metrics(engine, own, matrix, (1,), 4, blank=False)
+    assert (engine.columns, engine.scored) == (TASKS * 4, TASKS * EACH * 8)
+    assert found["picture_depends"] == found["text_depends"] == 1 and "blank" not in found
 
 
 def test_a_probe_without_pictures_scores_nothing_for_it() -> None:

@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from squelch.actors.content import Picture
+from squelch.actors.diagnosis.modality import read_part
 from squelch.actors.model_folder import load_model_folder
 from squelch.actors.pictures.geometry import Vision
 from squelch.actors.pictures.patches import patches
 from squelch.actors.scorer.cross_scoring import CrossScorer, Ways
+from squelch.actors.scorer.drawing import Draw
+from squelch.actors.scorer.modality_scoring import modality_metrics
 from squelch.actors.scorer.token_trees import Path as Continuation
 from tests.actors.scorer.test_cross_scoring import qwen2
 from tests.seeing import END, PLACEHOLDER, START, board
@@ -76,6 +79,29 @@ def test_continuations_of_prompts_with_pictures_are_scored_as_plain_forwards(
     for each, x in zip(found, prompts, strict=True):
         both = plainly(own, vision, x, z), plainly(own, vision, x, np.concatenate([z, answer]), len(z))
         assert np.allclose(each[0], both, atol=1e-3)
+
+
+def test_mi_by_modality_of_trajectories_is_that_of_plain_forwards_with_all_pictures_swapped(
+    seeing_dir: Path, vision: Vision
+) -> None:
+    own = load_model_folder(seeing_dir, torch.float32)
+    scorer = CrossScorer(load_model_folder(seeing_dir, torch.float32), 1024, vision=vision)
+    shown = [prompt(2 * k, 20 + 2 * k) for k in range(5)]
+    said = [(np.append(ids, 40 + k), pictures) for k, (ids, pictures) in enumerate(shown)]
+    prompts, pictures = [ids for ids, _ in said], [each for _, each in said]
+    source, none = np.arange(5), np.zeros(5, np.int64)
+    draw = Draw(prompts, pictures, np.ones(5), REASONINGS, source, np.zeros((5, 2)), {}, none, none, none)
+    found = modality_metrics(scorer, draw, scorer.matrix(prompts, REASONINGS, None, pictures), (1,), 4, blank=False)
+    seen = [
+        [plainly(own, vision, (x, other), z) for other in pictures] for x, z in zip(prompts, REASONINGS, strict=True)
+    ]
+    read = [
+        [plainly(own, vision, (other, v), z) for other in prompts] for v, z in zip(pictures, REASONINGS, strict=True)
+    ]
+    for name, swapped in (("picture", seen), ("text", read)):
+        plain = read_part(np.array(swapped), source, source, (1,))
+        assert plain is not None and found[name] == pytest.approx(plain.value, abs=1e-3)
+        assert found[f"{name}_low"] == pytest.approx(plain.interval.low, abs=1e-2)
 
 
 @pytest.mark.parametrize("columns", ["one", "packed"])

@@ -13,6 +13,7 @@ from squelch.actors.scorer.scorer import SCOPES, Followed, Scorer
 from squelch.actors.scorer.token_trees import Path
 from squelch.cluster.metrics import REGISTRY
 from tests.actors.scorer.windows import CONFIG, trajectory, window
+from tests.pictures import placed
 
 PROXY_KEYS = (
     *("retrieval_accuracy", "retrieval_chance", "recall@2", "recall@4", "recall@8", "mi_est", "mi_seq_est"),
@@ -399,3 +400,74 @@ def test_a_kind_whose_reasoning_has_become_a_template_shows_beside_one_that_has_
     assert math.isnan(again[hard]) and again["kind/new/mi_est"] > 0.5, "a kind that the window lacks is not known"
     many = scorer.score(3, 0, window(num_groups=40), kinds={f"g{g}": f"kind {g}" for g in range(40)})
     assert len([key for key in many if key.startswith("kind/")]) <= 24
+
+
+class Reader(Oracle):
+    """Reasonings that are likely under the picture, or the text, of the prompt that they name."""
+
+    def __init__(self, part: str) -> None:
+        super().__init__(40.0)
+        self.part, self.asked = part, []
+
+    def matrix(self, prompts, reasonings, wanted=None, pictures=None) -> np.ndarray:
+        self.asked.append(len(prompts) * len(reasonings) if wanted is None else int(wanted.sum()))
+        seen = [SHOWN.get(shown[0].digest) for shown in pictures] if pictures and pictures[0] else []
+        named = seen if self.part == "picture" else [x[0] for x in prompts]
+        right = np.array([[z[0] == one for one in named] for z in reasonings])
+        return np.where(right | (wanted is None) | (wanted == True), np.where(right, -3.0, -43.0), np.nan)  # noqa: E712
+
+
+SHOWN = {placed(1, bytes([g])).digest: 10 + g for g in range(8)}
+
+
+def shown_window(one_text: bool = False) -> dict[str, list[Trajectory]]:
+    """As `window`, with a picture in every prompt; `one_text`: beside the same text."""
+    groups = window()
+    for g, trajectories in enumerate(groups.values()):
+        for one in trajectories:
+            one.pictures = (placed(1, bytes([g])),)
+            if one_text:
+                one.token_ids[0] = 9
+    return groups
+
+
+@pytest.mark.parametrize("part", ["text", "picture"])
+def test_what_trajectories_read_is_told_by_part_and_reasoning_that_does_without_pictures_is_blind(part: str) -> None:
+    scorer = Scorer(Reader(part), CONFIG, seed=1)
+    scorer.followed = Followed(1.0, 1, float(part == "text"))
+    scorer.restore(json.loads(json.dumps(scorer.state())))
+    found = scorer.score(1, 0, shown_window())
+    for name in ("text", "picture"):
+        assert (found[f"trajectory/modality/{name}"] > 30, found[f"trajectory/modality/{name}_depends"]) == (
+            (True, 1.0) if name == part else (False, 0.0)
+        )
+        assert found[f"trajectory/modality/{name}_surprise"] > 2 and found[f"trajectory/modality/{name}_p_value"] > 0
+    for scope in SCOPES:
+        assert found[f"{scope}/regime/{'blind' if part == 'text' else 'grounded'}"] == 1.0
+    late = scorer.score(2 * CONFIG.probe.every + 2, 0, shown_window())
+    assert late["first_turn/regime/unknown"] == 1.0, "what the probe said is too old"
+
+
+def test_pairs_of_trajectories_that_are_scored_anyway_are_not_scored_again() -> None:
+    engine = Reader("picture")
+    found = Scorer(engine, CONFIG, seed=1).score(1, 0, shown_window(one_text=True))
+    assert len(engine.asked) == 2 and found["trajectory/modality/picture_depends"] == 1.0
+    assert math.isnan(found["trajectory/modality/text"]) and math.isnan(found["trajectory/modality/text_alone"])
+
+
+def test_mi_by_modality_counts_in_the_pairs_of_its_scope_and_a_run_of_text_has_none() -> None:
+    engine, config = Reader("text"), CONFIG.model_copy(update={"max_pairs": 132})
+    found = Scorer(engine, config, seed=1).score(1, 0, shown_window())
+    first, matrix, swapped = engine.asked
+    assert first == 16 * 8 and (matrix, swapped) == (12 * 3, 12 * 8) and found["trajectory/pairs_ratio"] < 1
+    engine = Reader("text")
+    plain = Scorer(engine, config, seed=1).score(1, 0, window())
+    assert len(engine.asked) == 2 and plain["trajectory/pairs_ratio"] == 1 and plain.keys() == found.keys()
+    assert all(math.isnan(value) for key, value in plain.items() if key.startswith("trajectory/modality/"))
+
+
+def test_fewer_than_four_contexts_of_a_layout_have_no_mi_by_modality() -> None:
+    groups = dict(list(shown_window().items())[:3])
+    found = Scorer(Reader("text"), CONFIG, seed=1).score(1, 0, groups)
+    assert found["trajectory/num_prompts"] == 3 and found["trajectory/regime/blind"] == 0.0
+    assert all(math.isnan(value) for key, value in found.items() if key.startswith("trajectory/modality/"))

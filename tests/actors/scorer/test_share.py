@@ -30,6 +30,8 @@ WORK = st.builds(
     opening=st.integers(8, 2000),
     turn=st.integers(8, 2000),
     turns=st.integers(1, 20),
+    pictures=st.booleans(),
+    texts_differ=st.booleans(),
     passes=st.integers(3, 5),
     generation=st.sampled_from(sorted(COST)),
     training=st.sampled_from(sorted(COST)),
@@ -76,6 +78,20 @@ def test_a_probe_evaluation_is_cut_before_it_takes_more_than_its_share(work: Ste
     assert (total > 1.005 * share) == ("set scorer.probe.every higher" in in_words(work, settings))
     if probe_passes(work, whole) <= PART * share * whole.every * work.token_passes:
         assert found == whole.model_copy(update={"links": True})
+
+
+def test_mi_by_modality_is_counted_where_pictures_are_shown() -> None:
+    work = replace(COUNTDOWN, turns=5, group_size=16)
+    seen, both = replace(work, pictures=True), replace(work, pictures=True, texts_differ=True)
+    scorer = ScorerConfig(every=5)
+    pairs = [scope_pairs(one, scorer, None) for one in (work, seen, both)]
+    assert [own[1] - pairs[0][1] for own in pairs] == [0, 32 * 8, 32 * 8] and len({own[0] for own in pairs}) == 1
+    assert scope_pairs(seen, scorer, 600)[1] <= 600 < pairs[1][1], "it counts in max_pairs too"
+    passes = [scoring_passes(one, scorer, None) for one in (work, seen, both)]
+    assert passes[0] < passes[1] == passes[2]
+    assert probe_passes(work, scorer.probe) < probe_passes(seen, scorer.probe) < probe_passes(both, scorer.probe)
+    once = replace(COUNTDOWN, pictures=True)
+    assert scope_pairs(once, scorer, None) == scope_pairs(COUNTDOWN, scorer, None), "the matrix has them"
 
 
 def test_a_scorer_in_float32_beside_a_learner_in_bfloat16_scores_half_as_much() -> None:

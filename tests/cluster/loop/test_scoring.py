@@ -82,7 +82,7 @@ def watching(
     return Watched(Scoring(config, fleet, run_log, alarms, stopping, nothing), alarms)
 
 
-def watched_scorer() -> tuple[Watched, list[str], list[dict[str, Any]]]:
+def watched_scorer(*words: str) -> tuple[Watched, list[str], list[dict[str, Any]]]:
     said: list[str] = []
     events: list[dict[str, Any]] = []
 
@@ -90,7 +90,7 @@ def watched_scorer() -> tuple[Watched, list[str], list[dict[str, Any]]]:
         events.append({"actor": actor, "name": name, **facts})
 
     archive = SimpleNamespace(event=on_event)
-    return watching(SimpleNamespace(scorer=None), ["scorer.every=5"], archive, said.append), said, events
+    return watching(SimpleNamespace(scorer=None), ["scorer.every=5", *words], archive, said.append), said, events
 
 
 def feed(watched: Watched, step: int, mi: float, reward: float) -> dict[str, float]:
@@ -180,6 +180,20 @@ def test_a_policy_that_never_reasoned_is_said_to_once_and_raises_no_alarm() -> N
     assert events == [] and len(said) == 1 and "writes no reasoning (regime mute)" in said[0]
     take(watched, [regime(4, "grounded"), regime(5, "mute")])
     assert [(e["name"], e["step"]) for e in events] == [("reasoning_mute", 5)]
+
+
+@pytest.mark.parametrize("shown", ["picture", "both"])
+def test_blind_reasoning_is_reported_once_where_pictures_alone_show_the_task(shown: str) -> None:
+    options = (f"environment.options.observation_format={shown}", "environment.options.cell_pixels=8")
+    watched, said, events = watched_scorer(*options)
+    sees = {"trajectory/modality/text_alone": 0.0, "trajectory/regime/blind": 0.0}
+    blind = {"trajectory/modality/text_alone": 1.0, "trajectory/regime/blind": 1.0}
+    take(watched, [regime(step, "grounded", **own) for step, own in enumerate((sees, blind, blind, sees))])
+    assert [(e["name"], e["step"]) for e in events] == ([("reasoning_blind", 1)] if shown == "picture" else [])
+    assert all("the pictures that alone show the task" in line for line in said) and len(said) == len(events)
+    found = watched.take(5, 0.1)
+    assert found.get("alarm/blind") == (0.0 if shown == "picture" else None)
+    assert all(REGISTRY.series_of(key) for key in found)
 
 
 def untrue(step: int, value: float, share: float) -> dict[str, float]:
