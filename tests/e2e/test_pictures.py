@@ -51,5 +51,12 @@ def test_a_run_from_pictures_trains_and_every_picture_is_kept_where_it_was_shown
     assert len({picture.digest for one in played for picture in one.pictures}) > 8
     scored = [line["first_turn/mi_est"] for line in lines if line.get("first_turn/mi_est") is not None]
     assert scored, "tasks whose ids are equal are told apart by their pictures"
+    read = [line for line in lines if line.get("trajectory/mi_est") is not None]
+    assert read and all(
+        line[f"trajectory/modality/{part}"] is not None for line in read for part in ("picture", "text")
+    )
+    verdicts = {(line["trajectory/modality/text_alone"], line["first_turn/regime/blind"]) for line in read}
+    assert verdicts <= {(0.0, 0.0), (1.0, 0.0)}, "first turns show one text"
+    assert all(line["alarm/blind"] in (0.0, 1.0) for line in steps), "the pictures alone show the lake"
     compared = [line["probe/hard/tasks"] for line in lines if line.get("probe/hard/mi") is not None]
     assert compared and min(compared) > 1, "and from near variations of them"
