@@ -214,7 +214,7 @@ def _per_token(config: PreTrainedConfig, learner: LearnerConfig, width: int) -> 
     size = vars(text).get("head_dim") or hidden // heads
     projected = size * (heads + 2 * text.num_key_value_heads)
     attended = projected + size * heads
-    layer = width * (6 * hidden + attended + 4 * text.intermediate_size) + 4 * (2 * hidden + heads)
+    layer = width * (6 * hidden + attended + _fed_forward(text)) + 4 * (2 * hidden + heads)
     if learner.num_gpus == 0:
         layer += 4 * heads * block_attention.KEPT_KEYS
     seen = has_tower(config) and not learner.freeze_vision and learner.lora is None
@@ -222,6 +222,15 @@ def _per_token(config: PreTrainedConfig, learner: LearnerConfig, width: int) -> 
     if learner.activation_checkpointing:
         return text.num_hidden_layers * width * hidden + layer + pictures
     return text.num_hidden_layers * layer + pictures
+
+
+def _fed_forward(text: Any) -> int:
+    """Numbers that a layer's feed-forward part keeps per token; a mixture's experts each keep copies of what they are
+    fed and of what they give, too."""
+    sizes = vars(text)
+    experts, each = sizes.get("num_experts_per_tok") or 0, sizes.get("moe_intermediate_size") or text.intermediate_size
+    shared = sizes.get("shared_expert_intermediate_size") or (sizes.get("n_shared_experts") or 0) * each
+    return max(4 * text.intermediate_size, experts * (4 * each + 3 * text.hidden_size) + 4 * shared)
 
 
 def _per_picture_token(config: Any, learner: LearnerConfig, width: int) -> int:

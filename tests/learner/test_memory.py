@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, MixtralConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, MixtralConfig, PreTrainedConfig, Qwen2Config, Qwen3MoeConfig
 
 from squelch.actors.messages import StepTerms
 from squelch.actors.packed import block_attention
@@ -206,7 +206,7 @@ def test_the_host_memory_of_ranks_on_gpus_is_counted_and_what_cannot_fit_is_refu
         memory.check(config, learner, 4, sharing=4)
 
 
-def kept_per_token(config: Qwen2Config) -> float:
+def kept_per_token(config: PreTrainedConfig) -> float:
     """Bytes that the layers keep of each token of one row."""
     model = AutoModelForCausalLM.from_config(config).eval()
     model.set_attn_implementation(NAME)
@@ -240,3 +240,18 @@ def test_estimated_activations_are_those_that_layers_keep(monkeypatch: pytest.Mo
     monkeypatch.setattr(block_attention, "KEPT_KEYS", 0)  # how many weights are kept depends on the rows
     measured = kept_per_token(config)
     assert 0.95 * measured < memory._per_token(config, LearnerConfig(), 4) < 1.15 * measured
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral"])
+def test_estimated_activations_of_a_mixture_are_those_of_the_experts_that_a_token_is_fed_to(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    shape = {"vocab_size": 100, "hidden_size": 128, "num_hidden_layers": 3, "head_dim": 32}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 256}
+    monkeypatch.setattr(block_attention, "KEPT_KEYS", 0)
+    if kind == "mixtral":
+        config: PreTrainedConfig = MixtralConfig(**shape)
+    else:
+        config = Qwen3MoeConfig(**shape, moe_intermediate_size=64, num_experts=16)
+    measured = kept_per_token(config)
+    assert 0.95 * measured < memory._per_token(config, LearnerConfig(), 4) < 1.2 * measured
