@@ -137,6 +137,27 @@ def test_an_agents_first_prompt_is_not_known_and_its_turns_must_be_of_the_models
         bootstrap._opening(entry, config, other)
 
 
+@pytest.mark.parametrize(
+    ("shown", "tower", "counted"),
+    [
+        ("picture", True, (True, False)),
+        ("both", True, (True, True)),
+        ("grid", True, (False, False)),
+        ("picture", False, (False, False)),
+    ],
+)
+def test_mi_by_modality_is_counted_where_the_model_is_shown_pictures(
+    monkeypatch, tiny_policy, shown, tower, counted
+) -> None:
+    monkeypatch.setattr(bootstrap, "vision_of", lambda _: object() if tower else None)
+    monkeypatch.setattr(bootstrap, "_opening", lambda *_: 100)
+    picture = ["environment.options.cell_pixels=8"] if shown in ("picture", "both") else []
+    config = load("frozenlake", [f"environment.options.observation_format={shown}", *picture])
+    work = bootstrap._step_work(config, tiny_policy)
+    assert (work.pictures, work.texts_differ) == counted
+    assert config.pictures_alone == (shown == "picture")
+
+
 def test_a_run_is_scored_as_its_share_allows_and_a_resumed_run_as_it_was_started(tiny_policy, tmp_path) -> None:
     said: list[str] = []
     words = [f"runs_dir={tmp_path}", "name=run"]
