@@ -5,8 +5,9 @@ A token attends to itself and to the tokens before it in its own rows, and to no
 defines the mask. The implementations are:
 
 - CPU: `actors.packed.block_attention`, matrix products of blocks of queries with the keys that they see.
-- CUDA: compiled FlexAttention, with a block mask derived from the layout's mask rule. Where there is no GPU, the tests
-  run this implementation, including gradients, with FlexAttention's dense form.
+- CUDA: compiled FlexAttention, with a block mask derived from the layout's mask rule; within a layer that is compiled
+  (`learner.compile`) it is a part of the layer's graph. Where there is no GPU, the tests run this implementation,
+  including gradients, with FlexAttention's dense form.
 - `learner.kernels: plain`, and CUDA in a torch without FlexAttention: `actors.packed.plain.row_attention`.
 
 A layer that needs more than scaling (soft caps, sinks, dropout) is refused by name.
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import PreTrainedConfig
 from transformers.modeling_utils import AttentionInterface
 
 from squelch.actors.packed.block_attention import Plan
@@ -46,7 +48,6 @@ which has no form where tokens times query heads per head of keys exceed 128: th
 UNSUPPORTED = ("softcap", "s_aux", "sinks", "position_bias")
 
 
-@torch.compiler.disable
 def packed_attention(
     module: nn.Module,
     query: Tensor,
@@ -64,7 +65,7 @@ def packed_attention(
     Returns (1, num_tokens, num_heads, value_size). Raises ValueError when the layer needs an unsupported feature.
     """
     layout = _checked(module, layout, dropout, rest)
-    attend = _on_cuda if query.device.type == "cuda" else _on_cpu
+    attend = _on_cuda if _by_flex(query.device) else _on_cpu
     return attend(query, key, value, _scale(query, scaling), layout, _window(sliding_window, layout)), None
 
 
@@ -108,6 +109,11 @@ def _window(sliding_window: int | None, layout: Layout) -> int:
     return sliding_window if sliding_window and sliding_window < layout.longest else 0
 
 
+def _by_flex(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+@torch.compiler.disable
 def _on_cpu(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Layout, window: int) -> Tensor:
     queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
     return plan(layout, (query.shape[1], key.shape[1]), window).attend(queries, keys, values, scale)[None]
@@ -122,7 +128,7 @@ def plan(layout: Layout, heads: tuple[int, int], window: int) -> Plan:
 
 def _on_cuda(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Layout, window: int) -> Tensor:
     """FlexAttention, or row by row in a torch without it."""
-    flex = _flex()
+    flex = _kernel()
     if flex is None:
         return row_attention(query, key, value, scale, layout, window)
     if window not in layout.block_masks:
@@ -131,6 +137,15 @@ def _on_cuda(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: La
     query, key, value = map(_padded, (query, key, value))
     found = flex(query, key, value, block_mask=mask, scale=scale, enable_gqa=True, kernel_options=OPTIONS)
     return found[..., :size].transpose(1, 2)
+
+
+def prepare(layout: Layout, config: PreTrainedConfig) -> None:
+    """Computes the block masks that a model's layers need on CUDA. A compiled layer would compute its own in its graph,
+    and be compiled once with the computation and once without."""
+    if _by_flex(layout.ends.device) and _flex() is not None:
+        for window in (0, _window(getattr(config.get_text_config(), "sliding_window", None), layout)):
+            if window not in layout.block_masks:
+                layout.block_masks[window] = block_mask(layout, window)
 
 
 def _padded(heads: Tensor) -> Tensor:
@@ -174,6 +189,15 @@ def _in_order(tiles: Tensor) -> tuple[Tensor, Tensor]:
     ones first, (1, 1, num_rows, num_columns); both int32."""
     columns = tiles.int().argsort(dim=1, descending=True, stable=True)
     return tiles.sum(1, dtype=torch.int32)[None, None], columns.int()[None, None]
+
+
+def _kernel() -> Callable[..., Tensor] | None:
+    """FlexAttention: as a part of the graph where a layer is being compiled, else compiled alone."""
+    if not torch.compiler.is_compiling():
+        return _flex()
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention
 
 
 @cache

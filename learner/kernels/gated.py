@@ -7,7 +7,7 @@ elementwise operations between the products run on `TILE` tokens at a time, whil
 
 from collections.abc import Callable, Iterator
 from copy import copy
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ NAMES = ("gate_proj", "up_proj", "down_proj")
 
 def use_gated_blocks(model: nn.Module) -> None:
     """Replace the forward function of every gated block of the model, in place; names and parameters stay the same.
+    The class is replaced, not each block's function, so that all compiled layers share their code.
 
     Call it after `learner.kernels.linear.use_fast_products`. A module counts as a gated block if it has the submodules
     of Llama's and Qwen's blocks, and if, for one module of its class, this function gives the module's own result on a
@@ -38,7 +39,7 @@ def use_gated_blocks(model: nn.Module) -> None:
     same = {kind: _gives_the_same(block) for kind, block in {type(block): block for block in blocks}.items()}
     for block in blocks:
         if same[type(block)]:
-            block.forward = partial(_forward, block, block.forward)
+            block.__class__ = _replaced(type(block))
 
 
 def _has_the_parts(module: nn.Module) -> bool:
@@ -62,6 +63,16 @@ def _gives_the_same(block: nn.Module) -> bool:
         setattr(small, name, layer)
     x = torch.linspace(-1, 1, 16 * WIDTH).sin().unflatten(0, (16, -1))
     return torch.allclose(_forward(small, small.forward, x), small(x), rtol=1e-4, atol=1e-5)
+
+
+@cache
+def _replaced(kind: type[nn.Module]) -> type[nn.Module]:
+    """The class of blocks with the function of this module."""
+
+    def forward(block: Any, x: Tensor) -> Tensor:
+        return _forward(block, partial(kind.forward, block), x)
+
+    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
 
 
 def _forward(block: nn.Module, own: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ Invariants:
   logits differ is refused.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -31,8 +30,7 @@ from transformers import PreTrainedModel
 
 from squelch.actors.packed.layout import Layout
 from squelch.actors.packed.seeing import tower
-from squelch.actors.process.compile_cache import own_compile_cache
-from squelch.actors.process.compiled import watch_compilations
+from squelch.actors.process.compiled import compiled
 from squelch.learner.config import LearnerConfig, LoraSettings
 from squelch.learner.kernels.choice import KERNELS
 from squelch.learner.policy.lora import add_adapters
@@ -82,20 +80,22 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
 
 def equip(model: PreTrainedModel, config: LearnerConfig, lora: LoraSettings | None = None) -> PreTrainedModel:
     """Freeze the tower, add adapters, activation checkpointing and compilation as configured, in place, before
-    sharding."""
+    sharding.
+
+    Layers of one class and kind share their compiled code. FSDP's hooks and the recomputation stay outside it. The
+    blocks of a tower are not compiled: they split their input by the sizes of the pictures.
+    """
     layers, seeing = decoder_layers(model), tower(model)
     if config.freeze_vision and seeing is not None:
         seeing.requires_grad_(False)
-    if config.compile:
-        os.environ.update(own_compile_cache())
-        watch_compilations()
     if lora is not None:
         add_adapters(model, lora)
+    of_tower = set() if seeing is None else set(seeing.modules())
     for layer in layers:
+        if config.compile and layer not in of_tower:
+            layer.forward = compiled(layer.forward)
         if config.activation_checkpointing:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
-        if config.compile:
-            layer.compile(dynamic=True)
     return model
 
 

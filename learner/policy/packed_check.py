@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from squelch.actors.model_folder import auto_model, has_tower
+from squelch.actors.packed.attention import prepare
 from squelch.actors.packed.layout import Layout
 from squelch.actors.packed.packing import MIN_SAVED, pack
 from squelch.actors.packed.seeing import PictureTensors, packed_states, use_attention
@@ -51,6 +52,7 @@ def check_packed(config: PreTrainedConfig, attention: str) -> None:
 
 def hidden_states(model: PreTrainedModel, input_ids: Tensor, layout: Layout) -> Tensor:
     """Inputs of the model's output head, (num_tokens, width), for (1, num_tokens) packed ids."""
+    prepare(layout, model.config)
     if layout.pictures is not None:
         return packed_states(model, input_ids, layout.pictures, layout=layout)
     positions = layout.position_ids[None]

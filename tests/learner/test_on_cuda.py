@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from benchmarks.gpu import attention
 from benchmarks.gpu.common import QWEN, SMOLLM, Setting, alone
@@ -93,6 +94,16 @@ def test_two_steps_move_the_weights_as_on_a_cpu(folder: Path, others: dict[str, 
 def test_bfloat16_moves_them_much_the_same_way(folder: Path, others: dict[str, object]) -> None:
     own, wanted = moved(folder, DEVICE, **others), moved(folder, "cpu")
     assert own @ wanted > 0.8 * np.linalg.norm(own) * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize("others", [{}, {"activation_checkpointing": True}], ids=str)
+def test_compiled_layers_are_whole_and_change_nothing(folder: Path, others: dict[str, object]) -> None:
+    wanted = moved(folder, DEVICE, **others)
+    torch._dynamo.reset()
+    counters.clear()
+    own = moved(folder, DEVICE, compile=True, **others)
+    assert np.linalg.norm(own - wanted) < 0.02 * np.linalg.norm(wanted)
+    assert not counters["graph_break"]
 
 
 def test_state_on_the_host_changes_nothing(folder: Path) -> None:
