@@ -259,8 +259,8 @@ class LearnerConfig(Settings):
     operators, for comparison; they are slower and need more memory than the estimate says. The scorer uses the same
     kind of attention. Results differ by rounding only."""
     compile: bool = False
-    """Compile each decoder layer (torch.compile). On a GPU attention is a part of its one graph, for all lengths; on CPU
-    it stays outside, and a C++ compiler is needed. A vision tower is not compiled."""
+    """Compile each decoder layer (torch.compile). On a GPU attention is a part of its one graph, for all lengths; on
+    CPU it stays outside, and a C++ compiler is needed. A vision tower is not compiled."""
     lora: LoraSettings | None = None
     """Train adapters instead of the model's own parameters; merged weights are published."""
     minibatches: int = Field(4, ge=1)

@@ -1,13 +1,11 @@
 """FSDP2's options: each changes what it is for and nothing else."""
 
 from collections.abc import Callable
-from functools import partialmethod
 from pathlib import Path
 
 import pytest
 import torch
 from pydantic import ValidationError
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM
 
@@ -17,7 +15,7 @@ from squelch.learner.policy.model import Policy, shard
 from squelch.learner.publish import gathered
 from squelch.learner.tensors import inputs_of
 from squelch.learner.trainer import Trainer, learning_rate
-from tests.learner.models import load_model, make_config, make_groups, make_model
+from tests.learner.models import load_model, make_config, make_groups
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -52,20 +50,6 @@ def test_activation_checkpointing_keeps_less_and_has_the_same_gradients(model_di
     inputs = inputs_of(collate(to_rows(groups, plain.config.objective)), CPU)
     kept = [saved_numbers(lambda t=t: t.policy(*inputs, 1.0, True)) for t in (plain, checkpointed)]
     assert kept[1] < 0.5 * kept[0]
-
-
-@pytest.mark.slow
-def test_compiled_layers_have_the_same_gradients_whatever_the_lengths(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Traced for all lengths, and run as torch traced them. No code is generated: on a CPU that takes a minute of C++
-    compilation, and is torch's to test."""
-    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))
-    folder = make_model(tmp_path, layers=1)
-    plain, compiled = (Trainer(folder, make_config(compile=on, token_budget=1000)) for on in (False, True))
-    for size in (2, 3):
-        groups = make_groups(size)
-        assert relative(compiled.gradients(groups), plain.gradients(groups)) < 1e-5
 
 
 def test_an_fp32_head_is_the_float32_product_of_the_rounded_layers_output(model_dir: Path) -> None:
