@@ -19,18 +19,19 @@ torch and transformers are imported inside the functions that need them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from squelch.envs.untrusted.files import Unreadable, brief
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 NUMBER = r"(\d+)\."
 """What `*.` stands for in a pattern of transformers: the number of an expert."""
@@ -136,3 +137,19 @@ def _require_numbers(folder: Path, found: dict[str, int | None], count: int | No
             f"model folder {folder} lacks {brief(f'{before}.{missing[0]}.{after}', 120)}, one of the {count} experts "
             "of a layer; copy the whole folder again"
         )
+
+
+def published(config: PreTrainedConfig, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yields the model's weights as published folders hold them, each expert by itself: engines know no other names. A
+    model whose weights transformers does not convert keeps them. A weight of several is not put together again."""
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+    from transformers.core_model_loading import PrefixChange, WeightConverter, revert_weight_conversion
+
+    known = get_checkpoint_conversion_mapping(config.model_type) or []
+    mapping = [one for one in known if len(one.target_patterns) == 1 and not isinstance(one, PrefixChange)]
+    if not any(isinstance(one, WeightConverter) for one in mapping):
+        yield from weights
+        return
+    model: Any = SimpleNamespace(_weight_conversions=mapping, config=config)
+    for name, tensor in weights:
+        yield from revert_weight_conversion(model, {name: tensor}).items()

@@ -46,6 +46,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.models import ModelRegistry
@@ -53,6 +54,7 @@ from vllm.platforms import current_platform
 
 from squelch.actors import card_weights
 from squelch.actors.cards.memory import CardMemory
+from squelch.actors.conversion import published
 from squelch.actors.device_sums import DeviceDigest
 from squelch.actors.messages import GroupMember, OnCard, TensorEntry
 from squelch.actors.process.parent_watch import watch_parent
@@ -171,23 +173,26 @@ class SquelchWeightTransferEngine(WeightTransferEngine[MemberInfo, UpdateInfo]):
             initialize_layerwise_reload(self.model)
             try:
                 model: Any = self.model
-                loaded = model.load_weights(weights)
+                loaded = model.load_weights(published(self.model_config.hf_config, weights))
             finally:
                 finalize_layerwise_reload(self.model, self.model_config)
-        self._repack_embeddings()
+        self._repack()
         missing = sorted(expected - set(loaded))
         if missing:
             names = ", ".join(missing[:3])
             raise RuntimeError(f"weights of version {version} do not hold {len(missing)} parameters, such as {names}")
 
-    def _repack_embeddings(self) -> None:
-        """On CPU, rebuild the packed copies of embeddings and heads: vLLM's reload leaves a tied head's copy stale."""
+    def _repack(self) -> None:
+        """On CPU, rebuild the packed copies of embeddings and heads, as vLLM's reload leaves a tied head's copy stale,
+        and pack the experts of mixtures, which it does not do at all."""
         if not current_platform.is_cpu():
             return
         for module in self.model.modules():
+            method: Any = getattr(module, "quant_method", None)
             if isinstance(module, VocabParallelEmbedding):
-                method: Any = module.quant_method
                 method.process_weights_after_loading(module)
+            elif isinstance(module, RoutedExperts):
+                method.moe_kernel.fused_experts.process_weights_after_loading(module)
 
     def finish_weight_update(self) -> None:
         """Does nothing: `receive_weights` has already loaded the complete version."""

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from transformers import Qwen2Config
 
 from squelch.actors.card_weights import CardWeights
 from squelch.actors.messages import GroupMember, TensorEntry, WeightBundle
@@ -76,7 +77,8 @@ def plugin(model: Small):
     """The back end as vLLM makes it in an engine's process; vLLM's reload does nothing to such a small model."""
     from squelch.actors.rollout import weight_transfer
 
-    config = SimpleNamespace(parallel_config=SimpleNamespace(rank=1), model_config=None)
+    of_model = SimpleNamespace(hf_config=Qwen2Config())
+    config = SimpleNamespace(parallel_config=SimpleNamespace(rank=1), model_config=of_model)
     made = weight_transfer.SquelchWeightTransferEngine(None, config, torch.device("cpu"), model)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(weight_transfer, "initialize_layerwise_reload", lambda model: None)

@@ -412,6 +412,20 @@ def test_the_engine_runs_in_the_process_that_imported_vllm_beside_its_worker(eng
     assert [type(process) for process in engine.vllm._processes] == [EarlyProcess]
 
 
+def test_an_update_of_a_mixture_of_experts_is_served(loop, tmp_path):
+    first, second = (support.make_mixture("mixtral", seed) for seed in (0, 1))
+    folder, one = support.save(first, tmp_path), support.request("e", seed=9)
+    engine = Engine("rollout-test", folder, support.CONFIG, [support.STOP_ID], lambda index: chr(32 + index).encode())
+    loop.run(engine.start())
+    try:
+        for version, policy in ((1, second), (2, first)):
+            loop.run(engine.update_weights(support.bundle_of(policy, version), support.arrays_of(policy)))
+            completion = loop.run(support.sample(engine, [one]))["e"]
+            assert_matches(policy, one.prompt_ids, completion, one.temperature)
+    finally:
+        loop.run(engine.stop())
+
+
 def test_a_killed_engine_is_reported_by_name_within_a_bound(loop, engine):
     """Last in the module: the engine does not come back."""
 

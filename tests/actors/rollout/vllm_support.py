@@ -11,7 +11,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from squelch.actors.config import RolloutConfig
 from squelch.actors.messages import Completion, GenerationRequest, TensorEntry, WeightBundle
@@ -24,6 +32,12 @@ CALL_TIMEOUT_S = 120.0
 T = TypeVar("T")
 
 CONFIG = RolloutConfig(max_model_len=256, max_num_seqs=64, kv_cache_gib=0.1, num_threads=1, update_timeout_s=60.0)
+
+
+SHAPE = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "max_position_embeddings", "initializer_range", "eos_token_id", "bos_token_id"),
+)
 
 
 def make_policy(seed: int, tied: bool = True) -> Qwen2ForCausalLM:
@@ -43,6 +57,16 @@ def make_policy(seed: int, tied: bool = True) -> Qwen2ForCausalLM:
         bos_token_id=None,
     )
     return Qwen2ForCausalLM(config).eval()
+
+
+def make_mixture(kind: str, seed: int) -> PreTrainedModel:
+    """A small random mixture of experts, of the shape of `make_policy`."""
+    shape = {name: vars(make_policy(seed).config)[name] for name in SHAPE} | {"head_dim": 32, "pad_token_id": None}
+    torch.manual_seed(seed)
+    if kind == "mixtral":
+        return MixtralForCausalLM(MixtralConfig(**shape, num_local_experts=4)).eval()
+    routed = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape, **routed)).eval()
 
 
 def save(policy: Qwen2ForCausalLM, folder: Path) -> str:
