@@ -13,7 +13,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
+from transformers import PreTrainedConfig
 
+from squelch.actors.conversion import published as as_published
 from squelch.actors.pictures.geometry import PREPROCESSOR
 from squelch.actors.text.chat_template import reads_as_written
 from squelch.actors.text.stamp import STAMP_FILE
@@ -58,7 +60,7 @@ def export(
     on_rank_zero(lambda: _write_folder(path, policy, model_dir, dtype))
     files = _Files(path, _file_names(policy, file_bytes or EXPORT_BYTES, dtype), dist.get_rank() == 0)
     for name, tensor in gathered(policy, dtype):  # every rank iterates to the end, even if rank 0 fails to write
-        files.add(name, tensor)
+        files.add(name, tensor, policy.model.config)
     on_rank_zero(files.finish)
 
 
@@ -92,18 +94,22 @@ class _Files:
     def __init__(self, path: Path, names: Mapping[str, str], writes: bool) -> None:
         self.path, self.names, self.writes = path, names, writes
         self.open: dict[str, torch.Tensor] = {}
+        self.written: dict[str, str] = {}
+        """The file of each tensor, by its name in the folder."""
         self.current = ""
         self.num_bytes = 0
         self.failure: BaseException | None = None
 
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Takes one parameter; writes the previous file if the parameter belongs to the next."""
+    def add(self, name: str, tensor: torch.Tensor, config: PreTrainedConfig) -> None:
+        """Takes one parameter, each expert by itself; writes the previous file if the parameter belongs to the next."""
         if not self.writes or self.failure is not None:
             return
         if self.names[name] != self.current:
             self._write()
             self.current = self.names[name]
-        self.open[name] = tensor
+        for part, own in as_published(config, [(name, tensor)]):
+            self.open[part] = own if own is tensor else own.clone()  # views of one memory cannot be written
+            self.written[part] = self.current
         self.num_bytes += tensor.numel() * tensor.element_size()
 
     def _write(self) -> None:
@@ -120,5 +126,5 @@ class _Files:
         if self.failure is not None:
             raise self.failure
         if len(set(self.names.values())) > 1:
-            index = {"metadata": {"total_size": self.num_bytes}, "weight_map": dict(self.names)}
+            index = {"metadata": {"total_size": self.num_bytes}, "weight_map": self.written}
             (self.path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from tokenizers.decoders import ByteLevel
 from tokenizers.normalizers import NFC
@@ -24,6 +25,7 @@ from transformers import (
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from squelch.actors.messages import GenerationRequest
+from squelch.actors.model_folder import check_model_folder
 from squelch.actors.pictures.geometry import vision_of
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.pretrained.gguf_file import converted
@@ -32,6 +34,7 @@ from squelch.actors.rollout.worker import Engine
 from squelch.actors.text.chat_template import reads_as_written
 from squelch.envs.config import EnvironmentConfig
 from squelch.learner.batching import Row, collate
+from squelch.learner.checkpoint.export import export
 from squelch.learner.tensors import inputs_of
 from squelch.learner.trainer import Trainer
 from squelch.learner.warmup import tiny, tiny_model
@@ -198,3 +201,16 @@ def test_plain_transformers_and_the_engine_read_a_model_with_a_tower_as_it_was(t
     assert vision_of(folder) == replace(vision_of(base), folder=str(folder))
     own, found = (Qwen2_5_VLForConditionalGeneration.from_pretrained(one).state_dict() for one in (base, folder))
     assert own.keys() == found.keys() and all(torch.equal(own[name], found[name]) for name in own)
+
+
+@pytest.mark.parametrize("file_bytes", [None, 20_000])
+def test_the_export_of_a_mixture_holds_each_expert_as_published_folders_do(
+    tmp_path: Path, file_bytes: int | None
+) -> None:
+    vllm_support.make_mixture("mixtral", 0).save_pretrained(tmp_path / "base")
+    trainer = Trainer(tmp_path / "base", make_config())
+    export(tmp_path / "export", trainer.policy, tmp_path / "base", file_bytes)
+    found = {name: own for path in (tmp_path / "export").glob("*.safetensors") for name, own in load_file(path).items()}
+    wanted = load_file(tmp_path / "base" / "model.safetensors")
+    assert found.keys() == wanted.keys() and all(found[name].equal(wanted[name]) for name in wanted)
+    check_model_folder(tmp_path / "export")
