@@ -32,6 +32,11 @@ def test_an_evaluation_asks_for_what_plays_and_for_no_more() -> None:
         (["scorer.num_gpus=1"], 0, "the cluster has 0 GPUs and the run needs 1 (1 x 1 for scorer); use a larger"),
         (["scorer.num_gpus=1", "rollout.num_gpus=1"], 1, "the cluster has 1 GPU and the run needs 2 (1 x 1 for roll"),
         (
+            ["learner.ranks=1", "learner.num_gpus=0.5", "rollout.num_gpus=0.3", "rollout.count=2"],
+            1,
+            "the cluster has 1 GPU and the run needs 1.1 (2 x 0.3 for rollout workers + 1 x 0.5 for learner ranks)",
+        ),
+        (
             ["scorer.num_cpus=90"],
             9,
             "the cluster has 8 CPUs and the run needs 91.75 (1 x 0.5 for rollout workers + 1 x 0.25 for environment "
