@@ -59,7 +59,8 @@ def _compiled(case: dict[str, Any]) -> dict[str, Any]:
     """With compiled layers: new graphs, also of kernels, and the reasons for which a layer became several."""
     if not case.get("compile"):
         return {}
-    return {"graphs": counters["stats"]["unique_graphs"], "graph_breaks": dict(counters["graph_break"])}
+    broken = {reason.partition("\n")[0]: number for reason, number in counters["graph_break"].items()}
+    return {"graphs": counters["stats"]["unique_graphs"], "graph_breaks": broken}
 
 
 def case_of(setting: Setting, trainer: Trainer, groups: random_work.Groups) -> dict[str, Any]:
