@@ -97,7 +97,13 @@ def assembled(model: PreTrainedModel, names: Iterable[str]) -> list[Assembled]:
             one = found.setdefault(key, Assembled(key, of_pattern[pattern] if pattern else None))
             renamed = rename_source_key(name, renamings, [])[0] if pattern else name
             one.sources.setdefault(pattern or "", {})[name] = _number(pattern or "", renamed)
+    for one in found.values():  # by number: names with and without the model's prefix sort apart
+        one.sources.update({pattern: _by_number(names) for pattern, names in one.sources.items()})
     return list(found.values())
+
+
+def _by_number(names: dict[str, int | None]) -> dict[str, int | None]:
+    return dict(sorted(names.items(), key=lambda one: -1 if one[1] is None else one[1]))
 
 
 def _number(pattern: str, name: str) -> int | None:

@@ -1,6 +1,7 @@
 """Loading shard by shard has the values of loading whole, and never holds the model."""
 
 import json
+import re
 import weakref
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,17 @@ def test_a_missing_or_further_expert_is_refused_by_name(tmp_path: Path, kind: st
         save_file(changed, tmp_path / "model.safetensors", metadata={"format": "pt"})
         with pytest.raises(ValueError, match=message):
             Unloaded(tmp_path)
+
+
+@pytest.mark.usefixtures("alone")
+def test_experts_named_with_and_without_the_models_prefix_are_joined_by_their_numbers(tmp_path: Path) -> None:
+    mixture("qwen").save_pretrained(tmp_path)
+    wanted = dict(gathered(Trainer(tmp_path, make_config()).policy))
+    weights = load_file(tmp_path / "model.safetensors")
+    mixed = {re.sub(r"^model\.(.*\.experts\.[23]\.)", r"\1", name): tensor for name, tensor in weights.items()}
+    assert mixed.keys() != weights.keys()
+    save_file(mixed, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    require_same(dict(gathered(Trainer(tmp_path, make_config()).policy)), wanted)
 
 
 def load_counted(trainer: Trainer, out: Path) -> None:
