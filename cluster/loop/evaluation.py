@@ -138,7 +138,8 @@ def _weights(
             say("the initial policy had the best validation success")
             return prepare_model(config, say), "initial"
         if step not in steps:
-            say(f"the run has no best checkpoint, because it was never validated; the last is evaluated, {steps[-1]}")
+            why = "because it was never validated" if step < 0 else f"because step-{step} is missing"
+            say(f"the run has no best checkpoint, {why}; the last is evaluated, {steps[-1]}")
             step = steps[-1]
     elif checkpoint == "last":
         step = steps[-1]

@@ -94,11 +94,13 @@ class Saving:
             self.dropped = False
 
     async def close(self, is_lost: Callable[[], bool], until_lost: Callable[..., Awaitable[None]]) -> None:
-        """Before the run fails: lets the checkpoint end if its ranks are well, and cancels it if they are lost."""
+        """Before the run fails: lets the checkpoint end if its ranks are well or its files need none, and cancels it if
+        they are lost."""
         if (task := self._task) is None:
             return
-        if not task.done() and not is_lost():
+        if not task.done() and not self._files.is_set() and not is_lost():
             await until_lost(task)
+        await self.wait_for_disk()
         task.cancel()
         (found,) = await asyncio.gather(task, return_exceptions=True)
         if found is not None:

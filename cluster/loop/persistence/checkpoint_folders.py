@@ -7,7 +7,7 @@ decided here (`prune`).
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from squelch.actors.process.disk import partial_path, restore_names
@@ -35,13 +35,13 @@ def restore(run_dir: Path) -> None:
     restore_names(run_dir / "checkpoints")
 
 
-def prune(run_dir: Path, keep: int, best_step: int, healthy: int | None = None) -> None:
-    """Deletes all checkpoints except the `keep` newest, the best and the newest that is not after the step `healthy`,
-    and partly written ones of a killed process. A checkpoint loses its name first, so that no reader takes a half
-    deleted one for complete."""
+def prune(run_dir: Path, keep: int, needed: Collection[int | None], healthy: Collection[int | None] = ()) -> None:
+    """Deletes all checkpoints except the `keep` newest, those of the steps `needed`, and for each step of `healthy` the
+    newest that is not after it; and partly written ones of a killed process. A checkpoint loses its name first, so that
+    no reader takes a half deleted one for complete."""
     restore(run_dir)
     saved = checkpoints(run_dir)
-    spared = {best_step, newest_until(saved, healthy)}
+    spared = {*needed, *(newest_until(saved, step) for step in healthy)}
     for step, folder in saved[:-keep]:
         if step not in spared:
             folder.rename(partial_path(folder))

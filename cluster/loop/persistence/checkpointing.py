@@ -28,6 +28,7 @@ from squelch.cluster.loop.persistence.state import LoopState, amend
 from squelch.cluster.loop.stopwatch import Stopwatch
 from squelch.cluster.loop.watchers.alarms import Alarms
 from squelch.cluster.loop.watchers.validation import Validation
+from squelch.cluster.own_thread import OwnThread
 
 
 class Checkpointing:
@@ -63,17 +64,32 @@ class Checkpointing:
     def begin(self, step: int, state: LoopState) -> None:
         """Starts to write the checkpoint of a step, with the loop's present state."""
         state.seconds += self._stopwatch.lap()
-        self.learning.saving.begin(self._write(step, json.loads(json.dumps(vars(state)))))
+        loop = json.loads(json.dumps(vars(state)))
+        self.learning.saving.begin(self._write(step, loop, self.validation.best_step, self.alarms.healthy_until))
 
-    async def _write(self, step: int, loop: dict[str, Any]) -> None:
+    async def _write(self, step: int, loop: dict[str, Any], best: int, healthy: int | None) -> None:
         started = time.time()
         await self.archiving.finish()
         parts = await self.learning.save(checkpoint_dir(self.run_dir, step), step, loop)
-        spared = self.validation.best_step, self.alarms.healthy_until
-        await asyncio.to_thread(prune, self.run_dir, self.loop.keep_checkpoints, *spared)
+        await self._prune(best, healthy)
         ended = time.time()
         self.run_log.event("learner", "checkpoint", started, ended, step=step, seconds=parts)
         self.run_log.carry({"seconds/checkpoint_write": ended - started})
+
+    async def _prune(self, best: int, healthy: int | None) -> None:
+        """Deletes the checkpoints that are needed neither by the state of the one that was written (`best`, `healthy`)
+        nor by the present one: later steps that the present state names may have no checkpoint yet."""
+        needed = {best, self.validation.best_step, self.alarms.named}
+        limits = {healthy, self.alarms.healthy_until}
+        bound_s, call = self.learning.config.learner.checkpoint_timeout_s, asyncio.get_running_loop().run_in_executor
+        pruning = call(OwnThread(), prune, self.run_dir, self.loop.keep_checkpoints, needed, limits)
+        if not (await asyncio.wait({pruning}, timeout=bound_s))[0]:
+            raise TimeoutError(
+                f"{self.run_dir / 'checkpoints'}: the disk has not deleted the checkpoints that are not needed within "
+                f"{bound_s:g} s (learner.checkpoint_timeout_s); is it still there? Continue with --resume once it "
+                "answers"
+            )
+        await pruning
 
     def amend(self, step: int, facts: dict[str, Any]) -> None:
         """Replaces fields of the loop's state in the checkpoint of a step."""

@@ -40,6 +40,8 @@ class Alarms(Watcher):
         self._soundness = Soundness(pictures_alone=config.pictures_alone)
         self._blind: tuple[str, ...] = ()
         """Metrics of the probe's alarm that were unknown in the last evaluation; a resumed run reports them again."""
+        self._named: tuple[int, int] | None = None
+        """The step of the last report that named a checkpoint, and the checkpoint's."""
 
     async def after_train(self, step: Step) -> Ending | None:
         """The pause for what was reported since the step before, if the run pauses for alarms."""
@@ -108,6 +110,7 @@ class Alarms(Watcher):
         kept = newest_until(checkpoints(self.run_dir), self.healthy_until)
         which = "no checkpoint is from before it"
         if kept is not None:
+            self._named = step, kept
             which = f"checkpoints/step-{kept} is from before it, and stays"
         self._report(step, event, f"{text}; {which}", checkpoint=kept, **facts)
         if self.config.loop.on_alarm == "pause":
@@ -134,6 +137,15 @@ class Alarms(Watcher):
         known = (*(alarm.since for alarm in watching), self._soundness.until)
         return min((step for step in known if step is not None), default=None)
 
+    @property
+    def named(self) -> int | None:
+        """Step of the checkpoint that the last report names, while what it reported lasts: a newer one from before it
+        may have been written at that moment."""
+        if self._named is None:
+            return None
+        reported, kept = self._named
+        return kept if self.healthy_until is None or self.healthy_until < reported else None
+
     def _report(self, step: int, event: str, text: str, **facts: Any) -> None:
         """Reports an alarm in the log, in the terminal and as an event."""
         now = time.time()
@@ -142,14 +154,16 @@ class Alarms(Watcher):
         self.run_log.event("scorer", event, now, now, step=step, **facts, text=text)
 
     def state(self) -> dict[str, Any]:
-        """The states of both alarms, and of the judge's baseline."""
-        return {**self.alarm.state(), "probe": self.probe_alarm.state(), "soundness": self._soundness.state()}
+        """The states of both alarms and of the judge's baseline, and the checkpoint that the last report names."""
+        states = {"probe": self.probe_alarm.state(), "soundness": self._soundness.state()}
+        return {**self.alarm.state(), **states, "named": self._named}
 
     def restore(self, state: dict[str, Any], anew: Collection[str]) -> None:
         """An alarm compares with a level, so it starts over if the measurement has changed."""
         if "scorings" not in anew:
-            own = {key: value for key, value in state.items() if key not in ("probe", "soundness")}
+            own = {key: value for key, value in state.items() if key not in ("probe", "soundness", "named")}
             self.alarm.restore(own)
+            self._named = tuple(state["named"]) if state.get("named") else None
             self._soundness.restore(state["soundness"])
         if "probe" not in anew:
             kept = {name: own for name, own in state["probe"].items() if "answers" not in anew or name != "dependence"}

@@ -18,7 +18,7 @@ from squelch.cluster.loop.persistence.state import LoopState
 from squelch.cluster.signals import Interrupted
 
 
-@pytest.mark.parametrize(("best", "played"), [(20, "step 20"), (0, "initial"), (-1, "step 40")])
+@pytest.mark.parametrize(("best", "played"), [(20, "step 20"), (0, "initial"), (-1, "step 40"), (30, "step 40")])
 def test_the_best_weights_are_those_of_the_best_validation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: int, played: str
 ) -> None:
@@ -33,6 +33,7 @@ def test_the_best_weights_are_those_of_the_best_validation(
     folder, step = evaluation._weights(load("frozenlake"), tmp_path, "best", said.append, lambda key: None)
     assert step == played and played.removeprefix("step ") in str(folder)
     assert len(said) == (best != 20), "a checkpoint that is not the best is reported"
+    assert best != 30 or "because step-30 is missing" in said[0]
 
 
 @pytest.mark.parametrize("checkpoint", ["²", "٢٠", "-20", "20 ", "", "9" * 5000])

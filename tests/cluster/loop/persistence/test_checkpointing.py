@@ -11,8 +11,9 @@ import pytest
 
 from squelch.cluster.control.actor_errors import Refused
 from squelch.cluster.loop.coordinator import Coordinator
-from squelch.cluster.loop.persistence.checkpoint_folders import checkpoint_dir, checkpoints
+from squelch.cluster.loop.persistence.checkpoint_folders import checkpoint_dir, checkpoints, prune
 from squelch.cluster.loop.persistence.state import read_state
+from squelch.cluster.loop.watchers.alarms import Alarms
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.learner.checkpoint import seal as sealing
 from tests.fakes import clock
@@ -292,3 +293,85 @@ def test_a_run_that_fails_otherwise_meanwhile_still_has_the_checkpoint(tmp_path:
     with pytest.raises(OSError, match="the filter's disk is gone"):
         drive(world, archive, prepare)
     assert [step for step, _ in checkpoints(world.config.run_dir)] == [2]
+
+
+def test_a_run_that_fails_with_its_ranks_lost_still_has_the_checkpoint_whose_files_are_complete(tmp_path: Path) -> None:
+    world = slow(tmp_path)
+
+    def prepare(coordinator: Coordinator) -> None:
+        on_a_slow_disk(coordinator)
+
+        async def fails(number: int) -> None:
+            await asyncio.sleep(SAVE_S + DISK_S / 2)
+            asyncio.get_running_loop().call_later(DISK_S / 4, coordinator.fleet.learner.kill)
+            raise OSError("the filter's disk is gone")
+
+        decided = coordinator.steps.decided
+        coordinator.steps.decided = lambda number: decided(number) if number < 3 else fails(number)
+
+    with pytest.raises(OSError, match="the filter's disk is gone"):
+        drive(world, FakeArchive(), prepare)
+    assert [step for step, _ in checkpoints(world.config.run_dir)] == [2]
+
+
+def test_a_disk_that_hangs_in_deleting_ends_the_run_with_the_folder(tmp_path: Path) -> None:
+    world = slow(tmp_path, "learner.checkpoint_timeout_s=100")
+
+    def prepare(coordinator: Coordinator) -> None:
+        loop = asyncio.get_running_loop()
+        hangs = lambda executor, call, *own: loop.create_future() if call is prune else run(executor, call, *own)  # noqa: E731
+        run, loop.run_in_executor = loop.run_in_executor, hangs
+
+    with pytest.raises(TimeoutError, match=r"checkpoints: the disk has not deleted .* within 100 s"):
+        drive(world, FakeArchive(), prepare)
+    assert [step for step, _ in checkpoints(world.config.run_dir)] == [2]
+
+
+def test_the_best_checkpoint_stays_until_the_one_of_a_better_step_is_on_the_disk(tmp_path: Path) -> None:
+    world = slow(tmp_path, "loop.checkpoint_every=1", "loop.keep_checkpoints=1", "loop.max_staleness=1")
+
+    def prepare(coordinator: Coordinator) -> None:
+        on_a_slow_disk(coordinator)
+        validation = coordinator.checkpointing.validation
+
+        def validate(kind: str, _: int) -> None:
+            call = f"{kind} {world.calls[kind]}"
+            validation.best_step = {"learner.save 1": 1, "learner.train 3": 3}.get(call, validation.best_step)
+            if call == "learner.save 3":
+                asyncio.get_running_loop().call_later(0.5, clock.crash)
+
+        world.on_call = validate
+
+    with pytest.raises(clock.Crashed):
+        drive(world, FakeArchive(), prepare)
+    assert [step for step, _ in checkpoints(world.config.run_dir)] == [1, 2]
+    assert read_state(checkpoint_dir(world.config.run_dir, 2)).best_step == 1
+
+
+def test_the_checkpoint_that_an_alarm_names_stays_although_a_newer_one_from_before_it_follows(tmp_path: Path) -> None:
+    words = ("loop.steps=6", "loop.checkpoint_every=1", "loop.keep_checkpoints=1", "loop.max_staleness=1")
+    world, said = slow(tmp_path, *words), list[Alarms]()
+
+    def prepare(coordinator: Coordinator) -> None:
+        on_a_slow_disk(coordinator)
+        alarms = coordinator.checkpointing.alarms
+
+        def note(kind: str, _: int) -> None:
+            call = f"{kind} {world.calls[kind]}"
+            if call == "learner.train 3":  # step 2 waits for the disk
+                alarms.alarm.since = 2
+                alarms._report_fall(3, "input_dependence_falling", "it falls")
+                said.append(alarms)
+            elif call == "learner.save 4":
+                asyncio.get_running_loop().call_later(0.5, clock.crash)
+
+        world.on_call = note
+
+    with pytest.raises(clock.Crashed):
+        drive(world, FakeArchive(), prepare)
+    assert [step for step, _ in checkpoints(world.config.run_dir)] == [1, 2, 3]
+    restored = Alarms(world.config, said[0].run_log)
+    restored.restore(read_state(checkpoint_dir(world.config.run_dir, 3)).watchers["alarms"], ())
+    assert restored.named == 1
+    restored.alarm.since = 5
+    assert restored.named is None, "the fall is over"

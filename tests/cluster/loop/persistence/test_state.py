@@ -157,7 +157,7 @@ def test_pruning_keeps_the_newest_and_the_best_and_clears_half_written_ones(tmp_
     replaced = partial_path(checkpoint_dir(tmp_path, 4).with_name("step-4.replaced"))
     for half in (partial_path(checkpoint_dir(tmp_path, 5)), gathering, partial_path(gathering), replaced):
         half.mkdir()
-    prune(tmp_path, keep=2, best_step=4)
+    prune(tmp_path, keep=2, needed={4})
     assert [step for step, _ in checkpoints(tmp_path)] == [4, 10, 30]
     assert not list((tmp_path / "checkpoints").glob(".*"))
 
@@ -165,7 +165,7 @@ def test_pruning_keeps_the_newest_and_the_best_and_clears_half_written_ones(tmp_
 def test_a_checkpoint_that_a_killed_process_was_about_to_replace_is_kept_and_continued_from(tmp_path):
     save(tmp_path, 3)
     checkpoint_dir(tmp_path, 3).rename(partial_path(checkpoint_dir(tmp_path, 3).with_name("step-3.replaced")))
-    prune(tmp_path, keep=2, best_step=-1)
+    prune(tmp_path, keep=2, needed=())
     assert checkpoints(tmp_path) == [(3, checkpoint_dir(tmp_path, 3))]
 
 

@@ -74,7 +74,7 @@ class Host:
         (partial / "sharded/0-0.safetensors").write_text(f"weights of {step}")
         (partial / "loop.json").write_text(json.dumps({"clock": step}))
         partial.rename(self.folder / f"checkpoints/step-{step}")
-        prune(self.folder, 2, best_step=-1)
+        prune(self.folder, 2, needed=())
 
     def resume(self) -> None:
         """Cuts off what follows the newest checkpoint, as a resumed run does."""
