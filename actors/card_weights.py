@@ -53,6 +53,11 @@ class CardWeights:
         self._ticket: WeightsFile | None = None
         self._filled = 0
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the block."""
+        return self._block.numel()
+
     def begin(self, timeout_s: float) -> bool:
         """Takes back the present version once its readers have ended, or after `timeout_s`; whether they have ended."""
         ticket, self._ticket = self._ticket, WeightsFile()

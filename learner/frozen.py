@@ -179,6 +179,11 @@ class Copies:
         self._card: CardWeights | None = None
         self._present: Copy | None = None
 
+    @property
+    def card_bytes(self) -> int:
+        """Bytes of the block on the card, which PyTorch's allocator does not count."""
+        return 0 if self._card is None else self._card.num_bytes
+
     def next(self, table: Sequence[TensorEntry]) -> Copy | None:
         """An empty copy for the next version, after the present one; None if the weights are not shared."""
         self.free()

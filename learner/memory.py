@@ -11,7 +11,7 @@ recipe.
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -274,13 +274,14 @@ def _smallest_card() -> int | None:
 
 
 @contextmanager
-def full_card_explained(learner: LearnerConfig) -> Iterator[None]:
-    """Within this context, memory that runs out on the rank's GPU is a RuntimeError which says who holds how much."""
+def full_card_explained(learner: LearnerConfig, outside: Callable[[], int] = lambda: 0) -> Iterator[None]:
+    """Within this context, memory that runs out on the rank's GPU is a RuntimeError which says who holds how much.
+    `outside`: bytes that this process holds there, and PyTorch's allocator does not."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info()
-        own, share = torch.cuda.memory_reserved(), int(total * min(1, learner.num_gpus))
+        own, share = torch.cuda.memory_reserved() + outside(), int(total * min(1, learner.num_gpus))
         others = total - free - own
         foreign = others > total - share + RUNTIME
         helps = (
@@ -291,8 +292,9 @@ def full_card_explained(learner: LearnerConfig) -> Iterator[None]:
             "learner.activation_checkpointing=true"
         )
         raise RuntimeError(
-            f"the GPU's memory ran out: this rank holds {own / GIB:.1f} GiB of its share of {share / GIB:.1f}, other "
-            f"processes {others / GIB:.1f}, and {free / GIB:.1f} of {total / GIB:.1f} are free; {helps} ({error})"
+            f"the GPU's memory ran out: this rank holds {own / GIB:.1f} GiB of its share of {share / GIB:.1f}, "
+            f"everything else, contexts included, {others / GIB:.1f}, and {free / GIB:.1f} of {total / GIB:.1f} are "
+            f"free; {helps} ({error})"
         ) from error
 
 

@@ -156,23 +156,29 @@ class LearnerRank:
             self._copies.free()
         groups = self._fetch(f"step {step}", refs, group_ids)
         fetch = time.perf_counter() - start
-        with full_card_explained(self.config):
+        with self._explained():
             report = self.trainer.train_step(step, groups, terms)
         card = self._card.take()
         return replace(report, seconds={**report.seconds, "fetch": fetch}, cards=() if card is None else (card,))
 
     def decompose(self, refs: Sequence[Any], group_ids: Sequence[str]) -> Decomposition:
         """The gradient decomposition of these groups; no update is made."""
-        return decompose(self.trainer, self._fetch("gradients", refs, group_ids))
+        groups = self._fetch("gradients", refs, group_ids)
+        with self._explained():
+            return decompose(self.trainer, groups)
 
     def imitate(self, step: int, rows: Sequence[Row]) -> Imitation:
         """One supervised optimizer step on the rows."""
-        with full_card_explained(self.config):
+        with self._explained():
             return imitation.imitate(self.trainer, rows, step)
 
     def imitation_loss(self, rows: Sequence[Row]) -> float:
         """The mean loss of the rows, nats per sampled token; the weights do not change."""
         return imitation.imitation_loss(self.trainer, rows)
+
+    def _explained(self) -> AbstractContextManager[None]:
+        copies = self._copies
+        return full_card_explained(self.config, lambda: 0 if copies is None else copies.card_bytes)
 
     def _fetch(self, what: str, refs: Sequence[Any], group_ids: Sequence[str]) -> Groups:
         """The groups' trajectories. Raises RuntimeError when their tables do not arrive within `step_timeout_s`."""
@@ -189,7 +195,8 @@ class LearnerRank:
 
     def publish(self, version: int, dtype: str) -> WeightBundle | None:
         """The weights as `version` in `dtype`, which rank 0 puts into the object store; other ranks return None."""
-        return self.trainer.publish(version, ray.put, DTYPES.get(dtype, torch.float32), self._copies)
+        with self._explained():
+            return self.trainer.publish(version, ray.put, DTYPES.get(dtype, torch.float32), self._copies)
 
     def chunk(self, number: int) -> dict[str, np.ndarray]:
         """A chunk of the version that was published last, on rank 0. A thread of its own makes these calls."""

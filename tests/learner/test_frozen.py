@@ -121,6 +121,7 @@ def test_what_lies_on_the_card_stays_there_in_a_training_step_and_sealed_memory_
         trainer, later = Trainer(model_dir, make_config()), Later(transfer)
         bundle = trainer.publish(1, lambda chunk: chunk, copies=later.copies)
         later.copies.free()
+        assert (later.copies.card_bytes >= bundle.num_bytes) == (transfer == "ipc")
         if transfer == "ipc":
             assert read(bundle) == bundle.checksum, "a worker that joins late reads it as well"
         else:

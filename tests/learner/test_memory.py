@@ -13,6 +13,7 @@ from squelch.actors.packed.layout import Layout
 from squelch.actors.packed.packing import pack
 from squelch.cluster.config import load
 from squelch.learner import memory
+from squelch.learner import rank as rank_module
 from squelch.learner.config import LearnerConfig
 from squelch.learner.decomposition.statistics import MAX_GRADIENTS
 from squelch.learner.kernels.linear import use_fast_products
@@ -146,33 +147,44 @@ def test_a_rank_has_its_share_of_the_smallest_card_and_no_context_is_made_to_kno
 
 
 @pytest.mark.parametrize(
-    ("own", "free", "message"),
+    ("own", "outside", "free", "message"),
     [
         (
             20,
+            0,
             2,
-            r"holds 20\.0 GiB of its share of 40\.0, other processes 58\.0, and 2\.0 of 80\.0 .*end them \(nvidia-smi",
+            r"holds 20\.0 GiB of its share of 40\.0, everything else, .*58\.0, and 2\.0 of 80\.0 .*end them",
         ),
         (
             39,
+            2,
             1,
-            r"holds 39\.0 GiB of its share of 40\.0, other processes 40\.0, and 1\.0 of 80\.0 .*lower learner\.token_b",
+            r"holds 39\.0 GiB of its share of 40\.0, everything else, .*40\.0, and 1\.0 of 80\.0 .*lower learner\.to",
         ),
     ],
 )
 def test_a_card_that_fills_in_mid_run_is_named_with_who_holds_how_much(
-    monkeypatch: pytest.MonkeyPatch, own: int, free: int, message: str
+    monkeypatch: pytest.MonkeyPatch, own: int, outside: int, free: int, message: str
 ) -> None:
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB")
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free * memory.GIB, 80 * memory.GIB))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: own * memory.GIB)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: (own - outside) * memory.GIB)
+    monkeypatch.setattr(rank_module, "decompose", full)
     rank = LearnerRank(0, "", LearnerConfig(num_gpus=0.5), 0, 1.0)
-    monkeypatch.setattr(rank, "trainer", SimpleNamespace(train_step=full), raising=False)
+    monkeypatch.setattr(rank, "trainer", SimpleNamespace(train_step=full, publish=full), raising=False)
     monkeypatch.setattr(rank, "_fetch", lambda *_: [])
-    with pytest.raises(RuntimeError, match=message + r".*Tried to allocate 3\.00 GiB"):
-        rank.train_step(1, [], [], StepTerms())
+    if outside:
+        copies = SimpleNamespace(card_bytes=outside * memory.GIB, free=lambda: None)
+        monkeypatch.setattr(rank, "_copies", copies)
+    for call in (
+        lambda: rank.train_step(1, [], [], StepTerms()),
+        lambda: rank.decompose([], []),
+        lambda: rank.publish(1, "bfloat16"),
+    ):
+        with pytest.raises(RuntimeError, match=message + r".*Tried to allocate 3\.00 GiB"):
+            call()
 
 
 def test_a_rank_holds_whole_experts() -> None:
