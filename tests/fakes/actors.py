@@ -58,8 +58,8 @@ class Fault:
     """What befalls the `call`-th call (from 1) of one kind, e.g. `player.play`, counted over all actors of that kind.
 
     `what`: `die` (the process is gone, before or after the work as `after` says), `hang` (no answer, ever; a learner
-    does not tell its progress either), `stall` (as `hang`, but its processes answer), `fail` (RuntimeError), `refuse`
-    (ValueError), `lose` (a player's group whose worker died).
+    does not tell its progress either), `stall` (as `hang`, but its processes answer), `fail` (RuntimeError), `fill`
+    (as `fail`, with figures of its own), `refuse` (ValueError), `lose` (a player's group whose worker died).
     """
 
     kind: str
@@ -157,6 +157,8 @@ class World:
             await actor.while_alive(asyncio.sleep(NEVER_S))
         if fault.what == "fail":
             raise Failed(f"{fault.kind} failed", RuntimeError(f"{fault.kind} failed"))
+        if fault.what == "fill":
+            raise Failed(f"{fault.kind} failed", RuntimeError(f"the memory ran out: {fault.call} GiB are free"))
         if fault.what == "load nothing":
             raise Failed(f"{fault.kind} failed", TransferRefused("no memory is left"))
         if fault.what == "refuse":

@@ -261,7 +261,7 @@ class Learning:
 
     async def call(self, row: Call[P, R], *arguments: P.args, **named: P.kwargs) -> R:
         """One call, repeated with each new group of ranks."""
-        failure: str | None = None
+        failure: tuple[type, str] | None = None
         if row is not WRITE:
             await self.saving.wait_for_files()
         while True:
@@ -277,9 +277,14 @@ class Learning:
             except LOST as error:
                 self.recovery.mark_dead(error, learner)
                 if isinstance(error, Failed):
-                    if self.recovery.cause == failure:
+                    if _kind(error) == failure:
                         raise
-                    failure = self.recovery.cause
+                    failure = _kind(error)
+
+
+def _kind(error: Failed) -> tuple[type, str]:
+    """What a repeated error has in common: what follows the colon holds figures and addresses."""
+    return type(error.cause), str(error.cause).partition(": ")[0]
 
 
 def learner_metrics(report: StepReport | None) -> dict[str, float]:
