@@ -87,6 +87,7 @@ def on_cards(
     """A cluster with a node of each kind of card, which says that its card has so many GiB, sees none (None), or fails
     so; a kind of 0 GiB is busy. Returns the options with which cards were asked."""
     asked: list[dict] = []
+    waits: list[float] = []
 
     def remote(**options: Any) -> Any:
         asked.append(options)
@@ -98,12 +99,16 @@ def on_cards(
         return None if found is None else int(found * gpus * GIB)
 
     def wait(tasks: list[str], num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
-        return [task for task in tasks if kinds[task] != 0], [task for task in tasks if kinds[task] == 0]
+        waits.append(timeout)
+        ready = [task for task in tasks if kinds[task] != 0][:num_returns]
+        return ready, [task for task in tasks if task not in ready]
 
     nodes = [Node("10.0.0.1", {"GPU": 8}, {KIND: kind, "pool": "learner"}) for kind in kinds]
     others = [Node("10.0.0.2", {"GPU": 8}, {KIND: "T4"}), Node("10.0.0.3", {"CPU": 8}, {"pool": "learner"})]
     monkeypatch.setattr(bootstrap, "alive_nodes", lambda: [*nodes, *others])
-    fake = SimpleNamespace(remote=remote, wait=wait, get=answer, cancel=lambda task: asked.append({"cancelled": task}))
+    fake = SimpleNamespace(
+        remote=remote, wait=wait, get=answer, cancel=lambda task: asked.append({"cancelled": task, "waits": waits})
+    )
     monkeypatch.setattr(bootstrap, "ray", fake)
     return asked
 
@@ -132,10 +137,22 @@ def test_a_card_of_each_kind_that_ranks_may_get_is_asked_and_the_smallest_counts
     assert "for 12.0 GiB of a GPU per rank" in said[0]
 
 
-def test_a_kind_whose_cards_are_taken_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = on_cards(monkeypatch, {"A100": 80, "L4": 0})
+def test_a_kind_whose_cards_are_taken_is_left_out_soon_after_the_first_answer_and_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = on_cards(monkeypatch, {"A100": 80, "H100": 90, "L4": 0})
     assert bootstrap.memory_of_a_card(with_card()) == 80 * GIB
-    assert asked[-1] == {"cancelled": "L4"}
+    assert asked[-1] == {"cancelled": "L4", "waits": [300.0, 20.0]}
+    assert caplog.messages == ["learner.token_budget=auto: left out, all taken: the L4 of the cluster"]
+
+
+def test_only_unlabelled_cards_answer_for_unlabelled_ones() -> None:
+    nodes = [Node(f"10.0.0.{i}", {"GPU": 1}, {KIND: kind} if kind else {}) for i, kind in enumerate(("A100", "", "L4"))]
+    unknown = "a node of the cluster without a label of its card"
+    asked = bootstrap.card_selectors(LearnerConfig(num_gpus=1), nodes)
+    assert asked.pop(unknown) == {KIND: "!in(A100, L4)"}
+    assert asked == {f"the {kind} of the cluster": {KIND: kind} for kind in ("A100", "L4")}
+    assert bootstrap.card_selectors(LearnerConfig(num_gpus=1), nodes[1:2]) == {unknown: {}}
 
 
 @pytest.mark.parametrize(
@@ -144,7 +161,7 @@ def test_a_kind_whose_cards_are_taken_is_left_out(monkeypatch: pytest.MonkeyPatc
         ({"A100": 0}, r"^learner\.token_budget=auto: no GPU of the cluster said .* \(none answered in 300 s\)"),
         ({"A100": 80, "L4": None}, r"^learner\.token_budget=auto: torch sees no CUDA device on the L4 of the cluster"),
         ({"A100": RayError("lost")}, r"^learner\.token_budget=auto: no GPU .* \(lost\); set learner\.max_memory_gib"),
-        ({}, r"^learner\.token_budget=auto: no GPU of the cluster said"),
+        ({}, r"auto: no node that learner\.label_selector admits \(pool=learner\) has learner\.num_gpus=1 GPUs; "),
     ],
 )
 def test_cards_that_do_not_answer_are_refused_and_the_reason_named(
