@@ -185,7 +185,7 @@ def test_at_most_five_of_our_functions_are_between_the_coordinator_and_the_train
     seen: list[list[str]] = []
     made = shell.threaded("LearnerRank", LEARNER_RANK.target, LEARNER_RANK.methods).__ray_metadata__.modified_class
     rank = object.__new__(LearnerRank)
-    rank._copies = None
+    rank.config, rank._copies = settings(tmp_path).learner, None
     rank.trainer = SimpleNamespace(train_step=lambda *_: seen.append(own_functions(sys._getframe(1))) or 1 / 0)
     monkeypatch.setattr(rank, "_fetch", lambda *_: [], raising=False)
 
