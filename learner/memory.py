@@ -127,8 +127,9 @@ class HostEstimate:
     """Pinned copies of master weights and moments, from which a refused step is undone."""
     staging: int
     """The most that a rank holds at once of a weight that is converted while it is loaded (`actors.conversion`), of a
-    checkpoint's part, of an export's file, or of a publication's chunks; of a rank that is alone, also of a whole
-    version, which it may share in memory with workers on its card."""
+    checkpoint's part, of an export's file and the copies of a layer's experts, or of a publication's chunks; of a rank
+    that is alone, also of a whole version, which it may share in memory with workers on its card; or of the state that
+    a resume reads, beyond the room that `state` and `snapshot` take later."""
 
     @property
     def total(self) -> int:
@@ -148,11 +149,11 @@ def host_estimate(config: PreTrainedConfig, learner: LearnerConfig, world_size: 
     model = skeleton(config)
     own, held = _Numbers.of(model, learner, world_size), 4 * _Numbers.of(model, learner).policy  # of float32
     copies = 2 * (CHUNK_BYTES + 4 * max(p.numel() for p in model.parameters()))
-    return HostEstimate(
-        state=own.state * learner.cpu_offload,
-        snapshot=own.snapshot * (learner.minibatches > 1),
-        staging=max(min(held, EXPORT_BYTES), min(3 * held // world_size, PART_BYTES), copies, held * (world_size == 1)),
-    )
+    exported = min(held, EXPORT_BYTES) + 4 * max((p.numel() for p in model.parameters() if p.dim() == 3), default=0)
+    staging = max(exported, min(3 * held // world_size, PART_BYTES), copies, held * (world_size == 1))
+    state, snapshot = own.state * learner.cpu_offload, own.snapshot * (learner.minibatches > 1)
+    resumed = own.saved + own.weights * learner.cpu_offload
+    return HostEstimate(state, snapshot, max(staging, resumed - state - snapshot))
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,16 @@ class _Numbers:
     def state(self) -> int:
         """Bytes of master weights, gradients and moments, and of the reference's weights."""
         return 4 * (self.policy + 3 * self.trained + self.critic + 3 * self.critic_trained + self.reference)
+
+    @property
+    def weights(self) -> int:
+        """Bytes of the weights alone."""
+        return 4 * (self.policy + self.critic + self.reference)
+
+    @property
+    def saved(self) -> int:
+        """Bytes of what a checkpoint holds: weights and moments."""
+        return 4 * (self.policy + 2 * self.trained + self.critic + 2 * self.critic_trained)
 
     @property
     def snapshot(self) -> int:

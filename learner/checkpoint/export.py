@@ -107,9 +107,13 @@ class _Files:
         if self.names[name] != self.current:
             self._write()
             self.current = self.names[name]
-        for part, own in as_published(config, [(name, tensor)]):
-            self.open[part] = own if own is tensor else own.clone()  # views of one memory cannot be written
-            self.written[part] = self.current
+        try:
+            for part, own in as_published(config, [(name, tensor)]):
+                self.open[part] = own if own is tensor or _is_whole(own) else _copy(own)
+                self.written[part] = self.current
+        except Exception as error:  # as in `_write`; whatever transformers raises must not leave the ranks apart
+            self.failure = OSError(f"{name} cannot be written as published folders hold it: {error!r}")
+            self.failure.__cause__ = error
         self.num_bytes += tensor.numel() * tensor.element_size()
 
     def _write(self) -> None:
@@ -128,3 +132,12 @@ class _Files:
         if len(set(self.names.values())) > 1:
             index = {"metadata": {"total_size": self.num_bytes}, "weight_map": self.written}
             (self.path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is all of its memory; views of one memory cannot be written."""
+    return tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)

@@ -1,7 +1,6 @@
 """The state of a trained module as named tensors, and what makes a checkpoint one of this run's model."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,8 +68,8 @@ class Trained:
             found |= {f"{self.name}/{key}/{name}": own for key in MOMENTS} | {f"{self.name}/step/{name}": STEP}
         return found
 
-    def restore(self, found: Mapping[str, Tensor], stepped: list[str]) -> None:
-        """Takes over the tensors that were read for `pieces(stepped)`."""
+    def restore(self, found: dict[str, Tensor], stepped: list[str]) -> None:
+        """Takes over the tensors that were read for `pieces(stepped)`, and removes them from `found`."""
         restore_parameters(self.name, self.module, found)
         own = entries(self.module)
         self.optimizer.state.clear()
@@ -78,7 +77,7 @@ class Trained:
             state = {"step": torch.zeros((), dtype=torch.float32, device=own[name].device)}
             state |= {key: torch.zeros_like(own[name], memory_format=torch.preserve_format) for key in MOMENTS}
             for key, tensor in state.items():
-                held(tensor).copy_(found[f"{self.name}/{key}/{name}"])
+                held(tensor).copy_(found.pop(f"{self.name}/{key}/{name}"))
             self.optimizer.state[own[name]] = state
 
 
@@ -93,10 +92,10 @@ def parameter_pieces(name: str, module: nn.Module) -> dict[str, Piece]:
 
 
 @torch.no_grad()
-def restore_parameters(name: str, module: nn.Module, found: Mapping[str, Tensor]) -> None:
-    """Takes over the tensors that were read for `parameter_pieces`."""
+def restore_parameters(name: str, module: nn.Module, found: dict[str, Tensor]) -> None:
+    """Takes over the tensors that were read for `parameter_pieces`, and removes them from `found`."""
     for each, tensor in entries(module).items():
-        held(tensor).copy_(found[f"{name}/{PARAMETER}/{each}"])
+        held(tensor).copy_(found.pop(f"{name}/{PARAMETER}/{each}"))
 
 
 def identity(policy: Policy, model_dir: Path | None) -> dict[str, Any]:

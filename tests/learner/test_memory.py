@@ -210,6 +210,7 @@ def test_the_host_memory_of_ranks_on_gpus_is_counted_and_what_cannot_fit_is_refu
     )
     assert offloaded is not None and plain is not None
     assert (offloaded.state, offloaded.snapshot, plain.state) == (16 * size // 4, 0, 0)
+    assert plain.staging == 12 * size // 4 and offloaded.staging < 5 * memory.GIB, "a resume reads weights and moments"
     assert memory.host_estimate(config, LearnerConfig(), 4) is None
     put_cards(monkeypatch, 80)
     monkeypatch.setattr(memory, "_free", lambda: 64 * memory.GIB)

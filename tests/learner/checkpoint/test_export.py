@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     LlamaConfig,
+    PreTrainedConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
 )
@@ -34,7 +36,9 @@ from squelch.actors.rollout.worker import Engine
 from squelch.actors.text.chat_template import reads_as_written
 from squelch.envs.config import EnvironmentConfig
 from squelch.learner.batching import Row, collate
+from squelch.learner.checkpoint import export as exporting
 from squelch.learner.checkpoint.export import export
+from squelch.learner.publish import published
 from squelch.learner.tensors import inputs_of
 from squelch.learner.trainer import Trainer
 from squelch.learner.warmup import tiny, tiny_model
@@ -214,3 +218,38 @@ def test_the_export_of_a_mixture_holds_each_expert_as_published_folders_do(
     wanted = load_file(tmp_path / "base" / "model.safetensors")
     assert found.keys() == wanted.keys() and all(found[name].equal(wanted[name]) for name in wanted)
     check_model_folder(tmp_path / "export")
+
+
+def test_a_weight_that_cannot_be_converted_fails_the_export_by_its_name_once_all_are_gathered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vllm_support.make_mixture("mixtral", 0).save_pretrained(tmp_path / "base")
+    policy, gathered = Trainer(tmp_path / "base", make_config()).policy, []
+    convert, gather = exporting.as_published, exporting.gathered
+
+    def refuses(config: Any, weights: list[tuple[str, torch.Tensor]]) -> Any:
+        if weights[0][0] == "model.norm.weight":
+            raise RuntimeError("sizes differ")
+        return convert(config, weights)
+
+    def noted(*arguments: Any) -> Any:
+        for name, tensor in gather(*arguments):
+            gathered.append(name)
+            yield name, tensor
+
+    monkeypatch.setattr(exporting, "as_published", refuses)
+    monkeypatch.setattr(exporting, "gathered", noted)
+    with pytest.raises(OSError, match=r"model\.norm\.weight cannot be written .*sizes differ"):
+        export(tmp_path / "export", policy, tmp_path / "base")
+    assert gathered == list(published(policy)), "the other ranks are in these collectives"
+
+
+def test_an_export_copies_only_views_that_share_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporting, "as_published", lambda config, weights: given)
+    files, whole, two = exporting._Files(tmp_path, {"w": "one"}, True), torch.ones(4), torch.ones(2, 3, 5)
+    given = [("whole", whole.view(4)), ("first", two[0].T), ("second", two[1])]
+    files.add("w", whole, PreTrainedConfig())
+    files.finish()
+    files.add("w", whole, PreTrainedConfig())
+    assert files.open["whole"].data_ptr() == whole.data_ptr()
+    assert {name: own.shape for name, own in load_file(tmp_path / "one").items()} == {n: own.shape for n, own in given}

@@ -7,6 +7,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from squelch.learner.checkpoint import export as exporting
 from squelch.learner.checkpoint import folder as checkpoint
+from squelch.learner.checkpoint import shards
 from squelch.learner.checkpoint.export import export
 from squelch.learner.checkpoint.manifest import read_loop, read_manifest
 from squelch.learner.checkpoint.seal import seal
@@ -316,3 +317,15 @@ def test_with_a_reference_the_policy_is_what_comes_back_and_is_published(model_d
     untouched = Trainer(model_dir, make_config())
     references = zip(gathered(resumed.reference), gathered(untouched.policy), strict=True)
     assert all((kept == first).all() for (_, kept), (_, first) in references)
+
+
+def test_what_a_resume_has_read_is_freed_tensor_by_tensor(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, read, found = Trainer(model_dir, make_config()), shards.read, []
+    trainer.train_step(1, make_groups())
+    trainer.save(tmp_path / "step-1", {})
+    monkeypatch.setattr(shards, "read", lambda *own, **named: found.append(read(*own, **named)) or found[-1])
+    resumed = Trainer(model_dir, make_config())
+    resumed.load(tmp_path / "step-1")
+    assert found == [{}] and fingerprint(resumed) == fingerprint(trainer)
