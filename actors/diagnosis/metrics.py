@@ -149,7 +149,8 @@ METRICS: Table = {
         gauge(
             "squelch_reasoning_blind",
             "alarm/blind",
-            "Environments whose pictures alone show the task: 1 while the reasoning of either scope is blind, else 0",
+            "Environments whose pictures alone show the task: 1 if the last scorer step found the reasoning of either "
+            "scope blind, 0 if not, NaN if it did not decide that",
         ),
         gauge(
             "squelch_dependence_alarm",

@@ -18,11 +18,10 @@ q(Z | T_i, V_j) over the W other tasks j that were scored, the correction is
 
 as D's (`actors.diagnosis.links`), in which the draws are reasonings. Here they are tasks, each of which counts with its
 reasonings and in the mixtures of the others. So the interval is Student's t of the delete-one jackknife over tasks,
-with one degree of freedom less than there are tasks. Null: a part that was scored, drawn at random, counts as the own
-one (`budget.candidate_nulls`). Where a part says nearly all, the few other tasks under which a reasoning is likely
-are missing from most draws, and the estimate is too high: it is then large anyway.
-
-`text_alone` is the verdict of both, the grounds of the regime `blind` (`actors.diagnosis.regime`).
+with one degree of freedom less than there are tasks. Null: in each of RESAMPLES random deals, a task has one of the
+parts under which its reasonings were scored as their own, for all of them the same. Where a part says nearly all, the
+few other tasks under which a reasoning is likely are missing from most draws, and the estimate is too high: it is then
+large anyway.
 
 Invariants:
 
@@ -41,10 +40,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from squelch.actors.diagnosis.budget import candidate_nulls
 from squelch.actors.diagnosis.fixed_probe import MIN_TASKS, bounds_of
 from squelch.actors.diagnosis.links import MIN_DEPENDENCE_NATS, MIN_DEPENDENCE_SHARE
-from squelch.actors.diagnosis.uncertainty import LEVEL, Interval, Null, t_quantile
+from squelch.actors.diagnosis.uncertainty import LEVEL, RESAMPLES, Interval, Null, null_of, t_quantile
 
 
 @dataclass(frozen=True)
@@ -103,23 +101,47 @@ def read_part(
     own = swapped[np.arange(len(task)), task]
     if not np.isfinite(own).all():
         raise ValueError(f"{int((~np.isfinite(own)).sum())} of {len(own)} reasonings were not scored at their own task")
-    scored = ~np.isnan(swapped) & (part != part[task][:, None])
-    used = np.array([len(set(part[row])) >= MIN_TASKS - 1 for row in scored], dtype=bool)
-    if len(np.unique(task[used])) < MIN_TASKS:
+    used, scored = counted(swapped, task, part), _scored(swapped, task, part)
+    if not used.any():
         return None
     own, task, scored = own[used], task[used], scored[used]
     terms = np.where(scored, swapped[used], -np.inf)
     gain = own - _log_mean(terms)
-    itself = np.arange(swapped.shape[1]) == task[:, None]
-    candidates = np.where(scored | itself, swapped[used], np.nan)
     value, log_q = _mean_of_tasks(gain, task), own - gain
     return PartEvaluation(
         value=value,
         interval=_interval(own, terms, task, value),
-        null=candidate_nulls(candidates, np.ones(len(own)), task, log_q, seed)["mi_seq_est"] if nulls else None,
+        null=_null(own, terms, task, value, log_q, seed) if nulls else None,
         surprise=-_mean_of_tasks(log_q, task),
         tasks=len(np.unique(task)),
     )
+
+
+def counted(swapped: np.ndarray, task: np.ndarray, part: np.ndarray) -> np.ndarray:
+    """(n,) whether each reasoning counts in `read_part`, of the same arguments; none does where too few tasks would."""
+    used = np.array([len(set(part[row])) >= MIN_TASKS - 1 for row in _scored(swapped, task, part)], dtype=bool)
+    return used & (len(np.unique(task[used])) >= MIN_TASKS)
+
+
+def _scored(swapped: np.ndarray, task: np.ndarray, part: np.ndarray) -> np.ndarray:
+    """(n, N) the pairs with another part that were scored."""
+    return ~np.isnan(swapped) & (part != part[task][:, None])
+
+
+def _null(
+    own: np.ndarray, terms: np.ndarray, task: np.ndarray, value: float, log_q: np.ndarray, seed: Sequence[int]
+) -> Null:
+    """`value` among those of random deals. One draw a task: its reasonings are likely under the same parts, so that
+    draws of their own would average out what one task's chance does."""
+    scored = np.isfinite(terms)
+    columns, number = np.argsort(~scored, axis=1, kind="stable"), scored.sum(axis=1)
+    _, place = np.unique(task, return_inverse=True)
+    drawn = np.random.default_rng(seed).random((RESAMPLES, place.max() + 1))[:, place]
+    picked = (drawn * (number + 1)).astype(int)  # the last one is the own part
+    rows = np.arange(len(own))
+    dealt = np.where(picked == number, own, terms[rows, columns[rows, np.minimum(picked, number - 1)]]) - log_q
+    weight = 1 / (np.bincount(place)[place] * (place.max() + 1))
+    return null_of(value, dealt @ weight)
 
 
 def _log_mean(terms: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ the alarms detect are not watched here. Pure; plain JSON state.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,11 +37,15 @@ class Soundness:
     bad: list[str] = field(default_factory=list)
     good: dict[str, int] = field(default_factory=dict)
     """The last step at which the state was known to be absent."""
+    blind: bool | None = None
+    """Whether the last scorer step found the reasoning blind; None if it did not decide that."""
 
     def update(self, step: int, metrics: Mapping[str, float]) -> list[str]:
         """Records the flat metrics of one scorer step; returns the states that begin with it."""
         began = []
         blind = _blind(metrics) if self.pictures_alone else {}
+        another = any(metrics.get(f"trajectory/regime/{name}") == 1.0 for name in KNOWN)
+        self.blind = blind.get(BLIND, False if another else None)
         for state, holds in (_states(metrics) | blind).items():
             if not holds:
                 self.good[state] = step
@@ -57,15 +62,15 @@ class Soundness:
 
     def metrics(self) -> dict[str, float]:
         """Flat keys of the metric registry; none where text shows the task too."""
-        return {"alarm/blind": float(BLIND in self.bad)} if self.pictures_alone else {}
+        return {"alarm/blind": math.nan if self.blind is None else float(self.blind)} if self.pictures_alone else {}
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint; plain JSON."""
-        return {"bad": list(self.bad), "good": dict(self.good)}
+        return {"bad": list(self.bad), "good": dict(self.good), "blind": self.blind}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restores the state from a checkpoint."""
-        self.bad, self.good = list(state["bad"]), dict(state["good"])
+        self.bad, self.good, self.blind = list(state["bad"]), dict(state["good"]), state.get("blind")
 
 
 def _states(metrics: Mapping[str, float]) -> dict[str, bool]:

@@ -27,7 +27,7 @@ import numpy as np
 
 from squelch.actors.content import Picture, content_key
 from squelch.actors.diagnosis.metrics import MODALITY_KEYS, PARTS
-from squelch.actors.diagnosis.modality import PartEvaluation, read_part, text_alone
+from squelch.actors.diagnosis.modality import PartEvaluation, counted, read_part, text_alone
 from squelch.actors.scorer.share import PROBE_OTHERS
 from squelch.envs import pictures as envs_pictures
 
@@ -69,11 +69,21 @@ def modality_metrics(
     }
     for name, evaluation in read.items():
         found |= {} if evaluation is None else evaluation.metrics(name)
-    verdict = text_alone(read["picture"], read["text"])
+    verdict = text_alone(_compared(values, draw.source, swaps, seed), read["text"])
     found["text_alone"] = math.nan if verdict is None else float(verdict)
     if blank and np.isfinite(loss := own - values["blank"][:, 0]).any():
         found["blank"] = float(np.nanmean(loss))
     return found
+
+
+def _compared(
+    values: dict[str, np.ndarray], source: np.ndarray, swaps: _Swaps, seed: Sequence[int]
+) -> PartEvaluation | None:
+    """D_V of the reasonings that count in D_T: first turns may share one text, and what they take from their pictures
+    says nothing about later turns."""
+    used = swaps.rows
+    both = used[counted(values["text"][used], source[used], swaps.parts["text"])]
+    return read_part(values["picture"][both], source[both], swaps.parts["picture"], seed) if len(both) else None
 
 
 class _Swaps:
@@ -116,18 +126,21 @@ class _Swaps:
         return self.draw.prompts[text], tuple(replace(one, position=at.position) for one, at in pairs)
 
     def _others(self, name: str, s: int, others: int) -> list[tuple[int, int]]:
-        """Tasks of the layout with another part, and the places of the prompts with that part: the nearest `others`,
-        and those under which the reasoning was scored anyway."""
+        """Tasks of the layout with another part, and the places of the prompts with that part: those under which the
+        reasoning was scored anyway, and the nearest of the rest up to `others` in all."""
         i, num = int(self.draw.source[s]), self.matrix.shape[1]
         ring = self.order[(self.layout == self.layout[i])[self.order] & bool(self.draw.pictures[i])]
         away = np.abs(np.arange(len(ring)) - np.argmax(ring == i)) if len(ring) else np.zeros(0, np.int64)
         near = ring[np.argsort(np.minimum(away, len(ring) - away), kind="stable")]
         candidates = near[self.parts[name][near] != self.parts[name][i]]
-        drawn, found = set(candidates[:others].tolist()), []
-        for j in candidates.tolist():
-            prompt = self._swapped(name, i, j)
-            at = self.place.get(content_key(*prompt), num)
-            if j in drawn or (at < num and not np.isnan(self.matrix[s, at])):
+        prompts = [self._swapped(name, i, j) for j in candidates.tolist()]
+        places = [self.place.get(content_key(*prompt), num) for prompt in prompts]
+        known = [at < num and not np.isnan(self.matrix[s, at]) for at in places]
+        left = max(0, others - sum(known))
+        found = []
+        for j, prompt, is_known in zip(candidates.tolist(), prompts, known, strict=True):
+            left -= not is_known
+            if is_known or left >= 0:
                 found.append((j, self._column(s, *prompt)))
         return found
 

@@ -57,6 +57,13 @@ def test_without_dependence_the_null_is_rejected_as_often_as_it_says() -> None:
     assert np.mean(np.array(p_values) <= 0.05) <= 0.1
 
 
+def test_reasonings_of_a_task_that_are_likely_under_the_same_parts_reject_the_null_no_more_often() -> None:
+    task = np.repeat(np.arange(16), 8)
+    noisy = np.random.default_rng(0).normal(size=(100, 16, 16))[:, task]
+    p_values = [read_part(one, task, np.arange(16), (3,)).null.p_value for one in noisy]
+    assert np.mean(np.array(p_values) <= 0.05) <= 0.1
+
+
 def test_a_reasoning_that_its_part_alone_makes_likely_depends_on_it_and_one_that_no_part_moves_does_not() -> None:
     task = np.repeat(np.arange(8), 2)
     named = np.where(task[:, None] == np.arange(8), -10.0, -90.0)

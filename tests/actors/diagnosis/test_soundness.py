@@ -57,10 +57,12 @@ def test_where_pictures_alone_show_the_task_blind_reasoning_of_either_scope_is_o
     sees, unread = {"trajectory/modality/text_alone": 0.0}, {"trajectory/modality/text_alone": math.nan}
     found = Soundness(pictures_alone=True)
     began = [found.update(step, {**scored(GROUNDED), **own}) for step, own in enumerate((sees, blind, unread))]
-    assert began == [[], [BLIND], []] and found.until == 0 and found.metrics() == {"alarm/blind": 1.0}
+    assert began == [[], [BLIND], []] and found.until == 0 and math.isnan(found.metrics()["alarm/blind"])
     found.update(3, scored(BLIND) | sees)
-    assert found.bad == [BLIND], "the first turns are"
-    found.update(4, scored(GROUNDED) | sees)
+    assert found.bad == [BLIND] and found.metrics() == {"alarm/blind": 1.0}, "the first turns are"
+    found.update(4, scored(GROUNDED) | unread | {"trajectory/regime/template": 1.0})
+    assert found.bad == [BLIND] and found.metrics() == {"alarm/blind": 0.0}, "another regime holds"
+    found.update(5, scored(GROUNDED) | sees)
     assert found.until is None and found.metrics() == {"alarm/blind": 0.0}
 
 

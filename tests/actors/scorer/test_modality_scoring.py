@@ -74,11 +74,36 @@ def test_each_part_has_what_the_reasoning_was_read_from_it(source: str) -> None:
     assert found["blank"] == pytest.approx(5.0 if source == "picture" else 0.0)
 
 
+def test_later_turns_that_are_read_from_the_text_are_blind_beside_first_turns_that_are_read_from_pictures() -> None:
+    """First turns of one text count in D_V alone."""
+    engine, own = Reader("picture"), draw(True)
+    for k in range(TASKS // 2, TASKS):  # the later turns show more
+        own.pictures[k] = (Picture.of(2, board(k, 2, 3)),)
+    for k in range(TASKS // 2):
+        own.prompts[k][-1] = 0
+    seen = engine.of
+    engine.of = lambda ids, pictures, z: (
+        seen(ids, pictures, z) if z[0] < TASKS // 2 else -1.0 if ids[-1] == z[0] else -6.0
+    )
+    matrix = engine.matrix(own.prompts, own.reasonings, None, own.pictures)
+    found = modality_metrics(engine, own, matrix, (1,))
+    assert found["picture"] > 1 and found["text_depends"] == found["text_alone"] == 1
+
+
 def test_where_all_texts_are_equal_only_blank_pictures_are_scored_and_text_has_no_value() -> None:
     found, engine = read("picture", texts_differ=False)
     assert found["picture_depends"] == 1 and math.isnan(found["text"]) and math.isnan(found["text_depends"])
     assert math.isnan(found["text_alone"]), "where all texts are equal nothing is blind"
     assert engine.scored == TASKS * EACH and engine.columns == TASKS
+
+
+def test_prompts_under_which_a_reasoning_was_scored_anyway_are_its_first_partners() -> None:
+    engine, own = Reader("picture"), draw(texts_differ=False)
+    matrix = engine.matrix(own.prompts, own.reasonings, None, own.pictures)
+    matrix[(np.arange(TASKS) - own.source[:, None]) % TASKS > 4] = math.nan
+    engine.scored = 0
+    found = modality_metrics(engine, own, matrix, (1,), 4, blank=False)
+    assert engine.scored == 0 and found["picture_depends"] == 1
 
 
 def test_a_prompt_with_the_text_of_one_and_the_pictures_of_another_serves_both() -> None:
