@@ -42,11 +42,12 @@ def check_scorer_model(model: str | None, policy_dir: str | Path, pictures: bool
 
 
 def _sight(folder: Path) -> str:
-    """What decides which ids a picture becomes."""
+    """What decides which pictures fit, and which ids they become."""
     if (own := vision_of(folder)) is None:
         return "no vision tower"
     ids = f"{own.start_id}, {own.picture_id} and {own.end_id}"
-    return f"a vision tower of {own.side_multiple} pixels a token and the ids {ids}"
+    sizes = f"{own.least_pixels} to {own.most_pixels} pixels a picture"
+    return f"a vision tower of {own.side_multiple} pixels a token, {sizes} and the ids {ids}"
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:

@@ -73,16 +73,17 @@ class PictureFiles:
         for name in VIDEOS:
             if record.get(name):
                 raise UserError(f"{where}, column `{name}`: videos are not read; leave these rows out")
-        name = next((name for name in PICTURES if record.get(name) is not None), PICTURES[0])
-        given = record.get(name)
+        name = next((name for name in PICTURES if record.get(name) not in (None, "")), PICTURES[0])
+        given = record.get(name) or None  # an empty cell of a table of texts is ""
         column = [] if given is None else given if isinstance(given, list) else [given]
         if len(column) > MOST:
             raise UserError(f"{where}, column `{name}`: {len(column)} pictures; at most {MOST} a row")
         base = self._folder or file.parent
         named = [f"{where}, column `{name}`, picture {number}" for number in range(1, len(column) + 1)]
         left = list(zip(column, named, strict=True))
-        if row.get("prompt_ids") is None and isinstance(row.get("prompt"), list):
-            row["prompt"] = _with_parts(row["prompt"]) if column else row["prompt"]
+        messages = row.get("prompt")
+        if isinstance(messages, list) and (row.get("prompt_ids") is None or _show(messages)):
+            row["prompt"] = _with_parts(messages) if column else messages
             left = _filled(row, left, where)
         if isinstance(row.get("completion"), list):
             row["completion"] = [_bare(message) for message in row["completion"]]
@@ -106,9 +107,9 @@ class PictureFiles:
             return value
         if not isinstance(value, str) or not value:
             raise UserError(f"{where} is {brief(value)}; a picture is {_FORMS}")
-        if value.startswith("data:"):
+        if value[:5].lower() == "data:":
             return _of_base64(value.partition(",")[2], where)
-        if re.match(r"[a-z]+://", value):
+        if re.match(r"[a-z]+://", value, re.IGNORECASE):
             raise UserError(f"{where} is {shortened(value, 80)!r}, and nothing is fetched; give the picture's {_FORMS}")
         return self._read(value, where, base)
 
@@ -136,7 +137,7 @@ def _of_base64(text: str, where: str) -> bytes:
 
 def _with_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages with a part for each `<image>` in their texts, unless they have such parts."""
-    if any(_is_picture(part) for message in messages for part in _parts(message)):
+    if _show(messages):
         return messages
     found = []
     for message in messages:
@@ -165,12 +166,17 @@ def _filled(row: Row, left: list[tuple[Any, str]], where: str) -> list[tuple[Any
     if places != len(left):
         raise UserError(
             f"{where}: the prompt's messages have places for {places} pictures, and its columns "
-            f"({', '.join(f'`{name}`' for name in PICTURES)}) hold {len(left)}; give one for each place"
+            f"({', '.join(f'`{name}`' for name in PICTURES)}) hold {len(left)}; give one for each place, or remove a "
+            "column that means something else"
         )
     if len(found) > MOST:
         raise UserError(f"{where}: {len(found)} pictures in the prompt; at most {MOST} a row")
     row["prompt"] = [_bare(message) for message in row["prompt"]]
     return found
+
+
+def _show(messages: list[dict[str, Any]]) -> bool:
+    return any(_is_picture(part) for message in messages for part in _parts(message))
 
 
 def _parts(message: dict[str, Any]) -> list[dict[str, Any]]:

@@ -163,21 +163,26 @@ def test_a_model_that_cannot_be_shown_the_environments_pictures(seeing, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("tower", "words"),
+    ("tower", "damage", "words"),
     [
         (
             None,
+            named(),
             "shown the policy's pictures: it has no vision tower, the policy a vision tower of 8 pixels a token",
         ),
         (
             TOWER.model_copy(update={"patch": 2}),
-            "it has a vision tower of 4 pixels a token .* the policy a vision tower of 8 pixels a token",
+            named(),
+            "it has a vision tower of 4 pixels a token, .* the policy a vision tower of 8 pixels a token",
         ),
+        (TOWER, named(max_pixels=1000), "64 to 1000 pixels a picture .* the policy .* 64 to \\d+ pixels a picture"),
     ],
 )
-def test_a_fixed_scorer_that_is_not_shown_pictures_as_the_policy_is(seeing, tmp_path, capsys, tower, words):
+def test_a_fixed_scorer_that_is_not_shown_pictures_as_the_policy_is(seeing, tmp_path, capsys, tower, damage, words):
     fixed = of_recipe(tmp_path / "fixed", tower)
     shutil.copy(seeing / "tokenizer.json", fixed)
+    if tower:
+        damage(fixed)
     shows = "environment.options={observation_format: picture, cell_pixels: 8}"
     small = ("rollout.max_model_len=512", "sampling.max_tokens_per_turn=64")
     error = refused(tmp_path, capsys, f"model.path={seeing}", f"scorer.model={fixed}", shows, *small)

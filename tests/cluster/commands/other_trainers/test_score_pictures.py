@@ -140,6 +140,15 @@ def test_ids_and_json_lines_and_paths_are_read_as_well(tmp_path, talking, vision
     assert [own.decoded("here") for (own,) in found.pictures] == [shown for _, shown in ASKED]
 
 
+def test_messages_beside_ids_show_their_own_pictures(tmp_path, talking, vision) -> None:
+    rows = [
+        {**openai(*each), "prompt_ids": ids, "reasoning_ids": [20]}
+        for (ids, _), each in zip(fed(talking), ASKED, strict=True)
+    ]
+    found = read(Path(jsonl(tmp_path / "rows.jsonl", rows)), talking, vision)
+    assert [own.decoded("here") for (own,) in found.pictures] == [shown for _, shown in ASKED]
+
+
 def test_prompts_with_one_text_and_different_pictures_are_different_prompts(tmp_path, talking, vision) -> None:
     asked = [(" p", shown) for _, shown in [*ASKED, ASKED[0]]]
     found = read(parquet(tmp_path / "rows.parquet", rows_of(verl, asked)), talking, vision)
@@ -240,12 +249,12 @@ def test_a_file_of_text_has_no_word_of_pictures_whatever_the_model_sees(tmp_path
     rows = [{**row, "prompt": row["prompt"].replace(PLACE, "")} for row in rows_of(rendered)]
     bare = [{key: value for key, value in row.items() if key != "image"} for row in rows]
     said = []
-    for each in (bare, [{**row, "images": []} for row in bare]):
+    for each in (bare, [{**row, "images": []} for row in bare], [{**row, "image": ""} for row in bare]):
         path, out = jsonl(tmp_path / "r.jsonl", each), tmp_path / "s.npz"
         argv = ["score", path, "--model", str(talking), "--force", "--no-links", "--out", str(out)]
         assert main(argv) == 0 and main([*argv, "--json"]) == 0
         said.append((capsys.readouterr().out, sorted(np.load(out))))
-    assert said[0] == said[1] and "modality" not in said[0][0]
+    assert said[0] == said[1] == said[2] and "modality" not in said[0][0]
     assert said[0][1] == ["lengths", "log_likelihood", "prompt_id", "rows"]
 
 
@@ -279,6 +288,7 @@ FRAMES = {"save_all": True, "append_images": [Image.new("RGB", (24, 24), "blue")
         ([{"name": "a"}], r"is None; a picture is bytes"),
         ([7], r"is 7; a picture is bytes"),
         (["http://there/a.png"], "'http://there/a.png', and nothing is fetched"),
+        (["HTTP://there/a.png"], "nothing is fetched"),
         (["none.png"], "none.png does not exist"),
         (["."], "is a folder"),
         (["../out.png"], "leads out of .*--pictures DIR"),
@@ -318,7 +328,7 @@ def test_a_folder_that_the_user_names_may_lie_elsewhere(tmp_path, talking, visio
     ("row", "says"),
     [
         ({"prompt": messages("<image><image> a")}, "places for 2 pictures, and its columns .* hold 1"),
-        ({"prompt": messages(" a")}, "places for 0 pictures, and its columns .* hold 1"),
+        ({"prompt": messages(" a")}, "places for 0 pictures, .* hold 1; give one .*, or remove a column"),
         ({"prompt": messages({"type": "image"}, text(" a")), "images": None}, "places for 1 pictures.* hold 0"),
         ({"prompt": " a"}, "places for 0 pictures, and the row has 1"),
         ({"prompt": f"{PLACE}{PLACE} a"}, "places for 2 pictures, and the row has 1"),
