@@ -18,9 +18,8 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,6 +36,8 @@ if TYPE_CHECKING:
     from squelch.actors.scorer.probe_drawing import ProbeDraw
 
 Shown = tuple[Picture, ...]
+WHERE = "MI by modality"
+"""Where pictures are decoded, for errors."""
 
 
 def modality_metrics(
@@ -95,9 +96,11 @@ class _Swaps:
         shown = [tuple(one.digest for one in own) for own in draw.pictures]
         texts = [content_key(ids) for ids in draw.prompts]
         self.parts = {"picture": _numbered(shown), "text": _numbered(texts)}
-        self.layout = _numbered([tuple(_size(one) for one in own) for own in draw.pictures])
+        size = {one.digest: one.decoded(WHERE).size for own in draw.pictures for one in own}
+        self.layout = _numbered([tuple(size[one.digest] for one in own) for own in draw.pictures])
         self.order = np.random.default_rng(seed).permutation(len(draw.prompts))
-        self.place = {content_key(*each): j for j, each in enumerate(zip(draw.prompts, draw.pictures, strict=True))}
+        self.keys = list(zip(self.parts["text"].tolist(), self.parts["picture"].tolist(), strict=True))
+        self.place = {key: j for j, key in enumerate(self.keys)}
         self.prompts: list[tuple[np.ndarray, Shown]] = list(zip(draw.prompts, draw.pictures, strict=True))
         self.wanted: set[tuple[int, int]] = set()
 
@@ -110,7 +113,7 @@ class _Swaps:
                 asked += [(name, s, j, column) for j, column in self._others(name, s, others)]
             asked += [(name, s, i, i) for name in PARTS]
             if blank and self.draw.pictures[i]:
-                asked.append(("blank", s, 0, self._column(s, self.draw.prompts[i], _blank(self.draw.pictures[i]))))
+                asked.append(("blank", s, 0, self._blank(s, i)))
         values, num = self._values(engine), len(self.draw.prompts)
         found = {name: np.full((len(self.matrix), num), np.nan) for name in PARTS} | {
             "blank": np.full((len(self.matrix), 1), np.nan)
@@ -133,22 +136,33 @@ class _Swaps:
         away = np.abs(np.arange(len(ring)) - np.argmax(ring == i)) if len(ring) else np.zeros(0, np.int64)
         near = ring[np.argsort(np.minimum(away, len(ring) - away), kind="stable")]
         candidates = near[self.parts[name][near] != self.parts[name][i]]
-        prompts = [self._swapped(name, i, j) for j in candidates.tolist()]
-        places = [self.place.get(content_key(*prompt), num) for prompt in prompts]
+        keys = [self._key(name, i, j) for j in candidates.tolist()]
+        places = [self.place.get(key, num) for key in keys]
         known = [at < num and not np.isnan(self.matrix[s, at]) for at in places]
         left = max(0, others - sum(known))
         found = []
-        for j, prompt, is_known in zip(candidates.tolist(), prompts, known, strict=True):
+        for j, key, is_known in zip(candidates.tolist(), keys, known, strict=True):
             left -= not is_known
             if is_known or left >= 0:
-                found.append((j, self._column(s, *prompt)))
+                found.append((j, self._column(s, key, lambda j=j: self._swapped(name, i, j))))
         return found
 
-    def _column(self, s: int, ids: np.ndarray, pictures: Shown) -> int:
-        """The prompt's place; its pair with the reasoning is scored if it is not known."""
-        column = self.place.setdefault(content_key(ids, pictures), len(self.prompts))
+    def _key(self, name: str, i: int, j: int) -> tuple[int, int]:
+        """That of the prompt of task i with task j's part: the numbers of its text and of its pictures."""
+        (text, _), (_, pictures) = (self.keys[k] for k in ((i, j) if name == "picture" else (j, i)))
+        return text, pictures
+
+    def _blank(self, s: int, i: int) -> int:
+        """The place of task i's prompt with blank pictures, whose number is negative."""
+        text, pictures = self.keys[i]
+        return self._column(s, (text, -1 - pictures), lambda: (self.draw.prompts[i], _blank(self.draw.pictures[i])))
+
+    def _column(self, s: int, key: tuple[int, int], make: Callable[[], tuple[np.ndarray, Shown]]) -> int:
+        """The prompt's place, which `make` makes if it is new; its pair with the reasoning is scored if it is not
+        known."""
+        column = self.place.setdefault(key, len(self.prompts))
         if column == len(self.prompts):
-            self.prompts.append((ids, pictures))
+            self.prompts.append(make())
         if column >= self.matrix.shape[1] or np.isnan(self.matrix[s, column]):
             self.wanted.add((s, column))
         return column
@@ -174,18 +188,9 @@ def _numbered(items: Sequence[object]) -> np.ndarray:
     return np.array([number.setdefault(item, len(number)) for item in items], dtype=np.int64)
 
 
-@lru_cache(maxsize=1024)
-def _rgb(picture: Picture) -> envs_pictures.Picture:
-    return picture.decoded("the probe")
-
-
-def _size(picture: Picture) -> tuple[int, int]:
-    return _rgb(picture).size
-
-
 def _blank(pictures: Shown) -> Shown:
     """The pictures, each in one colour: the mean of them all."""
-    pixels = np.concatenate([_rgb(one).rgb.reshape(-1, 3) for one in pictures])
-    colour = pixels.mean(axis=0).round().astype(np.uint8)
-    found = [envs_pictures.Picture(np.broadcast_to(colour, _rgb(one).rgb.shape)) for one in pictures]
+    shown = [one.decoded(WHERE).rgb for one in pictures]
+    colour = np.concatenate([rgb.reshape(-1, 3) for rgb in shown]).mean(axis=0).round().astype(np.uint8)
+    found = [envs_pictures.Picture(np.broadcast_to(colour, rgb.shape)) for rgb in shown]
     return tuple(Picture.of(one.position, blank) for one, blank in zip(pictures, found, strict=True))

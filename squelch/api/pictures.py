@@ -49,7 +49,8 @@ def placed(ids: Sequence[int], given: Sequence[Given], vision: Vision) -> tuple[
     if len(places) != len(given):
         raise ValueError(
             f"the prompt has places for {len(places)} pictures, and the row has {len(given)}; each picture needs one: "
-            "a part of a message's content, `<image>`, or the model's own tokens for it"
+            "a part of a message's content, `<image>`, or the model's own tokens for it. Pictures in a completion are "
+            "not read"
         )
     found, shown, done = list[int](), list[Picture](), 0
     for number, ((start, end), one) in enumerate(zip(places, given, strict=True), 1):
