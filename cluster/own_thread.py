@@ -5,6 +5,7 @@ A thread pool would lose a thread to each of them, and Python waits for a pool's
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
@@ -21,6 +22,14 @@ class OwnThread(Executor):
         future.set_running_or_notify_cancel()
         threading.Thread(target=_answer, args=(future, fn, args, kwargs), daemon=True).start()
         return future
+
+
+async def answered(timeout_s: float, late: str, call: Callable[..., T], *arguments: Any) -> T:
+    """The result of a call in its own thread. TimeoutError with the text `late` if it takes longer than `timeout_s`."""
+    answer = asyncio.get_running_loop().run_in_executor(OwnThread(), call, *arguments)
+    if not (await asyncio.wait({answer}, timeout=timeout_s))[0]:
+        raise TimeoutError(late)
+    return await answer
 
 
 def _answer(future: Future[T], fn: Callable[..., T], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -131,9 +131,7 @@ def _on_cuda(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: La
     flex = _kernel()
     if flex is None:
         return row_attention(query, key, value, scale, layout, window)
-    if window not in layout.block_masks:
-        layout.block_masks[window] = block_mask(layout, window)
-    mask, size = layout.block_masks[window], value.shape[-1]
+    mask, size = _mask(layout, window), value.shape[-1]
     query, key, value = map(_padded, (query, key, value))
     found = flex(query, key, value, block_mask=mask, scale=scale, enable_gqa=True, kernel_options=OPTIONS)
     return found[..., :size].transpose(1, 2)
@@ -144,8 +142,14 @@ def prepare(layout: Layout, config: PreTrainedConfig) -> None:
     and be compiled once with the computation and once without."""
     if _by_flex(layout.ends.device) and _flex() is not None:
         for window in (0, _window(getattr(config.get_text_config(), "sliding_window", None), layout)):
-            if window not in layout.block_masks:
-                layout.block_masks[window] = block_mask(layout, window)
+            _mask(layout, window)
+
+
+def _mask(layout: Layout, window: int) -> Any:
+    """The layout's block mask, computed once."""
+    if window not in layout.block_masks:
+        layout.block_masks[window] = block_mask(layout, window)
+    return layout.block_masks[window]
 
 
 def _padded(heads: Tensor) -> Tensor:

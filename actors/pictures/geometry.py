@@ -13,7 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,6 +75,15 @@ class Vision:
         """The ids that foreign text must never become."""
         return frozenset((self.start_id, self.end_id, self.picture_id, self.video_id))
 
+    def require_apart(self, control: Collection[int]) -> None:
+        """Raises ValueError unless the tokenizer, whose control tokens have these ids, keeps pictures apart from
+        text."""
+        if lacking := sorted(self.control_ids.difference(control)):
+            raise ValueError(
+                f"{Path(self.folder) / CONFIG}: the ids {lacking} stand for pictures there, but tokenizer.json has no "
+                "special tokens with them, so text could spell a picture; take the model's own tokenizer"
+            )
+
     def grid(self, width: int, height: int) -> Grid:
         """The patches of a picture of that size in pixels. Raises ValueError for a size that would need resizing."""
         side, pixels = self.side_multiple, width * height
@@ -95,7 +104,7 @@ class Vision:
     def fitting(self, width: int, height: int) -> tuple[int, int]:
         """The (width, height) to which the published processor resizes a picture. Raises ValueError for one whose sides
         differ more than it takes."""
-        if min(width, height) <= 0 or max(width, height) > _MAX_RATIO * min(width, height):
+        if _is_narrow(width, height):
             raise ValueError(
                 f"a picture of {width} x {height} pixels is none that the model in {self.folder} is fed: one side is "
                 f"more than {_MAX_RATIO} times the other"
@@ -111,7 +120,7 @@ class Vision:
         return found[0], found[1]
 
     def _remedy(self, width: int, height: int) -> str:
-        if min(width, height) <= 0 or max(width, height) > _MAX_RATIO * min(width, height):
+        if _is_narrow(width, height):
             return ""
         right = self.fitting(width, height)
         return f"; {right[0]} x {right[1]} would fit"
@@ -120,6 +129,11 @@ class Vision:
         """Number of placeholder ids of a picture, without the two around them. Raises ValueError as `grid` does."""
         grid = self.grid(width, height)
         return (grid.rows // self.merge) * (grid.columns // self.merge)
+
+
+def _is_narrow(width: int, height: int) -> bool:
+    """Whether the published processor refuses a picture of that size."""
+    return min(width, height) <= 0 or max(width, height) > _MAX_RATIO * min(width, height)
 
 
 def is_proven(architectures: Any) -> bool:

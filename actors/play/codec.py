@@ -36,7 +36,7 @@ from squelch.actors.formats import hermes
 from squelch.actors.formats.protocol import Ids, Parsed, Tools, require_followers
 from squelch.actors.formats.tokens import MARKERS, ModelTokens, as_array, as_text, reasoning_span
 from squelch.actors.messages import PlacedPictures, moved
-from squelch.actors.pictures.geometry import CONFIG, PROVEN, Vision, vision_of
+from squelch.actors.pictures.geometry import PROVEN, Vision, vision_of
 from squelch.actors.text.chat_template import REASONING, Part, TemplateRefused
 from squelch.actors.text.control_tokens import Piece, foreign_pieces
 from squelch.actors.text.shipped_templates import SHIPPED, fitting
@@ -98,11 +98,8 @@ class ChatCodec(ModelTokens):
         """How the model is shown pictures; None if it has no proven vision tower. Raises ValueError for ids of pictures
         that the tokenizer does not keep apart from text."""
         found = vision_of(self._dir)
-        if found is not None and (open_ids := found.control_ids - self._encoder.control.keys()):
-            raise ValueError(
-                f"{self._dir / CONFIG}: the ids {sorted(open_ids)} stand for pictures, but tokenizer.json has no "
-                "special tokens with them, so text could spell a picture; take the model's own tokenizer"
-            )
+        if found is not None:
+            found.require_apart(self._encoder.control)
         return found
 
     # --- what is fed ---

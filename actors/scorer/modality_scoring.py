@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -31,18 +31,36 @@ from squelch.actors.scorer.share import PROBE_OTHERS
 from squelch.envs import pictures as envs_pictures
 
 if TYPE_CHECKING:
-    from squelch.actors.scorer.drawing import Draw
     from squelch.actors.scorer.linking import Engine
-    from squelch.actors.scorer.probe_drawing import ProbeDraw
 
 Shown = tuple[Picture, ...]
 WHERE = "MI by modality"
 """Where pictures are decoded, for errors."""
 
 
+class Drawn(Protocol):
+    """What is read of n reasonings and their prompts, such as of a `ProbeDraw` or a `Draw`."""
+
+    @property
+    def prompts(self) -> Sequence[np.ndarray]:
+        """The ids of each prompt."""
+
+    @property
+    def pictures(self) -> Sequence[Shown]:
+        """Those of each prompt."""
+
+    @property
+    def reasonings(self) -> Sequence[np.ndarray]:
+        """The ids of each reasoning."""
+
+    @property
+    def source(self) -> np.ndarray:
+        """(n,) the prompt of each reasoning."""
+
+
 def modality_metrics(
     engine: Engine,
-    draw: ProbeDraw | Draw,
+    draw: Drawn,
     matrix: np.ndarray | None,
     seed: Sequence[int],
     others: int = PROBE_OTHERS,
@@ -70,7 +88,10 @@ def modality_metrics(
     }
     for name, evaluation in read.items():
         found |= {} if evaluation is None else evaluation.metrics(name)
-    verdict = text_alone(_compared(values, draw.source, swaps, seed), read["text"])
+    both = counted(values["text"][used], draw.source[used], swaps.parts["text"])
+    same = both.all() or not both.any()  # without any, D_T is not known, whatever D_V is
+    compared = read["picture"] if same else _compared(values["picture"], used[both], draw.source, swaps, seed)
+    verdict = text_alone(compared, read["text"])
     found["text_alone"] = math.nan if verdict is None else float(verdict)
     if blank and np.isfinite(loss := own - values["blank"][:, 0]).any():
         found["blank"] = float(np.nanmean(loss))
@@ -78,19 +99,17 @@ def modality_metrics(
 
 
 def _compared(
-    values: dict[str, np.ndarray], source: np.ndarray, swaps: _Swaps, seed: Sequence[int]
+    values: np.ndarray, rows: np.ndarray, source: np.ndarray, swaps: _Swaps, seed: Sequence[int]
 ) -> PartEvaluation | None:
-    """D_V of the reasonings that count in D_T: first turns may share one text, and what they take from their pictures
-    says nothing about later turns."""
-    used = swaps.rows
-    both = used[counted(values["text"][used], source[used], swaps.parts["text"])]
-    return read_part(values["picture"][both], source[both], swaps.parts["picture"], seed) if len(both) else None
+    """D_V of the reasonings that count in D_T, `rows`: first turns may share one text, and what they take from their
+    pictures says nothing about later turns."""
+    return read_part(values[rows], source[rows], swaps.parts["picture"], seed)
 
 
 class _Swaps:
     """The prompts with a part of another task, and what is known of them."""
 
-    def __init__(self, draw: ProbeDraw | Draw, matrix: np.ndarray, rows: np.ndarray, seed: Sequence[int]) -> None:
+    def __init__(self, draw: Drawn, matrix: np.ndarray, rows: np.ndarray, seed: Sequence[int]) -> None:
         """`rows`: the reasonings that count; `seed`: of the order in which partners are near."""
         self.draw, self.matrix, self.rows = draw, matrix, rows
         shown = [tuple(one.digest for one in own) for own in draw.pictures]

@@ -82,13 +82,9 @@ class Followed:
     step: int = 0
     text_alone: float = math.nan
 
-    def at(self, step: int, every: int) -> float:
-        """`follows` for the regime of `step`; NaN once it is older than two intervals of `every` steps."""
-        return self.follows if step - self.step <= 2 * every else math.nan
-
-    def text_alone_at(self, step: int, every: int) -> float:
-        """As `at`, of `text_alone`."""
-        return self.text_alone if step - self.step <= 2 * every else math.nan
+    def at(self, step: int, every: int) -> Followed:
+        """What counts for the regime of `step`: nothing once it is older than two intervals of `every` steps."""
+        return self if step - self.step <= 2 * every else Followed()
 
     def state(self) -> dict[str, Any] | None:
         """What is known, for the checkpoint; None if nothing is."""
@@ -199,9 +195,9 @@ class Scorer:
     def _regimes(self, step: int, groups: Groups, metrics: Mapping[str, float], judged: int) -> dict[str, float]:
         """The regime of each scope, and the share of its turns with reasoning. `judged`: first-turn reasonings."""
         probe = self.config.probe
-        follows = self.followed.at(step, probe.every if probe.scores_answers else 0)
+        follows = self.followed.at(step, probe.every if probe.scores_answers else 0).follows
         text_alone = {
-            "first_turn": self.followed.text_alone_at(step, probe.every),
+            "first_turn": self.followed.at(step, probe.every).text_alone,
             "trajectory": metrics["trajectory/modality/text_alone"],
         }
         flat: dict[str, float] = {}

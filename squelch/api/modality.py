@@ -3,17 +3,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from squelch.actors.content import Picture
 from squelch.actors.scorer.modality_scoring import modality_metrics
-from squelch.actors.scorer.probe_drawing import ProbeDraw
 from squelch.api.samples import Reasonings
 
 if TYPE_CHECKING:
     from squelch.actors.scorer.linking import Engine
+
+
+class _Drawn(NamedTuple):
+    prompts: list[np.ndarray]
+    pictures: list[tuple[Picture, ...]]
+    reasonings: list[np.ndarray]
+    source: np.ndarray
 
 
 def by_modality(engine: Engine, found: Reasonings, matrix: np.ndarray, seed: int) -> dict[str, float] | None:
@@ -21,18 +27,4 @@ def by_modality(engine: Engine, found: Reasonings, matrix: np.ndarray, seed: int
     (num_samples, num_prompts) nats per sequence."""
     if not found.pictures:
         return None
-    num, source = len(found.prompts), found.source
-    draw = ProbeDraw(
-        tasks=tuple(map(str, range(num))),
-        prompts=found.prompts,
-        weights=np.ones(num),
-        reasonings=found.ids,
-        after=[np.zeros(0, np.int64)] * len(source),
-        task=source,
-        source=source,
-        slot=np.arange(len(source)),
-        slots=source,
-        excluded=Counter(),
-        pictures=found.pictures,
-    )
-    return modality_metrics(engine, draw, matrix, (seed, 5))
+    return modality_metrics(engine, _Drawn(found.prompts, found.pictures, found.ids, found.source), matrix, (seed, 5))

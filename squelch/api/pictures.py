@@ -34,11 +34,7 @@ class Given(NamedTuple):
 def place_of(tokenizer: Tokenizer, vision: Vision) -> str:
     """A picture's place in a rendered text. ValueError if the tokenizer does not keep its tokens apart from text."""
     names = TextEncoder(tokenizer).control
-    if lacking := sorted(vision.control_ids - names.keys()):
-        raise ValueError(
-            f"model folder {vision.folder}: the ids {lacking} stand for pictures in config.json, and tokenizer.json "
-            "has no special tokens with them, so text could spell a picture; take the model's own tokenizer"
-        )
+    vision.require_apart(names)
     return "".join(names[index] for index in (vision.start_id, vision.picture_id, vision.end_id))
 
 

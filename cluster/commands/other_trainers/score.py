@@ -267,7 +267,7 @@ def write_npz(path: Path, matrix: np.ndarray, found: Reasonings, modality: Mappi
 def score_json(found: ScoreResult, args: argparse.Namespace) -> dict[str, Any]:
     """The output of `--json`: the keys of `squelch mi`, and facts about the file, the model and the templates."""
     from squelch.cluster.commands.other_trainers.mi import mi_json
-    from squelch.cluster.commands.other_trainers.score_answers import answers_json, modality_json
+    from squelch.cluster.commands.other_trainers.score_answers import answers_json, with_nulls
 
     facts = {"file": str(args.file), "model": str(args.model), "temperature": args.temperature, "step": args.step}
     return {
@@ -279,7 +279,7 @@ def score_json(found: ScoreResult, args: argparse.Namespace) -> dict[str, Any]:
         "links": answers_json(found.answers),
         "answers_excluded": dict(+found.answers.excluded) if found.answers else {},
         "regime": found.regime,
-        **({} if found.modality is None else {"modality": modality_json(found.modality)}),
+        **({} if found.modality is None else {"modality": with_nulls(found.modality)}),
         "templates": [asdict(template) for template in found.templates[: args.templates]],
         "notes": list(found.notes),
     }

@@ -30,15 +30,11 @@ def answers_json(answers: Answers | None) -> dict[str, Any] | None:
     """The links for `--json`, null for unknown metrics; None without links."""
     if answers is None or answers.links is None:
         return None
-    return _nulls(answers.links.metrics())
+    return with_nulls(answers.links.metrics())
 
 
-def modality_json(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """MI by modality for `--json`, null for unknown metrics."""
-    return _nulls(metrics)
-
-
-def _nulls(metrics: Mapping[str, float]) -> dict[str, float | None]:
+def with_nulls(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """The metrics for `--json`, null for unknown ones."""
     return {key: None if math.isnan(value) else value for key, value in metrics.items()}
 
 

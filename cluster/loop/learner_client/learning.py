@@ -60,7 +60,7 @@ from squelch.cluster.loop.persistence.archiving import Archiving
 from squelch.cluster.loop.persistence.run_log import RunLog
 from squelch.cluster.loop.persistence.state import LoopState
 from squelch.cluster.loop.tickets.playing import FETCH_TIMEOUT_S, PlayedGroup
-from squelch.cluster.own_thread import OwnThread
+from squelch.cluster.own_thread import answered
 from squelch.learner.checkpoint.seal import seal
 from squelch.learner.metrics import publication_metrics
 
@@ -139,14 +139,12 @@ class Learning:
     async def _sealed(self, path: Path) -> float:
         """Seals the checkpoint whose files are complete; the seconds. Refused, as by the ranks, if the disk does."""
         started, bound_s = time.time(), self.config.learner.checkpoint_timeout_s
-        sealing = asyncio.get_running_loop().run_in_executor(OwnThread(), seal, path)
-        if not (await asyncio.wait({sealing}, timeout=bound_s))[0]:
-            raise TimeoutError(
-                f"checkpoint {path} was written, but its disk has not taken it within {bound_s:g} s "
-                "(learner.checkpoint_timeout_s); is it still there? Continue with --resume once it answers"
-            )
+        late = (
+            f"checkpoint {path} was written, but its disk has not taken it within {bound_s:g} s "
+            "(learner.checkpoint_timeout_s); is it still there? Continue with --resume once it answers"
+        )
         try:
-            await sealing
+            await answered(bound_s, late, seal, path)
         except ValueError as error:
             raise Refused(str(error), error) from error
         return time.time() - started

@@ -14,7 +14,6 @@ ends and names the path.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from typing import Any
@@ -28,7 +27,7 @@ from squelch.cluster.loop.persistence.state import LoopState, amend
 from squelch.cluster.loop.stopwatch import Stopwatch
 from squelch.cluster.loop.watchers.alarms import Alarms
 from squelch.cluster.loop.watchers.validation import Validation
-from squelch.cluster.own_thread import OwnThread
+from squelch.cluster.own_thread import answered
 
 
 class Checkpointing:
@@ -81,15 +80,12 @@ class Checkpointing:
         nor by the present one: later steps that the present state names may have no checkpoint yet."""
         needed = {best, self.validation.best_step, self.alarms.named}
         limits = {healthy, self.alarms.healthy_until}
-        bound_s, call = self.learning.config.learner.checkpoint_timeout_s, asyncio.get_running_loop().run_in_executor
-        pruning = call(OwnThread(), prune, self.run_dir, self.loop.keep_checkpoints, needed, limits)
-        if not (await asyncio.wait({pruning}, timeout=bound_s))[0]:
-            raise TimeoutError(
-                f"{self.run_dir / 'checkpoints'}: the disk has not deleted the checkpoints that are not needed within "
-                f"{bound_s:g} s (learner.checkpoint_timeout_s); is it still there? Continue with --resume once it "
-                "answers"
-            )
-        await pruning
+        bound_s = self.learning.config.learner.checkpoint_timeout_s
+        late = (
+            f"{self.run_dir / 'checkpoints'}: the disk has not deleted the checkpoints that are not needed within "
+            f"{bound_s:g} s (learner.checkpoint_timeout_s); is it still there? Continue with --resume once it answers"
+        )
+        await answered(bound_s, late, prune, self.run_dir, self.loop.keep_checkpoints, needed, limits)
 
     def amend(self, step: int, facts: dict[str, Any]) -> None:
         """Replaces fields of the loop's state in the checkpoint of a step."""
