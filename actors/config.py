@@ -341,7 +341,7 @@ class ProbeConfig(Settings):
     """Whether each reasoning is also scored under the prompts of seven near variations of its task (hard negatives,
     `actors.diagnosis.hard_negatives`). Unset: if the environment has such variations and `scorer.share` has room.
     `true`: whatever it costs, and where the environment has none under the nearest of 1,000 further tasks, which are
-    started once when the run starts."""
+    started once when the run starts; refused where they are pictures."""
     links: bool | None = None
     """Whether the answers are scored too, to measure whether they follow from the reasoning
     (`actors.diagnosis.links`). Unset: yes, unless even the fewest would cost more than `scorer.share` allows."""

@@ -265,12 +265,17 @@ def _tile(config: PreTrainedConfig, learner: LearnerConfig) -> int:
     return min(TILE_LOGITS[device], learner.tokens * words)
 
 
+def configured(learner: LearnerConfig) -> int | None:
+    """Bytes that a rank may use by `learner.max_memory_gib`; None if it is unset."""
+    return None if learner.max_memory_gib is None else int(learner.max_memory_gib * GIB)
+
+
 def available(learner: LearnerConfig) -> int | None:
     """Bytes that a rank may use: the configured value, else its share of the memory of the smallest GPU (or MIG slice)
     that this process sees, else its share of the memory that this host, or this container, has left. None if the rank
     uses a GPU and this process sees none."""
-    if learner.max_memory_gib is not None:
-        return int(learner.max_memory_gib * GIB)
+    if (given := configured(learner)) is not None:
+        return given
     if learner.num_gpus > 0:
         smallest = _smallest_card()
         return None if smallest is None else int(smallest * min(1, learner.num_gpus))

@@ -174,7 +174,8 @@ class LearnerRank:
 
     def imitation_loss(self, rows: Sequence[Row]) -> float:
         """The mean loss of the rows, nats per sampled token; the weights do not change."""
-        return imitation.imitation_loss(self.trainer, rows)
+        with self._explained():
+            return imitation.imitation_loss(self.trainer, rows)
 
     def _explained(self) -> AbstractContextManager[None]:
         copies = self._copies

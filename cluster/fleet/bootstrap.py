@@ -204,7 +204,12 @@ def choose_scoring(config: RunConfig, model_dir: Path, resume: bool, say: Callab
     tasks = scorer.probe.num_tasks(config.validation.tasks)
     if scorer.enabled and scorer.probe.every and tasks < MIN_TASKS:
         say(f"{tasks} tasks of the fixed probe: below {MIN_TASKS} no metric can be significant; its alarm is silent")
-    if scorer.enabled and scorer.probe.every and scorer.probe.hard and not has_twins(config.scored.environment.name):
+    if scorer.enabled and scorer.probe.every and scorer.probe.hard and not has_twins(config.scored.name):
+        if shows_pictures(config.scored.environment):
+            raise UserError(
+                f"scorer.probe.hard=true: {config.scored.name} shows pictures and has no near variations of its tasks, "
+                "and the nearest of other tasks are found by text alone; leave it unset"
+            )
         say(
             f"scorer.probe.hard: {config.scored.name} has no near variations of its tasks; the nearest of 1,000 others "
             "stand in for them, and the MI against them bounds no information (docs/guide/reasoning.md)"
@@ -256,17 +261,32 @@ def _step_work(config: RunConfig, model_dir: Path) -> StepWork:
     opening = max(_opening(entry, config, speech) for entry in config.mixture.entries)
     sampling = config.sampling
     tasks = config.scorer.probe.num_tasks(config.validation.tasks)
-    shown = config.scored.environment
-    pictures = vision_of(model_dir) is not None and shows_pictures(shown)
+    pictures = _scores_pictures(config, model_dir)
     return StepWork(
         *(config.loop.prompts, sampling.group_size, opening, config.most_turn_tokens, turns, passes, tasks),
-        twins=has_twins(shown.name),
+        twins=has_twins(config.scored.name),
         pictures=pictures,
         texts_differ=pictures and not config.pictures_alone,
         generation=config.rollout.dtype,
         training=learner.dtype,
         scoring=config.scorer.dtype,
     )
+
+
+def check_fixed_scorer(config: RunConfig, model_dir: Path) -> None:
+    """Raises UserError if a fixed model is to score what the policy of the folder says, and cannot."""
+    from squelch.actors.model_folder import check_model_folder  # imports transformers
+    from squelch.actors.scorer.fixed_model import check_scorer_model
+
+    if config.scorer.enabled and (fixed := config.scorer.model) is not None:
+        with as_user_error():
+            check_scorer_model(fixed, model_dir, _scores_pictures(config, model_dir))
+            check_model_folder(Path(fixed))
+
+
+def _scores_pictures(config: RunConfig, model_dir: Path) -> bool:
+    """Whether the scored environment shows pictures, and the model of the folder has a tower to see them."""
+    return shows_pictures(config.scored.environment) and vision_of(model_dir) is not None
 
 
 def check_demonstrator(name: str, instead: str) -> None:

@@ -42,7 +42,8 @@ def choose_token_budget(
     from squelch.learner import memory
 
     shape, learner = model_config(model_dir), config.learner
-    has = ask(config) if learner.max_memory_gib is None else int(learner.max_memory_gib * memory.GIB)
+    given = memory.configured(learner)
+    has = ask(config) if given is None else given
     if config.weight_transfer == "ipc":
         has -= weights
     found = settled(config, shape, has)

@@ -37,11 +37,8 @@ from squelch.actors.archive.writer import Archive
 from squelch.actors.formats.portable import small_files
 from squelch.actors.metrics.exporter import PORTS, Recorder
 from squelch.actors.metrics.loggers import Loggers, open_loggers, require_packages
-from squelch.actors.model_folder import check_model_folder
-from squelch.actors.pictures.geometry import vision_of
 from squelch.actors.play.replaying import notes_on_replays
 from squelch.actors.process.disk import write_whole
-from squelch.actors.scorer.fixed_model import check_scorer_model
 from squelch.cluster.config import RunConfig, changes, dump, settings_of
 from squelch.cluster.control.actor_errors import Refused
 from squelch.cluster.control.calls import LOAD
@@ -49,6 +46,7 @@ from squelch.cluster.errors import UserError, as_user_error
 from squelch.cluster.first_task import FirstTask, first_task, notes_on_slow_calls
 from squelch.cluster.fleet.bootstrap import (
     check_address,
+    check_fixed_scorer,
     choose_scoring,
     connect,
     disconnect,
@@ -90,7 +88,6 @@ from squelch.envs.registry import plays_whole_turns
 from squelch.envs.untrusted.files import Unreadable
 from squelch.learner.checkpoint.manifest import read_manifest, require_same_algorithm, require_same_folder
 from squelch.learner.refusal import SettingRefused
-from squelch.learner.warmup.tiny_recipe import shows_pictures
 
 log = logging.getLogger(__name__)
 
@@ -233,7 +230,7 @@ def _prepare(
     config = with_date_of_start(config, resume)
     model_dir = prepare_model(config, startup.say, startup.advance)
     config = with_date_of(config, model_dir, startup.say)
-    _check_scorer(config, model_dir)
+    check_fixed_scorer(config, model_dir)
     _check_model(checkpoint, model_dir)
     return choose_scoring(config, model_dir, resume, startup.say), model_dir, notes
 
@@ -262,15 +259,6 @@ def _is_a_setting(error: Exception) -> bool:
     """Whether a setting is at fault, so that the user can correct it. Any other ValueError after the start is a bug, in
     the driver or in an actor (`Refused`)."""
     return isinstance(error.cause if isinstance(error, Refused) else error, SettingRefused)
-
-
-def _check_scorer(config: RunConfig, model_dir: str | Path) -> None:
-    fixed = config.scorer.model if config.scorer.enabled else None
-    with as_user_error():
-        if fixed is not None:
-            sees = shows_pictures(config.scored.environment) and vision_of(Path(model_dir)) is not None
-            check_scorer_model(fixed, model_dir, sees)
-            check_model_folder(Path(fixed))
 
 
 def _check_model(checkpoint: Path | None, model_dir: Path) -> None:

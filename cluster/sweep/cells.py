@@ -301,8 +301,7 @@ def prepare(configs: Sequence[RunConfig], parallel: int, say: Callable[[str], No
     Raises:
         UserError: a model cannot be used, or the cluster cannot be reached or is too small for `parallel` cells.
     """
-    from squelch.actors.scorer.fixed_model import check_scorer_model
-    from squelch.cluster.fleet.bootstrap import check_address
+    from squelch.cluster.fleet.bootstrap import check_address, check_fixed_scorer
     from squelch.cluster.loop.initial_policy import prepare_model
 
     for config in configs[:1]:
@@ -317,7 +316,7 @@ def prepare(configs: Sequence[RunConfig], parallel: int, say: Callable[[str], No
             continue
         seen.add(key)
         with as_user_error():
-            check_scorer_model(config.scorer.model if config.scorer.enabled else None, prepare_model(config, say))
+            check_fixed_scorer(config, prepare_model(config, say))
     if configs and (configs[0].cluster.address or os.environ.get("RAY_ADDRESS")):
         _check_cluster(configs, parallel, say)
 

@@ -18,6 +18,7 @@ from squelch.envs.contract import Opening
 from squelch.envs.data.rows import Beside, Part, both_splits, shuffled
 from squelch.envs.splits import Split, task_key_of
 from squelch.envs.untrusted.files import brief
+from squelch.envs.untrusted.parquet import without_nulls
 
 Message = dict[str, str]
 
@@ -74,7 +75,7 @@ def tools_of(value: Any) -> list[dict[str, Any]] | None:
             'a list of JSON schemas is needed, each {"type": "function", "function": {"name": ..., "parameters": ...}} '
             f"(got {brief(value)})"
         )
-    return [_without_nulls(one) for one in value]
+    return [without_nulls(one) for one in value]
 
 
 def _checked_tools(value: Any) -> list[dict[str, Any]] | None:
@@ -88,12 +89,6 @@ def _checked_tools(value: Any) -> list[dict[str, Any]] | None:
 def _function(schema: Any) -> dict[str, Any]:
     function = schema.get("function") if isinstance(schema, dict) else None
     return function if isinstance(function, dict) else {}
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
-    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def _located(data: str | tuple[str, ...]) -> str | tuple[str, ...]:

@@ -11,6 +11,7 @@ from squelch.envs.base import TwinnedEnv
 from squelch.envs.config import FormatConfig
 from squelch.envs.contract import Twinned, lacking
 from squelch.envs.episode import Episode
+from squelch.envs.grid_worlds.picture import rows_of
 from squelch.envs.registry import environment_class, environment_names, has_twins, make
 
 TWINNED = ["Countdown", "FrozenLake", "Sokoban"]
@@ -96,6 +97,18 @@ def test_a_twin_is_played_as_a_task_of_its_own() -> None:
     answer = env.best_answer(2)
     outcome = episode.act(f"go</think><answer>{answer}</answer>")
     assert outcome.format_valid and outcome.num_actions == len(answer.split("||"))
+
+
+@pytest.mark.parametrize("name", ["FrozenLake", "Sokoban"])
+def test_the_picture_of_a_twin_is_that_of_its_own_board(name: str) -> None:
+    env = started(name, 3, observation_format="picture", cell_pixels=8)
+    boards = []
+    for content in (env.content(), *env.twins(random.Random(0), ALL)):
+        shown, _ = env.start(content)
+        (picture,) = shown.pictures
+        assert "\n".join(" ".join(row) for row in rows_of(picture.rgb, env.legend)) == content
+        boards.append(picture)
+    assert len(set(boards)) == len(boards) > 1
 
 
 def test_countdowns_reachable_results_are_those_of_its_solver() -> None:

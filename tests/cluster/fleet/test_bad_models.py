@@ -10,6 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from squelch.cluster.cli import main
+from squelch.cluster.config import load
+from squelch.cluster.errors import UserError
+from squelch.cluster.sweep.cells import prepare
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.registry import resolved
 from squelch.learner.warmup.tiny import write_tokenizer
@@ -185,5 +188,7 @@ def test_a_fixed_scorer_that_is_not_shown_pictures_as_the_policy_is(seeing, tmp_
         damage(fixed)
     shows = "environment.options={observation_format: picture, cell_pixels: 8}"
     small = ("rollout.max_model_len=512", "sampling.max_tokens_per_turn=64")
-    error = refused(tmp_path, capsys, f"model.path={seeing}", f"scorer.model={fixed}", shows, *small)
-    assert re.search(words, error)
+    given = (f"model.path={seeing}", f"scorer.model={fixed}", shows, *small)
+    assert re.search(words, refused(tmp_path, capsys, *given))
+    with pytest.raises(UserError, match=words):
+        prepare([load("frozenlake", given)], 1, print)

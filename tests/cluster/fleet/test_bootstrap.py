@@ -16,9 +16,10 @@ from squelch.actors.play.codec import ChatCodec
 from squelch.cluster.config import dump, load
 from squelch.cluster.errors import UserError
 from squelch.cluster.fleet import bootstrap
-from squelch.cluster.fleet.bootstrap import check_address
+from squelch.cluster.fleet.bootstrap import check_address, check_fixed_scorer
 from tests.actors.formats.test_own import SHOWS_TOOLS
 from tests.actors.play.test_codec import byte_level_bpe, save_model
+from tests.envs.adapters.test_gymnasium_text import LAMP
 from tests.envs.prompt_file.test_environment import options
 
 
@@ -200,6 +201,24 @@ def test_a_probe_of_few_tasks_warns_that_no_metric_can_be_significant(tiny_polic
         said: list[str] = []
         bootstrap.choose_scoring(load("frozenlake", [f"runs_dir={tmp_path}", *words]), tiny_policy, False, said.append)
         assert sum("no metric can be significant" in line for line in said) == reported
+
+
+def test_a_fixed_scorer_that_is_not_there_is_the_users_to_mend_before_anything_starts(tmp_path: Path) -> None:
+    config = load("frozenlake", [f"scorer.model={tmp_path / 'absent'}"])
+    with pytest.raises(UserError, match=r"scorer\.model=.*absent: no config\.json there"):
+        check_fixed_scorer(config, tmp_path)
+    check_fixed_scorer(load("frozenlake", ["scorer.model=absent", "scorer.enabled=false"]), tmp_path)
+
+
+def test_hard_negatives_of_an_environment_without_twins_are_announced_and_for_pictures_refused(tiny_policy) -> None:
+    said: list[str] = []
+    bootstrap.choose_scoring(load("metamathqa", ["scorer.probe.hard=true"]), tiny_policy, False, said.append)
+    assert sum("the nearest of 1,000 others stand in" in line for line in said) == 1
+    shown = ["environment.name=Gymnasium", f"environment.options={json.dumps(LAMP)}"]
+    asked = load("frozenlake", [*shown, "scorer.probe.hard=true"])
+    with pytest.raises(UserError, match=r"^scorer\.probe\.hard=true: Gymnasium shows pictures .*; leave it unset$"):
+        bootstrap.choose_scoring(asked, tiny_policy, False, said.append)
+    assert bootstrap.choose_scoring(load("frozenlake", shown), tiny_policy, False, said.append).scorer.every
 
 
 @pytest.mark.parametrize("address", ["foo", "127.0.0.1:", "127.0.0.1:port"])

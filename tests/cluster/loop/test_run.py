@@ -59,7 +59,7 @@ def ending(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception) ->
     async def fail(*_: object) -> int:
         raise error
 
-    for name in ("check_address", "connect", "disconnect", "_check_scorer"):
+    for name in ("check_address", "connect", "disconnect", "check_fixed_scorer"):
         monkeypatch.setattr(run, name, lambda *_, **__: None)
     monkeypatch.setattr(run.RunEnd, "watch_ray", lambda _: None)
     monkeypatch.setattr(run, "prepare_model", lambda *_: tmp_path)

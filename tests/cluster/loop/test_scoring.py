@@ -20,12 +20,10 @@ from squelch.actors.diagnosis.regime import one_hot
 from squelch.cluster.config import load
 from squelch.cluster.control.actor_errors import Died, Failed, Refused
 from squelch.cluster.control.calls import Call
-from squelch.cluster.errors import UserError
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.persistence.archiving import Archiving
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
 from squelch.cluster.loop.persistence.run_log import RunLog
-from squelch.cluster.loop.run import _check_scorer
 from squelch.cluster.loop.stopping import Stopping
 from squelch.cluster.loop.watchers.alarms import Alarms
 from squelch.cluster.loop.watchers.scoring import Scoring
@@ -506,13 +504,6 @@ def test_a_scoring_that_is_refused_or_fails_is_counted_and_costs_no_scorer(error
         await first.answer({})
 
     asyncio.run(run())
-
-
-def test_a_fixed_scorer_that_is_not_there_is_the_users_to_mend_before_anything_starts(tmp_path: Path) -> None:
-    config = load("frozenlake", [f"scorer.model={tmp_path / 'absent'}"])
-    with pytest.raises(UserError, match=r"scorer\.model=.*absent: no config\.json there"):
-        _check_scorer(config, tmp_path)
-    _check_scorer(load("frozenlake", ["scorer.model=absent", "scorer.enabled=false"]), tmp_path)
 
 
 def test_a_line_that_holds_a_scoring_alone_is_no_record_of_a_step() -> None:
