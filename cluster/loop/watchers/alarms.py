@@ -10,7 +10,6 @@ in a bad state, the newest checkpoint from before is kept, so that a new run can
 from __future__ import annotations
 
 import logging
-import shlex
 import time
 from collections.abc import Collection
 from typing import Any
@@ -22,6 +21,7 @@ from squelch.actors.diagnosis.soundness import UNTRUE, Soundness
 from squelch.cluster.config import RunConfig
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints, newest_until
 from squelch.cluster.loop.persistence.run_log import RunLog
+from squelch.cluster.loop.watchers.next_run import ways_on
 from squelch.cluster.loop.watchers.watcher import Step, Watcher
 from squelch.cluster.runs.ending import EndCause, Ending
 
@@ -114,20 +114,7 @@ class Alarms(Watcher):
             which = f"checkpoints/step-{kept} is from before it, and stays"
         self._report(step, event, f"{text}; {which}", checkpoint=kept, **facts)
         if self.config.loop.on_alarm == "pause":
-            self._pause = Ending(EndCause.PAUSED, f"{text}; {which}. {self._ways_on(kept)}")
-
-    def _ways_on(self, kept: int | None) -> str:
-        """The commands after a pause."""
-        settings, change = self.config.filter, "filter.rule=top_p filter.rho=0.9"
-        if settings.rule != "none":
-            change = f"filter.rho={max(settings.rho / 2, 0.1):g}"
-        source = ["squelch", "train", str(self.run_dir / "config.yaml"), f"name={self.config.name}-again"]
-        if kept is not None and self.config.learner.export is not None:
-            folder = self.run_dir / "checkpoints" / f"step-{kept}" / "hf"
-            seeds = [f"{entry.key}.train_seed=100000" for entry in self.config.mixture.entries]
-            source += [f"model.path={folder}", "model.warmup=null", *seeds]
-        begins = "from its beginning" if "model.warmup=null" not in source else "from that checkpoint"
-        return f"Go on with --resume, or {begins} with a stricter filter: {shlex.join(source)} {change}"
+            self._pause = Ending(EndCause.PAUSED, f"{text}; {which}. {ways_on(self.config, kept)}")
 
     @property
     def healthy_until(self) -> int | None:

@@ -285,14 +285,6 @@ def test_a_run_that_pauses_for_alarms_ends_with_a_checkpoint_and_goes_on_when_it
     assert (resumed.steps, resumed.ending) == (10, None), "the same alarm pauses it once"
 
 
-def test_the_command_after_a_pause_names_the_tasks_of_each_environment(tmp_path: Path) -> None:
-    listed = "environments=[{name: FrozenLake}, {name: Sokoban}]"
-    config = settings(tmp_path, "environment=null", listed, "loop.on_alarm=pause")
-    said = Alarms(config, RunLog(FakeArchive(), None, 9, {}, print))._ways_on(4)
-    assert "'environments[0].train_seed=100000' 'environments[1].train_seed=100000'" in said
-    assert " environment.train_seed" not in said
-
-
 @pytest.mark.parametrize(("falls_at", "kept"), [(6, [4, 10]), (99, [10])])
 def test_the_newest_checkpoint_from_before_a_fall_is_kept_until_the_end(
     tmp_path: Path, falls_at: int, kept: list[int]
