@@ -20,6 +20,7 @@ METRICS: Table = {
     Section.PROGRESS: (
         counter("squelch_optimizer_steps_total", "optimizer_steps", "Optimizer steps taken"),
         counter("squelch_trained_trajectories_total", "trajectories/trained", "Trajectories that were learned from"),
+        counter("squelch_trained_groups_total", "groups/trained", "Groups that were learned from"),
         counter(
             "squelch_skipped_updates_total",
             "updates_skipped",

@@ -160,7 +160,8 @@ class Coordinator:
         await self.archiving.begin(step.decision, selected.tables)
         step.metrics["seconds/archive"] = stopwatch.lap()
         self.steps.issue()
-        step.metrics |= {"policy_version": float(self.steps.admission.version)} | learner_metrics(report)
+        step.metrics["policy_version"] = float(self.steps.admission.version)
+        step.metrics |= learner_metrics(report, len(self._learned(step)))
         for watcher in self.watchers:
             if (ending := await watcher.after_train(step)) is not None:
                 self._end_with(step, ending)

@@ -2,7 +2,8 @@
 
 | metric | definition |
 |---|---|
-| groups_played, groups_trained | groups ranked by the filter, refills included, and groups learned from |
+| groups_played | groups ranked by the filter, refills included |
+| groups_trained | groups learned from: under `filter.target=regulariser` and `task` the dropped ones too |
 | tokens_not_trained | sampled tokens of training rollouts that no update learned from |
 | rows_not_trained | trajectories that no update learned from; None in runs that did not record it |
 | updates_skipped | training steps without an update, because the filter kept nothing |
@@ -24,7 +25,7 @@ def filter_savings(lines: Sequence[Mapping[str, Any]], gain: float | None) -> Sa
     """The metrics of the table above over these lines of metrics.jsonl, one a step; empty if no step was filtered.
     `gain`: validation success at the end minus that before training."""
     steps = [line for line in lines if line.get("num_groups") is not None]
-    played, trained = _sum(steps, "num_groups"), _sum(steps, "kept_groups")
+    played, trained = _sum(steps, "num_groups"), float(sum(_groups_trained(line) for line in steps))
     sampled, learned = _sum(steps, "tokens/sampled"), _sum(steps, "tokens/trained")
     updates = _sum(steps, "optimizer_steps")
     counted = any("trajectories/trained" in line for line in steps)
@@ -43,6 +44,11 @@ def filter_savings(lines: Sequence[Mapping[str, Any]], gain: float | None) -> Sa
         "gain_per_100_groups": 100 * gain / trained if gain is not None and trained else None,
         "gain_per_100_updates": 100 * gain / updates if gain is not None and updates else None,
     }
+
+
+def _groups_trained(line: Mapping[str, Any]) -> float:
+    """Groups that the step learned from; of a run that did not record them, those that the filter kept."""
+    return line.get("groups/trained", line.get("kept_groups")) or 0.0
 
 
 def savings_line(savings: Savings) -> str:

@@ -128,8 +128,9 @@ _TOKENS = {kind: series("squelch_tokens_total", kind=kind) for kind in ("sampled
 _SPARED = f"({_TOKENS['sampled']} - ignoring (kind) {_TOKENS['trained']})"
 _ROWS = f"{series('squelch_trajectories_total', outcome='finished')} - ignoring (outcome)"
 _SECONDS = {part: series("squelch_part_seconds_total", part=part) for part in ("train", "rollout")}
-_KEPT = series("squelch_groups_total", decision="kept")
-_LEFT = f"(1 - {_KEPT} / on (instance, job) sum by (instance, job) ({series('squelch_groups_total')}))"
+_PLAYED = f"sum by (instance, job) ({series('squelch_groups_total')})"
+_LEARNED = series("squelch_trained_groups_total")
+_LEFT = f"(1 - {_LEARNED} / on (instance, job) {_PLAYED})"
 _GAIN = f"100 * {series('squelch_validation_gain_ratio', bound='mean')} / on (instance, job)"
 
 SAVED = row(
@@ -161,14 +162,14 @@ SAVED = row(
         "Gain in validation success since the first validation, for 100 optimizer steps and for 100 groups that "
         "were learned from. Compare runs with and without the filter.",
         Query(f"{_GAIN} {series('squelch_optimizer_steps_total')}", "100 updates"),
-        Query(f"{_GAIN} {_KEPT}", "100 groups"),
+        Query(f"{_GAIN} {_LEARNED}", "100 groups"),
         unit="percentunit",
     ),
     amount(
         "Groups thrown away, refills",
         "The cost in rollouts since the start: groups that were played and not learned from, and rounds that "
         "played further groups in their place.",
-        _q("squelch_groups_total", "dropped", decision="dropped"),
+        Query(f"{_PLAYED} - on (instance, job) {_LEARNED}", "groups"),
         _q("squelch_refills_total", "refill rounds"),
     ),
 )

@@ -285,15 +285,17 @@ def _kind(error: Failed) -> tuple[type, str]:
     return type(error.cause), str(error.cause).partition(": ")[0]
 
 
-def learner_metrics(report: StepReport | None) -> dict[str, float]:
-    """Flat metrics of a training step; `report` is None for a step without an update."""
+def learner_metrics(report: StepReport | None, num_groups: int) -> dict[str, float]:
+    """Flat metrics of a training step on `num_groups` groups; `report` is None for a step without an update."""
     if report is None:
-        return {"optimizer_steps": 0.0, "tokens/trained": 0.0, "trajectories/trained": 0.0, "updates_skipped": 1.0}
+        nothing = dict.fromkeys(("optimizer_steps", "tokens/trained", "trajectories/trained", "groups/trained"), 0.0)
+        return nothing | {"updates_skipped": 1.0}
     flat = {f"learner/{key}": value for key, value in report.metrics.items()}
     flat |= {f"learner_seconds/{part}": seconds for part, seconds in report.seconds.items()}
     return flat | {
         "optimizer_steps": float(report.optimizer_steps),
         "tokens/trained": float(report.num_tokens),
         "trajectories/trained": float(report.num_trajectories),
+        "groups/trained": float(num_groups),
         "updates_skipped": 0.0,
     }

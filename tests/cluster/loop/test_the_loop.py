@@ -257,6 +257,7 @@ def test_dropped_groups_enter_the_step_but_for_the_term_that_is_filtered(tmp_pat
         assert by["dropped"] and by["kept"]
         learned = by["kept"] if target == "groups" else by["kept"] | by["dropped"]
         assert set(mixed.reported[step]) == learned
+        assert archive.recorded[step]["groups/trained"] == len(learned)
         assert set(terms.spared) == (set() if target == "groups" else by["dropped"])
         assert terms.loss_scale == (0.9 if target == "groups" else 1.0) == archive.recorded[step]["loss_scale"]
         assert target == "groups" or terms.without == target

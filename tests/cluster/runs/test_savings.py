@@ -21,6 +21,18 @@ def test_what_was_not_trained_on_is_counted_and_its_time_is_that_of_the_tokens_t
     assert savings_line(found).startswith("learned from 2 of 16 groups: 1800 tokens not trained on, about 72 s")
 
 
+@pytest.mark.parametrize(("target", "trained"), [("groups", 2), ("regulariser", 8), ("task", 8)])
+def test_groups_count_as_learned_from_if_they_were_trained_on_though_the_filter_dropped_them(
+    target: str, trained: int
+) -> None:
+    steps = [a_step(2, 125 * trained) | {"groups/trained": float(trained)}, a_step(0, 0) | {"groups/trained": 0.0}]
+    found = filter_savings(steps, gain=0.2)
+    assert (found["groups_played"], found["groups_trained"], found["updates_skipped"]) == (16, trained, 1), target
+    assert found["seconds_thrown_away"] == pytest.approx(12 * (1 - trained / 16))
+    assert found["gain_per_100_groups"] == pytest.approx(20 / trained)
+    assert savings_line(filter_savings(steps[:1], gain=0.2)) == "" or target == "groups"
+
+
 def test_a_run_that_learned_from_every_group_saved_nothing_and_says_nothing() -> None:
     found = filter_savings([a_step(8, 1000)], gain=None)
     assert (found["tokens_not_trained"], found["seconds_thrown_away"], found["gain_per_100_groups"]) == (0, 0, None)
