@@ -102,11 +102,14 @@ class ObjectiveConfig(Settings):
     """Asymmetric clipping (appendix B.2): the ratio is clipped to [1 - clip_low, 1 + clip_high]."""
     clip_high: float = Field(0.28, ge=0)
     """The other end of that range."""
+    dual_clip: float | None = Field(None, gt=1)
+    """Where the advantage is negative, a token's loss is at most this times |advantage|, and a larger ratio has no
+    gradient (verl's `clip_ratio_c`, 3.0 there); with ratio=sequence the whole sequence's. Unset: no such bound."""
     anchor: Literal["rollout", "recomputed"] = "rollout"
     """Denominator of the ratio: the sampler's probability (`rollout`), or the learner's own at the start of the
     training step (`recomputed`)."""
-    mismatch_cap: float = Field(2.0, gt=0)
-    """anchor=recomputed: cap of the detached weight exp(recomputed - rollout)."""
+    mismatch_cap: float = Field(2.0, ge=0)
+    """anchor=recomputed: cap of the detached weight exp(recomputed - rollout); 0: no such weight."""
     max_mismatch: float = Field(0.0, ge=0)
     """Sequences whose mean |log p(learner) - log p(rollout)| at step start exceeds this value (nats) are excluded from
     the loss; 0 excludes none. With anchor=rollout this costs an additional forward pass."""

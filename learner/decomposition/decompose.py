@@ -9,7 +9,8 @@ Invariants:
 - `decompose` is a collective: every rank passes the same groups and runs the same passes. Gradients stay sharded; only
   inner products are summed over ranks. Besides the model, a rank holds at most `MAX_GRADIENTS` of its own shards.
 - The ratio is 1 at the policy's own weights, so no token is clipped. A token's weight is min(exp(learner - rollout),
-  mismatch_cap): 1 up to numerics if the present policy sampled the token; otherwise it corrects for staleness.
+  mismatch_cap), with the default cap where that is 0: 1 up to numerics if the present policy sampled the token;
+  otherwise it corrects for staleness.
 
 Waiting: each rank waits for the other ranks, in collectives, at most the process group's time-out.
 """
@@ -70,7 +71,7 @@ def score_objective(own: ObjectiveConfig) -> ObjectiveConfig:
         aggregation=own.aggregation,
         normaliser_tokens=own.normaliser_tokens,
         anchor="recomputed",
-        mismatch_cap=own.mismatch_cap,
+        mismatch_cap=own.mismatch_cap or ObjectiveConfig().mismatch_cap,
         entropy_coefficient=0.0,
         kl=KLConfig(coefficient=0.0),
     )

@@ -98,6 +98,12 @@ def clipped_tokens(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high
     return (ratio < 1 - clip_low) & (advantages < 0), (ratio > 1 + clip_high) & (advantages > 0)
 
 
+def dual_clipped(surrogate: Tensor, advantages: Tensor, bound: float) -> Tensor:
+    """The surrogate loss of each token, where A < 0 at most bound |A| (dual clip, Ye et al. 2020, Eq. 5; verl's
+    `clip_ratio_c`): beyond that the token has no gradient. `bound` > 1."""
+    return surrogate.minimum(-bound * advantages).where(advantages < 0, surrogate)
+
+
 @dataclass(frozen=True)
 class RatioRule:
     """`log_ratio`: maps log pi - log anchor and `sequences` to the logarithm of the ratio of each token; `surrogate`:

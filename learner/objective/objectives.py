@@ -19,7 +19,14 @@ import torch
 from torch import Tensor
 
 from squelch.learner.config import KLConfig, ObjectiveConfig
-from squelch.learner.objective.components import AGGREGATIONS, RATIOS, StepSize, bounded, out_of_bounds
+from squelch.learner.objective.components import (
+    AGGREGATIONS,
+    RATIOS,
+    StepSize,
+    bounded,
+    dual_clipped,
+    out_of_bounds,
+)
 from squelch.learner.objective.kl_estimators import KL_ESTIMATORS
 
 SUM_NAMES = (
@@ -162,13 +169,16 @@ def policy_loss(
 
     A KL term in the reward does not enter the loss; it is only recorded in the sums. With `anchor: recomputed` the
     ratio is taken to the learner at step start, and the surrogate is multiplied by `mismatch_weight` of anchor to
-    rollout, which corrects for the sampler's numerics. For a token of weight 0 the log-ratios to the anchor and to the
-    reference are set to 0, so that its true ones, which may be huge, are in no metric. All log-ratios are `bounded`.
+    rollout, which corrects for the sampler's numerics, unless `mismatch_cap` is 0. For a token of weight 0 the
+    log-ratios to the anchor and to the reference are set to 0, so that its true ones, which may be huge, are in no
+    metric. All log-ratios are `bounded`.
     """
     learned, rule = batch.weights > 0, RATIOS[config.ratio]
     ratio, clamped = rule.ratio((log_probs - batch.anchor).where(learned, 0), batch.sequences)
     surrogate = rule.surrogate(ratio, batch.advantages, config.clip_low, config.clip_high)
-    if config.anchor == "recomputed":
+    if config.dual_clip is not None:
+        surrogate = dual_clipped(surrogate, batch.advantages, config.dual_clip)
+    if config.anchor == "recomputed" and config.mismatch_cap:
         mismatch, far = rule.ratio(batch.anchor - batch.rollout, batch.sequences)
         surrogate, clamped = surrogate * mismatch_weight(mismatch, config.mismatch_cap), clamped | (far & learned)
     kl, far = _kl(log_probs, batch.reference, learned, config.kl)
@@ -216,6 +226,8 @@ def _statistics(
     advantages = batch.advantages
     silent = (advantages == 0, batch.weights == 0)
     low, high = RATIOS[config.ratio].clipped(ratio, advantages, config.clip_low, config.clip_high)
+    if config.dual_clip is not None:
+        high = high | ((ratio > config.dual_clip) & (advantages < 0))
     terms = (loss, policy, entropies, kl, ratio, low, high, advantages, advantages.square(), *silent, clamped)
     sums = torch.stack([term.sum(dtype=torch.float64) for term in terms])
     return sums, ratio.max() if len(ratio) else ratio.new_zeros(())

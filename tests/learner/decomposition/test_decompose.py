@@ -124,8 +124,9 @@ def test_a_group_without_reward_variance_has_no_task_gradient_and_regularisers_a
 
 
 @pytest.mark.usefixtures("alone")
-def test_age_is_corrected_for_by_truncated_importance_weights(model_dir: Path) -> None:
-    trainer = Trainer(model_dir, config(mismatch_cap=2.0))
+@pytest.mark.parametrize("cap", [2.0, 0.0])
+def test_age_is_corrected_for_by_truncated_importance_weights(model_dir: Path, cap: float) -> None:
+    trainer = Trainer(model_dir, config(mismatch_cap=cap))
     [(group_id, members)] = sampled_by(trainer, make_groups(1, size=4))
     fresh = group_parts(trainer, group_id, members)
     for trajectory in members:

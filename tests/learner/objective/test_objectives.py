@@ -15,6 +15,7 @@ from squelch.learner.objective.components import (
     RATIOS,
     StepSize,
     clipped_surrogate,
+    dual_clipped,
 )
 from squelch.learner.objective.kl_estimators import KL_ESTIMATORS
 from squelch.learner.objective.objectives import (
@@ -48,6 +49,45 @@ def test_a_binding_clip_takes_the_gradient_away_and_only_then() -> None:
     ratio = tensor(1.5, 1.5, 0.5, 0.5).requires_grad_()
     clipped_surrogate(ratio, tensor(1.0, -1.0, 1.0, -1.0), 0.2, 0.28).sum().backward()
     assert ratio.grad.tolist() == [0.0, 1.0, -1.0, 0.0]
+
+
+def verl_losses(ratio: torch.Tensor, advantages: torch.Tensor, low: float, high: float, c: float) -> torch.Tensor:
+    """verl's formula: L = max(-A r, -A clip(r)); where A < 0 it is min(L, -A c)."""
+    clipped = torch.stack([-advantages * ratio, -advantages * ratio.clamp(1 - low, 1 + high)]).amax(0)
+    return torch.where(advantages < 0, torch.min(-advantages * c, clipped), clipped)
+
+
+def test_dual_clip_is_verls() -> None:
+    ratio = torch.linspace(0.05, 8, 60, dtype=torch.float64)
+    for advantage in (-2.0, -0.3, 0.0, 0.3, 2.0):
+        ours, theirs = ratio.clone().requires_grad_(), ratio.clone().requires_grad_()
+        advantages = torch.full_like(ratio, advantage)
+        found = dual_clipped(clipped_surrogate(ours, advantages, 0.2, 0.28), advantages, 3.0)
+        expected = verl_losses(theirs, advantages, 0.2, 0.28, 3.0)
+        found.sum().backward()
+        expected.sum().backward()
+        assert torch.equal(found, expected) and torch.equal(ours.grad, theirs.grad)
+        assert advantage >= 0 or found.max() == -3 * advantage
+
+
+def test_a_dual_clip_bounds_tokens_and_whole_sequences_and_is_counted() -> None:
+    ratio, zeros = tensor(4.0, 4.0, 2.0), torch.zeros(3, dtype=torch.float64)
+    batch = TokenBatch(zeros, zeros, tensor(-1.0, 1.0, -1.0), zeros + 1, torch.arange(3))
+    losses = {}
+    for kind in RATIOS:
+        for bound in (None, 3.0):
+            config = ObjectiveConfig(ratio=kind, dual_clip=bound, entropy_coefficient=0)
+            terms = policy_loss(ratio.log(), zeros, batch, config, 1.0)
+            losses[kind, bound] = float(terms.loss)
+            clipped = terms.sums[SUM_NAMES.index("clip_fraction_high")]
+            assert clipped == (1 if bound is None else 2)
+    assert losses == pytest.approx({(kind, bound): (bound or 4) - 1.28 + 2 for kind, bound in losses})
+
+
+@pytest.mark.parametrize("bound", [1.0, 0.5, -3.0])
+def test_a_dual_clip_below_the_ratio_of_an_unchanged_policy_is_refused(bound: float) -> None:
+    with pytest.raises(ValidationError, match="greater than 1"):
+        ObjectiveConfig(dual_clip=bound)
 
 
 def test_sequence_mean_weighs_sequences_alike_and_token_mean_tokens() -> None:
@@ -248,6 +288,13 @@ def test_recomputed_anchor_weighs_the_surrogate_by_the_mismatch() -> None:
     config = ObjectiveConfig(anchor="recomputed", entropy_coefficient=0)
     terms = policy_loss(one - 1.0, one, batch, config, 1.0)
     assert math.isclose(float(terms.loss), -math.exp(0.2), rel_tol=1e-12)
+
+
+def test_a_recomputed_anchor_without_a_cap_has_no_weight() -> None:
+    one = tensor(0.0)
+    batch = TokenBatch(rollout=one - 1.2, anchor=one - 1.0, advantages=one + 1, weights=one + 1, sequences=one.long())
+    config = ObjectiveConfig(anchor="recomputed", mismatch_cap=0, entropy_coefficient=0)
+    assert float(policy_loss(one - 1.0, one, batch, config, 1.0).loss) == -1
 
 
 def test_clip_fractions_count_binding_clips_only() -> None:
