@@ -1,4 +1,4 @@
-"""Judges answers to mathematics questions: by value (math-verify), or by the paper's exact match.
+"""Judges answers to mathematics questions: by value (math-verify), by the paper's exact match, or as text.
 
 Invariants:
 
@@ -28,7 +28,7 @@ import unicodedata
 from pathlib import Path
 from typing import Literal
 
-Comparison = Literal["value", "exact"]
+Comparison = Literal["value", "exact", "text"]
 Verdict = Literal["equal", "different", "given_up", "refused"]
 
 MAX_LENGTH = 200
@@ -105,6 +105,8 @@ def verdict(answer: str, truth: str, comparison: Comparison = "value") -> Verdic
         return "equal"
     if comparison == "exact":
         return "different"
+    if comparison == "text":
+        return "equal" if _without_spaces(answer) == _without_spaces(truth) else "different"
     if _CENTS.search(answer) and "cent" not in truth.lower():
         return "different"
     said, true = plain(answer), plain(truth)
@@ -175,6 +177,10 @@ def _is_modest(text: str) -> bool:
         if not 0 <= depth <= MAX_DEPTH:
             return False
     return bool(text) and depth == 0
+
+
+def _without_spaces(text: str) -> str:
+    return "".join(text.lower().split())
 
 
 def _folded(words: str) -> str:

@@ -47,8 +47,8 @@ class MetaMathQAOptions(Settings):
     """The source of questions, and the comparison of answers."""
 
     compare: answers.Comparison = "value"
-    """`value`: equal numbers and expressions in any notation, by math-verify. `exact`: the same text, as in the
-    paper."""
+    """`value`: equal numbers and expressions in any notation, by math-verify. `exact`: the same text, as in the paper.
+    `text`: the same in lower case and without white space, as in the authors' code."""
     data: str | None = None
     """The published data set: a Parquet or JSON file, a folder of them, or its id on the Hugging Face hub
     (`meta-math/MetaMathQA`, downloaded). Unset: generated word problems, offline."""

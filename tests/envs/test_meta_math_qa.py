@@ -253,6 +253,14 @@ def test_the_papers_exact_match_takes_the_same_text_only():
 
 
 @pytest.mark.parametrize(
+    ("answer", "expected"),
+    [("x+1", "equal"), ("X\t+ 1 ", "equal"), ("x + 1.", "different"), ("1 + x", "different"), ("$x + 1$", "different")],
+)
+def test_the_authors_comparison_ignores_case_and_white_space_and_nothing_else(answer: str, expected: str) -> None:
+    assert verdict(answer, " x + 1", "text") == expected
+
+
+@pytest.mark.parametrize(
     ("answer", "truth", "expected"),
     [
         *((answer, "2", "different") for answer in ("2 trillion", "2 squared", "2 factorial", "2 thirds", "2 halves")),
