@@ -2,7 +2,8 @@
 among the overrides). Precedence: defaults, recipe, preset, command line.
 
 A preset is a YAML file, a list of blocks with `settings` and, if they hold for some runs only, `where`: the values, or
-lists of values, that other settings of the run must have. The lines' sources are its comments.
+lists of values, that other settings of the run must have, or whether it shows pictures (`pictures: true`). The lines'
+sources are its comments.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ DEFAULTS: Mapping[str, Any] = {
     "learner.algorithm": LearnerConfig.model_fields["algorithm"].default,
 }
 """The settings that `where` may name, with their values where a run sets none."""
+PICTURES = "pictures"
+"""What `where` may name besides: whether pictures show the environment's boards."""
 
 
 def preset_names() -> list[str]:
@@ -36,12 +39,17 @@ def preset_names() -> list[str]:
 
 
 def named(overrides: Sequence[str]) -> tuple[str, list[str]]:
-    """(the preset's name, the other overrides); the name is empty if none is given, and the last of several. UserError
-    for a name that does not exist."""
-    own = [one for one in overrides if one.partition("=")[0] == KEY]
+    """(the preset's name, the other overrides); the name is empty if none is given. UserError for a name that does not
+    exist, and for several presets."""
+    own = [one for one in overrides if _key(one) == KEY]
     if not own:
         return "", list(overrides)
-    name = own[-1].partition("=")[2].strip().strip("\"'")
+    if KEY in (one.strip() for one in own):
+        raise UserError(f"override {KEY} is not of the form {KEY}=NAME. The presets are {', '.join(preset_names())}")
+    given = list(dict.fromkeys(one.partition("=")[2].strip().strip("\"'") for one in own))
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(own)}: a run has one preset; keep one of them")
+    (name,) = given
     if name not in (names := preset_names()):
         raise UserError(
             f"no preset {brief(name)}. {did_you_mean(name, names)}The presets are {', '.join(names)}; leave {KEY} out "
@@ -115,7 +123,8 @@ def _laid(name: str, run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def blocks(name: str) -> Iterator[tuple[Mapping[str, Sequence[Any]], Mapping[str, Any]]]:
-    """(conditions, settings) of each block of a preset: which values each setting of `DEFAULTS` may have."""
+    """(conditions, settings) of each block of a preset: which values `PICTURES` and each setting of `DEFAULTS` may
+    have."""
     path = PRESETS / f"{name}.yaml"
     for block in parse_yaml(path.read_text(encoding="utf-8"), str(path)):
         where = block.get("where", {})
@@ -123,7 +132,14 @@ def blocks(name: str) -> Iterator[tuple[Mapping[str, Sequence[Any]], Mapping[str
 
 
 def _value(run: Mapping[str, Any], key: str) -> Any:
+    if key == PICTURES:
+        return _at(run, "environment.options.observation_format") in ("picture", "both")
+    found = _at(run, key)
+    return DEFAULTS[key] if found is None else found
+
+
+def _at(run: Mapping[str, Any], key: str) -> Any:
     node: Any = run
     for part in key.split("."):
         node = node.get(part) if isinstance(node, Mapping) else None
-    return DEFAULTS[key] if node is None else node
+    return node

@@ -19,14 +19,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Trains; returns the exit code. The recipe is read before Ray is imported, so that a wrong key fails at once."""
-    from squelch.cluster.config import load
+    from squelch.cluster.config import load, read_recipe
     from squelch.cluster.package import require_versions
+    from squelch.cluster.presets import from_preset
 
     if options.submitted_by:
         require_versions(options.submitted_by)
 
     overrides = options.overrides + ([f"cluster.address={options.address!r}"] if options.address else [])
     config = load(options.recipe, overrides)
+    preset, its = from_preset(read_recipe(options.recipe), overrides)
+    if preset:
+        say(f"preset={preset} sets {len(its)} settings: `squelch config {options.recipe} preset={preset}` lists them")
     from squelch.cluster.commands.existing_runs.report import after_the_run
     from squelch.cluster.loop.run import train
 

@@ -14,7 +14,7 @@ from squelch.actors.filter.selection import select
 from squelch.cluster.cli import main
 from squelch.cluster.config import RunConfig, load, read_recipe, recipe_names
 from squelch.cluster.errors import UserError
-from squelch.cluster.presets import DEFAULTS, PRESETS, blocks, from_preset, layered, preset_names
+from squelch.cluster.presets import DEFAULTS, PICTURES, PRESETS, blocks, from_preset, layered, preset_names
 from squelch.cluster.setting_keys import flat
 from squelch.cluster.sweep.plan import grid_arms, make_plan, read_grid
 from squelch.envs.registry import environment_class
@@ -46,7 +46,7 @@ def test_every_line_of_a_preset_names_its_source(preset: str) -> None:
 
 @pytest.mark.parametrize("preset", preset_names())
 def test_conditions_name_settings_whose_defaults_are_known(preset: str) -> None:
-    assert {key for where, _ in blocks(preset) for key in where} <= set(DEFAULTS)
+    assert {key for where, _ in blocks(preset) for key in where} <= {*DEFAULTS, PICTURES}
     defaults = flat(RunConfig().model_dump(mode="json"))
     assert all(defaults[key] == value for key, value in DEFAULTS.items())
 
@@ -104,6 +104,71 @@ def test_a_setting_is_the_presets_only_if_the_run_has_it_from_there(tmp_path: Pa
     both = from_preset(read_recipe(str(path)), [PUBLISHED, "environments[0].weight=2"])[1]
     assert both["environments[0].options.slip_rate"] == 0
     assert not {"environments[0].name", "environments[0].weight"} & both.keys()
+
+
+OF_PICTURES = [name for name in recipe_names() if "pictures" in name or "-vl-" in name]
+
+
+@pytest.mark.parametrize("preset", preset_names())
+@pytest.mark.parametrize("recipe", OF_PICTURES)
+def test_a_run_of_pictures_stays_one(recipe: str, preset: str) -> None:
+    assert len(OF_PICTURES) == 3
+    plain, found = load(recipe).environment, load(recipe, [f"preset={preset}"]).environment
+    assert plain.options["observation_format"] == found.options["observation_format"] == "picture"
+    both = load(recipe, [f"preset={preset}", "environment.options.observation_format=both"]).environment
+    assert both.options["observation_format"] == "both"
+    assert (found.format.response_length, found.format.worked_turn) == (
+        plain.format.response_length,
+        plain.format.worked_turn,
+    )
+
+
+@pytest.mark.parametrize("recipe", [name for name in OF_PICTURES if "-vl-" in name])
+def test_published_leaves_a_run_of_pictures_what_the_script_for_pictures_sets(recipe: str) -> None:
+    plain, found = load(recipe), load(recipe, [PUBLISHED])
+    for config in (plain, found):
+        assert (config.loop.prompts, config.sampling.group_size, config.sampling.max_tokens_per_turn) == (32, 8, 512)
+        assert (config.environment.format.max_turns, config.environment.format.max_actions_per_turn) == (5, 5)
+        objective = config.learner.objective
+        assert (objective.clip_low, objective.clip_high, objective.entropy_coefficient) == (0.2, 0.2, 0)
+    assert (found.learner.objective.aggregation, found.learner.minibatches) == ("token_mean", 1)
+    assert (found.filter.rule, found.filter.compat, found.filter.epsilon) == ("top_p", "paper", 0)
+
+
+def test_published_compares_and_optimises_as_the_authors() -> None:
+    math_qa = load("metamathqa", [PUBLISHED])
+    assert math_qa.environment.options["compare"] == "text"
+    assert load("metamathqa", ["preset=paper"]).environment.options["compare"] == "exact"
+    objective, optimizer = math_qa.learner.objective, math_qa.learner.optimizer
+    assert (objective.anchor, objective.mismatch_cap, optimizer.weight_decay) == ("recomputed", 0, 0.01)
+    shop = layered(read_recipe("paper-sokoban-3b"), [PUBLISHED, "environment.name=WebShop"])["environment"]
+    assert (shop["format"]["response_length"], shop["format"]["max_turns"], shop["options"]["reward"]) == (
+        200,
+        9,
+        "binary",
+    )
+
+
+@pytest.mark.parametrize(("algorithm", "bound"), [("ppo", 3), ("dapo", 3), ("grpo", 3), ("dr_grpo", 3), ("gspo", None)])
+def test_published_bounds_the_loss_of_negative_advantages_as_verl(algorithm: str, bound: float | None) -> None:
+    assert load("sokoban", [PUBLISHED, f"learner.algorithm={algorithm}"]).learner.objective.dual_clip == bound
+
+
+def test_the_papers_text_has_no_stop_for_empty_selections() -> None:
+    config = load("sokoban", ["preset=paper"])
+    assert config.filter.no_signal_limit > 1000 * config.loop.steps
+
+
+@pytest.mark.parametrize("overrides", [["preset=paper", PUBLISHED], ["filter.rho=0.5", PUBLISHED, "preset=paper"]])
+def test_two_presets_are_refused(overrides: list[str]) -> None:
+    with pytest.raises(UserError, match="a run has one preset"):
+        load("sokoban", overrides)
+    assert load("sokoban", [PUBLISHED, PUBLISHED]) == load("sokoban", [PUBLISHED])
+
+
+def test_a_preset_without_a_name_is_told_the_form() -> None:
+    with pytest.raises(UserError, match=r"not of the form preset=NAME.*paper, published"):
+        load("sokoban", ["preset"])
 
 
 @pytest.mark.parametrize(("given", "says"), [("papper", "Did you mean 'paper'?"), ("", "paper, published")])

@@ -14,8 +14,8 @@ from squelch.cluster.loop.persistence.uploading import Uploads
 from squelch.cluster.runs.in_store.manifest import newest
 
 
-def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, report_of: Callable[[Path], None]) -> int:
-    """The exit code of a run that records one step and whose report `report_of` writes."""
+def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, report_of: Callable[[Path], None], *words: str) -> int:
+    """The exit code of a run that records one step and whose report `report_of` writes; `words`: further overrides."""
 
     def trained(config: RunConfig, resume: bool, driver: object, uploads: Uploads | None, *_: object) -> int:
         config.run_dir.mkdir(parents=True)
@@ -27,7 +27,8 @@ def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, report_of: Callable[[
     (tmp_path / "store").mkdir()
     monkeypatch.setattr(run, "_run", trained)
     monkeypatch.setattr(report, "after_the_run", lambda run_dir, _: report_of(run_dir))
-    return main(["train", "frozenlake", f"runs_dir={tmp_path / 'scratch'}", f"store={tmp_path / 'store'}", "name=it"])
+    places = [f"runs_dir={tmp_path / 'scratch'}", f"store={tmp_path / 'store'}", "name=it"]
+    return main(["train", "frozenlake", *places, *words])
 
 
 def test_the_store_has_the_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -39,6 +40,13 @@ def test_the_store_has_the_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert train(monkeypatch, tmp_path, write) == 0
     stored = newest(LocalStore(tmp_path / "store" / "it")).files
     assert {"metrics.jsonl", "report.html", "report-data/dynamics.csv"} <= stored.keys()
+
+
+def test_the_start_names_the_preset(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(monkeypatch, tmp_path, lambda _: None, "preset=paper") == 0
+    assert "`squelch config frozenlake preset=paper` lists them" in capsys.readouterr().out
 
 
 def test_a_report_that_is_interrupted_loses_no_upload(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
