@@ -117,6 +117,15 @@ class Environment(Protocol):
         down): the trajectory fails with the error's text, and the run continues.
         """
 
+    def same_action(self, one: str, other: str) -> bool:
+        """Whether two actions that `read_action` returned are the same, by default if they are spelt alike.
+
+        Interventions ask it, of actions that differ as text (`actors.diagnosis.interventions`). It is symmetric, and
+        changes no state. A predicate and no canonical form, because a comparison of values, as that of computer
+        algebra, knows only pairs. Raises as `step`.
+        """
+        return one == other
+
     def check(self) -> None:
         """Raise ValueError if the options ask for something that cannot be said in the style `prompt`; `make` calls
         it."""

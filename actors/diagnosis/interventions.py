@@ -65,8 +65,8 @@ class Swap:
 
 @dataclass(frozen=True)
 class Said:
-    """A sampled turn. `actions`: those that the environment would play, in its own spelling; `valid`: the turn is well
-    formed."""
+    """A sampled turn. `actions`: those that the environment would play, in the spelling of `read_action`; `valid`: the
+    turn is well formed."""
 
     actions: tuple[str, ...]
     valid: bool
@@ -75,7 +75,8 @@ class Said:
 @dataclass(frozen=True)
 class Intervention:
     """The turns of one task. `own`: its first turn; `donor`: the donor's, on the donor's own task; `again`: the turns
-    of which only the action was sampled again; `twin`: whether the donor is a near twin of the task."""
+    of which only the action was sampled again, with the actions of the own turn, else of the donor's, where the
+    environment judges them the same (`same_action`); `twin`: whether the donor is a near twin of the task."""
 
     label: str
     own: Said

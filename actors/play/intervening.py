@@ -7,9 +7,10 @@ Invariants:
   one that completes `</think>`. Nothing is decoded and encoded again. Without reasoning only the ids of that closing
   are fed.
 - A reasoning and the action that is sampled after it have the token limit of a turn together.
-- An environment is started and never stepped. It reads the actions (`read_action`), and so decides which are equal.
-- A donor has another content than the task and, where best answers are known (`Twinned`, `Demonstrator`), another
-  best answer. It is a near twin where the environment has such a one, else the first candidate that fits.
+- An environment is started and never stepped. It reads the actions (`read_action`) and judges which are the same
+  (`same_action`).
+- A donor has another content than the task and, where the task's best answer is known (`Twinned`, `Demonstrator`), a
+  known one that is another. It is a near twin where the environment has such a one, else the first candidate that fits.
 - The own first turn has the request seed of the ticket's first trajectory; the seeds of all other turns are digests of
   (ticket seed, ticket, name of the turn).
 
@@ -23,7 +24,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
@@ -46,7 +47,7 @@ from squelch.actors.records import Task, Ticket
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import Demonstrator, Environment, Twinned, lacking
 from squelch.envs.episode import Episode, Message
-from squelch.envs.format import joined, parse
+from squelch.envs.format import joined, parse, well_formed
 from squelch.envs.mixture import Mixture
 from squelch.envs.wording import DemonstrationQuality
 
@@ -58,14 +59,14 @@ _NOTHING = np.zeros(0, np.int32)
 
 @dataclass(frozen=True)
 class _Opened:
-    """A task that was started: its environment, first messages and best answer (None if it is not known), the number of
-    actions that a turn may have, and the ids and pictures of its first prompt."""
+    """A task that was started: its environment, first messages and the actions of its best answer (None if it is not
+    known), the number of actions that a turn may have, and the ids and pictures of its first prompt."""
 
     task: Task
     env: Environment
     task_key: str
     messages: list[Message]
-    best: str | None
+    best: tuple[str, ...] | None
     most_actions: int
     prompt: np.ndarray = field(default_factory=lambda: _NOTHING)
     pictures: PlacedPictures = ()
@@ -123,28 +124,30 @@ class Intervening:
         )
         first, second, given = (_reasoned(codec, completion.token_ids) for completion in sampled)
         blank = first[codec.reasoning_span(sampled[0].token_ids)[1] :]
-        again = await asyncio.gather(
-            self._again(ticket, "second", own, second, most, codec),
-            self._again(ticket, "donor", own, given, most, codec),
-            self._again(ticket, "blank", own, blank, most, codec),
-        )
-        said = await self._said(own, codec, _NOTHING, sampled[0])
-        answered = await self._said(donor, codec, _NOTHING, sampled[2])
+        begun: dict[Arm, np.ndarray] = {"second": second, "donor": given, "blank": blank}
+        rests = await asyncio.gather(*(self._again(ticket, arm, own, ids, most) for arm, ids in begun.items()))
+
+        def read() -> Intervention:
+            turns = _said(own, codec, sampled[0]), _said(donor, codec, sampled[2])
+            again = {arm: _said(own, codec, rest, begun[arm]) for arm, rest in zip(begun, rests, strict=True)}
+            arms = {arm: _spelt_as(own.env, said, turns) for arm, said in again.items()}
+            return Intervention(ticket.task.label, *turns, arms, twin)
+
+        found = await self._call(read)
         for opened in (own, donor):
             self._idle.keep(opened.task, opened.env)
-        arms: dict[Arm, Said] = {"second": again[0], "donor": again[1], "blank": again[2]}
-        return Intervention(ticket.task.label, said, answered, arms, twin)
+        return found
 
     # --- tasks ---
 
     async def _donor(self, swap: Swap, own: _Opened, codec: ChatCodec) -> tuple[_Opened, bool]:
-        """A donor, and whether it is a near twin: tasks with other content and, if best answers are known, another."""
+        """A donor, and whether it is a near twin."""
         twin = await self._call(lambda: self._twin(swap.ticket, own))
         if twin is not None:
             return _with_prompt(twin, codec), True
         for task in swap.candidates:
             found = await self._open(swap.ticket, task, codec)
-            if found.task_key != own.task_key and (own.best is None or found.best != own.best):
+            if await self._call(partial(_can_give, own, found)):
                 return found, False
             self._idle.keep(task, found.env)
         raise _Left("no_donor")
@@ -158,9 +161,10 @@ class Intervening:
         source, env = cast("Twinned", own.env), cast("Twinned", started.env)  # `env` goes on to the twins themselves
         rng = Random(derive_seed("twins", ticket.seed, ticket.ticket_id))
         for content in (twin for _ in range(FAMILIES) for twin in source.twins(rng, TWINS_OF_FAMILY)):
-            messages, best = episode.start_twin(env, content), env.best_answer(episode.max_actions)
-            if best not in (None, own.best) and episode.task_key != own.task_key:
-                return replace(started, messages=messages, task_key=episode.task_key, best=best)
+            messages, best = episode.start_twin(env, content), _best(started.env, episode.max_actions)
+            found = replace(started, messages=messages, task_key=episode.task_key, best=best)
+            if _can_give(own, found):
+                return found
         self._idle.keep(ticket.task, started.env)
         return None
 
@@ -176,7 +180,7 @@ class Intervening:
             raise ValueError(f"environment {task.environment} reads whole turns, in which no action can be compared")
         chosen = self._mixture.labelled(task.label).environment
         episode = Episode(env, task.seed, noise_seed(ticket, 0, env.shared_noise), chosen.format)
-        messages, best = episode.start(), best_answer(env, episode.max_actions)
+        messages, best = episode.start(), _best(env, episode.max_actions)
         return _Opened(task, env, episode.task_key, messages, best, episode.max_actions), episode
 
     # --- turns ---
@@ -197,20 +201,11 @@ class Intervening:
         except GenerationFailed as error:
             raise _Left("failed", Failure(FailureCause.GENERATION_ERROR, str(error))) from error
 
-    async def _again(
-        self, ticket: Ticket, arm: str, own: _Opened, begun: np.ndarray, most: int, codec: ChatCodec
-    ) -> Said:
-        """The turn that begins with these ids, on the own prompt."""
+    async def _again(self, ticket: Ticket, arm: Arm, own: _Opened, begun: np.ndarray, most: int) -> Completion:
+        """The rest of the turn that begins with these ids, on the own prompt."""
         if (room := most - len(begun)) < 1:
             raise _Left("no_room")
-        rest = await self._sample(ticket, f"again/{arm}", own, room, begun)
-        return await self._said(own, codec, begun, rest)
-
-    async def _said(self, opened: _Opened, codec: ChatCodec, begun: np.ndarray, rest: Completion) -> Said:
-        """What a turn says to the environment of its task."""
-        text, cut = codec.text(np.concatenate([begun, rest.token_ids])), rest.finish_reason == "length"
-        turn = await self._call(lambda: parse(text, opened.most_actions, opened.env.read_action))
-        return Said(turn.actions, turn.valid and not cut)
+        return await self._sample(ticket, f"again/{arm}", own, room, begun)
 
     async def _call(self, function: Callable[[], T]) -> T:
         """Runs an environment call in a step thread."""
@@ -236,6 +231,40 @@ def _with_prompt(started: _Opened, codec: ChatCodec) -> _Opened:
         return replace(started, prompt=ids, pictures=pictures)
     except ValueError as error:
         raise _Left("failed", Failure(FailureCause.ENVIRONMENT_ERROR, str(error))) from error
+
+
+def _said(opened: _Opened, codec: ChatCodec, rest: Completion, begun: np.ndarray = _NOTHING) -> Said:
+    """In a step thread: what a turn, which may have begun with some ids, says to the environment of its task."""
+    text, cut = codec.text(np.concatenate([begun, rest.token_ids])), rest.finish_reason == "length"
+    turn = parse(text, opened.most_actions, opened.env.read_action)
+    return Said(turn.actions, turn.valid and not cut)
+
+
+def _spelt_as(env: Environment, said: Said, turns: Iterable[Said]) -> Said:
+    """In a step thread: what was said, with the actions of the first of `turns` whose actions are the same."""
+    same = next((turn for turn in turns if _same(env, said.actions, turn.actions)), said)
+    return replace(said, actions=same.actions)
+
+
+def _same(env: Environment, some: Sequence[str], others: Sequence[str]) -> bool:
+    return len(some) == len(others) and all(
+        one == other or env.same_action(one, other) for one, other in zip(some, others, strict=True)
+    )
+
+
+def _can_give(own: _Opened, donor: _Opened) -> bool:
+    """In a step thread: whether a task can be the donor of the own one."""
+    if donor.task_key == own.task_key:
+        return False
+    if own.best is None:
+        return True
+    return donor.best is not None and not _same(own.env, own.best, donor.best)
+
+
+def _best(env: Environment, most_actions: int) -> tuple[str, ...] | None:
+    """In a step thread: the actions of `best_answer`."""
+    best = best_answer(env, most_actions)
+    return None if best is None else parse(well_formed("", [best]), most_actions, env.read_action).actions or None
 
 
 def best_answer(env: Environment, most_actions: int) -> str | None:

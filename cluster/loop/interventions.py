@@ -85,6 +85,7 @@ def _table(label: str, effect: Effect) -> str:
     lines = [
         f"interventions{f' in {label}' if label else ''}: first turns of {effect.tasks} tasks"
         f"{f' (left out: {left_out})' if left_out else ''}, {effect.twins} donors are near twins",
+        f"well formed: {effect.valid.text} of these turns",
         f"change {effect.change.text}: the action differs under the donor's reasoning in "
         f"{effect.answers['donor']['differs'].text}, under a second own reasoning in "
         f"{effect.answers['second']['differs'].text}",

@@ -28,6 +28,7 @@ from squelch.envs.contract import ClosedVocabulary, Demonstrator, Judged
 from squelch.envs.countdown.claims import CountdownJudge
 from squelch.envs.countdown.expressions import (
     MAX_LENGTH,
+    normal_form,
     parse_expression,
     read_expression,
     uses_numbers,
@@ -242,6 +243,16 @@ class Countdown(TwinnedEnv, Demonstrator, ClosedVocabulary, Judged):
         """The expression with spaces between tokens; None if the text is no expression."""
         return read_expression(text)
 
+    def same_action(self, one: str, other: str) -> bool:
+        """As `Environment.same_action`: the same calculation, up to the order of terms and factors and up to brackets
+        that change nothing: `2 + 3` is `( 3 + 2 )`, and `9 - ( 4 - 1 )` is `1 + 9 - 4`.
+
+        The value alone does not decide: 4 * 3 and 6 + 6 are two ways to 12, and most puzzles have several. Nor does a
+        rule that changes which operations are made: 2 * ( 3 + 4 ) is not 2 * 3 + 2 * 4, and 5 * 1 is not 5.
+        """
+        first, second = parse_expression(one), parse_expression(other)
+        return first is not None and second is not None and normal_form(first) == normal_form(second)
+
     def observation(self) -> str:
         """The current state as text."""
         return puzzle_text(self._puzzle.numbers, self._puzzle.target, self.wording)
@@ -320,13 +331,20 @@ class Countdown(TwinnedEnv, Demonstrator, ClosedVocabulary, Judged):
     def family(self, rng: Rng) -> Iterator[str]:
         """As `TwinnedEnv.family`: one number, or the target, is another. Targets are results of random operations, so
         that the puzzles of a family are not quite equally likely as tasks, and most variations of a published puzzle
-        are in no file."""
+        are in no file.
+
+        Of equal numbers the first varies, and in place of the others the target: each family of a number is then drawn
+        with probability 1/(count + 1) from all of its members, and the families of the target, whose members have the
+        same numbers, are drawn alike anyway.
+        """
         numbers, target = self._puzzle.numbers, self._puzzle.target
-        part = choose(rng, range(len(numbers) + 1))
+        at_target = len(numbers)
+        parts = [at_target if one in numbers[:place] else place for place, one in enumerate(numbers)]
+        part = choose(rng, [*parts, at_target])
         drawn = self.options.data is None
-        largest = (self.options.max_number if part < len(numbers) else self.options.max_target) if drawn else NEAR
+        largest = (self.options.max_number if part < at_target else self.options.max_target) if drawn else NEAR
         for value in shuffled(rng, range(1, largest + 1)):
-            kept, wanted = (numbers, value) if part == len(numbers) else (_with(numbers, part, value), target)
+            kept, wanted = (numbers, value) if part == at_target else (_with(numbers, part, value), target)
             if (kept, wanted) != (numbers, target) and self._is_task(kept, wanted):
                 yield puzzle_text(kept, wanted)
 

@@ -19,6 +19,7 @@ _SHAPE = re.compile(r"[0-9+\-*/() ]+")
 _TOKEN = re.compile(r"[0-9]+|[-+*/()]")
 _SIGNS = str.maketrans({"×": "*", "÷": "/", "−": "-"})
 _PRIORITY = {"+": 1, "-": 1, "*": 2, "/": 2}
+_INVERSE = {"+": "-", "-": "+", "*": "/", "/": "*"}
 
 Value = int | Fraction
 
@@ -102,6 +103,27 @@ def _apply(left: Value, sign: str, right: Value) -> Value:
     if sign == "-":
         return left - right
     return left * right if sign == "*" else Fraction(left) / right
+
+
+def normal_form(postfix: Sequence[str]) -> str:
+    """The expression up to the order of terms and factors and up to brackets: its signed terms, or factors, sorted;
+    a sum within a sum, and a product within a product, are taken apart."""
+    stack: list[tuple[str, ...]] = []  # terms or factors with their signs; a number has none
+    for token in postfix:
+        if token.isdigit():
+            stack.append((token,))
+            continue
+        right, left = stack.pop(), stack.pop()
+        first = "+" if token in "+-" else "*"
+        stack.append(tuple(sorted((*_parts(left, first), *_parts(right, token)))))
+    return " ".join(stack[0])
+
+
+def _parts(form: tuple[str, ...], sign: str) -> tuple[str, ...]:
+    """The terms, or factors, that a form contributes after `sign`."""
+    if _PRIORITY.get(form[0][0]) != _PRIORITY[sign]:
+        return (f"{sign}({' '.join(form)})",)
+    return form if sign in "+*" else tuple(_INVERSE[part[0]] + part[1:] for part in form)
 
 
 def uses_numbers(postfix: Sequence[str], numbers: Sequence[int], rule: str) -> bool:

@@ -127,6 +127,11 @@ class MetaMathQA(TextEnv, Demonstrator):
         answer = text.strip()
         return answer if 0 < len(answer) <= self.max_action_length else None
 
+    def same_action(self, one: str, other: str) -> bool:
+        """As `Environment.same_action`: whether the reward's comparison takes each for right where the other one is the
+        truth. Alone it is not symmetric: 0.5 is right where 0.50 cents is the truth, and not the reverse."""
+        return all(answers.verdict(*pair, self.options.compare) == "equal" for pair in ((one, other), (other, one)))
+
     def task_key(self) -> str:
         """Digest of the task's content."""
         return self._question.key

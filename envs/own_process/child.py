@@ -11,6 +11,7 @@ class to make; every later frame is one call, which is answered before the next 
 | `group_rewards` | completions, completion_ids | (reward, success) of each, or why it has none |
 | `reset` | seed, noise_seed | observation, task_key, task_kind, messages, tools |
 | `read_action` | text | action, or null |
+| `same_action` | two actions | whether they are the same |
 | `step` | action | observation, reward, terminated, truncated, success |
 
 Invariants:
@@ -125,6 +126,9 @@ class Environments:
     def _read_action(self, name: str, text: str) -> "str | None":
         action = self._held[name].read_action(text)
         return None if action is None else str(action)
+
+    def _same_action(self, name: str, one: str, other: str) -> bool:
+        return bool(self._held[name].same_action(one, other))
 
     def _step(self, name: str, action: str) -> "list[Any]":
         observation, reward, terminated, truncated, info = self._held[name].step(action)

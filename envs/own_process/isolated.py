@@ -124,6 +124,10 @@ class OwnProcess(Environment):
         """As the environment itself reads the text. Raises as `step` if its process does not answer."""
         return self._session.read_action(text)
 
+    def same_action(self, one: str, other: str) -> bool:
+        """As the environment itself judges. Raises as `step` if its process does not answer."""
+        return self._session.same_action(one, other)
+
     def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """As `Environment.reset`."""
         observation, key, kind, messages, tools = self._session.reset(seed, options["noise_seed"])

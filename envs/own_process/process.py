@@ -308,6 +308,10 @@ class Session:
         """The action that a text means. The call changes nothing, so a successor of the process does not repeat it."""
         return self._answer("read_action", text)
 
+    def same_action(self, one: str, other: str) -> bool:
+        """Whether two actions are the same. The call changes no state, as `read_action`."""
+        return self._answer("same_action", one, other)
+
     def _played(self, method: str, *arguments: Any) -> Any:
         value = self._answer(method, *arguments)
         self._history.append(Call(method, arguments, value))

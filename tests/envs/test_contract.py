@@ -104,6 +104,11 @@ def test_four_methods_and_a_number_of_turns_are_played_by_name() -> None:
     assert (own.max_turns, own.max_actions_per_turn) == (2, 1)
 
 
+def test_actions_are_the_same_if_they_are_spelt_alike_unless_the_environment_judges_otherwise() -> None:
+    env = make(NAME)
+    assert env.same_action("6", "6") and not env.same_action("6", "06")
+
+
 def test_options_are_refused_where_an_environment_declares_none() -> None:
     with pytest.raises(ValueError, match=r"environment\.options\.size: .*:Doubling has no such option; known are none"):
         make(NAME, options={"size": 3})

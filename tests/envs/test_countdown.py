@@ -1,5 +1,6 @@
 """Countdown: its grammar, its arithmetic, its rewards, and that every puzzle can be solved."""
 
+import ast
 import json
 import random
 from fractions import Fraction
@@ -25,7 +26,10 @@ from squelch.envs.countdown.environment import (
     uses_numbers,
     value_of,
 )
+from squelch.envs.countdown.expressions import numbers_in
 from squelch.envs.registry import make
+
+SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
 
 def playing(numbers: tuple[int, ...], target: int, rule: str = "at_most_once") -> Countdown:
@@ -87,7 +91,6 @@ _expressions = st.recursive(
 
 def by_python(text: str) -> Fraction | None:
     """The same text read by Python's own parser, its leaves made exact."""
-    import ast
 
     def walk(node: ast.expr) -> Fraction:
         if isinstance(node, ast.Constant):
@@ -108,6 +111,48 @@ def test_values_agree_with_pythons_grammar_and_exact_fractions(pieces, signs):
     text = " ".join(part for pair in zip(pieces, ["", *signs], strict=False) for part in reversed(pair)).strip()
     if len(text) <= MAX_LENGTH:
         assert value(text) == by_python(text)
+
+
+SAME = [
+    *(("2 + 3", "3 + 2"), ("2 + 3", "( 2 + 3 )"), ("( 2 + 3 ) + 4", "2 + ( 4 + 3 )"), ("9 - ( 4 - 1 )", "1 + 9 - 4")),
+    *(("2 * ( 3 + 4 )", "( 4 + 3 ) * 2"), ("8 / ( 4 / 2 )", "2 * 8 / 4"), ("8 / 4 / 2", "8 / ( 2 * 4 )"), ("07", "7")),
+]
+OTHER = [
+    *(("4 * 3", "6 + 6"), ("2 - 3", "3 - 2"), ("8 / 4", "4 / 8"), ("2 * ( 3 + 4 )", "2 * 3 + 2 * 4"), ("5 * 1", "5")),
+    *(("( 2 + 3 ) * 4", "2 + 3 * 4"), ("12 + 3", "1 + 23"), ("1 + 1", "1 + 1 + 1"), ("2 * 2", "2 + 2")),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "same"), [*((*p, True) for p in SAME), *((*p, False) for p in OTHER)])
+def test_the_same_calculation_is_the_same_action_however_it_is_written(one: str, other: str, same: bool) -> None:
+    env = playing((2, 3, 4), 24)
+    assert env.same_action(one, other) is env.same_action(other, one) is same
+    assert env.same_action(one, one) and env.same_action(other, other)
+
+
+def swapped(text: str, rng: random.Random) -> str:
+    """The same expression with sides of sums and products swapped at random, and written with all brackets."""
+
+    def walk(node: ast.expr) -> str:
+        if isinstance(node, ast.Constant):
+            return str(node.value)
+        sides, sign = [walk(node.left), walk(node.right)], SIGNS[type(node.op)]
+        if sign in "+*" and rng.random() < 0.5:
+            sides.reverse()
+        return f"( {sides[0]} {sign} {sides[1]} )"
+
+    return walk(ast.parse(text, mode="eval").body)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=_expressions, other=_expressions, seed=st.integers(0, 99))
+def test_what_is_the_same_has_the_same_numbers_and_value(text: str, other: str, seed: int) -> None:
+    env, mirrored = playing((2, 3, 4), 24), swapped(text, random.Random(seed))
+    if len(text) <= MAX_LENGTH:
+        assert env.same_action(text, mirrored)
+        if env.same_action(text, other):
+            assert value(text) == value(other)
+            assert sorted(numbers_in(parse_expression(text))) == sorted(numbers_in(parse_expression(other)))
 
 
 @pytest.mark.parametrize(

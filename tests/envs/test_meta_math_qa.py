@@ -244,6 +244,22 @@ def test_what_a_wrapper_holds_is_bounded_as_any_answer_is(answer: str) -> None:
     assert verdict(answer, "5") == "refused"
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        *(("3/4", "0.75", True), ("12 dollars", "$12", True), ("x = 5", "5", True), ("Monday", "monday", True)),
+        *(("12", "13", False), ("no idea", "12", False), ("9999!", "9999!!", False)),
+        ("4.40", "4.40 cents", False),  # a price in dollars; the reverse alone would be right
+    ],
+)
+def test_actions_are_the_same_as_the_rewards_comparison_judges_in_either_direction(
+    one: str, other: str, same: bool
+) -> None:
+    by_value, by_text = make("MetaMathQA"), make("MetaMathQA", options={"compare": "exact"})
+    assert by_value.same_action(one, other) is by_value.same_action(other, one) is same
+    assert by_text.same_action(one, one) and not by_text.same_action(one, other)
+
+
 def test_the_papers_exact_match_takes_the_same_text_only():
     env = make("MetaMathQA", options={"compare": "exact"})
     seed = next(seed for seed in range(200) if env.reset(seed=seed) and env.solution() == ["12"])

@@ -1,17 +1,25 @@
 """Twins: near variations of a task, which are tasks themselves, and mutual."""
 
+import math
 import random
+from collections import Counter
+from functools import cache
+from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from squelch.actors.config import PROBE_TWINS
 from squelch.envs.base import TwinnedEnv
 from squelch.envs.config import FormatConfig
 from squelch.envs.contract import Twinned, lacking
+from squelch.envs.countdown.environment import operations
 from squelch.envs.episode import Episode
 from squelch.envs.grid_worlds.picture import rows_of
+from squelch.envs.grid_worlds.sokoban import SokobanOptions, level_in, solvable_states
 from squelch.envs.registry import environment_class, environment_names, has_twins, make
 
 TWINNED = ["Countdown", "FrozenLake", "Sokoban"]
@@ -77,6 +85,82 @@ def test_few_twins_are_some_of_the_family_and_depend_on_the_seed_alone(name: str
 def test_what_is_no_task_is_refused(name: str, content: str) -> None:
     with pytest.raises(ValueError, match="within the limits"):
         started(name, 0).start(content)
+
+
+class OfPart:
+    """A generator whose first draw chooses the part `part` of `parts`."""
+
+    def __init__(self, part: int, parts: int) -> None:
+        self._first, self._rest = [(part + 0.5) / parts], random.Random(0)
+
+    def random(self) -> float:
+        return self._first.pop() if self._first else self._rest.random()
+
+
+def chances(env: TwinnedEnv, content: str) -> Counter[frozenset[str]]:
+    """Of how many parts of a puzzle each family, with the puzzle itself, is drawn."""
+    env.start(content)
+    parts = len(content.split()) - 2  # the numbers and the target
+    return Counter(frozenset(env.twins(OfPart(part, parts), ALL)) | {content} for part in range(parts))
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["numbers 2 4 4\ntarget 32", "numbers 3 5 7\ntarget 22", "numbers 6 6 6\ntarget 42", "numbers 2 2 3 3\ntarget 10"],
+)
+def test_a_puzzles_family_is_drawn_with_the_same_probability_from_each_of_its_members(content: str) -> None:
+    env = started("Countdown", 0, max_numbers=4)
+    for family, drawn in chances(env, content).items():
+        assert {chances(env, member)[family] for member in family} == {drawn}, sorted(family)
+    assert len(chances(env, content)) > 1
+
+
+def puzzle_weight(content: str) -> float:
+    """How likely a default puzzle is to be generated, up to a factor."""
+    *numbers, target = (int(word) for word in content.split() if word.isdigit())
+    orders = math.factorial(len(numbers)) / math.prod(map(math.factorial, Counter(numbers).values()))
+    return orders * result_chances(tuple(numbers))[target]
+
+
+@cache
+def result_chances(values: tuple[int, ...]) -> dict[int, float]:
+    """How likely random operations on random pairs of the values are to have each result."""
+    if len(values) == 1:
+        return {values[0]: 1.0}
+    found, pairs = Counter[int](), list(combinations(range(len(values)), 2))
+    for i, j in pairs:
+        rest = [value for place, value in enumerate(values) if place not in (i, j)]
+        steps = operations(values[i], values[j])
+        for step in steps:
+            for result, chance in result_chances(tuple(sorted((*rest, step.result)))).items():
+                found[result] += chance / len(pairs) / len(steps)
+    return found
+
+
+def level_weight(content: str) -> float:
+    """How likely a default level is to be generated, up to a factor that the levels of a family share: the length of
+    its solution is uniform, and so are the starts of that length in the room."""
+    options = SokobanOptions()
+    level = level_in(content, options)
+    layers = solvable_states(level.room, options.max_solution)
+    lengths = [length for length in range(options.min_solution, len(layers)) if layers[length]]
+    return 1 / len(lengths) / len(layers[level.solution_length])
+
+
+@pytest.mark.parametrize(
+    ("name", "weight", "most"), [("Countdown", puzzle_weight, 0.11), ("Sokoban", level_weight, 0.08)]
+)
+def test_hard_negatives_exceed_an_information_by_at_most_what_the_guide_says(name, weight, most: float) -> None:
+    """docs/guide/reasoning.md: the mean of log(m + 1) - H(w) over tasks and their clusters
+    (`actors.diagnosis.hard_negatives`), here within 0.01 of `most`."""
+    env, bounds = make(name), []
+    for seed in range(600):
+        env.reset(seed=seed, options={"noise_seed": 0})
+        cluster = [env.content(), *env.twins(random.Random(seed), PROBE_TWINS)]
+        w = np.array([weight(content) for content in cluster])
+        w /= w.sum()
+        bounds.append(math.log(len(w)) + float(w @ np.log(w)))
+    assert most - 0.01 < np.mean(bounds) < most + 0.005
 
 
 def test_every_member_of_a_lakes_family_is_drawn_equally_often() -> None:

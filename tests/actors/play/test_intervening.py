@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -36,6 +37,13 @@ class Lone(FrozenLake):
 
     def twins(self, rng: Rng, most: int) -> list[str]:
         return []
+
+
+class Mirrored(FrozenLake):
+    """A lake where Left and Right are the same."""
+
+    def same_action(self, one: str, other: str) -> bool:
+        return {one, other} <= {"Left", "Right"}
 
 
 class Agent:
@@ -197,6 +205,43 @@ def test_a_drawn_donor_has_other_content_and_another_best_answer(codec) -> None:
     assert none == LeftOut("", "no_donor")
     (found,) = play(codec, agent, [Swap(swap.ticket, (own, alike, *swap.candidates))], **lone)
     assert isinstance(found, Intervention) and not found.twin and " || ".join(found.donor.actions) != mine
+
+
+@pytest.mark.parametrize("known", ["own", "candidates"])
+def test_a_donors_best_answer_is_known_where_the_tasks_own_is(codec, known: str) -> None:
+    agent = Agent(codec, lambda request: True)
+    (swap,) = swaps(agent, 1)
+    own = make("FrozenLake", "validation")
+    own.reset(seed=swap.ticket.task.seed, options={"noise_seed": 0})
+
+    class Unsolved(Lone):
+        def best_answer(self, most_actions: int) -> str | None:
+            solved = (self.content() == own.content()) == (known == "own")
+            return super().best_answer(most_actions) if solved else None
+
+    (found,) = play(codec, agent, [swap], make_env=lambda task: Unsolved(task.split))
+    assert (found == LeftOut("", "no_donor")) is (known == "own")
+
+
+def test_the_environment_judges_which_actions_and_best_answers_are_the_same(codec) -> None:
+    other = {"Left": "Right", "Right": "Left", "Up": "Up", "Down": "Down"}
+
+    class Mirroring(Agent):
+        async def __call__(self, worker: str, request: GenerationRequest) -> Completion:
+            done = await super().__call__(worker, request)
+            if "again" not in request.request_id:
+                return done
+            words = self.codec.text(done.token_ids[:-1]).split(" ")
+            ids = [*self.codec.encode(" ".join(other.get(word, word) for word in words)), self.codec.stop_ids[0]]
+            return replace(done, token_ids=np.array(ids, np.int32), log_probs=np.zeros(len(ids), np.float32))
+
+    agent = Mirroring(codec, lambda request: True, most=1)
+    asked = swaps(agent, 24)
+    spelt = read_interventions(play(codec, agent, asked, most=1))
+    assert spelt.answers["second"]["another"].value > 0.2
+    judged = read_interventions(play(codec, agent, asked, most=1, make_env=lambda task: Mirrored(task.split)))
+    assert judged.answers["second"]["own"].value == judged.answers["donor"]["donors"].value == 1.0
+    assert judged.change.value == 1.0, "no donor's best answer is the mirrored one"
 
 
 def test_a_reasoning_that_is_never_closed_and_a_turn_without_room_leave_the_task_out(codec) -> None:

@@ -41,7 +41,8 @@ def test_the_result_is_said_for_each_environment_and_written_by_step(tmp_path: P
     up, left = Said(("Up",), True), Said(("Left", "Left"), True)
     again = dict.fromkeys(ARMS, up) | {"donor": left}
     failure = Failure(FailureCause.STEP_TIMEOUT)
-    found = [Intervention("lake", up, left, again, True)] * 30 + [LeftOut("lake", "failed", failure)]
+    found = [Intervention("lake", Said(("Up",), i < 15), left, again, True) for i in range(30)]
+    found.append(LeftOut("lake", "failed", failure))
     found.append(LeftOut("box", "no_donor"))
     result = document(found, {"checkpoint": "step 40"})
     path = write(tmp_path, "step 40", result)
@@ -52,6 +53,7 @@ def test_the_result_is_said_for_each_environment_and_written_by_step(tmp_path: P
     said: list[str] = []
     say_interventions(found, path, said.append)
     assert said[0].startswith("interventions in lake: first turns of 30 tasks (left out: 1 failed), 30 donors are near")
+    assert "well formed: 0.500 [" in said[0], "the own first turns"
     assert "change 1.000 [" in said[0] and "under a second own reasoning in 0.000 [" in said[0]
     assert said[1].startswith("interventions in box: first turns of 0 tasks (left out: 1 no donor)")
     assert said[2:] == ["WARNING: 1 of 32 interventions failed and are left out: step_timeout 1", f"written to {path}"]

@@ -234,6 +234,12 @@ def test_an_environment_reads_a_policys_text_in_its_process_as_it_does_here(name
     assert (outcome.format_valid, outcome.format_penalty, outcome.num_actions) == (False, -0.1, 0)
 
 
+def test_an_environment_judges_in_its_process_which_actions_are_the_same() -> None:
+    for env in both("Countdown", {}):
+        assert env.same_action("2 + 3", "( 3 + 2 )") and not env.same_action("2 + 3", "5")
+    assert make("OwnProcess", options={"environment": f"{Counted.__module__}:Counted"}).same_action("a", "a")
+
+
 def test_a_text_is_read_again_in_no_successor_but_by_an_environment_in_its_state(process: EnvironmentProcess) -> None:
     one, other = session(process), session(process)
     assert other.read_action(" go ") == "go" and other.read_action(" ") is None
