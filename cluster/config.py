@@ -48,7 +48,7 @@ from squelch.cluster.presets import layered
 from squelch.cluster.setting_keys import flat
 from squelch.cluster.wrong_settings import what_is_wrong
 from squelch.envs.config import EnvironmentConfig, EnvironmentEntry, spoken
-from squelch.envs.contract import AgentDriven, lacking
+from squelch.envs.contract import AgentDriven, Environment, lacking
 from squelch.envs.mixture import Entry, Mixture
 from squelch.envs.registry import environment_class, resolved
 from squelch.envs.settings import Settings
@@ -62,6 +62,8 @@ MAX_EXTENDED = 16
 """Recipes of which each extends the next."""
 Transfer = Literal["object_store", "shared_memory", "ipc", "nccl", "gloo"]
 """How new weights reach rollout workers."""
+Make = Callable[[EnvironmentConfig, float], Environment | None]
+"""Makes an environment within so many seconds, or gives None if its class's own numbers have to do."""
 
 
 class RunConfig(Settings):
@@ -341,20 +343,20 @@ def recipe_names() -> list[str]:
     return sorted(path.stem for path in RECIPES.glob("[!_]*.yaml"))
 
 
-def load(recipe: str, overrides: list[str] | None = None) -> RunConfig:
+def load(recipe: str, overrides: list[str] | None = None, make: Make = made) -> RunConfig:
     """The validated configuration of a recipe (a shipped name or a YAML file) with dotted overrides applied.
 
     Raises:
         UserError: the file, a key or a value is wrong; the text names it and says what would be right.
     """
-    return validated(read_recipe(recipe), overrides or [], recipe)
+    return validated(read_recipe(recipe), overrides or [], recipe, make)
 
 
-def validated(tree: dict[str, Any], overrides: list[str], recipe: str) -> RunConfig:
+def validated(tree: dict[str, Any], overrides: list[str], recipe: str, make: Make = made) -> RunConfig:
     """The validated configuration of a recipe's tree, over which the preset that the overrides name and then the
     overrides are laid. Raises as `load`; the error names the `recipe`."""
     given = _validated(layered(tree, overrides), recipe)
-    config = given.with_each(lambda entry: _resolved(entry, given, recipe))
+    config = given.with_each(lambda entry: _resolved(entry, given, recipe, make))
     with as_user_error(about=f"configuration {recipe}"):
         learner = _resolve_learner(config)
     return _validated({**dict(config), "learner": learner}, recipe)
@@ -465,11 +467,11 @@ def _resolve_learner(config: RunConfig) -> LearnerConfig:
     return config.learner.model_copy(update={"objective": objective.model_copy(update=changes)})
 
 
-def _resolved(entry: Entry, given: RunConfig, recipe: str) -> EnvironmentConfig:
+def _resolved(entry: Entry, given: RunConfig, recipe: str, make: Make) -> EnvironmentConfig:
     """The settings of an environment of the run, with defaults of its own, or of the run, for what the format leaves
     open. UserError if the environment cannot be created."""
     try:
-        own = resolved(entry.environment, made(entry.environment, given.cluster.start_timeout_s))
+        own = resolved(entry.environment, make(entry.environment, given.cluster.start_timeout_s))
     except ValueError as error:
         raise UserError(f"configuration {recipe}: {entry.key}: {entry.keyed(str(error))}") from error
     return spoken(own, given.model.warmup is not None, entry.tokens(given.sampling.max_tokens_per_turn))

@@ -11,12 +11,13 @@ own, for at most `cluster.start_timeout_s`, and every error becomes a ValueError
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from squelch.cluster.own_thread import OwnThread
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import Environment, Opening
+from squelch.envs.data.files import NotCachedError, cached_only
 from squelch.envs.episode import Episode, Message
 from squelch.envs.registry import make
 
@@ -44,6 +45,26 @@ class FirstTask:
 def made(chosen: EnvironmentConfig, timeout_s: float) -> Environment:
     """A new environment for training tasks. ValueError if it cannot be made in time."""
     return _bounded(lambda: _new(chosen), timeout_s, "cannot be made")
+
+
+@dataclass
+class MadeOfCache:
+    """As `made`, without a download. `lacking`: ids of the data sets that are not in the local cache of the hub."""
+
+    lacking: set[str] = field(default_factory=set)
+
+    def __call__(self, chosen: EnvironmentConfig, timeout_s: float) -> Environment | None:
+        """A new environment for training tasks; None without its data. ValueError if it cannot be made in time."""
+
+        def new() -> Environment:
+            with cached_only():  # in the thread that reads the data
+                return _new(chosen)
+
+        try:
+            return _bounded(new, timeout_s, "cannot be made")
+        except NotCachedError as error:
+            self.lacking.add(error.dataset)
+            return None
 
 
 def first_task(chosen: EnvironmentConfig, timeout_s: float) -> FirstTask:

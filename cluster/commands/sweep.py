@@ -7,6 +7,7 @@ runs the cells, and `cluster.sweep.table` makes the tables.
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from squelch.cluster.commands.arguments import add_recipe
@@ -54,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--name", default="", help="folder of the sweep under runs_dir (default: the recipe's name with -sweep)"
     )
-    parser.add_argument("--dry-run", action="store_true", help="check and list the cells, and run none")
+    parser.add_argument("--dry-run", action="store_true", help="check and list the cells; download and run none")
     parser.add_argument("--json", action="store_true", help="print sweep.json to stdout and progress to stderr")
 
 
@@ -90,11 +91,18 @@ def _planned(options: argparse.Namespace) -> Plan:
         name=name,
         address=options.address,
         parallel=options.parallel,
+        download=not options.dry_run,
     )
 
 
 def listing(plan: Plan) -> list[str]:
-    """The cells of a sweep, with the recipe and the hardware of each."""
+    """The cells of a sweep, with the recipe and the hardware of each, and the published data that are not here."""
     rows = [["cell", "recipe", "hardware"]]
     rows += [[c.name, c.arm.recipe or plan.recipe, c.arm.hardware] for c in plan.cells]
-    return [*aligned(rows), f"{len(plan.cells)} cells, {len(plan.arms)} arms, in {plan.folder}"]
+    lacking = Counter(dataset for cell in plan.cells for dataset in cell.lacking)
+    notes = [
+        f"{number} cells need the data set {dataset} of the Hugging Face hub, which is not in the local cache. The "
+        f"sweep downloads it before its first cell; to do so now: hf download {dataset} --repo-type dataset"
+        for dataset, number in sorted(lacking.items())
+    ]
+    return [*aligned(rows), *notes, f"{len(plan.cells)} cells, {len(plan.arms)} arms, in {plan.folder}"]

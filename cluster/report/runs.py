@@ -22,6 +22,7 @@ from squelch.cluster.errors import UserError
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.peak import series
 from squelch.cluster.setting_keys import below, environment_name, labels_of, unplaced
+from squelch.cluster.sweep.table import OF_THE_FILTER
 from squelch.cluster.terminal import one_line
 from squelch.envs.untrusted.files import shortened
 
@@ -209,15 +210,17 @@ def _labels(groups: Sequence[tuple[str, Sequence[Run]]]) -> list[str]:
 
 def label_of(own: Mapping[str, Any], peers: Sequence[Mapping[str, Any]]) -> str:
     """The differences of these settings from the peers' (which include them), e.g. `top_p 0.9, entropy 0.1`."""
-    keys = [key for key in own if len({json.dumps(peer.get(key), default=str) for peer in peers}) > 1]
-    words = []
-    if any(key.startswith("filter.") for key in keys) or not keys:
-        words.append(filter_label(own))
-        keys = [key for key in keys if key not in ("filter.rule", "filter.rho")]
-        keys = [key for key in keys if not (key.startswith("filter.") and own.get("filter.rule") == "none")]
-    words += [f"{SHORT.get(key) or _word(key.rsplit('.', 1)[-1])} {_word(own.get(key))}" for key in keys]
+    keys = _varied(own, peers)
+    of_filter = [key for key in keys if key.startswith("filter.")]
+    words = _filter_words(own, of_filter) if of_filter or not keys else []
+    words += [_setting(own, key) for key in keys if key not in of_filter]
     shown = words[:MAX_LABEL_SETTINGS]
     return ", ".join(shown) + (", ..." if len(words) > len(shown) else "")
+
+
+def _varied(own: Mapping[str, Any], peers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The settings whose values differ among the peers."""
+    return [key for key in own if len({json.dumps(peer.get(key), default=str) for peer in peers}) > 1]
 
 
 SHORT = {
@@ -229,10 +232,23 @@ SHORT = {
 }
 
 
-def filter_label(settings: Mapping[str, Any]) -> str:
-    """The filter in two words, e.g. `top_p 0.9`."""
-    rule = settings.get("filter.rule")
-    return NO_FILTER if rule == "none" else f"{_word(rule)} {_word(settings.get('filter.rho'))}"
+def filter_label(own: Mapping[str, Any], peers: Sequence[Mapping[str, Any]] = ()) -> str:
+    """The filter in two words, e.g. `top_p 0.9`, and the settings in which the peers' filters differ, e.g.
+    `top_p 0.9, target task`."""
+    filtered = [peer for peer in peers if peer.get("filter.rule") != "none"]
+    return ", ".join(_filter_words(own, [key for key in _varied(own, filtered) if below(key, OF_THE_FILTER)]))
+
+
+def _filter_words(own: Mapping[str, Any], varied: Sequence[str]) -> list[str]:
+    """The filter's rule and rho, and those settings of it that vary."""
+    if own.get("filter.rule") == "none":
+        return [NO_FILTER]
+    rest = [_setting(own, key) for key in varied if key not in ("filter.rule", "filter.rho")]
+    return [f"{_word(own.get('filter.rule'))} {_word(own.get('filter.rho'))}", *rest]
+
+
+def _setting(own: Mapping[str, Any], key: str) -> str:
+    return f"{SHORT.get(key) or _word(key.rsplit('.', 1)[-1])} {_word(own.get(key))}"
 
 
 def _word(value: Any) -> str:

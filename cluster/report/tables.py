@@ -10,16 +10,23 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from squelch.actors.config import FilterConfig
+from squelch.cluster.presets import preset_names, settings_of
 from squelch.cluster.report.points import with_interval
 from squelch.cluster.report.runs import Arm, Run, Study, filter_label
 from squelch.cluster.runs.peak import COLLAPSE, SUCCESS, Peak, peak_of
 from squelch.cluster.runs.savings import Savings, filter_savings
+from squelch.cluster.setting_keys import flat
 from squelch.cluster.sweep.table import OF_THE_FILTER, text
 from squelch.cluster.terminal import UNKNOWN, aligned
 
+OBSERVATION = "environment.options.observation_format"
 TASKS = ("Sokoban", "FrozenLake", "MetaMathQA", "Countdown")
 TABLE_4: Mapping[tuple[str, str], Sequence[tuple[float, float]]] = {
     ("ppo", "Qwen2.5-3B"): ((12.9, 16.0), (67.0, 10.9), (92.6, 0.6), (97.9, 0.0)),
@@ -33,6 +40,12 @@ TABLE_4: Mapping[tuple[str, str], Sequence[tuple[float, float]]] = {
     ("ppo", "Llama-3.2-3B-Instruct"): ((24.4, 18.8), (84.6, -0.2), (86.1, 3.7), (99.2, -1.2)),
 }
 """Percent of the baseline's peak and the filter's gain, by algorithm and model, for each of `TASKS`."""
+MODALITY = "Qwen2.5-VL-3B-Instruct"
+TABLE_4_MODALITY: Mapping[bool, Mapping[str, tuple[float, float]]] = {
+    False: {"Sokoban": (53.0, 6.0), "FrozenLake": (16.0, 53.5)},
+    True: {"Sokoban": (65.0, 12.0), "FrozenLake": (19.5, 59.5)},
+}
+"""The same of `MODALITY`, for which the paper names no algorithm, by whether pictures take the place of text."""
 TABLE_5: Mapping[tuple[str, Any, str, str], tuple[float, float, float, bool]] = {
     ("none", None, "", ""): (0.17, 0.54, 2.76, False),
     ("top_p", 0.9, "reward_variance", "largest"): (0.38, 0.84, 1.64, True),
@@ -48,7 +61,8 @@ TABLE_5: Mapping[tuple[str, Any, str, str], tuple[float, float, float, bool]] = 
     ("", None, "length", "largest"): (0.16, 0.91, 1.65, False),
 }
 """Peak success, retrieval, entropy, stable, by rule, rho, statistic and side. The paper names no rule for the last four
-statistics."""
+statistics, and its scripts run top-p in either form."""
+OF_TABLE_5 = ("filter.rule", "filter.rho", "filter.statistic", "filter.keep")
 
 SAVINGS: Mapping[str, tuple[str, int, str]] = {
     "groups_played": ("groups played", 0, ""),
@@ -77,7 +91,7 @@ def table_4(study: Study) -> list[list[str]]:
             [
                 arm.environment,
                 f"{_algorithm(arm)}, {_model(arm)}",
-                filter_label(arm.settings),
+                filter_label(arm.settings, [other.settings for other in study.environments[arm.environment]]),
                 str(len(arm.runs)),
                 _percent([cell.success for cell in cells.values()]),
                 f"{statistics.fmean(steps):.0f}" if steps else UNKNOWN,
@@ -134,7 +148,8 @@ def lines(study: Study) -> list[str]:
         "entropy: H(Z|X) in nats per token, at the last scorer step up to the peak. stable: success never below "
         f"{COLLAPSE:g}.",
         "paper: Tables 4 and 5 of RAGEN-2, which states neither seeds nor intervals: Qwen2.5-3B unless the run's model "
-        "has a row there; Table 5 is of Sokoban. A gain beside other rules than top_p 0.9 has no number there.",
+        "has a row there; Table 5 is of Sokoban. A filter has a number if it is that of preset=paper or "
+        "preset=published, in Table 5 but for rule, rho, statistic and side; a run on pictures if its model has one.",
         "training seconds saved: those of a trained token, times the tokens not trained on; rollout seconds lost: by "
         "the share of groups not learned from; gain: last validation minus the first, for 100 groups or updates.",
         *study.notes,
@@ -176,26 +191,58 @@ def _model(arm: Arm) -> str:
     return Path(str(arm.settings.get("model.path", UNKNOWN)).split("@")[0]).name
 
 
+def _pictures(arm: Arm) -> bool:
+    """Whether the run's prompts hold pictures."""
+    return arm.settings.get(OBSERVATION) in ("picture", "both")
+
+
 def _paper_4(arm: Arm) -> str:
     """The paper's cell of this algorithm and model, else of this algorithm on the paper's first model."""
-    if arm.environment not in TASKS:
+    if arm.environment not in TASKS or (arm.filtered and not _is_the_papers(arm)):
         return ""
-    exact = (_algorithm(arm), _model(arm))
-    key = exact if exact in TABLE_4 else (exact[0], "Qwen2.5-3B")
-    if key not in TABLE_4:
+    if (cell := _cell_4(arm)) is None:
         return ""
-    peak, gain = TABLE_4[key][TASKS.index(arm.environment)]
-    if not arm.filtered:
-        return f"{peak:.1f}"
-    own = arm.settings.get("filter.rule"), arm.settings.get("filter.rho")
-    return f"{peak + gain:.1f} ({gain:+.1f})" if own in (("top_p", 0.9), ("top_p_softmax", 0.9)) else ""
+    peak, gain = cell
+    return f"{peak + gain:.1f} ({gain:+.1f})" if arm.filtered else f"{peak:.1f}"
+
+
+def _cell_4(arm: Arm) -> tuple[float, float] | None:
+    """Percent of the baseline's peak and the filter's gain in the paper's row."""
+    algorithm, model = _algorithm(arm), _model(arm)
+    if model == MODALITY and arm.settings.get(OBSERVATION) != "both":
+        return TABLE_4_MODALITY[_pictures(arm)].get(arm.environment)
+    row = TABLE_4.get((algorithm, model)) or TABLE_4.get((algorithm, "Qwen2.5-3B"))
+    return None if row is None or _pictures(arm) else row[TASKS.index(arm.environment)]
 
 
 def _paper_5(arm: Arm) -> str:
-    if arm.environment != "Sokoban":
+    rule, *rest = (arm.settings.get(key) for key in OF_TABLE_5)
+    if arm.environment != "Sokoban" or _pictures(arm) or (arm.filtered and not _is_the_papers(arm, OF_TABLE_5)):
         return ""
-    words = (arm.settings.get(f"filter.{name}") for name in ("rule", "rho", "statistic", "keep"))
-    rule, rho, statistic, keep = words
-    keys = [("none", None, "", "")] if rule == "none" else [(rule, rho, statistic, keep), ("", None, statistic, keep)]
+    form = "top_p" if rule == "top_p_softmax" else rule
+    keys = [(form, *rest), ("", None, *rest[1:])] if arm.filtered else [("none", None, "", "")]
     found = next((TABLE_5[key] for key in keys if key in TABLE_5), None)
     return "" if found is None else f"{found[0]:.2f}, {found[1]:.2f}, {found[2]:.2f}, {'yes' if found[3] else 'no'}"
+
+
+def _is_the_papers(arm: Arm, but: Sequence[str] = ()) -> bool:
+    """Whether a preset, which says what the paper or its authors' scripts set, has the arm's filter, some settings
+    aside."""
+    own, aside = _selection(arm.settings), {key: arm.settings[key] for key in but if key in arm.settings}
+    return own is not None and own in [_selection({**filter_of, **aside}) for filter_of in _filters_of_presets()]
+
+
+@cache
+def _filters_of_presets() -> list[dict[str, Any]]:
+    return [flat({"filter": settings_of(name, {})["filter"]}) for name in preset_names()]
+
+
+def _selection(settings: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """All that decides which groups a filter drops, and from what; None for settings that this release refuses."""
+    given = {key.removeprefix("filter."): value for key, value in settings.items() if key.startswith("filter.")}
+    try:
+        own = FilterConfig.model_validate(given)
+    except ValidationError:
+        return None
+    trains_on_none = own.on_no_signal == "passthrough"
+    return own.describe(), own.target, own.refill, own.kind_floor, own.min_groups, trains_on_none

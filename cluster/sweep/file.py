@@ -20,10 +20,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from squelch.cluster.config import RECIPES, read_settings
-from squelch.cluster.errors import UserError, bad_files_are_the_users
+from squelch.cluster.config import RECIPES, read_settings, recipe_names
+from squelch.cluster.errors import UserError, bad_files_are_the_users, did_you_mean
 from squelch.cluster.sweep.plan import Arm, safe_name
-from squelch.envs.untrusted.files import brief, is_file, read_bytes
+from squelch.envs.untrusted.files import brief, is_file, read_bytes, state
 
 SWEEPS = RECIPES / "sweeps"
 MAX_FILE = 2**20
@@ -64,10 +64,11 @@ def sweep_names() -> list[str]:
 
 
 def read_sweep(name: str) -> SweepOfFile | None:
-    """The sweep file of a shipped name or a path; None if it is none, such as a recipe. UserError if it is bad."""
+    """The sweep file of a shipped name or a path; None if it is a recipe. UserError if it is bad, or neither."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else SWEEPS / f"{name}.yaml"
     with bad_files_are_the_users():
         if not is_file(path):
+            _require_recipe(name)
             return None
         tree = read_settings(read_bytes(path, MAX_FILE), str(path))
     if "rows" not in tree:
@@ -79,6 +80,16 @@ def read_sweep(name: str) -> SweepOfFile | None:
         place = ".".join(map(str, first["loc"]))
         raise UserError(f"{path}: {place}: {first['msg']} (got {brief(first['input'])})") from error
     return _arms_of(file, path)
+
+
+def _require_recipe(name: str) -> None:
+    path = Path(name) if name.endswith((".yaml", ".yml")) else RECIPES / f"{name}.yaml"
+    if state(path) is None:
+        recipes, sweeps = recipe_names(), sweep_names()
+        raise UserError(
+            f"no recipe or sweep file {brief(name)}. {did_you_mean(name, [*sweeps, *recipes])}Shipped sweep files: "
+            f"{', '.join(sweeps)}; shipped recipes: {', '.join(recipes)}; or give a path that ends in .yaml."
+        )
 
 
 def _arms_of(file: SweepFile, path: Path) -> SweepOfFile:

@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from squelch.actors.scorer.share import as_chosen
-from squelch.cluster.config import RunConfig, changes, load
+from squelch.cluster.config import Make, RunConfig, changes, load
 from squelch.cluster.errors import UserError, bad_files_are_the_users
+from squelch.cluster.first_task import MadeOfCache, made
 from squelch.cluster.runs.ending import is_complete
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.setting_keys import below, flat, read_yaml, unplaced
@@ -76,11 +77,12 @@ class Arm:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a sweep."""
+    """One run of a sweep. `lacking`: the data sets of the hub that a dry run did not find in the local cache."""
 
     arm: Arm
     seed: int
     config: RunConfig
+    lacking: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -185,6 +187,7 @@ def make_plan(
     name: str = "",
     address: str = "",
     parallel: int = 1,
+    download: bool = True,
 ) -> Plan:
     """The plan of a sweep; every cell is validated.
 
@@ -193,13 +196,17 @@ def make_plan(
         seeds: the seeds of every arm, or of each arm by its label.
         name: the sweep's name, and its folder under `runs_dir`. If empty, the recipe's name and `-sweep`.
         parallel: number of cells that run at once; with more than one, metrics endpoints take free ports.
+        download: whether published data are downloaded; else a cell lists those that it lacks, and its environment,
+            which could not be made, is unchecked.
 
     Raises:
         UserError: a key or value is wrong; the text names the cell.
     """
     _refuse_own_keys(overrides, arms)
     _bound_cells(sum(map(len, seeds.values())) if isinstance(seeds, Mapping) else len(seeds) * len(arms))
-    bases = {own: load(own, list(overrides)) for own in dict.fromkeys(arm.recipe or recipe for arm in arms)}
+    make = made if download else MadeOfCache()
+    of = {arm.label: arm.recipe or recipe for arm in arms}
+    bases = {own: load(own, list(overrides), make) for own in dict.fromkeys(of.values())}
     base = next(iter(bases.values()))
     if base.store:
         raise UserError(
@@ -214,9 +221,9 @@ def make_plan(
     placed += ["recorder.port=0"] if parallel > 1 else []
     folder = Path(base.runs_dir) / name
     every_seed = list(dict.fromkeys(seed for arm in arms for seed in by_arm[arm.label]))
-    mixtures = {arm.label: _mixture(arm.recipe or recipe, overrides, arm, bases[arm.recipe or recipe]) for arm in arms}
+    mixtures = {arm.label: _mixture(of[arm.label], overrides, arm, bases[of[arm.label]], make) for arm in arms}
     cells = [
-        _cell(arm.recipe or recipe, [*arm.over(overrides), *placed], arm, seed, mixtures[arm.label], folder)
+        _cell(of[arm.label], [*arm.over(overrides), *placed], arm, seed, mixtures[arm.label], folder, download)
         for seed in every_seed
         for arm in arms
         if seed in by_arm[arm.label]
@@ -247,17 +254,19 @@ def _refuse_own_keys(overrides: Sequence[str], arms: Sequence[Arm]) -> None:
             raise UserError(f"two arms of the sweep would have the same folder, {arm.label}; give other values")
 
 
-def _mixture(recipe: str, overrides: Sequence[str], arm: Arm, base: RunConfig) -> Mixture:
+def _mixture(recipe: str, overrides: Sequence[str], arm: Arm, base: RunConfig, make: Make) -> Mixture:
     """The environments of an arm's cells, whose task seeds are shifted."""
     if LIST not in arm.settings:
         return base.mixture
     try:
-        return load(recipe, arm.over(overrides)).mixture
+        return load(recipe, arm.over(overrides), make).mixture
     except UserError as error:
         raise UserError(f"cells {arm.label} ({' '.join(arm.overrides)}): {error}") from error
 
 
-def _cell(recipe: str, overrides: list[str], arm: Arm, seed: int, mixture: Mixture, folder: Path) -> Cell:
+def _cell(
+    recipe: str, overrides: list[str], arm: Arm, seed: int, mixture: Mixture, folder: Path, download: bool
+) -> Cell:
     shift = SEED_STRIDE * seed
     own = [
         f"seed={seed}",
@@ -272,8 +281,10 @@ def _cell(recipe: str, overrides: list[str], arm: Arm, seed: int, mixture: Mixtu
         f"runs_dir={json.dumps(str(folder))}",
         f"name={json.dumps(f'{arm.label}_s{seed}')}",
     ]
+    cached = MadeOfCache()
     try:
-        return Cell(arm, seed, load(recipe, [*overrides, *own]))
+        config = load(recipe, [*overrides, *own], made if download else cached)
+        return Cell(arm, seed, config, frozenset(cached.lacking))
     except UserError as error:
         where = " ".join(arm.overrides) or f"seed {seed}"
         raise UserError(f"cell {arm.label}_s{seed} ({where}): {error}") from error

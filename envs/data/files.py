@@ -5,7 +5,7 @@ NAME. Otherwise a key word (train, training, validation, valid, val, dev, test, 
 name, or else in its folders, gives the split; the key word must be delimited by characters other than letters.
 Otherwise the split is train. A folder without such a key word is a subset (`taco/train-00000-of-00001.parquet`). A
 split of which a folder, or the local cache of the hub, holds some of its numbered files only is refused. The network is
-used only for a hub id that the user gave.
+used only for a hub id that the user gave, and not within `cached_only`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -34,11 +36,30 @@ _WORDS = {
     "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
+_MAY_DOWNLOAD = ContextVar("may_download", default=True)
 _SPLIT_OF_WORD = {word: split for split, words in _WORDS.items() for word in words}
 
 
 class UnknownSplitError(ValueError):
     """The data set does not publish the requested split; the message names its splits."""
+
+
+class NotCachedError(ValueError):
+    """A data set of the hub is not in the local cache, and was not or could not be downloaded. `dataset`: its id."""
+
+    def __init__(self, dataset: str, text: str) -> None:
+        super().__init__(text)
+        self.dataset = dataset
+
+
+@contextmanager
+def cached_only() -> Iterator[None]:
+    """Within it this thread downloads nothing: a hub id is read from the local cache, or raises NotCachedError."""
+    token = _MAY_DOWNLOAD.set(False)
+    try:
+        yield
+    finally:
+        _MAY_DOWNLOAD.reset(token)
 
 
 @dataclass(frozen=True)
@@ -54,7 +75,7 @@ def find_files(source: Source, split: str, subset: str | None = None) -> list[Pa
     """The files of one split, sorted; downloaded first if `source` is a hub id.
 
     Raises ValueError if the path does not exist or has no data files, if a folder lacks some of the split's numbered
-    files, and for an unknown split or subset (with the existing ones).
+    files, and for an unknown split or subset (with the existing ones); NotCachedError if a hub id cannot be had.
     """
     if not isinstance(source, str | os.PathLike):
         return _pick_local([Path(path) for path in source], None, split, subset)
@@ -148,10 +169,12 @@ def _hub_hint(path: Path) -> str:
 
 def _from_hub(dataset: str, split: str, subset: str | None) -> list[Path]:
     """Download one split of a published data set; without a network, use the files in the cache."""
+    where = f"data set {dataset} of the Hugging Face hub"
+    if not _MAY_DOWNLOAD.get():
+        return _from_cache(dataset, split, subset, f"{where} is not in the local cache")
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
-    where = f"data set {dataset} of the Hugging Face hub"
     try:
         revision, names = "main", HfApi().list_repo_files(dataset, repo_type="dataset")
         if not any(name.endswith(".parquet") for name in names):
@@ -188,7 +211,7 @@ def _from_cache(dataset: str, split: str, subset: str | None, missing: str) -> l
             continue
         if any(place_of(path.name) for path in Path(folder).rglob("*")):
             return find_files(folder, split, subset)
-    raise ValueError(missing)
+    raise NotCachedError(dataset, missing)
 
 
 def _brief(error: Exception) -> str:

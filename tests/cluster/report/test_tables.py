@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 
+from squelch.cluster.config import load
 from squelch.cluster.report.runs import Run, study_of
 from squelch.cluster.report.tables import (
     TABLE_4,
+    TABLE_4_MODALITY,
     TABLE_5,
     TASKS,
     lines,
@@ -16,7 +18,9 @@ from squelch.cluster.report.tables import (
 )
 from squelch.cluster.runs.peak import peak_of
 
-FILTER = {"filter.rule": "top_p", "filter.rho": 0.9, "filter.statistic": "reward_variance", "filter.keep": "largest"}
+FILTER = {f"filter.{name}": value for name, value in load("sokoban", ["preset=paper"]).filter}
+PUBLISHED = {f"filter__{name}": value for name, value in load("sokoban", ["preset=published"]).filter}
+VISION = {"model__path": "models/Qwen2.5-VL-3B-Instruct"}
 
 
 def a_run(success: dict[int, float], seed: int = 0, **settings: Any) -> Run:
@@ -69,10 +73,68 @@ def test_table_5_has_the_papers_row_of_the_same_filter() -> None:
     assert sorted(found) == ["", "0.16, 0.91, 1.65, no", "0.17, 0.54, 2.76, no", "0.44, 0.89, 1.47, yes"]
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"filter__statistic": "reward_std"},
+        {"filter__keep": "smallest"},
+        {"filter__target": "regulariser"},
+        {"filter__include_zero": True},
+        {"filter__epsilon_unit": "relative"},
+        {"filter__compat": "ragen"},
+        {"filter__window": "sliding"},
+        {"filter__refill": True},
+        {"filter__min_groups": 2},
+        {"filter__on_no_signal": "passthrough"},
+        {**PUBLISHED, "filter__include_zero": False},
+        {"filter__made_up": 1},
+    ],
+)
+def test_a_filter_that_is_not_the_papers_has_no_number_of_the_paper(changed: dict[str, Any]) -> None:
+    study = study_of([a_run({10: 0.1}), a_run({10: 0.1}, **changed)])
+    for table, paper in ((table_4, "28.9 (+16.0)"), (table_5, "0.38, 0.84, 1.64, yes")):
+        assert sorted(row[-1] for row in table(study)[1:]) == ["", paper]
+
+
+def test_the_filter_of_the_published_scripts_has_the_papers_numbers() -> None:
+    study = study_of([a_run({10: 0.1}, **PUBLISHED)])
+    assert table_4(study)[1][-1] == "28.9 (+16.0)" and table_5(study)[1][-1] == "0.38, 0.84, 1.64, yes"
+
+
+def test_the_filter_column_tells_arms_apart() -> None:
+    changes = [{}, {"filter__target": "task"}, {"filter__statistic": "entropy"}, {"filter__rule": "none"}]
+    changes += [{"learner__objective__loss_scale": "none"}, {"filter__rho": 0.5, "filter__keep": "smallest"}]
+    runs = [a_run({10: 0.1}, **{"learner__objective__loss_scale": "rho"} | change) for change in changes]
+    found = {row[2] for row in table_4(study_of(runs))[1:]}
+    assert len(found) == len(changes) and "no filter" in found
+    assert "top_p 0.9, statistic entropy, keep largest, target groups, loss_scale rho" in found
+
+
+@pytest.mark.parametrize(
+    ("shown", "plain", "filtered"),
+    [("grid_coord", "53.0", "59.0 (+6.0)"), ("picture", "65.0", "77.0 (+12.0)"), ("both", "", "")],
+)
+def test_a_vision_language_model_has_the_papers_row_of_what_it_is_shown(shown: str, plain: str, filtered: str) -> None:
+    runs = [a_run({10: 0.1}, environment__options__observation_format=shown, **VISION, filter__rule="none")]
+    runs += [a_run({10: 0.1}, environment__options__observation_format=shown, **VISION)]
+    assert [row[-1] for row in table_4(study_of(runs))[1:]] == [plain, filtered]
+
+
+def test_pictures_have_no_number_of_a_text_model_nor_of_table_5() -> None:
+    for model in ({}, VISION):
+        study = study_of([a_run({10: 0.1}, environment__options__observation_format="picture", **model)])
+        assert table_5(study)[1][-1] == ""
+        assert (table_4(study)[1][-1] == "") == (not model)
+    math = study_of([a_run({10: 0.1}, environment__name="MetaMathQA", **VISION)])
+    assert table_4(math)[1][-1] == ""
+
+
 def test_the_papers_tables_are_complete() -> None:
     assert len(TABLE_4) == 9 and all(len(row) == len(TASKS) for row in TABLE_4.values()) and len(TABLE_5) == 12
     averages = [sum(peak for peak, _ in row) / 4 for row in TABLE_4.values()]
     assert averages == pytest.approx([67.6, 67.4, 67.5, 55.8, 14.0, 47.6, 77.3, 73.4, 73.6], abs=0.06)
+    modality = [sum(peak for peak, _ in row.values()) / 2 for row in TABLE_4_MODALITY.values()]
+    assert modality == pytest.approx([34.5, 42.3], abs=0.06)
 
 
 def test_the_last_table_has_what_the_filter_saved_and_the_gain_for_what_was_learned_from() -> None:
