@@ -128,7 +128,13 @@ def test_marginal_is_normalised_after_the_mixture_and_before_it_under_ragen() ->
     of_means = [math.log((math.exp(-1) + math.exp(-4)) / 2), math.log((math.exp(-3) + math.exp(-1)) / 2)]
     assert ragen.marginal_entropy == pytest.approx(-sum(of_means) / 2)
     assert ragen.mi_seq_est == paper.mi_seq_est
-    assert ragen.retrieval_accuracy == paper.retrieval_accuracy
+    assert (ragen.retrieval_accuracy, ragen.recall) == (paper.retrieval_accuracy, paper.recall)
+
+
+def test_64_draws_with_a_context_each_are_retrieved_by_chance_once_in_64() -> None:
+    found = proxies(np.zeros((64, 1, 64)), np.ones((64, 1)), compat="ragen")
+    assert found.retrieval_chance == found.retrieval_accuracy == pytest.approx(1 / 64)
+    assert found.upper_bound == pytest.approx(math.log(64)) and found.mi_est == pytest.approx(0)
 
 
 def test_identical_prompts_are_one_candidate_and_keep_their_weight_in_the_mixture() -> None:
