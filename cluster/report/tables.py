@@ -229,12 +229,15 @@ def _is_the_papers(arm: Arm, but: Sequence[str] = ()) -> bool:
     """Whether a preset, which says what the paper or its authors' scripts set, has the arm's filter, some settings
     aside."""
     own, aside = _selection(arm.settings), {key: arm.settings[key] for key in but if key in arm.settings}
-    return own is not None and own in [_selection({**filter_of, **aside}) for filter_of in _filters_of_presets()]
+    presets = _filters_of_presets("picture" if _pictures(arm) else "grid")
+    return own is not None and own in [_selection({**filter_of, **aside}) for filter_of in presets]
 
 
 @cache
-def _filters_of_presets() -> list[dict[str, Any]]:
-    return [flat({"filter": settings_of(name, {})["filter"]}) for name in preset_names()]
+def _filters_of_presets(observation: str) -> list[dict[str, Any]]:
+    """The filter of each preset for runs that are shown a board so."""
+    run = {"environment": {"options": {"observation_format": observation}}}
+    return [flat({"filter": settings_of(name, run)["filter"]}) for name in preset_names()]
 
 
 def _selection(settings: Mapping[str, Any]) -> tuple[Any, ...] | None:

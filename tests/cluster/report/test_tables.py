@@ -20,6 +20,8 @@ from squelch.cluster.runs.peak import peak_of
 
 FILTER = {f"filter.{name}": value for name, value in load("sokoban", ["preset=paper"]).filter}
 PUBLISHED = {f"filter__{name}": value for name, value in load("sokoban", ["preset=published"]).filter}
+PICTURES = ["preset=published", "environment.options.observation_format=picture"]
+SCRIPT_OF_PICTURES = {f"filter__{name}": value for name, value in load("sokoban", PICTURES).filter}
 VISION = {"model__path": "models/Qwen2.5-VL-3B-Instruct"}
 
 
@@ -118,6 +120,12 @@ def test_a_vision_language_model_has_the_papers_row_of_what_it_is_shown(shown: s
     runs = [a_run({10: 0.1}, environment__options__observation_format=shown, **VISION, filter__rule="none")]
     runs += [a_run({10: 0.1}, environment__options__observation_format=shown, **VISION)]
     assert [row[-1] for row in table_4(study_of(runs))[1:]] == [plain, filtered]
+
+
+def test_the_published_filter_of_pictures_has_the_papers_number_beside_pictures_alone() -> None:
+    for shown, paper in (("picture", "77.0 (+12.0)"), ("grid", "")):
+        run = a_run({10: 0.1}, environment__options__observation_format=shown, **VISION, **SCRIPT_OF_PICTURES)
+        assert table_4(study_of([run]))[1][-1] == paper
 
 
 def test_pictures_have_no_number_of_a_text_model_nor_of_table_5() -> None:
