@@ -45,6 +45,7 @@ SUCCESS = "validation/success"
 VALIDATED = (SUCCESS,)
 PROBE = (
     *("probe/mi", "probe/mi_standard_error", "probe/mi_p_value", "probe/conditional_entropy"),
+    *("probe/hard/mi", "probe/hard/mi_standard_error", "probe/hard/ceiling"),
     *("probe/link/dependence", "probe/link/dependence_standard_error", "probe/link/dependence_p_value"),
     *("probe/link/information", "probe/link/past_reasoning", "probe/link/surprise", "probe/link/follows"),
 )

@@ -1,0 +1,129 @@
+"""Which falls first when reasoning collapses: the MI of the probe, or the MI against near variations of its tasks?
+
+python -m research.hard_lead --list
+python -m research.hard_lead --run [--only WORD ...] [--minutes N] [--parallel N]
+    [--runs-dir DIR] [--set KEY=VALUE ...]
+python -m research.hard_lead --import FILE ...
+python -m research.hard_lead [--quick] [--json]
+
+`--run` adds each finished cell to research/results/hard_lead.parquet; commit it. Everything here was fixed before the
+first cell ran; do not change it once a cell has.
+
+    setting     FrozenLake, the demo's recipe and warm-up, 40 steps, an evaluation of the probe every 4 steps, with hard
+                negatives and without links
+    arms        collapse: no filter, entropy bonus 0.4, which ruined a run of docs/research/alarms.md within 40 steps.
+                healthy: the recipe's filter and bonus. Seeds 0 to 4 each, of tasks and sampling: all start from the
+                same weights and have the same tasks in the probe
+    fall        the step at which a series comes down to 0.75 of its value before training and stays below, read off the
+                line between the evaluation before and after; the last evaluation must be below
+    lead        the fall of MI minus the fall of I_hard, steps, in one run; over the seeds in which both fall
+    rise        I_hard at the last evaluation minus before training, nats
+    criteria    I_hard falls earlier in collapse (lead above 0), and rises in healthy runs (rise above 0). Each holds if
+                the whole t-interval over seeds is above 0, fails if below, else not significant; judged when all five
+                seeds have it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from research.cells import Study, StudyCell, command
+from research.constant_rate import verdict
+from research.judging import Report
+from research.kept import Kept, caveats, last_success, read_all
+from research.tables import FOLDER
+from squelch.cluster.sweep.table import t_interval, text
+from squelch.cluster.terminal import UNKNOWN
+
+RESULTS = FOLDER / "hard_lead.parquet"
+RECIPE, STEPS, SEEDS, STEP_S = "frozenlake", 40, (0, 1, 2, 3, 4), 3.6
+FALLEN = 0.75
+COMMON = (
+    *("recorder.report=false", "recorder.port=0", "scorer.every=20", "validation.every=40"),
+    *("scorer.probe.every=4", "scorer.probe.hard=true", "scorer.probe.links=false"),
+    *("loop.checkpoint_every=20", "loop.keep_checkpoints=1"),
+)
+ARMS: Mapping[str, Mapping[str, Any]] = {
+    "collapse": {"filter.rule": "none", "learner.objective.entropy_coefficient": 0.4},
+    "healthy": {},
+}
+MI, HARD = "probe/mi", "probe/hard/mi"
+
+
+def study() -> Study:
+    """The study with all of its cells."""
+    cells = [StudyCell(arm, RECIPE, arm, ARMS[arm], seed, STEPS, STEP_S) for seed in SEEDS for arm in ARMS]
+    return Study("hard_lead", COMMON, tuple(cells), RESULTS)
+
+
+def fall(series: Mapping[int, float]) -> float | None:
+    """The step at which the series falls, as the head says; None if it does not, or was never positive."""
+    steps = sorted(series)
+    bar = FALLEN * series[steps[0]] if steps else 0.0
+    above = [step for step in steps if series[step] >= bar]
+    if bar <= 0 or not above or above[-1] == steps[-1]:
+        return None
+    before, after = next(pair for pair in pairwise(steps) if pair[0] == above[-1])
+    return before + (after - before) * (series[before] - bar) / (series[before] - series[after])
+
+
+def lead(run: Kept) -> float | None:
+    """Steps by which I_hard falls before MI; None if one of them does not fall."""
+    mi, hard = fall(run.series(MI)), fall(run.series(HARD))
+    return None if mi is None or hard is None else mi - hard
+
+
+def rise(run: Kept) -> float | None:
+    """What I_hard gained, nats."""
+    series = run.series(HARD)
+    return series[max(series)] - series[min(series)] if series else None
+
+
+CLAIMS: Sequence[tuple[str, str, Callable[[Kept], float | None]]] = (
+    ("I_hard falls before MI, steps", "collapse", lead),
+    ("I_hard rises, nats", "healthy", rise),
+)
+
+
+def row(run: Kept) -> list[str]:
+    """The printed cells of a run."""
+    mi, hard, ahead = run.series(MI), run.series(HARD), lead(run)
+    courses = [f"{series[min(series)]:.2f} to {series[max(series)]:.2f}" for series in (mi, hard)]
+    falls = [UNKNOWN if (at := fall(series)) is None else f"{at:.1f}" for series in (mi, hard)]
+    return [
+        run.arm,
+        str(run.seed),
+        f"{last_success(run):.3f}",
+        *courses,
+        *falls,
+        UNKNOWN if ahead is None else f"{ahead:+.1f}",
+    ]
+
+
+COLUMNS = ("arm", "seed", "success at the end", "MI, nats", "I_hard, nats", "MI falls", "I_hard falls", "lead, steps")
+
+
+def report(quick: bool = False) -> Report:
+    """Judges the table."""
+    runs = sorted(read_all(RESULTS), key=lambda run: (run.arm, run.seed))
+    notes, found = [], []
+    for says, arm, measure in CLAIMS:
+        own = [run for run in runs if run.arm == arm]
+        known = t_interval([value for run in own if (value := measure(run)) is not None])
+        judged = verdict(known, len(SEEDS))
+        notes.append(f"{says} ({arm}): {text(known, '+')}, {judged}")
+        found.append({"says": says, "arm": arm, "runs": len(own), "difference": dict(known), "verdict": judged})
+    return Report(
+        {"benchmark": "hard_lead", "claims": found}, COLUMNS, [row(run) for run in runs], [*notes, *caveats(runs)]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one of the forms of the command; returns the exit code."""
+    return command(__doc__, study, report, argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
