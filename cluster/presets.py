@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from squelch.cluster.errors import UserError, did_you_mean
-from squelch.cluster.setting_keys import below, flat, override_in
+from squelch.cluster.setting_keys import OBSERVATION, PICTURED, below, flat, override_in
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.untrusted.files import brief
 from squelch.envs.untrusted.text import parse_yaml
@@ -133,7 +133,7 @@ def blocks(name: str) -> Iterator[tuple[Mapping[str, Sequence[Any]], Mapping[str
 
 def _value(run: Mapping[str, Any], key: str) -> Any:
     if key == PICTURES:
-        return _at(run, "environment.options.observation_format") in ("picture", "both")
+        return _at(run, OBSERVATION) in PICTURED
     found = _at(run, key)
     return DEFAULTS[key] if found is None else found
 

@@ -12,6 +12,10 @@ from squelch.cluster.errors import UserError, bad_files_are_the_users
 from squelch.envs.untrusted.files import brief
 from squelch.envs.untrusted.text import MAX_DEPTH, parse_yaml
 
+OBSERVATION = "environment.options.observation_format"
+PICTURED = ("picture", "both")
+"""Its values under which observations have pictures."""
+
 
 def read_yaml(text: str, what: str) -> Any:
     """The YAML as plain data; if it is invalid, UserError of one paragraph that begins with `what`."""

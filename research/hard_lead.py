@@ -30,12 +30,12 @@ from itertools import pairwise
 from typing import Any
 
 from research.cells import Study, StudyCell, command
-from research.constant_rate import verdict
+from research.constant_rate import interval, verdict
 from research.judging import Report
 from research.kept import Kept, caveats, last_success, read_all
 from research.tables import FOLDER
-from squelch.cluster.sweep.table import t_interval, text
-from squelch.cluster.terminal import UNKNOWN
+from squelch.cluster.sweep.table import text
+from squelch.cluster.terminal import known
 
 RESULTS = FOLDER / "hard_lead.parquet"
 RECIPE, STEPS, SEEDS, STEP_S = "frozenlake", 40, (0, 1, 2, 3, 4), 3.6
@@ -89,17 +89,10 @@ CLAIMS: Sequence[tuple[str, str, Callable[[Kept], float | None]]] = (
 
 def row(run: Kept) -> list[str]:
     """The printed cells of a run."""
-    mi, hard, ahead = run.series(MI), run.series(HARD), lead(run)
+    mi, hard = run.series(MI), run.series(HARD)
     courses = [f"{series[min(series)]:.2f} to {series[max(series)]:.2f}" for series in (mi, hard)]
-    falls = [UNKNOWN if (at := fall(series)) is None else f"{at:.1f}" for series in (mi, hard)]
-    return [
-        run.arm,
-        str(run.seed),
-        f"{last_success(run):.3f}",
-        *courses,
-        *falls,
-        UNKNOWN if ahead is None else f"{ahead:+.1f}",
-    ]
+    falls = [known(fall(series), ".1f") for series in (mi, hard)]
+    return [run.arm, str(run.seed), known(last_success(run)), *courses, *falls, known(lead(run), "+.1f")]
 
 
 COLUMNS = ("arm", "seed", "success at the end", "MI, nats", "I_hard, nats", "MI falls", "I_hard falls", "lead, steps")
@@ -111,10 +104,10 @@ def report(quick: bool = False) -> Report:
     notes, found = [], []
     for says, arm, measure in CLAIMS:
         own = [run for run in runs if run.arm == arm]
-        known = t_interval([value for run in own if (value := measure(run)) is not None])
-        judged = verdict(known, len(SEEDS))
-        notes.append(f"{says} ({arm}): {text(known, '+')}, {judged}")
-        found.append({"says": says, "arm": arm, "runs": len(own), "difference": dict(known), "verdict": judged})
+        difference = interval([measure(run) for run in own])
+        judged = verdict(difference, len(SEEDS))
+        notes.append(f"{says} ({arm}): {text(difference, '+')}, {judged}")
+        found.append({"says": says, "arm": arm, "runs": len(own), "difference": difference, "verdict": judged})
     return Report(
         {"benchmark": "hard_lead", "claims": found}, COLUMNS, [row(run) for run in runs], [*notes, *caveats(runs)]
     )

@@ -22,11 +22,10 @@ from squelch.cluster.report.points import with_interval
 from squelch.cluster.report.runs import Arm, Run, Study, filter_label
 from squelch.cluster.runs.peak import COLLAPSE, SUCCESS, Peak, peak_of
 from squelch.cluster.runs.savings import Savings, filter_savings
-from squelch.cluster.setting_keys import flat
+from squelch.cluster.setting_keys import OBSERVATION, PICTURED, flat
 from squelch.cluster.sweep.table import OF_THE_FILTER, text
 from squelch.cluster.terminal import UNKNOWN, aligned
 
-OBSERVATION = "environment.options.observation_format"
 TASKS = ("Sokoban", "FrozenLake", "MetaMathQA", "Countdown")
 TABLE_4: Mapping[tuple[str, str], Sequence[tuple[float, float]]] = {
     ("ppo", "Qwen2.5-3B"): ((12.9, 16.0), (67.0, 10.9), (92.6, 0.6), (97.9, 0.0)),
@@ -193,7 +192,7 @@ def _model(arm: Arm) -> str:
 
 def _pictures(arm: Arm) -> bool:
     """Whether the run's prompts hold pictures."""
-    return arm.settings.get(OBSERVATION) in ("picture", "both")
+    return arm.settings.get(OBSERVATION) in PICTURED
 
 
 def _paper_4(arm: Arm) -> str:
