@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from research import hard_lead, tables
 from research.cells import run_of
 from research.hard_lead import HARD, MI, SEEDS, fall, study
+from squelch.cluster.sweep.table import text
+
+PAGE = Path(__file__).parents[2] / "docs" / "research" / "alarms.md"
 
 
 @pytest.mark.parametrize(
@@ -51,3 +56,11 @@ def test_arms_differ_in_filter_and_bonus_alone_and_start_from_the_same_weights(t
     assert all(config.scorer.probe.hard and config.scorer.probe.every == 4 for config in configs)
     arms = {(config.filter.rule, config.learner.objective.entropy_coefficient) for config in configs}
     assert arms == {("none", 0.4), ("top_p", 0.001)}
+
+
+def test_the_page_has_every_run_and_both_verdicts() -> None:
+    found, page = hard_lead.report(), " ".join(PAGE.read_text(encoding="utf-8").split())
+    told = [text(claim["difference"], "+") for claim in found.metrics["claims"]]
+    told += [claim["verdict"] for claim in found.metrics["claims"]]
+    told += [f"| {' | '.join(row)} |" for row in found.rows]
+    assert found.rows and not [part for part in told if part not in page], "python -m research.hard_lead"
