@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from research import hard_lead, tables
 from research.cells import run_of
 from research.hard_lead import HARD, MI, SEEDS, fall, study
+from research.judging import PAGES
 from squelch.cluster.sweep.table import text
-
-PAGE = Path(__file__).parents[2] / "docs" / "research" / "alarms.md"
 
 
 @pytest.mark.parametrize(
@@ -59,7 +56,7 @@ def test_arms_differ_in_filter_and_bonus_alone_and_start_from_the_same_weights(t
 
 
 def test_the_page_has_every_run_and_both_verdicts() -> None:
-    found, page = hard_lead.report(), " ".join(PAGE.read_text(encoding="utf-8").split())
+    found, page = hard_lead.report(), " ".join((PAGES / "alarms.md").read_text(encoding="utf-8").split())
     told = [text(claim["difference"], "+") for claim in found.metrics["claims"]]
     told += [claim["verdict"] for claim in found.metrics["claims"]]
     told += [f"| {' | '.join(row)} |" for row in found.rows]

@@ -1,15 +1,15 @@
 """The regimes of the committed runs are those that the page states, and each means of collapse has its own."""
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
+from research.judging import PAGES
 from research.kept import Kept
 from research.regimes import Course, called_untrue, committed, in_words
 from squelch.actors.diagnosis.metrics import REGIMES
 
-PAGE = Path(__file__).parents[2] / "docs" / "research" / "alarms.md"
+PAGE = PAGES / "alarms.md"
 ROWS = {
     "every `Left` pays, two runs": ("collapse", ("blind",)),
     "entropy bonus 0.4 and 1.0": ("collapse", ("entropy0.4", "entropy1")),
