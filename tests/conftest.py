@@ -1,8 +1,8 @@
 """What several rooms' tests share, the guard of the marker `ray`, and the order of tests in several processes.
 
 In several processes (`pytest -n 3 --dist loadscope --no-loadscope-reorder`), the files with tests that start Ray are
-one unit, which the first process gets: one cluster at a time. The other files are a unit each, and their processes
-yield to Ray's, whose tests take longest and wait for half of their time."""
+one unit, which the first process gets: one cluster at a time. The other files are a unit each, in processes of a lower
+priority, since tests of Ray take longest. With `--reruns 1` what fails is tried again; its first failure is kept."""
 
 import atexit
 import fcntl
@@ -55,6 +55,10 @@ HEAVY_FILES = frozenset(
 )
 """Files with tests that start Ray or load vLLM."""
 BESIDE_RAY = pytest.StashKey[bool]()
+BESIDE_RAY_NICENESS = 5
+"""Ray's processes then get three times the time of one of these, which still meets every bound of its tests."""
+FIRST_TRIES = "build/first-try-failures.txt"
+"""Each failure after which a test was run again, with its trace."""
 HEAVY_BEFORE = pytest.StashKey[set[str]]()
 
 
@@ -119,7 +123,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
     if item.config.stash.get(BESIDE_RAY, False) and not is_heavy(item.nodeid):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # for good: no test of Ray's comes later
+        os.setpriority(os.PRIO_PROCESS, 0, BESIDE_RAY_NICENESS)  # for good: no test of Ray's comes later
     item.stash[HEAVY_BEFORE] = heavy()
     return (yield)
 
@@ -131,6 +135,27 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     started = heavy() - item.stash[HEAVY_BEFORE]
     if started and item.get_closest_marker("ray") is None:
         pytest.fail(f"started {', '.join(sorted(started))} without the marker: add @pytest.mark.ray", pytrace=False)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """The process that collects the reports forgets the failures of the session before."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        (ROOT / FIRST_TRIES).unlink(missing_ok=True)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Keeps a failure whose test is run again; pytest itself would show nothing of it."""
+    if report.outcome == "rerun" and "PYTEST_XDIST_WORKER" not in os.environ:
+        (ROOT / FIRST_TRIES).parent.mkdir(exist_ok=True)
+        with open(ROOT / FIRST_TRIES, "a", encoding="utf-8") as file:
+            file.write(f"{report.nodeid}, {report.when}\n{report.longreprtext}\n\n")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Shows the failures of first tries."""
+    if (ROOT / FIRST_TRIES).exists():
+        terminalreporter.section(f"failed at the first try ({FIRST_TRIES})")
+        terminalreporter.write((ROOT / FIRST_TRIES).read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")

@@ -96,7 +96,7 @@ class PaddedTrainer(Trainer):
     """The learner with padded rows through transformers' own modules, as in TRL and the paper's authors' code. It needs
     `share_openings: false`, so that its layout has one row after another."""
 
-    def _load(self, lora: LoraSettings | None = None) -> Policy:
+    def _load(self, lora: LoraSettings | None = None, resumes: bool = False) -> Policy:
         model = AutoModelForCausalLM.from_pretrained(
             self.model_dir, dtype=torch.float32, attn_implementation="sdpa"
         ).eval()

@@ -38,9 +38,9 @@ class Steps(TrainerCallback):
         """Takes the end of a step."""
         self.ends.append(time.perf_counter())
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Takes the mean reward; the summary at the end has none."""
-        if "reward" in logs:
+        if logs and "reward" in logs:
             self.rewards.append(float(logs["reward"]))
 
 
