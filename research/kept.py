@@ -47,6 +47,7 @@ PROBE = (
     *("probe/mi", "probe/mi_standard_error", "probe/mi_p_value", "probe/conditional_entropy"),
     *("probe/hard/mi", "probe/hard/mi_standard_error", "probe/hard/ceiling"),
     *("probe/link/dependence", "probe/link/dependence_standard_error", "probe/link/dependence_p_value"),
+    *("probe/link/dependence_share", "probe/link/dependence_share_standard_error"),
     *("probe/link/information", "probe/link/past_reasoning", "probe/link/surprise", "probe/link/follows"),
 )
 EACH_STEP = (
@@ -56,7 +57,11 @@ EACH_STEP = (
     *("alarm/raised", "gaming/raised", "learner/grad_norm"),
     *("policy_variance_mean", "policy_variance_told_groups", "noise_variance_mean", "replay_gap_mean"),
 )
-STEPS = ("success", "reward_mean", "kept_variance")
+DEPENDENCE, SURPRISE = "probe/link/dependence", "probe/link/surprise"
+SHARE = "probe/link/dependence_share"
+"""D as a share of the answer's surprise under reasonings of other prompts."""
+ACTIONS = "actions_per_trajectory"
+STEPS = ("success", "reward_mean", "kept_variance", ACTIONS)
 RECORDED = "probe/recorded"
 """The step at which the run knew an evaluation of the probe, which is made of the weights of an earlier one."""
 BUCKETS = range(1, 7)
@@ -239,7 +244,8 @@ def of_content(content: Mapping[str, Any]) -> Kept:
     for name, table in content["tables"].items():
         _check_table(name, table)
     overrides = tuple(content.get("set", ()))
-    return carried(Kept(**{name: content[name] for name in labels}, overrides=overrides, **others))
+    run = Kept(**{name: content[name] for name in labels}, overrides=overrides, **others)
+    return carried(derived(run, [*overrides, *content.get("changed", ())]))
 
 
 def _check_table(name: str, table: Table) -> None:
@@ -249,6 +255,31 @@ def _check_table(name: str, table: Table) -> None:
             raise ValueError(f"{name}: {len(values)} values of {key} for {number} steps")
         if wrong := [value for value in values if value is not None and not isinstance(value, int | float)]:
             raise TypeError(f"{name}: {wrong[0]!r} among the values of {key} is no number")
+
+
+ACTION_REWARD, SOLVED_REWARD = -0.1, 11.0
+"""Of Sokoban with one box, whose returns are SOLVED_REWARD * success + ACTION_REWARD * actions."""
+
+
+def derived(run: Kept, words: Sequence[str]) -> Kept:
+    """The run with metrics that older runs did not record, computed from those that they did: the share of D, and in
+    Sokoban the actions of an episode. `words`: what the run changed of its recipe; under other options of the
+    environment its returns do not tell the number of actions."""
+    tables = dict(run.tables)
+    if SURPRISE in (probe := tables.get("probe", {})) and SHARE not in probe:
+        pairs = zip(probe[DEPENDENCE], probe[SURPRISE], strict=True)
+        share = [d / surprise if d is not None and surprise else None for d, surprise in pairs]
+        tables["probe"] = {**probe, SHARE: share}
+    other = any(below(word.partition("=")[0], ("environment.options",)) for word in words)
+    steps = tables.get("steps", {})
+    if run.recipe == "sokoban" and not other and "reward_mean" in steps and ACTIONS not in steps:
+        returns = zip(steps["success"], steps["reward_mean"], strict=True)
+        tables["steps"] = {**steps, ACTIONS: [_actions(*each) for each in returns]}
+    return replace(run, tables=tables)
+
+
+def _actions(success: float | None, reward: float | None) -> float | None:
+    return None if success is None or reward is None else (reward - SOLVED_REWARD * success) / ACTION_REWARD
 
 
 def carried(run: Kept) -> Kept:

@@ -14,6 +14,9 @@ from research.claims import plan
 from research.claims import statistics as of
 from research.claims.statistics import SUCCESS, Estimate, Metric, Pool
 from research.claims.verdict import Claim, Region, above, below, within
+from research.kept import ACTIONS
+from research.kept import DEPENDENCE as D
+from research.kept import SHARE as D_SHARE
 
 MI, RETRIEVAL = "first_turn/mi_seq_est", "first_turn/retrieval_accuracy"
 PER_TOKEN, ENTROPY = "first_turn/mi_est", "first_turn/conditional_entropy"
@@ -50,7 +53,10 @@ TRUE_CHANGE = Measure("that share, end minus beginning", of.true_share_change)
 TRUE_SINCE_FIRST = Measure("that share, end minus the first scoring", of.true_share_since_first)
 PROBE_END = Measure("MI of the fixed probe, nats", of.at_end(PROBE))
 PROBE_CHANGE = Measure("change of the fixed probe's MI, nats", of.gained(PROBE))
-LINK_CHANGE = Measure("change of the fixed probe's D, nats", of.gained("probe/link/dependence"))
+LINK_CHANGE = Measure("change of the fixed probe's D, nats an answer", of.gained(D))
+LINK_SHARE = Measure("change of the fixed probe's D / surprise", of.gained(D_SHARE))
+ACTIONS_CHANGE = Measure("actions an episode, end minus beginning", of.change(ACTIONS))
+ACTIONS_END = Measure("actions an episode, end", of.last(ACTIONS))
 MI_END = Measure("MI-Seq-Est, end, nats", of.last(MI))
 RETRIEVAL_BEST = Measure("retrieval, when success is best", of.at_best(RETRIEVAL))
 RETRIEVAL_CHANGE = Measure("retrieval, end minus beginning", of.change(RETRIEVAL))
@@ -131,8 +137,12 @@ def lead() -> Iterator[Claim]:
         yield own.claim("MI rises during training", PROBE_CHANGE, above(0))
         yield own.claim("The reasoning becomes less true", TRUE_CHANGE, below(0))
         yield own.claim("The answer follows less from the reasoning", LINK_CHANGE, below(0))
+        yield own.claim("The answer follows less from the reasoning", LINK_SHARE, below(0))
+        yield own.claim("The agent plays fewer actions", ACTIONS_CHANGE, below(-1))
     fresh = Setting("Beyond the paper", SOKOBAN, FILTERED, plan.LONG_STEPS)
     yield fresh.claim("With the filter the answer follows more from the reasoning", LINK_CHANGE, above(0))
+    yield fresh.claim("With the filter the answer follows more from the reasoning", LINK_SHARE, above(0))
+    yield fresh.claim("With the filter the agent plays more actions", ACTIONS_END, above(0))
     for arm in plan.BASE:
         own = Setting("Beyond the paper", SOKOBAN, (arm,), plan.LONG_STEPS)
         yield own.claim("The reasoning becomes less true than it was at first", TRUE_SINCE_FIRST, below(0))
