@@ -18,10 +18,10 @@ from typing import Any
 
 from benchmarks.common import markdown_table
 from research.claims.statistics import Pool, gained, known
-from research.judging import Report, judge
+from research.judging import Report, interval, judge
 from research.kept import ACTIONS, DEPENDENCE, SHARE, SUCCESS, SURPRISE, Kept, last_success, read_all, start
 from research.tables import FOLDER
-from squelch.cluster.sweep.table import t_interval, text
+from squelch.cluster.sweep.table import text
 
 EDGE = 10
 """Steps at the beginning and at the end of a run over which its actions are averaged."""
@@ -63,11 +63,6 @@ MEASURES: Mapping[str, tuple[Value, str]] = {
     "change of D / surprise": (change_of(SHARE), "+"),
 }
 """By its column, what is measured of a run, and the sign with which it is printed."""
-
-
-def interval(values: Sequence[float | None]) -> Mapping[str, Any]:
-    """Mean and interval over seeds of the values that are known."""
-    return t_interval([value for value in values if value is not None])
 
 
 def measured(runs: Sequence[Kept]) -> dict[str, Mapping[str, Any]]:

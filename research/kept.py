@@ -107,6 +107,8 @@ class Kept:
     """Steps that a run which ended before its last step was to make."""
     from_step: int = 0
     """The step of the checkpoint of another run with which it began; 0: with the weights with which that one began."""
+    commit: str = ""
+    """The commit at which the run was made (`research.cells.code_commit`); empty if it was not recorded."""
     settings: Mapping[str, int] = field(default_factory=dict)
     """Settings that judges of finished studies need, such as `validation_tasks`."""
 
@@ -233,11 +235,15 @@ def of_groups(folder: Path) -> dict[str, float]:
     return {name: round(value, 4) for name, value in found.items() if math.isfinite(value)}
 
 
+OTHERS = ("ended", "planned", "from_step", "commit", "settings")
+"""Entries of a content that a run need not have."""
+
+
 def of_content(content: Mapping[str, Any]) -> Kept:
     """A run from its content. KeyError, TypeError or ValueError if something is missing or of a wrong
     form."""
     labels = ("name", "part", "recipe", "arm", "seed", "steps", "tables", "groups")
-    others = {name: content[name] for name in ("ended", "planned", "from_step", "settings") if name in content}
+    others = {name: content[name] for name in OTHERS if name in content}
     for name in ("seed", "steps", *(others.keys() & {"planned", "from_step"})):
         if type(content[name]) is not int:
             raise TypeError(f"{name} is {content[name]!r} and no whole number")
@@ -272,7 +278,8 @@ def derived(run: Kept, words: Sequence[str]) -> Kept:
         tables["probe"] = {**probe, SHARE: share}
     other = any(below(word.partition("=")[0], ("environment.options",)) for word in words)
     steps = tables.get("steps", {})
-    if run.recipe == "sokoban" and not other and "reward_mean" in steps and ACTIONS not in steps:
+    told = run.recipe == "sokoban" and not other and {"success", "reward_mean"} <= steps.keys()
+    if told and ACTIONS not in steps:
         returns = zip(steps["success"], steps["reward_mean"], strict=True)
         tables["steps"] = {**steps, ACTIONS: [_actions(*each) for each in returns]}
     return replace(run, tables=tables)
@@ -364,9 +371,16 @@ def with_other_settings(runs: Iterable[Kept]) -> list[str]:
     return [f"{len(named)} runs were made with other settings than planned: {'; '.join(named)}"] if named else []
 
 
+def commits(runs: Iterable[Kept]) -> list[str]:
+    """A note for a report: the commit at which the runs were made."""
+    found = sorted({run.commit for run in runs})
+    return [f"The runs: commit {', '.join(found) if all(found) else 'not recorded'}"] if found else []
+
+
 def caveats(runs: Sequence[Kept]) -> list[str]:
-    """The notes for a report on runs that are not as planned: they ended early, or were made with other settings."""
-    return [*early_ends(runs), *with_other_settings(runs)]
+    """The notes for a report on what the runs are: their commit, which ended early, and which were made with other
+    settings than planned."""
+    return [*commits(runs), *early_ends(runs), *with_other_settings(runs)]
 
 
 def not_worse(low: float | None, high: float | None, tolerance: float) -> str:

@@ -1,7 +1,7 @@
 """The tables give the verdicts that the studies gave when their runs lay in 297 files, recorded before they were moved.
 
-A study that gets new runs (`research.constant_rate`) is not among them. The claims about D / surprise and about actions
-were added afterwards. The verdicts of studies whose judge is gone stand in their pages.
+The claims about D / surprise, actions and GRPO's own gradient were added afterwards. The verdicts of studies whose
+judge is gone stand in their pages.
 """
 
 import json
