@@ -90,7 +90,7 @@ def _row(study: str, steps: int, plain: dict[int, Learned], filtered: dict[int, 
 
 
 def seconds() -> list[list[str]]:
-    """By environment, of the long pairs of the tiny policy: their number, and by which share the filter shortens a step.
+    """By environment, of the long pairs of the tiny policy: their number, and which share of a step the filter saves.
     A run's step is its median one, on cores that other work shared."""
     found: dict[str, dict[int, dict[str, float]]] = {}
     for run in read(FOLDER / "claims.parquet"):
