@@ -236,6 +236,8 @@ class GroupSummary:
     """Turns that reached the token limit before they closed their reasoning."""
     cut_in_answer: int = 0
     """Turns that reached the token limit after it."""
+    num_actions: int = 0
+    """Actions that the environment executed."""
     failures: tuple[Failure, ...] = field(default=())
     """Failures of the trajectories that failed."""
     turns: tuple[int, ...] = ()
@@ -292,6 +294,7 @@ def summarise(group: Group) -> GroupSummary:
         reasoning_tokens=sum(turn.reasoning_length for turn in turns),
         cut_in_reasoning=sum(turn.hit_token_limit and not turn.closed_reasoning for turn in turns),
         cut_in_answer=sum(turn.hit_token_limit and turn.closed_reasoning for turn in turns),
+        num_actions=sum(turn.num_actions for turn in turns),
         version_min=min((turn.version_min for turn in turns), default=-1),
         version_max=max((turn.version_max for turn in turns), default=-1),
         failures=tuple(t.failure for t in group.trajectories if t.failure is not None),

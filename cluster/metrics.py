@@ -57,6 +57,7 @@ LEDGER_STATES = (
     "training",
     "trained",
     "dropped",
+    "spared",
     "failed",
     "cancelled",
 )
@@ -195,8 +196,9 @@ METRICS: Table = {
         gauge(
             "squelch_ended_tickets",
             "ledger/{state}/{reason}",
-            "Tickets that ended untrained, by state and reason",
-            (*product(("dropped",), DROP_REASONS), *product(("failed",), (*FAILURES, "refused_by_learner"))),
+            "Tickets that did not end as trained, by state and reason; spared: dropped by the filter, and learned from "
+            "but for one term of the loss (filter.target)",
+            (*product(("dropped", "spared"), DROP_REASONS), *product(("failed",), (*FAILURES, "refused_by_learner"))),
             open=True,
         ),
         gauge(

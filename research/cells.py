@@ -3,7 +3,8 @@
 A cell is an ordinary run, `squelch train`, whose name depends only on the study and the cell. `run` starts the open
 cells in their order, some at a time. When the time is over, the cells under way finish their step and save a
 checkpoint, from which the next call continues them. A finished cell is condensed (`research.kept`) into the study's
-table (`research.tables`); a cell that is there is done, also where its run folder no longer exists.
+table (`research.tables`); a cell that is there is done, also where its run folder no longer exists. All cells of a
+study are run at one commit of the product, which the table and the file `commit` in the folder of its runs record.
 
     actor   waits for   unblocked by             on time-out
     run     a cell      the end of its process   `minutes`: the cell saves a checkpoint and ends;
@@ -18,6 +19,7 @@ import fnmatch
 import itertools
 import json
 import signal
+import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +29,7 @@ from research import tables
 from research.judging import Report, show
 from research.kept import condense, content_overrides, of_content
 from squelch.cluster.errors import UserError
+from squelch.cluster.package import checkout
 from squelch.cluster.setting_keys import below
 from squelch.cluster.sweep.cells import Ended, ProcessRunner, Sweep, prepare
 from squelch.cluster.sweep.plan import Arm, Cell, Plan, check_folders, is_finished, make_plan
@@ -113,25 +116,74 @@ def run_of(study: Study, cell: StudyCell, runs_dir: str, words: Sequence[str] = 
     return make_plan(cell.recipe, overrides, [arm], [cell.seed], name=study.name).cells[0]
 
 
+CODE = ("actors", "cluster", "envs", "learner", "squelch", "pyproject.toml")
+"""What a run executes, in the repository: other files may change while a study runs, its own table first of all."""
+
+
+def code_commit() -> str:
+    """The last commit that changed what a run executes. UserError without one, or if files differ from it."""
+    root = checkout()
+    if root is None:
+        raise UserError("a study is run from a checkout, whose commit its table records")
+    if changed := _git(root, "status", "--porcelain", "--", *CODE):
+        raise UserError(f"{changed.splitlines()[0].strip()} is not committed, so no commit says what the cells run")
+    return _git(root, "log", "-1", "--format=%h", "--abbrev=12", "--", *CODE)
+
+
+def _git(root: Path, *words: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"git {words[0]} failed in {root}: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def begin(study: Study, folder: Path) -> str:
+    """The commit at which the study's cells are run, written into the folder of its runs.
+
+    Raises:
+        UserError: the runs in the table, or in the folder, are of another commit.
+    """
+    own, file = code_commit(), folder / "commit"
+    there = folder.is_dir() and any(folder.iterdir())
+    recorded = [file.read_text().strip() if file.is_file() else None] if there else []
+    done = [one.get("commit") for one in tables.read(study.results)]
+    tables.of_one_commit(study.results, [own, *recorded, *done])
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"{own}\n")
+    return own
+
+
 class KeepingRunner(ProcessRunner):
     """Runs a cell as its own process, and writes it into the study's table once it has finished."""
 
-    def __init__(self, study: Study, cells: Mapping[str, StudyCell], words: Sequence[str]) -> None:
+    def __init__(self, study: Study, cells: Mapping[str, StudyCell], commit: str, words: Sequence[str]) -> None:
         super().__init__()
-        self._study, self._cells, self._words = study, cells, words
+        self._study, self._cells, self._commit, self._words = study, cells, commit, words
 
     async def run(self, cell: Cell) -> Ended:
-        """Runs the cell to its end, as `CellRunner.run`."""
+        """Runs the cell to its end, as `CellRunner.run`; it fails if the code changes before or meanwhile."""
+        if changed := self._changed():
+            return Ended(1, changed)
         ended = await super().run(cell)
+        if changed := self._changed():
+            return Ended(1, changed)
         if is_finished(cell.folder):
-            keep(self._study, self._cells[cell.name], cell.folder, self._words)
+            keep(self._study, self._cells[cell.name], cell.folder, self._commit, self._words)
         return ended
 
+    def _changed(self) -> str:
+        """Why no cell may run or be kept any more; empty if the code is that of the study's commit."""
+        try:
+            now = code_commit()
+        except UserError as error:
+            return f"failed: {error}"
+        return "" if now == self._commit else f"failed: the code is that of {now}, the study's that of {self._commit}"
 
-def keep(study: Study, cell: StudyCell, folder: Path, words: Sequence[str] = ()) -> None:
+
+def keep(study: Study, cell: StudyCell, folder: Path, commit: str, words: Sequence[str] = ()) -> None:
     """Condenses the run in `folder` into the study's table. `words`: the run's further overrides."""
     labels = {"part": cell.part, "recipe": cell.recipe, "arm": cell.arm, "set": content_overrides(words)}
-    tables.add(study.results, [{**condense(folder, **labels), "changed": cell.changed}])
+    tables.add(study.results, [{**condense(folder, **labels), "commit": commit, "changed": cell.changed}])
 
 
 def imported(find: Callable[[], Study], files: Iterable[Path]) -> None:
@@ -164,7 +216,7 @@ def run(
     failed, else 0.
 
     Raises:
-        UserError: a setting or folder is wrong, or a model cannot be used.
+        UserError: a setting or folder is wrong, a model cannot be used, or the study's runs are of another commit.
     """
     done = study.done()
     runs = {cell.name: run_of(study, cell, runs_dir, words) for cell in cells if cell.name not in done}
@@ -175,10 +227,11 @@ def run(
     planned = list(runs.values())
     plan = Plan(study.name, study.name, list(study.common), [], planned, planned[0].folder.parent)
     check_folders(plan)
+    commit = begin(study, planned[0].folder.parent)
     for name, cell in own.items():
         if is_finished(runs[name].folder):
-            keep(study, cell, runs[name].folder, words)
-    sweep = Sweep(plan, KeepingRunner(study, own, words), parallel, say)
+            keep(study, cell, runs[name].folder, commit, words)
+    sweep = Sweep(plan, KeepingRunner(study, own, commit, words), parallel, say)
     prepare([cell.config for cell in sweep.open_cells], parallel, say)
     asyncio.run(_within(sweep, minutes))
     failed = [cell.name for cell in planned if sweep.outcomes[cell.name].status == "failed"]

@@ -30,8 +30,7 @@ from itertools import pairwise
 from typing import Any
 
 from research.cells import Study, StudyCell, command
-from research.constant_rate import interval, verdict
-from research.judging import Report
+from research.judging import Report, interval, verdict
 from research.kept import Kept, caveats, last_success, read_all
 from research.tables import FOLDER
 from squelch.cluster.sweep.table import text

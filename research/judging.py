@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks.common import parser_of, print_metrics
 from squelch.cluster.errors import UserError
+from squelch.cluster.sweep.table import t_interval
 
 PAGES = Path(__file__).parents[1] / "docs" / "research"
 TEMPLATES = Path(__file__).parent / "pages"
@@ -49,6 +50,22 @@ def judge(
         found.write()
     show(found, chosen.json)
     return 0
+
+
+def interval(values: Sequence[float | None]) -> Mapping[str, Any]:
+    """Mean and 95% t-interval over seeds of the values that are known."""
+    return t_interval([value for value in values if value is not None])
+
+
+def verdict(found: Mapping[str, Any], wanted: int) -> str:
+    """`holds` if the interval lies above 0, `fails` if below, and how many of the wanted seeds it is over; the number
+    alone before all are there."""
+    low, high, counted = found["low"], found["high"], f"{found['n']} of {wanted} seeds"
+    if found["n"] < wanted:
+        return counted
+    if low <= 0 <= high:
+        return f"not significant, {counted}"
+    return f"{'holds' if low > 0 else 'fails'}, {counted}"
 
 
 def template(page: str) -> str:

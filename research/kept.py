@@ -47,6 +47,7 @@ PROBE = (
     *("probe/mi", "probe/mi_standard_error", "probe/mi_p_value", "probe/conditional_entropy"),
     *("probe/hard/mi", "probe/hard/mi_standard_error", "probe/hard/ceiling"),
     *("probe/link/dependence", "probe/link/dependence_standard_error", "probe/link/dependence_p_value"),
+    *("probe/link/dependence_share", "probe/link/dependence_share_standard_error"),
     *("probe/link/information", "probe/link/past_reasoning", "probe/link/surprise", "probe/link/follows"),
 )
 EACH_STEP = (
@@ -56,7 +57,11 @@ EACH_STEP = (
     *("alarm/raised", "gaming/raised", "learner/grad_norm"),
     *("policy_variance_mean", "policy_variance_told_groups", "noise_variance_mean", "replay_gap_mean"),
 )
-STEPS = ("success", "reward_mean", "kept_variance")
+DEPENDENCE, SURPRISE = "probe/link/dependence", "probe/link/surprise"
+SHARE = "probe/link/dependence_share"
+"""D as a share of the answer's surprise under reasonings of other prompts."""
+ACTIONS = "actions_per_trajectory"
+STEPS = ("success", "reward_mean", "kept_variance", ACTIONS)
 RECORDED = "probe/recorded"
 """The step at which the run knew an evaluation of the probe, which is made of the weights of an earlier one."""
 BUCKETS = range(1, 7)
@@ -102,6 +107,8 @@ class Kept:
     """Steps that a run which ended before its last step was to make."""
     from_step: int = 0
     """The step of the checkpoint of another run with which it began; 0: with the weights with which that one began."""
+    commit: str = ""
+    """The commit at which the run was made (`research.cells.code_commit`); empty if it was not recorded."""
     settings: Mapping[str, int] = field(default_factory=dict)
     """Settings that judges of finished studies need, such as `validation_tasks`."""
 
@@ -228,18 +235,23 @@ def of_groups(folder: Path) -> dict[str, float]:
     return {name: round(value, 4) for name, value in found.items() if math.isfinite(value)}
 
 
+OTHERS = ("ended", "planned", "from_step", "commit", "settings")
+"""Entries of a content that a run need not have."""
+
+
 def of_content(content: Mapping[str, Any]) -> Kept:
     """A run from its content. KeyError, TypeError or ValueError if something is missing or of a wrong
     form."""
     labels = ("name", "part", "recipe", "arm", "seed", "steps", "tables", "groups")
-    others = {name: content[name] for name in ("ended", "planned", "from_step", "settings") if name in content}
+    others = {name: content[name] for name in OTHERS if name in content}
     for name in ("seed", "steps", *(others.keys() & {"planned", "from_step"})):
         if type(content[name]) is not int:
             raise TypeError(f"{name} is {content[name]!r} and no whole number")
     for name, table in content["tables"].items():
         _check_table(name, table)
     overrides = tuple(content.get("set", ()))
-    return carried(Kept(**{name: content[name] for name in labels}, overrides=overrides, **others))
+    run = Kept(**{name: content[name] for name in labels}, overrides=overrides, **others)
+    return carried(derived(run, [*overrides, *content.get("changed", ())]))
 
 
 def _check_table(name: str, table: Table) -> None:
@@ -249,6 +261,32 @@ def _check_table(name: str, table: Table) -> None:
             raise ValueError(f"{name}: {len(values)} values of {key} for {number} steps")
         if wrong := [value for value in values if value is not None and not isinstance(value, int | float)]:
             raise TypeError(f"{name}: {wrong[0]!r} among the values of {key} is no number")
+
+
+ACTION_REWARD, SOLVED_REWARD = -0.1, 11.0
+"""Of Sokoban with one box, whose returns are SOLVED_REWARD * success + ACTION_REWARD * actions."""
+
+
+def derived(run: Kept, words: Sequence[str]) -> Kept:
+    """The run with metrics that older runs did not record, computed from those that they did: the share of D, and in
+    Sokoban the actions of an episode. `words`: what the run changed of its recipe; under other options of the
+    environment its returns do not tell the number of actions."""
+    tables = dict(run.tables)
+    if SURPRISE in (probe := tables.get("probe", {})) and SHARE not in probe:
+        pairs = zip(probe[DEPENDENCE], probe[SURPRISE], strict=True)
+        share = [d / surprise if d is not None and surprise else None for d, surprise in pairs]
+        tables["probe"] = {**probe, SHARE: share}
+    other = any(below(word.partition("=")[0], ("environment.options",)) for word in words)
+    steps = tables.get("steps", {})
+    told = run.recipe == "sokoban" and not other and {"success", "reward_mean"} <= steps.keys()
+    if told and ACTIONS not in steps:
+        returns = zip(steps["success"], steps["reward_mean"], strict=True)
+        tables["steps"] = {**steps, ACTIONS: [_actions(*each) for each in returns]}
+    return replace(run, tables=tables)
+
+
+def _actions(success: float | None, reward: float | None) -> float | None:
+    return None if success is None or reward is None else (reward - SOLVED_REWARD * success) / ACTION_REWARD
 
 
 def carried(run: Kept) -> Kept:
@@ -333,9 +371,16 @@ def with_other_settings(runs: Iterable[Kept]) -> list[str]:
     return [f"{len(named)} runs were made with other settings than planned: {'; '.join(named)}"] if named else []
 
 
+def commits(runs: Iterable[Kept]) -> list[str]:
+    """A note for a report: the commit at which the runs were made."""
+    found = sorted({run.commit for run in runs})
+    return [f"The runs: commit {', '.join(found) if all(found) else 'not recorded'}"] if found else []
+
+
 def caveats(runs: Sequence[Kept]) -> list[str]:
-    """The notes for a report on runs that are not as planned: they ended early, or were made with other settings."""
-    return [*early_ends(runs), *with_other_settings(runs)]
+    """The notes for a report on what the runs are: their commit, which ended early, and which were made with other
+    settings than planned."""
+    return [*commits(runs), *early_ends(runs), *with_other_settings(runs)]
 
 
 def not_worse(low: float | None, high: float | None, tolerance: float) -> str:

@@ -127,11 +127,11 @@ def cells(found: Mapping[str, Any]) -> list[str]:
     return [f"{found['p']:g}", found["arm"], str(found["seeds"]), *parts, said, *numbers]
 
 
-def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+def markdown(rows: Sequence[Mapping[str, Any]], runs: Sequence[Kept]) -> str:
     """The text of docs/research/noise.md."""
     table = "\n".join(markdown_table(COLUMNS, map(cells, rows)))
     page = template("noise").format(table=table, tolerance=TOLERANCE, interval=INTERVAL)
-    return page + "".join(f"- {note}\n" for note in notes_of(rows))
+    return page + "".join(f"- {note}\n" for note in (*notes_of(rows), *caveats(runs)))
 
 
 def notes_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -146,7 +146,9 @@ def report(quick: bool = False) -> Report:
     notes = [f"{one['arm']} at p = {one['p']:g}: {one['verdict']}" for one in found if one["judged"]]
     notes += [*notes_of(found), *caveats(runs)]
     metrics = {"benchmark": "noise_study", "tolerance": TOLERANCE, "rows": found}
-    return Report(metrics, COLUMNS, [cells(one) for one in found], notes, lambda: PAGE.write_text(markdown(found)))
+    return Report(
+        metrics, COLUMNS, [cells(one) for one in found], notes, lambda: PAGE.write_text(markdown(found, runs))
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

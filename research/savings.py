@@ -1,6 +1,6 @@
 """What the filter saves, of pairs of runs that differ in the filter alone: groups learned from, and the gain for them.
 
-    python -m research.savings             # prints the table of docs/research/findings.md
+    python -m research.savings             # prints the tables of docs/research/findings.md
 
 A pair is one seed with and without top-p 0.9. Where a run kept only the kept share of each block of steps, its groups
 are counted from that.
@@ -24,6 +24,8 @@ COLUMNS = (
     *("runs", "pairs", "steps", "groups learned from, no filter", "top-p", "gain, no filter", "top-p"),
     *("gain for 100 groups, no filter", "top-p"),
 )
+SECONDS = ("runs", "pairs", "share of a step's seconds that the filter saves")
+NAMES = {"sokoban": "Sokoban, GRPO, tiny policy", "frozenlake": "FrozenLake, GRPO, tiny policy"}
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,10 @@ def learned_from(run: Kept) -> float:
 
 def of_claims() -> Iterator[Learned]:
     """The long runs of the tiny policy, with and without the filter."""
-    names = {"sokoban": "Sokoban, GRPO, tiny policy", "frozenlake": "FrozenLake, GRPO, tiny policy"}
     for run in read_all(FOLDER / "claims.parquet"):
         if run.part in ("lead", "long") and run.arm in ("none", "top_p"):
             success = list(run.series(SUCCESS).values())
-            of = names[run.recipe], run.arm == "top_p", run.seed, run.horizon
+            of = NAMES[run.recipe], run.arm == "top_p", run.seed, run.horizon
             yield Learned(*of, learned_from(run), success[-1] - success[0])
 
 
@@ -88,15 +89,30 @@ def _row(study: str, steps: int, plain: dict[int, Learned], filtered: dict[int, 
     ]
 
 
-def table() -> str:
-    """The table in Markdown."""
-    return "\n".join(markdown_table(COLUMNS, rows()))
+def seconds() -> list[list[str]]:
+    """By environment, of the long pairs of the tiny policy: their number, and which share of a step the filter saves.
+    A run's step is its median one, on cores that other work shared."""
+    found: dict[str, dict[int, dict[str, float]]] = {}
+    for run in read(FOLDER / "claims.parquet"):
+        if run["part"] in ("lead", "long") and run["arm"] in ("none", "top_p"):
+            found.setdefault(NAMES[run["recipe"]], {}).setdefault(run["seed"], {})[run["arm"]] = run["step_seconds"]
+    saved = {name: [1 - pair["top_p"] / pair["none"] for pair in pairs.values()] for name, pairs in found.items()}
+    return [[name, str(len(shares)), text(t_interval(shares), "+")] for name, shares in sorted(saved.items())]
+
+
+def tables() -> tuple[str, str]:
+    """The two tables in Markdown."""
+    both = ((COLUMNS, rows()), (SECONDS, seconds()))
+    learned, timed = ("\n".join(markdown_table(columns, own)) for columns, own in both)
+    return learned, timed
 
 
 def report(quick: bool = False) -> Report:
-    """The table, which takes no time."""
+    """The tables, which take no time."""
     found = rows()
-    return Report({", ".join(row[:3]): dict(zip(COLUMNS, row, strict=True)) for row in found}, COLUMNS, found)
+    metrics = {", ".join(row[:3]): dict(zip(COLUMNS, row, strict=True)) for row in found}
+    notes = [f"{name}, {pairs} pairs: a step is shorter by {share}" for name, pairs, share in seconds()]
+    return Report(metrics, COLUMNS, found, notes)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

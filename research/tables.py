@@ -44,15 +44,29 @@ WAIT_S = 60.0
 
 
 def add(file: Path, contents: Iterable[Content]) -> None:
-    """Writes runs into a study's file, each in place of one of the same name. ValueError if another process holds the
-    file for longer than `WAIT_S`."""
+    """Writes runs into a study's file, each in place of one of the same name.
+
+    Raises:
+        UserError: the runs would be of several commits.
+        ValueError: another process holds the file for longer than `WAIT_S`.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     with held(file.with_suffix(".lock"), "writing the results of this study", WAIT_S):
         by_name = {one["name"]: one for one in (*read(file), *contents)}
+        of_one_commit(file, [one.get("commit") for one in by_name.values()])
         rows = [row for name in sorted(by_name) for row in _rows(by_name[name])]
         partial = file.with_suffix(".partial")
         pq.write_table(pa.Table.from_pylist(rows, SCHEMA), partial, compression="zstd", compression_level=19)
         os.replace(partial, file)
+
+
+def of_one_commit(file: Path, commits: Iterable[str | None]) -> None:
+    """Raises UserError if a study's runs are not all of one commit; None: not recorded."""
+    if len(found := {commit or "not recorded" for commit in commits}) > 1:
+        raise UserError(
+            f"{file.name}: its runs would be of several commits ({', '.join(sorted(found))}); run all cells of a study "
+            "at one, in a worktree of it"
+        )
 
 
 def read(file: Path) -> list[dict[str, Any]]:

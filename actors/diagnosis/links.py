@@ -13,6 +13,13 @@ three links are estimated, and a curve:
     X past Z     mean of l_own - log(1/N sum_j p(A_ik | X_j, Z_ik)), over the prompts
     curve        mean of log p(A_ik | X_i, first q of Z_ik) for q in `SHARES`
 
+D is in nats per answer, so an answer of two actions can have twice the D of an answer of one. The share
+
+    D / surprise         surprise = -mean log(mean over j != i of p(A_ik | X_i, Z_j))
+
+is that of an answer's surprise under reasonings of other prompts which its own reasoning removes: at most 1, and
+comparable where answers differ in length. Its interval is D's and the surprise's together, linear in both.
+
 D estimates I(A;Z|X) + E KL(p(a|x) || E_z p(a|x,z)), where z comes from other prompts. D decides whether the answer
 follows from the reasoning: reasoning that is the same each time for its prompt, and that the answer depends on fully,
 has I(A;Z|X) = 0 and a large D. X past Z estimates the same with prompts and reasonings exchanged: it is 0 if Z contains
@@ -58,7 +65,14 @@ import numpy as np
 
 from squelch.actors.diagnosis.budget import candidate_nulls, mixtures
 from squelch.actors.diagnosis.fixed_probe import MIN_TASKS, TaskMeans, bounds_of, task_means
-from squelch.actors.diagnosis.metrics import LINK_KEYS, LINKS, LINKS_TESTED, SHARES, key_of
+from squelch.actors.diagnosis.metrics import (
+    DEPENDENCE_SHARE,
+    LINK_KEYS,
+    LINKS,
+    LINKS_TESTED,
+    SHARES,
+    key_of,
+)
 from squelch.actors.diagnosis.uncertainty import RESAMPLES, Null, null_of
 
 MIN_DEALS = 20
@@ -68,6 +82,8 @@ MIN_DEPENDENCE_NATS = 0.01
 MIN_DEPENDENCE_SHARE = 0.1
 """Smallest share of the answer's surprise without its reasoning that D must explain: as 10% of the headroom of
 retrieval (`actors.diagnosis.regime`)."""
+SMALLEST_SURPRISE = 1e-6
+"""Nats per answer below which an answer is certain without its reasoning, so that D has no share of it."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +91,7 @@ class LinksEvaluation:
     """Links of one probe evaluation, nats per answer. `information`, `information_upper`: I(A;Z|X) with the own
     reasoning in the mixture and without it; `ceiling`: min(log K, H(A|X)); `null`: of `information`, None with too few
     pairs; `dependence`: D; `surprise`: -mean log q, the answer's surprise under reasonings of other prompts;
+    `dependence_share`: D / surprise, of no unit, None if the surprise is 0;
     `past_reasoning`: X to A past Z; `answer_entropy`: H(A|X,Z); `truncated`: the curve, by SHARES; `references`: share
     of the (answer, reasoning of another prompt) pairs that were scored."""
 
@@ -84,6 +101,7 @@ class LinksEvaluation:
     null: Null | None
     dependence: TaskMeans
     dependence_null: Null | None
+    dependence_share: TaskMeans | None
     surprise: float
     past_reasoning: TaskMeans
     answer_entropy: float
@@ -103,7 +121,7 @@ class LinksEvaluation:
     def metrics(self) -> dict[str, float]:
         """Flat keys below `probe/link/`, those of LINK_KEYS; unknown values are NaN."""
         flat: dict[str, float] = {}
-        for name in LINKS:
+        for name in (*LINKS, DEPENDENCE_SHARE):
             found: TaskMeans | None = vars(self)[name]
             flat |= {name: found.value if found else math.nan, **bounds_of(name, found.interval() if found else None)}
         for name, null in zip(LINKS_TESTED, (self.null, self.dependence_null), strict=True):
@@ -156,10 +174,12 @@ def read_links(
     rows, one = np.arange(len(own)), np.ones(len(own))
     column_mean = mixtures(prompts, source, weights / weights.sum()).log_mean
     pairs = _within(swapped, same, task, source, num_tasks, seed if nulls else None)
+    gain, surprise = own - log_q - role / mass, -log_q - role / mass
     return LinksEvaluation(
         *pairs,
-        dependence=_means(own - log_q - role / mass, task, num_tasks),
+        dependence=_means(gain, task, num_tasks),
         dependence_null=None if few else candidate_nulls(candidates, one, rows, log_q, (*seed, 1))["mi_seq_est"],
+        dependence_share=_ratio(gain, surprise, task, num_tasks),
         surprise=-task_means(log_q, task, num_tasks).value,
         past_reasoning=_means(own - column_mean, task, num_tasks),
         answer_entropy=-task_means(own, task, num_tasks).value,
@@ -237,6 +257,16 @@ def _means(values: np.ndarray, task: np.ndarray, num_tasks: int) -> TaskMeans:
     """As `task_means`, with the variance between tasks where no task has a second value."""
     found = task_means(values, task, num_tasks)
     return _between(found) if found.count.max() == 1 else found
+
+
+def _ratio(part: np.ndarray, whole: np.ndarray, task: np.ndarray, num_tasks: int) -> TaskMeans | None:
+    """The mean of `part` over that of `whole`, (n,) each, with the variance of its linear form; None unless the whole
+    is above 0."""
+    total = task_means(whole, task, num_tasks).value
+    if not total > SMALLEST_SURPRISE:
+        return None
+    share = task_means(part, task, num_tasks).value / total
+    return _means(share + (part - share * whole) / total, task, num_tasks)
 
 
 def _between(means: TaskMeans) -> TaskMeans:

@@ -13,6 +13,8 @@ REGIMES = ("mute", "template", "blind", "decorative", "private_code", "grounded"
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Shares of the reasoning in the truncation curve of `actors.diagnosis.links`."""
 LINKS = ("information", "information_upper", "dependence", "past_reasoning")
+DEPENDENCE_SHARE = "dependence_share"
+"""D as a share of the answer's surprise; the links themselves are in nats."""
 LINKS_TESTED = ("information", "dependence")
 """The links with a null."""
 
@@ -23,7 +25,7 @@ def key_of(share: float) -> str:
 
 
 LINK_KEYS = (
-    *(f"{link}{end}" for link in LINKS for end in ("", "_low", "_high", "_standard_error")),
+    *(f"{link}{end}" for link in (*LINKS, DEPENDENCE_SHARE) for end in ("", "_low", "_high", "_standard_error")),
     *(f"{link}_{metric}" for link in LINKS_TESTED for metric in ("p_value", "null_95")),
     *(f"{key_of(share)}{end}" for share in SHARES for end in ("", "_low", "_high")),
     *("ceiling", "surprise", "answer_entropy", "references_ratio", "follows", "answers"),

@@ -79,6 +79,12 @@ METRICS: Table = {
         ),
         gauge("squelch_rollout_entropy_nats", "rollout_entropy", "Mean surprisal of sampled tokens"),
         gauge("squelch_turns_mean", "turns_per_trajectory", "Mean turns per trajectory"),
+        gauge(
+            "squelch_actions_mean",
+            "actions_per_trajectory",
+            "Mean actions of a trajectory that the environment executed",
+        ),
+        gauge("squelch_turn_actions_mean", "actions_per_turn", "Mean actions of a turn that the environment executed"),
         _of_turn("squelch_turn_reached_ratio", "reached", "Share of the step's trajectories that had this turn"),
         _of_turn("squelch_turn_success_ratio", "success", "Success of the step's trajectories that had this turn"),
         gauge(
@@ -110,6 +116,7 @@ def trajectory_metrics(summaries: Sequence[GroupSummary]) -> dict[str, float]:
     """
     num_turns = sum(s.num_turns for s in summaries)
     num_alive = sum(len(s.indices) for s in summaries)
+    num_actions = sum(s.num_actions for s in summaries)
     lengths = _join(summaries, "lengths")
     surprisal = math.fsum(length * nats for length, nats in zip(lengths, _join(summaries, "surprisals"), strict=True))
     return {
@@ -121,6 +128,8 @@ def trajectory_metrics(summaries: Sequence[GroupSummary]) -> dict[str, float]:
         "turns_cut/reasoning": _ratio(sum(s.cut_in_reasoning for s in summaries), num_turns),
         "turns_cut/answer": _ratio(sum(s.cut_in_answer for s in summaries), num_turns),
         "turns_per_trajectory": _ratio(num_turns, num_alive),
+        "actions_per_trajectory": _ratio(num_actions, num_alive),
+        "actions_per_turn": _ratio(num_actions, num_turns),
         "truncated_share": _ratio(sum(_join(summaries, "truncations")), num_alive),
         "rollout_entropy": _ratio(surprisal, sum(lengths)),
         "tokens/sampled": float(sum(lengths)),

@@ -151,6 +151,20 @@ ANSWERS = (
         "-log p of the probe's answers under reasonings of other prompts, nats per answer",
     ),
     gauge(
+        "squelch_answer_dependence_ratio",
+        "probe/link/dependence_share",
+        "D as a share of squelch_answer_surprise_nats: what the own reasoning removes of it. Unlike D it does not grow "
+        "with the length of the answer",
+    ),
+    _probe_bounds(
+        "squelch_answer_dependence_interval_ratio", "link/dependence_share", "squelch_answer_dependence_ratio"
+    ),
+    gauge(
+        "squelch_answer_dependence_standard_error_ratio",
+        "probe/link/dependence_share_standard_error",
+        "Standard error of squelch_answer_dependence_ratio for its fixed tasks",
+    ),
+    gauge(
         "squelch_answer_entropy_nats",
         "probe/link/answer_entropy",
         "H(A|X,Z): -log p of the probe's answers after their own reasoning, nats per answer",

@@ -2,10 +2,12 @@
 
 After every event
 
-    issued = in_flight + buffered + kept_waiting + training + trained + dropped{reason} + failed{reason} + cancelled
+    issued = in_flight + buffered + kept_waiting + training
+             + trained + dropped{reason} + spared{reason} + failed{reason} + cancelled
 
-where each term is counted separately and none is computed as the remainder. A ticket moves only along `TRANSITIONS`;
-any other move raises RuntimeError. There are two ways back, for the tickets of a step that was not trained on when its
+where each term is counted separately and none is computed as the remainder. Spared are groups that the filter dropped
+and that the learner gets but for one term of the loss (`filter.target`). A ticket moves only along `TRANSITIONS`; any
+other move raises RuntimeError. There are two ways back, for the tickets of a step that was not trained on when its
 groups, or the weights that sampled them, were lost: `retry`, and for those of its refill rounds, which start over,
 `withdraw`. At the end of a run the first four terms on the right are 0.
 
@@ -21,18 +23,18 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 IN_FLIGHT, BUFFERED, KEPT_WAITING, TRAINING = "in_flight", "buffered", "kept_waiting", "training"
-TRAINED, DROPPED, FAILED, CANCELLED = "trained", "dropped", "failed", "cancelled"
+TRAINED, DROPPED, SPARED, FAILED, CANCELLED = "trained", "dropped", "spared", "failed", "cancelled"
 OPEN = (IN_FLIGHT, BUFFERED, KEPT_WAITING, TRAINING)
-ENDED = (TRAINED, DROPPED, FAILED, CANCELLED)
+ENDED = (TRAINED, DROPPED, SPARED, FAILED, CANCELLED)
 STATES = OPEN + ENDED
 
 TRANSITIONS = {
     IN_FLIGHT: {BUFFERED, FAILED, CANCELLED},  # it was played, could not be played, or the run stopped
-    BUFFERED: {KEPT_WAITING, DROPPED, FAILED, CANCELLED},  # the filter kept, dropped or refused the group
+    BUFFERED: {KEPT_WAITING, DROPPED, SPARED, FAILED, CANCELLED},  # the filter kept, dropped or refused the group
     KEPT_WAITING: {TRAINING, CANCELLED},
     TRAINING: {TRAINED, FAILED, CANCELLED},  # the learner made or refused the step
 }
-RETRIED = {IN_FLIGHT, BUFFERED, KEPT_WAITING, TRAINING, DROPPED, FAILED}
+RETRIED = {IN_FLIGHT, BUFFERED, KEPT_WAITING, TRAINING, DROPPED, SPARED, FAILED}
 """States of a step that is retried from its beginning (`Ledger.retry`)."""
 
 
@@ -58,11 +60,11 @@ class Ledger:
         self._enter(ticket_id, IN_FLIGHT, "")
 
     def move(self, ticket_id: str, state: str, reason: str = "") -> None:
-        """Moves a ticket to `state`; `reason` is a short cause, required for dropped and failed tickets."""
+        """Moves a ticket to `state`; `reason` is a short cause, required for dropped, spared and failed tickets."""
         old, _ = self._state.get(ticket_id, ("not issued", ""))
         if state not in TRANSITIONS.get(old, set()):
             raise RuntimeError(f"ticket {ticket_id} is {old} and cannot become {state}")
-        if state in (DROPPED, FAILED) and not reason:
+        if state in (DROPPED, SPARED, FAILED) and not reason:
             raise RuntimeError(f"ticket {ticket_id} becomes {state} without a reason")
         self._change(ticket_id, state, reason)
 

@@ -84,6 +84,12 @@ CHARTS = (
         (*_with_interval("probe/hard/mi", "MI"), Curve("probe/hard/ceiling", "ceiling", "reference")),
     ),
     Chart(
+        "Answers on reasoning, fixed probe",
+        "D, share of the answer's surprise",
+        _with_interval("probe/link/dependence_share", "D / surprise"),
+        True,
+    ),
+    Chart(
         "H(Z|X)",
         "nats per token",
         (
@@ -92,6 +98,11 @@ CHARTS = (
         ),
     ),
     Chart("Reasoning length", "tokens per turn", (Curve("reasoning_length", "reasoning"),)),
+    Chart(
+        "Actions",
+        "per episode",
+        (Curve("actions_per_trajectory", "actions"), Curve("turns_per_trajectory", "turns", "reference")),
+    ),
     Chart(
         "Turns cut at the token limit",
         "share",

@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from squelch.actors.filter.decisions import loss_scale
 from squelch.actors.messages import StepReport, StepTerms
 from squelch.cluster.config import RunConfig
-from squelch.cluster.control.ledger import DROPPED, FAILED, TRAINED, TRAINING
+from squelch.cluster.control.ledger import DROPPED, FAILED, SPARED, TRAINED, TRAINING
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.supervision import Supervisor
 from squelch.cluster.loop.learner_client.learning import Learning, learner_metrics
@@ -254,7 +254,7 @@ class Coordinator:
             step.metrics |= watcher.metrics(step)
         flat = step.metrics
         flat |= {f"ledger/{state}": float(n) for state, n in ledger.counts().items()}
-        for state in (DROPPED, FAILED):
+        for state in (DROPPED, SPARED, FAILED):
             flat |= {f"ledger/{state}/{reason}": float(n) for reason, n in ledger.reasons(state).items()}
         flat |= {f"restarts/{name}": float(n) for name, n in self.fleet.take_restarts().items()}
         flat |= {f"up/{name}": float(up) for name, up in self.fleet.up().items()}

@@ -68,4 +68,11 @@ def _filter(config: RunConfig) -> str:
     if chosen.rule == "none":
         return "none: a step learns from all groups"
     rho = "" if chosen.rule == "band" else f" {chosen.rho:g}"
-    return f"{chosen.rule}{rho} by {chosen.statistic.replace('_', ' ')}"
+    words = f"{chosen.rule}{rho} by {chosen.statistic.replace('_', ' ')}"
+    if chosen.target == "groups":
+        return words if chosen.keep == "largest" else f"{words}, keep {chosen.keep}"
+    term = _TERMS[chosen.target]
+    return f"{words}, keep {chosen.keep}, target {chosen.target}: the other groups are spared {term} alone"
+
+
+_TERMS = {"regulariser": "the regularisers", "task": "the policy term"}

@@ -186,11 +186,12 @@ def _reasoning(metrics: list[dict[str, Any]]) -> dict[str, float]:
 def _ledger(run_dir: Path, ledger: Ledger) -> dict[str, Any]:
     """The terms of the ledger's equation, and whether they agree with the archive's rows."""
     counts = ledger.counts()
-    ended = counts["trained"] + counts["dropped"] + counts["failed"]
+    ended = counts["trained"] + counts["dropped"] + counts["spared"] + counts["failed"]
     archived = len(read_groups(run_dir, columns=["group_id"]).column("group_id").unique()) if ended else 0
     return {
         "counts": counts,
         "dropped": ledger.reasons("dropped"),
+        "spared": ledger.reasons("spared"),
         "failed": ledger.reasons("failed"),
         "archived_groups": archived,
         "balanced": ledger.balanced() and archived == ended,

@@ -157,6 +157,14 @@ ANSWERS = row(
         _q("squelch_answer_link_ceiling_nats", "information, ceiling", NO_ANSWER),
         _q("squelch_answer_link_standard_error_nats", "{{link}}, standard error", NO_ANSWER),
     ),
+    share(
+        "D as a share of the surprise",
+        "How much of the answers' surprise under reasonings of other prompts their own reasoning removes, with its 95% "
+        "interval. D grows with the length of an answer, this share does not.",
+        _q("squelch_answer_dependence_ratio", "D / surprise", NO_ANSWER),
+        _q("squelch_answer_dependence_interval_ratio", "{{bound}}", NO_ANSWER),
+        _q("squelch_answer_dependence_standard_error_ratio", "standard error", NO_ANSWER),
+    ),
     panel(
         "Is the dependence significant",
         "1 if the answer follows from the reasoning; p-values against randomly permuted reasonings.",

@@ -85,6 +85,13 @@ LEARNING = row(
         _q("squelch_reasoning_length_tokens", "reasoning tokens"),
         _q("squelch_turns_mean", "turns"),
     ),
+    amount(
+        "Actions",
+        "Mean actions that the environment executed, per trajectory and per turn. They fall where a penalty of an "
+        "action outweighs what further actions earn.",
+        _q("squelch_actions_mean", "a trajectory"),
+        _q("squelch_turn_actions_mean", "a turn"),
+    ),
     share(
         "Turns cut at the token limit",
         "Share of turns that reached sampling.max_tokens_per_turn: in their reasoning, where it hides how long the "

@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from research.judging import interval
+from research.tables import FOLDER, read
+from squelch.cluster.sweep.table import text
+
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/research/paper.md").read_text(encoding="utf-8")
 ROWS = [
@@ -31,3 +35,11 @@ def test_every_section_figure_table_and_appendix_has_a_row() -> None:
     assert figures == set(range(1, 14)) and tables == set(range(1, 6)) and "Eq. 1" in PARTS
     assert appendices == set("ABCDEFGHIJKLMN") and "appendix A" in PARTS
     assert [section for section in SECTIONS if not re.search(rf"(?:^|[ ,]){re.escape(section)}", PARTS)] == []
+
+
+def test_the_validity_of_figure_12_at_low_mi_is_that_of_the_committed_runs() -> None:
+    runs = [run for run in read(FOLDER / "real_model.parquet") if run["arm"] == "none_ent0.03"]
+    valid = [run["tables"]["rows"]["format_validity"][-10:] for run in runs]
+    assert f"validity {text(interval([sum(last) / len(last) for last in valid]))}" in TEXT
+    mi = sorted(run["probe"]["mi"] for run in runs)
+    assert f"an MI of {mi[0]:.2f} to {mi[-1]:.2f} nats" in TEXT and len(runs) == 5

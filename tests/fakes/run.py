@@ -129,8 +129,8 @@ def check(outcome: Outcome, world: World, archive: FakeArchive) -> None:
     assert ledger.balanced(), ledger.counts()
     rows = [decision for step in archive.steps.values() for decision in step.values()]
     counts = ledger.counts()
-    assert len(rows) == counts["trained"] + counts["dropped"] + counts["failed"]
-    assert rows.count("dropped") == counts["dropped"]
+    assert len(rows) == counts["trained"] + counts["dropped"] + counts["spared"] + counts["failed"]
+    assert rows.count("dropped") == counts["dropped"] + counts["spared"]
     assert sorted(archive.steps) == sorted(range(1, clock_now + 1)), "every completed step is archived, and no other"
     assert sorted(step for step in archive.recorded if step) == list(range(1, clock_now + 1))
     assert sum(world.trained.values()) == counts["trained"]

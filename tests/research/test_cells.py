@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,17 @@ def finish(cell: Cell) -> None:
     archive = Archive(cell.folder)
     archive_step(archive, 1, 3)
     (cell.folder / "summary.json").write_text(json.dumps(summary))
+
+
+COMMIT = "0123456789ab"
+
+
+@pytest.fixture(autouse=True)
+def commit(monkeypatch) -> list[str]:
+    """The commit of the code, as the studies see it; a test may change its only entry."""
+    found = [COMMIT]
+    monkeypatch.setattr(cells, "code_commit", lambda: found[0])
+    return found
 
 
 @pytest.fixture
@@ -136,6 +148,36 @@ def test_a_signal_ends_it_as_the_minutes_do(tmp_path, monkeypatch):
     monkeypatch.setattr(ProcessRunner, "interrupt", lambda self: asked.append(1))
     monkeypatch.setattr(cells, "prepare", lambda configs, parallel, say: None)
     assert cells.run(own, own.cells, str(tmp_path), None, ()) == 0 and len(asked) == 1
+
+
+def test_a_table_and_a_folder_of_runs_are_of_one_commit(tmp_path, started, commit):
+    own = study(tmp_path)
+    cells.run(own, own.cells[:1], str(tmp_path / "runs"), None, ())
+    (first,) = tables.read(own.results)
+    assert first["commit"] == COMMIT and read_all(own.results)[0].commit == COMMIT
+    commit[0] = "ba9876543210"
+    with pytest.raises(UserError, match=r"made-up\.parquet: its runs would be of several commits"):
+        cells.run(own, own.cells, str(tmp_path / "elsewhere"), None, ())
+    own.results.unlink()
+    with pytest.raises(UserError, match=f"several commits \\({COMMIT}, ba9876543210\\)"):
+        cells.run(own, own.cells, str(tmp_path / "runs"), None, ())
+    (tmp_path / "runs" / "made-up" / "commit").unlink()
+    with pytest.raises(UserError, match="not recorded"):
+        cells.run(own, own.cells, str(tmp_path / "runs"), None, ())
+    assert started == [own.cells[0].name]
+
+
+def test_a_cell_fails_if_the_code_changes_meanwhile_and_no_other_starts(tmp_path, monkeypatch, started, commit, capsys):
+    own, run = study(tmp_path), ProcessRunner.run
+
+    async def changing(self: ProcessRunner, cell: Cell) -> Ended:
+        commit[0] = "ba9876543210"
+        return await run(self, cell)
+
+    monkeypatch.setattr(ProcessRunner, "run", changing)
+    assert cells.run(own, own.cells, str(tmp_path), None, ()) == 1
+    assert len(started) == 1 and not own.results.exists()
+    assert f"the code is that of ba9876543210, the study's that of {COMMIT}" in capsys.readouterr().out
 
 
 def test_a_failed_cell_is_reported_and_the_others_run(tmp_path, monkeypatch, capsys):
@@ -235,6 +277,37 @@ def test_what_a_cell_fixes_cannot_be_set(tmp_path, started, word):
     with pytest.raises(UserError, match=r"fixes (loop\.steps|filter\.rule)"):
         cells.run(own, own.cells, str(tmp_path), None, (word,))
     assert not started
+
+
+def test_the_commit_of_the_code_changes_with_what_a_run_executes_alone(tmp_path, monkeypatch):
+    monkeypatch.undo()  # the commit is read from a repository, not from the fixture
+
+    def git(*words: str) -> None:
+        own = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        subprocess.run(["git", "-C", str(tmp_path), *own, *words], check=True, capture_output=True)
+
+    def write(name: str) -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        with (tmp_path / name).open("a") as file:
+            file.write(name)
+
+    monkeypatch.setattr(cells, "checkout", lambda: tmp_path)
+    with pytest.raises(UserError, match="git status failed"):
+        cells.code_commit()
+    git("init", "-q")
+    found = []
+    for name in ("learner/rank.py", "research/results/t.parquet", "learner/rank.py"):
+        write(name)
+        if name.startswith("learner"):
+            with pytest.raises(UserError, match="is not committed"):
+                cells.code_commit()
+        git("add", "-A")
+        git("commit", "-qm", name)
+        found.append(cells.code_commit())
+    first, same, other = found
+    assert first == same != other and len(first) == 12
+    write("research/results/t.parquet")
+    assert cells.code_commit() == other, "the study's own table may change while it runs"
 
 
 def test_words_choose_parts_and_cells(tmp_path):

@@ -52,12 +52,13 @@ def test_every_claim_is_about_runs_that_were_made():
 
 def made_up(run: Kept, place: int) -> Kept:
     """A run with every metric at every fifth step, all different."""
-    from research.kept import EACH_STEP, GRADIENTS, PROBE, SCORED, VALIDATED
+    from research.kept import EACH_STEP, GRADIENTS, PROBE, SCORED, STEPS, VALIDATED
 
     steps = list(range(0, run.steps + 1, 5))
     level = 1 + 0.1 * run.seed + 0.001 * place
     falling = [level * (1 - 0.5 * step / run.steps) for step in steps]
     keys_of = {"validated": VALIDATED, "scored": SCORED, "probe": PROBE, "blocks": EACH_STEP, "gradients": GRADIENTS}
+    keys_of["steps"] = STEPS
     made = {
         name: {"step": steps, **{key: [value + 0.1 * n for value in falling] for n, key in enumerate(keys)}}
         for name, keys in keys_of.items()

@@ -30,6 +30,16 @@ def test_a_run_replaces_the_one_of_its_name_and_leaves_the_others(tmp_path: Path
     assert read(tmp_path / "none.parquet") == []
 
 
+def test_a_table_refuses_runs_of_a_second_commit(tmp_path: Path) -> None:
+    """A run that did not record its commit counts as one of another."""
+    add(tmp_path / "t.parquet", [run("a", commit="0123456789ab")])
+    for other in (run("b", commit="ba9876543210"), run("b")):
+        with pytest.raises(UserError, match=r"t\.parquet: its runs would be of several commits"):
+            add(tmp_path / "t.parquet", [other])
+    add(tmp_path / "t.parquet", [run("a", commit="ba9876543210")])
+    assert [(one["name"], one["commit"]) for one in read(tmp_path / "t.parquet")] == [("a", "ba9876543210")]
+
+
 def test_writers_at_once_lose_no_run(tmp_path: Path) -> None:
     """The lock is one of the kernel, which two threads share no more than two processes do."""
     with ThreadPoolExecutor(4) as pool:

@@ -1,7 +1,7 @@
 """The tables give the verdicts that the studies gave when their runs lay in 297 files, recorded before they were moved.
 
-A study that gets new runs (`research.constant_rate`) is not among them. The verdicts of studies whose judge is gone
-stand in their pages.
+The claims about D / surprise, actions and GRPO's own gradient were added afterwards. The verdicts of studies whose
+judge is gone stand in their pages.
 """
 
 import json
@@ -16,6 +16,7 @@ from benchmarks.faults.__main__ import COMMITTED
 from research import gaming, noise, regimes
 from research.claims import study as claims
 from research.judging import PAGES
+from research.kept import SHARE, read_all
 from research.tables import FOLDER, read
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "verdicts.json").read_text())
@@ -78,6 +79,21 @@ FINISHED: dict[str, tuple[str, Callable[[Any], list[str]]]] = {
     "real_model": ("real-model-study", lambda recorded: [f"- {note}" for note in recorded]),
 }
 """The page of each study whose judge is gone, and what of its recorded verdicts stands there."""
+
+
+def test_the_share_of_d_beside_the_alarms_is_that_of_the_committed_runs() -> None:
+    arms = {"entropy1": "entropy bonus 1.0", "entropy0.4": "entropy bonus 0.4", "entropy0.2": "entropy bonus 0.2"}
+    arms |= {"length": "a length penalty of 3 against a reward of 1 | never"}
+    page = (PAGES / "alarms.md").read_text().splitlines()
+    for run in read_all(FOLDER / "made_to_collapse.parquet"):
+        course = [*run.series(SHARE).values()]
+        words = f" {course[0]:.2f} to {course[-1]:.2f} |"
+        if run.arm in arms:
+            assert [row for row in page if row.strip().startswith(f"| {arms[run.arm]}") and row.endswith(words)], (
+                run.name
+            )
+        elif run.part != "healthy":
+            assert [row for row in page if row.endswith(words)], run.name
 
 
 def test_every_recorded_verdict_is_compared() -> None:

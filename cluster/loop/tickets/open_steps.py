@@ -29,7 +29,7 @@ from squelch.cluster.control.actor_errors import Failed, reason_of
 from squelch.cluster.control.admission import Admission, TicketSource
 from squelch.cluster.control.autoscaling import StepTimes
 from squelch.cluster.control.client import loop_time
-from squelch.cluster.control.ledger import BUFFERED, DROPPED, FAILED, KEPT_WAITING, Ledger
+from squelch.cluster.control.ledger import BUFFERED, DROPPED, FAILED, KEPT_WAITING, SPARED, Ledger
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.loop.filtering import Filtering
 from squelch.cluster.loop.learner_client.saving import RetrySteps
@@ -147,8 +147,9 @@ class OpenSteps:
         """Records the filter's decision on each ticket of the step in the ledger."""
         for item in found.decision.kept:
             self.ledger.move(item.group_id, KEPT_WAITING)
+        spares = self.config.filter.target != "groups" and bool(found.decision.kept)
         for item in found.decision.dropped:
-            self.ledger.move(item.group_id, DROPPED, item.code)
+            self.ledger.move(item.group_id, SPARED if spares else DROPPED, item.code)
         for item in found.decision.refused:
             self.ledger.move(item.group_id, FAILED, found.window.failure(item))
 

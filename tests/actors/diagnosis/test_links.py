@@ -86,6 +86,38 @@ def test_the_intervals_of_one_pair_a_prompt_hold(name: str) -> None:
     assert draw_links(channel, 1, rng).follows is not None
 
 
+@pytest.mark.parametrize("name", ["load_bearing", "compressed", "both"])
+def test_the_share_of_d_is_unbiased_and_its_intervals_hold(name: str) -> None:
+    channel, rng, held, values = named_channel(name, 32, 16), np.random.default_rng(3), 0, []
+    truth = channel.dependence() / (channel.dependence() - channel.expected_log())
+    for _ in range(60):
+        found = draw_links(channel, 4, rng, nulls=False)
+        assert found.dependence_share.value == pytest.approx(found.dependence.value / found.surprise)
+        interval = found.dependence_share.interval()
+        values.append(found.dependence_share.value)
+        held += interval.low <= truth <= interval.high
+    assert abs(np.mean(values) - truth) < 4 * np.std(values) / math.sqrt(60) + 0.01
+    assert held >= 0.9 * 60 - 2 * math.sqrt(60 * 0.09)
+
+
+def test_the_share_of_d_does_not_grow_with_the_length_of_the_answer() -> None:
+    """An answer of two parts, each as likely as the answer of one: twice the log-likelihoods, twice the D."""
+    task = np.repeat(np.arange(6), 2)
+    swapped, curve = np.where(task[:, None] == task, -0.5, -2.0), np.zeros((12, len(SHARES)))
+    one, two = (
+        read_links(times * swapped, np.full((12, 6), -1.0), curve, task, task, np.ones(6), 6) for times in (1, 2)
+    )
+    assert (one.dependence.value, two.dependence.value) == (pytest.approx(1.5), pytest.approx(3.0))
+    assert one.dependence_share.value == two.dependence_share.value == pytest.approx(0.75)
+
+
+def test_an_answer_that_is_certain_without_its_reasoning_has_no_share_of_d() -> None:
+    task = np.repeat(np.arange(4), 2)
+    zeros = np.zeros((8, 8))
+    found = read_links(zeros, zeros[:, :4], np.zeros((8, len(SHARES))), task, task, np.ones(4), 4, nulls=False)
+    assert found.dependence_share is None and math.isnan(found.metrics()["dependence_share"])
+
+
 def test_what_each_channel_looks_like() -> None:
     drawn = {name: draw_links(named_channel(name, 1, 16), 8, np.random.default_rng(2)) for name in CHANNELS}
     assert {name: found.follows for name, found in drawn.items()} == {

@@ -113,6 +113,7 @@ def test_a_turn_cut_inside_its_reasoning_counts_with_all_its_tokens() -> None:
     found = trajectory_metrics([summarise(Group(ticket, "k", [*cut, *whole, *in_answer]))])
     assert found["reasoning_length"] == 60
     assert (found["turns_cut/reasoning"], found["turns_cut/answer"]) == (0.5, 0.25)
+    assert found["actions_per_trajectory"] == found["actions_per_turn"] == 1
     assert all(len(one.reasoning_ids(0)) == 0 for one in cut), "Z stays empty"
 
 

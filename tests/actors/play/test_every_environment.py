@@ -397,6 +397,7 @@ def test_the_summary_of_the_group_counts_what_the_scripts_said(game: Game) -> No
     bad = [sum(not said.valid for said in one.turns) for one in scripts]
     np.testing.assert_allclose(summary.format_penalties, [PENALTY * count for count in bad])
     assert summary.format_valid_turns == len(turns) - sum(bad) and summary.num_turns == len(turns)
+    assert summary.num_actions == sum(len(said.actions) for said in turns)
     assert summary.lengths.tolist() == [sum(len(said.ids) for said in one.turns) for one in scripts]
     surprisals = [-np.concatenate([said.log_probs for said in one.turns]).mean(dtype=np.float64) for one in scripts]
     np.testing.assert_allclose(summary.surprisals, surprisals, rtol=1e-6)

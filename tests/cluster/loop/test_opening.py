@@ -26,3 +26,16 @@ def test_what_is_off_or_beside_the_folder_is_said(tiny_policy: Path) -> None:
     config = load("frozenlake-unfiltered", ["store=s3://bucket/runs", "learner.objective.aggregation=sequence_mean"])
     said = "\n".join(opening_lines(config, tiny_policy, ""))
     assert "none: a step learns from all groups" in said and "copied to s3://bucket/runs" in said
+
+
+def test_a_filter_of_one_term_says_what_it_keeps_and_what_the_other_groups_are_spared(tiny_policy: Path) -> None:
+    def said(*words: str) -> str:
+        lines = opening_lines(load("frozenlake", list(words)), tiny_policy, "")
+        return next(line for line in lines if line.strip().startswith("filter")).split(maxsplit=1)[1]
+
+    whole, kept, term = "top_p 0.9 by reward variance", "keep smallest", "target regulariser: the other groups are"
+    assert said("filter.keep=smallest") == f"{whole}, {kept}"
+    assert said("filter.target=regulariser") == f"{whole}, keep largest, {term} spared the regularisers alone"
+    assert said("filter.target=task", "filter.keep=smallest").endswith(
+        f"{kept}, target task: the other groups are spared the policy term alone"
+    )

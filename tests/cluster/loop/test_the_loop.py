@@ -249,7 +249,9 @@ def test_dropped_groups_enter_the_step_but_for_the_term_that_is_filtered(tmp_pat
         configured(tmp_path, f"filter.target={target}", "learner.objective.divisor=window", "loop.steps=4"),
         rewards=lambda ticket, index: float(index % 2 and ticket.task.seed % 3),
     )
-    _, archive = made(mixed)
+    outcome, archive = made(mixed)
+    counts, groups = outcome.ledger.counts(), target == "groups"
+    assert (counts["dropped"] > 0, counts["spared"] > 0) == (groups, not groups)
     for step, terms in mixed.terms.items():
         by = {"kept": set(), "dropped": set()}
         for ticket, decision in archive.steps[step].items():

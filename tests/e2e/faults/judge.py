@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from squelch.actors.archive.reader import read_groups
-from squelch.cluster.control.ledger import DROPPED, FAILED, TRAINED, Ledger
+from squelch.cluster.control.ledger import DROPPED, FAILED, SPARED, TRAINED, Ledger
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
 from squelch.cluster.loop.persistence.state import read_state
 
@@ -63,7 +63,7 @@ def _astray(ended: Mapping[str, int], decided: Mapping[str, int]) -> list[str]:
     refused its update."""
     kept_or_failed = decided["kept"] + decided["refused"]
     pairs = {
-        "dropped": (ended.get(DROPPED, 0), decided["dropped"]),
+        "dropped": (ended.get(DROPPED, 0) + ended.get(SPARED, 0), decided["dropped"]),
         "trained or failed": (ended.get(TRAINED, 0) + ended.get(FAILED, 0), kept_or_failed),
     }
     found = [
