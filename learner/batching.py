@@ -171,7 +171,7 @@ def to_rows(groups: Groups, config: ObjectiveConfig, terms: StepTerms = NO_TERMS
 def _window_std(groups: Sequence[Sequence[Trajectory]]) -> float:
     """Root of the groups' mean reward variance."""
     returns = [np.array([t.episode_return for t in alive]) for alive in groups if len(alive) > 1]
-    variances = [0.0 if are_equal(own) else np.var(own, ddof=1) for own in returns]
+    variances = [0.0 if are_equal(own) else float(np.var(own, ddof=1)) for own in returns]
     return math.sqrt(np.mean(variances)) if variances else 0.0
 
 
