@@ -128,7 +128,8 @@ def _untie(model: PreTrainedModel) -> None:
     ends: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]
     if not any(isinstance(end, LoraLayer) for end in ends):
         return
-    inputs, head = (end.get_base_layer() if isinstance(end, LoraLayer) else end for end in ends)
+    bases: list[Any] = [end.get_base_layer() if isinstance(end, LoraLayer) else end for end in ends]
+    inputs, head = bases
     if inputs.weight is head.weight:
         head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
         model.config.tie_word_embeddings = False

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from squelch.learner import memory
 from squelch.learner.config import LoraSettings
 from squelch.learner.policy.lora import adapters_of, add_adapters, merged, published_name
 from squelch.learner.publish import gathered
@@ -53,6 +54,16 @@ def test_every_layer_and_expert_but_the_router_is_trained_published_and_resumed(
         one.train_step(2, make_groups(seed=2))
     own, other = (dict(gathered(one.policy)) for one in (trainer, resumed))
     assert own.keys() == weights.keys() and all(own[name].equal(other[name]) for name in own)
+
+
+@pytest.mark.parametrize("kind", sorted(ROUTERS))
+def test_the_memory_estimate_counts_the_adapters_of_experts(kind: str) -> None:
+    model = make_mixture(kind, 0)
+    estimate = memory.estimate(model.config, CONFIG, 1)
+    own = sum(parameter.numel() for parameter in model.parameters())
+    add_adapters(model, LoraSettings(rank=3), 0)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    assert estimate.state == 4 * (own + 3 * trained)
 
 
 def test_the_first_values_follow_the_seed_and_nothing_else(model_dir: Path) -> None:
