@@ -432,8 +432,8 @@ def test_updates_of_a_mixture_of_experts_with_and_without_adapters_are_served(lo
     bundle = published_with_adapters(folder)
     arrays = [(name, array) for chunk in bundle.chunks for name, array in chunk.items()]
     engine = Engine("rollout-test", folder, support.CONFIG, [support.STOP_ID], lambda index: chr(32 + index).encode())
-    loop.run(engine.start())
     try:
+        loop.run(engine.start(), timeout_s=600)
         assert loop.run(engine.update_weights(bundle, arrays)).parity_max < 1e-4
         loop.run(engine.update_weights(support.bundle_of(second, 2), support.arrays_of(second)))
         completion = loop.run(support.sample(engine, [one]))["e"]
