@@ -115,7 +115,24 @@ def _merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         if amiss := sorted([*result.unexpected_keys, *missing]):
             shown = ", ".join(brief(name, 120) for name in amiss[:SHOWN])
             raise Unreadable(f"{folder}: the adapter and its base model do not fit; the first weights amiss: {shown}")
+        _untie(model)
         return adapted.merge_and_unload(safe_merge=True)
+
+
+def _untie(model: PreTrainedModel) -> None:
+    """Gives the output head a weight of its own if it shares that of the input embeddings and either has an adapter:
+    PEFT runs the adapter on one of them, and merging would change both."""
+    from peft.tuners.lora import LoraLayer
+    from torch import nn
+
+    ends: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]
+    if not any(isinstance(end, LoraLayer) for end in ends):
+        return
+    bases: list[Any] = [end.get_base_layer() if isinstance(end, LoraLayer) else end for end in ends]
+    inputs, head = bases
+    if inputs.weight is head.weight:
+        head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+        model.config.tie_word_embeddings = False
 
 
 def _known(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from itertools import groupby, pairwise
 import numpy as np
 
 from squelch.actors.content import Picture, pictures_within
+from squelch.actors.equal_rewards import are_equal
 from squelch.actors.messages import StepTerms
 from squelch.actors.packed.packing import Forest, added_tokens, pack
 from squelch.actors.pictures.arrays import PictureArrays, Shown, arrays_of, shown_of
@@ -169,7 +170,8 @@ def to_rows(groups: Groups, config: ObjectiveConfig, terms: StepTerms = NO_TERMS
 
 def _window_std(groups: Sequence[Sequence[Trajectory]]) -> float:
     """Root of the groups' mean reward variance."""
-    variances = [np.var([t.episode_return for t in alive], ddof=1) for alive in groups if len(alive) > 1]
+    returns = [np.array([t.episode_return for t in alive]) for alive in groups if len(alive) > 1]
+    variances = [0.0 if are_equal(own) else float(np.var(own, ddof=1)) for own in returns]
     return math.sqrt(np.mean(variances)) if variances else 0.0
 
 

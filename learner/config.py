@@ -212,7 +212,8 @@ class CriticConfig(Settings):
 
 
 class LoraSettings(Settings):
-    """Low-rank adapters on every linear layer except the output head (Hu et al. 2021)."""
+    """Low-rank adapters on every linear layer except the output head and routers, and on every expert of a mixture (Hu
+    et al. 2021)."""
 
     rank: int = Field(16, ge=1)
     """Rank of the adapters."""

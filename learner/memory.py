@@ -10,6 +10,7 @@ recipe.
 """
 
 import json
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,7 +28,8 @@ from squelch.learner.checkpoint.export import EXPORT_BYTES
 from squelch.learner.checkpoint.shards import PART_BYTES
 from squelch.learner.config import LearnerConfig
 from squelch.learner.kernels.head import TILE_LOGITS, TILE_VOCABULARY
-from squelch.learner.policy.model import layers_apart
+from squelch.learner.policy.lora import targets
+from squelch.learner.policy.model import decoder_layers, layers_apart
 from squelch.learner.publish import CHUNK_BYTES
 
 GIB = 2**30
@@ -54,7 +56,8 @@ class Estimate:
     decomposition: int
     """The gradients that `learner.decomposition` holds at once."""
     gathered: int
-    """Unsharded parameters in the compute dtype, and unsharded gradients of one layer and of FSDP's root."""
+    """Unsharded parameters in the compute dtype, and unsharded gradients of one layer and of FSDP's root; with
+    adapters, the merged experts of a mixture."""
     activations: int
     logits: int
 
@@ -97,7 +100,7 @@ def estimate(config: PreTrainedConfig, learner: LearnerConfig, world_size: int, 
         state=0 if learner.cpu_offload else own.state,
         snapshot=own.snapshot * copied,
         decomposition=4 * held * own.trained,
-        gathered=gathered,
+        gathered=gathered + width * _merged_experts(model, learner),
         activations=int(learner.tokens * _per_token(config, learner, width)) + _scores(config, learner),
         logits=4 * 4 * _tile(config, learner),
     )
@@ -207,10 +210,19 @@ def _shard(parameter: torch.nn.Parameter, world_size: int) -> int:
 
 
 def _adapters(model: PreTrainedModel, rank: int) -> int:
-    seeing = tower(model)
-    without = {model.get_output_embeddings(), *(() if seeing is None else seeing.modules())}
-    linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m not in without]
-    return sum(rank * (m.in_features + m.out_features) for m in linear)
+    layers, inner = targets(model)
+    weights = [model.get_parameter(name) for name in (*(f"{layer}.weight" for layer in layers), *inner)]
+    return sum(rank * sum(weight.shape[-2:]) * math.prod(weight.shape[:-2]) for weight in weights)
+
+
+def _merged_experts(model: PreTrainedModel, learner: LearnerConfig) -> int:
+    """Numbers of a mixture's experts with their adapters, which PEFT adds up in each forward pass: those of all layers
+    are kept for the backward pass, and the gradient of one layer's is as large."""
+    if learner.lora is None:
+        return 0
+    of_layers = [sum(p.numel() for p in layer.parameters() if p.dim() == 3) for layer in decoder_layers(model)]
+    largest = max(of_layers, default=0)
+    return largest + (largest if learner.activation_checkpointing else sum(of_layers))
 
 
 def _per_token(config: PreTrainedConfig, learner: LearnerConfig, width: int) -> float:

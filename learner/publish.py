@@ -82,7 +82,7 @@ def whole(policy: Policy, dtype: torch.dtype | None = None) -> Iterator[tuple[st
     Args:
         dtype: of floating-point tensors; None: their own.
     """
-    named = _unsharded(policy) if policy.lora is None else merged(_unsharded(policy), policy.lora)
+    named = merged(_unsharded(policy), policy.adapters) if policy.adapters else _unsharded(policy)
     return ((name, tensor.to(type_of(tensor, dtype))) for name, tensor in named)
 
 

@@ -12,6 +12,7 @@ Invariants:
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,13 @@ from squelch.learner.policy.critic import ValueLearner
 from squelch.learner.policy.loading import Unloaded
 from squelch.learner.policy.model import Policy, equip, local, passes, reshard, shard, storage
 from squelch.learner.refusal import StepRefused
+from squelch.learner.signal import signal
 from squelch.learner.snapshot import Pages, Snapshot
 from squelch.learner.tensors import Batch, Inputs, scored, to_batch
 
 MEAN_NAMES = (
     *("entropy", "kl", "ratio_mean", "clip_fraction_low", "clip_fraction_high"),
-    *("zero_advantage_share", "masked_share", "clamped_share"),
+    "clamped_share",
 )
 
 
@@ -99,10 +101,10 @@ def learning_rate(config: OptimizerConfig, taken: int) -> float:
 class Trainer:
     """One FSDP2 rank. The process group (see `learner.process_group`) must exist already.
 
-    `seed` determines the order of the minibatches; `temperature` is the sampling temperature of the rollout's
-    log-probabilities. `resumes`: the caller calls `load` next, and only the reference's weights are read from
-    `model_dir`. Raises ValueError when the model does not fit into memory, RuntimeError when `rank` and
-    `world_size` are not those of the process group.
+    `seed` determines the order of the minibatches and the adapters' first values; `temperature` is the sampling
+    temperature of the rollout's log-probabilities. `resumes`: the caller calls `load` next, and only the reference's
+    weights are read from `model_dir`. Raises ValueError when the model does not fit into memory or `learner.lora` does
+    not fit the model, RuntimeError when `rank` and `world_size` are not those of the process group.
     """
 
     def __init__(
@@ -157,7 +159,8 @@ class Trainer:
     def _load(self, lora: LoraSettings | None = None, resumes: bool = False) -> Policy:
         kernels = self.config.kernels
         unloaded = Unloaded(self.model_dir, kernels, resumes)
-        policy = shard(Policy(equip(unloaded.model, self.config, lora), lora, kernels), self.mesh, self.config)
+        model = equip(unloaded.model, self.config, lora, self.seed)
+        policy = shard(Policy(model, lora, kernels), self.mesh, self.config)
         unloaded.fill(policy, storage(self.config))
         return policy
 
@@ -178,16 +181,22 @@ class Trainer:
     def _learn(
         self, step: int, rows: Sequence[Row], terms: StepTerms, totals: Totals, clock: Clock
     ) -> tuple[int, dict[str, float]]:
-        """Takes the optimizer steps on the rows; their number and the metrics. StepRefused if it took none."""
+        """Takes the optimizer steps on the rows that have a gradient; their number and the metrics. Raises
+        StepRefused."""
         with clock.part("prepare"):
             plan = self.plan(rows, self.config.minibatches, step)
         if not plan:
             return 0, {}
         batches, metrics = self._prepare(rows, plan, clock, self.config.objective)
-        if (silent := self._silent(batches)) is not None:
-            return 0, silent
-        self._optimize(batches, [part.groups(rows) for part in plan], terms, totals, clock)
-        return len(plan), self._metrics(rows, totals, len(plan)) | metrics
+        with clock.part("prepare"):
+            num_tokens = sum(part.num_tokens for part in plan)
+            found = signal(batches, self.config.objective, terms.without, num_tokens, self.device)
+        taken = list(compress(plan, found.teaching))
+        if not taken:
+            return 0, found.shares
+        groups = [part.groups(rows) for part in taken]
+        self._optimize(list(compress(batches, found.teaching)), groups, terms, totals, clock)
+        return len(taken), self._metrics(taken, totals) | metrics | found.shares
 
     def _report(
         self, step: int, rows: Sequence[Row], taken: int, metrics: dict[str, float], clock: Clock, reason: str | None
@@ -243,27 +252,6 @@ class Trainer:
         with clock.part("prepare"):
             found = credit.assign(rows, steps, objective, self.device)
         return found.steps, found.metrics
-
-    def _silent(self, steps: Sequence[Sequence[Batch]]) -> dict[str, float] | None:
-        """Metrics of a step without any gradient on any rank, which is skipped; None for all other steps.
-
-        A step has no gradient if all tokens are masked, or if all advantages are 0 and there is neither a regulariser
-        nor a critic. It is skipped because Adam's moments would still change the parameters, although these groups
-        teach nothing.
-        """
-        own = self.config.objective
-        regularised = own.entropy_coefficient > 0 or own.kl_in_loss > 0 or self.critic is not None
-        if regularised and not own.max_mismatch:
-            return None
-        tokens = [batch.tokens for part in steps for batch in part]
-        learned = torch.stack([(own.weights > 0).sum() for own in tokens]).sum()
-        signal = torch.stack([((own.weights > 0) & (own.advantages != 0)).sum() for own in tokens]).sum()
-        counts = torch.stack([learned, signal])
-        dist.all_reduce(counts)
-        num_learned, num_ranked = counts.tolist()
-        if num_ranked or (regularised and num_learned):
-            return None
-        return {"zero_advantage_share": 1.0} if num_learned else {"masked_share": 1.0}
 
     def _ends(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         """Per row, the index of its last input, and whether its episode was ended from outside."""
@@ -390,15 +378,15 @@ class Trainer:
         loss = self._accumulate(batches, terms, totals, self.config.objective, first=False)
         return self._norm(loss + self._accumulate_values(batches, totals))
 
-    def _metrics(self, rows: Sequence[Row], totals: Totals, num_steps: int) -> dict[str, float]:
-        """Metrics over all ranks. Losses and gradient norms are means over optimizer steps; most others are means over
-        tokens."""
+    def _metrics(self, taken: Sequence[OptimizerStep], totals: Totals) -> dict[str, float]:
+        """Metrics of the optimizer steps that were taken, over all ranks. Losses and gradient norms are means over
+        optimizer steps; most others are means over tokens."""
         summed = torch.cat([totals.sums, totals.mismatch])
         dist.all_reduce(summed)
         dist.all_reduce(totals.ratio_max, op=dist.ReduceOp.MAX)
         sums, mismatch = summed[: len(SUM_NAMES)].tolist(), summed[len(SUM_NAMES) :].tolist()
         values = dict(zip(SUM_NAMES, sums, strict=True))
-        tokens = sum(row.num_sampled for row in rows)
+        num_steps, tokens = len(taken), sum(part.num_tokens for part in taken)
         means = {name: values[name] / tokens for name in SUM_NAMES[2:]}
         return {
             "loss": values["loss"] / num_steps,

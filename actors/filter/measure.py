@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from squelch.actors.equal_rewards import are_equal
 from squelch.actors.filter.policy_variance import are_replayed
 from squelch.actors.filter.rules import RULES
 from squelch.actors.filter.scores import STATISTICS, ZERO, Column, Compat, Statistic, mean, sample_variance
@@ -176,11 +177,14 @@ def _measure_equal(
     returns = np.array([group.returns for group in groups], dtype=np.float64)
     values = returns if statistic.of == "returns" and compat == "paper" else _values(groups, statistic, compat)
     reduction = statistic.reduction(compat)
+    equal = are_equal(returns)
     with np.errstate(over="ignore", invalid="ignore"):
-        variances = sample_variance(returns)
+        variances = np.where(equal, 0.0, sample_variance(returns))
         known = values is returns and reduction is sample_variance
         measured = np.array([variances if known else reduction(values), variances, mean(returns)])
-    if statistic.of == "replay_returns":
+    if values is returns and statistic.needs > 1:
+        measured[0, equal] = 0.0  # a difference of returns is rounding where the learner sees none
+    elif statistic.of == "replay_returns":
         known_zero = (variances <= ZERO) & np.isfinite(measured[0])
         measured[0, known_zero] = 0.0  # replays may differ where the returns, and so all advantages, do not
     reasons: dict[int, str] = {}

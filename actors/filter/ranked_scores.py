@@ -8,8 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-ROUNDING = 1e-12
-"""Tolerance for rounding, as a share of the window's sum, when a cumulative sum is compared with its threshold."""
+from squelch.actors.filter.scores import ROUNDING
 
 
 @dataclass(frozen=True)

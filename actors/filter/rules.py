@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from squelch.actors.filter.scores import ZERO
+from squelch.actors.filter.scores import ROUNDING, ZERO
 
 if TYPE_CHECKING:
     import numpy as np
@@ -142,12 +142,10 @@ def _why_not_top_k(ranked: RankedScores, config: RuleSettings) -> str:
 
 def _min_p(ranked: RankedScores, config: RuleSettings) -> Picked:
     """Appendix G.1: score >= rho * max; with `keep: smallest`, score <= min / rho."""
-    slack = ZERO if config.compat == "ragen" else 0.0
-    if config.keep == "largest":
-        threshold = config.rho * ranked.best
-        return ranked.scores >= threshold - slack, threshold
-    threshold = ranked.best / config.rho
-    return ranked.scores <= threshold + slack, threshold
+    largest = config.keep == "largest"
+    threshold = config.rho * ranked.best if largest else ranked.best / config.rho
+    slack = ZERO if config.compat == "ragen" else ROUNDING * threshold
+    return ranked.scores >= threshold - slack if largest else ranked.scores <= threshold + slack, threshold
 
 
 def _nearer_the_largest(config: RuleSettings, num_groups: int) -> Changes:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 ZERO = 1e-10
 """A score of at most this absolute value is zero (the same bound as in the authors' code)."""
 
+ROUNDING = 1e-12
+"""Scores that differ by at most this share tie, and a sum or score that misses its threshold by no more reaches it."""
+
 Compat = Literal["paper", "ragen"]
 Column = Literal["returns", "lengths", "surprisals", "replay_returns"]
 """A statistic's input, one value per trajectory: episode return, number of sampled tokens, mean surprisal of the

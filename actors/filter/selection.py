@@ -18,9 +18,9 @@ import numpy as np
 
 from squelch.actors.config import FilterConfig
 from squelch.actors.filter.metrics import count_zero, kept_fraction, kept_mass
-from squelch.actors.filter.ranked_scores import ROUNDING, RankedScores
+from squelch.actors.filter.ranked_scores import RankedScores
 from squelch.actors.filter.rules import RULES
-from squelch.actors.filter.scores import STATISTICS, ZERO
+from squelch.actors.filter.scores import ROUNDING, STATISTICS, ZERO
 
 Code = Literal["selected", "floor", "zero", "no_signal", "below_threshold", "refused", "passthrough"]
 """Short causes for metric labels; the reason's text is for people and the archive."""
@@ -43,7 +43,7 @@ def pick(scores: np.ndarray, order: np.ndarray, config: FilterConfig) -> Mask:
 
     Raises ValueError if a rule that needs non-negative scores meets a negative one.
     """
-    scores, rule = without_rounding(scores), RULES[config.rule]
+    scores, rule = tied(scores), RULES[config.rule]
     valid = np.isfinite(scores)
     zero = np.abs(scores) <= ZERO
     all_zero = bool(np.count_nonzero(zero) == np.count_nonzero(valid))
@@ -82,11 +82,17 @@ def best_first(scores: np.ndarray, order: np.ndarray, config: FilterConfig) -> n
     return np.lexsort((order, -scores if config.keep == "largest" else scores))
 
 
-def without_rounding(scores: np.ndarray) -> np.ndarray:
-    """Scores rounded to 40 bits, a relative 1e-12: equal variances that were summed in different orders differ in their
-    last bits, and would be ranked by that noise instead of by ticket."""
-    mantissa, exponent = np.frexp(scores)
-    return np.ldexp(np.round(np.ldexp(mantissa, 40)), exponent - 40)
+def tied(scores: np.ndarray) -> np.ndarray:
+    """The scores, where neighbours in rank that differ by at most a relative `ROUNDING` all have the smallest's value:
+    equal variances that were summed in different orders differ in their last bits, and would be ranked by that noise
+    instead of by ticket. NaN stays NaN."""
+    rank = np.argsort(scores)
+    ordered = scores[rank]
+    apart = ~(np.diff(ordered) <= ROUNDING * np.abs(ordered[1:]))
+    firsts = np.flatnonzero(np.concatenate([[True], apart])[: len(scores)])
+    found = np.empty_like(scores)
+    found[rank] = np.repeat(ordered[firsts], np.diff(firsts, append=len(scores)))
+    return found
 
 
 def refuse_negative(scores: np.ndarray, config: FilterConfig, why: str) -> None:
@@ -170,7 +176,6 @@ def explain(value: float, kept: bool, refusal: str | None, mask: Mask, config: F
         return "no_signal", "every score of the window is zero"
     if mask.cut is None:
         return "no_signal", f"nothing selected: {config.rule} threshold {mask.threshold:.4g}, score {value:.4g}"
-    tied = math.isclose(value, mask.cut, rel_tol=ROUNDING)
-    side = "tied at" if tied else "below" if value < mask.cut else "above"
+    side = "tied at" if math.isclose(value, mask.cut, rel_tol=ROUNDING) else "below" if value < mask.cut else "above"
     cut = f"{config.rule} cut {mask.cut:.4g}"
     return "below_threshold", f"{side} {cut}: score {value:.4g}, threshold {mask.threshold:.4g}"

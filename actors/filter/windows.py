@@ -32,7 +32,7 @@ from squelch.actors.filter.floors import Ranked, added_by_floors, may_add
 from squelch.actors.filter.measure import GroupStatistics, measure
 from squelch.actors.filter.metrics import count_zero, environment_metrics, step_metrics
 from squelch.actors.filter.rules import RULES
-from squelch.actors.filter.selection import Code, Mask, best_first, explain, pick, without_rounding
+from squelch.actors.filter.selection import Code, Mask, best_first, explain, pick, tied
 from squelch.actors.filter.tickets import RecentGroups, ticket_key, ticket_order
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ class FilterWindow:
 
     def _added_to(self, valid: Sequence[_Entry], fresh: Collection[str]) -> dict[str, str]:
         tickets = ticket_order([entry.group_id for entry in valid])
-        best = best_first(without_rounding(np.array([entry.score for entry in valid])), tickets, self.config)
+        best = best_first(tied(np.array([entry.score for entry in valid])), tickets, self.config)
         spare = {e.group_id for e in valid if e.group_id in fresh and may_add(e.code, e.score, e.variance)}
         groups = [
             Ranked(e.group_id, e.kind, rank, e.verdict == "kept", e.group_id in spare)

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from squelch.actors.equal_rewards import are_equal
 from squelch.actors.records import Trajectory
 from squelch.learner import batching
 from squelch.learner.batching import Groups, Row
@@ -39,7 +40,6 @@ from squelch.learner.decomposition.statistics import (
     split_metrics,
     summarise_bucket,
 )
-from squelch.learner.objective.advantages import RELATIVE_ZERO
 from squelch.learner.objective.components import ADVANTAGES, AGGREGATIONS, StepSize
 from squelch.learner.trainer import Trainer
 
@@ -204,8 +204,7 @@ def _variance(members: Sequence[Trajectory]) -> float:
 def _std_scale(ranked: np.ndarray) -> float:
     """The factor by which std-normalisation multiplies a group's advantages; 0 if all advantages are 0
     (`learner.objective.advantages`)."""
-    std = float(ranked.std(ddof=1))
-    return 0.0 if std <= RELATIVE_ZERO * max(1.0, float(np.abs(ranked).max())) else 1.0 / std
+    return 0.0 if are_equal(ranked) else 1.0 / float(ranked.std(ddof=1))
 
 
 def _length_factors(trajectories: Sequence[Sequence[Row]], own: ObjectiveConfig, num_trajectories: int) -> list[float]:

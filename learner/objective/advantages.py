@@ -11,12 +11,10 @@ Invariants:
 
 import numpy as np
 
+from squelch.actors.equal_rewards import are_equal
 from squelch.actors.records import Trajectory
 from squelch.learner.config import ObjectiveConfig, OverlongConfig
 from squelch.learner.objective.components import ADVANTAGES, centred
-
-RELATIVE_ZERO = 1e-10
-"""A std of at most this share of the largest absolute value (or of 1, if larger) counts as rounding error."""
 
 
 def shaped_returns(returns: np.ndarray, format_penalties: np.ndarray, include_penalty: bool) -> np.ndarray:
@@ -34,7 +32,7 @@ def group_advantages(returns: np.ndarray, estimator: str, divisor: float | None 
     differ.
     """
     values = np.asarray(returns, dtype=np.float64)
-    if _all_alike(values):
+    if are_equal(values):
         return np.zeros_like(values)
     return ADVANTAGES[estimator].of_group(values) if divisor is None else centred(values) / (divisor or 1.0)
 
@@ -44,13 +42,9 @@ def group_advantages_with_costs(returns: np.ndarray, costs: np.ndarray, estimato
     returns themselves do not differ, the costs are centred and not divided by their own standard deviation, which would
     take their coefficient away and make of the smallest KL term a full step."""
     values = np.asarray(returns, dtype=np.float64)
-    if len(values) > 1 and _all_alike(values):
+    if len(values) > 1 and are_equal(values):
         return centred(values - costs)
     return group_advantages(values - costs, estimator)
-
-
-def _all_alike(values: np.ndarray) -> bool:
-    return len(values) < 2 or bool(values.std(ddof=1) <= RELATIVE_ZERO * max(1.0, float(np.abs(values).max())))
 
 
 def overlong_penalties(lengths: np.ndarray, config: OverlongConfig) -> np.ndarray:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from squelch.learner.objective.advantages import RELATIVE_ZERO
+from squelch.actors.equal_rewards import RELATIVE_ZERO
 
 
 def gae(

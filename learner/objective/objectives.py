@@ -39,8 +39,6 @@ SUM_NAMES = (
     "clip_fraction_high",
     "advantage",
     "advantage_squared",
-    "zero_advantage_share",
-    "masked_share",
     "clamped_share",
 )
 """Entries of `LossTerms.sums`; all except the two losses are unweighted sums over tokens."""
@@ -224,10 +222,9 @@ def _statistics(
     """Sums in the order of `SUM_NAMES`, and the largest ratio. Tokens count as clipped only where clipping removes the
     gradient."""
     advantages = batch.advantages
-    silent = (advantages == 0, batch.weights == 0)
     low, high = RATIOS[config.ratio].clipped(ratio, advantages, config.clip_low, config.clip_high)
     if config.dual_clip is not None:
         high = high | ((ratio > config.dual_clip) & (advantages < 0))
-    terms = (loss, policy, entropies, kl, ratio, low, high, advantages, advantages.square(), *silent, clamped)
+    terms = (loss, policy, entropies, kl, ratio, low, high, advantages, advantages.square(), clamped)
     sums = torch.stack([term.sum(dtype=torch.float64) for term in terms])
     return sums, ratio.max() if len(ratio) else ratio.new_zeros(())

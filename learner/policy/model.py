@@ -33,7 +33,7 @@ from squelch.actors.packed.seeing import tower
 from squelch.actors.process.compiled import compiled
 from squelch.learner.config import LearnerConfig, LoraSettings
 from squelch.learner.kernels.choice import KERNELS
-from squelch.learner.policy.lora import add_adapters
+from squelch.learner.policy.lora import adapters_of, add_adapters
 from squelch.learner.policy.packed_check import hidden_states
 
 Sharded = TypeVar("Sharded", bound=nn.Module)
@@ -46,7 +46,7 @@ class Policy(nn.Module):
     def __init__(self, model: PreTrainedModel, lora: LoraSettings | None = None, kernels: str = "fast") -> None:
         """`lora`: settings of the adapters in `model`, if it has any; `kernels`: the kernels it was loaded with."""
         super().__init__()
-        self.model, self.lora = model, lora
+        self.model, self.lora, self.adapters = model, lora, adapters_of(model) if lora else {}
         self.log_probabilities = KERNELS[kernels].log_probabilities
 
     def forward(
@@ -78,9 +78,11 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     return layers
 
 
-def equip(model: PreTrainedModel, config: LearnerConfig, lora: LoraSettings | None = None) -> PreTrainedModel:
+def equip(
+    model: PreTrainedModel, config: LearnerConfig, lora: LoraSettings | None = None, seed: int = 0
+) -> PreTrainedModel:
     """Freeze the tower, add adapters, activation checkpointing and compilation as configured, in place, before
-    sharding.
+    sharding. `seed`: of the adapters' first values.
 
     Layers of one class and kind share their compiled code. FSDP's hooks and the recomputation stay outside it. The
     blocks of a tower are not compiled: they split their input by the sizes of the pictures.
@@ -89,7 +91,7 @@ def equip(model: PreTrainedModel, config: LearnerConfig, lora: LoraSettings | No
     if config.freeze_vision and seeing is not None:
         seeing.requires_grad_(False)
     if lora is not None:
-        add_adapters(model, lora)
+        add_adapters(model, lora, seed)
     of_tower = set() if seeing is None else set(seeing.modules())
     for layer in layers:
         if config.compile and layer not in of_tower:

@@ -25,6 +25,8 @@ def adapters(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
         "plain": {"target_modules": "all-linear"},
         "rslora": {"target_modules": ["q_proj", "v_proj"], "use_rslora": True},
         "saved": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+        "head": {"target_modules": ["lm_head"]},
+        "embeddings": {"target_modules": ["embed_tokens"]},
     }
     for name, settings in kinds.items():
         torch.manual_seed(3)
@@ -38,7 +40,7 @@ def adapters(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
     return folder, logits
 
 
-@pytest.mark.parametrize("name", ["plain", "rslora", "saved"])
+@pytest.mark.parametrize("name", ["plain", "rslora", "saved", "head", "embeddings"])
 def test_an_adapter_is_merged_into_the_base_that_it_names(adapters, tiny_policy, name) -> None:
     folder, logits = adapters
     found = checkpoint_of(folder / name)

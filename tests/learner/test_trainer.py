@@ -417,9 +417,53 @@ def test_all_advantages_zero_and_no_regulariser_is_no_update(model_dir: Path) ->
     report = trainer.train_step(1, groups)
     assert not report.updated and report.refused is None and (weights(trainer) == before).all()
     assert trainer.optimizer_steps == 2
-    assert report.metrics == {"zero_advantage_share": 1.0}
+    assert report.metrics == {"zero_advantage_share": 1.0, "masked_share": 0.0}
     regularised = Trainer(model_dir, make_config()).train_step(0, groups)
     assert regularised.updated and regularised.metrics["zero_advantage_share"] == 1
+
+
+def equalised(groups: list, chosen: Sequence[str]) -> list:
+    """The groups, with the same return for all trajectories of those `chosen`."""
+    for group_id, members in groups:
+        for t in members if group_id in chosen else ():
+            for turn in t.turns:
+                turn.reward = turn.format_penalty = 0.0
+    return groups
+
+
+@pytest.mark.parametrize(
+    ("objective", "without", "updates"),
+    [
+        ({"entropy_coefficient": 0.0}, "task", False),
+        ({"entropy_coefficient": 0.0}, "regulariser", True),
+        ({}, "task", True),
+    ],
+)
+def test_advantages_of_spared_groups_alone_are_an_update_only_where_the_loss_has_them(
+    model_dir: Path, objective: dict, without: str, updates: bool
+) -> None:
+    trainer = Trainer(model_dir, make_config(objective=objective))
+    trainer.train_step(0, make_groups())
+    before, groups = weights(trainer), make_groups()
+    (kept, _), *spared = groups
+    report = trainer.train_step(1, equalised(groups, [kept]), StepTerms(spared=tuple(dict(spared)), without=without))
+    assert report.updated == updates and report.refused is None
+    assert (weights(trainer) == before).all() != updates
+    assert 0 < report.metrics["zero_advantage_share"] < 1
+
+
+def test_an_optimizer_step_without_advantages_is_left_out_of_a_training_step(model_dir: Path) -> None:
+    groups = make_groups(2)
+    equalised(groups, [groups[0][0]])
+    config = make_config(minibatches=2, objective={"entropy_coefficient": 0.0})
+    whole, alone = Trainer(model_dir, config), Trainer(model_dir, config.model_copy(update={"minibatches": 1}))
+    found, expected = whole.train_step(1, groups), alone.train_step(1, groups[1:])
+    assert (found.optimizer_steps, whole.optimizer_steps) == (1, 1)
+    assert (weights(whole) == weights(alone)).all()
+    share = expected.num_tokens / found.num_tokens
+    assert found.metrics["zero_advantage_share"] == pytest.approx(1 - share)
+    same = found.metrics.keys() - {"zero_advantage_share"}
+    assert all(found.metrics[name] == pytest.approx(expected.metrics[name], nan_ok=True) for name in same)
 
 
 def test_sequences_beyond_the_mismatch_bound_teach_nothing_and_are_counted(model_dir: Path) -> None:
@@ -453,7 +497,7 @@ def test_a_step_with_every_sequence_beyond_the_mismatch_bound_is_no_update(model
         for t in members:
             t.log_probs[t.loss_mask] -= 5.0
     report = trainer.train_step(1, groups)
-    assert not report.updated and report.refused is None and report.metrics == {"masked_share": 1.0}
+    assert not report.updated and report.refused is None and report.metrics["masked_share"] == 1
     assert (weights(trainer) == before).all()
 
 

@@ -508,6 +508,16 @@ def test_equal_variances_of_unequal_groups_tie_though_their_sums_were_rounded() 
     assert kept(scores, config("min_p", rho=1.0)) == (0, 1)
 
 
+@pytest.mark.parametrize("bits", range(20, 50))
+def test_scores_that_differ_in_their_last_bits_tie_wherever_they_lie(bits: int) -> None:
+    middle = 1 + 2.0**-bits
+    scores = [math.nextafter(middle, 2), middle, math.nextafter(middle, 1)]
+    for window in (scores, scores[::-1]):
+        assert kept(window, config("top_k", rho=0.4)) == (0,)
+        assert kept(window, config("min_p", rho=1.0)) == (0, 1, 2)
+        assert kept([2 * window[0], *window], config("min_p", rho=0.5)) == (0, 1, 2, 3)
+
+
 @given(SCORES, st.sampled_from(sorted(RULES)), st.booleans())
 def test_every_group_has_one_code_and_reason(scores: list[float], rule: str, include_zero: bool) -> None:
     holed = [*scores, math.nan]

@@ -13,14 +13,17 @@ import numpy as np
 import pytest
 
 from squelch.actors.cards.watch import watch_card
-from squelch.actors.messages import Completion, GroupMember, OnCard, SharedWeights, UpdateReport
+from squelch.actors.messages import Completion, GroupMember, OnCard, SharedWeights, UpdateReport, WeightBundle
 from squelch.actors.rollout.early_process import EarlyProcess
 from squelch.actors.rollout.engine import VllmEngine
 from squelch.actors.rollout.engine_settings import engine_arguments
 from squelch.actors.rollout.worker import Engine, RolloutWorker
 from squelch.actors.weight_group import WeightGroup
 from squelch.actors.weights_file import WeightsFile
+from squelch.learner import process_group
+from squelch.learner.trainer import Trainer
 from tests.actors.rollout import vllm_support as support
+from tests.learner.models import make_config, make_groups
 
 pytestmark = pytest.mark.ray
 
@@ -412,16 +415,29 @@ def test_the_engine_runs_in_the_process_that_imported_vllm_beside_its_worker(eng
     assert [type(process) for process in engine.vllm._processes] == [EarlyProcess]
 
 
-def test_an_update_of_a_mixture_of_experts_is_served(loop, tmp_path):
-    first, second = (support.make_mixture("mixtral", seed) for seed in (0, 1))
+def published_with_adapters(folder: str) -> WeightBundle:
+    """What a learner publishes of the folder's model after a step with adapters."""
+    process_group.start(0, 1, "127.0.0.1", 0, 60, "cpu")
+    trainer = Trainer(folder, make_config(lora={"rank": 3}, optimizer={"learning_rate": 0.01}))
+    assert trainer.train_step(1, make_groups()).updated
+    bundle = trainer.publish(1, lambda chunk: chunk)
+    process_group.stop()
+    return bundle
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "qwen3_moe"])
+def test_updates_of_a_mixture_of_experts_with_and_without_adapters_are_served(loop, tmp_path, kind):
+    first, second = (support.make_mixture(kind, seed) for seed in (0, 1))
     folder, one = support.save(first, tmp_path), support.request("e", seed=9)
+    bundle = published_with_adapters(folder)
+    arrays = [(name, array) for chunk in bundle.chunks for name, array in chunk.items()]
     engine = Engine("rollout-test", folder, support.CONFIG, [support.STOP_ID], lambda index: chr(32 + index).encode())
-    loop.run(engine.start())
     try:
-        for version, policy in ((1, second), (2, first)):
-            loop.run(engine.update_weights(support.bundle_of(policy, version), support.arrays_of(policy)))
-            completion = loop.run(support.sample(engine, [one]))["e"]
-            assert_matches(policy, one.prompt_ids, completion, one.temperature)
+        loop.run(engine.start(), timeout_s=600)
+        assert loop.run(engine.update_weights(bundle, arrays)).parity_max < 1e-4
+        loop.run(engine.update_weights(support.bundle_of(second, 2), support.arrays_of(second)))
+        completion = loop.run(support.sample(engine, [one]))["e"]
+        assert_matches(second, one.prompt_ids, completion, one.temperature)
     finally:
         loop.run(engine.stop())
 

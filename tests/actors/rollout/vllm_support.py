@@ -17,6 +17,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
@@ -66,6 +68,8 @@ def make_mixture(kind: str, seed: int) -> PreTrainedModel:
     if kind == "mixtral":
         return MixtralForCausalLM(MixtralConfig(**shape, num_local_experts=4)).eval()
     routed = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
+    if kind == "qwen2_moe":
+        return Qwen2MoeForCausalLM(Qwen2MoeConfig(**shape, **routed, shared_expert_intermediate_size=48)).eval()
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape, **routed)).eval()
 
 
