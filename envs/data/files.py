@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from squelch.envs.untrusted.files import is_folder, require_regular, state
+from squelch.envs.untrusted.files import Missing, is_folder, require_regular, state
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -139,7 +139,7 @@ def _pick_local(paths: Sequence[Path], folder: Path | None, split: str, subset: 
     """The files of a split among `paths`, according to the layout of `folder`, or without it to their own names."""
     for path in paths:
         if state(path) is None:
-            raise ValueError(f"{path}: no such file or folder{_hub_hint(path)}")
+            raise Missing(f"{path}: no such file or folder{_hub_hint(path)}")
         require_regular(path)
         if folder is None and place_of(path.name) is None:
             raise ValueError(f"{path}: not a data file; its name must end in {', '.join(SUFFIXES)}")

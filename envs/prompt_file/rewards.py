@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 from squelch.envs.options import nearest
 from squelch.envs.prompt_file.rows import Prompt
 from squelch.envs.untrusted.files import brief, reason
+from squelch.envs.user_files import moved
 
 KEY = "environment.options.reward"
 NONE_APPLIES = "no reward function applies to it: all returned None"
@@ -74,14 +75,15 @@ def load(name: str, weight: float) -> RewardFunction:
 
 
 def _module(source: str) -> Any:
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)  # a module beside the run is found, as with `python script.py`
-    if not source.endswith(".py"):
-        return importlib.import_module(source)
     path = Path(source).resolve()
+    is_file = source.endswith(".py")
+    folder = str(path.parent if is_file else Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # a module beside the file, or beside the run, is found, as with `python script.py`
+    if not is_file:
+        return importlib.import_module(source)
     if not path.is_file():
-        raise ValueError(f"there is no file {path}")
+        raise ValueError(f"there is no file {path}{moved(KEY, source)}")
     return _of_file(path, path.stat().st_mtime_ns)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from squelch.envs.agent.command import check_command
 from squelch.envs.prompt_file import rewards
-from squelch.envs.prompt_file.rows import Prompt
+from squelch.envs.prompt_file.rows import Prompt, open_prompts
 
 FILE = str(Path(__file__).with_name("user_rewards.py"))
 TEXT = Prompt("2 + 3?", [{"role": "user", "content": "2 + 3?"}], {"answer": "5"}, "key")
@@ -116,3 +118,23 @@ def test_what_waits_beside_a_function_that_raises_is_ended_with_its_group() -> N
         total("patient", "late")
     assert ended == ["patient"]
     assert total("short", "right") == [2.0, 1.0, 1.0]
+
+
+def test_a_function_of_a_file_may_import_what_lies_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside_the_rewards.py").write_text("ONE = 1.0\n")
+    (tmp_path / "far_away.py").write_text(
+        "import beside_the_rewards as b\n\ndef ones(completions, **_):\n    return [b.ONE]\n"
+    )
+    monkeypatch.setattr("sys.path", list(sys.path))
+    assert rewards.load(f"{tmp_path}/far_away.py:ones", 1.0).call(completions=[1]) == [1.0]
+
+
+def test_a_file_that_has_moved_is_refused_with_the_setting_to_give(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"gone.py; if it has moved, set environment.options.reward$"):
+        rewards.load(f"{tmp_path}/gone.py:right", 1.0)
+    with pytest.raises(
+        ValueError, match=r"gone.jsonl: no such file .*; if it has moved, set environment.options.data$"
+    ):
+        open_prompts(f"{tmp_path}/gone.jsonl", "prompt", "train")
+    with pytest.raises(ValueError, match=r"gone.py; if it has moved, set environment.options.command$"):
+        check_command([sys.executable, f"{tmp_path}/gone.py"])
