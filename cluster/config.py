@@ -35,6 +35,7 @@ from squelch.actors.filter.scores import STATISTICS
 from squelch.actors.formats.families import ALL
 from squelch.cluster.errors import UserError, as_user_error, bad_files_are_the_users, did_you_mean
 from squelch.cluster.first_task import made
+from squelch.cluster.kept_secrets import with_secrets, without_secrets
 from squelch.cluster.parts import (
     ClusterConfig,
     GradientsConfig,
@@ -355,7 +356,7 @@ def load(recipe: str, overrides: list[str] | None = None, make: Make = made) -> 
 def validated(tree: dict[str, Any], overrides: list[str], recipe: str, make: Make = made) -> RunConfig:
     """The validated configuration of a recipe's tree, over which the preset that the overrides name and then the
     overrides are laid. Raises as `load`; the error names the `recipe`."""
-    given = _validated(layered(tree, overrides), recipe)
+    given = _validated(with_secrets(layered(tree, overrides), recipe), recipe)
     config = given.with_each(lambda entry: _resolved(entry, given, recipe, make))
     with as_user_error(about=f"configuration {recipe}"):
         learner = _resolve_learner(config)
@@ -422,8 +423,8 @@ def read_resolved(data: bytes, where: str) -> dict[str, Any]:
 
 
 def dump(config: RunConfig) -> str:
-    """The resolved configuration as YAML; `load` reads it back as an equal configuration."""
-    return written_yaml(config.model_dump(mode="json"))
+    """The resolved configuration as YAML, without secrets; `load` reads it back as an equal configuration."""
+    return written_yaml(without_secrets(config.model_dump(mode="json")))
 
 
 def settings_of(file: Path) -> dict[str, Any]:
@@ -431,15 +432,15 @@ def settings_of(file: Path) -> dict[str, Any]:
     UserError if the file is none."""
     tree = read_resolved(file.read_bytes(), str(file))
     try:
-        return flat(validated(tree, [], str(file)).model_dump(mode="json"))
+        return flat(without_secrets(validated(tree, [], str(file)).model_dump(mode="json")))
     except UserError:
         return flat(tree)
 
 
 def changes(old: dict[str, Any], after: RunConfig) -> list[str]:
     """`key: old -> new` for every setting that differs. `old`: settings by dotted key, of a run that has started, whose
-    number for the token budget is what `auto` means in it."""
-    new = flat(after.model_dump(mode="json"))
+    number for the token budget is what `auto` means in it. Secrets are not compared."""
+    new = flat(without_secrets(after.model_dump(mode="json")))
     if new["learner.token_budget"] == "auto":
         new["learner.token_budget"] = old.get("learner.token_budget")
     return [

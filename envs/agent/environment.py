@@ -34,6 +34,7 @@ from squelch.envs.prompt_file.environment import Prompts
 from squelch.envs.prompt_file.rows import open_prompts
 from squelch.envs.settings import Settings
 from squelch.envs.splits import Split, task_key_of
+from squelch.envs.untrusted.secrets import know_secrets
 from squelch.envs.user_files import NAMES_FILES, NAMES_PROGRAM
 
 _NO_TOOLS = ""
@@ -108,6 +109,7 @@ class Agent(Environment, AgentDriven, GroupRewarded):
     def __init__(self, split: Split = "train", **options: Any) -> None:
         super().__init__(split, **options)
         given = self.options
+        know_secrets(list(given.command))  # which failures and logs of this process then mask
         self.turns = given.turns
         self.most_at_once = given.max_processes if given.command else None
         self._task: dict[str, Any] = {}
