@@ -55,6 +55,7 @@ from squelch.envs.registry import environment_class, resolved
 from squelch.envs.settings import Settings
 from squelch.envs.untrusted.files import Unreadable, brief, read_bytes, state, text_of
 from squelch.envs.untrusted.text import MAX_RECIPE, YamlVersion, parse_yaml, written_yaml
+from squelch.envs.user_files import option_of_missing
 from squelch.learner.config import LearnerConfig
 from squelch.learner.objective.algorithms import differences, merged, with_filter
 
@@ -474,5 +475,16 @@ def _resolved(entry: Entry, given: RunConfig, recipe: str, make: Make) -> Enviro
     try:
         own = resolved(entry.environment, make(entry.environment, given.cluster.start_timeout_s))
     except ValueError as error:
-        raise UserError(f"configuration {recipe}: {entry.key}: {entry.keyed(str(error))}") from error
+        text = entry.keyed(str(error))
+        raise UserError(f"configuration {recipe}: {entry.key}: {text}{_moved(entry, text)}") from error
     return spoken(own, given.model.warmup is not None, entry.tokens(given.sampling.max_tokens_per_turn))
+
+
+def _moved(entry: Entry, error: str) -> str:
+    """What to set if the error speaks of a file of the user that is not where the settings say."""
+    given = entry.environment
+    try:
+        option = option_of_missing(environment_class(given.name).Options, given.options, error)
+    except ValueError:  # the environment's name is at fault
+        return ""
+    return f"; if it has moved, set {entry.key}.options.{option}" if option else ""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from squelch.cluster.errors import UserError
@@ -25,15 +25,15 @@ _known: list[dict[str, Any]] = []
 
 def without_secrets(tree: dict[str, Any]) -> dict[str, Any]:
     """A run's settings as its files hold them."""
-    return _with_each(tree, lambda options: masked_settings(options))
+    return _with_each(tree, lambda _, options: masked_settings(options))
 
 
 def with_secrets(tree: dict[str, Any], recipe: str) -> dict[str, Any]:
     """Settings whose masks are replaced by what is known here. UserError, which names the recipe and the setting, for a
     mask that nobody knows."""
 
-    def filled(options: dict[str, Any]) -> dict[str, Any]:
-        return {key: _filled(key, value, recipe) for key, value in options.items()}
+    def filled(place: str, options: dict[str, Any]) -> dict[str, Any]:
+        return {name: _filled(name, value, f"{place}.options.{name}", recipe) for name, value in options.items()}
 
     found = _with_each(tree, filled)
     for options in _options(found):
@@ -48,16 +48,15 @@ def handed_on() -> dict[str, str]:
     return {VARIABLE: json.dumps(_known)} if _known else {}
 
 
-def _filled(key: str, value: Any, recipe: str) -> Any:
-    if not stand_for_secrets({key: value}):
+def _filled(name: str, value: Any, key: str, recipe: str) -> Any:
+    if not stand_for_secrets({name: value}):
         return value
     for options in [*_known, *_handed_on()]:
-        if key in options and masked_settings({key: options[key]}) == {key: value}:
-            return options[key]
+        if name in options and masked_settings({name: options[name]}) == {name: value}:
+            return options[name]
     raise UserError(
-        f"configuration {recipe}: environment.options.{key} holds {MASK} in the place of a secret, which no file of a "
-        f"run keeps; give it again: environment.options.{key}=..., or let the program read it from an environment "
-        "variable"
+        f"configuration {recipe}: {key} holds {MASK} in the place of a secret, which no file of a run keeps; give it "
+        f"again: {key}=..., or let the program read it from an environment variable"
     )
 
 
@@ -75,16 +74,16 @@ def _options(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield entry["options"]
 
 
-def _with_each(tree: dict[str, Any], changed: Any) -> dict[str, Any]:
-    """The tree with changed options of each environment."""
+def _with_each(tree: dict[str, Any], changed: Callable[[str, dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
+    """The tree with changed options of each environment, which is named too."""
 
-    def of_entry(entry: Any) -> Any:
+    def of_entry(place: str, entry: Any) -> Any:
         known = isinstance(entry, dict) and isinstance(entry.get("options"), dict)
-        return {**entry, "options": changed(entry["options"])} if known else entry
+        return {**entry, "options": changed(place, entry["options"])} if known else entry
 
     found = dict(tree)
     if "environment" in found:
-        found["environment"] = of_entry(found["environment"])
-    if isinstance(found.get("environments"), list):
-        found["environments"] = [of_entry(entry) for entry in found["environments"]]
+        found["environment"] = of_entry("environment", found["environment"])
+    if isinstance(several := found.get("environments"), list):
+        found["environments"] = [of_entry(f"environments[{i}]", entry) for i, entry in enumerate(several)]
     return found

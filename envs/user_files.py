@@ -50,9 +50,26 @@ def with_absolute_paths(model: type[Settings], options: Mapping[str, Any]) -> di
     return found
 
 
-def moved(key: str, path: str) -> str:
-    """What an error about a file that is not there adds if a run has kept its path."""
-    return f"; if it has moved, set {key}" if os.path.isabs(path) else ""
+def option_of_missing(model: type[Settings], options: Mapping[str, Any], error: str) -> str | None:
+    """Which of the options that the model marks names a file, by an absolute path, that is not there and of which the
+    error speaks; None if none does."""
+    for name, field in model.model_fields.items():
+        if name in options and any(isinstance(mark, NamesFiles) for mark in field.metadata):
+            files = [_file_of(text) for text in _texts(options[name])]
+            if any(os.path.isabs(file) and not os.path.lexists(file) and file in error for file in files):
+                return name
+    return None
+
+
+def _texts(value: Any) -> list[str]:
+    """The texts of such an option."""
+    several = list(value) if isinstance(value, Mapping | list | tuple) else [value]
+    return [text for text in several if isinstance(text, str)]
+
+
+def _file_of(text: str) -> str:
+    file, _, _ = text.rpartition(":")
+    return file if file.endswith(".py") else text
 
 
 def _each(value: Any, change: Callable[[str], str]) -> Any:
@@ -64,7 +81,5 @@ def _each(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _absolute(text: str, there: Callable[[str], bool]) -> str:
-    file, colon, name = text.rpartition(":")
-    if not file.endswith(".py"):
-        file, colon, name = text, "", ""
-    return f"{os.path.abspath(file)}{colon}{name}" if not os.path.isabs(file) and there(file) else text
+    file = _file_of(text)
+    return os.path.abspath(file) + text[len(file) :] if not os.path.isabs(file) and there(file) else text

@@ -19,7 +19,6 @@ from squelch.envs.agent.surroundings import hidden, of_trajectory, shared
 from squelch.envs.contract import Access, AgentFailed
 from squelch.envs.untrusted.files import MIB, Unreadable, is_file, read_bytes
 from squelch.envs.untrusted.text import parse_object
-from squelch.envs.user_files import moved
 
 KEY = "environment.options.command"
 _SCRIPTS = (".py", ".js", ".mjs", ".ts", ".sh")
@@ -35,7 +34,7 @@ def check_command(command: Sequence[str]) -> None:
         )
     for argument in command[1:]:
         if os.path.isabs(argument) and argument.endswith(_SCRIPTS) and not os.path.lexists(argument):
-            raise ValueError(f"{KEY}: there is no file {argument}{moved(KEY, argument)}")
+            raise ValueError(f"{KEY}: there is no file {argument}")
 
 
 async def run_command(

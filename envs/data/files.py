@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from squelch.envs.untrusted.files import Missing, is_folder, require_regular, state
+from squelch.envs.untrusted.files import is_folder, require_regular, state
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -139,7 +139,7 @@ def _pick_local(paths: Sequence[Path], folder: Path | None, split: str, subset: 
     """The files of a split among `paths`, according to the layout of `folder`, or without it to their own names."""
     for path in paths:
         if state(path) is None:
-            raise Missing(f"{path}: no such file or folder{_hub_hint(path)}")
+            raise ValueError(f"{path}: no such file or folder{_hub_hint(path)}")
         require_regular(path)
         if folder is None and place_of(path.name) is None:
             raise ValueError(f"{path}: not a data file; its name must end in {', '.join(SUFFIXES)}")
@@ -164,7 +164,9 @@ def _require_all(files: Sequence[Path]) -> None:
 
 
 def _hub_hint(path: Path) -> str:
-    return " (nor does it read as OWNER/NAME, a data set of the Hugging Face hub)" if len(path.parts) != 2 else ""
+    if len(path.parts) == 2 or path.is_absolute():
+        return ""
+    return " (nor does it read as OWNER/NAME, a data set of the Hugging Face hub)"
 
 
 def _from_hub(dataset: str, split: str, subset: str | None) -> list[Path]:

@@ -35,7 +35,6 @@ from typing import Any, NamedTuple
 from squelch.envs.options import nearest
 from squelch.envs.prompt_file.rows import Prompt
 from squelch.envs.untrusted.files import brief, reason
-from squelch.envs.user_files import moved
 
 KEY = "environment.options.reward"
 NONE_APPLIES = "no reward function applies to it: all returned None"
@@ -83,7 +82,7 @@ def _module(source: str) -> Any:
     if not is_file:
         return importlib.import_module(source)
     if not path.is_file():
-        raise ValueError(f"there is no file {path}{moved(KEY, source)}")
+        raise ValueError(f"there is no file {path}")
     return _of_file(path, path.stat().st_mtime_ns)
 
 

@@ -17,14 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from squelch.envs.contract import Opening
 from squelch.envs.data.rows import Beside, Part, both_splits, shuffled
 from squelch.envs.splits import Split, task_key_of
-from squelch.envs.untrusted.files import Missing, brief
+from squelch.envs.untrusted.files import brief
 from squelch.envs.untrusted.parquet import without_nulls
-from squelch.envs.user_files import moved
 
 Message = dict[str, str]
 
 
-KEY = "environment.options.data"
 ROLES = ("system", "user", "assistant")
 TOOLS = "tools"
 """The column of tools, which a file may lack; one that is named by a setting must be there."""
@@ -161,9 +159,7 @@ def _both(data: str | tuple[str, ...], column: str, tools_column: str) -> dict[S
 
     try:
         parts = both_splits(_located(data), row_type, column, _text_of, Beside(column_of_tools, seen))
-    except Missing as error:
-        raise ValueError(f"{KEY}: {error}{moved(KEY, data if isinstance(data, str) else data[0])}") from error
     except ValueError as error:
-        raise ValueError(f"{KEY}: {error}") from error
+        raise ValueError(f"environment.options.data: {error}") from error
     openings = [Opening(messages_of(prompt), tools) for _, prompt, tools in longest.values()]
     return {split: Prompts(rows, openings, tools_column) for split, rows in parts.items()}

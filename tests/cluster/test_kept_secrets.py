@@ -81,3 +81,14 @@ def test_a_sweep_hands_its_secrets_to_its_cells_and_to_nobody_else(
 def test_settings_without_secrets_hand_on_nothing() -> None:
     load("frozenlake", [])
     assert handed_on() == {}
+
+
+def test_an_environment_of_several_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = {"name": "Agent", "options": {"command": ["x", "--token", SECRET]}}
+    tree = {"environments": [{"name": "FrozenLake"}, agent]}
+    kept = kept_secrets.without_secrets(tree)
+    assert SECRET not in str(kept) and kept_secrets.with_secrets(tree, "mine") == tree
+    assert kept_secrets.with_secrets(kept, "mine") == tree
+    forget(monkeypatch)
+    with pytest.raises(UserError, match=r"again: environments\[1\].options.command="):
+        kept_secrets.with_secrets(kept, "mine")

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from squelch.envs.agent.command import check_command
 from squelch.envs.prompt_file import rewards
-from squelch.envs.prompt_file.rows import Prompt, open_prompts
+from squelch.envs.prompt_file.rows import Prompt
 
 FILE = str(Path(__file__).with_name("user_rewards.py"))
 TEXT = Prompt("2 + 3?", [{"role": "user", "content": "2 + 3?"}], {"answer": "5"}, "key")
@@ -127,14 +126,3 @@ def test_a_function_of_a_file_may_import_what_lies_beside_it(tmp_path: Path, mon
     )
     monkeypatch.setattr("sys.path", list(sys.path))
     assert rewards.load(f"{tmp_path}/far_away.py:ones", 1.0).call(completions=[1]) == [1.0]
-
-
-def test_a_file_that_has_moved_is_refused_with_the_setting_to_give(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"gone.py; if it has moved, set environment.options.reward$"):
-        rewards.load(f"{tmp_path}/gone.py:right", 1.0)
-    with pytest.raises(
-        ValueError, match=r"gone.jsonl: no such file .*; if it has moved, set environment.options.data$"
-    ):
-        open_prompts(f"{tmp_path}/gone.jsonl", "prompt", "train")
-    with pytest.raises(ValueError, match=r"gone.py; if it has moved, set environment.options.command$"):
-        check_command([sys.executable, f"{tmp_path}/gone.py"])
