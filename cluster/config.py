@@ -35,6 +35,7 @@ from squelch.actors.filter.scores import STATISTICS
 from squelch.actors.formats.families import ALL
 from squelch.cluster.errors import UserError, as_user_error, bad_files_are_the_users, did_you_mean
 from squelch.cluster.first_task import made
+from squelch.cluster.kept_secrets import with_secrets, without_secrets
 from squelch.cluster.parts import (
     ClusterConfig,
     GradientsConfig,
@@ -54,6 +55,7 @@ from squelch.envs.registry import environment_class, resolved
 from squelch.envs.settings import Settings
 from squelch.envs.untrusted.files import Unreadable, brief, read_bytes, state, text_of
 from squelch.envs.untrusted.text import MAX_RECIPE, YamlVersion, parse_yaml, written_yaml
+from squelch.envs.user_files import option_of_missing
 from squelch.learner.config import LearnerConfig
 from squelch.learner.objective.algorithms import differences, merged, with_filter
 
@@ -355,7 +357,7 @@ def load(recipe: str, overrides: list[str] | None = None, make: Make = made) -> 
 def validated(tree: dict[str, Any], overrides: list[str], recipe: str, make: Make = made) -> RunConfig:
     """The validated configuration of a recipe's tree, over which the preset that the overrides name and then the
     overrides are laid. Raises as `load`; the error names the `recipe`."""
-    given = _validated(layered(tree, overrides), recipe)
+    given = _validated(with_secrets(layered(tree, overrides), recipe), recipe)
     config = given.with_each(lambda entry: _resolved(entry, given, recipe, make))
     with as_user_error(about=f"configuration {recipe}"):
         learner = _resolve_learner(config)
@@ -422,8 +424,8 @@ def read_resolved(data: bytes, where: str) -> dict[str, Any]:
 
 
 def dump(config: RunConfig) -> str:
-    """The resolved configuration as YAML; `load` reads it back as an equal configuration."""
-    return written_yaml(config.model_dump(mode="json"))
+    """The resolved configuration as YAML, without secrets; `load` reads it back as an equal configuration."""
+    return written_yaml(without_secrets(config.model_dump(mode="json")))
 
 
 def settings_of(file: Path) -> dict[str, Any]:
@@ -431,15 +433,15 @@ def settings_of(file: Path) -> dict[str, Any]:
     UserError if the file is none."""
     tree = read_resolved(file.read_bytes(), str(file))
     try:
-        return flat(validated(tree, [], str(file)).model_dump(mode="json"))
+        return flat(without_secrets(validated(tree, [], str(file)).model_dump(mode="json")))
     except UserError:
         return flat(tree)
 
 
 def changes(old: dict[str, Any], after: RunConfig) -> list[str]:
     """`key: old -> new` for every setting that differs. `old`: settings by dotted key, of a run that has started, whose
-    number for the token budget is what `auto` means in it."""
-    new = flat(after.model_dump(mode="json"))
+    number for the token budget is what `auto` means in it. Secrets are not compared."""
+    new = flat(without_secrets(after.model_dump(mode="json")))
     if new["learner.token_budget"] == "auto":
         new["learner.token_budget"] = old.get("learner.token_budget")
     return [
@@ -473,5 +475,16 @@ def _resolved(entry: Entry, given: RunConfig, recipe: str, make: Make) -> Enviro
     try:
         own = resolved(entry.environment, make(entry.environment, given.cluster.start_timeout_s))
     except ValueError as error:
-        raise UserError(f"configuration {recipe}: {entry.key}: {entry.keyed(str(error))}") from error
+        text = entry.keyed(str(error))
+        raise UserError(f"configuration {recipe}: {entry.key}: {text}{_moved(entry, text)}") from error
     return spoken(own, given.model.warmup is not None, entry.tokens(given.sampling.max_tokens_per_turn))
+
+
+def _moved(entry: Entry, error: str) -> str:
+    """What to set if the error speaks of a file of the user that is not where the settings say."""
+    given = entry.environment
+    try:
+        option = option_of_missing(environment_class(given.name).Options, given.options, error)
+    except ValueError:  # the environment's name is at fault
+        return ""
+    return f"; if it has moved, set {entry.key}.options.{option}" if option else ""

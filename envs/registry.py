@@ -15,6 +15,7 @@ from squelch.envs.contract import Environment, Twinned, lacking
 from squelch.envs.options import nearest, read_options
 from squelch.envs.splits import Split, check_split
 from squelch.envs.untrusted.files import brief, reason
+from squelch.envs.user_files import with_absolute_paths
 from squelch.envs.wording import PromptName
 
 ENVIRONMENTS: dict[str, str] = {
@@ -117,6 +118,16 @@ def constructed(name: str, split: Split, options: dict[str, Any]) -> Environment
 
 
 def resolved(config: EnvironmentConfig, made: Environment | None = None) -> EnvironmentConfig:
-    """`config` with the environment's own numbers where the format does not set them. `made`: the environment, whose
-    numbers may follow from its options; without it they are those of its class."""
-    return config.model_copy(update={"format": config.format.resolved(made or environment_class(config.name))})
+    """`config` with the environment's own numbers where the format does not set them, and with absolute paths of the
+    user's files in its options. `made`: the environment, whose numbers may follow from its options; without it they are
+    those of its class."""
+    form = config.format.resolved(made or environment_class(config.name))
+    return config.model_copy(update={"format": form, "options": _from_any_folder(config.name, config.options)})
+
+
+def _from_any_folder(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    found = with_absolute_paths(environment_class(name).Options, options)
+    inner = found.get("options")
+    if name == "OwnProcess" and isinstance(inner, dict):
+        found["options"] = _from_any_folder(found["environment"], inner)
+    return found

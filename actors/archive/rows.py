@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from squelch.actors.content import Picture, content_key
 from squelch.actors.failures import Failure, failure_of
 from squelch.actors.messages import VersionSpan
 from squelch.actors.records import Group, Segment, Trajectory, Turn
-from squelch.envs.untrusted.secrets import masked
+from squelch.envs.untrusted.secrets import masked, masked_settings
 
 
 def to_table(group: Group) -> pa.Table:
@@ -35,6 +37,12 @@ def unpacked(rows: pa.Buffer) -> pa.Table:
     return pa.ipc.open_stream(rows).read_all()
 
 
+@lru_cache(maxsize=64)
+def _options_json(options: str) -> str:
+    """A task's options, without secrets."""
+    return json.dumps(masked_settings(json.loads(options)), sort_keys=True)
+
+
 def _row(group: Group, trajectory: Trajectory) -> dict[str, Any]:
     t, ticket, task = trajectory, group.ticket, group.ticket.task
     keys = [content_key(t.prompt_ids(i), t.prompt_pictures(i)) for i in range(len(t.turns))]
@@ -46,7 +54,7 @@ def _row(group: Group, trajectory: Trajectory) -> dict[str, Any]:
         "label": task.label or None,
         "split": task.split,
         "task_seed": task.seed,
-        "task_options": task.options_json,
+        "task_options": _options_json(task.options_json),
         "task_key": group.task_key,
         "task_kind": group.task_kind,
         "token_ids": t.token_ids,

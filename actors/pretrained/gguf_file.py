@@ -72,7 +72,7 @@ def converted(file: Path, cache: Path, say: Say, sha256: str = "", origin: str =
             f"{file}: its SHA-256 is {digest}, but {origin or file.name} has {sha256}; it was changed or is another "
             "version: install it again"
         )
-    target = cache / f"{_plain(file.stem)}-{digest[:16]}"
+    target = folder_of(file.name, digest, cache)
     if intact(target, digest):
         return target
     cache.mkdir(parents=True, exist_ok=True)
@@ -80,6 +80,11 @@ def converted(file: Path, cache: Path, say: Say, sha256: str = "", origin: str =
         if not intact(target, digest):
             _convert(file, target, digest, origin or file.name, say)
     return target
+
+
+def folder_of(name: str, digest: str, cache: Path) -> Path:
+    """The folder in which a file of this name and digest is converted, whether it is there or not."""
+    return cache / f"{_plain(Path(name).stem)}-{digest[:16]}"
 
 
 def intact(folder: Path, digest: str) -> bool:

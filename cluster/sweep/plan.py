@@ -27,6 +27,7 @@ from squelch.actors.scorer.share import as_chosen
 from squelch.cluster.config import Make, RunConfig, changes, load
 from squelch.cluster.errors import UserError, bad_files_are_the_users
 from squelch.cluster.first_task import MadeOfCache, made
+from squelch.cluster.kept_secrets import without_secrets
 from squelch.cluster.runs.ending import is_complete
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.setting_keys import below, flat, read_yaml, unplaced
@@ -325,7 +326,7 @@ def _continued(cell: Cell, before: RunConfig) -> RunConfig:
 
 def _different(cell: Cell) -> list[str]:
     before = RunFolder(cell.folder).config()
-    found = changes(flat(before.model_dump(mode="json")), _continued(cell, before))
+    found = changes(flat(without_secrets(before.model_dump(mode="json"))), _continued(cell, before))
     return [change for change in found if change.split(":")[0].split(".")[0] not in PLACEMENT]
 
 

@@ -20,17 +20,21 @@ from squelch.envs.contract import Access, AgentFailed
 from squelch.envs.untrusted.files import MIB, Unreadable, is_file, read_bytes
 from squelch.envs.untrusted.text import parse_object
 
+KEY = "environment.options.command"
+_SCRIPTS = (".py", ".js", ".mjs", ".ts", ".sh")
 MAX_RESULT = MIB
 """Bytes of a result, and of the end of standard output that is kept."""
 
 
 def check_command(command: Sequence[str]) -> None:
-    """Raises ValueError if there is no such program."""
+    """Raises ValueError if there is no such program, or no such script among its arguments."""
     if shutil.which(command[0], path=shared()["PATH"]) is None:
         raise ValueError(
-            f"environment.options.command: there is no program {command[0]!r} (searched in PATH, and beside the run's "
-            "Python); give its path"
+            f"{KEY}: there is no program {command[0]!r} (searched in PATH, and beside the run's Python); give its path"
         )
+    for argument in command[1:]:
+        if os.path.isabs(argument) and argument.endswith(_SCRIPTS) and not os.path.lexists(argument):
+            raise ValueError(f"{KEY}: there is no file {argument}")
 
 
 async def run_command(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from weakref import WeakKeyDictionary
 
 from pydantic import Field, field_validator, model_validator
@@ -34,6 +34,8 @@ from squelch.envs.prompt_file.environment import Prompts
 from squelch.envs.prompt_file.rows import open_prompts
 from squelch.envs.settings import Settings
 from squelch.envs.splits import Split, task_key_of
+from squelch.envs.untrusted.secrets import know_secrets
+from squelch.envs.user_files import NAMES_FILES, NAMES_PROGRAM
 
 _NO_TOOLS = ""
 """The column of tools that a prompt shows: none, because an agent has its own."""
@@ -42,20 +44,20 @@ _NO_TOOLS = ""
 class AgentOptions(Settings):
     """The program, its tasks, and its bounds."""
 
-    command: tuple[str, ...] = ()
+    command: Annotated[tuple[str, ...], NAMES_PROGRAM] = ()
     """The program and its arguments: one process a trajectory, whose environment variables lead OpenAI's and
     Anthropic's clients to the policy."""
-    call: str = ""
+    call: Annotated[str, NAMES_FILES] = ""
     """In place of `command`: an async function of a task and a client, `module:function` or `file.py:function`. One
     process plays many trajectories with it."""
-    python: str = ""
+    python: Annotated[str, NAMES_PROGRAM] = ""
     """The Python of `call`, of another virtual environment; empty: the run's own."""
-    data: str | tuple[str, ...] | None = None
+    data: Annotated[str | tuple[str, ...] | None, NAMES_FILES] = None
     """The tasks, a file as of the environment Prompts; a task has every column of its row. Unset: a task has only
     `seed`, `noise_seed` and `split`, which every task has."""
     prompt_column: str = "prompt"
     """The column of the prompts. Rows with the same prompt are in the same split."""
-    reward: str | dict[str, float] | None = None
+    reward: Annotated[str | dict[str, float] | None, NAMES_FILES] = None
     """Reward functions of the agent's answers, as of the environment Prompts; unset: the agent reports rewards."""
     success_at: float = 1.0
     """A trajectory counts as a success from this reward on, unless the agent says; it only affects what is reported."""
@@ -107,6 +109,7 @@ class Agent(Environment, AgentDriven, GroupRewarded):
     def __init__(self, split: Split = "train", **options: Any) -> None:
         super().__init__(split, **options)
         given = self.options
+        know_secrets(list(given.command))  # which failures and logs of this process then mask
         self.turns = given.turns
         self.most_at_once = given.max_processes if given.command else None
         self._task: dict[str, Any] = {}

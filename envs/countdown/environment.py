@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from gymnasium.spaces import Text
 from pydantic import Field, model_validator
@@ -39,6 +39,7 @@ from squelch.envs.countdown.published import MAX_NUMBERS, MIN_NUMBERS, MOST, pub
 from squelch.envs.settings import Settings
 from squelch.envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
 from squelch.envs.text import PRINTABLE
+from squelch.envs.user_files import NAMES_FILES
 from squelch.envs.wording import (
     DEFAULT_QUALITY,
     DemonstrationQuality,
@@ -61,7 +62,7 @@ NEAR = 100
 class CountdownOptions(Settings):
     """The source of puzzles, number and size of the given numbers, and the rule for their use."""
 
-    data: str | None = None
+    data: Annotated[str | None, NAMES_FILES] = None
     """Published puzzles: a Parquet or JSON file with the columns `nums` and `target`, a folder of them, or the id of a
     data set on the Hugging Face hub (`Jiayi-Pan/Countdown-Tasks-3to4`, downloaded). Unset: generated puzzles, offline;
     the limits of numbers and target below are theirs alone."""

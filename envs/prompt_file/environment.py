@@ -12,7 +12,7 @@ function that raises, hangs, ends the process or returns no rewards fails its gr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
@@ -22,16 +22,17 @@ from squelch.envs.prompt_file import rewards
 from squelch.envs.prompt_file.rows import TOOLS, Prompt, open_prompts
 from squelch.envs.settings import Settings
 from squelch.envs.splits import Split
+from squelch.envs.user_files import NAMES_FILES
 
 
 class TaskOptions(Settings):
     """The file, and what is rewarded."""
 
-    data: str | tuple[str, ...]
+    data: Annotated[str | tuple[str, ...], NAMES_FILES]
     """The prompts: a Parquet, JSON or JSON Lines file, several of them, a folder, a file of an installed package
     (`package:file`), or the id of a data set on the Hugging Face hub (downloaded). A split that names call validation
     is used for validation; without one, every eighth prompt, chosen by its content, is held out."""
-    reward: str | dict[str, float]
+    reward: Annotated[str | dict[str, float], NAMES_FILES]
     """Reward function, `module:function` or `file.py:function`, or several with their weights
     (`{rewards.py:right: 1.0, rewards.py:short: 0.2}`). The signature is TRL's."""
     prompt_column: str = "prompt"

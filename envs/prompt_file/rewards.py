@@ -8,8 +8,13 @@ column of the file, all lists of the same length. Where prompts are messages a c
 the assistant, else it is text. A function returns one number for each, or None where it does not apply; it may be
 `async`. Several functions are summed with their weights, without those that do not apply, as TRL does.
 
-Contract: whatever a function returns that is no such list (NaN, text, a wrong length), and whatever it raises, is an
-error that names the function, file and line. No such reward becomes 0.
+Contract:
+
+- Whatever a function returns that is no such list (NaN, text, a wrong length), and whatever it raises, is an error that
+  names the function, file and line. No such reward becomes 0.
+- A function is called outside any running event loop, so that it may run one of its own. What `async` functions return
+  is awaited in one loop, the current one of this thread from the import of the first function on: what a module holds
+  for its loop (a client, a semaphore) serves every group.
 """
 
 from __future__ import annotations
@@ -21,7 +26,9 @@ import inspect
 import math
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +38,12 @@ from squelch.envs.untrusted.files import brief, reason
 
 KEY = "environment.options.reward"
 NONE_APPLIES = "no reward function applies to it: all returned None"
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """The process's event loop for reward functions."""
+    return asyncio.new_event_loop()
 
 
 class RewardFunction(NamedTuple):
@@ -47,6 +60,7 @@ def load(name: str, weight: float) -> RewardFunction:
     source, _, attribute = name.rpartition(":")
     if not source or not attribute.isidentifier():
         raise ValueError(f"{KEY}: {brief(name)} is not of the form module:function or file.py:function")
+    asyncio.set_event_loop(_loop())
     try:
         module = _module(source)
         found = getattr(module, attribute, None)  # not of `vars`: `trl.rewards` imports its functions when asked
@@ -60,14 +74,21 @@ def load(name: str, weight: float) -> RewardFunction:
 
 
 def _module(source: str) -> Any:
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)  # a module beside the run is found, as with `python script.py`
-    if not source.endswith(".py"):
-        return importlib.import_module(source)
     path = Path(source).resolve()
+    is_file = source.endswith(".py")
+    folder = str(path.parent if is_file else Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # a module beside the file, or beside the run, is found, as with `python script.py`
+    if not is_file:
+        return importlib.import_module(source)
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
+    return _of_file(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _of_file(path: Path, _: int) -> Any:
+    """The module of a file as it was at a time. Its functions, of all environments here, share what it holds."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -89,7 +110,7 @@ def group_rewards(
     said = [[{"role": "assistant", "content": text}] if chat else text for text in completions]
     given: dict[str, Any] = {name: [value] * count for name, value in prompt.columns.items()}
     given |= {"prompts": [prompt.given] * count, "completions": said, "completion_ids": [list(one) for one in ids]}
-    answers = asyncio.run(_answers(functions, given))
+    answers = _answers(functions, given)
     rows = [_checked(function, answer, count) for function, answer in zip(functions, answers, strict=True)]
     found: list[float | str] = []
     for values in zip(*rows, strict=True):
@@ -98,19 +119,50 @@ def group_rewards(
     return found
 
 
-async def _answers(functions: Sequence[RewardFunction], given: Mapping[str, Any]) -> list[Any]:
+def _answers(functions: Sequence[RewardFunction], given: Mapping[str, Any]) -> list[Any]:
     """What the functions return; those that are `async` wait beside each other."""
+    returned = list[Any]()
+    try:
+        for function in functions:
+            asyncio.set_event_loop(_loop())  # `asyncio.run` in a function leaves none
+            with _naming(function):
+                returned.append(function.call(**given))
+    except RuntimeError:
+        for one in filter(inspect.iscoroutine, returned):
+            one.close()
+        raise
+    waiting = {index: one for index, one in enumerate(returned) if inspect.isawaitable(one)}
+    if waiting:
+        found = _loop().run_until_complete(_together([(functions[index], one) for index, one in waiting.items()]))
+        for index, answer in zip(waiting, found, strict=True):
+            returned[index] = answer
+    return returned
 
-    async def answer(function: RewardFunction) -> Any:
-        try:
-            returned = function.call(**given)
-            return await returned if inspect.isawaitable(returned) else returned
-        except Exception as error:  # the function is the user's
-            said = f"{type(error).__name__}: {reason(error)}{_place(error)}"
-            raise RuntimeError(f"the reward function {function.name} raised {said}") from error
 
-    waiting: list[Awaitable[Any]] = [answer(function) for function in functions]
-    return list(await asyncio.gather(*waiting))
+async def _together(waiting: Sequence[tuple[RewardFunction, Awaitable[Any]]]) -> list[Any]:
+    """What the awaitables return. The first error ends the others: they would go on beside the next group."""
+
+    async def answer(function: RewardFunction, awaited: Awaitable[Any]) -> Any:
+        with _naming(function):
+            return await awaited
+
+    tasks = [asyncio.ensure_future(answer(*one)) for one in waiting]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextmanager
+def _naming(function: RewardFunction) -> Iterator[None]:
+    """Raises RuntimeError, which names the function, for whatever is raised in the block."""
+    try:
+        yield
+    except Exception as error:  # the function is the user's
+        said = f"{type(error).__name__}: {reason(error)}{_place(error)}"
+        raise RuntimeError(f"the reward function {function.name} raised {said}") from error
 
 
 def _checked(function: RewardFunction, answer: Any, count: int) -> list[float | None]:

@@ -12,7 +12,7 @@ A query or an answer is cut at `MAX_ARGUMENT` characters. A search may wait for 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 from gymnasium.spaces import Text
 from pydantic import Field, model_validator
@@ -30,6 +30,7 @@ from squelch.envs.settings import Settings
 from squelch.envs.splits import Split
 from squelch.envs.text import PRINTABLE, printable
 from squelch.envs.untrusted.http import longest_wait_s
+from squelch.envs.user_files import NAMES_FILES
 from squelch.envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning
 
 MAX_QUESTION = 600
@@ -51,11 +52,11 @@ class SearchQAOptions(Settings):
     """Fewest relations that a made-up question follows."""
     max_hops: int = Field(2, ge=1, le=4)
     """Most relations that a made-up question follows; their number is uniform between the two."""
-    questions: str | None = None
+    questions: Annotated[str | None, NAMES_FILES] = None
     """Questions in HotpotQA's form instead of made-up ones: a file, a folder, or an id of the hub."""
     subset: str | None = None
     """Subset of `questions`, if there are several (on the hub: `distractor` and `fullwiki`)."""
-    corpus: str | None = None
+    corpus: Annotated[str | None, NAMES_FILES] = None
     """Passages to search (`envs.retrieval.corpus`); by default those of the made-up world, or of `questions`."""
     retriever_url: str | None = Field(None, pattern=r"^https?://\S+$")
     """URL of a retriever with Search-R1's protocol, used instead of the embedded one: `http://HOST:8000/retrieve`."""

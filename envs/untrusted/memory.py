@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,10 +19,9 @@ def memory_of_at_most(where: str, num_bytes: int = MOST_BYTES) -> Iterator[None]
     """Within the block the process may take `num_bytes` more than it has; beyond that, Unreadable names `where`.
 
     The kernel fails the allocation, and Python raises MemoryError. The limit holds for every thread of the process, so
-    it is for a command's own process while it reads, never for an actor. Arrow is imported in the block if at all: its
-    usual allocator reserves a gigabyte at once, which would count as used.
+    it is for a command's own process while it reads, never for an actor, and not for what Arrow decodes
+    (`envs.untrusted.apart`).
     """
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     wanted = _data_bytes() + num_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (wanted if soft == resource.RLIM_INFINITY else min(soft, wanted), hard))

@@ -4,17 +4,22 @@ A few hundred bytes of a Parquet file may stand for billions of values (run leng
 the number of values, so most of such files are refused before anything is decoded. A text that a dictionary repeats is
 not counted there; a column that may hold one is decoded in small batches, until the bound is reached.
 
-pyarrow is imported with the first file.
+Commands read tables apart (`table_rows`), and actors, which have no bound of memory, in their own process. pyarrow is
+imported with the first file.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from squelch.envs.untrusted.files import MIB, Unreadable, decoding, shortened, size_text
+from squelch.envs.untrusted.apart import apart
+from squelch.envs.untrusted.files import MIB, Unreadable, decoding, open_file, shortened, size_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,6 +36,51 @@ _READ_BYTES, _BATCH_BYTES = MIB, 16 * MIB
 """Bytes of a streamed file that are read, and about as many as are decoded, at once."""
 _WIDTHS = {"BOOLEAN": 1 / 8, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}
 """Bytes that a decoded value takes at least, by physical type."""
+
+
+def table_names(path: Path, remedy: str = _REMEDY) -> tuple[str, ...]:
+    """The columns of a file, which another interpreter reads. Raises Unreadable, with the remedy, if it is damaged."""
+    [names] = apart(str(path), _names, str(path), remedy)
+    return tuple(names)
+
+
+def table_rows(
+    path: Path, columns: Collection[str] | None, rows: int, remedy: str = _REMEDY
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(number, row) of each row of a file, from 1, with those of its columns that are wanted, None for all, and without
+    the nulls of objects. Another interpreter reads the file, at most `rows` rows at once. Raises Unreadable, with the
+    remedy, if it is damaged."""
+    wanted = None if columns is None else sorted(columns)
+    found = chain.from_iterable(apart(str(path), _batches, str(path), wanted, rows, remedy))
+    for number, row in enumerate(found, 1):
+        yield number, {name: without_nulls(value) for name, value in row.items()}
+
+
+def _names(path: str, remedy: str) -> Iterator[list[str]]:
+    """Called apart."""
+    with _opened(path, remedy) as (file, _):
+        yield list(file.schema_arrow.names)
+
+
+def _batches(path: str, columns: Sequence[str] | None, rows: int, remedy: str) -> Iterator[list[dict[str, Any]]]:
+    """Called apart."""
+    with _opened(path, remedy) as (file, size):
+        wanted = [name for name in file.schema_arrow.names if columns is None or name in columns]
+        first = 1
+        for batch in streamed(file, path, wanted, rows, size):
+            at_once = max(1, _BATCH_BYTES * len(batch) // max(1, batch.nbytes))  # a dictionary may repeat long texts
+            for part in (batch.slice(start, at_once) for start in range(0, len(batch), at_once)):
+                with decoding(f"{path}, rows {first} to {first + len(part) - 1}", DAMAGED):
+                    found = part.to_pylist()
+                yield found
+                first += len(found)
+
+
+@contextmanager
+def _opened(path: str, remedy: str) -> Iterator[tuple[pq.ParquetFile, int]]:
+    """The file, and its bytes."""
+    with open_file(Path(path)) as raw:
+        yield open_parquet(raw, path, remedy), os.fstat(raw.fileno()).st_size
 
 
 def open_parquet(source: BinaryIO | Path, where: str, remedy: str = _REMEDY) -> pq.ParquetFile:

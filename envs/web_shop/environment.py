@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from gymnasium.spaces import Text
 from pydantic import Field, model_validator
@@ -27,6 +27,7 @@ from squelch.envs.contract import Demonstrator
 from squelch.envs.settings import Settings
 from squelch.envs.splits import Split
 from squelch.envs.text import PRINTABLE, printable
+from squelch.envs.user_files import NAMES_FILES
 from squelch.envs.web_shop.made_up import MIN_PRODUCTS, MadeUpShop
 from squelch.envs.web_shop.pages import (
     BACK,
@@ -61,11 +62,11 @@ class WebShopOptions(Settings):
     """Size of the made-up shop."""
     shop_seed: int = Field(0, ge=0, lt=2**63)
     """Seed of the made-up shop."""
-    products: str | None = None
+    products: Annotated[str | None, NAMES_FILES] = None
     """The published products instead of made-up ones: items_shuffle.json or items_shuffle_1000.json."""
-    attributes: str | None = None
+    attributes: Annotated[str | None, NAMES_FILES] = None
     """The attributes of `products`: items_ins_v2.json or items_ins_v2_1000.json."""
-    instructions: str | None = None
+    instructions: Annotated[str | None, NAMES_FILES] = None
     """Goals that people wrote for `products`: items_human_ins.json. Unset: the synthetic goals of `attributes`."""
     max_results: int = Field(50, ge=1, le=1000)
     """Products that a search finds (50 in the published shop)."""

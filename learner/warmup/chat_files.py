@@ -18,20 +18,23 @@ from typing import Any
 
 from squelch.actors.play.codec import Message
 from squelch.envs.format import THINK_OPEN
-from squelch.envs.untrusted.files import Unreadable, brief, decoding, open_file
-from squelch.envs.untrusted.memory import memory_of_at_most
+from squelch.envs.untrusted.apart import bounded_reading
+from squelch.envs.untrusted.files import Unreadable, brief, open_file
+from squelch.envs.untrusted.parquet import table_names, table_rows
 from squelch.envs.untrusted.text import lines_of, parse_object
 from squelch.learner.warmup.demonstrations import Transcript
 
 COLUMN = "messages"
 ROLES = ("system", "user", "assistant")
 MAX_ROWS = 1_000_000
+ROWS_AT_ONCE = 1024
+"""Rows of a Parquet file that are converted to Python objects at once."""
 SHAPE = f"`{COLUMN}`: a list of objects with `role` ({', '.join(ROLES)}) and `content` (text)"
 
 
 def read_transcripts(path: Path) -> list[Transcript]:
     """The conversations of a file, in order. Raises Unreadable, with file and row, if one is malformed."""
-    with memory_of_at_most(str(path)):
+    with bounded_reading(str(path)):
         found = [_transcript(row, f"{path}, row {number}") for number, row in _rows(path)]
     if not found:
         raise Unreadable(f"{path} holds no conversations; each row needs {SHAPE}")
@@ -55,18 +58,9 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    from squelch.envs.untrusted.parquet import DAMAGED, open_parquet, row_groups
-
-    with open_file(path) as raw:
-        file = open_parquet(raw, str(path))
-        if COLUMN not in file.schema_arrow.names:
-            raise Unreadable(f"{path} has no column `{COLUMN}`; each row needs {SHAPE}")
-        first = 1
-        for table in row_groups(file, str(path), [COLUMN]):
-            with decoding(f"{path}, rows from {first}", DAMAGED):
-                rows = table.column(COLUMN).to_pylist()
-            yield from enumerate(rows, first)
-            first += len(rows)
+    if COLUMN not in table_names(path):
+        raise Unreadable(f"{path} has no column `{COLUMN}`; each row needs {SHAPE}")
+    yield from ((number, row[COLUMN]) for number, row in table_rows(path, [COLUMN], ROWS_AT_ONCE))
 
 
 def _transcript(given: Any, where: str) -> Transcript:

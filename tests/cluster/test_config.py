@@ -1,5 +1,6 @@
 import importlib.util
 import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -319,3 +320,21 @@ def test_the_recipes_of_the_studies_keep_their_prompts() -> None:
         environment = load(name).environment
         assert (environment.format.worked_turn, environment.format.response_length) == (True, 0)
         assert environment.options.get("observation_format", "grid_coord") == "grid_coord"
+
+
+def test_a_file_that_has_moved_is_refused_with_the_setting_to_give(tmp_path: Path) -> None:
+    prompts = tmp_path / "a.jsonl"
+    prompts.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    gone = f"{tmp_path}/gone"
+    for option, given in {
+        "data": [f"data={gone}.jsonl"],
+        "reward": [f"data={prompts}", f"reward={gone}.py:right"],
+        "command": ["data=null", "reward=null", f"command=[python, {gone}.py]"],
+    }.items():
+        name = "Agent" if option == "command" else "Prompts"
+        overrides = [f"environment.name={name}", *(f"environment.options.{one}" for one in given)]
+        with pytest.raises(UserError, match=rf"gone.*; if it has moved, set environment\.options\.{option}$"):
+            load("prompts", overrides)
+    entries = "[{name: FrozenLake, prompt: natural}, {name: Countdown, prompt: natural, options: {data: %s.jsonl}}]"
+    with pytest.raises(UserError, match=r"; if it has moved, set environments\[1\]\.options\.data$"):
+        load("prompts", ["environment=null", f"environments={entries % gone}"])

@@ -147,7 +147,7 @@ def test_the_cache_forgets_the_longest_unused_row_group(tmp_path: Path, monkeypa
     monkeypatch.setattr(data, "CACHE_BYTES", 3 * cache._bytes)
     for row in rows:
         assert row.query
-    assert 1 <= len(cache._tables) <= 3 and (rows._shards[0]._number, 9) in cache._tables
+    assert 1 <= len(cache._tables) <= 3 and (rows.shards[0]._number, 9) in cache._tables
     assert cache._bytes == sum(table.nbytes for table in cache._tables.values()) <= data.CACHE_BYTES
 
 

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from squelch.envs.untrusted.apart import one_interpreter
 from tests.fuzz.target import Outcome, Target, outcome
 
 HANG_S = 10.0
@@ -61,7 +62,7 @@ def run(
 ) -> Found:
     """Reads the inputs of these numbers one after another. `started` is told each number."""
     found, before = Found(target.name), _peak_bytes()
-    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder, one_interpreter():
         path = target.path(Path(folder))
         for number in numbers:
             started(number)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from squelch.cluster.commands.arguments import add_run_place, in_store, positive, run_folder
+from squelch.cluster.commands.arguments import add_changed, add_run_place, in_store, positive, run_folder
 from squelch.cluster.terminal import say
 
 
@@ -17,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "interval (Wilson)."
     )
     add_run_place(parser)
+    add_changed(parser)
     parser.add_argument("--checkpoint", default="best", help="best, last, initial, or a step number (default: best)")
     parser.add_argument(
         "--tasks", type=positive(int), default=512, help="number of validation tasks (default: %(default)s)"
@@ -48,4 +49,4 @@ def _evaluate(run_dir: Path, options: argparse.Namespace, fetch: Callable[[str],
     from squelch.cluster.loop.evaluation import evaluate
 
     chosen = options.checkpoint, options.tasks, options.temperature, options.json
-    return evaluate(run_dir, *chosen, say, fetch, options.interventions)
+    return evaluate(run_dir, *chosen, say, fetch, options.interventions, options.overrides)

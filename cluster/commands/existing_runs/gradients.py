@@ -19,7 +19,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from squelch.cluster.commands.arguments import add_run_dir, run_folder
+from squelch.cluster.commands.arguments import add_changed, add_run_dir, run_folder
 from squelch.cluster.errors import UserError
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.terminal import known, one_line, say_json
@@ -54,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.description = DESCRIPTION
     add_run_dir(parser)
+    add_changed(parser)
     parser.add_argument("--step", type=int, help="use the weights after this step (0: the initial policy)")
     parser.add_argument(
         "--older",
@@ -73,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     if options.groups < 2 or options.buckets < 1:
         raise UserError(f"--groups {options.groups} --buckets {options.buckets}: at least 2 groups and 1 bucket")
     run_dir = run_folder(options.run_dir)
-    config = RunFolder(run_dir).config()
+    config = RunFolder(run_dir).config(options.overrides)
     step, version, checkpoint = choose_checkpoint(run_dir, options.step)
     groups = choose_groups(run_dir, step, version, options.older, options.groups)
     learner = learner_config(config.learner, options.kl, options.entropy)

@@ -1,7 +1,7 @@
 """`squelch filter`: applies the filter to files that any trainer can write. `squelch mi` uses this module's reader of
 .npz files.
 
-The command starts in well under 0.5 s: it imports no torch, Ray or vLLM, and pyarrow only to read Parquet. Bad input
+The command starts in well under 0.5 s: it imports no torch, Ray or vLLM; Parquet is read apart. Bad input
 raises a `UserError` that names the file and the key and says what would be right.
 """
 
@@ -10,21 +10,27 @@ from __future__ import annotations
 import argparse
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from squelch.actors.archive.parts import GROUPS, parts_in
+from squelch.actors.archive.reader import CONFIG
+from squelch.actors.archive.store import LocalStore
 from squelch.actors.config import FilterConfig
 from squelch.actors.filter.rules import RULES, EpsilonUnit
 from squelch.actors.filter.scores import STATISTICS
 from squelch.actors.lookup import look_up
 from squelch.cluster.commands.arguments import add_compat, add_file, add_format
 from squelch.cluster.commands.other_trainers.filter_table import filter_table
+from squelch.cluster.commands.other_trainers.formats import names_in
 from squelch.cluster.commands.other_trainers.records import SUFFIXES, columns_of, suffix_of
 from squelch.cluster.errors import UserError, as_user_error, bad_files_are_the_users
 from squelch.cluster.terminal import aligned, remark, say, say_json
-from squelch.envs.untrusted.files import state
+from squelch.envs.untrusted.apart import apart, bounded_reading
+from squelch.envs.untrusted.files import is_file, is_folder, state
 from squelch.envs.untrusted.memory import memory_of_at_most
 
 if TYPE_CHECKING:
@@ -157,6 +163,9 @@ COLUMNS = (
     *("loss_mask", "log_probs", "replay_returns", "task_kind", "label"),
 )
 """Columns of the archive from which the filter's statistics are computed."""
+MEASURED = ("lengths", "surprisals")
+"""Columns that are computed from a trajectory's tokens."""
+SORTED_BY = ("step", "group_id", "trajectory")
 
 
 @dataclass(frozen=True)
@@ -220,7 +229,7 @@ def read_windows(
         suffix = suffix_of(path, (".npz", *SUFFIXES), NEEDED)
         if suffix == ".npz":
             return _windows_of_npz(path)
-        if not (format_name or rewards or group) and (not suffix or _is_archive(path, suffix)):
+        if not (format_name or rewards or group) and _is_archive(path, suffix):
             return _windows_of_archive(path)
         from squelch.cluster.commands.other_trainers.reward_tables import read_rewards
 
@@ -231,7 +240,13 @@ def read_windows(
 
 
 def _is_archive(path: Path, suffix: str) -> bool:
-    return suffix == ".parquet" and "episode_return" in columns_of(path)
+    """Whether a file holds archived groups, or a folder is not one of another trainer's files."""
+    if suffix:
+        return suffix == ".parquet" and "episode_return" in columns_of(path)
+    if not is_folder(path) or is_file(path / CONFIG):
+        return True
+    store = LocalStore(path)
+    return any(parts_in(store, folder) for folder in (GROUPS, "")) or not names_in(path, None)
 
 
 def _windows_of_rewards(table: RewardTable) -> list[Window]:
@@ -261,22 +276,28 @@ def _windows_of_npz(path: Path) -> list[Window]:
 
 
 def _windows_of_archive(path: Path) -> list[Window]:
+    with bounded_reading(str(path)):
+        rows: dict[str, list[Any]] = {name: [] for name in (*COLUMNS, *MEASURED)}
+        for table in apart(str(path), _measured, str(path)):
+            for name, values in table.items():
+                rows[name] += values
+    if not rows["step"]:
+        raise UserError(f"{path} holds no trajectories of split `train`; only those pass the filter")
+    return _windows_of_rows(rows)
+
+
+def _measured(path: str) -> Iterator[dict[str, list[Any]]]:
+    """Called apart: the columns of the trajectories of split `train`, a row group at a time, with two numbers in the
+    place of their tokens: `lengths`, the number of sampled tokens, and `surprisals`, their mean -log p in nats."""
+    import pyarrow.compute as pc
+
     from squelch.actors.archive.reader import stream_groups
 
-    with memory_of_at_most(str(path)):
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        tables = stream_groups(path, columns=COLUMNS)  # a row group at a time: tokens are dropped once they are counted
-        rows = pa.concat_tables(_measured(table.filter(pc.equal(table["split"], "train"))) for table in tables)
-    if not len(rows):
-        raise UserError(f"{path} holds no trajectories of split `train`; only those pass the filter")
-    return _windows_of_rows(rows.sort_by([(name, "ascending") for name in ("step", "group_id", "trajectory")]))
+    for table in stream_groups(Path(path), columns=COLUMNS):
+        yield _without_tokens(table.filter(pc.equal(table["split"], "train")))
 
 
-def _measured(table: pa.Table) -> pa.Table:
-    """The rows with two numbers in the place of their tokens: `lengths`, the number of sampled tokens, and
-    `surprisals`, their mean -log p in nats."""
+def _without_tokens(table: pa.Table) -> dict[str, list[Any]]:
     import numpy as np
 
     from squelch.actors.archive.rows import list_column
@@ -284,45 +305,50 @@ def _measured(table: pa.Table) -> pa.Table:
     masks, log_probs = list_column(table, "loss_mask"), list_column(table, "log_probs")
     lengths = np.array([mask.sum() for mask in masks], dtype=np.float64)
     sums = np.array([-row[mask.astype(bool)].sum(dtype=np.float64) for row, mask in zip(log_probs, masks, strict=True)])
-    small = table.drop_columns(["loss_mask", "log_probs"])
-    return small.append_column("lengths", [lengths]).append_column("surprisals", [sums / np.maximum(lengths, 1)])
+    small = table.drop_columns(["loss_mask", "log_probs"]).to_pydict()
+    return {**small, "lengths": lengths.tolist(), "surprisals": (sums / np.maximum(lengths, 1)).tolist()}
 
 
-def _windows_of_rows(rows: pa.Table) -> list[Window]:
-    """Splits rows, which are sorted by step and group, into groups and windows."""
+def _windows_of_rows(rows: Mapping[str, Sequence[Any]]) -> list[Window]:
+    """Splits rows into groups and windows, in order of step and group."""
     import numpy as np
 
-    columns = _trajectory_columns(rows)
-    ids, steps = rows["group_id"].combine_chunks(), rows["step"].to_numpy()
-    codes = ids.dictionary_encode().indices.to_numpy()
-    starts = np.flatnonzero(np.r_[True, (codes[1:] != codes[:-1]) | (steps[1:] != steps[:-1])])
+    columns, sort_keys = _trajectory_columns(rows), list(zip(*(rows[name] for name in SORTED_BY), strict=True))
+    order = sorted(range(len(sort_keys)), key=sort_keys.__getitem__)
     windows: dict[int, Window] = {}
-    for position, places in enumerate(np.split(np.arange(len(codes)), starts[1:])):
-        step = int(steps[places[0]])
+    for position, (key, places) in enumerate(groupby(order, key=lambda place: sort_keys[place][:2])):
+        step, group_id = key
         window = windows.setdefault(step, Window(step, [], []))
         window.positions.append(position)
-        window.groups.append(_group(ids[int(places[0])].as_py(), step, columns, places))
+        window.groups.append(_group(group_id, step, columns, np.array(list(places))))
     return list(windows.values())
 
 
-def _trajectory_columns(rows: pa.Table) -> dict[str, np.ndarray]:
+def _trajectory_columns(rows: Mapping[str, Sequence[Any]]) -> dict[str, np.ndarray]:
     """(num_trajectories,) arrays by name; `alive` is False for a failed trajectory. `replays`: (), the largest number
     of replays of a trajectory, -1 if none has any."""
     import numpy as np
 
-    replays = rows["replay_returns"]
-    counts = replays.combine_chunks().value_lengths().drop_null().to_numpy()
+    replays = np.empty(len(rows["step"]), dtype=object)
+    replays[:] = rows["replay_returns"]
+    numbers = {
+        name: np.array(rows[column], np.float64)
+        for name, column in {
+            "returns": "episode_return",
+            "penalties": "format_penalty",
+            "lengths": "lengths",
+            "surprisals": "surprisals",
+        }.items()
+    }
     return {
-        "returns": rows["episode_return"].to_numpy().astype(np.float64),
-        "penalties": np.nan_to_num(rows["format_penalty"].to_numpy().astype(np.float64)),
-        "lengths": rows["lengths"].to_numpy(),
-        "surprisals": rows["surprisals"].to_numpy(),
-        "alive": rows["failure_cause"].is_null().to_numpy(),
-        "trajectory": rows["trajectory"].to_numpy(),
-        "replay_returns": replays.to_numpy(zero_copy_only=False),
-        "replays": np.array(counts.max(initial=-1)),
-        "kinds": rows["task_kind"].to_numpy(),
-        "labels": rows["label"].to_numpy(),
+        **numbers,
+        "penalties": np.nan_to_num(numbers["penalties"]),
+        "alive": np.array([cause is None for cause in rows["failure_cause"]]),
+        "trajectory": np.array(rows["trajectory"]),
+        "replay_returns": replays,
+        "replays": np.array(max((len(one) for one in replays if one is not None), default=-1)),
+        "kinds": np.array(rows["task_kind"], object),
+        "labels": np.array(rows["label"], object),
     }
 
 

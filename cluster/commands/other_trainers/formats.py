@@ -201,10 +201,15 @@ def files_of(path: Path, found: Format | None) -> list[Path]:
     each task."""
     if not is_folder(path) or path.name.lower().endswith(SUFFIXES):  # the latter is a mistake, which opening it names
         return [path]
-    names = sorted(one for one in path.glob(found.files if found else "*") if one.name.lower().endswith(SUFFIXES))
+    names = names_in(path, found)
     if not names:
         raise UserError(f"{path}: no file of samples is in this folder; they end with {', '.join(SUFFIXES)}")
     return names
+
+
+def names_in(folder: Path, found: Format | None) -> list[Path]:
+    """The files of samples in a folder, in order; of a format, all that it writes there."""
+    return sorted(one for one in folder.glob(found.files if found else "*") if one.name.lower().endswith(SUFFIXES))
 
 
 def steps_of_records(path: Path, found: Format) -> list[int]:

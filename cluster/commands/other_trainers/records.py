@@ -9,6 +9,7 @@
 Invariants:
 
 - A file of any size takes the memory of a few records: lines are read one by one, tables a batch at a time.
+- This process does not import Arrow: what Arrow decodes is decoded apart (`envs/untrusted/apart.py`).
 - A last line that ends within a record is left out with a note, because its trainer may be writing it. Any other damage
   is refused; the error names the file and the record's number, from 1.
 - Files may be hostile (`envs/untrusted`).
@@ -18,22 +19,26 @@ from __future__ import annotations
 
 import gzip
 import io
-import os
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from squelch.cluster.errors import UserError
-from squelch.envs.untrusted.files import Unreadable, decoding, is_file, open_file
+from squelch.envs.untrusted.apart import apart
+from squelch.envs.untrusted.files import MIB, Unreadable, decoding, is_file, open_file
+from squelch.envs.untrusted.parquet import table_names, table_rows
 from squelch.envs.untrusted.text import lines_of, parse_object
 
 Record = dict[str, Any]
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".parquet")
 ROWS_AT_ONCE = 1024
 """Rows of a Parquet file that are converted to Python objects at once."""
+CHUNK_BYTES = MIB
+"""Bytes of a compressed file that are decompressed at once."""
 _REMEDY = f"give one of {', '.join(SUFFIXES)}"
 BEING_WRITTEN = "if it is still being written, read it once its trainer has closed it; otherwise write it again"
+
+_CUT_OFF = f"Parquet ends with its footer: {BEING_WRITTEN}"
 
 
 def suffix_of(path: Path, read: Sequence[str], remedy: str) -> str:
@@ -49,8 +54,7 @@ def suffix_of(path: Path, read: Sequence[str], remedy: str) -> str:
 def columns_of(path: Path) -> tuple[str, ...]:
     """The columns of a table, or the keys of the first record; none for a file without records."""
     if suffix_of(path, SUFFIXES, _REMEDY) == ".parquet":
-        with _parquet(path) as (file, _):
-            return tuple(file.schema_arrow.names)
+        return table_names(path, _CUT_OFF)
     return next((tuple(record) for _, record in records(path, None, [])), ())
 
 
@@ -62,7 +66,7 @@ def records(path: Path, columns: Collection[str] | None, notes: list[str]) -> It
     """
     suffix = suffix_of(path, SUFFIXES, _REMEDY)
     if suffix == ".parquet":
-        yield from _table(path, columns)
+        yield from table_rows(path, columns, ROWS_AT_ONCE, _CUT_OFF)
     elif suffix == ".json" and _is_array(path):
         yield from _array(path)
     else:
@@ -101,12 +105,26 @@ def _plain(raw: BinaryIO, path: Path, suffix: str) -> Any:
     if suffix == ".jsonl.gz":
         return _Decoded(gzip.GzipFile(fileobj=raw), path)
     if suffix == ".jsonl.zst":
-        import pyarrow as pa
-
-        with decoding(str(path), "cannot be decompressed", BEING_WRITTEN):
-            stream: Any = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), "zstd")
-        return _Decoded(io.BufferedReader(stream), path)
+        return _Decoded(io.BufferedReader(_Chunks(apart(str(path), _decompressed, str(path)))), path)
     return raw
+
+
+class _Chunks(io.RawIOBase):
+    """Chunks of bytes as a file."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks, self._left = chunks, b""
+
+    def readable(self) -> bool:
+        """As of files."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """As of files."""
+        self._left = self._left or next(self._chunks, b"")
+        size = min(len(buffer), len(self._left))
+        buffer[:size], self._left = self._left[:size], self._left[size:]
+        return size
 
 
 class _Decoded:
@@ -121,25 +139,11 @@ class _Decoded:
             return self._file.readline(most_bytes)
 
 
-@contextmanager
-def _parquet(path: Path) -> Iterator[tuple[Any, int]]:
-    from squelch.envs.untrusted.parquet import open_parquet
+def _decompressed(path: str) -> Iterator[bytes]:
+    """Called apart."""
+    import pyarrow as pa
 
-    with open_file(path) as raw:
-        yield (
-            open_parquet(raw, str(path), f"Parquet ends with its footer: {BEING_WRITTEN}"),
-            os.fstat(raw.fileno()).st_size,
-        )
-
-
-def _table(path: Path, columns: Collection[str] | None) -> Iterator[tuple[int, Record]]:
-    from squelch.envs.untrusted.parquet import DAMAGED, streamed, without_nulls
-
-    with _parquet(path) as (file, size):
-        wanted = [name for name in file.schema_arrow.names if columns is None or name in columns]
-        first = 1
-        for batch in streamed(file, str(path), wanted, ROWS_AT_ONCE, size):
-            with decoding(f"{path}, rows {first} to {first + len(batch) - 1}", DAMAGED):
-                rows = batch.to_pylist()
-            yield from enumerate(({name: without_nulls(value) for name, value in row.items()} for row in rows), first)
-            first += len(rows)
+    with open_file(Path(path)) as raw, decoding(path, "cannot be decompressed", BEING_WRITTEN):
+        stream: Any = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), "zstd")
+        while chunk := stream.read(CHUNK_BYTES):
+            yield chunk

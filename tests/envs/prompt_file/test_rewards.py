@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,3 +98,31 @@ def test_the_example_pays_one_word_with_the_letter() -> None:
     prompt = Prompt(TEXT.messages, TEXT.messages, {"letter": "B"}, "key")
     functions = [rewards.load("squelch.envs.prompt_file.example:reward", 1.0)]
     assert rewards.group_rewards(functions, prompt, ["Bear.", "bear or cat", "Cat", ""], [[1]] * 4) == [1, 0.5, 0, 0]
+
+
+def test_a_function_may_run_an_event_loop_of_its_own_in_every_group() -> None:
+    for _ in range(2):
+        assert total("runs_a_loop", "uses_the_current_loop", "short") == [3.0, 3.0, 2.0]
+
+
+def test_what_a_module_holds_for_its_event_loop_serves_every_group() -> None:
+    assert [total("one_at_a_time", "shares_a_task", "runs_a_loop") for _ in range(3)] == [[3.0] * 3] * 3
+
+
+def test_what_waits_beside_a_function_that_raises_is_ended_with_its_group() -> None:
+    ended = rewards.load(f"{FILE}:patient", 1.0).call.__globals__["ENDED"]
+    with pytest.raises(
+        RuntimeError, match=r"user_rewards.py:late raised KeyError: 'late' \(user_rewards.py, line \d+\)"
+    ):
+        total("patient", "late")
+    assert ended == ["patient"]
+    assert total("short", "right") == [2.0, 1.0, 1.0]
+
+
+def test_a_function_of_a_file_may_import_what_lies_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside_the_rewards.py").write_text("ONE = 1.0\n")
+    (tmp_path / "far_away.py").write_text(
+        "import beside_the_rewards as b\n\ndef ones(completions, **_):\n    return [b.ONE]\n"
+    )
+    monkeypatch.setattr("sys.path", list(sys.path))
+    assert rewards.load(f"{tmp_path}/far_away.py:ones", 1.0).call(completions=[1]) == [1.0]

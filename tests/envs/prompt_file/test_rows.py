@@ -123,6 +123,10 @@ def test_a_column_of_tools_that_is_named_must_be_there(tmp_path: Path, suffix: s
     [
         ([{"prompt": "a"}, {"prompt": "a"}], "all rows are the same; at least two must differ"),
         ([{"prompt": "a", "answer": 1}, {"prompt": "b"}], "line 2: no column 'answer'; it has prompt"),
+        (
+            [{"prompt": "a"}, {"prompt": "b", "answer": 1}],
+            "line 1: no column 'answer', which line 2 has; every row needs",
+        ),
         ([{"prompt": "a"}, {"text": "b"}], "line 2: no column 'prompt'; it has text"),
         (
             [{"prompt": "a"}, {"prompt": None}],
@@ -152,3 +156,14 @@ def test_a_file_of_a_package_is_found_by_its_name() -> None:
     assert open_prompts("squelch.envs.prompt_file:example.jsonl", "prompt", "train").of(0).columns.keys() == {"letter"}
     with pytest.raises(ValueError, match=r"data: nowhere:a\.jsonl: there is no package 'nowhere'"):
         open_prompts("nowhere:a.jsonl", "prompt", "train")
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize("lacking", ["train-1", "train-2", "validation"])
+def test_a_file_that_lacks_a_column_of_another_is_refused_with_a_row(tmp_path: Path, lacking: str, suffix: str) -> None:
+    for name in ("train-1", "train-2", "validation"):
+        rows = [{"prompt": f"{name} {i}", **({} if name == lacking else {"answer": i})} for i in range(3)]
+        write(tmp_path / f"{name}.{suffix}", rows)
+    complaint = rf"data: .*{lacking}.{suffix}, (line|row) 1: no column 'answer', which .* has; every row needs the same"
+    with pytest.raises(ValueError, match=complaint):
+        open_prompts(str(tmp_path), "prompt", "validation")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squelch.envs.untrusted.secrets import MASK, masked
+from squelch.envs.untrusted.secrets import MASK, know_secrets, masked, masked_settings, stand_for_secrets
 
 
 @pytest.mark.parametrize(
@@ -62,3 +62,44 @@ def test_a_long_text_takes_no_long_time(part: str) -> None:
     start = time.perf_counter()
     masked(part * (300_000 // len(part)))
     assert time.perf_counter() - start < 2
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (["agent", "--api-key", "sk-1", "--fast"], ["agent", "--api-key", MASK, "--fast"]),
+        (["agent", "--api-key=sk-1"], ["agent", f"--api-key={MASK}"]),
+        (["env", "OPENAI_API_KEY=sk-1", "agent"], ["env", f"OPENAI_API_KEY={MASK}", "agent"]),
+        (["sh", "-c", "agent --token abc --steps 3"], ["sh", "-c", f"agent --token {MASK} --steps 3"]),
+        (["curl", "-H", "X-Api-Key: sk-1"], ["curl", "-H", f"X-Api-Key: {MASK}"]),
+        (["agent", "--db", "me:pw@host:5432/x"], ["agent", "--db", f"{MASK}@host:5432/x"]),
+        (["agent", "--db=postgres://me:pw@host/x"], ["agent", f"--db=postgres://{MASK}@host/x"]),
+        (["agent", "https://h/x?token=abc&n=1"], ["agent", f"https://h/x?token={MASK}&n=1"]),
+        (["agent", '{"api_key": "sk-1", "n": 1}'], ["agent", f'{{"api_key": "{MASK}", "n": 1}}']),
+        ({"kwargs": {"password": "pw", "n": 1}}, {"kwargs": {"password": MASK, "n": 1}}),
+    ],
+)
+def test_settings_are_kept_without_secrets_and_a_mask_is_known_as_one(given: object, kept: object) -> None:
+    assert masked_settings(given) == kept == masked_settings(kept)
+    assert stand_for_secrets(kept) and not stand_for_secrets(given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["agent", "--max-tokens", "300", "--use-token", "--fast", "git@host:me/x", "a=b"],
+        ["agent", "--max-token", "300", "**", "***bold***", "squelch.envs.prompt_file:example.jsonl"],
+        {"data": "/a/b.jsonl", "reward": {"/a/rewards.py:right": 1.0}, "tokens": 5, "n": None, "many": (1, "x")},
+        {"token_variable": "SQUELCH_ENVIRONMENT_TOKEN", "tools_column": "tools", "url": "http://host:80/x"},
+    ],
+)
+def test_settings_without_secrets_stay(given: object) -> None:
+    kept = masked_settings(given)
+    assert kept == ({**given, "many": [1, "x"]} if isinstance(given, dict) and "many" in given else given)
+    assert not stand_for_secrets(given)
+
+
+def test_a_secret_of_the_settings_is_masked_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("squelch.envs.untrusted.secrets._known", set())
+    know_secrets(["agent", "--api-key", "sk-12345678", "--url=https://h/?token=tt-12345678&a=1"])
+    assert masked("usage: agent sk-12345678 or tt-12345678; agent") == f"usage: agent {MASK} or {MASK}; agent"

@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -101,3 +104,52 @@ def test_rewards_beyond_any_float_refuse_their_group_alone_and_a_column_of_nothi
     rows = [{"prompt": f"{i // 2}", "reward": one, "observer": math.nan} for i, one in enumerate(rewards)]
     path = jsonl(tmp_path / "t.jsonl", rows)
     assert filtered(capsys, path)["kept"] == [1]
+
+
+FILTER = """
+import sys
+import pyarrow  # before the file is read, and with the allocator that the environment names
+from squelch.cluster.cli import main
+sys.exit(main(["filter", *sys.argv[1:]]))
+"""
+
+
+def conversations(path: Path, count: int, step: int = 1) -> Path:
+    """A table as TRL logs it, of `count` completions in groups of eight."""
+    rng = np.random.default_rng(step)
+    said = [[{"role": "assistant", "content": f"<think>{'because ' * 40}{i}</think> {i}"}] for i in range(count)]
+    table = {
+        "step": [step] * count,
+        "prompt": [[{"role": "user", "content": f"What is {step} and {i // 8}?"}] for i in range(count)],
+        "completion": said,
+        "accuracy_reward": rng.integers(0, 2, count).astype(float),
+        "advantage": [0.0] * count,
+    }
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(pa.table(table), path)
+    return path
+
+
+def test_tables_of_messages_are_read_whatever_arrows_allocator_is(tmp_path) -> None:
+    path, said = conversations(tmp_path / "completions_00001.parquet", 8000), set()
+    for allocator in ("system", "jemalloc", "mimalloc", ""):
+        environment = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": allocator}
+        command = [sys.executable, "-c", FILTER, str(path), "--rule", "none"]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment)
+        assert found.returncode == 0, found.stderr
+        said.add(found.stdout)
+    assert len(said) == 1 and "1000/1000" in said.pop()
+
+
+def test_a_folder_of_a_trainers_files_is_filtered_step_by_step(tmp_path, capsys) -> None:
+    folder = tmp_path / "completions"
+    for step in (3, 1, 2):
+        conversations(folder / f"completions_{step:05d}.parquet", 80, step)
+    found = filtered(capsys, folder)
+    assert [(row["step"], row["num_groups"]) for row in found["steps"]] == [(1, 10), (2, 10), (3, 10)]
+    alone = [filtered(capsys, folder / f"completions_{step:05d}.parquet")["statistic"] for step in (1, 2, 3)]
+    assert found["statistic"] == [one for step in alone for one in step]
+    (folder / "notes.txt").write_text("no samples")
+    assert filtered(capsys, folder) == found
+    (tmp_path / "empty").mkdir()
+    assert "holds no groups: give a run's folder" in refused(capsys, tmp_path / "empty")

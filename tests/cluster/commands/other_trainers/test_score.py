@@ -316,8 +316,9 @@ from pathlib import Path
 from squelch.cluster.commands.other_trainers import score_files
 from squelch.cluster.errors import UserError
 
-bounded, most = score_files.memory_of_at_most, int(sys.argv[1]) << 20
-score_files.memory_of_at_most = lambda where: bounded(where, most)
+from squelch.envs.untrusted import apart
+bounded, most = apart.memory_of_at_most, int(sys.argv[1]) << 20
+apart.memory_of_at_most = lambda where: bounded(where, most)
 print([number for number, _ in score_files.read_rows(Path(sys.argv[2]), 7)])
 for path in sys.argv[2:]:
     try:
