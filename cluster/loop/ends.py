@@ -43,6 +43,7 @@ from squelch.cluster.runs.ending import EndCause, Ending, ending_of, is_complete
 from squelch.cluster.runs.folder import SUMMARY, RunFolder
 from squelch.cluster.runs.logs import one_paragraph, write_trace
 from squelch.cluster.runs.summary import summarise_run, summary_lines, write_summary
+from squelch.cluster.setting_keys import unplaced
 from squelch.cluster.signals import current
 from squelch.envs.untrusted.files import Unreadable, reason
 
@@ -216,7 +217,7 @@ def nothing_left(config: RunConfig) -> str | None:
     if ending is None:
         return f"{config.run_dir} is finished: it has made its {steps} steps. To go on, raise loop.steps={steps}"
     changed = changes(settings_of(config.run_dir / "config.yaml"), config)
-    if any(change.startswith(REMEDIES) for change in changed):
+    if any(unplaced(change).startswith(REMEDIES) for change in changed):
         return None
     rule = f"it ended after step {steps} by its own settings ({ending.text})"
     return f"{config.run_dir} is finished: {rule}. To go on, change the setting that ended it"
