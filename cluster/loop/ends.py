@@ -223,16 +223,11 @@ def nothing_left(config: RunConfig) -> str | None:
     return f"{config.run_dir} is finished: {rule}. To go on, change the setting that ended it"
 
 
-def has_begun(run_dir: Path) -> bool:
-    """Whether a run has recorded anything in this folder."""
-    return (run_dir / "metrics.jsonl").exists()
-
-
 def outlook(run_dir: Path) -> str:
     """What can be done after a failure."""
     if checkpoints(run_dir):
         return "Checkpoints are intact: continue with --resume"
-    if has_begun(run_dir):
+    if RunFolder(run_dir).has_begun():
         return f"It had written no checkpoint: remove {run_dir}, or choose another name, and start it again"
     return "Nothing was trained: start it again once the cause is removed"
 
@@ -242,6 +237,6 @@ def last_checkpoint(run_dir: Path) -> str:
     saved = checkpoints(run_dir)
     if not saved:
         begun = f"{run_dir} has no checkpoint: remove it, or give another name, to start again"
-        return begun if has_begun(run_dir) else "nothing was trained: start it again"
+        return begun if RunFolder(run_dir).has_begun() else "nothing was trained: start it again"
     step, folder = saved[-1]
     return f"the last checkpoint is {folder}: --resume continues after step {step}"

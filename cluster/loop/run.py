@@ -61,7 +61,7 @@ from squelch.cluster.fleet.ray_actors import RayActors
 from squelch.cluster.fleet.token_budget import choose_token_budget
 from squelch.cluster.idle_settings import notes_on_settings
 from squelch.cluster.loop.coordinator import Coordinator
-from squelch.cluster.loop.ends import EXIT_FAILED, RunEnd, has_begun, last_checkpoint, nothing_left, with_trace
+from squelch.cluster.loop.ends import EXIT_FAILED, RunEnd, last_checkpoint, nothing_left, with_trace
 from squelch.cluster.loop.heartbeat import Heartbeat, beating, limits
 from squelch.cluster.loop.initial_policy import prepare_model, with_date_of, with_date_of_start
 from squelch.cluster.loop.opening import opening_lines
@@ -81,7 +81,7 @@ from squelch.cluster.metrics import REGISTRY
 from squelch.cluster.package import installed_version, needs_extra, version_text
 from squelch.cluster.runs.driver import Driver
 from squelch.cluster.runs.ending import EndCause, Ending
-from squelch.cluster.runs.folder import EARLIER_SUMMARY, SUMMARY
+from squelch.cluster.runs.folder import EARLIER_SUMMARY, SUMMARY, RunFolder
 from squelch.cluster.runs.logs import Output, log_folder, quiet
 from squelch.cluster.served_metrics import serve
 from squelch.cluster.signals import Interrupted, Signals, listening
@@ -383,10 +383,10 @@ def find_run(config: RunConfig, resume: bool) -> tuple[LoopState, Path | None]:
         UserError: the folder already holds a run, or a run to be resumed is missing, damaged, or of other settings.
     """
     run_dir = config.run_dir
-    if not resume and has_begun(run_dir):
+    if not resume and RunFolder(run_dir).has_begun():
         raise UserError(
-            f"{run_dir} already holds a run. Continue it with --resume, or choose another folder with name=NAME "
-            f"(or remove {run_dir})."
+            f"{run_dir} already holds a run. Continue it with --resume, or choose another name; without name= a run "
+            "gets the next free one"
         )
     if resume and not (run_dir / "config.yaml").exists():
         missing = f"{run_dir} holds no run (no config.yaml)" + (
@@ -411,7 +411,7 @@ def create_run(config: RunConfig, say: Callable[[str], None]) -> None:
     if (summary := config.run_dir / SUMMARY).exists():  # of the process before, which the run outlives
         summary.replace(summary.with_name(EARLIER_SUMMARY))
     resolved = config.run_dir / "config.yaml"
-    if resolved.exists() and has_begun(config.run_dir):  # else a sweep wrote what it is to start with
+    if resolved.exists() and RunFolder(config.run_dir).has_begun():  # else a sweep wrote what it is to start with
         for change in changes(settings_of(resolved), config):
             say(f"setting changed since the run started: {change}")
     write_whole(resolved, f"# Written by Squelch {version_text()}.\n{dump(config)}")

@@ -576,7 +576,7 @@ def test_what_changed_is_reported_of_a_run_that_began_and_not_of_one_that_a_swee
     prepared.run_dir.mkdir()
     run.create_run(prepared, lambda _: None)
     if began:
-        (prepared.run_dir / "metrics.jsonl").touch()
+        (prepared.run_dir / "metrics.jsonl").write_text('{"step": 1}\n')
     said: list[str] = []
     run.create_run(started, said.append)
     assert [line for line in said if "changed" in line] == (
