@@ -224,9 +224,9 @@ def nothing_left(config: RunConfig) -> str | None:
 
 
 def outlook(run_dir: Path) -> str:
-    """What can be done after a failure."""
+    """What can be done after a failure; errors leave that to it, because they do not know of checkpoints."""
     if checkpoints(run_dir):
-        return "Checkpoints are intact: continue with --resume"
+        return "Checkpoints are intact: continue with --resume once the cause is removed"
     if RunFolder(run_dir).has_begun():
         return f"It had written no checkpoint: remove {run_dir}, or choose another name, and start it again"
     return "Nothing was trained: start it again once the cause is removed"

@@ -56,7 +56,9 @@ def test_a_run_without_a_name_gets_the_next_free_one_and_says_so(train, tmp_path
     left(tmp_path / "frozenlake", 3)
     name, said = train()
     assert name == "frozenlake-2"
-    assert said.startswith(f"{tmp_path}/frozenlake holds a run, so this one is {tmp_path}/frozenlake-2; name=NAME gives")
+    assert said.startswith(
+        f"{tmp_path}/frozenlake holds a run, so this one is {tmp_path}/frozenlake-2; name=NAME gives"
+    )
     left(tmp_path / "frozenlake-2", 1)
     left(tmp_path / "frozenlake-4", 1)
     left(tmp_path / "frozenlake-gspo", 1)
