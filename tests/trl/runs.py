@@ -174,7 +174,7 @@ def page(folder: Path, model: Path) -> None:
     os.chdir(folder)
     (shown,) = re.findall(r"<!-- file: tasks\.jsonl -->\n```json\n(.*?)```", text, re.DOTALL)
     tasks = [json.loads(line) for line in shown.splitlines()]
-    for index, (task, row) in enumerate(zip(tasks, work.rows(len(tasks)), strict=True)):  # in words that the model knows
+    for index, (task, row) in enumerate(zip(tasks, work.rows(len(tasks)), strict=True)):  # its words
         task["prompt"][0]["content"], task["answer"] = row["prompt"][-1]["content"], f"w{index % 6}"
     Path("tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
     run: dict[str, Any] = {}
