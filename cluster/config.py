@@ -383,8 +383,9 @@ def read_recipe(recipe: str, extended_by: tuple[Path, ...] = ()) -> dict[str, An
     with as_user_error(Unreadable, about=f"recipe {brief(recipe)}{_asked_by(extended_by)}"):
         missing = state(path) is None
     if missing:
+        meant = "" if extended_by else _run_meant(recipe)
         raise UserError(
-            f"no recipe {brief(recipe)}{_asked_by(extended_by)}: {_run_meant(recipe)}{path} does not exist. "
+            f"no recipe {brief(recipe)}{_asked_by(extended_by)}: {meant}{path} does not exist. "
             f"{did_you_mean(recipe, recipe_names())}Shipped recipes: {', '.join(recipe_names())}; or give a path that "
             "ends in .yaml."
         )
