@@ -187,7 +187,7 @@ class RolloutConfig(Settings):
 
 
 class FilterConfig(Settings):
-    """Selection of the groups that are learned from (paper, section 3.3 and appendix G; design decision 2)."""
+    """Selection of the groups that are learned from (paper, section 3.3 and appendix G)."""
 
     statistic: Literal[*STATISTICS] = "reward_variance"
     """Statistic by which groups are scored, an entry of `actors.filter.scores.STATISTICS`."""

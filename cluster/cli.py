@@ -7,7 +7,7 @@ import errno
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import IO, Any
 
@@ -175,14 +175,30 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _meant(unknown: Sequence[str], options: argparse.Namespace) -> str:
-    """How to give the first unknown flag of a command that takes settings, as a clause; empty if that is not known."""
-    if "overrides" not in options or not unknown or not unknown[0].startswith("--"):
+    """How to give the first unknown flag, as a clause: as a setting, if the command takes settings, else by the flags
+    whose help has its word, else by all that the command has; empty if that is not known."""
+    if not unknown or not unknown[0].startswith("--"):
         return ""
+    if "overrides" not in options:
+        return _flags_meant(unknown[0], options.flags)
     from squelch.cluster.settings import flag_meant
 
     given = unknown[1] if len(unknown) > 1 else next(iter(options.overrides), None)
     meant = flag_meant(unknown[0], given)
     return f"; {meant}" if meant else ""
+
+
+def _flags_meant(unknown: str, flags: Mapping[str, str]) -> str:
+    word = unknown.lstrip("-").partition("=")[0]
+    meant = [f"{flag} ({text})" for flag, text in flags.items() if word in text.split()]
+    return f"; did you mean {' or '.join(meant)}?" if meant else f"; its flags are {', '.join(flags)}" if flags else ""
+
+
+def _flags(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """What each flag of a command is for, without its default."""
+    actions = (one for one in parser._actions if one.option_strings and one.help not in (None, argparse.SUPPRESS))
+    found = {one.option_strings[-1]: str(one.help).partition(" (default")[0] for one in actions}
+    return {flag: text for flag, text in found.items() if flag != "--help"}
 
 
 def build_parser(command: str | None = None) -> Parser:
@@ -201,7 +217,7 @@ def build_parser(command: str | None = None) -> Parser:
         if name == command:
             loaded = importlib.import_module(f"squelch.cluster.commands.{module}")
             loaded.add_arguments(of_command)
-            of_command.set_defaults(run=loaded.run)
+            of_command.set_defaults(run=loaded.run, flags=_flags(of_command))
     return parser
 
 

@@ -9,7 +9,9 @@ torch nor Ray.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,7 +55,7 @@ from squelch.envs.contract import AgentDriven, Environment, lacking
 from squelch.envs.mixture import Entry, Mixture
 from squelch.envs.registry import environment_class, resolved
 from squelch.envs.settings import Settings
-from squelch.envs.untrusted.files import Unreadable, brief, read_bytes, state, text_of
+from squelch.envs.untrusted.files import Unreadable, brief, is_file, read_bytes, state, text_of
 from squelch.envs.untrusted.text import MAX_RECIPE, YamlVersion, parse_yaml, written_yaml
 from squelch.envs.user_files import option_of_missing
 from squelch.learner.config import LearnerConfig
@@ -383,8 +385,9 @@ def read_recipe(recipe: str, extended_by: tuple[Path, ...] = ()) -> dict[str, An
     with as_user_error(Unreadable, about=f"recipe {brief(recipe)}{_asked_by(extended_by)}"):
         missing = state(path) is None
     if missing:
+        meant = "" if extended_by else _run_meant(recipe)
         raise UserError(
-            f"no recipe {brief(recipe)}{_asked_by(extended_by)}: {path} does not exist. "
+            f"no recipe {brief(recipe)}{_asked_by(extended_by)}: {meant}{path} does not exist. "
             f"{did_you_mean(recipe, recipe_names())}Shipped recipes: {', '.join(recipe_names())}; or give a path that "
             "ends in .yaml."
         )
@@ -403,6 +406,17 @@ def read_recipe(recipe: str, extended_by: tuple[Path, ...] = ()) -> dict[str, An
     if not isinstance(base, str):
         raise UserError(f"{path}: extends is {brief(base)}; give the name of one recipe, or a path ending in .yaml")
     return merged(read_recipe(base, chain), tree)
+
+
+def _run_meant(recipe: str) -> str:
+    """How a run goes on whose folder or name is given as a recipe; empty if it is none."""
+    for folder in (Path(recipe), Path("runs") / recipe):
+        with suppress(Unreadable):
+            if is_file(own := folder / "config.yaml"):
+                return f"{folder} is a run, which goes on with `squelch train {shlex.quote(str(own))} --resume`. "
+    if "/" not in recipe:
+        return ""
+    return f"A run goes on with its recipe and its name: `squelch train RECIPE name={Path(recipe).name} --resume`. "
 
 
 def _asked_by(extended_by: tuple[Path, ...]) -> str:

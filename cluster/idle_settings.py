@@ -4,19 +4,21 @@ A run with such a setting is not refused: recipes share settings, and a resumed 
 says so at its start instead, so that no option is silently ignored. An idle setting that can only be a mistake is
 refused by its settings model.
 
-To add a case, add an entry to `CASES`.
+To add a case, add an entry to `CASES`. A case of the settings of `environment` holds of each environment of a run that
+plays several.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from squelch.actors.filter.rules import RULES
 from squelch.actors.filter.scores import STATISTICS
 from squelch.cluster.config import RunConfig
-from squelch.cluster.setting_keys import flat
+from squelch.cluster.setting_keys import flat, unplaced
+from squelch.envs.mixture import Entry
 from squelch.envs.registry import environment_class
 from squelch.learner.objective.algorithms import as_written
 
@@ -34,6 +36,10 @@ class Case:
     def why(self, values: Mapping[str, Any]) -> str:
         """Why they do nothing, of a run's settings by dotted key."""
         return self.reason or f"with {self.switch}={as_written(values[self.switch])}"
+
+    def of(self, entry: Entry) -> Case:
+        """The case with the keys of one environment of a run."""
+        return replace(self, switch=entry.keyed(self.switch), keys=tuple(map(entry.keyed, self.keys)))
 
 
 def _case(switch: str, off: Callable[[Any], bool], *names: str, below: str = "", reason: str = "") -> Case:
@@ -111,11 +117,17 @@ def idle_settings(config: RunConfig) -> list[str]:
     usual = flat(RunConfig.model_validate({"learner": {"algorithm": config.learner.algorithm}}).model_dump(mode="json"))
     return [
         f"{key}={as_written(values[key])} does nothing {case.why(values)}"
-        for case in CASES
+        for general in CASES
+        for case in dict.fromkeys(general.of(entry) for entry in config.mixture.entries)
         if case.off(values[case.switch])
         for key in case.keys
-        if values.get(key, usual[key]) != usual[key]
+        if values.get(key, usual[unplaced(key)]) != usual[unplaced(key)]
     ]
+
+
+def notes_on_settings(config: RunConfig) -> list[str]:
+    """What a run says of its settings at its start."""
+    return [*(f"setting without effect: {one}" for one in idle_settings(config)), *scale_notes(config)]
 
 
 def scale_notes(config: RunConfig) -> list[str]:

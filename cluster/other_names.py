@@ -53,9 +53,14 @@ def rows() -> list[Row]:
         ]
 
 
-def found(key: str, loosely: bool = True) -> list[tuple[Row, str, str]]:
-    """(row, trainer, name) of what a key means elsewhere, at most `MOST_ROWS`: by the whole name, else by its last
-    part, else, if `loosely`, by one of its words, as `vllm` in `vllm_max_model_length`."""
+WAYS = 3
+"""Ways in which a key is found: by the whole name, by its last part, by one of its words."""
+
+
+def found(key: str, ways: int = WAYS) -> list[tuple[Row, str, str]]:
+    """(row, trainer, name) of what a key means elsewhere, at most `MOST_ROWS`, first those with most such names: by the
+    whole name, else by its last part, else by one of its words, as `vllm` in `vllm_max_model_length`; in the first
+    `ways` of these."""
     word = key.lower().removeprefix("actor_rollout_ref.")
     last = word.rpartition(".")[2]
     kinds = (
@@ -64,16 +69,17 @@ def found(key: str, loosely: bool = True) -> list[tuple[Row, str, str]]:
         lambda name: last in re.split(r"[._]", name),
     )
     table = rows()
-    for matches in kinds if loosely else kinds[:2]:
-        hits = [next(((row, t, n) for t, n in row.named() if matches(n.lower())), None) for row in table]
+    for matches in kinds[:ways]:
+        hits = [[(row, trainer, name) for trainer, name in row.named() if matches(name.lower())] for row in table]
         if any(hits):
-            return [hit for hit in hits if hit is not None][:MOST_ROWS]
+            return [own[0] for own in sorted(hits, key=len, reverse=True) if own][:MOST_ROWS]
     return []
 
 
-def answer(key: str, loosely: bool = True) -> str:
-    """What a key of another trainer is here, in sentences; empty if no trainer is known to have it."""
-    return " ".join(_sentence(*hit) for hit in found(key, loosely))
+def answer(key: str, ways: int = WAYS) -> str:
+    """What a key of another trainer is here, in sentences; empty if no trainer is known to have it. `ways`: as of
+    `found`."""
+    return " ".join(_sentence(*hit) for hit in found(key, ways))
 
 
 def _sentence(row: Row, trainer: str, name: str) -> str:

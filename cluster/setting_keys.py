@@ -100,6 +100,12 @@ def unplaced(key: str) -> str:
     return re.sub(r"^environments\[\d+\]", "environment", key)
 
 
+def of_each(settings: Mapping[str, Any], key: str) -> list[Any]:
+    """The values of a setting of `environment`, of a run's settings by dotted key: one for each environment that has
+    it."""
+    return [value for own, value in settings.items() if unplaced(own) == key]
+
+
 def where_of(path: tuple[int | str, ...]) -> str:
     """The key of a setting, with places in lists as `environments[1]`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)

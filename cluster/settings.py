@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from squelch.cluster.config import RunConfig
-from squelch.cluster.other_names import answer
+from squelch.cluster.other_names import answer, found
 from squelch.envs.mixture import Entry
 from squelch.envs.registry import environment_class
 from squelch.envs.settings import Settings
@@ -94,8 +94,11 @@ def _placed(one: Setting, entries: Sequence[Entry]) -> Setting:
 
 def flag_meant(flag: str, value: str | None) -> str:
     """How to set what somebody gives as a flag, e.g. `--steps 6`; empty if no setting has its name."""
-    name, _, own = flag.lstrip("-").replace("-", "_").partition("=")
-    keys = [one.key for block in of_run() for one in block.settings if one.key.rpartition(".")[2] == name]
+    name, _, own = flag.lstrip("-").partition("=")
+    name = name.replace("-", "_")
+    keys = [one.key for block in of_run() for one in block.settings if name in (one.key, one.key.rpartition(".")[2])]
+    meant = {key for row, _, _ in found(name, 1) for key in row.here}
+    keys.sort(key=lambda key: key not in meant)
     if not keys:
         return answer(name)
     given = own or value or "VALUE"

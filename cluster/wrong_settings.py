@@ -10,12 +10,16 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from squelch.cluster.errors import did_you_mean
-from squelch.cluster.other_names import answer
-from squelch.cluster.setting_keys import flat, where_of
+from squelch.cluster.other_names import answer, found
+from squelch.cluster.setting_keys import flat, unplaced, where_of
+from squelch.envs.registry import environment_class
 from squelch.envs.untrusted.files import brief, shortened
 
 MAX_FAULTS = 8
 """Wrong settings that one error lists."""
+OPTIONED = ("Prompts", "Agent", "Countdown", "MetaMathQA", "DeepCoder")
+"""Environments whose options users give by their short names, those for which they look first."""
+RECIPE_OF = {"Prompts": " (the recipe prompts)"}
 
 
 def what_is_wrong(error: ValidationError, tree: type[BaseModel]) -> str:
@@ -29,6 +33,8 @@ def what_is_wrong(error: ValidationError, tree: type[BaseModel]) -> str:
             lines.append(f"{where}: is {brief(item['input'])}, but must be a block of settings, e.g. {where}.KEY=VALUE")
         else:
             message = item["msg"].removeprefix("Value error, ")
+            if item["type"] == "tuple_type":
+                message = f"must be a list, e.g. {where}=[{shortened(str(item['input']), 40)}]"
             given = "" if isinstance(item["input"], dict | BaseModel) else f" (given {brief(item['input'])})"
             lines.append(f"{where}: {message}{given}{_meant_value(item)}{_quotes(item, where)}".removeprefix(": "))
     more = error.error_count() - len(lines)
@@ -53,16 +59,30 @@ def _fields_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]
 
 
 def _key_meant(tree: type[BaseModel], path: tuple[int | str, ...], value: Any) -> str:
-    """The settings of this name in other blocks, else what another trainer's setting of this name is here, else the
-    nearest in this block, else all keys of this block."""
-    word = str(path[-1])
-    elsewhere = [key for key in _keys(tree) if key.rpartition(".")[2] == word]
-    if elsewhere:
-        return f"Other blocks have it: {', '.join(elsewhere)}."
-    fields, key = _fields_at(tree, path[:-1]), where_of(path)
+    """What another trainer's setting of this name is here, the environments with an option of this name, and the
+    settings of this name in other blocks; else what resembles it in another trainer, else the nearest in this block,
+    else all keys of this block."""
+    word, key = str(path[-1]), where_of(path)
+    named = {one for row, _, _ in found(key, 1) or found(word, 1) for one in row.here}
+    elsewhere = [one for one in _keys(tree) if one.rpartition(".")[2] == word and one not in named]
+    others = f"Other blocks have it: {', '.join(elsewhere)}." if elsewhere else ""
+    sure = " ".join(filter(None, (answer(key, 1) or answer(word, 1), _option_meant(path), others)))
+    if sure:
+        return sure
+    fields = _fields_at(tree, path[:-1])
     inner = flat(value, f"{key}.") if isinstance(value, dict) else {}
-    known = " ".join(filter(None, (answer(one, loosely=False) for one in list(inner or [key])[:MAX_FAULTS])))
+    known = " ".join(filter(None, (answer(one, 2) for one in list(inner or [key])[:MAX_FAULTS])))
     return known or did_you_mean(word, fields).strip() or answer(key) or f"Valid keys: {', '.join(fields)}."
+
+
+def _option_meant(path: tuple[int | str, ...]) -> str:
+    """Which environments have an option of this name, if the key is one of the run or of its environment."""
+    block = unplaced(where_of(path[:-1])) or "environment"
+    names = [name for name in OPTIONED if path[-1] in environment_class(name).Options.model_fields]
+    if block != "environment" or not names:
+        return ""
+    shown = [f"{name}{RECIPE_OF.get(name, '')}" for name in names]
+    return f"It is environment.options.{path[-1]} of {' and '.join(filter(None, (', '.join(shown[:-1]), shown[-1])))}."
 
 
 def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:

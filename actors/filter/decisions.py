@@ -92,7 +92,7 @@ class StepDecision:
 
 
 def loss_scale(kind: LossScale, decision: StepDecision, rho: float) -> float:
-    """Factor, in [0, 1], on a loss that is normalised over the kept groups (paper, section 4.1; design decision 3).
+    """Factor, in [0, 1], on a loss that is normalised over the kept groups (paper, section 4.1).
 
     The factor is 1 if no rule was applied (rule none, passthrough), for `rho` if the rule has no rho (band), and for
     `kept_mass` if the window has no reward variance.

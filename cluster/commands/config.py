@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from squelch.cluster.errors import UserError
 from squelch.cluster.terminal import aligned, say
+from squelch.envs.untrusted.files import brief, shortened
 
 if TYPE_CHECKING:
     from squelch.cluster.config import RunConfig
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Prints every setting of a recipe, with your overrides applied, as YAML that `train` accepts; comments before "
         "it list what a preset (preset=paper, preset=published) sets."
     )
-    parser.add_argument("recipe", nargs="?", default="frozenlake")
+    parser.add_argument("recipe", nargs="?", help="a shipped recipe or a YAML file (default: frozenlake)")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument("--list", action="store_true", help="list the shipped recipes, what each needs and is for")
     parser.add_argument("--template", action="store_true", help="print a recipe to fill in, with comments")
@@ -57,10 +58,17 @@ def run(options: argparse.Namespace) -> int:
         say("\n".join(aligned([("recipe", "needs", "for"), *(described(name) for name in recipe_names())])))
         return 0
     if options.template:
+        if options.recipe is not None:
+            raise UserError(
+                f"--template prints one recipe to fill in, for any environment. To begin with {brief(options.recipe)}, "
+                f"write `extends: {shortened(options.recipe, 80)}` at the top of yours; `squelch config "
+                f"{shortened(options.recipe, 80)}` prints all that it sets"
+            )
         say((RECIPES / TEMPLATE).read_text(encoding="utf-8").rstrip())
         return 0
-    config = load(options.recipe, options.overrides)
-    preset, its = from_preset(read_recipe(options.recipe), options.overrides)
+    recipe = options.recipe or "frozenlake"
+    config = load(recipe, options.overrides)
+    preset, its = from_preset(read_recipe(recipe), options.overrides)
     if options.explain:
         say("\n\n".join(explained(config, options.explain, {key: preset for key in its})))
     else:
@@ -111,17 +119,16 @@ def _origin(key: str, presets: Mapping[str, str]) -> str:
 
 def matching(settings: Sequence[Setting], word: str) -> list[Setting]:
     """The settings whose key contains the word, else those that another trainer calls so, else those whose meaning
-    contains it."""
+    contains it. A whole name of another trainer, such as `rollout.n`, comes before keys that have it within a word."""
     from squelch.cluster.other_names import found
 
+    near = [one for one in settings if _has(one, word)]
+    has_part = any(f".{word}." in f".{one.key}." for one in near)
+    if near and (has_part or not found(word, 1)):
+        return near
     elsewhere = {key for row, _, _ in found(word) for key in row.here}
-    ways: list[Callable[[Setting], bool]] = [
-        lambda one: _has(one, word),
-        lambda one: one.key in elsewhere,
-        lambda one: word.lower() in one.meaning.lower(),
-    ]
-    hits = ([one for one in settings if matches(one)] for matches in ways)
-    return next(filter(None, hits), [])
+    named = [one for one in settings if one.key in elsewhere]
+    return named or [one for one in settings if word.lower() in one.meaning.lower()]
 
 
 def _has(one: Setting, word: str) -> bool:

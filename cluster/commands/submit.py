@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
     add_job_server(parser)
     parser.add_argument("--no-wait", action="store_true", help="return after the submission; do not follow the logs")
-    parser.add_argument("--resume", action="store_true", help="continue the run of this name from its last checkpoint")
+    parser.add_argument("--resume", action="store_true", help="as `train --resume`")
     code = parser.add_mutually_exclusive_group()
     code.add_argument(
         "--working-dir", default="", metavar="DIR", help="send this folder, e.g. with an environment of your own"

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from squelch.cluster.commands.arguments import add_recipe
 from squelch.cluster.terminal import say
+
+if TYPE_CHECKING:
+    from squelch.cluster.config import RunConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.description = "Trains a policy with the settings of a recipe."
     add_recipe(parser)
-    parser.add_argument("--resume", action="store_true", help="continue the run of this name from its last checkpoint")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="continue the run of this name from its last checkpoint; without name=, the newest unfinished run",
+    )
     parser.add_argument("--submitted-by", default="", help=argparse.SUPPRESS)  # versions of the client of a job
     parser.add_argument("--address", default="", help="Ray cluster to run on (host:port or auto); default: start one")
 
@@ -32,10 +41,20 @@ def run(options: argparse.Namespace) -> int:
     if preset:
         say(f"preset={preset} sets {len(its)} settings: `squelch config {options.recipe} preset={preset}` lists them")
     from squelch.cluster.commands.existing_runs.report import after_the_run
+    from squelch.cluster.loop.naming import named
     from squelch.cluster.loop.run import train
+
+    if not _has_name(options, config):
+        config = named(config, options.resume, say)
 
     def report() -> None:
         if config.recorder.report and (config.run_dir / "metrics.jsonl").is_file():
             after_the_run(config.run_dir, say)
 
     return train(config, options.resume, say, report)
+
+
+def _has_name(options: argparse.Namespace, config: RunConfig) -> bool:
+    """Whether the command line names the run: by `name=`, or, to resume it, by its own `config.yaml`."""
+    own = options.resume and Path(options.recipe).resolve() == (config.run_dir / "config.yaml").resolve()
+    return own or any(override.partition("=")[0].strip() == "name" for override in options.overrides)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +29,11 @@ from squelch.cluster.config import RunConfig, read_resolved
 from squelch.cluster.errors import UserError, as_user_error
 from squelch.cluster.first_task import first_task
 from squelch.cluster.fleet import local_ray
-from squelch.cluster.fleet.demand import Node, needed
+from squelch.cluster.fleet.demand import Node, needed, needs, shortfall
 from squelch.cluster.fleet.object_store import check_joined, local_mib
 from squelch.cluster.fleet.placement import alive_nodes, make_room
 from squelch.cluster.fleet.processor import emulated
+from squelch.cluster.fleet.ray_internals import resources_here
 from squelch.cluster.fleet.token_budget import settled
 from squelch.cluster.package import checkout
 from squelch.envs.contract import (
@@ -94,11 +97,24 @@ def connect(
         check_joined(weights, ray.nodes())
         say(f"joined the Ray cluster at {address}")
     else:
-        cpus = config.cluster.num_cpus or max(needed(config, "CPU", learning), float(os.cpu_count() or 1))
         store = local_mib(weights, config.cluster.object_store_mib) * 2**20
-        local_ray.start(int(-(-cpus // 1)), store, PREPARED, config.run_dir if learning else None, **options)
+        local_ray.start(_local_cpus(config, learning), store, PREPARED, config.run_dir if learning else None, **options)
         joined()
     make_room(config, learning, say)
+
+
+def check_machine(config: RunConfig) -> None:
+    """Raises UserError if a cluster on this machine would be too small for the run. A cluster at an address is asked
+    once it is joined."""
+    if not _address(config) and not config.cluster.autoscaler:
+        here = Node("this machine", resources_here(_local_cpus(config)), {})
+        if missing := shortfall([replace(need, selector={}) for need in needs(config)], [here]):
+            raise UserError(missing)
+
+
+def _local_cpus(config: RunConfig, learning: bool = True) -> int:
+    """The CPUs of a cluster on this machine: what is set, else all that it has, or as many as the run asks for."""
+    return math.ceil(config.cluster.num_cpus or max(needed(config, "CPU", learning), float(os.cpu_count() or 1)))
 
 
 def check_address(config: RunConfig) -> None:
@@ -204,12 +220,7 @@ def choose_scoring(config: RunConfig, model_dir: Path, resume: bool, say: Callab
     tasks = scorer.probe.num_tasks(config.validation.tasks)
     if scorer.enabled and scorer.probe.every and tasks < MIN_TASKS:
         say(f"{tasks} tasks of the fixed probe: below {MIN_TASKS} no metric can be significant; its alarm is silent")
-    if scorer.enabled and scorer.probe.every and scorer.probe.hard and not has_twins(config.scored.name):
-        if shows_pictures(config.scored.environment):
-            raise UserError(
-                f"scorer.probe.hard=true: {config.scored.name} shows pictures and has no near variations of its tasks, "
-                "and the nearest of other tasks are found by text alone; leave it unset"
-            )
+    if _hard_without_twins(config):
         say(
             f"scorer.probe.hard: {config.scored.name} has no near variations of its tasks; the nearest of 1,000 others "
             "stand in for them, and the MI against them bounds no information (docs/guide/reasoning.md)"
@@ -273,15 +284,33 @@ def _step_work(config: RunConfig, model_dir: Path) -> StepWork:
     )
 
 
+def _hard_without_twins(config: RunConfig) -> bool:
+    """Whether the fixed probe's hard negatives are of an environment without near variations of its tasks."""
+    probe = config.scorer.probe
+    return bool(config.scorer.enabled and probe.every and probe.hard) and not has_twins(config.scored.name)
+
+
+def check_scoring(config: RunConfig) -> None:
+    """Raises UserError if the scorer's settings cannot hold, whatever the policy."""
+    if _hard_without_twins(config) and shows_pictures(config.scored.environment):
+        raise UserError(
+            f"scorer.probe.hard=true: {config.scored.name} shows pictures and has no near variations of its tasks, and "
+            "the nearest of other tasks are found by text alone; leave it unset"
+        )
+    if config.scorer.enabled and config.scorer.model is not None:
+        from squelch.actors.model_folder import check_model_folder  # imports transformers
+
+        with as_user_error(about="scorer.model"):
+            check_model_folder(Path(config.scorer.model))
+
+
 def check_fixed_scorer(config: RunConfig, model_dir: Path) -> None:
     """Raises UserError if a fixed model is to score what the policy of the folder says, and cannot."""
-    from squelch.actors.model_folder import check_model_folder  # imports transformers
     from squelch.actors.scorer.fixed_model import check_scorer_model
 
-    if config.scorer.enabled and (fixed := config.scorer.model) is not None:
+    if config.scorer.enabled and config.scorer.model is not None:
         with as_user_error():
-            check_scorer_model(fixed, model_dir, _scores_pictures(config, model_dir))
-            check_model_folder(Path(fixed))
+            check_scorer_model(config.scorer.model, model_dir, _scores_pictures(config, model_dir))
 
 
 def _scores_pictures(config: RunConfig, model_dir: Path) -> bool:

@@ -12,6 +12,7 @@ from ray._private import ray_constants, services, utils, worker
 from ray._private.authentication.authentication_token_setup import enable_token_auth_by_default
 from ray._private.node import Node
 from ray._private.ray_constants import DASHBOARD_CLIENT_MAX_SIZE
+from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 from ray._private.runtime_env.packaging import _dir_travel as walk_uploaded
 from ray._private.runtime_env.packaging import _get_excludes as excluded_from_upload
 from ray._private.state import actors, state
@@ -23,6 +24,12 @@ def logs_folder() -> Path | None:
     connected by an address `ray://`, from a machine that need not be a node."""
     node = worker._global_node
     return None if node is None else Path(node.get_logs_dir_path())
+
+
+def resources_here(num_cpus: int) -> dict[str, float]:
+    """The resources of a node that Ray would start on this machine with so many CPUs, by name."""
+    spec = ResourceAndLabelSpec(num_cpus=num_cpus).resolve(is_head=True, node_ip_address="127.0.0.1")
+    return spec.to_resource_dict()
 
 
 @contextmanager
@@ -71,6 +78,7 @@ __all__ = [
     "only_here",
     "ray_constants",
     "replaced",
+    "resources_here",
     "services",
     "state",
     "walk_uploaded",

@@ -187,7 +187,8 @@ def _credentials() -> str | tuple[str, str]:
         return user, password
     raise UserError(
         f"no credentials for Grafana: set {TOKEN} to the token of a service account with the role Editor (Admin if it "
-        f"is to add the data source), or {USER} and {PASSWORD}"
+        f"is to add the data source), or {USER} and {PASSWORD}; --dry-run asks the server, too. `squelch "
+        "dashboards export FOLDER` writes the dashboards as files, without a server"
     )
 
 

@@ -43,6 +43,7 @@ from squelch.cluster.runs.ending import EndCause, Ending, ending_of, is_complete
 from squelch.cluster.runs.folder import SUMMARY, RunFolder
 from squelch.cluster.runs.logs import one_paragraph, write_trace
 from squelch.cluster.runs.summary import summarise_run, summary_lines, write_summary
+from squelch.cluster.setting_keys import unplaced
 from squelch.cluster.signals import current
 from squelch.envs.untrusted.files import Unreadable, reason
 
@@ -216,22 +217,17 @@ def nothing_left(config: RunConfig) -> str | None:
     if ending is None:
         return f"{config.run_dir} is finished: it has made its {steps} steps. To go on, raise loop.steps={steps}"
     changed = changes(settings_of(config.run_dir / "config.yaml"), config)
-    if any(change.startswith(REMEDIES) for change in changed):
+    if any(unplaced(change).startswith(REMEDIES) for change in changed):
         return None
     rule = f"it ended after step {steps} by its own settings ({ending.text})"
     return f"{config.run_dir} is finished: {rule}. To go on, change the setting that ended it"
 
 
-def has_begun(run_dir: Path) -> bool:
-    """Whether a run has recorded anything in this folder."""
-    return (run_dir / "metrics.jsonl").exists()
-
-
 def outlook(run_dir: Path) -> str:
-    """What can be done after a failure."""
+    """What can be done after a failure; errors leave that to it, because they do not know of checkpoints."""
     if checkpoints(run_dir):
-        return "Checkpoints are intact: continue with --resume"
-    if has_begun(run_dir):
+        return "Checkpoints are intact: continue with --resume once the cause is removed"
+    if RunFolder(run_dir).has_begun():
         return f"It had written no checkpoint: remove {run_dir}, or choose another name, and start it again"
     return "Nothing was trained: start it again once the cause is removed"
 
@@ -241,6 +237,6 @@ def last_checkpoint(run_dir: Path) -> str:
     saved = checkpoints(run_dir)
     if not saved:
         begun = f"{run_dir} has no checkpoint: remove it, or give another name, to start again"
-        return begun if has_begun(run_dir) else "nothing was trained: start it again"
+        return begun if RunFolder(run_dir).has_begun() else "nothing was trained: start it again"
     step, folder = saved[-1]
     return f"the last checkpoint is {folder}: --resume continues after step {step}"

@@ -65,22 +65,38 @@ WAIT_S = 4 * 3600.0
 """Seconds to wait for another process that warms the same model up."""
 
 
-def prepare_model(config: RunConfig, say: Say, on_stage: OnStage = unheard) -> Path:
-    """The folder of the initial policy, checked for this run. Raises UserError if it cannot be used."""
+def prepare_model(
+    config: RunConfig, say: Say, on_stage: OnStage = unheard, check: Callable[[Path], None] = lambda _: None
+) -> Path:
+    """The folder of the initial policy, checked for this run. Raises UserError if it cannot be used.
+
+    Args:
+        check: called with the folder, and before a warm-up with that of the model, which has the same tokenizer.
+    """
     if config.model.path == "tiny":
-        return build_tiny_policy(config, say, on_stage)
-    folder = find_model(config, say)
-    warmup = config.model.warmup
-    if warmup is None:
-        return check_model(dated(folder, config, say), config, say)
+        folder = build_tiny_policy(config, say, on_stage)
+    else:
+        folder = find_model(config, say)
+        if config.model.warmup is not None:
+            folder = _after_warmup(config, config.model.warmup, folder, say, on_stage, check)
+        folder = check_model(dated(folder, config, say), config, say)
+    check(folder)
+    return folder
+
+
+def _after_warmup(
+    config: RunConfig, warmup: WarmupConfig, folder: Path, say: Say, on_stage: OnStage, check: Callable[[Path], None]
+) -> Path:
+    """The folder of the model in `folder` after its warm-up, which is made unless it is there."""
     check_source(config, warmup)
     name = f"{folder.resolve().name}-{config.mixture.file_name}-{warmup_digest(config, warmup, folder)}"
     target = Path(config.model.pretrained_cache) / name.replace("/", "_").replace(":", "_")
     if not (target / REPORT).is_file():
         check_model(folder, config, say)
+        check(folder)
         say(f"warming up {config.model.path} for {config.mixture.name} in {target} (once)")
     warmed_up(config, warmup, folder, target, True, say, on_stage)
-    return check_model(dated(target, config, say), config, say)
+    return target
 
 
 def find_model(config: RunConfig, say: Say) -> Path:

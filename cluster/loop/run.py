@@ -30,6 +30,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
+from functools import partial
 from pathlib import Path
 
 from squelch.actors.archive.store import ArchiveError
@@ -47,6 +48,8 @@ from squelch.cluster.first_task import FirstTask, first_task, notes_on_slow_call
 from squelch.cluster.fleet.bootstrap import (
     check_address,
     check_fixed_scorer,
+    check_machine,
+    check_scoring,
     choose_scoring,
     connect,
     disconnect,
@@ -56,10 +59,10 @@ from squelch.cluster.fleet.bootstrap import (
 from squelch.cluster.fleet.fleet import Fleet, actor_names
 from squelch.cluster.fleet.ray_actors import RayActors
 from squelch.cluster.fleet.token_budget import choose_token_budget
-from squelch.cluster.idle_settings import idle_settings, scale_notes
+from squelch.cluster.idle_settings import notes_on_settings
 from squelch.cluster.kept_secrets import without_secrets
 from squelch.cluster.loop.coordinator import Coordinator
-from squelch.cluster.loop.ends import EXIT_FAILED, RunEnd, has_begun, last_checkpoint, nothing_left, with_trace
+from squelch.cluster.loop.ends import EXIT_FAILED, RunEnd, last_checkpoint, nothing_left, with_trace
 from squelch.cluster.loop.heartbeat import Heartbeat, beating, limits
 from squelch.cluster.loop.initial_policy import prepare_model, with_date_of, with_date_of_start
 from squelch.cluster.loop.opening import opening_lines
@@ -79,7 +82,7 @@ from squelch.cluster.metrics import REGISTRY
 from squelch.cluster.package import installed_version, needs_extra, version_text
 from squelch.cluster.runs.driver import Driver
 from squelch.cluster.runs.ending import EndCause, Ending
-from squelch.cluster.runs.folder import EARLIER_SUMMARY, SUMMARY
+from squelch.cluster.runs.folder import EARLIER_SUMMARY, SUMMARY, RunFolder
 from squelch.cluster.runs.logs import Output, log_folder, quiet
 from squelch.cluster.served_metrics import serve
 from squelch.cluster.signals import Interrupted, Signals, listening
@@ -225,13 +228,14 @@ def _prepare(
 ) -> tuple[RunConfig, Path, list[str]]:
     """The configuration with what environment and scorer fix in it, the folder of the initial policy, and notes for the
     user."""
-    check_address(config)  # first, because a warm-up may take minutes
+    check_address(config)  # this and the next three first, because a warm-up may take minutes
+    check_machine(config)
+    check_scoring(config)
     config, notes = _with_environments(config)
     startup.stage("preparing the model", "2 to 4 minutes once for the tiny policy")
     config = with_date_of_start(config, resume)
-    model_dir = prepare_model(config, startup.say, startup.advance)
+    model_dir = prepare_model(config, startup.say, startup.advance, partial(check_fixed_scorer, config))
     config = with_date_of(config, model_dir, startup.say)
-    check_fixed_scorer(config, model_dir)
     _check_model(checkpoint, model_dir)
     return choose_scoring(config, model_dir, resume, startup.say), model_dir, notes
 
@@ -272,7 +276,7 @@ def _with_environments(config: RunConfig) -> tuple[RunConfig, list[str]]:
     """The configuration with the options that the environments fix for the whole run, and notes for the user."""
     played = [_started(entry, config) for entry in config.mixture.entries]
     pinned = {entry.key: first.environment.pinned() for entry, first, _ in played}
-    notes = [note for _, _, own in played for note in own] + scale_notes(config)
+    notes = [note for _, _, own in played for note in own] + notes_on_settings(config)
 
     def fixed(entry: Entry) -> EnvironmentConfig:
         chosen = entry.environment
@@ -380,10 +384,10 @@ def find_run(config: RunConfig, resume: bool) -> tuple[LoopState, Path | None]:
         UserError: the folder already holds a run, or a run to be resumed is missing, damaged, or of other settings.
     """
     run_dir = config.run_dir
-    if not resume and has_begun(run_dir):
+    if not resume and RunFolder(run_dir).has_begun():
         raise UserError(
-            f"{run_dir} already holds a run. Continue it with --resume, or choose another folder with name=NAME "
-            f"(or remove {run_dir})."
+            f"{run_dir} already holds a run. Continue it with --resume, or choose another name; without name= a run "
+            "gets the next free one"
         )
     if resume and not (run_dir / "config.yaml").exists():
         missing = f"{run_dir} holds no run (no config.yaml)" + (
@@ -403,16 +407,14 @@ def find_run(config: RunConfig, resume: bool) -> tuple[LoopState, Path | None]:
 
 
 def create_run(config: RunConfig, say: Callable[[str], None]) -> None:
-    """Writes the resolved configuration and moves an earlier summary aside; prints notes on the settings, and which of
-    them a resumed run has changed."""
+    """Writes the resolved configuration and moves an earlier summary aside; prints which settings a resumed run has
+    changed."""
     if (summary := config.run_dir / SUMMARY).exists():  # of the process before, which the run outlives
         summary.replace(summary.with_name(EARLIER_SUMMARY))
     resolved = config.run_dir / "config.yaml"
-    if resolved.exists() and has_begun(config.run_dir):  # else a sweep wrote what it is to start with
+    if resolved.exists() and RunFolder(config.run_dir).has_begun():  # else a sweep wrote what it is to start with
         for change in changes(settings_of(resolved), config):
             say(f"setting changed since the run started: {change}")
-    for setting in idle_settings(config):
-        say(f"setting without effect: {setting}")
     write_whole(resolved, f"# Written by Squelch {version_text()}.\n{dump(config)}")
 
 

@@ -23,17 +23,17 @@ MOST_LINES = len(PALETTE)
 
 
 def where(study: Study) -> list[Row]:
-    """The metrics of each part of the arms' runs over steps; of a dimension in which an arm has two parts or more."""
+    """The metrics of each part of the arms' runs over steps; of a dimension in which an arm has values of two parts or
+    more. A turn that no trajectory reached has keys without values."""
     return [row for arm in study.arms for dimension in DIMENSIONS for row in _of_arm(arm, dimension)]
 
 
 def _of_arm(arm: Arm, dimension: str) -> list[Row]:
-    keys = {key for run in arm.runs for line in run.lines for key in line if key.startswith(FIRST)}
+    lines = (line for run in arm.runs for line in run.lines)
+    keys = {key for line in lines for key, value in line.items() if value is not None and key.startswith(FIRST)}
     columns = {column: _parts(column, keys) for column in DIMENSIONS[dimension]}
     parts = sorted({name for found in columns.values() for name in found}, key=place)[:MOST_PARTS]
-    if len(parts) < 2:
-        return []
-    return [
+    rows = [
         {
             "environment": arm.environment,
             "arm": arm.label,
@@ -47,6 +47,7 @@ def _of_arm(arm: Arm, dimension: str) -> list[Row]:
         if name in found
         for point in over_steps(arm, found[name])
     ]
+    return rows if len({row["part"] for row in rows}) > 1 else []
 
 
 def _parts(column: Column, keys: set[str]) -> dict[str, str]:

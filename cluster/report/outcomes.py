@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,13 +14,15 @@ from squelch.cluster.plots import draw
 from squelch.cluster.plots.style import BASELINE, BLUE, INK, PALETTE, VERMILLION
 from squelch.cluster.report.points import Row, last_value, with_interval
 from squelch.cluster.report.runs import Arm, Run, Study, filter_label, label_of
+from squelch.cluster.setting_keys import of_each, unplaced
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUCCESS = "validation/success"
 NOISE = "environment.options.slip_rate"
-"""The setting of an environment's stochasticity: the probability that an action slips."""
+"""The setting of an environment's stochasticity: the probability that an action slips. Of several environments that
+have it, the figure shows the mean."""
 MI_DIAGNOSTICS = {
     "trajectory/mi_zscore": "MI z-score, trajectory",
     "trajectory/mi_zscore_ema": "MI z-score EMA, trajectory",
@@ -173,10 +176,11 @@ def draw_correlations(rows: Sequence[Row], study: Study) -> Figure:
 def noise(study: Study) -> list[Row]:
     """Figure 9: success at the last validation by the environment's noise, for arms that differ in it only."""
     return [
-        {"environment": arm.environment, "others": _peers_label(arm, study), "noise": float(arm.settings[NOISE])}
+        {"environment": arm.environment, "others": _peers_label(arm, study), "noise": level}
         | {"seed": run.seed, "success": success}
         for family in study.families((NOISE,))
         for arm in family
+        for level in [fmean(of_each(arm.settings, NOISE))]
         for run in arm.runs
         if (success := last_value(run, SUCCESS)) is not None
     ]
@@ -190,7 +194,7 @@ def _peers_label(arm: Arm, study: Study) -> str:
 
 
 def _without_noise(settings: Mapping[str, object]) -> dict[str, object]:
-    return {key: value for key, value in settings.items() if key != NOISE}
+    return {key: value for key, value in settings.items() if unplaced(key) != NOISE}
 
 
 def draw_noise(rows: Sequence[Row], study: Study) -> Figure:

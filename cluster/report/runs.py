@@ -80,9 +80,11 @@ class Arm:
         return self.settings.get("filter.rule") != "none"
 
     def without(self, keys: Iterable[str]) -> str:
-        """The settings outside the keys, and the blocks, as one comparable text."""
+        """The settings outside the keys, and the blocks, as one comparable text. A key of `environment` stands for that
+        of each of several environments."""
         keys = tuple(keys)
-        return json.dumps({k: v for k, v in self.settings.items() if not below(k, keys)}, sort_keys=True, default=str)
+        rest = {key: value for key, value in self.settings.items() if not below(unplaced(key), keys)}
+        return json.dumps(rest, sort_keys=True, default=str)
 
 
 @dataclass(frozen=True)
@@ -106,10 +108,11 @@ class Study:
         return found
 
     def families(self, keys: Sequence[str]) -> list[list[Arm]]:
-        """Sets of two arms or more that differ in nothing but these settings (or blocks of settings)."""
+        """Sets of two arms or more that differ in nothing but these settings (or blocks of settings). A key of
+        `environment` stands for that of each of several environments."""
         found: dict[str, list[Arm]] = {}
         for arm in self.arms:
-            if any(below(key, keys) for key in arm.settings):
+            if any(below(unplaced(key), keys) for key in arm.settings):
                 found.setdefault(arm.without(keys), []).append(arm)
         return [arms for arms in found.values() if len(arms) > 1]
 
@@ -248,7 +251,7 @@ def _filter_words(own: Mapping[str, Any], varied: Sequence[str]) -> list[str]:
 
 
 def _setting(own: Mapping[str, Any], key: str) -> str:
-    return f"{SHORT.get(key) or _word(key.rsplit('.', 1)[-1])} {_word(own.get(key))}"
+    return f"{SHORT.get(unplaced(key)) or _word(key.rsplit('.', 1)[-1])} {_word(own.get(key))}"
 
 
 def _word(value: Any) -> str:

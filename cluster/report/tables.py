@@ -22,7 +22,7 @@ from squelch.cluster.report.points import with_interval
 from squelch.cluster.report.runs import Arm, Run, Study, filter_label
 from squelch.cluster.runs.peak import COLLAPSE, SUCCESS, Peak, peak_of
 from squelch.cluster.runs.savings import Savings, filter_savings
-from squelch.cluster.setting_keys import OBSERVATION, PICTURED, flat
+from squelch.cluster.setting_keys import OBSERVATION, PICTURED, flat, of_each
 from squelch.cluster.sweep.table import OF_THE_FILTER, text
 from squelch.cluster.terminal import UNKNOWN, aligned
 
@@ -192,7 +192,7 @@ def _model(arm: Arm) -> str:
 
 def _pictures(arm: Arm) -> bool:
     """Whether the run's prompts hold pictures."""
-    return arm.settings.get(OBSERVATION) in PICTURED
+    return any(shown in PICTURED for shown in of_each(arm.settings, OBSERVATION))
 
 
 def _paper_4(arm: Arm) -> str:
@@ -208,7 +208,7 @@ def _paper_4(arm: Arm) -> str:
 def _cell_4(arm: Arm) -> tuple[float, float] | None:
     """Percent of the baseline's peak and the filter's gain in the paper's row."""
     algorithm, model = _algorithm(arm), _model(arm)
-    if model == MODALITY and arm.settings.get(OBSERVATION) != "both":
+    if model == MODALITY and "both" not in of_each(arm.settings, OBSERVATION):
         return TABLE_4_MODALITY[_pictures(arm)].get(arm.environment)
     row = TABLE_4.get((algorithm, model)) or TABLE_4.get((algorithm, "Qwen2.5-3B"))
     return None if row is None or _pictures(arm) else row[TASKS.index(arm.environment)]

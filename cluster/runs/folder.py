@@ -23,6 +23,7 @@ says, and `cluster.runs.shapes` defines their shape.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,6 +50,8 @@ EARLIER_SUMMARY = "summary.earlier.json"
 GRADIENTS, CHECKPOINTS = "gradients", "checkpoints"
 MAX_DOCUMENT = 64 * MIB
 """Bytes of a JSON document of a run."""
+FIRST_LINES = MIB
+"""Bytes of `metrics.jsonl` that show whether a step is recorded: the line of step 0 is far shorter."""
 _LOOP_STATE = re.compile(rf"({CHECKPOINTS}/step-([0-9]{{1,9}}))/{re.escape(LOOP_FILE)}")
 _DECOMPOSITION = re.compile(rf"{GRADIENTS}/step-([0-9]{{1,9}})\.json")
 
@@ -112,6 +115,18 @@ class RunFolder:
     def metrics_stamp(self) -> Stat | None:
         """File facts that change when a step is added to the metrics; None before the first step."""
         return self._stat(reader.METRICS)
+
+    def has_begun(self) -> bool:
+        """Whether a training step is recorded; a start that failed before its first step has at most the line of step
+        0. True if the lines cannot be read."""
+        if self._stat(reader.METRICS) is None:
+            return False
+        try:
+            with self.store.get(reader.METRICS) as file:
+                head = file.read(FIRST_LINES)
+            return len(head) == FIRST_LINES or any(json.loads(line)["step"] > 0 for line in head.split(b"\n")[:-1])
+        except (OSError, ValueError, LookupError, TypeError):
+            return True
 
     def events(self) -> list[dict[str, Any]]:
         """The spans of all actors, in order of their end."""

@@ -30,6 +30,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol
 
@@ -302,24 +303,26 @@ def prepare(configs: Sequence[RunConfig], parallel: int, say: Callable[[str], No
     Raises:
         UserError: a model cannot be used, or the cluster cannot be reached or is too small for `parallel` cells.
     """
-    from squelch.cluster.fleet.bootstrap import check_address, check_fixed_scorer
+    from squelch.cluster.fleet.bootstrap import check_address, check_fixed_scorer, check_machine, check_scoring
     from squelch.cluster.loop.initial_policy import prepare_model
 
     for config in configs[:1]:
         check_address(config)  # first, because a warm-up may take minutes
+    if configs and (configs[0].cluster.address or os.environ.get("RAY_ADDRESS")):
+        _check_cluster(configs, parallel, say)
     parts = {"model", "learner", "environment", "environments", "sampling", "rollout", "scorer"}
     alike = {"train_seed": 0, "validation_seed": 0}
-    seen: set[str] = set()
+    unlike: dict[str, RunConfig] = {}
     for config in configs:
         same = config.with_each(lambda entry: entry.environment.model_copy(update=alike))
         tree = same.model_dump(mode="json", include=parts)
-        if (key := json.dumps(tree, sort_keys=True)) in seen:
-            continue
-        seen.add(key)
+        unlike.setdefault(json.dumps(tree, sort_keys=True), config)
+    for config in unlike.values():
+        check_machine(config)
+        check_scoring(config)
+    for config in unlike.values():
         with as_user_error():
-            check_fixed_scorer(config, prepare_model(config, say))
-    if configs and (configs[0].cluster.address or os.environ.get("RAY_ADDRESS")):
-        _check_cluster(configs, parallel, say)
+            prepare_model(config, say, check=partial(check_fixed_scorer, config))
 
 
 def _check_cluster(configs: Sequence[RunConfig], parallel: int, say: Callable[[str], None]) -> None:

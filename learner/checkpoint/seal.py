@@ -28,5 +28,5 @@ def not_written(path: Path, error: BaseException) -> str:
     free = shutil.disk_usage(next(folder for folder in path.parents if folder.exists())).free / 2**20
     return (
         f"checkpoint {path} could not be written, and nothing of it was kept ({error}). {free:,.0f} MiB "
-        "are free there; free some space, then continue with --resume from the checkpoint before it."
+        "are free there; free some space"
     )

@@ -75,7 +75,7 @@ def test_a_name_already_taken_and_a_resume_of_nothing_are_refused(capsys, tmp_pa
     assert main([*words, "--resume"]) == 2 and "holds no run" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "it").mkdir()
-    (tmp_path / "it" / "metrics.jsonl").write_text("")
+    (tmp_path / "it" / "metrics.jsonl").write_text('{"step": 1}\n')
     assert main(words) == 2 and "--resume" in capsys.readouterr().err
 
 

@@ -56,7 +56,10 @@ def test_a_recipe_for_a_language_model_has_prompts_for_one(name):
         ("learner.objective.kl={coefficient: 0.1, estimator: k1}", ["k1", "k2 or k3"]),
         ("rollout.max_model_len=64", ["rollout.max_model_len", "64"]),
         ("learner.learning_rate=1", ["unknown key", "learner.optimizer.learning_rate"]),
-        ("rollout.temperature=1", ["Other blocks have it: sampling.temperature, validation.temperature."]),
+        (
+            "rollout.temperature=1",
+            ["rollout.temperature is sampling.temperature here. Other blocks have it: validation.temperature."],
+        ),
         ("loop.colour=3", ["loop.colour", "Valid keys: "]),
         ("loop.steps=yes", ["loop.steps", "valid integer", "given 'yes'"]),
         ("loop.steps=1:30", ["loop.steps", "valid integer", "given '1:30'"]),
@@ -210,13 +213,53 @@ def test_a_resolved_configuration_reads_the_same_whoever_wrote_it(tmp_path, name
         ("loop.step=2", "Did you mean 'steps'?"),
         (
             "learner.learning_rate=1",
-            "Other blocks have it: model.warmup.learning_rate, learner.critic.learning_rate, lear",
+            "unknown key. TRL's learning_rate is learner.optimizer.learning_rate here. Other blocks have it: model.w",
         ),
+        ("lr=1", "lr: unknown key. verl's actor.optim.lr is learner.optimizer.learning_rate here."),
+        ("data=x.jsonl", "data: unknown key. It is environment.options.data of Prompts (the recipe prompts), Agent"),
+        ("reward=r.py:f", "reward: unknown key. It is environment.options.reward of Prompts (the recipe prompts) and"),
+        ("environment.command=[a]", "environment.command: unknown key. It is environment.options.command of Agent."),
+        ("recorder.loggers=wandb", "recorder.loggers: must be a list, e.g. recorder.loggers=[wandb]"),
     ],
 )
 def test_a_name_of_another_trainer_is_answered_with_ours(override: str, says: str) -> None:
     with pytest.raises(UserError, match=re.escape(says)):
         load("frozenlake", [override])
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["eval", "runs/it", "--step", "2"], "did you mean --checkpoint (best, last, initial, or a step number)?"),
+        (["eval", "runs/it", "--quick"], "its flags are --checkpoint, --tasks, --temperature, --interventions, --json"),
+        (
+            ["train", "runs/it", "--resume"],
+            "no recipe 'runs/it': runs/it is a run, which goes on with `squelch train ru",
+        ),
+        (
+            ["train", "it", "--resume"],
+            "runs/it is a run, which goes on with `squelch train runs/it/config.yaml --resume`",
+        ),
+        (
+            ["train", "runs/no", "--resume"],
+            "'runs/no': A run goes on with its recipe and its name: `squelch train RECI",
+        ),
+        (["config", "--template", "prompts"], "To begin with 'prompts', write `extends: prompts` at the top of yours"),
+        (["dashboards", "push", "--dry-run"], "`squelch dashboards export FOLDER` writes the dashboards as files"),
+    ],
+)
+def test_an_error_names_the_way_out(words, says, capsys, monkeypatch, tmp_path) -> None:
+    (tmp_path / "runs" / "it").mkdir(parents=True)
+    (tmp_path / "runs" / "it" / "config.yaml").write_text("name: it\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("GRAFANA_TOKEN", "GRAFANA_USER", "GRAFANA_PASSWORD"):
+        monkeypatch.delenv(name, raising=False)
+    try:
+        code = main(words)
+    except SystemExit as left:
+        code = left.code
+    said = capsys.readouterr().err
+    assert code == 2 and says in said, said
 
 
 def test_the_recipe_to_fill_in_is_one_and_offers_settings_that_exist(tmp_path, capsys) -> None:
@@ -261,6 +304,8 @@ def test_no_recipe_trains_a_model_of_billions_on_a_cpu_or_one_without_a_chat_tem
     [
         ("rho", "filter.rho = 0.9", "scorer."),
         ("num_generations", "TRL's num_generations is sampling.group_size here.", "loop.steps"),
+        ("rollout.n", "verl's rollout.n is sampling.group_size here.", "rollout.num_cpus"),
+        ("rollout.num", "rollout.num_threads = 1", "verl's"),
         ("softmax", "means", "loop.steps"),
         ("Kubernetes-of-yore", None, ""),
     ],
@@ -281,6 +326,8 @@ def test_explain_searches_keys_then_other_trainers_names_then_meanings(word, fin
     ("words", "says"),
     [
         (["--steps", "6"], "settings are given as key=value: loop.steps=6"),
+        (["--loop.steps", "6"], "settings are given as key=value: loop.steps=6\n"),
+        (["--learning-rate=1e-5"], "key=value: learner.optimizer.learning_rate=1e-5 or model.warmup."),
         (["--loop-steps", "6"], "unrecognized arguments: --loop-steps"),
         (["--num-generations=8"], "TRL's num_generations is sampling.group_size here."),
     ],

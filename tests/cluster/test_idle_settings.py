@@ -1,13 +1,14 @@
 """Settings that another setting switches off are reported, and only those."""
 
-from pathlib import Path
+import json
 
 import pytest
 
 from squelch.cluster.config import load, recipe_names
-from squelch.cluster.idle_settings import CASES, idle_settings
-from squelch.cluster.loop.run import create_run
+from squelch.cluster.idle_settings import CASES, Case, idle_settings, notes_on_settings
 from squelch.cluster.setting_keys import flat
+
+PROMPTS = load("prompts").environment.options
 
 
 @pytest.mark.parametrize("recipe", recipe_names())
@@ -65,14 +66,26 @@ def test_a_format_penalty_is_none_where_the_environment_has_a_format_of_its_own(
     assert found == ["environment.format.format_penalty=-0.5 does nothing with environment.name=Prompts"]
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if case.switch.startswith("environment.")])
+def test_a_setting_of_one_of_several_environments_is_reported_by_its_own_key(case: Case) -> None:
+    """The third environment's are used, and the second's are not: neither speaks for the other."""
+    used, unused = ({"name": "FrozenLake", "prompt": "natural"}, {"name": "Prompts", "options": PROMPTS})
+    format_of = {"format": {"format_penalty": -0.5, "worked_turn": True, "response_length": 9}}
+    if case.switch == "environment.prompt":
+        unused = {"name": "FrozenLake", "prompt": "tiny"}
+    entries = [{"name": "Sokoban", "label": "plain"}, unused | format_of | {"label": "b"}, used | format_of]
+    config = load("frozenlake", ["environment=null", f"environments={json.dumps(entries)}"])
+    found = [line for line in idle_settings(config) if case.of(config.mixture.entries[1]).switch in line]
+    keys = [key.replace("environment.", "environments[1].") for key in case.keys]
+    assert [line.partition("=")[0] for line in found] == keys
+    assert not [line for line in idle_settings(config) if line.startswith(("environments[0]", "environments[2]"))]
+
+
 def test_every_case_names_settings_that_exist() -> None:
     known = flat(load("frozenlake").model_dump(mode="json"))
     assert [key for case in CASES for key in case.keys if key not in known] == []
 
 
-def test_a_run_says_at_its_start_which_settings_do_nothing(tmp_path: Path) -> None:
-    config = load("frozenlake", [f"runs_dir={tmp_path}", "filter.window_size=9"])
-    config.run_dir.mkdir()
-    said: list[str] = []
-    create_run(config, said.append)
-    assert "setting without effect: filter.window_size=9 does nothing with filter.window=whole" in said
+def test_a_run_says_at_its_start_which_settings_do_nothing() -> None:
+    said = notes_on_settings(load("frozenlake", ["filter.window_size=9"]))
+    assert said == ["setting without effect: filter.window_size=9 does nothing with filter.window=whole"]

@@ -172,7 +172,10 @@ def page(folder: Path, model: Path) -> None:
     small = "use_cpu=True, bf16=False, max_steps=1, max_completion_length=16, report_to='none', "
     code = "\n".join(snippets).replace("Qwen/Qwen3-0.6B", str(model)).replace("GRPOConfig(", f"GRPOConfig({small}")
     os.chdir(folder)
-    tasks = [{"prompt": row["prompt"], "answer": f"w{index % 6}"} for index, row in enumerate(work.rows(8))]
+    (shown,) = re.findall(r"<!-- file: tasks\.jsonl -->\n```json\n(.*?)```", text, re.DOTALL)
+    tasks = [json.loads(line) for line in shown.splitlines()]
+    for index, (task, row) in enumerate(zip(tasks, work.rows(len(tasks)), strict=True)):  # its words
+        task["prompt"][0]["content"], task["answer"] = row["prompt"][-1]["content"], f"w{index % 6}"
     Path("tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
     run: dict[str, Any] = {}
     exec(compile(code, "docs/guide/trl.md", "exec"), run)

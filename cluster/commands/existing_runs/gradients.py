@@ -38,6 +38,10 @@ Decomposes the gradient of archived groups by reward variance: task, KL and entr
 and noise from two halves of each group, and the tightness of Theorem H.2's bound. The weights come from a checkpoint;
 the groups are those that these weights sampled, in the steps after it."""
 
+EXAMPLE = """\
+example: squelch gradients runs/frozenlake --older weight. A step of this recipe has 8 groups of one version, and 48 are
+needed for buckets of 8."""
+
 
 @dataclass(frozen=True)
 class ArchivedGroup:
@@ -52,7 +56,7 @@ class ArchivedGroup:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.description = DESCRIPTION
+    parser.description, parser.epilog = DESCRIPTION, EXAMPLE
     add_run_dir(parser)
     add_changed(parser)
     parser.add_argument("--step", type=int, help="use the weights after this step (0: the initial policy)")
@@ -163,10 +167,11 @@ def archived_groups(run_dir: Path, step: int) -> list[ArchivedGroup]:
 def _too_few(run_dir: Path, step: int, version: int, older: str, found: int, wanted: int) -> str:
     if older == "weight":
         return f"{run_dir} holds {found} groups in all, and --groups is {wanted}; give --groups {max(found, 2)} or less"
+    fewer = f"--groups {found}, or " if found > 1 else ""
     return (
-        f"{run_dir}: {found} groups were sampled by version {version} (the weights after step {step}), and --groups is "
-        f"{wanted}. Add the nearest other versions with --older weight, lower --groups, or let the run measure itself "
-        "on fresh groups with gradients.every=K"
+        f"{run_dir}: give {fewer}--older weight, which adds groups of the nearest other versions: {found} groups were "
+        f"sampled by version {version} (the weights after step {step}), and --groups is {wanted}. With "
+        "gradients.every=K a run measures itself on fresh groups"
     )
 
 

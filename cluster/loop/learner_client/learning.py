@@ -141,7 +141,7 @@ class Learning:
         started, bound_s = time.time(), self.config.learner.checkpoint_timeout_s
         late = (
             f"checkpoint {path} was written, but its disk has not taken it within {bound_s:g} s "
-            "(learner.checkpoint_timeout_s); is it still there? Continue with --resume once it answers"
+            "(learner.checkpoint_timeout_s); is it still there?"
         )
         try:
             await answered(bound_s, late, seal, path)

@@ -91,8 +91,7 @@ class Archiving:
             await asyncio.wait({answer}, timeout=DISK_TIMEOUT_S - SLOW_S)
         if not answer.done():
             raise ArchiveError(
-                f"{self.run_dir}: the groups of {late} within {DISK_TIMEOUT_S:g} s; is its disk still there? Continue "
-                "with --resume once it answers"
+                f"{self.run_dir}: the groups of {late} within {DISK_TIMEOUT_S:g} s; is its disk still there?"
             )
         return await answer
 

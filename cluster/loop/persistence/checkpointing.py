@@ -83,7 +83,7 @@ class Checkpointing:
         bound_s = self.learning.config.learner.checkpoint_timeout_s
         late = (
             f"{self.run_dir / 'checkpoints'}: the disk has not deleted the checkpoints that are not needed within "
-            f"{bound_s:g} s (learner.checkpoint_timeout_s); is it still there? Continue with --resume once it answers"
+            f"{bound_s:g} s (learner.checkpoint_timeout_s); is it still there?"
         )
         await answered(bound_s, late, prune, self.run_dir, self.loop.keep_checkpoints, needed, limits)
 

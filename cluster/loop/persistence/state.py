@@ -205,7 +205,7 @@ def amend(checkpoint: Path, **facts: Any) -> None:
     except (OSError, ValueError) as error:
         raise UserError(
             f"{path} could not be updated ({error}). The checkpoint is complete except for the scorer's latest "
-            "results; free some disk space, then continue with --resume."
+            "results; free some disk space"
         ) from error
 
 

@@ -42,7 +42,7 @@ from squelch.actors.archive.reader import CONFIG, EVENTS
 from squelch.actors.archive.store import LocalStore, Store
 from squelch.actors.process.disk import partial_path, sync, whole_file, write_whole
 from squelch.cluster.errors import UserError, bad_files_are_the_users
-from squelch.cluster.runs.folder import CHECKPOINTS, LOOP_FILE
+from squelch.cluster.runs.folder import CHECKPOINTS, LOOP_FILE, RunFolder
 from squelch.cluster.runs.in_store.manifest import (
     CHUNK_BYTES,
     FILES,
@@ -156,7 +156,7 @@ class Mirror:
         raise OSError(f"{self.store.where()}: its manifests change faster than a driver can take over")
 
     def _check(self, found: Manifest, resume: bool) -> None:
-        if found.files and not resume:
+        if not resume and found.files and RunFolder(Snapshot(self.store, found)).has_begun():
             raise UserError(
                 f"{self.store.where()} already holds a run. Continue it with --resume, or choose another name with "
                 "name=NAME"

@@ -217,7 +217,7 @@ def test_hard_negatives_of_an_environment_without_twins_are_announced_and_for_pi
     shown = ["environment.name=Gymnasium", f"environment.options={json.dumps(LAMP)}"]
     asked = load("frozenlake", [*shown, "scorer.probe.hard=true"])
     with pytest.raises(UserError, match=r"^scorer\.probe\.hard=true: Gymnasium shows pictures .*; leave it unset$"):
-        bootstrap.choose_scoring(asked, tiny_policy, False, said.append)
+        bootstrap.check_scoring(asked)
     assert bootstrap.choose_scoring(load("frozenlake", shown), tiny_policy, False, said.append).scorer.every
 
 

@@ -59,7 +59,7 @@ def ending(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception) ->
     async def fail(*_: object) -> int:
         raise error
 
-    for name in ("check_address", "connect", "disconnect", "check_fixed_scorer"):
+    for name in ("check_address", "check_machine", "check_scoring", "connect", "disconnect"):
         monkeypatch.setattr(run, name, lambda *_, **__: None)
     monkeypatch.setattr(run.RunEnd, "watch_ray", lambda _: None)
     monkeypatch.setattr(run, "prepare_model", lambda *_: tmp_path)
@@ -576,7 +576,7 @@ def test_what_changed_is_reported_of_a_run_that_began_and_not_of_one_that_a_swee
     prepared.run_dir.mkdir()
     run.create_run(prepared, lambda _: None)
     if began:
-        (prepared.run_dir / "metrics.jsonl").touch()
+        (prepared.run_dir / "metrics.jsonl").write_text('{"step": 1}\n')
     said: list[str] = []
     run.create_run(started, said.append)
     assert [line for line in said if "changed" in line] == (
@@ -584,3 +584,27 @@ def test_what_changed_is_reported_of_a_run_that_began_and_not_of_one_that_a_swee
     )
     assert load(str(prepared.run_dir / "config.yaml")) == started
     assert (prepared.run_dir / "config.yaml").read_text().startswith(f"# Written by Squelch {version_text()}.\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["rollout.num_gpus=99"], r"the cluster has \d+ GPUs? and the run needs 99 "),
+        (["cluster.num_cpus=1", "learner.num_cpus=2"], r"the cluster has 1 CPUs? and the run needs"),
+        (["scorer.model=nowhere"], r"^scorer\.model: .*nowhere: no config\.json"),
+        (["environment.name=nowhere:Lake"], "'nowhere' cannot be imported"),
+    ],
+)
+def test_a_run_that_cannot_start_is_refused_before_its_model_is_warmed_up(monkeypatch, tmp_path, words, says) -> None:
+    monkeypatch.setattr(run, "prepare_model", lambda *_: pytest.fail("a warm-up was begun"))
+    with pytest.raises(UserError, match=says):
+        run.train(load("frozenlake", [f"runs_dir={tmp_path}", "name=it", *words]), False, lambda _: None)
+
+
+def test_settings_of_several_environments_are_read_before_a_model_is_warmed_up(monkeypatch, tmp_path) -> None:
+    words = ["environment=null", "environments=[{name: FrozenLake}, {name: Sokoban, format: {worked_turn: true}}]"]
+    config = load("frozenlake", [f"runs_dir={tmp_path}", "name=it", *words])
+    monkeypatch.setattr(run, "prepare_model", lambda *_: tmp_path)
+    _, _, notes = run._prepare(config, None, False, Quiet())
+    without = "setting without effect: environments[1].format.worked_turn=true does nothing with environments[1].prompt"
+    assert [note for note in notes if note.startswith(without)]

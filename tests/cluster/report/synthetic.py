@@ -34,6 +34,7 @@ class Made:
     bands: bool = True
     """Whether tasks_mixed and its like are recorded; older versions did not."""
     turns: int = 3
+    """The turns that trajectories reach; a run has keys, without values, of later ones too."""
     kinds: tuple[str, ...] = ("2 moves", "10 moves")
 
 
@@ -90,6 +91,7 @@ def _line(made: Made, step: int, rng: np.random.Generator) -> dict[str, float | 
         line |= {"tasks_all_fail": 0.4 - 0.3 * at, "tasks_mixed": 0.5, "tasks_all_succeed": 0.1 + 0.3 * at}
     for turn in range(1, made.turns + 1):
         line |= {f"turns/kept/{turn}": 0.8, f"turns/success/{turn}": success * left**turn}
+    line |= {f"turns/{name}/{turn}": None for turn in range(made.turns + 1, 6) for name in ("kept", "success")}
     for place, kind in enumerate(made.kinds):
         line |= {f"kinds/kept/{kind}": 0.7, f"kinds/success/{kind}": success * left**place}
     if made.scored_every and step % made.scored_every == 0:

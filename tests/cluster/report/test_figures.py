@@ -99,6 +99,16 @@ def test_of_many_parts_those_from_the_first_to_the_last_are_drawn_and_a_runs_fil
     assert ">0 moves<" in svg and ">23 moves<" in svg and "by kind" in svg and "by turn" not in svg
 
 
+def test_a_run_of_one_turn_and_one_kind_has_a_report_without_parts() -> None:
+    """One run, and several of which one has a second turn."""
+    one, two = Made("a", turns=1, kinds=("words",)), Made("b", 1, turns=2, kinds=("words",))
+    assert by_part.where(study(one)) == []
+    own = study(one, two)
+    rows = by_part.where(own)
+    assert {row["by"] for row in rows} == {"turn"} and {row["part"] for row in rows} == {"1", "2"}
+    assert "by turn" in next(figure.svg(rows, own) for figure in FIGURES if figure.name == "where")
+
+
 def many(count: int, **others: object) -> list[Made]:
     return [Made(f"r{i}", i, steps=30, **others) for i in range(count)]
 

@@ -89,7 +89,9 @@ def test_the_newest_weights_that_played_a_step_are_the_default(run_dir: Path) ->
 def test_all_groups_of_that_very_version_are_taken_and_no_other(run_dir: Path) -> None:
     assert steps(choose_groups(run_dir, 4, 3, "refuse", 3)) == [5] * 3
     assert steps(choose_groups(run_dir, 2, 2, "refuse", 3)) == [3] * 3 + [4] * 3
-    with pytest.raises(UserError, match=r"6 groups were sampled by version 2 .*--groups is 48.*--older weight"):
+    with pytest.raises(
+        UserError, match=r"give --groups 6, or --older weight, .*: 6 groups were sampled by version 2 .*--groups is 48"
+    ):
         choose_groups(run_dir, 2, 2, "refuse", 48)
 
 

@@ -1,0 +1,74 @@
+"""The name of a run that is started without `name=`. It is one of those of its recipe: the recipe's own, or that with
+`-2`, `-3` and so on, in `runs_dir` and in `store`.
+
+    start       the first name under which no step was recorded and no process drives a run
+    --resume    the newest unfinished run; if all are finished, the newest
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+
+from squelch.actors.archive.bucket import open_store
+from squelch.actors.archive.reader import CONFIG
+from squelch.cluster.config import RunConfig
+from squelch.cluster.runs.ending import is_complete
+from squelch.cluster.runs.folder import RunFolder
+from squelch.cluster.runs.in_store.manifest import Snapshot, answering, newest
+from squelch.cluster.runs.listing import runs_in
+
+Runs = Mapping[str, RunFolder]
+
+
+def named(config: RunConfig, resume: bool, say: Callable[[str], None]) -> RunConfig:
+    """The configuration with the run's name, which is said unless it is the recipe's and new. UserError if `runs_dir`
+    or `store` cannot be read."""
+    runs = _runs_of(config)
+    name = _newest(runs) if resume else _next_free(config.name, runs)
+    found = config.model_copy(update={"name": name or config.name})
+    if resume and name is not None:
+        state = "" if is_complete(runs[name].summary()) else "unfinished "
+        say(f"--resume goes on with {found.run_dir}, the newest {state}run of {config.name}; name=NAME takes another")
+    elif found.name != config.name:
+        say(f"{config.run_dir} holds a run, so this one is {found.run_dir}; name=NAME gives it another name")
+    return found
+
+
+def _runs_of(config: RunConfig) -> Runs:
+    """The runs of the recipe by name: the folder on this host, else the copy in the store."""
+    pattern = re.compile(rf"{re.escape(config.name)}(-[1-9][0-9]*)?")
+    folders = config.run_dir.parent.iterdir() if config.run_dir.parent.is_dir() else ()
+    here = {one.name: RunFolder(one) for one in folders if pattern.fullmatch(one.name) and one.is_dir()}
+    if not config.store:
+        return here
+    with answering(config.store):
+        there = [name for name in runs_in(open_store(config.store)) if pattern.fullmatch(name)]
+        stores = {name: open_store(config.store, name=name) for name in there if name not in here}
+        return {name: RunFolder(Snapshot(store, newest(store))) for name, store in stores.items()} | here
+
+
+def _next_free(name: str, runs: Runs) -> str:
+    return next(one for one in _names(name) if one not in runs or not _is_taken(runs[one]))
+
+
+def _names(name: str) -> Iterator[str]:
+    yield name
+    yield from (f"{name}-{number}" for number in count(2))
+
+
+def _is_taken(run: RunFolder) -> bool:
+    return run.has_begun() or bool(run.driven())
+
+
+def _newest(runs: Runs) -> str | None:
+    """The newest unfinished run that no process drives, else the newest of the finished, else of those driven."""
+    found = {name: run for name, run in runs.items() if run.store.stat(CONFIG) is not None}
+    ranked = {name: (not run.driven(), not is_complete(run.summary()), _last(run)) for name, run in found.items()}
+    return max(ranked, key=ranked.__getitem__, default=None)
+
+
+def _last(run: RunFolder) -> float:
+    """When the run recorded its last step, in Unix seconds; 0 if it has none."""
+    return run.metrics()[-1].get("time", 0.0) if run.has_begun() else 0.0
