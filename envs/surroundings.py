@@ -1,5 +1,5 @@
-"""Environment variables that a shell, a cluster or a launcher sets for other programs, and that a process of a run would
-take for its own: which are left out or replaced, for whom, and why. `squelch doctor` names those that it finds.
+"""Environment variables that a shell, a cluster or a launcher sets for other programs, and that a process of a run
+would take for its own: which are left out or replaced, for whom, and why. `squelch doctor` names those that it finds.
 
 | whose | done by |
 |---|---|
