@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from squelch.cluster.commands.arguments import add_recipe
 from squelch.cluster.terminal import say
@@ -28,6 +29,10 @@ def run(options: argparse.Namespace) -> int:
 
     overrides = options.overrides + ([f"cluster.address={options.address!r}"] if options.address else [])
     config = load(options.recipe, overrides)
+    if options.submitted_by:
+        from squelch.cluster.fleet.job_files import adopt_policies
+
+        adopt_policies(Path(config.model.cache))
     preset, its = from_preset(read_recipe(options.recipe), overrides)
     if preset:
         say(f"preset={preset} sets {len(its)} settings: `squelch config {options.recipe} preset={preset}` lists them")

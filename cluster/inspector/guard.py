@@ -70,8 +70,8 @@ class Access:
 
 
 def host_of(text: str) -> str:
-    """The name in a `Host` header, or in an address as a browser shows it: without scheme, port and path, in lower case;
-    empty if there is none."""
+    """The name in a `Host` header, or in an address as a browser shows it: without scheme, port and path, in lower
+    case; empty if there is none."""
     found = _HOST.fullmatch(text.strip().lower())
     return (found["bracketed"] or found["name"]) if found else ""
 
@@ -105,7 +105,8 @@ class Guard:
             name = host_of(headers.get("host", "")) or "NAME"
             return PlainTextResponse(
                 "This server does not go by the name in the address bar. Open the address that `squelch inspect` "
-                f"printed, or, if this name is yours, start `squelch inspect` with --allow-host {shortened(name, 80)}\n",
+                "printed, or, if this name is yours, start `squelch inspect` with "
+                f"--allow-host {shortened(name, 80)}\n",
                 status_code=421,
             )
         if scope["method"] not in ("GET", "HEAD"):
@@ -128,7 +129,7 @@ class Guard:
         )
 
     def _welcome(self, page: str, query: list[tuple[str, str]]) -> Response:
-        """Takes the token out of the address and keeps it in a cookie. The new address is relative, as every link is."""
+        """Takes the token out of the address and keeps it in a cookie. The new address is relative, as all links."""
         response = RedirectResponse(f"./{page}" + (f"?{urlencode(query)}" if query else ""), status_code=303)
         response.set_cookie(
             self.access.cookie, self.access.token or "", max_age=COOKIE_SECONDS, httponly=True, samesite="strict"
