@@ -72,7 +72,7 @@ def _is_own(address: str) -> bool:
     except OSError:  # no address of this machine
         return False
     listening = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
-    return any(_is_rays(one.pid) for one in listening if one.pid and one.laddr.port == parts.port)
+    return any(_is_rays(one.pid) for one in listening if one.pid and one.laddr[1:2] == (parts.port,))
 
 
 def _is_rays(pid: int) -> bool:
