@@ -130,7 +130,7 @@ class Engine:
                 await self.vllm.start()
                 await self.vllm.token()
         except TimeoutError:
-            raise RuntimeError(f"{self._name}: engine not ready after {bound:g} s") from None
+            raise RuntimeError(f"{self._name}: engine not ready within rollout.start_timeout_s={bound:g}") from None
         except RuntimeError as error:
             cause = last_error() or str(error).removeprefix(f"{self._name}: ")
             raise RuntimeError(

@@ -226,7 +226,7 @@ def _prepare(
     user."""
     check_address(config)  # first, because a warm-up may take minutes
     config, notes = _with_environments(config)
-    startup.stage("preparing the model", "2 to 4 minutes once for the tiny policy")
+    startup.stage("preparing the model", "2 to 4 minutes once" if config.model.path == "tiny" else "")
     config = with_date_of_start(config, resume)
     model_dir = prepare_model(config, startup.say, startup.advance)
     config = with_date_of(config, model_dir, startup.say)
