@@ -139,6 +139,11 @@ def _require_grpc(connection: socket.socket) -> None:
         raise OSError("what listens there is no Ray head; it may be the dashboard, whose port is for `squelch submit`")
 
 
+def starts_ray(config: RunConfig) -> bool:
+    """Whether the run starts a cluster of its own on this machine."""
+    return not _address(config)
+
+
 def _address(config: RunConfig) -> str:
     return config.cluster.address or os.environ.get("RAY_ADDRESS", "")
 

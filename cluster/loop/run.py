@@ -44,6 +44,7 @@ from squelch.cluster.control.actor_errors import Refused
 from squelch.cluster.control.calls import LOAD
 from squelch.cluster.errors import UserError, as_user_error
 from squelch.cluster.first_task import FirstTask, first_task, notes_on_slow_calls
+from squelch.cluster.fleet import host_memory
 from squelch.cluster.fleet.bootstrap import (
     check_address,
     check_fixed_scorer,
@@ -51,6 +52,7 @@ from squelch.cluster.fleet.bootstrap import (
     connect,
     disconnect,
     memory_of_a_card,
+    starts_ray,
     weight_bytes,
 )
 from squelch.cluster.fleet.fleet import Fleet, actor_names
@@ -232,6 +234,8 @@ def _prepare(
     config = with_date_of(config, model_dir, startup.say)
     check_fixed_scorer(config, model_dir)
     _check_model(checkpoint, model_dir)
+    if starts_ray(config) and (scarce := host_memory.note(config, model_dir)):
+        notes.append(scarce)
     return choose_scoring(config, model_dir, resume, startup.say), model_dir, notes
 
 
