@@ -222,13 +222,13 @@ async def _follow(jobs: JobSubmissionClient, job_id: str, say: Callable[[str], N
 
 
 def _shown(lines: str) -> str:
-    """Lines of a job's log; the command that Ray has written above them as a user would type it."""
+    """Lines of a job's log; the command that Ray writes above them as a user would type it."""
     return lines.rstrip("\n").replace(TRAIN, "squelch", 1)
 
 
 def _ended(jobs: JobSubmissionClient, job_id: str, say: Callable[[str], None]) -> int:
     info: Any = jobs.get_job_info(job_id)
-    say(f"{job_id}: {info.status.value}" + (f" ({info.message})" if info.message else ""))
+    say(f"{job_id}: {info.status.value}" + (f" ({_shown(info.message)})" if info.message else ""))
     return 0 if info.status == JobStatus.SUCCEEDED else 1
 
 

@@ -53,8 +53,14 @@ def take_token(address: str) -> None:
     Raises:
         UserError: as `with_token`.
     """
+    if _sends() and not _has_token():  # Ray would end the process
+        raise UserError(_wanted(address))
     if _HEAD.fullmatch(address):
         with_token(lambda: GcsClient(address=address), address)
+
+
+def _sends() -> bool:
+    return os.environ.get(MODE, "").lower() == "token"
 
 
 def _has_token() -> bool:
@@ -92,7 +98,7 @@ def _wanted(address: str) -> str:
     theirs = "the file of the cluster's token, which its head usually has in ~/.ray/auth_token"
     if not _has_token():
         text = f"wants a token, and {own} has none. Type `export {MODE}=token RAY_AUTH_TOKEN_PATH=FILE`, {theirs}"
-    elif os.environ.get(MODE, "").lower() == "token":
+    elif _sends():
         other = "unset RAY_AUTH_TOKEN; " if own == "RAY_AUTH_TOKEN" else ""
         text = f"has another token than {own}. Type `{other}export RAY_AUTH_TOKEN_PATH=FILE`, {theirs}"
     else:

@@ -65,6 +65,13 @@ def test_otherwise_the_one_line_to_type_is_said(own, held, right, mode, line, mo
     assert line in str(said.value)
 
 
+def test_a_token_that_is_to_be_sent_and_is_missing_is_said_before_ray_ends_the_process(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "none"))
+    with pytest.raises(UserError, match=r"none has none\. Type `export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=FILE`"):
+        token.take_token("127.0.0.1:1")
+
+
 @pytest.fixture
 def ports(tmp_path: Path) -> Iterator[dict[str, int]]:
     """Ports of two programs, one of them below a folder `ray`."""
