@@ -240,7 +240,7 @@ def _visit(page: Page, address: str, index: pa.Table) -> dict[str, float]:
     found = {"first_page_ms": timed(page, address, rows), "list_again_ms": timed(page, address, rows)}
     rng = np.random.default_rng(1)
     drawn = index.take(rng.integers(len(index), size=OPENED)).to_pylist()
-    paths = [f"/groups/{row['step']}/{row['group_id']}" for row in drawn]
+    paths = [f"/group?step={row['step']}&group={row['group_id']}" for row in drawn]
     pages = [timed(page, home + path, ".trajectory .sampled i") for path in paths]
     page.goto(address)
     clicks = [page.evaluate(OPEN, path) for path in reversed(paths)]

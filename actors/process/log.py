@@ -5,14 +5,19 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import sys
 from pathlib import Path
 
-from squelch.envs.untrusted.files import open_own
+from squelch.envs.untrusted.files import open_own, shortened
 from squelch.envs.untrusted.secrets import masked
 
 VARIABLE = "SQUELCH_LOG"
 """Environment variable that names the file."""
+TAIL = 2**16
+"""Bytes at the end of a log in which the last error is looked for."""
+_ERROR = re.compile(r"^(?:\(.*?\] )?((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.MULTILINE)
+"""The last line of a traceback, alone or as vLLM logs it."""
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -58,3 +63,14 @@ def take_output() -> None:
     handler.setFormatter(MaskedFormatter(FORMAT))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger(__name__).info("process %d is %s", os.getpid(), path.stem)
+
+
+def last_error() -> str:
+    """The newest error whose traceback is in the file that `take_output` writes, in one line; empty without one."""
+    path = Path(os.environ.get(VARIABLE, ""))
+    if not path.is_file():
+        return ""
+    with open_own(path) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+        found = _ERROR.findall(file.read(TAIL).decode(errors="replace"))
+    return shortened(masked(found[-1].strip()), 400) if found else ""

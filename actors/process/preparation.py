@@ -10,6 +10,8 @@ import stat
 import tempfile
 from typing import Any
 
+from squelch.envs import surroundings
+
 HOOK = f"{__name__}.prepare"
 """For Ray's `worker_process_setup_hook`: runs in every worker process before its actor is created."""
 START_FOLDER = "SQUELCH_START_FOLDER"
@@ -28,6 +30,7 @@ def prepare() -> None:
     from squelch.actors.process.log import take_output
 
     protect()
+    surroundings.clear()
     own: Any = multiprocessing.current_process()
     own._config["semprefix"] = f"/{SEMAPHORES}"  # there is no public name for it
     os.chdir(os.environ.get(START_FOLDER, "."))
@@ -36,11 +39,13 @@ def prepare() -> None:
 
 def settle() -> None:
     """Gives this process and its children a home and a user's name where the system knows none, as in a container whose
-    user has no entry in its list: Ray, torch and vLLM ask for both.
+    user has no entry in its list: Ray, torch and vLLM ask for both. Takes from them the variables that they would
+    mistake.
 
     Raises:
         PermissionError: the folder that would be the home is another user's.
     """
+    surroundings.clear()
     user = os.geteuid()
     if os.path.expanduser("~") == "~":
         home = os.path.join(tempfile.gettempdir(), f"squelch-home-{user}")

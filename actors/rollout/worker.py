@@ -54,6 +54,7 @@ from squelch.actors.messages import (
     WeightBundle,
 )
 from squelch.actors.process.interfaces import bind_collectives
+from squelch.actors.process.log import last_error
 from squelch.actors.process.progress_marks import Progress
 from squelch.actors.process.shipping import Folder, local, own_node
 from squelch.actors.process.spans import Span, Spans
@@ -129,11 +130,11 @@ class Engine:
                 await self.vllm.start()
                 await self.vllm.token()
         except TimeoutError:
-            raise RuntimeError(f"{self._name}: engine not ready after {bound:g} s") from None
+            raise RuntimeError(f"{self._name}: engine not ready within rollout.start_timeout_s={bound:g}") from None
         except RuntimeError as error:
-            cause = str(error).removeprefix(f"{self._name}: ")
+            cause = last_error() or str(error).removeprefix(f"{self._name}: ")
             raise RuntimeError(
-                f"{self._name}: its engine did not start; log/{self.name}.log says why ({cause})"
+                f"{self._name}: its engine did not start ({cause}); log/{self.name}.log says more"
             ) from error
         self._serve()
 

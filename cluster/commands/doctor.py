@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from squelch.cluster.fleet.processor import emulates_16_bits, vectors
 from squelch.cluster.package import DISTRIBUTION, checkout
 from squelch.cluster.terminal import say
+from squelch.envs import surroundings
 
 if TYPE_CHECKING:
     from squelch.envs.sandbox import Pool
@@ -60,9 +61,9 @@ class Finding:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.description = (
-        "Checks Python, vLLM, torch, the versions of packages, and the programs and devices of this machine, and runs "
-        "a few hostile programs in the sandbox. A line that begins with `fix` says how to solve a problem; the exit "
-        "code is 1 if there is such a line."
+        "Checks Python, vLLM, torch, the versions of packages, and the programs and devices of this machine, names the "
+        "environment variables that a run leaves out, and runs a few hostile programs in the sandbox. A line that "
+        "begins with `fix` says how to solve a problem; the exit code is 1 if there is such a line."
     )
 
 
@@ -77,7 +78,7 @@ def run(_: argparse.Namespace) -> int:
 def diagnose() -> list[Finding]:
     """Runs every check; a finding with `mend` is a problem."""
     found = [_python(), _engine(), *_packages(), *_strays(), _plugin(), _accelerator(), *_compiler()]
-    return [*found, *_programs(), _shared_memory(), *_sandbox()]
+    return [*found, *_programs(), _shared_memory(), *_surroundings(), *_sandbox()]
 
 
 def _python() -> Finding:
@@ -171,6 +172,11 @@ def _programs() -> Iterator[Finding]:
         found = shutil.which(program)
         text = found or f"missing; only {needed_for} use it (Debian: apt-get install prometheus)"
         yield Finding(program, text)
+
+
+def _surroundings() -> Iterator[Finding]:
+    for name, fate in surroundings.found():
+        yield Finding(name, f"set here; {fate}")
 
 
 def _sandbox() -> Iterator[Finding]:

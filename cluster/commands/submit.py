@@ -12,8 +12,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.description = (
         "Submits the recipe as a Ray job, follows its logs until it ends, and returns its success. A recipe that is a "
-        "file travels with the job, and so does the checkout that this command runs from. RAY_AUTH_TOKEN or "
-        "RAY_AUTH_TOKEN_PATH authenticate, as for `ray job`."
+        "file travels with the job, and so does the checkout that this command runs from. Ray's token is found "
+        "as Ray's own commands find it."
     )
     add_recipe(parser)
     add_job_server(parser)
@@ -44,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
     from squelch.cluster.config import load
 
     config = load(options.recipe, options.overrides)
+    from squelch.cluster.fleet.bootstrap import cached_tiny_policy
     from squelch.cluster.fleet.job_files import chosen
     from squelch.cluster.fleet.jobs import Job, submit, with_lasting_caches
 
@@ -55,5 +56,6 @@ def run(options: argparse.Namespace) -> int:
         installer="pip" if options.pip else "uv",
         packages=options.pip or options.uv,
         forwarded=options.env,
+        policy=cached_tiny_policy(config),
     )
     return submit(options.address, job, not options.no_wait, say)

@@ -37,6 +37,10 @@ def run(options: argparse.Namespace) -> int:
 
     overrides = options.overrides + ([f"cluster.address={options.address!r}"] if options.address else [])
     config = load(options.recipe, overrides)
+    if options.submitted_by:
+        from squelch.cluster.fleet.job_files import adopt_policies
+
+        adopt_policies(Path(config.model.cache))
     preset, its = from_preset(read_recipe(options.recipe), overrides)
     if preset:
         say(f"preset={preset} sets {len(its)} settings: `squelch config {options.recipe} preset={preset}` lists them")

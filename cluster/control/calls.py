@@ -89,10 +89,20 @@ class Folder(Enum):
     READ = "read"
 
 
+@dataclass(frozen=True)
+class Setting:
+    """The bound that a setting holds."""
+
+    path: str
+
+    def __call__(self, config: Any, *_: Any) -> float:
+        """Seconds."""
+        return float(attrgetter(self.path)(config))
+
+
 def setting(path: str) -> Callable[..., float]:
     """The bound that a setting holds."""
-    value = attrgetter(path)
-    return lambda config, *_: value(config)
+    return Setting(path)
 
 
 def seconds(constant: float) -> Callable[..., float]:
@@ -154,6 +164,10 @@ class Call(Generic[P, R]):
     folder: Folder | None = None
     apart: str | None = None
     """The method that is called instead if a rank is on another node than the caller."""
+
+    def within(self, bound_s: float) -> str:
+        """In words: a bound of this call, with the setting that holds it."""
+        return f"within {bound_s:g} s" + (f" ({self.bound.path})" if isinstance(self.bound, Setting) else "")
 
 
 @dataclass(frozen=True)

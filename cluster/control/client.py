@@ -89,7 +89,8 @@ class Client:
             if not bound.expired():
                 raise_failure(self.transport, error)
             self.transport.cancel(first)
-            raise TimeoutError(f"no answer within {bound_s:g} s") from None
+            assert bound_s is not None, "it has expired"
+            raise TimeoutError(f"no answer {row.within(bound_s)}") from None
         whole: Any = (value, *map(self.transport.result, further)) if further else value
         return whole
 

@@ -183,7 +183,7 @@ class LearnerClient:
                 raise await self._named(row.method, answers)
             if waiting and loop_time() >= deadline:
                 late = ", ".join(f"{rank}{self._site(rank)}" for rank, one in answers.items() if not one.done())
-                raise TimeoutError(f"learner rank {late} did not finish {row.method} within {bound_s:g} s")
+                raise TimeoutError(f"learner rank {late} did not finish {row.method} {row.within(bound_s)}")
             if waiting and watch is not None and (hung := await self._look(waiting, watch)):
                 raise TimeoutError(f"{row.method}: {hung}")
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import ray
 from pydantic import ValidationError
@@ -34,6 +35,7 @@ from squelch.cluster.fleet.object_store import check_joined, local_mib
 from squelch.cluster.fleet.placement import alive_nodes, make_room
 from squelch.cluster.fleet.processor import emulated
 from squelch.cluster.fleet.ray_internals import resources_here
+from squelch.cluster.fleet.token import take_token
 from squelch.cluster.fleet.token_budget import settled
 from squelch.cluster.package import checkout
 from squelch.envs.contract import (
@@ -130,8 +132,13 @@ def check_address(config: RunConfig) -> None:
 
 
 def probe(address: str, timeout_s: float = PROBE_TIMEOUT_S) -> None:
-    """Raises OSError within seconds if no Ray head answers at an address of the form host:port; other forms are not
-    checked."""
+    """Raises OSError within seconds if no Ray head answers at an address of the form host:port, or for one of the job
+    server; other forms are not checked."""
+    if address.startswith(("http://", "https://")):
+        raise OSError(
+            "that is an address of the job server, for `squelch submit` and `squelch job`; give the port that nodes "
+            f"join, usually {urlsplit(address).hostname or 'HOST'}:6379, or auto on a node of the cluster"
+        )
     host, colon, port = address.rpartition(":")
     if "://" in address or not (colon and port.isdigit()):
         return
@@ -148,6 +155,11 @@ def _require_grpc(connection: socket.socket) -> None:
         raise OSError("what listens there is no Ray head; it may be the dashboard, whose port is for `squelch submit`")
 
 
+def starts_ray(config: RunConfig) -> bool:
+    """Whether the run starts a cluster of its own on this machine."""
+    return not _address(config)
+
+
 def _address(config: RunConfig) -> str:
     return config.cluster.address or os.environ.get("RAY_ADDRESS", "")
 
@@ -156,6 +168,7 @@ def _join(config: RunConfig, options: dict[str, Any]) -> None:
     repository = checkout()
     code = {"env_vars": {"PYTHONPATH": str(repository)}} if repository else {}
     local_ray.require_free()
+    take_token(_address(config))
     try:
         with local_ray.patient_client(), local_ray.away():
             ray.init(address=_address(config), runtime_env={**code, **PREPARED}, **options)
@@ -184,12 +197,10 @@ def build_tiny_policy(config: RunConfig, say: Callable[[str], None], on_stage: O
     for entry in mixture.entries:
         check_demonstrator(entry.environment.name, "set model.path to the folder of a trained model instead")
     # imports transformers, which no other model needs here
-    from squelch.learner.warmup.tiny import build_digest, build_tiny
+    from squelch.learner.warmup.tiny import build_tiny
     from squelch.learner.warmup.tiny_recipe import recipe_of
 
-    recipe = recipe_of(mixture)
-    digest = build_digest(mixture, config.model.tiny_seed, recipe)
-    folder = Path(config.model.cache) / f"{mixture.file_name}-{digest}"
+    recipe, folder = recipe_of(mixture), _tiny_folder(config)
     if not folder.exists():
         lasts = "two to four minutes" if len(mixture.entries) == 1 else "minutes for each environment"
         say(f"warming up the tiny policy for {mixture.name} in {folder} ({lasts}, once)")
@@ -197,6 +208,22 @@ def build_tiny_policy(config: RunConfig, say: Callable[[str], None], on_stage: O
     if not report.reused:
         say(f"tiny policy: {report.num_parameters / 1e6:.2f} M parameters, {report.seconds:.0f} s")
     return folder.resolve()
+
+
+def cached_tiny_policy(config: RunConfig) -> Path | None:
+    """The folder of the tiny policy if the cache holds it, and the run begins with it."""
+    if config.model.path != "tiny" or not any(Path(config.model.cache).glob(f"{config.mixture.file_name}-*")):
+        return None
+    folder = _tiny_folder(config)
+    return folder if folder.is_dir() else None
+
+
+def _tiny_folder(config: RunConfig) -> Path:
+    from squelch.learner.warmup.tiny import build_digest
+    from squelch.learner.warmup.tiny_recipe import recipe_of
+
+    digest = build_digest(config.mixture, config.model.tiny_seed, recipe_of(config.mixture))
+    return Path(config.model.cache) / f"{config.mixture.file_name}-{digest}"
 
 
 def weight_bytes(model_dir: Path, config: RunConfig) -> int:

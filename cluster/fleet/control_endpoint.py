@@ -36,6 +36,7 @@ from squelch.cluster.errors import UserError
 from squelch.cluster.fleet import local_ray
 from squelch.cluster.fleet.bootstrap import probe
 from squelch.cluster.fleet.ray_internals import enable_token_auth_by_default
+from squelch.cluster.fleet.token import take_token
 from squelch.cluster.runs.driver import is_driven
 
 NAME = "squelch-control-endpoint"
@@ -121,18 +122,19 @@ def reached(address: str, loopback: bool) -> Iterator[None]:
     try:
         probe(address)
     except OSError as error:
-        raise UserError(f"nobody answers at {address} ({error}); give the address of a Ray cluster") from error
+        raise UserError(f"no Ray cluster answers at {address}: {error}") from error
     if loopback:
         enable_token_auth_by_default()  # as Ray does where it starts a cluster; the variable alone would come too late
+    else:
+        take_token(address)
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         with local_ray.away(), local_ray.settings() if loopback else nullcontext():
             ray.init(address=address, **quiet)
     except (OSError, ValueError, RuntimeError, RayError) as error:
         raise UserError(
-            f"the Ray cluster at {address} was not joined: {str(error).splitlines()[0]}. It asks for its token, in "
-            "RAY_AUTH_TOKEN, or in the file that RAY_AUTH_TOKEN_PATH names (~/.ray/auth_token if it is unset), and "
-            "the command must run on a node of the cluster."
+            f"the Ray cluster at {address} was not joined: {str(error).splitlines()[0]}. The command must run on a "
+            "node of the cluster"
         ) from error
     try:
         yield

@@ -20,6 +20,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 from squelch.actors.messages import UpdateReport, WeightBundle
@@ -31,7 +32,7 @@ from squelch.cluster.control.client import Client, loop_time
 from squelch.cluster.control.membership import FINAL, PLAYER_MOVES, WORKER_MOVES, Member, Membership
 from squelch.cluster.control.membership import MemberState as State
 from squelch.cluster.control.protocols import Actors
-from squelch.cluster.control.rank_client import LearnerClient
+from squelch.cluster.control.rank_client import LEARNER, LearnerClient
 from squelch.cluster.control.resizing import Resizing
 from squelch.cluster.control.restarts import RestartBudget
 from squelch.cluster.control.scaling import Kind, start_counts, start_names
@@ -113,21 +114,57 @@ class Fleet:
             self.workers.join(name, self.actors.worker(name))
         for name in start_names(self.config, Kind.ENVIRONMENT):
             self.players.join(name, self.actors.player(name))
-        starting = [*self.workers.present(), *self.players.present()]
+        players = self.players.present()
+        starting = [*self.workers.present(), *players]
         ready: dict[str, Awaitable[Any]] = {member.name: member.actor.call(READY) for member in starting}
         if learning:
             ready |= self._start_learning(resumes)
+        heard = told(ready, self._parts(), on_stage)
+        playing = {member: heard.pop(member.name) for member in players}
+        engines = {worker.name: heard.pop(worker.name) for worker in self.workers.present()}
+        ranks = {name: heard.pop(name) for name in (LEARNER,) if learning}
+        waits = (
+            self._up(engines, "rollout.start_timeout_s"),
+            self._up(ranks, "learner.start_timeout_s"),
+            self._up(heard, "cluster.start_timeout_s"),
+            self._players_up(playing),
+        )
+        parts = [asyncio.ensure_future(one) for one in waits]
         try:
-            await within(told(ready, self._parts(), on_stage), self.config.cluster.start_timeout_s, "start")
+            await asyncio.gather(*parts)
         except TimeoutError as error:
             raise TimeoutError(f"{error}; {self.actors.room()}") from error
+        finally:
+            for one in parts:
+                one.cancel()
+            await asyncio.gather(*parts, return_exceptions=True)
         for worker in self.workers.present():
             self.workers.move(worker, State.STALE)
             if not learning:
                 self.workers.move(worker, State.HEALTHY)
-        await self.joining.introduce(self.players.present(), self.workers.present())
-        for player in self.players.present():
+        players = [player for player in players if player.state is State.STARTING]
+        await self.joining.introduce(players, self.workers.present())
+        for player in players:
             self.players.move(player, State.HEALTHY)
+
+    async def _up(self, ready: Mapping[str, Awaitable[Any]], own: str) -> None:
+        """Waits for actors that a run cannot do without. `own`: their own bound."""
+        key, bound_s = start_bound(self.config, own)
+        try:
+            await within(ready, bound_s, "start")
+        except TimeoutError as error:
+            raise TimeoutError(f"{error} ({key})") from error
+
+    async def _players_up(self, ready: Mapping[Member[Client], Awaitable[Any]]) -> None:
+        """Waits for the environment actors. Those that hang are replaced, unless all do: the others begin."""
+        bound_s = self.config.cluster.start_timeout_s
+        late = f"did not answer within {bound_s:g} s (cluster.start_timeout_s)"
+        found = await within({member.name: _in_time(call, bound_s) for member, call in ready.items()}, None, "start")
+        hung = [member for member in ready if not found[member.name]]
+        if len(hung) == len(ready):
+            raise TimeoutError(f"start: {', '.join(member.name for member in hung)} {late}")
+        for member in hung:
+            self.player_pool.on_death(member, f"at the start it {late}")
 
     def _start_learning(self, resumes: bool) -> dict[str, Awaitable[Any]]:
         self.filter = self.actors.filter()
@@ -313,6 +350,14 @@ class Fleet:
         return {member.name: member.state in UP for member in members} | up
 
 
+async def _in_time(call: Awaitable[Any], bound_s: float) -> bool:
+    try:
+        await bounded(call, bound_s)
+    except TimeoutError:
+        return False
+    return True
+
+
 def _left(member: Member[Client]) -> bool:
     """Whether a worker left or is draining: it may have been asked to while it loaded weights."""
     return member.state in FINAL or member.state is State.DRAINING
@@ -320,6 +365,14 @@ def _left(member: Member[Client]) -> bool:
 
 UP = frozenset({State.HEALTHY, State.SUSPECT, State.DRAINING})
 """States in which a member counts as up."""
+
+
+def start_bound(config: RunConfig, own: str) -> tuple[str, float]:
+    """The setting, and its seconds, that bounds the start of actors whose own bound is the setting `own`: where that is
+    larger than the bound of all actors, it counts."""
+    bounds = {key: float(attrgetter(key)(config)) for key in ("cluster.start_timeout_s", own)}
+    key = max(bounds, key=bounds.__getitem__)
+    return key, bounds[key]
 
 
 def actor_names(config: RunConfig) -> tuple[list[str], list[str]]:

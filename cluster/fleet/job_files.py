@@ -9,6 +9,7 @@ unpacks into the job's working directory on every node and puts on its module pa
                    installed
     none           nothing; Squelch is the nodes' own
     recipe         with each of them: a recipe that is a file travels with the files that it extends, as one
+    policy         with each of them: the tiny policy, if this machine's cache holds it, for the job's cache
 
 The size is bounded before anything is packed, because the cluster refuses a larger upload at its end.
 """
@@ -16,8 +17,11 @@ The size is bounded before anything is packed, because the cluster refuses a lar
 from __future__ import annotations
 
 import logging
+import shutil
+import tempfile
 import zipfile
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +40,8 @@ MAX_BYTES = DASHBOARD_CLIENT_MAX_SIZE - (1 << 20)
 """Bytes of the files together. The job server takes 100 MiB a request; a zip file of what does not shrink is larger
 than its files by its directory."""
 RECIPE = "squelch-job.yaml"
+POLICIES = Path("squelch-job-policies")
+"""Folder in the zip file of the tiny policy."""
 EPOCH = (2020, 1, 1, 0, 0, 0)
 """Time of every file in the zip file, so that equal files make equal zip files, which Ray uploads once."""
 
@@ -79,7 +85,7 @@ def _checked_wheel(path: Path) -> Path:
     return path
 
 
-def pack(code: Code, recipe: str, target: Path) -> tuple[Path | None, str]:
+def pack(code: Code, recipe: str, target: Path, policy: Path | None = None) -> tuple[Path | None, str]:
     """Writes the zip file; returns its path, or None if nothing has to travel, and the recipe's name for the job.
 
     Raises:
@@ -88,15 +94,28 @@ def pack(code: Code, recipe: str, target: Path) -> tuple[Path | None, str]:
     settings = ""
     if recipe.endswith((".yaml", ".yml")):
         settings = written_yaml(read_recipe(recipe))
-    if not (settings or code.folder or code.wheel):
+    if not (settings or code.folder or code.wheel or policy):
         return None, recipe
-    members = _members(code)
+    files = sorted(policy.iterdir()) if policy is not None else []
+    members = _members(code) + [(str(POLICIES / file.parent.name / file.name), file.read_bytes()) for file in files]
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as made:
         for name, data in members:
             made.writestr(zipfile.ZipInfo(name, EPOCH), data, zipfile.ZIP_DEFLATED)
         if settings:
             made.writestr(zipfile.ZipInfo(RECIPE, EPOCH), settings)
     return target, RECIPE if settings else recipe
+
+
+def adopt_policies(cache: Path) -> None:
+    """In a job: puts the policies that travelled with it into the cache, as far as it lacks them."""
+    for sent in POLICIES.glob("*"):
+        if not (target := cache / sent.name).exists():
+            cache.mkdir(parents=True, exist_ok=True)
+            making = Path(tempfile.mkdtemp(prefix=f".{sent.name}-", dir=cache))
+            shutil.copytree(sent, making, dirs_exist_ok=True)
+            with suppress(OSError):  # another job of the same kind came first
+                making.rename(target)
+            shutil.rmtree(making, ignore_errors=True)
 
 
 def _members(code: Code) -> list[tuple[str, bytes]]:

@@ -10,7 +10,7 @@ The job's driver runs on the head node, in the interpreter with which Ray was st
 in the environment that Ray makes for the job. Paths in the recipe are the driver's: `runs_dir` must outlive the job,
 unless `store` keeps the run; a model folder reaches the other nodes through Ray.
 
-Authentication is Ray's own: with RAY_AUTH_MODE=token the token comes from RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH.
+Authentication is Ray's own (`cluster.fleet.token`).
 
 Waiting: every request to the job server at most `ANSWER_TIMEOUT_S`, an upload `UPLOAD_TIMEOUT_S`, a cluster that has
 just started `ACCEPT_TIMEOUT_S`. Following a job has no bound, because a run has none; the job goes on if it is
@@ -39,6 +39,7 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 from squelch.cluster.config import RunConfig
 from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.job_files import NOTHING, Code, pack
+from squelch.cluster.fleet.token import with_token
 from squelch.cluster.package import versions
 from squelch.cluster.terminal import aligned
 from squelch.envs.untrusted.files import reason
@@ -52,16 +53,21 @@ is 3."""
 INTERPRETER = r"""
 raylet=$(sed -n 's/^PPid:[[:space:]]*//p' /proc/$PPID/status)
 python=$(tr '\0' '\n' </proc/$raylet/cmdline | sed -n 's/^--python_worker_command=\([^ "]*\) .*/\1/p')
+echo "${python:-python}"
 """.strip().replace("\n", "; ")
 """Shell words that find the interpreter with which Ray was started: the job's parent is a worker, whose parent, the
 raylet, has the command for workers on its command line. `ray` may have been started by its path, without its
 environment on PATH."""
+FIND = "SQUELCH_FIND_PYTHON"
+"""Variable of the job with these words, so that the command that Ray shows and logs is short."""
+TRAIN = f'exec "$(eval "${FIND}")" -m squelch.cluster.cli'
+"""How the command of such a job begins."""
 
 
 @dataclass(frozen=True)
 class Job:
     """The job to submit. `packages`: for `pip` or `uv`, as lines of a requirements file; `forwarded`: names of
-    environment variables."""
+    environment variables; `policy`: the folder of the tiny policy, if it is cached here."""
 
     recipe: str
     overrides: Sequence[str]
@@ -70,6 +76,7 @@ class Job:
     installer: str = ""
     packages: Sequence[str] = ()
     forwarded: Sequence[str] = ()
+    policy: Path | None = None
 
 
 class _Client(JobSubmissionClient):
@@ -87,11 +94,11 @@ def client(address: str) -> JobSubmissionClient:
         UserError: the server cannot be reached, refuses the token, or has another version of Ray.
     """
     try:
-        found = _Client(address)
+        found = with_token(lambda: _Client(address), address)
     except (OSError, RuntimeError, ValueError, RayError) as error:
         raise UserError(
             f"--address {address}: the cluster's job server did not answer ({reason(error)}). Give the dashboard's "
-            "address, e.g. http://127.0.0.1:8265; with token authentication set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN."
+            "address, e.g. http://127.0.0.1:8265"
         ) from error
     _require_same_ray(found, address)
     return found
@@ -147,7 +154,7 @@ def submit(address: str, job: Job, wait: bool, say: Callable[[str], None]) -> in
     environment = runtime_environment(job)  # first: wrong names need no cluster
     jobs = client(address)
     with tempfile.TemporaryDirectory(prefix="squelch-job-") as folder:
-        package, recipe = pack(job.code, job.recipe, Path(folder) / "job.zip")
+        package, recipe = pack(job.code, job.recipe, Path(folder) / "job.zip", job.policy)
         if package is not None:
             environment["working_dir"] = str(package)
         job_id = _accepted(jobs, entrypoint(job, recipe), environment, {"recipe": job.recipe})
@@ -158,10 +165,10 @@ def submit(address: str, job: Job, wait: bool, say: Callable[[str], None]) -> in
 def entrypoint(job: Job, recipe: str) -> str:
     """The shell command of the job."""
     flags = [*(["--resume"] if job.resume else []), "--submitted-by", versions()]
-    words = shlex.join(["-m", "squelch.cluster.cli", "train", recipe, *job.overrides, "--address", "auto", *flags])
+    words = shlex.join(["train", recipe, *job.overrides, "--address", "auto", *flags])
     if job.packages:  # Ray has put the environment that it made on PATH
-        return f"exec python {words}"
-    return f'{INTERPRETER}; exec "${{python:-python}}" {words}'
+        return f"exec python -m squelch.cluster.cli {words}"
+    return f"{TRAIN} {words}"
 
 
 def runtime_environment(job: Job) -> dict[str, Any]:
@@ -170,7 +177,7 @@ def runtime_environment(job: Job) -> dict[str, Any]:
     if missing:
         raise UserError(f"--env {missing[0]}: this environment has no such variable; the value is taken from here")
     found = {name: os.environ[name] for name in job.forwarded}
-    environment: dict[str, Any] = {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_S), **found}}
+    environment: dict[str, Any] = {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_S), FIND: INTERPRETER, **found}}
     return environment | ({job.installer: list(job.packages)} if job.packages else {})
 
 
@@ -205,7 +212,7 @@ def _followed(jobs: JobSubmissionClient, job_id: str, address: str, say: Callabl
 async def _follow(jobs: JobSubmissionClient, job_id: str, say: Callable[[str], None]) -> int:
     try:
         async for lines in jobs.tail_job_logs(job_id):
-            say(lines.rstrip("\n"))
+            say(_shown(lines))
         return _ended(jobs, job_id, say)
     except (OSError, RuntimeError, RayError, aiohttp.ClientError) as error:
         raise UserError(
@@ -214,9 +221,14 @@ async def _follow(jobs: JobSubmissionClient, job_id: str, say: Callable[[str], N
         ) from error
 
 
+def _shown(lines: str) -> str:
+    """Lines of a job's log; the command that Ray writes above them as a user would type it."""
+    return lines.rstrip("\n").replace(TRAIN, "squelch", 1)
+
+
 def _ended(jobs: JobSubmissionClient, job_id: str, say: Callable[[str], None]) -> int:
     info: Any = jobs.get_job_info(job_id)
-    say(f"{job_id}: {info.status.value}" + (f" ({info.message})" if info.message else ""))
+    say(f"{job_id}: {info.status.value}" + (f" ({_shown(info.message)})" if info.message else ""))
     return 0 if info.status == JobStatus.SUCCEEDED else 1
 
 
@@ -234,7 +246,7 @@ def act(address: str, action: str, job_id: str, follow: bool, say: Callable[[str
 
 def _act(jobs: JobSubmissionClient, action: str, job_id: str, say: Callable[[str], None]) -> int:
     if action == "logs":
-        say(jobs.get_job_logs(job_id).rstrip("\n"))
+        say(_shown(jobs.get_job_logs(job_id)))
         return 0
     if action == "stop":
         asked: Any = jobs.stop_job(job_id)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ray._private import ray_constants, services, utils, worker
+from ray._private.authentication.authentication_token_setup import _enable_token_auth as enable_token_auth
 from ray._private.authentication.authentication_token_setup import enable_token_auth_by_default
 from ray._private.node import Node
 from ray._private.ray_constants import DASHBOARD_CLIENT_MAX_SIZE
@@ -16,7 +17,7 @@ from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 from ray._private.runtime_env.packaging import _dir_travel as walk_uploaded
 from ray._private.runtime_env.packaging import _get_excludes as excluded_from_upload
 from ray._private.state import actors, state
-from ray._raylet import Config
+from ray._raylet import AuthenticationTokenLoader, Config, GcsClient
 
 
 def logs_folder() -> Path | None:
@@ -68,9 +69,12 @@ def handlers_kept() -> AbstractContextManager[None]:
 
 __all__ = [
     "DASHBOARD_CLIENT_MAX_SIZE",
+    "AuthenticationTokenLoader",
     "Config",
+    "GcsClient",
     "Node",
     "actors",
+    "enable_token_auth",
     "enable_token_auth_by_default",
     "excluded_from_upload",
     "handlers_kept",

@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
@@ -53,7 +53,7 @@ def application(
     app = Starlette(
         routes=[
             Route("/", pages.group_list),
-            Route("/groups/{step}/{group_id:path}", pages.group),
+            Route("/group", pages.group),
             Route("/compare", pages.compare),
             Route("/search", pages.search),
             Route("/scores", pages.scores),
@@ -79,7 +79,10 @@ def application(
 
 def _not_found(pages: Pages) -> Callable[[Request, Exception], Response]:
     def answer(request: Request, _: Exception) -> Response:
-        response = pages.refused(request, UserError(f"there is no page {request.url.path}"))
+        missing = f"there is no page {request.url.path}"
+        if "/" in request.url.path[1:]:  # the links of a page would lead below that path
+            return PlainTextResponse(f"{missing}\n", status_code=404)
+        response = pages.refused(request, UserError(missing))
         response.status_code = 404
         return response
 
@@ -109,6 +112,6 @@ def templates() -> Jinja2Templates:
     files = sorted((HERE / "static").iterdir())
     version = f"{max(int(path.stat().st_mtime) for path in files):x}"
     functions: dict[str, Any] = {"address": address, "group_path": group_path, "versions": template_filters.versions}
-    functions["static"] = lambda name: f"/static/{name}?{version}"
+    functions["static"] = lambda name: f"static/{name}?{version}"
     environment.globals.update(functions)
     return Jinja2Templates(env=environment)

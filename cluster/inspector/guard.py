@@ -1,8 +1,9 @@
 """Decides who may read the pages, and what a browser may do with them.
 
 - Only GET and HEAD are answered: nothing can be changed through the inspector.
-- The `Host` header must be one of the names under which the server was started. A page of another site that has its own
-  name resolve to 127.0.0.1 (DNS rebinding) sends its own name there and is refused.
+- The `Host` header must be one of the names under which the server was started, with any port, since a tunnel may begin
+  at another one. A page of another site that has its own name resolve to 127.0.0.1 (DNS rebinding) sends its own name
+  there and is refused.
 - On loopback there is no login. On any other address a token is required: `?token=...` once, which sets a cookie that
   scripts cannot read (`HttpOnly`) and other sites cannot send (`SameSite=Strict`), or `Authorization: Bearer ...`.
   Tokens are compared in constant time.
@@ -13,7 +14,9 @@ Pure ASGI: it works with any application behind it.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
+import re
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode
 
@@ -21,6 +24,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from squelch.envs.untrusted.files import shortened
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -36,6 +41,7 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
+_HOST = re.compile(r"(?:https?://)?(?:\[(?P<bracketed>[0-9a-f:.]+)\]|(?P<name>[\w.-]+|[0-9a-f:]+))(?::\d+)?(?:/.*)?")
 COOKIE_SECONDS = 12 * 3600
 
 
@@ -50,18 +56,24 @@ class Access:
 
     @property
     def cookie(self) -> str:
-        """The cookie's name; browsers do not tell the ports of a host apart."""
-        return f"squelch_inspect_{self.port}"
+        """The cookie's name. Browsers do not tell the ports of a host apart, and tunnels to servers of several machines
+        may begin at one, so it is made from the token."""
+        return f"squelch_inspect_{hashlib.sha256((self.token or '').encode()).hexdigest()[:12]}"
 
     def knows_host(self, header: str | None) -> bool:
         """Whether a `Host` header names this server."""
-        name = (header or "").strip().lower()
-        name, _, port = name.rpartition(":") if not name.endswith("]") and ":" in name else (name, "", "")
-        return name.strip("[]") in self.names and port in ("", str(self.port))
+        return host_of(header or "") in self.names
 
     def is_token(self, given: str | None) -> bool:
         """Whether this is the token; takes equally long for every wrong one of a length."""
         return self.token is None or hmac.compare_digest((given or "").encode(), self.token.encode())
+
+
+def host_of(text: str) -> str:
+    """The name in a `Host` header, or in an address as a browser shows it: without scheme, port and path, in lower
+    case; empty if there is none."""
+    found = _HOST.fullmatch(text.strip().lower())
+    return (found["bracketed"] or found["name"]) if found else ""
 
 
 class Guard:
@@ -90,9 +102,11 @@ class Guard:
         """The answer to a request that is not let through; None for one that is."""
         headers = Headers(scope=scope)
         if not self.access.knows_host(headers.get("host")):
+            name = host_of(headers.get("host", "")) or "NAME"
             return PlainTextResponse(
                 "This server does not go by the name in the address bar. Open the address that `squelch inspect` "
-                "printed, or name this one with --allow-host.\n",
+                "printed, or, if this name is yours, start `squelch inspect` with "
+                f"--allow-host {shortened(name, 80)}\n",
                 status_code=421,
             )
         if scope["method"] not in ("GET", "HEAD"):
@@ -103,7 +117,7 @@ class Guard:
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         given = next((value for name, value in query if name == "token"), None)
         if given is not None and self.access.is_token(given):
-            return self._welcome(scope["path"], [pair for pair in query if pair[0] != "token"])
+            return self._welcome(scope["path"].rpartition("/")[2], [pair for pair in query if pair[0] != "token"])
         cookie = cookie_parser(headers.get("cookie", "")).get(self.access.cookie)
         bearer = headers.get("authorization", "").removeprefix("Bearer ")
         if self.access.is_token(cookie) or self.access.is_token(bearer):
@@ -114,10 +128,9 @@ class Guard:
             headers={"WWW-Authenticate": "Bearer"},
         )
 
-    def _welcome(self, path: str, query: list[tuple[str, str]]) -> Response:
-        """Takes the token out of the address and keeps it in a cookie."""
-        own_path = "/" + path.lstrip("/")
-        response = RedirectResponse(own_path + (f"?{urlencode(query)}" if query else ""), status_code=303)
+    def _welcome(self, page: str, query: list[tuple[str, str]]) -> Response:
+        """Takes the token out of the address and keeps it in a cookie. The new address is relative, as all links."""
+        response = RedirectResponse(f"./{page}" + (f"?{urlencode(query)}" if query else ""), status_code=303)
         response.set_cookie(
             self.access.cookie, self.access.token or "", max_age=COOKIE_SECONDS, httponly=True, samesite="strict"
         )

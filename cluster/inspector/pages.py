@@ -1,6 +1,7 @@
 """The pages: each function takes a request and answers with a template, filled from the run's folder.
 
-A function runs in a worker thread, so that reading a file holds up no other request.
+A function runs in a worker thread, so that reading a file holds up no other request. Every page is at the same level,
+and every address in it is relative: behind a proxy that puts a prefix before them, all links lead to the same server.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Pages:
 
     def group(self, request: Request) -> Response:
         """One group with its trajectories side by side."""
-        step, group_id = self._whole(request.path_params["step"], "the step", 2**31), request.path_params["group_id"]
+        step, group_id = self._number(request, "step", 2**31), request.query_params.get("group", "")
         query = Query.of(request.query_params)
         self.groups.refresh()
         view = self._view(step, group_id, "whole" in request.query_params)
@@ -396,11 +397,13 @@ def _closed(parts: Any) -> Any:
 
 
 def address(path: str, params: dict[str, Any], **changes: Any) -> str:
-    """A path with parameters; None removes one."""
+    """A path with parameters, relative to the address of every page, since a proxy may have put a prefix before it;
+    None removes a parameter."""
     merged = {name: value for name, value in (params | changes).items() if value not in (None, "")}
-    return path + (f"?{urlencode(merged)}" if merged else "")
+    mark = "&" if "?" in path else "?"
+    return (path.removeprefix("/") or "./") + (f"{mark}{urlencode(merged)}" if merged else "")
 
 
 def group_path(step: int, group_id: str) -> str:
-    """The path of a group's page."""
-    return f"/groups/{step}/{quote(group_id, safe='')}"
+    """The path of a group's page, with its parameters."""
+    return address("/group", {"step": step, "group": group_id})

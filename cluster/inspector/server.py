@@ -15,10 +15,10 @@ from squelch.cluster.errors import UserError
 from squelch.cluster.grafana.prometheus import Prometheus
 from squelch.cluster.inspector.app import application
 from squelch.cluster.inspector.connections import Bounded
-from squelch.cluster.inspector.guard import LOOPBACK_NAMES, Access
+from squelch.cluster.inspector.guard import LOOPBACK_NAMES, Access, host_of
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.terminal import say_unmasked
-from squelch.envs.untrusted.files import reason
+from squelch.envs.untrusted.files import reason, shortened
 
 OWN = "own"
 """The word for a Prometheus that the inspector starts itself."""
@@ -96,11 +96,17 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def access_of(host: str, port: int, token: str | None, names: Sequence[str]) -> Access:
-    """The permission to read from a server on this address."""
+    """The permission to read from a server on this address. UserError for a further name that is none."""
+    further = {host_of(name) for name in names}
+    if "" in further:
+        wrong = next(name for name in names if not host_of(name))
+        raise UserError(
+            f"--allow-host {shortened(wrong, 80)}: give the name in the address bar, such as gpu7.example.org"
+        )
     if is_loopback(host):
-        return Access(LOOPBACK_NAMES | {host.lower(), *(name.lower() for name in names)}, port, token)
-    own = {host.lower(), socket.gethostname().lower(), *(name.lower() for name in names)}
-    return Access(LOOPBACK_NAMES | own, port, token or secrets.token_urlsafe(24))
+        return Access(LOOPBACK_NAMES | {host.lower()} | further, port, token)
+    own = {host.lower(), socket.gethostname().lower()}
+    return Access(LOOPBACK_NAMES | own | further, port, token or secrets.token_urlsafe(24))
 
 
 def url(host: str, access: Access, token: str | None) -> str:

@@ -45,6 +45,7 @@ from squelch.cluster.control.actor_errors import Refused
 from squelch.cluster.control.calls import LOAD
 from squelch.cluster.errors import UserError, as_user_error
 from squelch.cluster.first_task import FirstTask, first_task, notes_on_slow_calls
+from squelch.cluster.fleet import host_memory
 from squelch.cluster.fleet.bootstrap import (
     check_address,
     check_fixed_scorer,
@@ -54,6 +55,7 @@ from squelch.cluster.fleet.bootstrap import (
     connect,
     disconnect,
     memory_of_a_card,
+    starts_ray,
     weight_bytes,
 )
 from squelch.cluster.fleet.fleet import Fleet, actor_names
@@ -232,11 +234,13 @@ def _prepare(
     check_machine(config)
     check_scoring(config)
     config, notes = _with_environments(config)
-    startup.stage("preparing the model", "2 to 4 minutes once for the tiny policy")
+    startup.stage("preparing the model", "2 to 4 minutes once" if config.model.path == "tiny" else "")
     config = with_date_of_start(config, resume)
     model_dir = prepare_model(config, startup.say, startup.advance, partial(check_fixed_scorer, config))
     config = with_date_of(config, model_dir, startup.say)
     _check_model(checkpoint, model_dir)
+    if starts_ray(config) and (scarce := host_memory.note(config, model_dir)):
+        notes.append(scarce)
     return choose_scoring(config, model_dir, resume, startup.say), model_dir, notes
 
 

@@ -46,6 +46,7 @@ from squelch.cluster.signals import Signals, listening
 from squelch.cluster.sweep.plan import Cell, Plan, check_folders, is_finished, started
 from squelch.cluster.sweep.table import INTERVAL, Metrics, arm_metrics, cell_metrics, table_lines
 from squelch.cluster.terminal import remark, say, say_json
+from squelch.envs.surroundings import CELL, without
 from squelch.envs.untrusted.files import open_own
 
 STOP_TIMEOUT_S = 900.0
@@ -260,7 +261,7 @@ class ProcessRunner:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={**variables(), **handed_on()},
+            env={**without(variables(), CELL), **handed_on()},
             start_new_session=True,
             pass_fds=(lock.fileno(),),
         )

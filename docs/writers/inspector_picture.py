@@ -1,6 +1,6 @@
 """Takes the picture of a page of `squelch inspect` in headless Chromium, for the docs.
 
-    python -m docs.writers.inspector_picture runs/frozenlake /groups/1/000001-007 docs/inspector.png
+    python -m docs.writers.inspector_picture runs/frozenlake '/group?step=1&group=000001-007' docs/inspector.png
 
 The page is light, 1280 pixels wide and 760 high.
 """
@@ -22,7 +22,7 @@ def main() -> None:
     """Takes the picture of one page of a run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="the run's folder, for example runs/frozenlake")
-    parser.add_argument("page", help="the page's address after the host, for example /groups/1/000001-007")
+    parser.add_argument("page", help="the page's address after the host, for example /group?step=1&group=000001-007")
     parser.add_argument("out", type=Path, help="the PNG to write")
     args = parser.parse_args()
     chromium = shutil.which("chromium")

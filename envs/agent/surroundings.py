@@ -6,17 +6,16 @@ import os
 import sys
 
 from squelch.envs.contract import Access
+from squelch.envs.surroundings import AGENT, ANTHROPIC, KEYS, OPENAI, spare_loopback, without
 from squelch.envs.untrusted.secrets import masked
 
-_LOOPBACK = "127.0.0.1,localhost"
 _OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 
 def shared() -> dict[str, str]:
     """Ours, with two changes: no proxy stands before the endpoint, and the run's Python is found, after all others."""
     found = dict(os.environ)
-    for name in ("NO_PROXY", "no_proxy"):
-        found[name] = ",".join(filter(None, (found.get(name, ""), _LOOPBACK)))
+    spare_loopback(found)
     found["PATH"] = os.pathsep.join(filter(None, (found.get("PATH", ""), os.path.dirname(sys.executable))))
     return found
 
@@ -32,11 +31,10 @@ def of_python(python: str) -> dict[str, str]:
 def of_trajectory(access: Access, folder: str) -> dict[str, str]:
     """Those of a process that plays one trajectory, whose files go into `folder`."""
     return {
-        **shared(),
-        "OPENAI_BASE_URL": f"{access.base_url}/v1",
-        "OPENAI_API_KEY": access.token,
-        "ANTHROPIC_BASE_URL": access.base_url,
-        "ANTHROPIC_API_KEY": access.token,
+        **without(shared(), AGENT),
+        **dict.fromkeys(OPENAI, f"{access.base_url}/v1"),
+        **dict.fromkeys(ANTHROPIC, access.base_url),
+        **dict.fromkeys(KEYS, access.token),
         "SQUELCH_TASK": os.path.join(folder, "task.json"),
         "SQUELCH_RESULT": os.path.join(folder, "result.json"),
         "TMPDIR": folder,

@@ -59,7 +59,8 @@ document.addEventListener("DOMContentLoaded", () => {
     frame.plots = [];
     async function load() {
       const answer = await fetch(frame.dataset.charts);
-      if (answer.ok) draw(await answer.json());
+      const numbers = answer.ok && (await answer.json());
+      if (numbers && frame.isConnected) draw(numbers);  // the reader may have left the page meanwhile
     }
     function draw(numbers) {
       frame.numbers = numbers;

@@ -20,7 +20,8 @@ document.addEventListener("DOMContentLoaded", () => {
       const answer = await fetch(`${frame.dataset.lanes}?from=${from.toFixed(4)}&to=${to.toFixed(4)}`);
       if (!answer.ok || mine !== asked) return;
       data = await answer.json();
-      history.replaceState(history.state, "", `/timeline?from=${from.toFixed(2)}&to=${to.toFixed(2)}`);
+      if (!frame.isConnected) return;  // the reader has left the page, whose address it would change
+      history.replaceState(history.state, "", `timeline?from=${from.toFixed(2)}&to=${to.toFixed(2)}`);
       draw();
       tables();
       frame.dataset.drawn = "1";

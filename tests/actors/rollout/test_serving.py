@@ -266,7 +266,7 @@ def test_a_copy_that_fails_or_is_late_leaves_the_worker_as_it_was(
 def test_an_engine_that_does_not_start_leads_to_the_log_in_which_its_process_says_why() -> None:
     engine, stand_in = serving()
     stand_in.refusal = RuntimeError("Engine core initialization failed. See root cause above.")
-    with pytest.raises(RuntimeError, match=r"^rollout worker rollout-0: .*log/rollout-0\.log.*initialization failed"):
+    with pytest.raises(RuntimeError, match=r"^rollout worker rollout-0: .*initialization failed.*log/rollout-0\.log"):
         asyncio.run(engine.start())
 
 

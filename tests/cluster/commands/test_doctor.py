@@ -1,9 +1,9 @@
-"""What the doctor says of a machine's processor."""
+"""What the doctor says of a machine."""
 
 import pytest
 import torch
 
-from squelch.cluster.commands.doctor import _compiler, diagnose
+from squelch.cluster.commands.doctor import _compiler, _surroundings, diagnose
 from squelch.cluster.fleet.processor import PRODUCTS
 
 
@@ -31,3 +31,12 @@ def test_a_gpu_set_up_needs_a_compiler(found: str | None, mend: str, monkeypatch
     assert mend in said.mend and bool(mend) == bool(said.mend)
     monkeypatch.setattr("squelch.cluster.commands.doctor._version", lambda _: None)
     assert not list(_compiler())
+
+
+def test_variables_that_a_child_would_mistake_are_named_without_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"VLLM_PORT": "tcp://10.0.0.1:8000", "WANDB_RUN_ID": "a1", "ANTHROPIC_AUTH_TOKEN": "t0"}.items():
+        monkeypatch.setenv(name, value)
+    said = {one.what: one.line() for one in _surroundings()}
+    assert "left out of a run's processes" in said["VLLM_PORT"] and "Kubernetes" in said["VLLM_PORT"]
+    assert "sweep" in said["WANDB_RUN_ID"] and "t0" not in said["ANTHROPIC_AUTH_TOKEN"]
+    assert all(one.startswith("ok") for one in said.values())

@@ -95,7 +95,10 @@ def test_bad_input_is_reported_unchanged() -> None:
 
 def test_late_ranks_are_named_at_the_bound() -> None:
     found, took = tried(Rank(), Rank(after_s=1e6), Rank(after_s=1e6))
-    assert str(found) == "learner rank 1, 2 did not finish attempt within 60 s" and took == BOUND_S
+    assert (
+        str(found) == "learner rank 1, 2 did not finish attempt within 60 s (learner.step_timeout_s)"
+        and took == BOUND_S
+    )
 
 
 def test_the_first_rank_to_die_is_named_while_nothing_is_asked_of_it() -> None:

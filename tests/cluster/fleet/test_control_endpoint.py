@@ -125,7 +125,7 @@ def test_bad_input_is_said_in_one_paragraph(capsys, tmp_path: Path, monkeypatch:
     wrong = {
         (): "nothing to scale: give --rollout-workers N, --environment-actors N, or both",
         ("--rollout-workers", "2"): "no run",
-        ("--rollout-workers", "2", "--address", "127.0.0.1:1"): "nobody answers at 127.0.0.1:1",
+        ("--rollout-workers", "2", "--address", "127.0.0.1:1"): "no Ray cluster answers at 127.0.0.1:1",
     }
     for flags, text in wrong.items():
         assert main(["scale", str(tmp_path / "nothing"), *flags]) == 2

@@ -102,8 +102,33 @@ def test_an_evaluation_starts_no_learner_and_plays_the_weights_that_workers_were
     assert actors.made == {"worker": 2, "player": 2}
 
 
+def test_an_environment_actor_that_hangs_at_the_start_is_replaced_and_the_others_begin(tmp_path: Path) -> None:
+    later = list[str]()
+
+    async def steps(fleet: Fleet) -> None:
+        await settle(fleet)
+        later.extend(fleet.players.healthy())
+
+    fleet, _ = run(world(tmp_path, Fault("player.ready", 2, "hang")), steps)
+    assert sorted(later) == ["env-0", "env-1"] and fleet.restarts.counts["env-1"] == 1
+
+
+def test_environment_actors_that_all_hang_at_the_start_end_it(tmp_path: Path) -> None:
+    hang = [Fault("player.ready", number, "hang") for number in (1, 2)]
+    late = r"^start: env-0, env-1 did not answer within 30 s \(cluster\.start_timeout_s\)"
+    with pytest.raises(TimeoutError, match=late):
+        run(world(tmp_path, *hang), settle)
+
+
+def test_a_part_that_may_take_longer_is_not_cut_off_by_the_bound_of_the_others(tmp_path: Path) -> None:
+    late = r"^start: rollout-1 did not answer within 90 s \(rollout\.start_timeout_s\)"
+    slow = world(tmp_path, Fault("worker.ready", 2, "hang"), overrides=("rollout.start_timeout_s=90",))
+    with pytest.raises(TimeoutError, match=late):
+        run(slow, settle)
+
+
 def test_an_actor_that_does_not_start_is_named(tmp_path: Path) -> None:
-    late = r"^start: rollout-1 did not answer within 30 s; free in the cluster: 1 of 8 CPU$"
+    late = r"^start: rollout-1 did not answer within 30 s \(cluster.start_timeout_s\); free in the cluster: 1 of 8 CPU$"
     with pytest.raises(TimeoutError, match=late):
         run(world(tmp_path, Fault("worker.ready", 2, "hang")), settle)
     with pytest.raises(RuntimeError, match=r"^start: env-0 failed: env-0 is gone$"):

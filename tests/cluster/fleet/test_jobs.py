@@ -21,7 +21,8 @@ from ray.job_submission import JobStatus
 from squelch.cluster.cli import main
 from squelch.cluster.config import load
 from squelch.cluster.errors import UserError
-from squelch.cluster.fleet import job_files, jobs
+from squelch.cluster.fleet import bootstrap, job_files, jobs
+from squelch.cluster.fleet.bootstrap import cached_tiny_policy
 from squelch.cluster.fleet.job_files import Code, chosen, pack
 from squelch.cluster.fleet.jobs import Job
 from squelch.cluster.package import require_versions, versions
@@ -54,7 +55,8 @@ class Server:
         ]
 
     async def tail_job_logs(self, job_id: str) -> AsyncIterator[str]:
-        for lines in ("ready after 1 s\n", "step    1/1\nstep    2/2\n"):
+        command = [f"Running entrypoint for job job-1: {one}\n" for one in self.entrypoints]
+        for lines in (*command, "ready after 1 s\n", "step    1/1\nstep    2/2\n"):
             yield lines
 
     def get_job_info(self, job_id: str) -> SimpleNamespace:
@@ -90,10 +92,11 @@ def test_a_job_is_followed_to_its_end_and_its_status_is_the_exit_code(monkeypatc
     server, said = served(monkeypatch, Server(status, agentless=2)), list[str]()
     job = Job("frozenlake", ["name=a b"], resume=True)
     assert jobs.submit("http://it", job, True, said.append) == code
-    words = f"-m squelch.cluster.cli train frozenlake 'name=a b' --address auto --resume --submitted-by {versions()}"
-    assert server.entrypoints[0].endswith(f'; exec "${{python:-python}}" {words}')
+    words = f"train frozenlake 'name=a b' --address auto --resume --submitted-by {versions()}"
+    assert server.entrypoints[0] == f"{jobs.TRAIN} {words}" and "sed" not in server.entrypoints[0]
     assert said[0].startswith("submitted job-1;") and said[-1] == last
-    assert "\n".join(said[1:-1]) == "ready after 1 s\nstep    1/1\nstep    2/2"
+    assert said[1] == f"Running entrypoint for job job-1: squelch {words}"
+    assert "\n".join(said[2:-1]) == "ready after 1 s\nstep    1/1\nstep    2/2"
 
 
 def test_whoever_stops_following_a_job_is_told_that_it_goes_on(monkeypatch) -> None:
@@ -117,14 +120,15 @@ def test_a_job_that_is_not_waited_for_is_only_submitted(monkeypatch) -> None:
 
 def test_the_shell_words_find_the_interpreter_of_the_workers_grandparent(tmp_path: Path) -> None:
     raylet = f"--python_worker_command={sys.executable} /x/setup_worker.py --a=b"
-    shell = f"{jobs.INTERPRETER}; echo found ${{python:-python}}"
-    worker = "import os,sys,subprocess; subprocess.run(sys.argv[1], shell=True)"
+    shell = jobs.TRAIN.replace("exec", "echo found")
+    worker = f"import os,sys,subprocess; os.environ[{jobs.FIND!r}] = {jobs.INTERPRETER!r}"
+    worker += "; subprocess.run(sys.argv[1], shell=True)"
     start = "import sys,subprocess; subprocess.run([sys.executable, '-c', sys.argv[1], sys.argv[2]])"
     command = [sys.executable, "-c", start, worker, shell, raylet]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=180)
-    assert done.stdout == f"found {sys.executable}\n"
+    assert done.stdout == f"found {sys.executable} -m squelch.cluster.cli\n"
     done = subprocess.run(command[:-1], capture_output=True, text=True, check=True, timeout=180)
-    assert done.stdout == "found python\n" and not done.stderr
+    assert done.stdout == "found python -m squelch.cluster.cli\n" and not done.stderr
 
 
 def test_variables_are_forwarded_by_name_and_packages_by_rays_own_installers(monkeypatch) -> None:
@@ -133,7 +137,8 @@ def test_variables_are_forwarded_by_name_and_packages_by_rays_own_installers(mon
     job = Job("frozenlake", [], installer="uv", packages=["textarena==0.7.4"], forwarded=["MY_SETTING"])
     jobs.submit("http://it", job, False, lambda _: None)
     sent = server.environments[0]
-    assert sent["env_vars"] == {"MY_SETTING": "value", "RAY_JOB_STOP_WAIT_TIME_S": "300"}
+    own = {"RAY_JOB_STOP_WAIT_TIME_S": "300", jobs.FIND: jobs.INTERPRETER}
+    assert sent["env_vars"] == {"MY_SETTING": "value", **own}
     assert sent["uv"] == ["textarena==0.7.4"] and "pip" not in sent and "working_dir" not in sent
     assert server.entrypoints[0].startswith("exec python -m squelch.cluster.cli"), (
         "the environment that Ray makes is on PATH"
@@ -334,6 +339,27 @@ def test_a_wheel_of_squelch_is_unpacked_and_nothing_else_is_taken_for_one(tmp_pa
     with pytest.raises(UserError, match=r"--working-dir .*nowhere is no folder"):
         chosen(str(tmp_path / "nowhere"), "", False)
     assert chosen("", "", True) == Code() and pack(Code(), "frozenlake", tmp_path / "c.zip") == (None, "frozenlake")
+
+
+def test_a_policy_that_is_cached_here_travels_into_the_cache_of_the_job(tmp_path: Path, monkeypatch) -> None:
+    config = load("frozenlake", [f"model.cache={tmp_path}/here"])
+    assert cached_tiny_policy(config) is None
+    (tmp_path / "here/FrozenLake-of-another-recipe").mkdir(parents=True)
+    assert cached_tiny_policy(config) is None
+    policy = bootstrap._tiny_folder(config)
+    policy.mkdir()
+    (policy / "model.safetensors").write_bytes(b"weights")
+    found = cached_tiny_policy(config)
+    assert found == policy
+    package, _ = pack(job_files.NOTHING, "frozenlake", tmp_path / "job.zip", found)
+    assert package is not None
+    monkeypatch.chdir(tmp_path)
+    with zipfile.ZipFile(package) as sent:
+        sent.extractall(tmp_path)
+    for _ in range(2):
+        job_files.adopt_policies(tmp_path / "there")
+        assert [one.name for one in (tmp_path / "there").iterdir()] == [policy.name]
+    assert (tmp_path / "there" / policy.name / "model.safetensors").read_bytes() == b"weights"
 
 
 def test_a_run_that_would_be_lost_with_the_jobs_folder_is_refused(tmp_path: Path) -> None:

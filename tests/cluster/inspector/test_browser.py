@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import uvicorn
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
 
 from squelch.actors.archive.writer import Archive
 from squelch.cluster.inspector.app import application
@@ -45,16 +47,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """The inspector of a run, served in a thread of this process."""
+def served(folder: Path, prefix: str = "") -> Iterator[str]:
+    """The inspector of a run, served in a thread of this process; `prefix`: behind a proxy that takes it away."""
     with listen("127.0.0.1", 0) as listening:
         port = listening.getsockname()[1]
-        access = access_of("127.0.0.1", port, None, [])
-        app = application(RunFolder(folder), access, prometheus=PROMETHEUS)
+        access = access_of("127.0.0.1", 8420, None, [])  # at another port, as behind a tunnel
+        inspector = application(RunFolder(folder), access, prometheus=PROMETHEUS)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["path"].startswith(f"{prefix}/"):
+                await inspector(scope | {"path": scope["path"].removeprefix(prefix)}, receive, send)
+            else:
+                await PlainTextResponse("the proxy knows no such path", status_code=404)(scope, receive, send)
+
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{port}{prefix}"
         server.should_exit = True
         thread.join(180)
 
@@ -87,7 +96,7 @@ def page(browser: Browser) -> Iterator[Page]:
 
 PAGES = {
     "/": "table.groups tbody tr",
-    "/groups/1/000001-000": ".trajectory .sampled i",
+    "/group?step=1&group=000001-000": ".trajectory .sampled i",
     "/compare?a=1:000001-000&b=2:000002-000": ".side .trajectory",
     "/scores?row=0&column=1": "canvas[data-drawn]",
     "/templates?prompt=1": ".templates tr[data-row]",
@@ -119,8 +128,27 @@ def test_every_page_opens_without_an_error_of_script_or_policy_and_scrolls_sidew
         page.set_viewport_size({"width": 1280, "height": 800})
 
 
+def test_behind_a_proxy_with_a_prefix_every_page_opens_and_leads_to_the_others(page: Page, folder: Path) -> None:
+    with served(folder, "/user/me/proxy/8420") as behind:
+        for path, drawn in PAGES.items():
+            page.goto(behind + path)
+            page.wait_for_selector(drawn)
+        page.goto(f"{behind}/")
+        page.wait_for_selector("table.groups tbody tr")
+        for key, path in (("s", "/scores"), ("f", "/figures"), ("g", "/")):
+            page.keyboard.press("g")
+            page.keyboard.press(key)
+            page.wait_for_url(behind + path)
+        page.locator("[data-open]").first.click()
+        page.wait_for_selector(".trajectory .sampled i")
+        page.fill("#search", "goal")
+        page.press("#search", "Enter")
+        page.wait_for_selector(".hits mark")
+        assert page.url == f"{behind}/search?text=goal"
+
+
 def test_hostile_text_is_shown_and_does_nothing(page: Page, address: str) -> None:
-    page.goto(f"{address}/groups/1/000001-003")
+    page.goto(f"{address}/group?step=1&group=000001-003")
     sampled = page.locator(".trajectory").first.locator(".sampled").first
     expect(sampled).to_contain_text("<script>window.hacked=1</script>")
     expect(sampled).to_contain_text("\\x1b[31m\\u202eevil\\u2066 {{ 7*7 }} \\x00")
@@ -138,7 +166,7 @@ def test_a_conversation_fits_every_width_and_its_hostile_texts_do_nothing(
     with rendering_here():
         folder = agent_run(tmp_path_factory.mktemp("agent") / "run", tmp_path_factory.mktemp("model") / "tools")
     with served(folder) as conversing:
-        page.goto(f"{conversing}/groups/1/000001-000")
+        page.goto(f"{conversing}/group?step=1&group=000001-000")
         hostile = page.locator("#t2")
         expect(hostile.locator(".call").nth(1)).to_contain_text("nonsense <script>window.hacked=1</script>")
         result = hostile.locator(".message", has=page.locator(".role", has_text="result of weather"))
@@ -248,7 +276,7 @@ def test_a_legend_says_the_last_value_and_a_constant_has_an_axis_from_0(page: Pa
 
 
 def test_a_token_says_its_probability_and_the_theme_stays(page: Page, address: str) -> None:
-    page.goto(f"{address}/groups/1/000001-000")
+    page.goto(f"{address}/group?step=1&group=000001-000")
     page.locator(".sampled i").nth(4).hover()
     expect(page.locator("#tip")).to_contain_text("nats")
     before = page.evaluate("getComputedStyle(document.body).color")
@@ -284,7 +312,7 @@ def test_a_panel_whose_prometheus_is_down_says_so_in_its_place(page: Page, addre
 
 
 def test_a_wrong_address_is_answered_in_words(page: Page, address: str) -> None:
-    page.goto(f"{address}/groups/1/none")
+    page.goto(f"{address}/group?step=1&group=none")
     expect(page.locator(".error")).to_contain_text("holds no group")
     page.locator(".error a").click()
     page.wait_for_selector("table.groups tbody tr")
@@ -305,7 +333,7 @@ def test_the_trajectories_of_a_large_group_fill_a_grid(page: Page, folder: Path,
     archive = Archive(folder)
     write_step(archive, 5, [group(5, 0, tuple(float(n % 2) for n in range(16)))])
     archive.close()
-    page.goto(f"{address}/groups/5/000005-000")
+    page.goto(f"{address}/group?step=5&group=000005-000")
     boxes = [card.bounding_box() for card in page.locator(".trajectory").all()]
     assert len(boxes) == 16 and len({box["y"] for box in boxes}) == 4
     assert max(box["x"] + box["width"] for box in boxes) <= 1280

@@ -66,7 +66,7 @@ def test_a_segment_says_up_to_which_message_it_is_an_earlier_one(folder: Path) -
 
 
 def test_the_page_shows_them_escaped(folder: Path, open_run: Opener) -> None:
-    text = open_run(folder).get("/groups/1/000001-000").text
+    text = open_run(folder).get("/group?step=1&group=000001-000").text
     plain = re.sub(r"\s+", " ", text)
     assert plain.count('<span class="role">result of weather</span>') == 3
     assert plain.count("<b>weather</b> <code>{&#34;city&#34;: &#34;Köln&#34;}</code>") == 3
@@ -87,7 +87,7 @@ def test_a_format_that_cannot_be_opened_leaves_the_plain_view_and_says_why(folde
     whole = path.read_text()
     path.write_text(whole.replace("<|im_end|>", "}}{%"))
     try:
-        answer = open_run(folder).get("/groups/1/000001-000")
+        answer = open_run(folder).get("/group?step=1&group=000001-000")
     finally:
         path.write_text(whole)
     assert answer.status_code == 200 and "messages and calls are not shown apart" in answer.text

@@ -24,7 +24,7 @@ from tests.cluster.inspector.small_run import HOSTILE, add_step, group, matrix, 
 
 Opener = Callable[[Path], TestClient]
 PAGES = (
-    *("/", "/?q=zero&sort=variance", "/groups/1/000001-000", "/groups/1/000001-003?whole=1"),
+    *("/", "/?q=zero&sort=variance", "/group?step=1&group=000001-000", "/group?step=1&group=000001-003&whole=1"),
     *(
         "/compare?a=1:000001-000&b=3:000003-000",
         "/scores",
@@ -61,7 +61,7 @@ def test_the_list_says_what_was_kept_and_why_the_rest_was_not(client: TestClient
 
 
 def test_a_group_shows_every_turn_with_board_versions_colours_and_failure(client: TestClient) -> None:
-    text = client.get("/groups/1/000001-003").text
+    text = client.get("/group?step=1&group=000001-003").text
     assert text.count('class="turn"') == 6 and text.count('class="board"') == 7
     assert "v3–4" in text or ("v3<" in text and "v3" in text)
     assert "step_timeout" in text and "bad format" in text
@@ -70,7 +70,7 @@ def test_a_group_shows_every_turn_with_board_versions_colours_and_failure(client
 
 
 def test_a_group_shows_those_that_failed_first_and_then_those_that_did_not_solve_the_task(client: TestClient) -> None:
-    text = client.get("/groups/1/000001-003").text
+    text = client.get("/group?step=1&group=000001-003").text
     assert re.findall(r'<article class="trajectory([^"]*)" id="t(\d)"', text) == [
         (" failed", "2"),
         ("", "0"),
@@ -80,9 +80,10 @@ def test_a_group_shows_those_that_failed_first_and_then_those_that_did_not_solve
 
 
 def test_a_group_links_to_its_neighbours_and_to_the_same_task_at_other_steps(client: TestClient) -> None:
-    text = client.get("/groups/2/000002-000?decision=kept&descending=0").text
-    assert "4 of 9" in text and "/groups/1/000001-003?decision=kept" in text and "/groups/2/000002-001?" in text
-    assert "/compare?a=1%3A000001-000&amp;b=2%3A000002-000" in text
+    text = client.get("/group?step=2&group=000002-000&decision=kept&descending=0").text
+    assert "4 of 9" in text and "group?step=1&amp;group=000001-003&amp;decision=kept" in text
+    assert "group?step=2&amp;group=000002-001&amp;" in text
+    assert "compare?a=1%3A000001-000&amp;b=2%3A000002-000" in text
 
 
 def test_two_steps_of_one_task_stand_one_above_the_other(client: TestClient) -> None:
@@ -121,7 +122,7 @@ def test_a_large_matrix_labels_some_of_its_prompts() -> None:
 
 def test_templates_are_listed_by_their_gap_with_links(client: TestClient) -> None:
     text = client.get("/templates?prompt=0").text
-    assert "goal at 3 3 0" in text and "4.00" in text and "/groups/1/000001-000#t0-1" in text
+    assert "goal at 3 3 0" in text and "4.00" in text and "group?step=1&amp;group=000001-000#t0-1" in text
 
 
 def test_spans_figures_and_trace_are_data(client: TestClient) -> None:
@@ -193,12 +194,12 @@ def test_the_curves_of_a_second_run_stand_on_the_same_steps_and_can_be_smoothed(
     assert len(both.get("/figures/numbers?with=-").json()["runs"]) == 1
     text = both.get("/figures?with=%3Cb%3Ethird&smooth=20").text
     assert '<option value="&lt;b&gt;third" selected>' in text and "<b>third" not in text
-    assert "/figures/numbers?smooth=20&amp;with=%3Cb%3Ethird" in text
+    assert "figures/numbers?smooth=20&amp;with=%3Cb%3Ethird" in text
 
 
 def test_search_finds_what_was_written_with_its_surroundings_and_not_what_was_fed(client: TestClient) -> None:
     text = client.get("/search?text=GOAL+at+3").text
-    assert text.count("<mark>goal at 3</mark>") == 27 and "/groups/1/000001-000#t0" in text
+    assert text.count("<mark>goal at 3</mark>") == 27 and "group?step=1&amp;group=000001-000#t0" in text
     assert "Nothing in these steps" in client.get("/search?text=reward+0").text, "the observation is fed"
     assert "<mark>&lt;script&gt;</mark>" in client.get("/search?text=%3Cscript%3E").text
 
@@ -212,11 +213,26 @@ def test_a_search_that_has_used_its_time_says_where_to_go_on(finished: Path) -> 
     assert (rest.first, rest.last, rest.rest, len(rest.hits)) == (1, 2, None, 18)
 
 
+@pytest.mark.parametrize("path", [*PAGES, "/none"])
+def test_no_page_has_an_address_that_would_leave_the_prefix_of_a_proxy(client: TestClient, path: str) -> None:
+    text = client.get(path).text
+    led = re.findall(r'(?:href|src|action|hx-get|data-(?:lanes|heat|cell|page|boards|charts))="([^"]+)"', text)
+    assert led or path == "/status-line"
+    assert not [one for one in led if one.startswith(("/", "http", ".."))]
+    assert "<!doctype" not in text or "/" not in path[1:].partition("?")[0], "a link's base is the folder of its page"
+
+
+def test_a_page_that_does_not_exist_says_so_at_any_level(client: TestClient) -> None:
+    for path in ("/none", "/groups/1/000001-000"):
+        answer = client.get(path)
+        assert answer.status_code == 404 and f"there is no page {path}" in answer.text
+
+
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("/groups/1/none", "holds no group"),
-        ("/groups/77/000077-000", "step-000077.parquet"),
+        ("/group?step=1&group=none", "holds no group"),
+        ("/group?step=77&group=000077-000", "step-000077.parquet"),
         ("/compare?a=1&b=2", "`a` is"),
         ("/compare?a=1:000001-000&b=x:y", "`b` is"),
         ("/scores?step=2", "step-000002.parquet"),
@@ -230,8 +246,8 @@ def test_a_search_that_has_used_its_time_says_where_to_go_on(finished: Path) -> 
         ("/timeline/spans?from=nan&to=1", "`from` is"),
         ("/timeline/spans?from=5&to=1", "the smaller one"),
         ("/?page=%3Cscript%3E", "`page` is"),
-        (f"/groups/{'9' * 5000}/000001-000", "the step is"),
-        ("/groups/%3Cscript%3E/000001-000", "the step is"),
+        (f"/group?step={'9' * 5000}&group=000001-000", "`step` is"),
+        ("/group?step=%3Cscript%3E&group=000001-000", "`step` is"),
     ],
 )
 def test_a_wrong_address_is_answered_in_words(client: TestClient, path: str, said: str) -> None:
@@ -271,15 +287,15 @@ def test_a_run_before_its_first_step_says_so(tmp_path: Path, open_run: Opener) -
 def test_without_a_tokenizer_ids_are_shown(tmp_path: Path, open_run: Opener) -> None:
     folder = small_run(tmp_path / "bare", 1)
     (folder / "tokenizer.json").unlink()
-    assert "⟨103⟩" in open_run(folder).get("/groups/1/000001-000").text
+    assert "⟨103⟩" in open_run(folder).get("/group?step=1&group=000001-000").text
 
 
 @pytest.mark.parametrize(
     ("name", "data", "path"),
     [
-        ("groups/step-000001.parquet", b"PAR1 half a part", "/groups/1/000001-000"),
+        ("groups/step-000001.parquet", b"PAR1 half a part", "/group?step=1&group=000001-000"),
         ("scores/step-000001.parquet", b"PAR1 half a matrix", "/scores"),
-        ("tokenizer.json", b'{"model": {}}', "/groups/1/000001-000"),
+        ("tokenizer.json", b'{"model": {}}', "/group?step=1&group=000001-000"),
         ("events.jsonl", b'{"actor": 3}\n', "/timeline"),
     ],
 )
@@ -304,7 +320,7 @@ def test_a_line_with_its_cause_says_where_a_segment_begins_and_the_turn_shows_wh
     archive = Archive(folder)
     write_step(archive, 1, [cut])
     archive.close()
-    text = open_run(folder).get("/groups/1/000001-000").text
+    text = open_run(folder).get("/group?step=1&group=000001-000").text
     line = 'class="segment" title="A new segment: the policy saw nothing of what stands above">history rewritten &lt;'
     assert text.count('class="segment"') == text.count(line) == 1 and "<script>window" not in text
     assert text.count("2 turns in 2 segments") == 1 and text.count("2 turns ·") == 1
@@ -321,5 +337,5 @@ def test_a_group_of_another_schema_is_refused_with_the_version(tmp_path: Path, o
     browser = open_run(folder)
     table = pq.read_table(path)
     pq.write_table(table.replace_schema_metadata({"squelch.schema": "7"}), path)
-    answer = browser.get("/groups/1/000001-000")
+    answer = browser.get("/group?step=1&group=000001-000")
     assert answer.status_code == 422 and "schema 7" in answer.text

@@ -46,7 +46,7 @@ def test_each_turn_shows_its_own_pictures_as_they_were_fed_and_says_why_one_cann
     archive = Archive(folder)
     write_step(archive, 1, [replace(shown, trajectories=[one, other])])
     archive.close()
-    text = open_run(folder).get("/groups/1/000001-000").text
+    text = open_run(folder).get("/group?step=1&group=000001-000").text
     sources = re.findall(
         r'<img class="picture" src="data:image/png;base64,[A-Za-z0-9+/=]+" width="24" height="16"', text
     )

@@ -373,6 +373,13 @@ def test_a_process_is_reported_with_its_own_last_words(tmp_path, monkeypatch):
     assert (cell.folder / "train.log").read_text().endswith("bye\n") and (cell.folder / "config.yaml").is_file()
 
 
+def test_no_id_of_a_wandb_run_in_the_shell_becomes_that_of_every_cell(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_RUN_ID", "of-the-shell")
+    cell = plan_in(tmp_path).cells[0]
+    scripted(monkeypatch, "import os; print('failed:', os.environ.get('WANDB_RUN_ID'))")
+    assert asyncio.run(ProcessRunner().run(cell)).last_words == "failed: None"
+
+
 def test_a_process_that_does_not_heed_a_stop_is_killed_in_the_end(tmp_path, monkeypatch):
     cell = plan_in(tmp_path).cells[0]
     scripted(

@@ -127,6 +127,23 @@ def test_no_proxy_stands_before_the_endpoint(monkeypatch):
     assert found.reward == 1.0
 
 
+def test_variables_of_a_provider_in_the_shell_lead_no_client_away_from_the_endpoint(monkeypatch):
+    addresses = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_URL", "ANTHROPIC_API_BASE")
+    dropped = ("ANTHROPIC_AUTH_TOKEN", "OPENAI_CUSTOM_HEADERS", "OPENAI_PROXY", "OPENAI_API_TYPE")
+    for name in (*addresses, *dropped):
+        monkeypatch.setenv(name, "https://api.provider.example/v1")
+    found = ran(
+        agent(
+            f"""
+            import json, os
+            led = [name for name in {addresses} if os.environ[name].removesuffix("/v1") != {ACCESS.base_url!r}]
+            print(json.dumps({{"reward": len(led) + len({set(dropped)} & os.environ.keys())}}))
+            """
+        )
+    )
+    assert found.reward == 0.0
+
+
 @pytest.mark.parametrize(
     ("script", "said"),
     [
