@@ -185,22 +185,23 @@ def _run(
         config, model_dir, notes = _prepare(config, checkpoint, resume, startup)
         end.config = config
         try:
-            if signals.arrived:  # as a warm-up ended
-                raise Interrupted(signals.arrived[0])
-            startup.stage("starting Ray" if not config.cluster.address else "joining the Ray cluster", "5 to 15 s")
-            weights = weight_bytes(model_dir, config)
-            connect(config, say, weights=weights, joined=end.watch_ray)
-            driver.hold(say)
-            config = end.config = choose_token_budget(config, model_dir, resume, say, weights, memory_of_a_card)
-            if not resume:
-                find_run(config, resume)  # another process may have begun it meanwhile
-            _begin(config, _first_screen(config, model_dir, recorder), notes, output, say)
-            with _open_loggers(config, recorder, state.clock if checkpoint else -1) as loggers:
-                training = _train(
-                    config, model_dir, state, checkpoint, recorder, loggers, uploads, startup, signals, end
-                )
-                loggers.exit_code = asyncio.run(training)
-            return loggers.exit_code
+            with signals.meant():
+                if signals.arrived:  # as a warm-up ended
+                    raise Interrupted(signals.arrived[0])
+                startup.stage("starting Ray" if not config.cluster.address else "joining the Ray cluster", "5 to 15 s")
+                weights = weight_bytes(model_dir, config)
+                connect(config, say, weights=weights, joined=end.watch_ray)
+                driver.hold(say)
+                config = end.config = choose_token_budget(config, model_dir, resume, say, weights, memory_of_a_card)
+                if not resume:
+                    find_run(config, resume)  # another process may have begun it meanwhile
+                _begin(config, _first_screen(config, model_dir, recorder), notes, output, say)
+                with _open_loggers(config, recorder, state.clock if checkpoint else -1) as loggers:
+                    training = _train(
+                        config, model_dir, state, checkpoint, recorder, loggers, uploads, startup, signals, end
+                    )
+                    loggers.exit_code = asyncio.run(training)
+                return loggers.exit_code
         except (ArchiveError, Unreadable, UserError) as error:  # e.g. a full disk, or a folder without write permission
             if end.coordinator is not None:  # it has trained, so that this is how it ends
                 return end.failed(error)
