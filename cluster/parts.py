@@ -134,8 +134,8 @@ class ClusterConfig(Settings):
     least."""
     start_timeout_s: float = Field(300.0, gt=0)
     """Seconds until every actor must be ready; the error names the late actors. A longer `rollout.start_timeout_s` or
-    `learner.start_timeout_s` holds for that part. As long, and before it, the run waits for nodes that an autoscaler can
-    add; the error names what is missing."""
+    `learner.start_timeout_s` holds for that part. As long, and before it, the run waits for nodes that an autoscaler
+    can add; the error names what is missing."""
     autoscaler: bool | None = None
     """Whether an autoscaler can add nodes, so that a run waits for resources that the cluster lacks. Unset: found out
     from the cluster. A run that lacks resources is refused at once where there is none."""

@@ -101,12 +101,12 @@ class Signals:
                 raise
             raise Interrupted(self._raised) from error
 
-    def beside(self, moment: float, within_s: float) -> signal.Signals | None:
-        """The last signal, if it came within so many seconds before or after a moment of the monotonic clock; waits
-        until these have passed."""
+    def beside(self, moment: float, before_s: float, after_s: float) -> signal.Signals | None:
+        """The last signal, if it came at most so many seconds before a moment of the monotonic clock, or after it;
+        waits until the latter have passed."""
         with self._counted:
-            left = max(0.0, moment + within_s - time.monotonic())
-            found = self._counted.wait_for(lambda: self._last_at >= moment - within_s, left)
+            left = max(0.0, moment + after_s - time.monotonic())
+            found = self._counted.wait_for(lambda: self._last_at >= moment - before_s, left)
             return self.arrived[-1] if found else None
 
     def give_way(self) -> None:

@@ -11,8 +11,8 @@ Ray, and `local_ray.patient_client` makes the client's time-out so long that thi
                 Redis is started again within that time
     either      does not answer for SILENT_S, or its host       30 s
 
-A signal within STOP_S before or after the loss is its cause: a service manager, `scancel` and a shutdown send it to
-every process, whatever its session.
+A signal shortly before or after the loss is its cause: a service manager, `scancel` and a shutdown send it to every
+process, whatever its session.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ PROBE_S = 5.0
 REFUSED_S = 15.0
 SILENT_S = 20.0
 STOP_S = 5.0
+"""Seconds within which whoever ends a machine or a service signals all of its processes."""
+RAYLET_S = 15.0
+"""Most seconds that a raylet takes to end after SIGTERM: it ends its workers first."""
 LEAST_FAILURES = 2
 """Failed probes before anything counts as gone: a machine that was suspended gets another chance to answer."""
 
@@ -98,7 +101,7 @@ class RayWatch:
 
     def cause(self) -> signal.Signals | None:
         """The signal that has ended Ray, for which this waits STOP_S; None if there is none."""
-        return current().beside(self._lost_at or time.monotonic(), STOP_S)
+        return current().beside(self._lost_at or time.monotonic(), STOP_S + RAYLET_S, STOP_S)
 
     def close(self) -> None:
         """Ends the watch. It may be called on its own thread."""

@@ -52,12 +52,15 @@ class Watchdog:
 
     def __init__(self, on_event: Callable[..., None], show: Show) -> None:
         self.on_event, self.show = on_event, show
+        self.marks: dict[str, int] = {}
+        """The marks of each actor that was seen, since the start of its process."""
         self._named: set[str] = set()
         self._shown: dict[str, float] = {}
         """The value of each actor's gauge. In a large fleet nearly every look finds 0 again, which sets nothing."""
 
     def see(self, name: str, watch: ProgressWatch, now: float) -> None:
         """Takes the present silence of the actor `name`; warns once when it has lasted `ProgressWatch.late_s`."""
+        self.marks[name] = watch.marks
         silence = watch.silence_s(now)
         self._show(name, silence if silence >= LEAST_SILENCE_S else 0.0)
         if silence < watch.late_s:

@@ -93,12 +93,17 @@ log = logging.getLogger(__name__)
 
 
 def train(
-    config: RunConfig, resume: bool, say: Callable[[str], None], at_end: Callable[[], None] = lambda: None
+    config: RunConfig,
+    resume: bool,
+    say: Callable[[str], None],
+    at_end: Callable[[], None] = lambda: None,
+    shown: Callable[[], None] = lambda: None,
 ) -> int:
     """Runs the configuration to its end; returns the exit code (0 done, 1 failed, 128 + signal when stopped).
 
     Args:
         at_end: called once the run has ended with an exit code, before the last upload, which sends what it writes.
+        shown: called once the run itself shows what it does.
     Raises:
         UserError: bad input. Every check that needs no actor is made before anything is started, or written outside of
             `store`.
@@ -107,7 +112,7 @@ def train(
     _check_loggers(config)
     with listening() as signals, closing(Driver(config.run_dir)) as driver:
         signals.last_words = lambda _: say(f"stopping now; {last_checkpoint(config.run_dir)}")
-        return _driven(config, resume, driver, signals, say, at_end)
+        return _driven(config, resume, driver, signals, say, at_end, shown)
 
 
 def _driven(
@@ -117,6 +122,7 @@ def _driven(
     signals: Signals,
     say: Callable[[str], None],
     at_end: Callable[[], None],
+    shown: Callable[[], None],
 ) -> int:
     """As `train`, by the driver of the run's folder."""
     if resume and (said := nothing_left(config)):  # before the store is touched: nothing may change
@@ -142,7 +148,7 @@ def _driven(
     with closing(uploads) if uploads is not None else nullcontext():
         code = EXIT_FAILED
         try:
-            code = _run(config, resume, driver, uploads, signals, say, without_ray)
+            code = _run(config, resume, driver, uploads, signals, say, without_ray, shown)
             at_end()
         finally:
             code = upload_rest(code)
@@ -157,6 +163,7 @@ def _run(
     signals: Signals,
     say: Callable[[str], None],
     after_ray: Callable[[int], int],
+    shown: Callable[[], None],
 ) -> int:
     """As `train`, without the store's part. `after_ray` ends that part, if the process must leave Ray behind."""
     state, checkpoint = find_run(config, resume)
@@ -172,7 +179,8 @@ def _run(
         quiet() as output,
         closing(Startup(output.aloud(say), output.screen, config.run_dir, lambda: driver.hold(say))) as startup,
     ):
-        say = startup.say
+        shown()
+        say, output.apart = startup.say, startup.paused
         if uploads is not None:
             uploads.say = say
 
@@ -216,6 +224,7 @@ def _run(
         finally:
             signals.first_does(end.already)
             end.unwatch()
+            startup.stage("ending Ray")
             disconnect()
             end.close()
 
@@ -343,17 +352,17 @@ async def _train(
         await interruptible(_start(fleet, checkpoint, startup), signals, say)
         if checkpoint is not None:
             say(f"resumed from {checkpoint} after step {state.clock}")
-        coordinator = end.coordinator = make_coordinator(config, fleet, archive, loggers, state, say)
+        coordinator = end.coordinator = make_coordinator(config, fleet, archive, loggers, state, say, startup.work)
         _stop_on_signals(coordinator, signals, say)
         coordinator.watchers.append(FirstStep(startup))
         say(f"ready after {time.time() - startup.began:.1f} s")
-        startup.stage("publishing the weights and measuring before the first step")
         watching = watched(uploads, archive, recorder, coordinator.stop)
         heartbeat = Heartbeat(fleet, coordinator.steps.ledger, config.run_dir, recorder)
         async with beating(heartbeat), watching:
             await coordinator.scaling.beside(coordinator.run())
     finally:
         signals.first_does(end.already)
+        startup.stage("stopping the actors")
         await fleet.stop()
         archive.close()
     return end.done(archive, signals.arrived)

@@ -120,7 +120,7 @@ def test_a_signal_that_repeats_the_one_before_it_is_no_second_one(
 
 
 def test_an_error_that_an_interruption_became_on_its_way_is_the_interruption() -> None:
-    with listening() as signals, pytest.raises(Interrupted, match="^SIGTERM$"), signals.meant():
+    with listening() as signals, pytest.raises(Interrupted, match=r"^SIGTERM$"), signals.meant():
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(60.0)
@@ -137,12 +137,12 @@ def test_a_signal_shortly_before_or_after_a_moment_is_found(at: float, found: si
         signals.first_does(lambda _: None)
         if at < 0:
             os.kill(os.getpid(), signal.SIGTERM)
-            assert signals.beside(time.monotonic(), 180.0) == signal.SIGTERM
-            assert signals.beside(signals._last_at - at, 0.5) == found
+            assert signals.beside(time.monotonic(), 180.0, 180.0) == signal.SIGTERM
+            assert signals.beside(signals._last_at - at, 0.5, 0.5) == found
         else:
             timer = module.threading.Timer(at, os.kill, [os.getpid(), signal.SIGTERM])
             timer.start()
-            assert signals.beside(time.monotonic(), 180.0 if found else 0.1) == found
+            assert signals.beside(time.monotonic(), 0.5, 180.0 if found else 0.1) == found
             timer.cancel()
 
 
