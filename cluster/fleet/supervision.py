@@ -40,6 +40,9 @@ SETTING = "cluster.hung_after_s"
 STEP_GRACE_S = 10.0
 """Seconds beyond `environment_actor.step_timeout_s` after which an environment actor without an end of a call may count
 as hung: within them it reports the call as late itself, which costs one trajectory."""
+AWAY_S = 20.0
+"""Seconds by which a look may come late. If it comes later, this process was stopped itself, as by Ctrl-Z, and heard no
+answer."""
 LEAST_SILENCE_S = 0.1
 """Shorter silences are shown as 0: they are the time that an answer takes."""
 SILENCE = "squelch_without_progress_seconds"
@@ -165,7 +168,10 @@ class Supervisor:
         death, question = asyncio.ensure_future(actor.lost()), asyncio.ensure_future(actor.progress())
         try:
             while current():
-                await asyncio.wait({death}, timeout=max(self.poll_s, len(self._tasks) / QUESTIONS_PER_S))
+                pause, began = max(self.poll_s, len(self._tasks) / QUESTIONS_PER_S), loop_time()
+                await asyncio.wait({death}, timeout=pause)
+                if loop_time() - began > pause + AWAY_S:
+                    watch = ProgressWatch([name], patience, loop_time())
                 if death.done() and (error := death.exception()):
                     return str(error)
                 if cause := _seen(question, watch):
