@@ -56,6 +56,8 @@ class Startup:
         self._say, self._folder, self._begin, self._clock = say, folder, begin, clock
         self._lock = threading.RLock()
         self._stage = Stage("checking the settings", self.began)
+        self._kept: Stage | None = None
+        """The stage in the folder's file."""
         self._counted: Counted | None = None
         self._said = self._written = self.began
         self._in_folder = self._trains = False
@@ -138,10 +140,10 @@ class Startup:
             done, total, of = self._counted()
             detail = f"{done} of {total} {of}" if total else f"{done} {of}"
             self._stage = replace(self._stage, detail=detail, share=min(done / total, 1.0) if total else None)
-        if self._in_folder and now - self._written >= WRITE_S:
+        if self._in_folder and self._stage != self._kept and now - self._written >= WRITE_S:
             with suppress(OSError):  # a disk that is full is named by what needs it
                 write_stage(self._folder, self._stage)
-            self._written = now
+            self._written, self._kept = now, self._stage
         self._draw(now)
 
     def _draw(self, now: float) -> None:
