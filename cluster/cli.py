@@ -14,7 +14,7 @@ from typing import IO, Any
 from squelch.actors.process.preparation import protect, settle
 from squelch.cluster.errors import UserError, bad_files_are_the_users, did_you_mean
 from squelch.cluster.leaving import has_to_leave, leave
-from squelch.cluster.signals import Interrupted
+from squelch.cluster.signals import Interrupted, current, listening
 from squelch.cluster.terminal import complain, open_standard_streams, remark, say
 from squelch.envs.untrusted.files import reason, shortened
 
@@ -99,33 +99,36 @@ class Version(argparse.Action):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns the exit code; ends the process with it where Python's own end may not return."""
-    try:
-        code = _main(argv)
-    except BaseException as error:
-        if has_to_leave() is None:
-            raise
-        code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
-        if not isinstance(error, SystemExit):
-            sys.excepthook(type(error), error, error.__traceback__)
-    if has_to_leave() is not None:
-        leave(code)
-    return code
+    if argv is None:
+        _speak_utf8()
+        open_standard_streams()
+    with listening():
+        try:
+            code = _main(argv)
+        except BaseException as error:
+            if has_to_leave() is None:
+                raise
+            code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
+            if not isinstance(error, SystemExit):
+                sys.excepthook(type(error), error, error.__traceback__)
+        if has_to_leave() is not None:
+            leave(code)
+        return code
 
 
 def _main(argv: Sequence[str] | None) -> int:
     """As `main`. For bad input it prints one paragraph on stderr and returns 2."""
     os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bars of libraries; actors inherit it
-    if argv is None:
-        _speak_utf8()
-        open_standard_streams()
-        sys.excepthook = _show_bug
-    protect()
     try:
-        settle()
-        options = parse(sys.argv[1:] if argv is None else argv)
-        run: Callable[[argparse.Namespace], int] = options.run
-        with bad_files_are_the_users():
-            return run(options)
+        with current().meant():
+            if argv is None:
+                sys.excepthook = _show_bug
+            protect()
+            settle()
+            options = parse(sys.argv[1:] if argv is None else argv)
+            run: Callable[[argparse.Namespace], int] = options.run
+            with bad_files_are_the_users():
+                return run(options)
     except UserError as error:
         complain(f"squelch: {error}")
         return error.exit_code
@@ -135,9 +138,6 @@ def _main(argv: Sequence[str] | None) -> int:
     except Interrupted as error:
         complain(f"squelch: stopped by {error}")
         return 128 + error.signal
-    except KeyboardInterrupt:
-        complain("squelch: interrupted")
-        return 130
 
 
 def _speak_utf8() -> None:

@@ -133,9 +133,9 @@ class ClusterConfig(Settings):
     """Size in MiB of the object store of a cluster started on this machine. Unset: from the model's size, 256 at
     least."""
     start_timeout_s: float = Field(300.0, gt=0)
-    """Seconds until every actor must be ready, or until `rollout.start_timeout_s` and `learner.start_timeout_s` where
-    they are larger; the error names the late actors. An environment actor that is late is replaced. As long, and before
-    it, the run waits for nodes that an autoscaler can add; the error names what is missing."""
+    """Seconds until every actor must be ready; the error names the late actors. A longer `rollout.start_timeout_s` or
+    `learner.start_timeout_s` holds for that part. As long, and before it, the run waits for nodes that an autoscaler
+    can add; the error names what is missing."""
     autoscaler: bool | None = None
     """Whether an autoscaler can add nodes, so that a run waits for resources that the cluster lacks. Unset: found out
     from the cluster. A run that lacks resources is refused at once where there is none."""

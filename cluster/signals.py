@@ -3,6 +3,8 @@
     signal     what it does
     expected   what `next` says, once
     the first  if nothing is expected, `Interrupted` is raised on the main thread
+    the same   nothing, if it follows within SAME_S: `timeout` sends SIGTERM to its child and to its group, and a shell
+               and the kernel both say that a terminal closed
     a further  `last_words`, and the process ends, within LAST_S; another one does not wait for them
 
     thread     waits for                   unblocked by             on time-out
@@ -17,6 +19,7 @@ the decision.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -33,6 +36,9 @@ from squelch.cluster.terminal import remark
 Answer = Callable[[signal.Signals], None]
 LAST_S = 15.0
 DECISION_S = 1.0
+SAME_S = {signal.SIGINT: 0.2, signal.SIGTERM: 1.0, signal.SIGHUP: 1.0}
+"""Seconds within which a signal repeats the one before it. People press Ctrl-C twice, so SIGINT has fewer; SIGTERM and
+SIGHUP repeat each other."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -59,6 +65,13 @@ class Signals:
         self.last_words: Answer = _stopped
         self._decisions: SimpleQueue[bool] = SimpleQueue()
         self._numbers = stop_signals()
+        self._raised: int | None = None
+        """The signal for which `Interrupted` was raised."""
+        self._counted = threading.Condition()
+        self._last_at = -math.inf
+        """When the last signal that counted came, seconds of the monotonic clock."""
+        self._ends = threading.Event()
+        """Whether a further signal ends the process."""
 
     def first_does(self, answer: Answer) -> None:
         """What the first signal does; nothing changes if that has come."""
@@ -77,28 +90,68 @@ class Signals:
             self.next = before if self.next is inside else None  # else a signal has used it
             self.last_words = words
 
+    @contextmanager
+    def meant(self) -> Iterator[None]:
+        """Within the block, an error that follows `Interrupted` is that interruption: code through which the exception
+        went may have made another of it, as pydantic's serializer does."""
+        try:
+            yield
+        except Exception as error:
+            if self._raised is None:
+                raise
+            raise Interrupted(self._raised) from error
+
+    def beside(self, moment: float, before_s: float, after_s: float) -> signal.Signals | None:
+        """The last signal, if it came at most so many seconds before a moment of the monotonic clock, or after it;
+        waits until the latter have passed."""
+        with self._counted:
+            left = max(0.0, moment + after_s - time.monotonic())
+            found = self._counted.wait_for(lambda: self._last_at >= moment - before_s, left)
+            return self.arrived[-1] if found else None
+
+    def give_way(self) -> None:
+        """Does not return once a further signal ends this process: what else fails meanwhile is its work."""
+        if self._ends.is_set():
+            threading.Event().wait()
+
     def _listen(self, reader: socket.socket) -> None:
         while (number := _read(reader, None)) is not None:
             if number not in self._numbers:  # another handler's
                 continue
-            if number == signal.SIGHUP and self.arrived:
-                self._decisions.put(False)  # a shell repeats SIGHUP to its jobs, and nobody means a second Ctrl-C
+            if self._repeats(number):
+                self._decisions.put(False)
                 continue
             answer, self.next = self.next, None
             raises = answer is None and not self.arrived
-            self.arrived.append(signal.Signals(number))
+            self._count(signal.Signals(number))
             self._decisions.put(raises)
             if answer is not None:  # on a thread of its own, because it may wait for the terminal
                 threading.Thread(target=answer, args=[self.arrived[-1]], name="signal", daemon=True).start()
             elif not raises:
                 self._end(reader)
 
+    def _repeats(self, number: int) -> bool:
+        """Whether a signal says what the one before it said. SIGHUP always does, since nobody means a second Ctrl-C."""
+        if not self.arrived:
+            return False
+        alike = (number == signal.SIGINT) == (self.arrived[-1] == signal.SIGINT)
+        soon = time.monotonic() - self._last_at < SAME_S[signal.Signals(number)]
+        return number == signal.SIGHUP or (alike and soon)
+
+    def _count(self, number: signal.Signals) -> None:
+        with self._counted:
+            self.arrived.append(number)
+            self._last_at = time.monotonic()
+            self._counted.notify_all()
+
     def _end(self, reader: socket.socket) -> None:
         """Does not return."""
+        self._ends.set()
         number, deadline = self.arrived[-1], time.monotonic() + LAST_S
         threading.Thread(target=self._leave, args=[number], name="last-words", daemon=True).start()
         while (left := deadline - time.monotonic()) > 0:
-            if _read(reader, left) in (signal.SIGINT, signal.SIGTERM):
+            further = _read(reader, left)
+            if further in (signal.SIGINT, signal.SIGTERM) and not self._repeats(further):
                 break
         os._exit(128 + number)
 
@@ -118,6 +171,7 @@ class Signals:
         except Empty:
             pass
         if raises:
+            self._raised = number
             raise Interrupted(number)
 
     @contextmanager
@@ -133,6 +187,7 @@ class Signals:
             try:
                 yield
             finally:
+                self.give_way()
                 for number, handler in handlers.items():
                     signal.signal(number, handler)
                 signal.set_wakeup_fd(descriptor)

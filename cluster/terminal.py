@@ -14,14 +14,18 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 from squelch.cluster.errors import UserError
 from squelch.envs.untrusted.files import reason, shortened
 from squelch.envs.untrusted.secrets import masked
 
+EVERY_S = 15.0
+"""Most seconds for which a command is silent on a terminal."""
 UNKNOWN = "n/a"
 """What is shown for a value that is not known."""
 MAX_PARAGRAPH = 4_000
@@ -108,6 +112,24 @@ def columns() -> int | None:
 def one_line(text: str) -> str:
     """As `visible`, with line ends and tabs made visible too, for a text that must not look like several lines."""
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+@contextmanager
+def not_silent(what: str) -> Iterator[Callable[[], None]]:
+    """Says on a terminal every EVERY_S seconds what is under way, and for how long, until the block ends or the
+    function that it yields is called."""
+    ended, began = threading.Event(), time.monotonic()
+
+    def work() -> None:
+        while not ended.wait(EVERY_S):
+            remark(f"{what} ({duration(time.monotonic() - began)} so far)")
+
+    if sys.stderr.isatty():
+        threading.Thread(target=work, name="not-silent", daemon=True).start()
+    try:
+        yield ended.set
+    finally:
+        ended.set()
 
 
 def duration(seconds: float) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from squelch.cluster.commands.arguments import add_recipe
-from squelch.cluster.terminal import say
+from squelch.cluster.terminal import not_silent, say
 
 if TYPE_CHECKING:
     from squelch.cluster.config import RunConfig
@@ -28,6 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Trains; returns the exit code. The recipe is read before Ray is imported, so that a wrong key fails at once."""
+    with not_silent("reading the settings, and the programs that a run needs") as shown:
+        return _run(options, shown)
+
+
+def _run(options: argparse.Namespace, shown: Callable[[], None]) -> int:
+    """As `run`. `shown`: called once the run itself says what it does."""
     from squelch.cluster.config import load, read_recipe
     from squelch.cluster.package import require_versions
     from squelch.cluster.presets import from_preset
@@ -55,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         if config.recorder.report and (config.run_dir / "metrics.jsonl").is_file():
             after_the_run(config.run_dir, say)
 
-    return train(config, options.resume, say, report)
+    return train(config, options.resume, say, report, shown)
 
 
 def _has_name(options: argparse.Namespace, config: RunConfig) -> bool:

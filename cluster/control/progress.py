@@ -54,6 +54,11 @@ class ProgressWatch:
         self._silent: list[int] = []
 
     @property
+    def marks(self) -> int:
+        """The marks of the process that has made most."""
+        return max((progress.marks for progress in self._known.values()), default=0)
+
+    @property
     def limit_s(self) -> float:
         """Seconds without a sign after which the actor counts as hung."""
         if self.patience.start_s is not None and not self._known:

@@ -1,7 +1,9 @@
 """The fleet: starts the actors of a run, replaces dead ones where that is possible, and stops all of them.
 
     method             waits for                           unblocked by            on time-out
-    `start`            every actor to be ready             each actor              the run ends; the late are named
+    `start`            every actor to be ready             each actor              the run ends; the late are named.
+                                                                                   Environment actors are replaced
+                                                                                   while others of them are ready
     `update_workers`   every worker that is ready          its parity probe        the late are named and replaced
     `suspect_worker`   one token of the worker             the worker              it counts as dead
     `replace_filter`   the back-off                        the clock               -
@@ -19,8 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from operator import attrgetter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from squelch.actors.messages import UpdateReport, WeightBundle
@@ -32,7 +33,7 @@ from squelch.cluster.control.client import Client, loop_time
 from squelch.cluster.control.membership import FINAL, PLAYER_MOVES, WORKER_MOVES, Member, Membership
 from squelch.cluster.control.membership import MemberState as State
 from squelch.cluster.control.protocols import Actors
-from squelch.cluster.control.rank_client import LEARNER, LearnerClient
+from squelch.cluster.control.rank_client import LearnerClient
 from squelch.cluster.control.resizing import Resizing
 from squelch.cluster.control.restarts import RestartBudget
 from squelch.cluster.control.scaling import Kind, start_counts, start_names
@@ -40,7 +41,7 @@ from squelch.cluster.fleet.delivery import Delivery
 from squelch.cluster.fleet.joining import Joining, Published
 from squelch.cluster.fleet.pool import Pool
 from squelch.cluster.fleet.restarting import Restarts
-from squelch.cluster.fleet.waiting import bounded, told, within
+from squelch.cluster.fleet.waiting import Bound, bounded, each_within, told
 
 log = logging.getLogger(__name__)
 ENDPOINT = "control-endpoint"
@@ -105,7 +106,8 @@ class Fleet:
     # -- start and stop --------------------------------------------------------------------------------------------
 
     async def start(self, learning: bool = True, on_stage: OnStage = unheard, resumes: bool = False) -> None:
-        """Creates all actors and waits until each is ready; a TimeoutError names the late ones.
+        """Creates all actors and waits until each is ready; a TimeoutError names the late ones. Environment actors that
+        hang are replaced beside the run if others are up.
 
         With `learning` false only rollout workers and environment actors are started; the workers keep their initial
         weights and count as healthy. `resumes`: as of `LearnerClient.start`.
@@ -114,57 +116,47 @@ class Fleet:
             self.workers.join(name, self.actors.worker(name))
         for name in start_names(self.config, Kind.ENVIRONMENT):
             self.players.join(name, self.actors.player(name))
-        players = self.players.present()
-        starting = [*self.workers.present(), *players]
-        ready: dict[str, Awaitable[Any]] = {member.name: member.actor.call(READY) for member in starting}
+        bound = Bound(self.config.cluster.start_timeout_s, "cluster.start_timeout_s")
+        ready: dict[str, Awaitable[Any]] = {one.name: one.actor.call(READY) for one in self.workers.present()}
+        ready |= {one.name: _is_up(one, bound) for one in self.players.present()}
         if learning:
             ready |= self._start_learning(resumes)
-        heard = told(ready, self._parts(), on_stage)
-        playing = {member: heard.pop(member.name) for member in players}
-        engines = {worker.name: heard.pop(worker.name) for worker in self.workers.present()}
-        ranks = {name: heard.pop(name) for name in (LEARNER,) if learning}
-        waits = (
-            self._up(engines, "rollout.start_timeout_s"),
-            self._up(ranks, "learner.start_timeout_s"),
-            self._up(heard, "cluster.start_timeout_s"),
-            self._players_up(playing),
-        )
-        parts = [asyncio.ensure_future(one) for one in waits]
         try:
-            await asyncio.gather(*parts)
+            found = await each_within(told(ready, self._parts(), on_stage), self._bounds(ready, bound), "start")
+            self._replace_hung([one for one in self.players.present() if not found[one.name]], "start", bound)
         except TimeoutError as error:
             raise TimeoutError(f"{error}; {self.actors.room()}") from error
-        finally:
-            for one in parts:
-                one.cancel()
-            await asyncio.gather(*parts, return_exceptions=True)
         for worker in self.workers.present():
             self.workers.move(worker, State.STALE)
             if not learning:
                 self.workers.move(worker, State.HEALTHY)
-        players = [player for player in players if player.state is State.STARTING]
-        await self.joining.introduce(players, self.workers.present())
-        for player in players:
-            self.players.move(player, State.HEALTHY)
+        bound = Bound(self.config.cluster.hung_after_s, "cluster.hung_after_s")
+        up = self.players.present()
+        late = await self.joining.introduce(up, self.workers.present(), bound.seconds)
+        for player in up:
+            if player not in late:
+                self.players.move(player, State.HEALTHY)
+        self._replace_hung(late, "set_workers", bound)
 
-    async def _up(self, ready: Mapping[str, Awaitable[Any]], own: str) -> None:
-        """Waits for actors that a run cannot do without. `own`: their own bound."""
-        key, bound_s = start_bound(self.config, own)
-        try:
-            await within(ready, bound_s, "start")
-        except TimeoutError as error:
-            raise TimeoutError(f"{error} ({key})") from error
+    def _bounds(self, names: Iterable[str], bound: Bound) -> dict[str, Bound]:
+        """The bound of each call of the start: `bound`, or that of the part if it is longer. Those of the environment
+        actors, and of a learner with a longer one, bound themselves."""
+        config = self.config
+        engine = Bound(config.rollout.start_timeout_s, "rollout.start_timeout_s")
+        longer = {one.name: max(bound, engine, key=lambda one: one.seconds) for one in self.workers.present()}
+        own = {one.name for one in self.players.present()}
+        if config.learner.start_timeout_s > bound.seconds:
+            own.add("learner")
+        return {name: longer.get(name, bound) for name in names if name not in own}
 
-    async def _players_up(self, ready: Mapping[Member[Client], Awaitable[Any]]) -> None:
-        """Waits for the environment actors. Those that hang are replaced, unless all do: the others begin."""
-        bound_s = self.config.cluster.start_timeout_s
-        late = f"did not answer within {bound_s:g} s (cluster.start_timeout_s)"
-        found = await within({member.name: _in_time(call, bound_s) for member, call in ready.items()}, None, "start")
-        hung = [member for member in ready if not found[member.name]]
-        if len(hung) == len(ready):
-            raise TimeoutError(f"start: {', '.join(member.name for member in hung)} {late}")
-        for member in hung:
-            self.player_pool.on_death(member, f"at the start it {late}")
+    def _replace_hung(self, late: Sequence[Member[Client]], what: str, bound: Bound) -> None:
+        """Replaces environment actors that did not answer. TimeoutError with their names if none did: successors would
+        hang too."""
+        if late and len(late) == len(self.players.present()):
+            names = ", ".join(member.name for member in late)
+            raise TimeoutError(f"{what}: {names} did not answer within {bound}")
+        for member in late:
+            self.player_pool.on_death(member, f"{what}: no answer within {bound}")
 
     def _start_learning(self, resumes: bool) -> dict[str, Awaitable[Any]]:
         self.filter = self.actors.filter()
@@ -350,9 +342,10 @@ class Fleet:
         return {member.name: member.state in UP for member in members} | up
 
 
-async def _in_time(call: Awaitable[Any], bound_s: float) -> bool:
+async def _is_up(player: Member[Client], bound: Bound) -> bool:
+    """Whether an environment actor is ready in time."""
     try:
-        await bounded(call, bound_s)
+        await bounded(player.actor.call(READY), bound.seconds)
     except TimeoutError:
         return False
     return True
@@ -365,14 +358,6 @@ def _left(member: Member[Client]) -> bool:
 
 UP = frozenset({State.HEALTHY, State.SUSPECT, State.DRAINING})
 """States in which a member counts as up."""
-
-
-def start_bound(config: RunConfig, own: str) -> tuple[str, float]:
-    """The setting, and its seconds, that bounds the start of actors whose own bound is the setting `own`: where that is
-    larger than the bound of all actors, it counts."""
-    bounds = {key: float(attrgetter(key)(config)) for key in ("cluster.start_timeout_s", own)}
-    key = max(bounds, key=bounds.__getitem__)
-    return key, bounds[key]
 
 
 def actor_names(config: RunConfig) -> tuple[list[str], list[str]]:

@@ -26,7 +26,7 @@ from squelch.cluster.control.calls import SET_WORKERS, UPDATE_WEIGHTS
 from squelch.cluster.control.client import Client, Handle
 from squelch.cluster.control.membership import Member, Membership
 from squelch.cluster.control.membership import MemberState as State
-from squelch.cluster.fleet.waiting import outcomes, within
+from squelch.cluster.fleet.waiting import bounded, outcomes, within
 
 
 class Published:
@@ -79,13 +79,22 @@ class Joining:
                     await self._load(member)
         return self.held.pop(member.name, 0.0)
 
-    async def introduce(self, players: Sequence[Member[Client]], workers: Sequence[Member[Client]]) -> None:
-        """Sends the rollout workers' handles to environment actors; a dead actor is noticed at its next call."""
+    async def introduce(
+        self, players: Sequence[Member[Client]], workers: Sequence[Member[Client]], within_s: float | None = None
+    ) -> list[Member[Client]]:
+        """Sends the rollout workers' handles to environment actors; a dead actor is noticed at its next call. Returns
+        those that do not answer within `within_s`; without it they are an error."""
         known = {member.name: member.actor.handle for member in workers}
-        calls = {player.name: player.actor.call(SET_WORKERS, known) for player in players}
-        for name, outcome in (await outcomes(calls)).items():
-            if isinstance(outcome, BaseException) and not isinstance(outcome, Died):
-                raise RuntimeError(f"set_workers: {name} failed: {outcome}") from outcome
+        calls = {player: player.actor.call(SET_WORKERS, known) for player in players}
+        named = {one.name: call if within_s is None else bounded(call, within_s) for one, call in calls.items()}
+        found, late = await outcomes(named), list[Member[Client]]()
+        for player in players:
+            outcome = found[player.name]
+            if isinstance(outcome, TimeoutError) and within_s is not None:
+                late.append(player)
+            elif isinstance(outcome, BaseException) and not isinstance(outcome, Died):
+                raise RuntimeError(f"set_workers: {player.name} failed: {outcome}") from outcome
+        return late
 
     @contextmanager
     def _apart(self, member: Member[Client]) -> Iterator[None]:

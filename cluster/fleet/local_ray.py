@@ -9,6 +9,7 @@ Invariants:
 - Whoever has started a cluster holds a lock on its folder, which ends with the process however it ends. `start` ends
   what is left of every folder without a lock, so that killed runs leave nothing that the next run does not remove.
 - `stop` removes what the cluster left, except Ray's logs, which the next `start` removes.
+- No signal to this process's group reaches Ray's processes, which have sessions of their own.
 - The token with which Ray's processes know each other can be read by its owner only.
 - No actor imports modules from the folder in which the run was started, which may hold files of strangers.
 """
@@ -43,6 +44,7 @@ from squelch.cluster.fleet.ray_internals import (
     ray_constants,
     replaced,
     services,
+    sessions_of_their_own,
 )
 from squelch.cluster.leaving import before_leaving, has_to_leave, leave, must_leave
 from squelch.cluster.own_thread import OwnThread
@@ -74,6 +76,10 @@ RECONNECTS = "RAY_gcs_rpc_server_reconnect_timeout_s"
 """Variable with the seconds after which Ray's client ends the process, without an exception, if gcs does not answer. By
 default that is a minute; `cluster.fleet.ray_watch` ends the process sooner, and says why."""
 RECONNECT_S = 3600
+RAYLET = "RAY_RAYLET_PID"
+"""Variable with the process whose end lets Ray's client end its own without an exception once its connection to the
+raylet breaks; by default the parent, which Ray takes to be gone if it is process 1, as under systemd or in a
+container."""
 INIT_S = 300.0
 """Seconds that a call of `ray.init` may take; the process ends after that, since nothing else ends the call."""
 END_S = 30.0
@@ -115,7 +121,7 @@ def start(
     folder = _held.enter_context(_folder())
     _own.append(folder)
     _hide_token()
-    with settings(), patient_client(), away(), _patience(folder), _bare_head():
+    with settings(), patient_client(), away(), _patience(folder), _bare_head(), sessions_of_their_own():
         ray.init(
             address="local",  # otherwise Ray would join a cluster that already runs on this machine
             num_cpus=num_cpus,
@@ -179,21 +185,24 @@ def away() -> Iterator[None]:
 @contextmanager
 def patient_client() -> Iterator[None]:
     """For a call of `ray.init`: Ray's client in this process, and in no other, waits RECONNECT_S for gcs, unless the
-    user has set another time. Signals keep their handlers."""
-    before = os.environ.get(RECONNECTS)
-    os.environ.setdefault(RECONNECTS, str(RECONNECT_S))
+    user has set another time, and leaves the loss of the raylet to this process. Signals keep their handlers."""
+    before = {name: os.environ.get(name) for name in (RECONNECTS, RAYLET)}
+    own = {RAYLET: str(os.getpid())} | ({} if before[RECONNECTS] else {RECONNECTS: str(RECONNECT_S)})
+    os.environ.update(own)
     Config.initialize("{}")  # Ray has read its settings when it was imported; this makes it read them again
     watchdog = threading.Timer(INIT_S, _give_up)
     watchdog.daemon = True
     watchdog.start()
     try:
-        with only_here([RECONNECTS] if before is None else []), handlers_kept():
+        with only_here(own), handlers_kept():
             yield
     finally:
         watchdog.cancel()
         take_back()
-        if before is None:
-            del os.environ[RECONNECTS]
+        for name in own:
+            del os.environ[name]
+            if (value := before[name]) is not None:
+                os.environ[name] = value
 
 
 def _give_up() -> None:

@@ -62,6 +62,20 @@ def only_here(variables: Iterable[str]) -> Iterator[None]:
         yield
 
 
+class OwnSession(services.ConsolePopen):
+    """A process in a session of its own, so that what is sent to this process's group does not reach it: the signals of
+    `kill %1`, `timeout` and a terminal that closes."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options, start_new_session=True)
+
+
+def sessions_of_their_own() -> AbstractContextManager[None]:
+    """For a call of `ray.init`: each process that it starts has a session of its own. Those end with this process all
+    the same, because the kernel tells them (Ray's fate sharing)."""
+    return replaced(services, ConsolePopen=OwnSession)
+
+
 def handlers_kept() -> AbstractContextManager[None]:
     """For a call of `ray.init`: this process keeps its handler of SIGTERM."""
     return replaced(utils, set_sigterm_handler=lambda _: None)
@@ -84,6 +98,7 @@ __all__ = [
     "replaced",
     "resources_here",
     "services",
+    "sessions_of_their_own",
     "state",
     "walk_uploaded",
 ]

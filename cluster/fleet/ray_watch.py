@@ -10,10 +10,14 @@ Ray, and `local_ray.patient_client` makes the client's time-out so long that thi
     gcs         refuses for REFUSED_S: a head with an external  20 s
                 Redis is started again within that time
     either      does not answer for SILENT_S, or its host       30 s
+
+A signal shortly before or after the loss is its cause: a service manager, `scancel` and a shutdown send it to every
+process, whatever its session.
 """
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,12 +28,17 @@ import ray
 
 from squelch.cluster.fleet.bootstrap import probe
 from squelch.cluster.leaving import leave
+from squelch.cluster.signals import current
 
 POLL_S = 1.0
 PROBE_S = 5.0
 """Seconds within which a process that works answers."""
 REFUSED_S = 15.0
 SILENT_S = 20.0
+STOP_S = 5.0
+"""Seconds within which whoever ends a machine or a service signals all of its processes."""
+RAYLET_S = 15.0
+"""Most seconds that a raylet takes to end after SIGTERM: it ends its workers first."""
 LEAST_FAILURES = 2
 """Failed probes before anything counts as gone: a machine that was suspended gets another chance to answer."""
 
@@ -79,6 +88,7 @@ class RayWatch:
 
     def __init__(self, watched: Sequence[Watched], on_gone: Callable[[str], None]) -> None:
         self._watched, self._on_gone = watched, on_gone
+        self._lost_at: float | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, name="ray-watch", daemon=True)
         self._thread.start()
@@ -89,14 +99,20 @@ class RayWatch:
         errors = ((one, one.error()) for one in self._watched)
         return next((one.words(error) for one, error in errors if isinstance(error, ConnectionError)), None)
 
+    def cause(self) -> signal.Signals | None:
+        """The signal that has ended Ray, for which this waits STOP_S; None if there is none."""
+        return current().beside(self._lost_at or time.monotonic(), STOP_S + RAYLET_S, STOP_S)
+
     def close(self) -> None:
         """Ends the watch. It may be called on its own thread."""
         self._closed.set()
 
     def _work(self) -> None:
         while not self._closed.wait(POLL_S):
-            why = next((why for one in self._watched if (why := one.gone())), None)
-            if why is not None and not self._closed.is_set():
+            found = next(((one, why) for one in self._watched if (why := one.gone())), None)
+            if found is not None and not self._closed.is_set():
+                lost, why = found
+                self._lost_at = lost.since
                 self._on_gone(why)
                 return
 
@@ -106,8 +122,9 @@ def ray_watched(say: Callable[[str], None]) -> Iterator[None]:
     """Ends the process, with a line, if Ray is gone while the block runs; for commands that leave nothing to write."""
 
     def gone(why: str) -> None:
-        say(f"failed: {why}. Repeat the command once Ray is up")
-        leave(1)
+        stopped = watch.cause()
+        say(f"stopped by {stopped.name}: {why}" if stopped else f"failed: {why}. Repeat the command once Ray is up")
+        leave(128 + stopped if stopped else 1)
 
     watch = watch_ray(gone)
     try:

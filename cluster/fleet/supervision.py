@@ -40,6 +40,9 @@ SETTING = "cluster.hung_after_s"
 STEP_GRACE_S = 10.0
 """Seconds beyond `environment_actor.step_timeout_s` after which an environment actor without an end of a call may count
 as hung: within them it reports the call as late itself, which costs one trajectory."""
+AWAY_S = 20.0
+"""Seconds by which a look may come late. If it comes later, this process was stopped itself, as by Ctrl-Z, and heard no
+answer."""
 LEAST_SILENCE_S = 0.1
 """Shorter silences are shown as 0: they are the time that an answer takes."""
 SILENCE = "squelch_without_progress_seconds"
@@ -52,12 +55,15 @@ class Watchdog:
 
     def __init__(self, on_event: Callable[..., None], show: Show) -> None:
         self.on_event, self.show = on_event, show
+        self.marks: dict[str, int] = {}
+        """The marks of each actor that was seen, since the start of its process."""
         self._named: set[str] = set()
         self._shown: dict[str, float] = {}
         """The value of each actor's gauge. In a large fleet nearly every look finds 0 again, which sets nothing."""
 
     def see(self, name: str, watch: ProgressWatch, now: float) -> None:
         """Takes the present silence of the actor `name`; warns once when it has lasted `ProgressWatch.late_s`."""
+        self.marks[name] = watch.marks
         silence = watch.silence_s(now)
         self._show(name, silence if silence >= LEAST_SILENCE_S else 0.0)
         if silence < watch.late_s:
@@ -162,7 +168,10 @@ class Supervisor:
         death, question = asyncio.ensure_future(actor.lost()), asyncio.ensure_future(actor.progress())
         try:
             while current():
-                await asyncio.wait({death}, timeout=max(self.poll_s, len(self._tasks) / QUESTIONS_PER_S))
+                pause, began = max(self.poll_s, len(self._tasks) / QUESTIONS_PER_S), loop_time()
+                await asyncio.wait({death}, timeout=pause)
+                if loop_time() - began > pause + AWAY_S:
+                    watch = ProgressWatch([name], patience, loop_time())
                 if death.done() and (error := death.exception()):
                     return str(error)
                 if cause := _seen(question, watch):

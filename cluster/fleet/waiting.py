@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from squelch.actors.process.stage import OnStage
@@ -59,29 +60,42 @@ def told(calls: Mapping[str, Awaitable[Any]], words: Mapping[str, str], on_stage
     return {name: one(name, call) for name, call in calls.items()}
 
 
+@dataclass(frozen=True)
+class Bound:
+    """Seconds that a call may take. `setting`: the key that says so, for the error; empty for a constant."""
+
+    seconds: float
+    setting: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.seconds:g} s" + (f" ({self.setting})" if self.setting else "")
+
+
 async def within(calls: Mapping[str, Awaitable[Any]], timeout_s: float | None, what: str) -> dict[str, Any]:
-    """Results of named calls. The first failure raises RuntimeError with its actor's name at once; after `timeout_s` a
-    TimeoutError names the late actors; None: each call has a bound of its own."""
+    """As `each_within`, with one bound for all; None: each call has a bound of its own."""
+    return await each_within(calls, dict.fromkeys(calls, Bound(timeout_s)) if timeout_s is not None else {}, what)
+
+
+async def each_within(calls: Mapping[str, Awaitable[Any]], bounds: Mapping[str, Bound], what: str) -> dict[str, Any]:
+    """Results of named calls. The first failure raises RuntimeError with its actor's name at once; a TimeoutError names
+    the actors that are late by their bound. A call without one has a bound of its own."""
     tasks = {name: asyncio.ensure_future(_named(call, name, what)) for name, call in calls.items()}
-    if not tasks:
-        return {}
+    now = asyncio.get_running_loop().time
+    began = now()
     try:
-        done, late = await asyncio.wait(tasks.values(), timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
-    except asyncio.CancelledError:
-        await _cancel(set(tasks.values()))
+        while open_ := [name for name, task in tasks.items() if not task.done()]:
+            left = min((bounds[name].seconds + began - now() for name in open_ if name in bounds), default=None)
+            waited = asyncio.wait([tasks[name] for name in open_], timeout=left, return_when=asyncio.FIRST_EXCEPTION)
+            if failed := next((task.exception() for task in (await waited)[0] if task.exception()), None):
+                raise failed
+            late = [name for name in open_ if not tasks[name].done() and name in bounds]
+            if late := [name for name in late if now() - began >= bounds[name].seconds]:
+                longest = max((bounds[name] for name in late), key=lambda bound: bound.seconds)
+                raise TimeoutError(f"{what}: {', '.join(late)} did not answer within {longest}")
+    except BaseException:
+        await _cancel({task for task in tasks.values() if not task.done()})
         raise
-    if failed := next((task.exception() for task in done if task.exception()), None):
-        await _cancel(late)
-        raise failed
-    if late and timeout_s is not None:
-        raise await _late(tasks, late, timeout_s, what)
     return {name: task.result() for name, task in tasks.items()}
-
-
-async def _late(tasks: dict[str, Any], late: set[Any], timeout_s: float, what: str) -> TimeoutError:
-    names = ", ".join(name for name, task in tasks.items() if task in late)
-    await _cancel(late)
-    return TimeoutError(f"{what}: {names} did not answer within {timeout_s:g} s")
 
 
 async def _cancel(tasks: set[Any]) -> None:

@@ -152,6 +152,7 @@ class Coordinator:
         step, stopwatch = selected.step, selected.stopwatch
         self.steps.trained(number)
         step.metrics["seconds/publish"] = 0.0
+        self.run_log.doing(f"step {number}: publishing the weights")
         if report is not None and report.updated:
             step.metrics |= await self._retrying(self.learning.publish_trained)
             step.metrics["seconds/publish"] = stopwatch.lap()
@@ -162,6 +163,7 @@ class Coordinator:
         self.steps.issue()
         step.metrics["policy_version"] = float(self.steps.admission.version)
         step.metrics |= learner_metrics(report, len(self._learned(step)))
+        self.run_log.doing(f"step {number}: measuring after the training")
         for watcher in self.watchers:
             if (ending := await watcher.after_train(step)) is not None:
                 self._end_with(step, ending)
@@ -178,6 +180,7 @@ class Coordinator:
         step, stopwatch = selected.step, selected.stopwatch
         self.stopping.training, decided = number, stopwatch.last
         await self._held(self.learning.saving.wait_for_files)
+        self.run_log.doing(f"step {number}: measuring before the training")
         for watcher in self.watchers:
             await watcher.before_train(step)
         stopwatch.lap()
@@ -189,6 +192,7 @@ class Coordinator:
     async def _select(self, number: int) -> Selected:
         """Waits for the step's groups and the decision on them."""
         stopwatch = Stopwatch()
+        self.run_log.doing(f"step {number}: playing", lambda: (*self.steps.played(number), "groups"))
         entered = stopwatch.last
         began = self.run_log.began(entered)
         found = await self.learning.beside(self.stopping.until(self.steps.decided(number)))
@@ -214,6 +218,7 @@ class Coordinator:
         ids = [group.ticket.ticket_id for group in kept]
         for ticket_id in ids:
             ledger.move(ticket_id, TRAINING)
+        self.run_log.doing(f"step {step.number}: training on {len(kept)} groups", self.learning.passes())
         report = await self.learning.train(step.number, self._learned(step), self._terms(step))
         for ticket_id in ids:
             ledger.move(ticket_id, FAILED if report.refused else TRAINED, "refused_by_learner")
@@ -292,6 +297,7 @@ class Coordinator:
         leaves = self.scaling.learner_leaves() and not step.is_last and not self.stopping.asked
         moves = leaves and await self.learning.has_other_room()
         if self.checkpointing.due(step.number) or moves or (leaves and not self.checkpointing.is_before_a_move):
+            self.run_log.doing(f"step {step.number}: writing a checkpoint")
             await self._held(self.learning.saving.wait)  # first: at most one is written, of the state after the wait
             await self._checkpoint(step.number, self.steps.open_tickets(), wait=leaves)
         self.checkpointing.is_before_a_move = leaves and not moves
@@ -345,7 +351,9 @@ class Coordinator:
 
     async def _begin(self) -> None:
         await self.steps.filtering.restore()
+        self.run_log.doing("publishing the weights")
         await self.learning.publish(self.steps.admission.version)
+        self.run_log.doing("measuring before the first step")
         for watcher in self.watchers:
             await self.stopping.until(watcher.begin(self.steps.admission.clock))
         self.steps.issue()
@@ -353,9 +361,12 @@ class Coordinator:
     async def _end(self) -> None:
         open_tickets = self.steps.open_tickets()
         self.steps.close()
+        self.run_log.doing("ending: waiting for the archive")
         await self.archiving.finish()
+        self.run_log.doing("ending: waiting for the scorer")
         for watcher in self.watchers:
             await watcher.end()
+        self.run_log.doing("ending: writing a checkpoint")
         await self._held(self.learning.saving.wait)
         clock = self.steps.admission.clock
         if clock > 0 and self.checkpointing.newest() != clock:

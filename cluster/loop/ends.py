@@ -9,6 +9,8 @@
     an error         `failed:`, the cause, the trace's      once it trains  1
                      file, whether it can be resumed
     Ray is gone      the same, within 30 s                  once it trains  1
+    a signal and     the last checkpoint, within 30 s       once it trains  128 + signal
+    Ray's end
 
 When Ray is gone, nothing that belongs to it is called, because such calls may not return, and may end the process. So
 the process leaves without Python's own end, in which Ray would disconnect: `RunEnd.without_ray`.
@@ -137,6 +139,7 @@ class RunEnd:
 
     def failed(self, error: Exception) -> int:
         """The end by an error of an actor, or by a bug. If Ray's own end is behind it, the process ends."""
+        current().give_way()
         if self._watch is not None and (why := self._watch.ended()):
             self._leave(why)
         return self._failed(error)
@@ -173,15 +176,25 @@ class RunEnd:
 
     def _leave(self, why: str) -> None:
         """Does not return."""
+        current().give_way()
         self._begun.set()
         code = EXIT_FAILED
         with self._one:  # never released: whoever comes second waits for the end of the process
             try:
                 current().first_does(self.already)
-                code = self.after_ray(self._failed(RayGone(why)) if self._code is None else self._code)
+                code = self.after_ray(self._ended_with_ray(why) if self._code is None else self._code)
             finally:
                 self.close()
                 leave(code)
+
+    def _ended_with_ray(self, why: str) -> int:
+        stopped = self._watch.cause() if self._watch is not None else None
+        if stopped is None:
+            return self._failed(RayGone(why))
+        self.say(f"stopped by {stopped.name}, which has ended Ray too ({why}); {last_checkpoint(self.config.run_dir)}")
+        if self.coordinator is not None:
+            self._try_to_summarise(Ending(EndCause.SIGNAL, stopped.name))
+        return 128 + stopped
 
     def _try_to_summarise(self, ending: Ending) -> None:
         try:

@@ -99,12 +99,17 @@ log = logging.getLogger(__name__)
 
 
 def train(
-    config: RunConfig, resume: bool, say: Callable[[str], None], at_end: Callable[[], None] = lambda: None
+    config: RunConfig,
+    resume: bool,
+    say: Callable[[str], None],
+    at_end: Callable[[], None] = lambda: None,
+    shown: Callable[[], None] = lambda: None,
 ) -> int:
     """Runs the configuration to its end; returns the exit code (0 done, 1 failed, 128 + signal when stopped).
 
     Args:
         at_end: called once the run has ended with an exit code, before the last upload, which sends what it writes.
+        shown: called once the run itself shows what it does.
     Raises:
         UserError: bad input. Every check that needs no actor is made before anything is started, or written outside of
             `store`.
@@ -113,7 +118,7 @@ def train(
     _check_loggers(config)
     with listening() as signals, closing(Driver(config.run_dir)) as driver:
         signals.last_words = lambda _: say(f"stopping now; {last_checkpoint(config.run_dir)}")
-        return _driven(config, resume, driver, signals, say, at_end)
+        return _driven(config, resume, driver, signals, say, at_end, shown)
 
 
 def _driven(
@@ -123,6 +128,7 @@ def _driven(
     signals: Signals,
     say: Callable[[str], None],
     at_end: Callable[[], None],
+    shown: Callable[[], None],
 ) -> int:
     """As `train`, by the driver of the run's folder."""
     if resume and (said := nothing_left(config)):  # before the store is touched: nothing may change
@@ -148,7 +154,7 @@ def _driven(
     with closing(uploads) if uploads is not None else nullcontext():
         code = EXIT_FAILED
         try:
-            code = _run(config, resume, driver, uploads, signals, say, without_ray)
+            code = _run(config, resume, driver, uploads, signals, say, without_ray, shown)
             at_end()
         finally:
             code = upload_rest(code)
@@ -163,6 +169,7 @@ def _run(
     signals: Signals,
     say: Callable[[str], None],
     after_ray: Callable[[int], int],
+    shown: Callable[[], None],
 ) -> int:
     """As `train`, without the store's part. `after_ray` ends that part, if the process must leave Ray behind."""
     state, checkpoint = find_run(config, resume)
@@ -178,7 +185,8 @@ def _run(
         quiet() as output,
         closing(Startup(output.aloud(say), output.screen, config.run_dir, lambda: driver.hold(say))) as startup,
     ):
-        say = startup.say
+        shown()
+        say, output.apart = startup.say, startup.paused
         if uploads is not None:
             uploads.say = say
 
@@ -191,22 +199,23 @@ def _run(
         config, model_dir, notes = _prepare(config, checkpoint, resume, startup)
         end.config = config
         try:
-            if signals.arrived:  # as a warm-up ended
-                raise Interrupted(signals.arrived[0])
-            startup.stage("starting Ray" if not config.cluster.address else "joining the Ray cluster", "5 to 15 s")
-            weights = weight_bytes(model_dir, config)
-            connect(config, say, weights=weights, joined=end.watch_ray)
-            driver.hold(say)
-            config = end.config = choose_token_budget(config, model_dir, resume, say, weights, memory_of_a_card)
-            if not resume:
-                find_run(config, resume)  # another process may have begun it meanwhile
-            _begin(config, _first_screen(config, model_dir, recorder), notes, output, say)
-            with _open_loggers(config, recorder, state.clock if checkpoint else -1) as loggers:
-                training = _train(
-                    config, model_dir, state, checkpoint, recorder, loggers, uploads, startup, signals, end
-                )
-                loggers.exit_code = asyncio.run(training)
-            return loggers.exit_code
+            with signals.meant():
+                if signals.arrived:  # as a warm-up ended
+                    raise Interrupted(signals.arrived[0])
+                startup.stage("starting Ray" if not config.cluster.address else "joining the Ray cluster", "5 to 15 s")
+                weights = weight_bytes(model_dir, config)
+                connect(config, say, weights=weights, joined=end.watch_ray)
+                driver.hold(say)
+                config = end.config = choose_token_budget(config, model_dir, resume, say, weights, memory_of_a_card)
+                if not resume:
+                    find_run(config, resume)  # another process may have begun it meanwhile
+                _begin(config, _first_screen(config, model_dir, recorder), notes, output, say)
+                with _open_loggers(config, recorder, state.clock if checkpoint else -1) as loggers:
+                    training = _train(
+                        config, model_dir, state, checkpoint, recorder, loggers, uploads, startup, signals, end
+                    )
+                    loggers.exit_code = asyncio.run(training)
+                return loggers.exit_code
         except (ArchiveError, Unreadable, UserError) as error:  # e.g. a full disk, or a folder without write permission
             if end.coordinator is not None:  # it has trained, so that this is how it ends
                 return end.failed(error)
@@ -221,6 +230,7 @@ def _run(
         finally:
             signals.first_does(end.already)
             end.unwatch()
+            startup.stage("ending Ray")
             disconnect()
             end.close()
 
@@ -351,17 +361,17 @@ async def _train(
         await interruptible(_start(fleet, checkpoint, startup), signals, say)
         if checkpoint is not None:
             say(f"resumed from {checkpoint} after step {state.clock}")
-        coordinator = end.coordinator = make_coordinator(config, fleet, archive, loggers, state, say)
+        coordinator = end.coordinator = make_coordinator(config, fleet, archive, loggers, state, say, startup.work)
         _stop_on_signals(coordinator, signals, say)
         coordinator.watchers.append(FirstStep(startup))
         say(f"ready after {time.time() - startup.began:.1f} s")
-        startup.stage("publishing the weights and measuring before the first step")
         watching = watched(uploads, archive, recorder, coordinator.stop)
         heartbeat = Heartbeat(fleet, coordinator.steps.ledger, config.run_dir, recorder)
         async with beating(heartbeat), watching:
             await coordinator.scaling.beside(coordinator.run())
     finally:
         signals.first_does(end.already)
+        startup.stage("stopping the actors")
         await fleet.stop()
         archive.close()
     return end.done(archive, signals.arrived)

@@ -50,7 +50,7 @@ from squelch.cluster.control.calls import EXPORT, IMITATE, IMITATION_LOSS, LOAD,
 from squelch.cluster.control.protocols import Actors
 from squelch.cluster.control.rank_client import LEARNER, LearnerClient
 from squelch.cluster.errors import Fault, UserError
-from squelch.cluster.fleet.fleet import Fleet, UpdateFailed, start_bound
+from squelch.cluster.fleet.fleet import Fleet, UpdateFailed
 from squelch.cluster.fleet.supervision import Supervisor, Watchdog
 from squelch.cluster.fleet.waiting import within
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoint_dir, checkpoints, restore
@@ -218,9 +218,8 @@ class Warming:
             await self.fleet.start(resumes=resumes)
         else:
             learner = self.fleet.learner = self.fleet.actors.learner(self.config.learner.ranks)
-            await within(
-                {LEARNER: learner.start(resumes)}, start_bound(self.config, "learner.start_timeout_s")[1], "start"
-            )
+            bound_s = max(self.config.cluster.start_timeout_s, self.config.learner.start_timeout_s)
+            await within({LEARNER: learner.start(resumes)}, bound_s, "start")
         self.learner.watch = self.watchdog
 
     @property

@@ -12,7 +12,7 @@ from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.learner_client.learning import Learning
 from squelch.cluster.loop.persistence.archiving import Archiving
 from squelch.cluster.loop.persistence.checkpointing import Checkpointing
-from squelch.cluster.loop.persistence.run_log import RunLog
+from squelch.cluster.loop.persistence.run_log import RunLog, Work, unseen
 from squelch.cluster.loop.persistence.state import LoopState
 from squelch.cluster.loop.scaling import Scaling
 from squelch.cluster.loop.stopping import Stopping
@@ -36,9 +36,10 @@ def make_coordinator(
     recorder: MetricsSink,
     state: LoopState,
     say: Callable[[str], None],
+    show: Callable[[Work], None] = unseen,
 ) -> Coordinator:
-    """The coordinator over a started fleet; it continues from `state`."""
-    run_log = RunLog(archive, recorder, config.loop.steps, state.totals, say)
+    """The coordinator over a started fleet; it continues from `state`. `show` shows what it does."""
+    run_log = RunLog(archive, recorder, config.loop.steps, state.totals, say, show)
     run_log.carry(state.carried)
     watchdog, stopping = Watchdog(run_log.event, recorder.set), Stopping(config.loop.steps)
     archiving = Archiving(archive, fleet.actors.payloads, config.run_dir, say)

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -47,6 +47,8 @@ class Output:
         self.screen = sys.stdout
         """The stream that was standard output before; None if that is closed."""
         self._lock = threading.Lock()
+        self.apart: Callable[[], AbstractContextManager[None]] = nullcontext
+        """A context within which warnings may be printed to the terminal, where something else draws there."""
 
     def aloud(self, say: Callable[[str], None]) -> Callable[[str], None]:
         """`say`, which prints to standard output, as a function that prints to the terminal meanwhile; any thread may
@@ -99,7 +101,7 @@ def quiet() -> Iterator[Output]:
                 open(2, "w", buffering=1, closefd=False) as stream,
                 redirect_stdout(stream),
                 redirect_stderr(stream),
-                _logging(stream, screen),
+                _logging(stream, screen, taken),
             ):
                 yield taken
         except (UserError, KeyboardInterrupt, SystemExit):
@@ -112,25 +114,25 @@ def quiet() -> Iterator[Output]:
 
 
 class OwnWarnings(logging.Handler):
-    """Shows on `screen` the warnings and errors that Squelch's own packages log."""
+    """Shows on `screen` the warnings and errors that Squelch's own packages log, apart from what `output` draws."""
 
-    def __init__(self, screen: TextIO) -> None:
+    def __init__(self, screen: TextIO, output: Output) -> None:
         super().__init__(logging.WARNING)
-        self.screen = screen
+        self.screen, self.output = screen, output
 
     def emit(self, record: logging.LogRecord) -> None:
         """Prints the record as one paragraph if a package of Squelch logged it."""
         if record.name.startswith("squelch."):
-            with suppress(OSError):  # e.g. a terminal that was closed; the log has the warning too
+            with suppress(OSError), self.output.apart():  # e.g. a closed terminal; the log has the warning too
                 print(visible(one_paragraph(record.getMessage())), file=self.screen)
 
 
 @contextmanager
-def _logging(stream: TextIO, screen: TextIO) -> Iterator[None]:
+def _logging(stream: TextIO, screen: TextIO, output: Output) -> Iterator[None]:
     """Sends the log of this process's Python code, from level INFO, to `stream`, and its own warnings to `screen`."""
     root, log = logging.getLogger(), logging.StreamHandler(stream)
     log.setFormatter(MaskedFormatter(FORMAT))
-    handlers, level = (log, OwnWarnings(screen)), root.level
+    handlers, level = (log, OwnWarnings(screen, output)), root.level
     for handler in handlers:
         root.addHandler(handler)
     root.setLevel(logging.INFO)

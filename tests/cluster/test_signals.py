@@ -27,11 +27,11 @@ def stuck():
     lock = ctypes.CDLL(None).pthread_mutex_lock
     lock(mutex), lock(mutex)
 
-def send(*numbers):
+def send(*numbers, pause=1.2):
     "Signals to this process, one after another."
     def work():
         for number in numbers:
-            time.sleep(0.5)
+            time.sleep(pause)
             os.kill(os.getpid(), number)
     threading.Thread(target=work, daemon=True).start()
 """
@@ -90,6 +90,77 @@ def test_a_terminal_that_closes_ends_no_process_that_is_ending_in_good_order(fir
         os.kill(os.getpid(), signal.SIGHUP)
         time.sleep(0.2)
         assert signals.arrived == [first]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "pause", "counted"),
+    [
+        ("15, 15", 0.1, [15]),  # `timeout` sends it to its child and to its group
+        ("1, 15", 0.1, [1]),
+        ("15, 1, 15", 0.1, [15]),
+        ("2, 2", 0.05, [2]),
+        ("2, 2", 0.6, [2, 2]),  # a person who presses Ctrl-C twice
+        ("15, 2", 0.1, [15, 2]),
+        ("15, 15", 1.5, [15, 15]),
+    ],
+)
+def test_a_signal_that_repeats_the_one_before_it_is_no_second_one(
+    numbers: str, pause: float, counted: list[int]
+) -> None:
+    code, lines, _ = command(f"""
+        with listening() as signals:
+            signals.first_does(lambda number: None)
+            signals.last_words = lambda number: say(str(signals.arrived))
+            send({numbers}, pause={pause})
+            time.sleep({4 * pause + 0.5})
+            say(str(signals.arrived))
+    """)
+    assert lines[-1] == str([signal.Signals(number) for number in counted])
+    assert code == (128 + counted[-1] if len(counted) > 1 else 0)
+
+
+def test_an_error_that_an_interruption_became_on_its_way_is_the_interruption() -> None:
+    with listening() as signals, pytest.raises(Interrupted, match=r"^SIGTERM$"), signals.meant():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60.0)
+        except BaseException as error:
+            raise RuntimeError("Error calling function `serialize`") from error
+    with listening() as signals, pytest.raises(RuntimeError, match="a bug"), signals.meant():
+        raise RuntimeError("a bug")
+
+
+@pytest.mark.parametrize(("at", "found"), [(-1.0, None), (-0.1, signal.SIGTERM), (0.2, signal.SIGTERM), (9.0, None)])
+def test_a_signal_shortly_before_or_after_a_moment_is_found(at: float, found: signal.Signals | None) -> None:
+    """`at`: when the signal comes, seconds after the moment."""
+    with listening() as signals:
+        signals.first_does(lambda _: None)
+        if at < 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert signals.beside(time.monotonic(), 180.0, 180.0) == signal.SIGTERM
+            assert signals.beside(signals._last_at - at, 0.5, 0.5) == found
+        else:
+            timer = module.threading.Timer(at, os.kill, [os.getpid(), signal.SIGTERM])
+            timer.start()
+            assert signals.beside(time.monotonic(), 0.5, 180.0 if found else 0.1) == found
+            timer.cancel()
+
+
+def test_what_fails_while_a_second_signal_ends_the_process_changes_neither_its_words_nor_its_code() -> None:
+    ended, lines, _ = command("""
+        def last(number):
+            say("last words")
+            time.sleep(1.0)
+
+        with listening() as signals:
+            signals.first_does(lambda number: say("first"))
+            signals.last_words = last
+            send(2, 2)
+            while len(signals.arrived) < 2:
+                time.sleep(0.01)
+            time.sleep(0.3)  # Ray's processes are being killed, which the event loop takes for a failure
+    """)
+    assert (ended, lines) == (130, ["first", "last words"])
 
 
 def test_a_wait_that_no_signal_ended_changes_nothing() -> None:

@@ -30,8 +30,10 @@ class Run:
         env: dict[str, str] | None = None,
         prefix: Sequence[str] = (),
         timeout_s: float = 600.0,
+        as_job: bool = False,
     ) -> None:
-        """`prefix`: a command that runs the command after it, elsewhere."""
+        """`prefix`: a command that runs the command after it, elsewhere; `as_job`: in a process group of its own, as a
+        shell's job."""
         self.deadline = time.monotonic() + timeout_s
         self.lines: list[str] = []
         self.process = subprocess.Popen(
@@ -42,6 +44,7 @@ class Run:
             stderr=subprocess.STDOUT,
             text=True,
             umask=0,
+            process_group=0 if as_job else None,
         )
         os.set_blocking(self.process.stdout.fileno(), False)
 
@@ -75,6 +78,10 @@ class Run:
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
+
+    def signal_job(self, number: signal.Signals) -> None:
+        """To every process of the job, as `kill %1` does."""
+        os.killpg(self.process.pid, number)
 
     def kill(self) -> None:
         """Kills the process and every descendant."""

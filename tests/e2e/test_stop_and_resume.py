@@ -147,7 +147,7 @@ def test_a_run_that_loses_its_learner_and_is_stopped_and_killed_and_resumed_twic
     """Starting a run costs more than all of its steps, so that one run is interrupted three times."""
     folder = tmp_path / "interrupted"
     words = compared_run(folder, tiny_policy)
-    run = Run(*words)
+    run = Run(*words, as_job=True)
     run.until(lambda line: line.startswith(f"step    1/{STEPS}"))
     workers = [p for p in children(run.process.pid) if any("RolloutWorker" in word for word in p.cmdline())]
     kill_learner(run)
@@ -155,7 +155,7 @@ def test_a_run_that_loses_its_learner_and_is_stopped_and_killed_and_resumed_twic
     run.until(lambda line: line.startswith(f"step    2/{STEPS}"))
     assert workers and all(worker.is_running() for worker in workers), "rollout workers stay up"
     started = children(run.process.pid)
-    run.signal(signal.SIGTERM)
+    run.signal_job(signal.SIGTERM)
     assert run.finish() == 128 + signal.SIGTERM, run.text
     assert "stopped by SIGTERM after step" in run.lines[-1]
     assert not wait_gone(started)

@@ -16,6 +16,7 @@ from squelch.cluster.control.ledger import Ledger
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
+from squelch.cluster.loop.persistence.run_log import Work
 from squelch.cluster.loop.persistence.state import LoopState, read_state
 from squelch.cluster.loop.tickets.open_steps import OpenSteps
 from squelch.cluster.loop.watchers.scoring import Scoring
@@ -74,6 +75,8 @@ class Outcome:
     fleet: Fleet
     actors: FakeActors
     said: list[str]
+    shown: list[Work]
+    """What the run did, one after another."""
 
     @property
     def steps(self) -> OpenSteps:
@@ -104,7 +107,7 @@ def drive(
 async def _drive(
     world: World, archive: FakeArchive, prepare: Callable[[Coordinator], None], resume: bool, scaled: bool
 ) -> Outcome:
-    config, actors, said = world.config, FakeActors(world), list[str]()
+    config, actors, said, shown = world.config, FakeActors(world), list[str](), list[Work]()
     saved = checkpoints(config.run_dir) if resume else []
     state = read_state(saved[-1][1]) if saved else LoopState()
     archive.truncate_after(state.clock if saved else -1)
@@ -115,12 +118,12 @@ async def _drive(
         await fleet.start(resumes=bool(saved))
         if saved:
             await fleet.learner.call(LOAD, saved[-1][1])
-        coordinator = make_coordinator(config, fleet, archive, Sink(), state, said.append)
+        coordinator = make_coordinator(config, fleet, archive, Sink(), state, said.append, shown.append)
         prepare(coordinator)
         await (coordinator.scaling.beside(coordinator.run()) if scaled else coordinator.run())
     finally:
         await fleet.stop()
-    return Outcome(coordinator, fleet, actors, said)
+    return Outcome(coordinator, fleet, actors, said, shown)
 
 
 def check(outcome: Outcome, world: World, archive: FakeArchive) -> None:

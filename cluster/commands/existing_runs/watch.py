@@ -15,6 +15,7 @@ This module imports neither Ray nor torch.
 from __future__ import annotations
 
 import argparse
+import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -36,6 +37,7 @@ from squelch.cluster.runs.following import LineFollower
 from squelch.cluster.runs.shapes import check_metrics
 from squelch.cluster.runs.status import Line, RunStatus, is_scorer_step_alone, status_of
 from squelch.cluster.runs.status_text import headline, is_late, sparkline, status_rows, step_text
+from squelch.cluster.signals import Interrupted
 from squelch.cluster.terminal import duration, one_line
 from squelch.envs.untrusted.memory import memory_of_at_most
 
@@ -87,8 +89,10 @@ def watch(
             return _follow(folder, _LinePrinter(console), interval_s, sleep)
         with Live(console=console, auto_refresh=False) as live:
             _follow(folder, lambda s, lines: live.update(view(s, lines), refresh=True), interval_s, sleep)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         console.print("stopped watching; the run continues")
+        if isinstance(stop, Interrupted) and stop.signal is not signal.SIGINT:
+            raise
 
 
 class _LinePrinter:

@@ -51,13 +51,14 @@ from squelch.actors.rollout.metrics import update_metrics
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import Died, Failed, Refused
 from squelch.cluster.control.calls import PUBLISH, TRAIN_STEP, WRITE, Call, Payload
+from squelch.cluster.control.rank_client import LEARNER
 from squelch.cluster.fleet.delivery import SenderLost
 from squelch.cluster.fleet.fleet import Fleet, UpdateFailed
 from squelch.cluster.fleet.supervision import Watchdog
 from squelch.cluster.loop.learner_client.recovery import LOST, Recovery, TrainedStep
 from squelch.cluster.loop.learner_client.saving import RetrySteps, Saving
 from squelch.cluster.loop.persistence.archiving import Archiving
-from squelch.cluster.loop.persistence.run_log import RunLog
+from squelch.cluster.loop.persistence.run_log import Counted, RunLog
 from squelch.cluster.loop.persistence.state import LoopState
 from squelch.cluster.loop.tickets.playing import FETCH_TIMEOUT_S, PlayedGroup
 from squelch.cluster.own_thread import answered
@@ -89,6 +90,7 @@ class Learning:
         self._published: dict[str, float] = {}
         """The metrics of the last publication."""
         self.saving = Saving()
+        self._watchdog = watchdog
         self._recovering = asyncio.Lock()
         """Held by whoever recovers: `beside` and a checkpoint may both notice a loss."""
         self.recovery = Recovery(config, fleet, watchdog, archiving, run_log, say, state.clock)
@@ -118,6 +120,11 @@ class Learning:
         if report.refused:
             self.say(f"step {step}: the learner refused the update: {report.refused}")
         return report
+
+    def passes(self) -> Counted:
+        """The passes of micro-batches that the learner has made since this call."""
+        marks, before = self._watchdog.marks, self._watchdog.marks.get(LEARNER, 0)
+        return lambda: (max(0, marks.get(LEARNER, 0) - before), 0, "passes")
 
     def too_many_refused(self, report: StepReport | None) -> str | None:
         """The reason to end the run if `learner.max_bad_steps` steps in a row were refused; else None."""

@@ -45,7 +45,7 @@ from squelch.cluster.fleet.supervision import Watchdog
 from squelch.cluster.fleet.waiting import bounded
 from squelch.cluster.loop.persistence.archiving import Archiving
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
-from squelch.cluster.loop.persistence.run_log import RunLog
+from squelch.cluster.loop.persistence.run_log import Counted, RunLog
 
 log = logging.getLogger(__name__)
 LOST = (Died, Failed, TimeoutError)
@@ -98,6 +98,8 @@ class Recovery:
         self.diverged = False
         """Whether the rebuilt weights differ from those published under the same version."""
         self._trained = clock
+        self._began = 0.0
+        """When the recovery under way began, unix seconds."""
 
     @property
     def learner(self) -> LearnerClient:
@@ -158,12 +160,18 @@ class Recovery:
         assert cause is not None, "only ranks that are lost, or to be moved, are restarted"
         self.say(f"the learner is {'moved' if self._planned else 'lost and rebuilt'}: {_line(cause)}")
         self.fleet.published.there.clear()
-        await self.archiving.finish()
-        while (made := await self._attempt()) is None:
-            pass
+        self._began = started
+        with self.run_log.meanwhile():
+            self._shown("waiting for the archive")
+            await self.archiving.finish()
+            while (made := await self._attempt()) is None:
+                pass
         if not self.diverged:  # weights that diverged are available once they are published
             self.fleet.published.there.set()
         self._record(started, cause, *made)
+
+    def _shown(self, part: str, counted: Counted | None = None) -> None:
+        self.run_log.doing(f"rebuilding the learner: {part}", counted, self._began)
 
     async def _attempt(self) -> tuple[int, int] | None:
         """Starts one new group. Returns its number of ranks and the number of replayed steps; None if it is lost
@@ -183,12 +191,14 @@ class Recovery:
         """Ends the ranks and starts a new group; returns its number of ranks, and the checkpoint that it must load."""
         assert self.cause is not None
         self.learner.kill()
+        self._shown("waiting for room")
         await asyncio.sleep(0.0 if self._planned else self.fleet.restarts.allow(LEARNER, self.cause))
         count = await self._room(self.learner.ranks if self._planned else self.config.learner.ranks)
         if count < self.config.learner.ranks:
             log.warning("the learner goes on with %d of %d ranks", count, self.config.learner.ranks)
         self.fleet.replace_learner(count)
         saved = self._checkpoint()
+        self._shown(f"starting {count} rank{'s' if count > 1 else ''}")
         await self.learner.start(resumes=saved[1] is not None)
         return count, saved
 
@@ -211,14 +221,16 @@ class Recovery:
     async def _restore(self, base: int, folder: Path | None) -> int:
         """Loads the checkpoint of step `base` and replays the steps after it; returns their number. Sets `diverged`."""
         if folder is not None:
+            self._shown("loading the checkpoint")
             await self.learner.call(LOAD, folder.resolve())
         steps = [step for step in self.history if step.step > base]
+        replayed = iter(range(len(steps)))
         published = [step for step in steps if self.published is not None and step.step <= self.published.step]
         for step in published:
-            await self._replay(step)
+            await self._replay(step, next(replayed), len(steps))
         self.diverged = self.published is not None and not await self._same(self.published)
         for step in steps[len(published) :]:
-            await self._replay(step)
+            await self._replay(step, next(replayed), len(steps))
         return len(steps)
 
     def _checkpoint(self) -> tuple[int, Path | None]:
@@ -227,7 +239,8 @@ class Recovery:
         saved = checkpoints(self.config.run_dir)
         return saved[-1] if saved else (0, None)
 
-    async def _replay(self, step: TrainedStep) -> None:
+    async def _replay(self, step: TrainedStep, done: int, total: int) -> None:
+        self._shown("training again", lambda: (done, total, "steps"))
         payloads = await self.archiving.stored(step.step, step.ids)
         report = await self.learner.call(TRAIN_STEP, step.step, payloads, step.ids, step.terms)
         if not report.updated:

@@ -11,7 +11,9 @@ actor has no spans, and those of a late actor are missing in the metrics; if an 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from squelch.actors.cards.metrics import Efficiency
@@ -25,11 +27,30 @@ from squelch.cluster.runs.step_line import step_line
 from squelch.cluster.runs.timing.intervals import clip_intervals, union_seconds
 from squelch.cluster.terminal import columns
 
+Counted = Callable[[], tuple[int, int, str]]
+"""How much of the present work is done, of how much (0 if that is not known), and of what. Any thread may
+call it."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the run does at present. `since`: unix seconds."""
+
+    what: str
+    since: float
+    counted: Counted | None = None
+
+
+def unseen(_: Work) -> None:
+    """Shows nothing."""
+
+
 TOTALLED = ("tokens/sampled", "tokens/trained", "trajectories", "seconds/step")
 
 
 class RunLog:
-    """The run's metrics and spans. `totals`: sums over the run, which the loop's state keeps."""
+    """The run's metrics and spans. `totals`: sums over the run, which the loop's state keeps; `show` shows the present
+    work."""
 
     def __init__(
         self,
@@ -38,8 +59,10 @@ class RunLog:
         steps: int,
         totals: dict[str, float],
         say: Callable[[str], None],
+        show: Callable[[Work], None] = unseen,
     ) -> None:
         self.archive, self.recorder, self.say = archive, recorder, say
+        self._show_work, self._work = show, Work("starting", time.time())
         self.steps, self.totals = steps, totals
         self.last: dict[str, float] = {}
         """The newest value of every metric."""
@@ -51,6 +74,20 @@ class RunLog:
         self._spans: list[tuple[float, float]] = []
         self._sampling: list[tuple[float, float]] = []
         self._unknown: list[str] = []
+
+    def doing(self, what: str, counted: Counted | None = None, since: float | None = None) -> None:
+        """Shows what the run does from now on."""
+        self._work = Work(what, since or time.time(), counted)
+        self._show_work(self._work)
+
+    @contextmanager
+    def meanwhile(self) -> Iterator[None]:
+        """After the block, the work that was under way before it is shown again."""
+        before = self._work
+        try:
+            yield
+        finally:
+            self.doing(before.what, before.counted, before.since)
 
     def event(self, actor: str, name: str, start: float, end: float, **facts: Any) -> None:
         """Appends a span (unix seconds) to `events.jsonl`."""

@@ -103,6 +103,11 @@ class OpenSteps:
                 play.cancel()
             await asyncio.gather(*window.plays, return_exceptions=True)
 
+    def played(self, step: int) -> tuple[int, int]:
+        """The groups of a step that are played, and its tickets. Any thread may call it."""
+        window = self.windows.get(step)
+        return (len(window.groups), len(window.tickets)) if window is not None else (0, 0)
+
     def _played(self) -> list[PlayedGroup]:
         return [group for window in self.windows.values() for group in window.groups.values()]
 

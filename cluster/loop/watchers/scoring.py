@@ -310,6 +310,7 @@ class Scoring(Watcher):
         under_way = {task for task in (self._task, self._probe) if task is not None and not task.done()}
         if not under_way:
             return
+        self.run_log.doing("waiting for the scorer")
         allowed = self.timeout_s * len(under_way)
         bound = min(allowed, STOPPED_DRAIN_S) if self.stopping.is_from_outside else allowed
         _, late = await asyncio.wait(under_way, timeout=bound)

@@ -104,7 +104,9 @@ class Validation(Watcher):
     async def _validate(self, step: int) -> Ending | None:
         """Plays the tasks after a training step, and reports the result."""
         started = time.time()
-        solved, played = await self.play.validate(self.tickets)
+        with self.run_log.meanwhile():
+            self.run_log.doing(f"step {step}: validating on {len(self.tickets)} tasks")
+            solved, played = await self.play.validate(self.tickets)
         found = Validated(step, started, solved, self.parts, failures(played))
         flat = self._metrics = self._metrics_of(found)
         self.run_log.busy(started, time.time())

@@ -1,5 +1,6 @@
 """`squelch train` with a store: what the end of a run writes is in the store too."""
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from squelch.cluster.config import RunConfig
 from squelch.cluster.loop import run
 from squelch.cluster.loop.persistence.uploading import Uploads
 from squelch.cluster.runs.in_store.manifest import newest
+from squelch.cluster.signals import Interrupted
 
 
 def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, report_of: Callable[[Path], None], *words: str) -> int:
@@ -52,7 +54,7 @@ def test_the_start_names_the_preset(
 def test_a_report_that_is_interrupted_loses_no_upload(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def interrupted(run_dir: Path) -> None:
         (run_dir / "summary.json").write_text("{}")
-        raise KeyboardInterrupt
+        raise Interrupted(signal.SIGINT)
 
     assert train(monkeypatch, tmp_path, interrupted) == 130
     assert "summary.json" in newest(LocalStore(tmp_path / "store" / "it")).files

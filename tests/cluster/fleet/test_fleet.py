@@ -102,37 +102,43 @@ def test_an_evaluation_starts_no_learner_and_plays_the_weights_that_workers_were
     assert actors.made == {"worker": 2, "player": 2}
 
 
-def test_an_environment_actor_that_hangs_at_the_start_is_replaced_and_the_others_begin(tmp_path: Path) -> None:
-    later = list[str]()
-
-    async def steps(fleet: Fleet) -> None:
-        await settle(fleet)
-        later.extend(fleet.players.healthy())
-
-    fleet, _ = run(world(tmp_path, Fault("player.ready", 2, "hang")), steps)
-    assert sorted(later) == ["env-0", "env-1"] and fleet.restarts.counts["env-1"] == 1
-
-
-def test_environment_actors_that_all_hang_at_the_start_end_it(tmp_path: Path) -> None:
-    hang = [Fault("player.ready", number, "hang") for number in (1, 2)]
-    late = r"^start: env-0, env-1 did not answer within 30 s \(cluster\.start_timeout_s\)"
-    with pytest.raises(TimeoutError, match=late):
-        run(world(tmp_path, *hang), settle)
-
-
-def test_a_part_that_may_take_longer_is_not_cut_off_by_the_bound_of_the_others(tmp_path: Path) -> None:
-    late = r"^start: rollout-1 did not answer within 90 s \(rollout\.start_timeout_s\)"
-    slow = world(tmp_path, Fault("worker.ready", 2, "hang"), overrides=("rollout.start_timeout_s=90",))
-    with pytest.raises(TimeoutError, match=late):
-        run(slow, settle)
-
-
 def test_an_actor_that_does_not_start_is_named(tmp_path: Path) -> None:
-    late = r"^start: rollout-1 did not answer within 30 s \(cluster.start_timeout_s\); free in the cluster: 1 of 8 CPU$"
+    late = (
+        r"^start: rollout-1 did not answer within 30 s \(cluster\.start_timeout_s\); free in the cluster: 1 of 8 CPU$"
+    )
     with pytest.raises(TimeoutError, match=late):
         run(world(tmp_path, Fault("worker.ready", 2, "hang")), settle)
     with pytest.raises(RuntimeError, match=r"^start: env-0 failed: env-0 is gone$"):
         run(world(tmp_path, Fault("player.ready", 1)), settle)
+
+
+@pytest.mark.parametrize(("part", "call"), [("rollout", "worker.ready"), ("learner", "learner.start")])
+def test_a_part_whose_bound_is_longer_is_not_cut_off_by_that_of_all_actors(
+    tmp_path: Path, part: str, call: str
+) -> None:
+    named = r"rollout-0 did not answer within 90 s \(rollout\.start_timeout_s\)|learner failed: .*within 90 s"
+    overrides = (f"{part}.start_timeout_s=90",)
+    with pytest.raises((TimeoutError, RuntimeError), match=named):
+        run(world(tmp_path, Fault(call, 1, "hang"), overrides=overrides), settle)
+
+
+@pytest.mark.parametrize("call", ["player.ready", "player.set_workers"])
+def test_an_environment_actor_that_hangs_at_the_start_is_replaced_while_another_is_up(
+    tmp_path: Path, call: str
+) -> None:
+    fleet, reported = run(world(tmp_path, Fault(call, 2, "hang")), settle)
+    assert reported == [("env-1", "restart")]
+    assert [member.name for member in fleet.players.members()] == ["env-0", "env-1"]
+
+
+@pytest.mark.parametrize(("call", "setting"), [("ready", "start_timeout_s"), ("set_workers", "hung_after_s")])
+def test_a_start_whose_environment_actors_all_hang_names_them_and_the_setting(
+    tmp_path: Path, call: str, setting: str
+) -> None:
+    faults = [Fault(f"player.{call}", number, "hang") for number in (1, 2)]
+    late = rf"^{'start' if call == 'ready' else call}: env-0, env-1 did not answer within \d+ s \(cluster\.{setting}\)"
+    with pytest.raises(TimeoutError, match=late):
+        run(world(tmp_path, *faults), settle)
 
 
 def test_a_successor_has_the_current_weights_and_is_known_to_every_environment_actor_before_it_is_given_work(

@@ -251,6 +251,7 @@ def test_rays_client_is_told_to_wait_for_gcs_only_while_it_connects(monkeypatch,
     before = dict(os.environ)
     with local_ray.patient_client():
         assert os.environ[local_ray.RECONNECTS] == (users or "3600")
+        assert os.environ[local_ray.RAYLET] == str(os.getpid()), "else the client may end a child of process 1"
     assert dict(os.environ) == before
 
 

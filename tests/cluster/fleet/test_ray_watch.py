@@ -89,16 +89,33 @@ def test_a_machine_that_slept_gets_another_chance_to_answer(monkeypatch) -> None
 
 
 GONE = """
-import atexit, threading, time
+import atexit, os, signal, sys, threading, time
 from squelch.cluster.fleet import ray_watch
-ray_watch.POLL_S = 0.05
+from squelch.cluster.signals import listening
+ray_watch.POLL_S, ray_watch.STOP_S = 0.05, float(sys.argv[1])
 ray_watch.watch_ray = lambda gone: ray_watch.RayWatch([ray_watch.Watched("raylet", "127.0.0.1:1", 0.0)], gone)
 atexit.register(time.sleep, 600)
-with ray_watch.ray_watched(lambda text: print(text, flush=True)):
+with listening() as signals, ray_watch.ray_watched(lambda text: print(text, flush=True)):
+    signals.first_does(lambda number: None)
+    if sys.argv[2:]:
+        time.sleep(float(sys.argv[2]))
+        os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(600)
 """
 
 
-def test_a_command_whose_ray_is_gone_ends_with_a_line() -> None:
-    done = subprocess.run([sys.executable, "-c", GONE], capture_output=True, text=True, timeout=180, check=False)
-    assert done.returncode == 1 and done.stdout.startswith("failed: raylet at 127.0.0.1:1 has ended")
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["0.05"], 1, "failed: raylet at 127.0.0.1:1 has ended"),
+        (["60", "0"], 143, "stopped by SIGTERM: raylet at 127.0.0.1:1 has ended"),
+        (["60", "1"], 143, "stopped by SIGTERM: raylet at 127.0.0.1:1 has ended"),
+    ],
+    ids=["no signal", "a signal before", "a signal after"],
+)
+def test_a_command_whose_ray_is_gone_ends_with_a_line_and_the_code_of_the_signal_that_ended_ray(
+    words: list[str], code: int, said: str
+) -> None:
+    command = [sys.executable, "-c", GONE, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == code and done.stdout.startswith(said)

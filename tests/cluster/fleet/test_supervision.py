@@ -98,6 +98,27 @@ def test_an_actor_that_freezes_is_named_at_a_fifth_of_the_limit_and_ended_at_the
     assert 60 <= seen.silence[name] < 75 and all(value <= 15 for who, value in seen.silence.items() if who != name)
 
 
+def test_a_driver_that_was_stopped_for_minutes_takes_no_actor_for_hung_when_it_goes_on(tmp_path: Path) -> None:
+    async def stop(fleet: Fleet) -> None:
+        for name in ("env-0", "rollout-1", "scorer"):
+            actor = actor_of(fleet, name)
+
+            async def progress(answer: Callable[[], Awaitable[Progress]] = actor.progress) -> Progress:
+                for _ in range(9):
+                    await asyncio.sleep(0.5)
+                return await answer()
+
+            actor.progress = progress
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, clock.VirtualLoop)
+        for _ in range(3):
+            await asyncio.sleep(31.7)
+            loop.now += 600.0  # Ctrl-Z, and `fg` ten minutes later
+        await asyncio.sleep(30.0)
+
+    assert supervised(tmp_path, stop).events == []
+
+
 def test_a_worker_whose_engine_has_died_says_so_itself(tmp_path: Path) -> None:
     async def engine_dies(fleet: Fleet) -> None:
         async def progress() -> Progress:

@@ -102,6 +102,24 @@ def test_without_ray_the_process_ends_at_once_with_cause_and_summary(tmp_path, l
     assert (tmp_path / "it" / "log" / "failure.log").exists()
 
 
+def test_a_signal_that_ended_ray_too_is_a_stop_and_names_the_checkpoint_to_go_on_from(tmp_path) -> None:
+    said: list[str] = []
+    end = ending(tmp_path, said.append)
+    folder = tmp_path / "it" / "checkpoints" / "step-2"
+    folder.mkdir(parents=True)
+    (folder / "loop.json").touch()
+    end._watch = SimpleNamespace(cause=lambda: signal.SIGHUP)
+    assert end._ended_with_ray("its raylet has ended") == 129
+    assert said == [
+        f"stopped by SIGHUP, which has ended Ray too (its raylet has ended); the last checkpoint is {folder}: --resume "
+        "continues after step 2"
+    ]
+    summary = json.loads((tmp_path / "it" / "summary.json").read_text())
+    assert (summary["end_cause"], summary["stopped"], summary["steps"]) == ("signal", "stopped by SIGHUP", 3)
+    end._watch = SimpleNamespace(cause=lambda: None)
+    assert end._ended_with_ray("its raylet has ended") == 1 and said[-1].startswith("failed: its raylet has ended")
+
+
 def test_a_second_signal_names_the_last_checkpoint_and_what_the_store_lacks_and_leaves_a_summary(tmp_path) -> None:
     said: list[str] = []
     end = ending(tmp_path, said.append)

@@ -18,6 +18,7 @@ from squelch.cluster.commands.existing_runs.status import status
 from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.waiting import told
 from squelch.cluster.loop import startup
+from squelch.cluster.loop.persistence.run_log import Work
 from squelch.cluster.loop.startup import Startup
 from squelch.cluster.runs.driver import Driver
 from squelch.cluster.runs.starting import FILE, Stage
@@ -43,6 +44,64 @@ def test_outside_a_terminal_a_line_comes_although_nothing_happens(monkeypatch, t
     ended = len(said)
     time.sleep(0.4)
     assert len(said) == ended
+
+
+def quickly(monkeypatch) -> list[float]:
+    """A clock of the test's own, at which the start-up looks often."""
+    monkeypatch.setattr(startup, "TICK_S", 0.02)
+    return [1000.0]
+
+
+@pytest.mark.parametrize("terminal", ["dumb", "in the background", "none"])
+def test_a_run_is_silent_on_no_terminal_for_longer_than_the_bound_and_in_a_file_between_its_steps(
+    monkeypatch, tmp_path: Path, terminal: str
+) -> None:
+    now = quickly(monkeypatch)
+    monkeypatch.setenv("TERM", "dumb" if terminal == "dumb" else "xterm")
+    if terminal == "in the background":
+        monkeypatch.setattr(startup.os, "tcgetpgrp", lambda _: -1)
+    ours, theirs = pty.openpty()
+    said: list[str] = []
+    played = [3]
+    with open(theirs, "w", buffering=1) as shown, open(ours, "rb"):
+        screen = io.StringIO() if terminal == "none" else shown
+        run = Startup(said.append, screen, tmp_path / "never", clock=lambda: now[0])
+        run.trains()
+        run.say("step    1/9")
+        run.work(Work("step 2: playing", now[0], lambda: (played[0], 12, "groups")))
+        for played[0] in (4, 6):
+            now[0] += startup.EVERY_S
+            if terminal == "none":
+                time.sleep(0.2)
+            else:
+                eventually(lambda: len(said) == played[0] // 2)
+        run.close()
+    assert said[0] == "step    1/9"
+    assert said[1:] == [] if terminal == "none" else [
+        "step 2: playing: 4 of 12 groups (33%, 15 s so far, about 30 s left)",
+        "step 2: playing: 6 of 12 groups (50%, 30 s so far, about 30 s left)",
+    ]  # fmt: skip
+
+
+def test_after_the_first_step_a_terminal_still_shows_the_bar_and_the_folder_no_file(
+    monkeypatch, tmp_path: Path
+) -> None:
+    now = quickly(monkeypatch)
+    monkeypatch.setenv("TERM", "xterm")
+    ours, theirs = pty.openpty()
+    with open(theirs, "w", buffering=1) as screen, open(ours, "rb", buffering=0) as shown:
+        run = Startup(lambda text: print(text, file=screen), screen, tmp_path, clock=lambda: now[0])
+        run.stage("starting the actors")
+        run.advance("learner")
+        assert (tmp_path / FILE).exists()
+        run.trains()
+        run.work(Work("step 2: training on 3 groups", now[0], lambda: (7, 0, "passes")))
+        run.advance("no file")
+        text = ""
+        while "7 passes" not in text:
+            text += shown.read(1 << 16).decode()
+        run.close()
+    assert "step 2: training on 3 groups" in text and not (tmp_path / FILE).exists()
 
 
 def test_a_terminal_that_is_gone_costs_the_bar_alone(monkeypatch, tmp_path: Path) -> None:
@@ -78,7 +137,7 @@ def test_a_terminal_shows_a_bar_below_the_lines_and_nothing_of_it_stays() -> Non
         while "another" not in text:
             text += shown.read(1 << 16).decode()
     assert "preparing the model: loss [b]0.5[/b]" in text and "50%" in text
-    assert text.endswith("another\r\n") and "\x1b[?25h" in text.rpartition("another")[0], "the cursor is shown again"
+    assert text.endswith("another\r\n") and "\x1b[?25l" not in text, "a killed process would not show the cursor again"
 
 
 def test_status_shows_the_stage_from_the_first_long_one_until_the_first_step(tmp_path: Path) -> None:

@@ -54,6 +54,39 @@ def test_a_run_trains_every_step_and_steps_overlap_as_far_as_staleness_allows(tm
     assert archive.recorded[6]["staleness_max"] == staleness
 
 
+def test_whatever_the_run_waits_for_is_shown_with_how_much_of_it_is_done(tmp_path: Path) -> None:
+    words = configured(tmp_path, "loop.steps=2", "validation.every=2", "loop.checkpoint_every=1", "scorer.every=2")
+    outcome, _ = made(World(words, rewards=lambda t, i: i % 2, pace=lambda kind: 10.0))
+    whats = [work.what for work in outcome.shown]
+    assert whats[:4] == [
+        "publishing the weights", "measuring before the first step", "step 0: validating on 3 tasks",
+        "measuring before the first step",
+    ]  # fmt: skip
+    step = whats[whats.index("step 2: playing") :]
+    assert step[:4] == [
+        "step 2: playing", "step 2: measuring before the training", "step 2: training on 3 groups",
+        "step 2: publishing the weights",
+    ]  # fmt: skip
+    assert {"step 2: validating on 3 tasks", "waiting for the scorer", "step 2: writing a checkpoint"} <= {*step}
+    assert step[-1] == "ending: writing a checkpoint"
+    counted = next(work.counted for work in outcome.shown if work.what == "step 2: playing")
+    assert counted is not None and counted() == (0, 0, "groups"), "the step is closed"
+
+
+def test_the_groups_of_a_step_that_are_played_are_counted_while_others_play(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def pace(kind: str) -> float:
+        if kind == "player.play" and coordinators:
+            seen.append(coordinators[0].steps.played(1))
+        return 1.0 + len(seen)
+
+    coordinators: list[Coordinator] = []
+    world = World(configured(tmp_path, "loop.steps=1", "loop.prompts=3"), pace=pace)
+    drive(world, FakeArchive(), coordinators.append)
+    assert seen[0][0] == 0 and coordinators[0].steps.played(1) == (0, 0)
+
+
 @QUICK
 @given(seed=st.integers(0, 10**9), staleness=st.integers(0, 3), players=st.integers(1, 3), workers=st.integers(1, 3))
 def test_whatever_the_order_of_events_the_ledger_balances_and_staleness_is_bounded(

@@ -51,6 +51,27 @@ def paced(seed: int) -> Callable[[str], float]:
     return lambda kind: chance.choice([0.0, 0.1, 1.0, chance.uniform(0, 10)])
 
 
+def test_a_recovery_after_a_stop_shows_its_parts_and_since_when(tmp_path: Path) -> None:
+    def stopped(coordinator: Coordinator) -> None:
+        train = coordinator.learning.train
+
+        async def stop_and_train(*arguments: Any) -> Any:
+            if arguments[0] == 3:
+                coordinator.stop(STOP)
+            return await train(*arguments)
+
+        coordinator.learning.train = stop_and_train
+
+    world = World(configured(tmp_path), [Fault("learner.train", 3, "die")], pace=lambda kind: 20.0, **MIXED)
+    outcome, _ = made(world, stopped)
+    rebuilt = [work for work in outcome.shown if work.what.startswith("rebuilding the learner: ")]
+    parts = ["waiting for the archive", "waiting for room", "starting 2 ranks", "loading the checkpoint"]
+    assert [work.what.partition(": ")[2] for work in rebuilt] == parts, "the checkpoint is that of step 2"
+    assert len({work.since for work in rebuilt}) == 1
+    after = outcome.shown[outcome.shown.index(rebuilt[-1]) + 1]
+    assert after.what == "step 3: training on 3 groups" and after.since <= rebuilt[0].since
+
+
 @pytest.mark.parametrize("staleness", [0, 2])
 @pytest.mark.parametrize(("what", "after"), [("die", False), ("die", True), ("hang", False), ("stall", False)])
 @pytest.mark.parametrize("kind", CALLS)
