@@ -37,7 +37,7 @@ from squelch.actors.endpoint.canonical import Asked, Refused, Reply, Said, ended
 from squelch.actors.endpoint.config import EndpointConfig
 from squelch.actors.endpoint.conversation import Conversation, Path, Placed
 from squelch.actors.failures import Failure, FailureCause
-from squelch.actors.formats.protocol import Format, Parsed
+from squelch.actors.formats.protocol import Format, Parsed, ToolsRefused
 from squelch.actors.formats.retention import message_of
 from squelch.actors.messages import Completion
 from squelch.actors.play.generation import GenerationFailed
@@ -178,7 +178,8 @@ class Session:
         try:
             placed = self._conversation.place(asked)
         except ValueError as error:
-            raise malformed(f"the model's format cannot show these messages: {error}", "messages") from error
+            what = "tools" if isinstance(error, ToolsRefused) else "messages"
+            raise malformed(f"the model's format cannot show these {what}: {error}", what) from error
         limit = min(self.most_tokens, asked.max_tokens or self.most_tokens)
         self._require_fitting(placed, limit)
         path = self._conversation.begin(placed)

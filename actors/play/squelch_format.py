@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from squelch.actors.formats.protocol import Ids, Parsed, Tools, require_followers
+from squelch.actors.formats.protocol import Ids, Parsed, Tools, ToolsRefused, require_followers
 from squelch.actors.play.codec import ChatCodec
 
 
@@ -27,7 +27,7 @@ class SquelchFormat:
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Tools = None) -> np.ndarray:
         """As `Format.render`, with the opening of the reasoning."""
         if tools:
-            raise ValueError(
+            raise ToolsRefused(
                 "the turns of Squelch have no tools; leave them out, or set environment.options.turns=model"
             )
         return self._codec.first_turn([_plain(one) for one in messages])
