@@ -165,6 +165,10 @@ class PackagedFormat(ModelTokens):
 
     # --- what was sampled ---
 
+    def begins_inside(self, fed: Ids) -> bool | None:
+        """As `Format.begins_inside`."""
+        return self._opened([int(index) for index in fed[-8:]]) if self.reasons else None
+
     def parse(self, sampled: Ids, fed: Ids = (), tools: Tools = None) -> Parsed:
         """As `Format.parse`."""
         ids, before = [int(index) for index in sampled], [int(index) for index in fed]

@@ -92,6 +92,10 @@ class Format(Protocol):
         """
         ...
 
+    def begins_inside(self, fed: Ids) -> bool | None:
+        """Whether a turn behind these ids begins inside of its reasoning; None if the format has none."""
+        ...
+
     def parse(self, sampled: Ids, fed: Ids = (), tools: Tools = None) -> Parsed:
         """What a sampled turn says; `fed`: all ids before it; `tools`: those that the prompt shows."""
         ...

@@ -209,6 +209,10 @@ class ChatCodec(ModelTokens):
         (parts,) = self._template.parts([_TURN[: len(_OPENING)]])
         return not _opening_of_reasoning(parts)
 
+    def begins_inside(self, fed: Ids) -> bool:
+        """As `Format.begins_inside`."""
+        return self.template_opens
+
     # --- what was sampled ---
 
     def reasoning_span(self, ids: Ids, opened: bool = True) -> tuple[int, int]:

@@ -43,6 +43,10 @@ class SquelchFormat:
         closed = len(sampled) > 0 and int(sampled[-1]) in self.stop_ids
         return self._codec.next_turn(_plain(messages[0]), closed)
 
+    def begins_inside(self, fed: Ids) -> bool:
+        """As `Format.begins_inside`."""
+        return True
+
     def parse(self, sampled: Ids, fed: Ids = (), tools: Tools = None) -> Parsed:
         """As `Format.parse`; nothing is left out of the content."""
         return Parsed(self._codec.reasoning_span(sampled), self._codec.text(sampled))

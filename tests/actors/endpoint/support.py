@@ -57,7 +57,7 @@ class Policy:
         return self.complete(call, [*codec().encode(text).tolist(), codec().stop_ids[0]])
 
     def complete(self, call: Call, ids: Sequence[int]) -> Completion:
-        watch = StopStrings(call.stop, codec().token_bytes)
+        watch = StopStrings(call.stop, codec().token_bytes, call.inside)
         watch.see(ids)
         kept = list(ids)[: watch.end][: call.max_tokens]
         self.answers.append(np.array(kept, dtype=np.int32))

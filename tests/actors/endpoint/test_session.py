@@ -134,6 +134,22 @@ def test_a_stop_string_ends_what_the_client_sees_and_its_ids_stay_sampled() -> N
     assert recorded.causes == ("", "branch")
 
 
+def test_a_stop_string_that_the_reasoning_mentions_does_not_end_the_turn() -> None:
+    thought = "I end with Observation: as told."
+
+    async def play():
+        policy = Policy(f"<think>{thought}</think>Search. Observation: none")
+        async with playing(policy) as (session, client):
+            answer = (await client.ask(USER, stop="Observation:")).json()["choices"][0]
+            return answer, await session.end()
+
+    choice, recorded = run(play())
+    assert choice["message"]["content"] == "Search. " and choice["message"]["reasoning_content"] == thought
+    (segment,) = recorded.segments
+    sampled = segment.token_ids()[segment.turns[0].sample_start : segment.turns[0].sample_end]
+    assert shown(sampled) == f"<think>{thought}</think>Search. Observation:" and segment.turns[0].format_valid
+
+
 def test_a_turn_at_its_limit_is_closed_by_what_is_fed() -> None:
     async def play():
         async with playing(Policy("It is quite long.", "Ok.")) as (session, client):
