@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -145,6 +146,13 @@ For each function call, return a json object with function name and arguments wi
 <tool_call>
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
+
+
+def test_the_block_of_tools_is_that_of_its_page() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "tools.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```text\n(.*?)\n```", page, re.DOTALL)
+    (tool,) = [json.loads(line) for line in block.splitlines() if line.startswith('{"type"')]
+    assert f"<|im_start|>system\n{block}<|im_end|>" in shown(codec(CHATML).render([ASKED], [tool]))
 
 
 @pytest.mark.parametrize("template", [CHATML, ALTERNATES])
