@@ -256,6 +256,12 @@ class FilterConfig(Settings):
             )
         return self
 
+    @property
+    def limit_reached(self) -> str:
+        """The setting that ended a run without signal."""
+        aborts = self.on_no_signal == "abort"
+        return "filter.on_no_signal=abort" if aborts else f"filter.no_signal_limit={self.no_signal_limit}"
+
     def describe(self) -> str:
         """The rule and its settings as text, which is archived with every decision."""
         names = ("statistic", "keep", "include_zero", *RULES[self.rule].settings)

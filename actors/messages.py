@@ -33,7 +33,9 @@ class GenerationRequest:
     temperature: float
     seed: int
     stop: tuple[str, ...] = ()
-    """Texts at whose end the turn ends; the ids that hold the text stay part of it."""
+    """Texts at whose end the turn ends, behind its reasoning; the ids that hold the text stay part of it."""
+    inside: bool | None = None
+    """Whether the turn begins inside of its reasoning, for `stop`; None if it has none."""
     pictures: PlacedPictures = ()
     """Those that `prompt_ids` stand for."""
 

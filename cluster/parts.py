@@ -37,7 +37,8 @@ class ModelConfig(Settings):
     format: Literal["auto", *NAMES] = "auto"
     """The model's own format, for environments without a turn format of Squelch (`Prompts`): how messages and tools
     become tokens, and where the reasoning lies in what was sampled. `own`: the chat template itself, continued turn by
-    turn; a turn that begins with `<think>` has reasoning. The others are families of the package `renderers`
+    turn; a turn that begins with `<think>` has reasoning. Where the template shows no tools, `own` writes them at the
+    end of the system message (docs/reference/tools.md). The others are families of the package `renderers`
     (`deploy/setup.sh renderers`). `auto`: the family of a model that is known by its architecture and the digest of its
     chat template, else `own`. A run whose format does not write what the model's chat template writes is refused."""
     date: datetime.date | None = None

@@ -4,7 +4,8 @@ Invariants:
 
 - A request is read completely or refused by name: `Refused` says which field is wrong and what would be right.
 - Contents are text. Null and missing content are the empty text; the text parts of a content are joined by newlines.
-- Calls of tools are compared by id, name and the value of their arguments, whatever the order of its keys.
+- Calls of tools are compared by id, name and the value of their arguments, whatever the order of its keys and the
+  spelling of its numbers.
 """
 
 from __future__ import annotations
@@ -112,8 +113,14 @@ class Reply:
 
 
 def canonical(value: Any) -> str:
-    """JSON of a value with sorted keys."""
-    return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    """JSON of a value with sorted keys and one text for equal numbers: JavaScript sends 1.0 back as 1."""
+    same = json.loads(json.dumps(value), parse_float=_number)
+    return json.dumps(same, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+
+def _number(text: str) -> float | int:
+    found = float(text)
+    return int(found) if found.is_integer() else found
 
 
 def tool_use(call_id: str, name: str, arguments: Any, where: str) -> ToolUse:

@@ -37,11 +37,12 @@ from squelch.actors.endpoint.canonical import Asked, Refused, Reply, Said, ended
 from squelch.actors.endpoint.config import EndpointConfig
 from squelch.actors.endpoint.conversation import Conversation, Path, Placed
 from squelch.actors.failures import Failure, FailureCause
-from squelch.actors.formats.protocol import Format, Parsed
+from squelch.actors.formats.protocol import Format, Parsed, ToolsRefused
 from squelch.actors.formats.retention import message_of
 from squelch.actors.messages import Completion
 from squelch.actors.play.generation import GenerationFailed
 from squelch.actors.play.transcript import Transcript
+from squelch.actors.rollout.stop_strings import behind_reasoning
 
 log = logging.getLogger(__name__)
 REQUESTS_OF_A_CALL = 16
@@ -51,13 +52,15 @@ REQUESTS_OF_A_CALL = 16
 @dataclass(frozen=True)
 class Call:
     """What a session has sampled. `number`: of the trajectory's calls, from 0, in order of arrival; `prompt_ids`: all
-    ids before the turn, (num_tokens,) int32; `stop`: texts at whose end the turn ends."""
+    ids before the turn, (num_tokens,) int32; `stop`: texts at whose end the turn ends, behind its reasoning; `inside`:
+    as of `Format.begins_inside`, where there are some."""
 
     number: int
     prompt_ids: np.ndarray
     max_tokens: int
     seed: int
     stop: tuple[str, ...] = ()
+    inside: bool | None = None
 
 
 Sample = Callable[[Call], Awaitable[Completion]]
@@ -178,13 +181,15 @@ class Session:
         try:
             placed = self._conversation.place(asked)
         except ValueError as error:
-            raise malformed(f"the model's format cannot show these messages: {error}", "messages") from error
+            what = "tools" if isinstance(error, ToolsRefused) else "messages"
+            raise malformed(f"the model's format cannot show these {what}: {error}", what) from error
         limit = min(self.most_tokens, asked.max_tokens or self.most_tokens)
         self._require_fitting(placed, limit)
         path = self._conversation.begin(placed)
         digest = path.digest if path.number else ""
         seed = self.seeds(digest, path.occurrence, len(path.transcript.turns))
-        call = Call(self._num_calls, placed.prompt, limit, seed, asked.stop)
+        inside = self.one.begins_inside(placed.prompt) if asked.stop else None
+        call = Call(self._num_calls, placed.prompt, limit, seed, asked.stop, inside)
         self._num_calls += 1
         self.counts.update(["calls", *(f"adjusted/{name}" for name in asked.adjusted)])
         self.counts.update(f"unknown/{countable(name)}" for name in asked.unknown)
@@ -272,8 +277,10 @@ class Session:
         closed = completion.finish_reason == "stop"
         stop = ""
         if closed and asked.stop and (not len(ids) or int(ids[-1]) not in self.one.stop_ids):
-            stop = _earliest(self.one.text(ids), asked.stop)
-            content, reasoning = _before(content, stop), _before(reasoning, stop)
+            behind = behind_reasoning(self.one.text(ids), call.inside)
+            stop = _earliest(behind, asked.stop)
+            start = len(content) - len(behind) if self.one.whole_content else 0
+            content = content[:start] + _before(content[start:], stop)
         calls = tuple(
             tool_use(f"call_{call.seed:016x}_{number}", one.name, one.arguments, "arguments")
             for number, one in enumerate(() if broken else parsed.tool_calls)

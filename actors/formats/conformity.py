@@ -90,7 +90,8 @@ def _rendered(one: ModelTokens, conversations: Sequence[_Fixed]) -> list[tuple[_
     left = list(conversations)
     while left:
         try:
-            texts = one.template.render([fixed.messages for fixed in left], [fixed.tools for fixed in left])
+            given = [one.given(fixed.messages, fixed.tools) for fixed in left]
+            texts = one.template.render(*zip(*given, strict=True))
         except TemplateRefused as error:
             del left[error.index]
         else:

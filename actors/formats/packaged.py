@@ -22,6 +22,7 @@ import importlib.util
 import json
 from collections.abc import Sequence
 from datetime import datetime
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,16 @@ from typing import Any
 import numpy as np
 
 from squelch.actors.formats.families import FAMILIES
-from squelch.actors.formats.protocol import Ids, Message, Parsed, ToolCall, Tools, as_call, require_followers
+from squelch.actors.formats.protocol import (
+    Ids,
+    Message,
+    Parsed,
+    ToolCall,
+    Tools,
+    ToolsRefused,
+    as_call,
+    require_followers,
+)
 from squelch.actors.formats.retention import reasoned
 from squelch.actors.formats.tokens import ModelTokens, as_array, as_text, reasoning_span
 from squelch.actors.text.chat_template import Words
@@ -93,11 +103,23 @@ class PackagedFormat(ModelTokens):
     def render(self, messages: Sequence[Message], tools: Tools = None) -> np.ndarray:
         """As `Format.render`."""
         shown, schemas = self._shown(messages), self.checked_tools(tools)
+        if schemas and not self._shows_tools:
+            raise ToolsRefused(
+                f"model.format={self.name} shows no tools; set model.format=own and model.keep_reasoning=template, "
+                "with which they end the system message"
+            )
         try:
             ids = self._renderer.render_ids(shown, tools=schemas, add_generation_prompt=True)
         except Exception as error:  # the package's renderers raise what they like for messages that they cannot show
             raise ValueError(f"model.format={self.name} cannot show these messages: {error}") from error
         return as_array([int(index) for index in ids])
+
+    @cached_property
+    def _shows_tools(self) -> bool:
+        """Whether the family writes tools into a prompt: it is given one."""
+        asked, tool = [{"role": "user", "content": "x"}], {"type": "function", "function": {"name": "x"}}
+        with_tool, without = (self._renderer.render_ids(asked, tools=given) for given in ([tool], None))
+        return list(with_tool) != list(without)
 
     def shown_reasoning(self, messages: Sequence[Message], tools: Tools = None) -> frozenset[int]:
         """As `Format.shown_reasoning`: each reasoning is a word that nobody can guess, which is looked for."""
@@ -142,6 +164,10 @@ class PackagedFormat(ModelTokens):
         return found
 
     # --- what was sampled ---
+
+    def begins_inside(self, fed: Ids) -> bool | None:
+        """As `Format.begins_inside`."""
+        return self._opened([int(index) for index in fed[-8:]]) if self.reasons else None
 
     def parse(self, sampled: Ids, fed: Ids = (), tools: Tools = None) -> Parsed:
         """As `Format.parse`."""

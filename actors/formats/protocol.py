@@ -7,7 +7,7 @@
 
 | implementation | for |
 |---|---|
-| `actors.play.codec.ChatCodec` | the chat template itself, continued turn by turn; calls as Qwen2.5 writes them |
+| `actors.play.codec.ChatCodec` | the chat template itself, continued turn by turn; calls as Qwen2.5's (`hermes`) |
 | `packaged.PackagedFormat` | families of the package `renderers`; their templates may remove earlier reasoning |
 
 Invariants of every implementation:
@@ -33,6 +33,10 @@ Tools = Sequence[Mapping[str, Any]] | None
 """JSON schemas of the tools in the form that OpenAI's API has: {"type": "function", "function": {"name": ...}}."""
 Ids = np.ndarray | Sequence[int]
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class ToolsRefused(ValueError):
+    """Schemas of tools that a format cannot show."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ class Format(Protocol):
 
     def render(self, messages: Sequence[Message], tools: Tools = None) -> np.ndarray:
         """(num_tokens,) int32: the conversation and the opening of the assistant's turn. Raises ValueError for what the
-        format cannot show."""
+        format cannot show, ToolsRefused where the tools are at fault."""
         ...
 
     def shown_reasoning(self, messages: Sequence[Message], tools: Tools = None) -> frozenset[int]:
@@ -86,6 +90,10 @@ class Format(Protocol):
         `fed`: all ids before the turn; `messages`: of the user, or results of tools. Raises ValueError for messages
         that cannot follow a turn.
         """
+        ...
+
+    def begins_inside(self, fed: Ids) -> bool | None:
+        """Whether a turn behind these ids begins inside of its reasoning; None if the format has none."""
         ...
 
     def parse(self, sampled: Ids, fed: Ids = (), tools: Tools = None) -> Parsed:

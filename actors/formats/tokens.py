@@ -15,7 +15,7 @@ from unicodedata import normalize
 import numpy as np
 from tokenizers import Tokenizer
 
-from squelch.actors.formats.protocol import Ids, Tools
+from squelch.actors.formats.protocol import Ids, Message, Tools, ToolsRefused
 from squelch.actors.text.chat_template import ChatTemplate, read_chat_template, read_chat_tokenizer
 from squelch.actors.text.control_tokens import TextEncoder, foreign_pieces
 from squelch.actors.text.tokenizer import TOKENIZER_FILE, byte_alphabet, check_vocabulary, read_object
@@ -133,12 +133,18 @@ class ModelTokens:
         return len(rest) if self.text(rest).replace(THINK_CLOSE, "").strip() else None
 
     def checked_tools(self, tools: Tools) -> list[Any] | None:
-        """The schemas, None if there are none. Raises ValueError for one that spells a control token, and for one that
-        is no JSON."""
+        """The schemas, None if there are none. Raises ToolsRefused for one that spells a control token, and for one
+        that is no JSON."""
         if not tools:
             return None
-        text = self.refuse_control(list(tools), "the schemas of tools hold")
-        return json.loads(text)
+        try:
+            return json.loads(self.refuse_control(list(tools), "the schemas of tools hold"))
+        except ValueError as error:
+            raise ToolsRefused(str(error)) from error
+
+    def given(self, messages: Sequence[Message], tools: Tools) -> tuple[Sequence[Message], Tools]:
+        """The messages and tools with which the format has the template's text of a conversation."""
+        return messages, tools
 
     def refuse_control(self, value: Any, where: str) -> str:
         """The value as JSON. Raises ValueError if it spells a control token, or is no JSON."""

@@ -161,6 +161,7 @@ class _Sampling:
             temperature=self.ticket.temperature,
             seed=call.seed,
             stop=call.stop,
+            inside=call.inside,
         )
         started = time.monotonic()
         timeout_s = self.episodes.config.generation_timeout_s

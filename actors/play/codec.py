@@ -7,6 +7,8 @@ Invariants:
 - X of a turn is all ids up to and including the opening of the reasoning, `<think>`, which the codec appends. Where an
   environment has a format of its own (`whole_turns`) nothing is appended; unless the template itself opens the
   reasoning, a turn has one if it begins with `<think>`.
+- Where there are tools and the template shows none, which is found by giving it one, tools, calls and results are text
+  of system, assistant and user (`actors.formats.hermes.as_text`), in `render` and `extend` alike.
 - `next_turn` is rendered by the model's own chat template: the template is rendered with a placeholder for the sampled
   text, and what follows it is the next turn. A template whose continuation depends on earlier turns is refused, and
   one that removes the reasoning of earlier turns, unless `model.keep_reasoning` lets it: it would show the trained
@@ -33,7 +35,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from squelch.actors.formats import hermes
-from squelch.actors.formats.protocol import Ids, Parsed, Tools, require_followers
+from squelch.actors.formats.protocol import Ids, Parsed, Tools, ToolsRefused, require_followers
 from squelch.actors.formats.tokens import MARKERS, ModelTokens, as_array, as_text, reasoning_span
 from squelch.actors.messages import PlacedPictures, moved
 from squelch.actors.pictures.geometry import PROVEN, Vision, vision_of
@@ -44,7 +46,7 @@ from squelch.envs.format import ANSWER_CLOSE, ANSWER_OPEN, THINK_CLOSE, THINK_OP
 from squelch.envs.pictures import Picture, Shown
 
 Message = dict[str, Any]
-"""`role`, and `content`: text, or `envs.pictures.Shown` where pictures are allowed."""
+"""`role`, and `content`: text, `envs.pictures.Shown` where pictures are allowed, or the pieces of `hermes.as_text`."""
 
 _CACHED_TURNS = 4096
 _SAMPLE = " ".join(["A b  c\n\nd\t<e> & \"f\" 'g' {h} [i] (j) \\ é Ü 漢 1,000.5 | % # $ @ ~ ` ^ * _ -- x"] * 50)
@@ -135,30 +137,56 @@ class ChatCodec(ModelTokens):
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Tools = None) -> np.ndarray:
         """As `Format.render`: nothing is added to what the template writes."""
         shown, parts = self._rendered(messages, tools)
-        return self._encode_parts(parts, shown, False)
+        return self._encode_parts(parts, [message for _, message in shown], False)
 
     def shown_reasoning(self, messages: Sequence[Mapping[str, Any]], tools: Tools = None) -> frozenset[int]:
         """As `Format.shown_reasoning`. Arguments and ids of calls decide nothing there and are left out, so that a
         conversation of known roles starts no process for its template."""
-        _, parts = self._rendered([_without_arguments(message) for message in messages], tools)
-        return frozenset(part - REASONING for part in parts if isinstance(part, int) and part >= REASONING)
+        shown, parts = self._rendered([_without_arguments(message) for message in messages], tools)
+        found = [part - REASONING for part in parts if isinstance(part, int) and part >= REASONING]
+        return frozenset(shown[place][0] for place in found)
 
     def _rendered(
         self, messages: Sequence[Mapping[str, Any]], tools: Tools
-    ) -> tuple[list[dict[str, Any]], tuple[Part, ...]]:
-        shown = self._checked(messages)
-        (parts,) = self._template.parts([shown], tools=self.checked_tools(tools))
+    ) -> tuple[list[tuple[int, dict[str, Any]]], tuple[Part, ...]]:
+        """The messages that the template shows (`_given`), and its parts."""
+        shown, schemas = self._given(messages, tools)
+        conversation = _described([message for _, message in shown])
+        try:
+            (parts,) = self._template.parts([conversation], tools=schemas)
+        except TemplateRefused as error:
+            if schemas:
+                self._template.parts([conversation])  # raises where the messages are at fault
+                raise ToolsRefused(str(error)) from error
+            raise
         return shown, parts
+
+    def given(self, messages: Sequence[Mapping[str, Any]], tools: Tools) -> tuple[list[dict[str, Any]], Tools]:
+        """As `ModelTokens.given`: where the template shows no tools they are text, as calls and results are."""
+        shown, schemas = self._given(messages, tools)
+        return _described([message for _, message in shown]), schemas
+
+    def _given(
+        self, messages: Sequence[Mapping[str, Any]], tools: Tools
+    ) -> tuple[list[tuple[int, dict[str, Any]]], list[Any] | None]:
+        """As `given`, each message with its index, and own text apart from foreign text."""
+        shown, schemas = self._checked(messages), self.checked_tools(tools)
+        if schemas and not self._template.shows_tools:
+            return hermes.as_text(shown, schemas), None
+        return list(enumerate(shown)), schemas
 
     def extend(self, fed: Ids, sampled: Ids, messages: Sequence[Mapping[str, Any]], tools: Tools = None) -> np.ndarray:
         """As `Format.extend`: what the template writes behind a reply, whatever the reply was."""
         closed = len(sampled) > 0 and int(sampled[-1]) in self.stop_ids
-        shown = self._checked(messages)
+        require_followers(messages)
+        before = _TURN[:-1]
+        given, schemas = self._given([*before, *messages], tools)
+        shown = [message for _, message in given[len(before) :]]
         if require_followers(shown) == "user":
-            return self.next_turn(dict(shown[0]), closed, False)
-        conversation = [*_TURN[:-1], *shown]
-        (parts,) = self._template.parts([conversation], tools=self.checked_tools(tools))
-        ids = self._encode_parts(self._after(parts, conversation, len(_TURN) - 2), shown, False)
+            return self.next_turn(shown[0], closed, False)
+        conversation = _described([message for _, message in given])
+        (parts,) = self._template.parts([conversation], tools=schemas)
+        ids = self._encode_parts(self._after(parts, conversation, len(before) - 1), shown, False)
         return ids[1:] if closed else ids
 
     def _checked(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -180,6 +208,10 @@ class ChatCodec(ModelTokens):
         """Whether the chat template itself ends a prompt with the opening of the reasoning."""
         (parts,) = self._template.parts([_TURN[: len(_OPENING)]])
         return not _opening_of_reasoning(parts)
+
+    def begins_inside(self, fed: Ids) -> bool:
+        """As `Format.begins_inside`."""
+        return self.template_opens
 
     # --- what was sampled ---
 
@@ -292,8 +324,8 @@ class ChatCodec(ModelTokens):
             message, field = messages[part % REASONING], "content" if part < REASONING else "reasoning_content"
             markers = MARKERS if message["role"] == "system" else ()
             for one in _stripped(message[field]):
-                if isinstance(one, str):
-                    pieces += foreign_pieces(as_text(one), markers)
+                if not isinstance(one, Picture):
+                    pieces += foreign_pieces(as_text(one[0]), markers) if one[1] else [one]
                     continue
                 ids += self._encoder.encode(pieces)
                 pictures.append((len(ids) + 1, one))
@@ -312,19 +344,28 @@ class ChatCodec(ModelTokens):
 
 
 def _described(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with a word in place of each content that shows pictures, for the template, which asks only where
+    """The messages with text in place of each content that is made of parts, for the template, which asks only where
     contents stand."""
-    return [{**one, "content": one["content"] if isinstance(one["content"], str) else "shown"} for one in messages]
+    return [{**one, "content": _text_of(one["content"])} for one in messages]
 
 
-def _stripped(content: str | Shown) -> tuple[str | Picture, ...]:
-    """The parts of a content without white space at its ends."""
+def _text_of(content: str | Shown | tuple[Piece, ...]) -> str:
+    """A content as one text; a word for one that shows pictures."""
+    if isinstance(content, Shown):
+        return "shown"
+    return content if isinstance(content, str) else "".join(text for text, _ in content)
+
+
+def _stripped(content: str | Shown | tuple[Piece, ...]) -> tuple[Piece | Picture, ...]:
+    """The pieces and pictures of a content without white space at its ends; text of its own has none there."""
     if isinstance(content, str):
-        return (content.strip(),)
+        return ((content.strip(), True),)
+    if isinstance(content, tuple):
+        return content
     first, *middle = content.parts
     last = middle.pop() if middle else ""
     ends = first.lstrip() if isinstance(first, str) else first, last.rstrip() if isinstance(last, str) else last
-    return (ends[0], *middle, ends[1])
+    return tuple(one if isinstance(one, Picture) else (one, True) for one in (ends[0], *middle, ends[1]))
 
 
 def _without_arguments(message: Mapping[str, Any]) -> dict[str, Any]:

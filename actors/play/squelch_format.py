@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from squelch.actors.formats.protocol import Ids, Parsed, Tools, require_followers
+from squelch.actors.formats.protocol import Ids, Parsed, Tools, ToolsRefused, require_followers
 from squelch.actors.play.codec import ChatCodec
 
 
@@ -27,7 +27,7 @@ class SquelchFormat:
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Tools = None) -> np.ndarray:
         """As `Format.render`, with the opening of the reasoning."""
         if tools:
-            raise ValueError(
+            raise ToolsRefused(
                 "the turns of Squelch have no tools; leave them out, or set environment.options.turns=model"
             )
         return self._codec.first_turn([_plain(one) for one in messages])
@@ -42,6 +42,10 @@ class SquelchFormat:
             raise ValueError("one message of the user follows a turn of Squelch")
         closed = len(sampled) > 0 and int(sampled[-1]) in self.stop_ids
         return self._codec.next_turn(_plain(messages[0]), closed)
+
+    def begins_inside(self, fed: Ids) -> bool:
+        """As `Format.begins_inside`."""
+        return True
 
     def parse(self, sampled: Ids, fed: Ids = (), tools: Tools = None) -> Parsed:
         """As `Format.parse`; nothing is left out of the content."""

@@ -225,7 +225,7 @@ class VllmEngine:
             return None
         if self._spell is None:
             raise ValueError(f"rollout worker {self.name}: stop strings need the bytes of the model's tokens")
-        return StopStrings(request.stop, self._spell)
+        return StopStrings(request.stop, self._spell, request.inside)
 
     async def token(self) -> None:
         """Sample one token and discard it: a check that the engine answers."""

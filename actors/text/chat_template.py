@@ -19,6 +19,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +99,7 @@ class ChatTemplate:
 
         `compare`: the contents themselves are rendered, too, and must stand as given where the words stand. `tools`:
         JSON schemas, which are the template's own text. Raises TemplateRefused if the template refuses, drops or
-        changes a message, or shows no tools.
+        changes a message, or drops the tools.
         """
         schemas = json.dumps(tools) if tools else ""
         shapes = [tuple(self._shape(index, one) for index, one in enumerate(messages)) for messages in conversations]
@@ -110,6 +111,18 @@ class ChatTemplate:
         if tools and self.parts(conversations[:1]) == found[:1]:
             raise TemplateRefused(f"the chat template of {self._folder} shows no tools, and there are {len(tools)}")
         return found
+
+    @cached_property
+    def shows_tools(self) -> bool:
+        """Whether the template writes tools into a prompt: it is given one."""
+        name = self._words.hide("x", 0)
+        parameters = {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}, "required": ["x"]}
+        tool = {"type": "function", "function": {"name": name, "description": "x", "parameters": parameters}}
+        asked = [{"role": "system", "content": "x"}, {"role": "user", "content": "x"}]
+        try:
+            return name in self.render([asked], [[tool]])[0]
+        except TemplateRefused:
+            return False
 
     def _learn(self, shapes: Sequence[Shape], also: Sequence[Sequence[Message]], schemas: str) -> list[str]:
         """Renders the shapes that are not known and, in the same process, the conversations `also`; returns the texts

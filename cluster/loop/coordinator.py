@@ -228,12 +228,13 @@ class Coordinator:
         return report
 
     def _skip(self, step: Step) -> None:
+        if not step.valid:
+            return  # `watchers.counting_nothing` says why
         found = f"{len(step.decision.decisions)} groups ({step.decision.why_nothing})"
         self.run_log.say(f"step {step.number}: no signal in {found}; no update")
         if step.decision.action == "abort":
-            policy, limit = self.config.filter.on_no_signal, self.config.filter.no_signal_limit
-            setting = "on_no_signal=abort" if policy == "abort" else f"no_signal_limit={limit}"
-            self._end_with(step, Ending(EndCause.NO_SIGNAL, f"filter.{setting}, nothing kept of {found}"))
+            setting = self.config.filter.limit_reached
+            self._end_with(step, Ending(EndCause.NO_SIGNAL, f"{setting}, nothing kept of {found}"))
 
     def _learned(self, step: Step) -> list[PlayedGroup]:
         """The groups that the learner gets: the kept ones, or all valid ones if only a term of the loss is filtered."""

@@ -132,7 +132,8 @@ class RunEnd:
             return 128 + stop_signal[0]
         run_dir = self.config.run_dir
         self.say(f"done: {run_dir}" if ending is None else f"ended after step {summary['steps']}: {ending.text}")
-        self.say(f"to see what it learned: squelch inspect {shlex.quote(str(run_dir))}")
+        what = "failed" if ending is not None and ending.cause is EndCause.NOTHING_COUNTS else "it learned"
+        self.say(f"to see what {what}: squelch inspect {shlex.quote(str(run_dir))}")
         if ending is None or ending.complete:
             return 0
         return EXIT_PAUSED if ending.cause is EndCause.PAUSED else EXIT_FAILED
@@ -225,9 +226,9 @@ def nothing_left(config: RunConfig) -> str | None:
     if summary is None or not is_complete(summary):
         return None
     steps, ending = summary.get("steps", 0), ending_of(summary)
-    if ending is None and config.loop.steps > steps:
+    if (ending is None or not ending.final) and config.loop.steps > steps:
         return None
-    if ending is None:
+    if ending is None or not ending.final:
         return f"{config.run_dir} is finished: it has made its {steps} steps. To go on, raise loop.steps={steps}"
     changed = changes(settings_of(config.run_dir / "config.yaml"), config)
     if any(unplaced(change).startswith(REMEDIES) for change in changed):

@@ -19,6 +19,7 @@ from squelch.cluster.loop.stopping import Stopping
 from squelch.cluster.loop.tickets.open_steps import OpenSteps
 from squelch.cluster.loop.tickets.playing import Play
 from squelch.cluster.loop.watchers.alarms import Alarms
+from squelch.cluster.loop.watchers.counting_nothing import CountingNothing
 from squelch.cluster.loop.watchers.decomposing import Decomposing
 from squelch.cluster.loop.watchers.early_stopping import EarlyStopping
 from squelch.cluster.loop.watchers.fruitless_warning import FruitlessWarning
@@ -54,6 +55,7 @@ def make_coordinator(
         early_stopping,
         gaming,
         FruitlessWarning(config, run_log),
+        CountingNothing(config, run_log),
         validation,  # after those that may make the step the last
         scoring,
         Probing(config, play, scoring, run_log),

@@ -19,6 +19,8 @@ class EndCause(StrEnum):
     """One of the rules of `cluster.control.early_stop.EarlyStop` applied. The run is complete."""
     NO_SIGNAL = "no_signal"
     """The filter selected nothing: `filter.on_no_signal` is `abort`, or `filter.no_signal_limit` was reached."""
+    NOTHING_COUNTS = "nothing_counts"
+    """No trajectory counted, in `filter.no_signal_limit` steps in a row or in any step of the run: all failed."""
     REFUSED_STEPS = "refused_steps"
     """The learner refused `learner.max_bad_steps` steps in a row."""
     STORE = "store"
@@ -34,6 +36,7 @@ class EndCause(StrEnum):
 _OPENINGS = {
     EndCause.EARLY_STOP: "early stop: ",
     EndCause.NO_SIGNAL: "no signal: ",
+    EndCause.NOTHING_COUNTS: "nothing counts: ",
     EndCause.PAUSED: "paused: ",
     EndCause.SIGNAL: "stopped by ",
     EndCause.STORE: "store: ",

@@ -57,7 +57,7 @@ class Policy:
         return self.complete(call, [*codec().encode(text).tolist(), codec().stop_ids[0]])
 
     def complete(self, call: Call, ids: Sequence[int]) -> Completion:
-        watch = StopStrings(call.stop, codec().token_bytes)
+        watch = StopStrings(call.stop, codec().token_bytes, call.inside)
         watch.see(ids)
         kept = list(ids)[: watch.end][: call.max_tokens]
         self.answers.append(np.array(kept, dtype=np.int32))
@@ -67,8 +67,8 @@ class Policy:
 
 
 @asynccontextmanager
-async def serving(**settings: Any) -> AsyncIterator[Endpoint]:
-    endpoint = Endpoint(codec(), EndpointConfig(**settings), CONTEXT)
+async def serving(one: ChatCodec | None = None, **settings: Any) -> AsyncIterator[Endpoint]:
+    endpoint = Endpoint(one or codec(), EndpointConfig(**settings), CONTEXT)
     await endpoint.start()
     try:
         yield endpoint
@@ -77,9 +77,11 @@ async def serving(**settings: Any) -> AsyncIterator[Endpoint]:
 
 
 @asynccontextmanager
-async def playing(policy: Any, most_calls: int | None = None, **settings: Any) -> AsyncIterator[tuple[Session, Client]]:
+async def playing(
+    policy: Any, most_calls: int | None = None, one: ChatCodec | None = None, **settings: Any
+) -> AsyncIterator[tuple[Session, Client]]:
     """A trajectory, and a client with its token."""
-    async with serving(**settings) as endpoint:
+    async with serving(one, **settings) as endpoint:
         session = endpoint.open(policy, seeds, LIMIT, most_calls)
         async with Client(session) as client:
             yield session, client

@@ -75,6 +75,31 @@ def test_a_reply_is_recognised(variant) -> None:
     assert len(recorded.segments) == 1
 
 
+@pytest.mark.parametrize(
+    ("sampled", "returned", "is_same"),
+    [
+        ("1.0", "1", True),
+        ('[1e3, {"x": -0.0}]', '[1000, {"x": 0}]', True),
+        ("1e21", "1e+21", True),
+        ("100000000000000000000.0", "100000000000000000000", True),
+        ("1.5", "1", False),
+        ("1", "true", False),
+        ("1", '"1"', False),
+    ],
+)
+def test_a_reply_whose_numbers_come_back_in_another_spelling_is_recognised(
+    sampled: str, returned: str, is_same: bool
+) -> None:
+    async def scenario(session):
+        first = await told(session, QUESTION, tools=(TOOL,))
+        (call,) = first.calls
+        again = replace(first, calls=(tool_use(call.id, call.name, f'{{"a": {returned}}}', ""),))
+        await told(session, QUESTION, again, Said("tool", "3", call_id=call.id), tools=(TOOL,))
+
+    recorded, _ = causes_of(f'<tool_call>{{"name": "add", "arguments": {{"a": {sampled}}}}}</tool_call>')(scenario)
+    assert len(recorded.segments) == (1 if is_same else 2)
+
+
 REWRITES = {
     "other content": lambda said: replace(said, content="I multiply."),
     "other reasoning": lambda said: replace(said, reasoning="b"),

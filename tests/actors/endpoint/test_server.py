@@ -111,6 +111,8 @@ def test_malformed_requests_are_refused_with_the_field_at_fault(path: str) -> No
         assert answer.status_code == 400 and answer.headers["x-should-retry"] == "false", (name, answer.text)
         assert said in answer.json()["error"]["message"], (name, answer.text)
         assert (answer.json().get("type") == "error") == (path == "/v1/messages")
+    if "a control token" in found:
+        assert found["a control token"].json()["error"]["param"] == "tools"
     assert alive.status_code == 200 and len(recorded.calls) == 1 and recorded.failure is None
     assert dict(recorded.counts)["refused"] == len(cases)
 

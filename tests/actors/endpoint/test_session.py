@@ -27,15 +27,19 @@ from tests.actors.endpoint.support import (
     until,
     whole,
 )
+from tests.actors.formats.test_own import SHOWS_TOOLS
+from tests.actors.formats.test_own import codec as codec_of
+from tests.actors.text.made import CHATML
 
 pytestmark = pytest.mark.usefixtures("rendered_here")
 
 
-def test_a_conversation_with_tools_is_one_segment_of_the_ids_that_were_fed_and_sampled() -> None:
-    policy = Policy(CALLING, THINKING, "Yes.")
+@pytest.mark.parametrize("template", [SHOWS_TOOLS, CHATML], ids=["the template shows tools", "it shows none"])
+def test_a_conversation_with_tools_is_one_segment_of_the_ids_that_were_fed_and_sampled(template: str) -> None:
+    policy, one = Policy(CALLING, THINKING, "Yes."), codec_of(template)
 
     async def play():
-        async with playing(policy) as (session, client):
+        async with playing(policy, one=one) as (session, client):
             calling = await client.said(SYSTEM, USER, tools=[TOOL])
             result = {"role": "tool", "tool_call_id": calling["tool_calls"][0]["id"], "content": "3"}
             thinking = await client.said(SYSTEM, USER, calling, result, tools=[TOOL])
@@ -48,9 +52,9 @@ def test_a_conversation_with_tools_is_one_segment_of_the_ids_that_were_fed_and_s
     assert recorded.causes == ("",) and recorded.calls == ((0, 0), (0, 1), (0, 2)) and recorded.text == "Yes."
     first, second, third = policy.answers
     result = {"role": "tool", "tool_call_id": "call_0", "name": "add", "content": "3"}
-    fed = codec().render([SYSTEM, USER], [TOOL])
-    then = codec().extend(fed, first, [result], [TOOL])
-    last = codec().extend(np.concatenate([fed, first, then]), second, [USER], [TOOL])
+    fed = one.render([SYSTEM, USER], [TOOL])
+    then = one.extend(fed, first, [result], [TOOL])
+    last = one.extend(np.concatenate([fed, first, then]), second, [USER], [TOOL])
     np.testing.assert_array_equal(segment.token_ids(), np.concatenate([fed, first, then, second, last, third]))
     joint = whole(recorded)
     np.testing.assert_array_equal(joint.token_ids[joint.loss_mask], np.concatenate(policy.answers))
@@ -128,6 +132,22 @@ def test_a_stop_string_ends_what_the_client_sees_and_its_ids_stay_sampled() -> N
     ids = recorded.segments[0].token_ids()[sampled.sample_start : sampled.sample_end]
     assert shown(ids) == "Think. Observation:" and not sampled.hit_token_limit
     assert recorded.causes == ("", "branch")
+
+
+def test_a_stop_string_that_the_reasoning_mentions_does_not_end_the_turn() -> None:
+    thought = "I end with Observation: as told."
+
+    async def play():
+        policy = Policy(f"<think>{thought}</think>Search. Observation: none")
+        async with playing(policy) as (session, client):
+            answer = (await client.ask(USER, stop="Observation:")).json()["choices"][0]
+            return answer, await session.end()
+
+    choice, recorded = run(play())
+    assert choice["message"]["content"] == "Search. " and choice["message"]["reasoning_content"] == thought
+    (segment,) = recorded.segments
+    sampled = segment.token_ids()[segment.turns[0].sample_start : segment.turns[0].sample_end]
+    assert shown(sampled) == f"<think>{thought}</think>Search. Observation:" and segment.turns[0].format_valid
 
 
 def test_a_turn_at_its_limit_is_closed_by_what_is_fed() -> None:

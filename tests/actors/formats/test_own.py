@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from squelch.actors.formats.conformity import TOOLS, require_template
+from squelch.actors.formats.protocol import ToolsRefused
 from squelch.actors.formats.retention import message_of
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.squelch_format import SquelchFormat
@@ -26,6 +29,12 @@ SHOWS_TOOLS = (
     "{{ '<tool_response>\n' + m.content + '\n</tool_response>' if m.role == 'tool' else m.content }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+ALTERNATES = (
+    "{% for m in messages %}"
+    "{% if m.role != ['system', 'user', 'assistant'][loop.index0 and (loop.index0 - 1) % 2 + 1] %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}" + CHATML
+)
+"""Shows no tools, and takes a system message followed by user and assistant in turn, and nothing else."""
 RULES, ASKED = {"role": "system", "content": "You are brief."}, {"role": "user", "content": "What is 2 + 3?"}
 
 pytestmark = pytest.mark.usefixtures("rendered_here")
@@ -45,8 +54,8 @@ def control(ids: np.ndarray) -> list[str]:
 
 
 def test_the_fixed_conversations_have_the_templates_ids() -> None:
-    require_template(codec(), tools=True)
-    require_template(codec(CHATML))
+    for template in (SHOWS_TOOLS, CHATML, ALTERNATES):
+        require_template(codec(template), tools=True)
 
 
 def test_the_day_on_the_folders_stamp_is_in_the_prompts(tmp_path: Path) -> None:
@@ -66,8 +75,6 @@ def test_without_tools_the_ids_are_those_of_turns_to_the_bit() -> None:
 def test_schemas_are_part_of_the_prompt() -> None:
     with_tools, without = codec().render([ASKED], TOOLS), codec().render([ASKED])
     assert '"name": "weather"' in shown(with_tools) and with_tools.tolist()[-4:] == without.tolist()[-4:]
-    with pytest.raises(ValueError, match="shows no tools, and there are 1"):
-        codec(CHATML).render([ASKED], TOOLS)
 
 
 @pytest.mark.parametrize(
@@ -114,11 +121,88 @@ def test_results_of_tools_follow_a_turn_whatever_it_said() -> None:
         codec().extend([], [1], [{"role": "assistant", "content": "x"}])
 
 
+@pytest.mark.parametrize("template", [SHOWS_TOOLS, CHATML])
 @settings(max_examples=25)
 @given(text=hostile_texts.map(str.strip))
-def test_no_result_of_a_tool_yields_a_control_token(text: str) -> None:
-    hurt, plain = (codec().extend([], [1], [{"role": "tool", "content": one}, ASKED]) for one in (text or "go", "go"))
+def test_no_result_of_a_tool_yields_a_control_token(template: str, text: str) -> None:
+    after = [[{"role": "tool", "content": one}, ASKED] for one in (text or "go", "go")]
+    hurt, plain = (codec(template).extend([], [1], messages, TOOLS) for messages in after)
     assert control(hurt) == control(plain)
+
+
+WEATHER = {"name": "weather", "arguments": {"city": "Köln"}}
+CALLED = f"I ask.\n<tool_call>\n{json.dumps(WEATHER, ensure_ascii=False)}\n</tool_call>"
+CALLING = {"role": "assistant", "content": "I ask.", "tool_calls": [{"id": "call_0", "function": WEATHER}]}
+BLOCK = f"""# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{json.dumps(TOOLS[0], ensure_ascii=False)}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
+
+def test_the_block_of_tools_is_that_of_its_page() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "tools.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```text\n(.*?)\n```", page, re.DOTALL)
+    (tool,) = [json.loads(line) for line in block.splitlines() if line.startswith('{"type"')]
+    assert f"<|im_start|>system\n{block}<|im_end|>" in shown(codec(CHATML).render([ASKED], [tool]))
+
+
+@pytest.mark.parametrize("template", [CHATML, ALTERNATES])
+def test_where_the_template_shows_no_tools_they_end_the_system_message(template: str) -> None:
+    one = codec(template)
+    asked = f"<|im_start|>user\n{ASKED['content']}<|im_end|>\n<|im_start|>assistant\n"
+    assert shown(one.render([ASKED], TOOLS)) == f"<|im_start|>system\n{BLOCK}<|im_end|>\n{asked}"
+    ruled = one.render([RULES, ASKED], TOOLS)
+    assert shown(ruled) == f"<|im_start|>system\n{RULES['content']}\n\n{BLOCK}<|im_end|>\n{asked}"
+    assert control(ruled).count("<tool_call>") == 2, "what the policy is to sample is shown as it is sampled"
+    assert one.render([RULES, ASKED], []).tolist() == one.render([RULES, ASKED]).tolist()
+
+
+@pytest.mark.parametrize("template", [CHATML, ALTERNATES])
+@pytest.mark.parametrize("last", ["", " ", " And then?\n"])
+def test_where_it_shows_no_tools_a_conversation_is_fed_as_it_is_written_whole(template: str, last: str) -> None:
+    behind = [{"role": "user", "content": last}] if last else []
+    one, results = codec(template), [{"role": "tool", "content": text} for text in ("sonnig ", "20 °C")]
+    sampled = [*one.encoder.encode([(CALLED, False)]), one.stop_ids[0]]
+    first = one.render([RULES, ASKED], TOOLS)
+    (call,) = one.parse(sampled, first, TOOLS).tool_calls
+    assert (call.name, json.loads(call.arguments), call.error) == ("weather", WEATHER["arguments"], "")
+    after = one.extend(first, sampled, [*results, *behind], TOOLS)
+    said = "<tool_response>\nsonnig \n</tool_response>\n<tool_response>\n20 °C\n</tool_response>"
+    said += "\nAnd then?" if last.strip() else ""
+    assert shown(after) == f"\n<|im_start|>user\n{said}<|im_end|>\n<|im_start|>assistant\n"
+    whole = one.render([RULES, ASKED, CALLING, *results, *behind], TOOLS)
+    assert whole.tolist() == [*first, *sampled, *after]
+
+
+def test_reasoning_is_found_at_its_own_message_where_tools_are_text() -> None:
+    thinks = CHATML.replace("{{ m.content }}", "{{ m.reasoning_content or '' }}{{ m.content }}")
+    thought = {**CALLING, "reasoning_content": "Köln?"}
+    results = [{"role": "tool", "content": "sonnig"}] * 2
+    last = {"role": "assistant", "content": "Sonnig.", "reasoning_content": "so"}
+    assert codec(thinks).shown_reasoning([ASKED, thought, *results, last, ASKED], TOOLS) == {1, 4}
+
+
+def test_a_call_in_a_message_that_is_none_is_refused_where_it_is_to_be_written() -> None:
+    for calls in ("f", [{"function": {"arguments": {}}}], [{"function": {"name": "f", "arguments": "{"}}]):
+        with pytest.raises(ValueError, match=r"must have a function with a name|Expecting property name"):
+            codec(CHATML).render([ASKED, {**CALLING, "tool_calls": calls}, ASKED], TOOLS)
+
+
+def test_tools_that_the_template_drops_or_refuses_are_at_fault_and_not_the_messages() -> None:
+    hides = SHOWS_TOOLS.replace("{% if tools %}", "{% if tools and not messages[2] %}")
+    refuses = SHOWS_TOOLS.replace("t | tojson", "t.function.name ~ t.function.parameters.properties.items() | list")
+    for template, tools in ((hides, TOOLS), (refuses, [{"function": {"name": "f"}}])):
+        with pytest.raises(ToolsRefused, match=r"shows no tools|refuses messages"):
+            codec(template).render([RULES, ASKED, {"role": "assistant", "content": "x"}, ASKED], tools)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from squelch.actors.formats import packaged
 from squelch.actors.formats.choice import open_format
 from squelch.actors.formats.conformity import TOOLS, require_template
 from squelch.actors.formats.packaged import PackagedFormat
-from squelch.actors.formats.protocol import as_call
+from squelch.actors.formats.protocol import ToolsRefused, as_call
 from tests.actors.formats.made import (
     control_of,
     families,
@@ -67,6 +67,15 @@ def test_no_text_of_a_message_yields_a_control_token(name: str, content: str) ->
     for message in (lambda text: {"role": "user", "content": text}, result):
         added = [one.extend(fed, said, [message(text)]).tolist() for text in (content or "go", "go")]
         assert control_of(one, added[0]) == control_of(one, added[1])
+
+
+@families
+def test_tools_are_shown_or_refused_with_the_format_that_shows_them(name: str) -> None:
+    if name == "deepseek-r1":
+        with pytest.raises(ToolsRefused, match=r"shows no tools; set model\.format=own"):
+            format_of(name).render([ASKED], TOOLS)
+    else:
+        assert "weather" in format_of(name).backend.decode(format_of(name).render([ASKED], TOOLS).tolist())
 
 
 @families

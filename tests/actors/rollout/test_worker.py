@@ -122,6 +122,9 @@ def test_a_stop_string_ends_a_turn_whose_ids_and_log_probs_are_those_of_the_turn
         np.testing.assert_array_equal(stopped.token_ids, full.token_ids[: len(text)])
         np.testing.assert_array_equal(stopped.log_probs, full.log_probs[: len(text)])
         assert [(span.start, span.end) for span in stopped.version_spans] == [(0, len(text))]
+    thinking = loop.run(support.sample(engine, [replace(one, inside=True) for one in watched]))
+    for one in plain:  # none of them ends its reasoning, which may hold a stop string
+        np.testing.assert_array_equal(thinking[one.request_id].token_ids, whole[one.request_id].token_ids)
     assert engine.stats()["in_flight"] == 0
 
 

@@ -59,7 +59,13 @@ def ending(folder: str | Path, say, coordinator: bool = True) -> RunEnd:
 
 @pytest.mark.parametrize(
     ("cause", "code"),
-    [(EndCause.EARLY_STOP, 0), (EndCause.NO_SIGNAL, 1), (EndCause.PAUSED, 3), (EndCause.STORE, 1)],
+    [
+        (EndCause.EARLY_STOP, 0),
+        (EndCause.NO_SIGNAL, 1),
+        (EndCause.PAUSED, 3),
+        (EndCause.STORE, 1),
+        (EndCause.NOTHING_COUNTS, 1),
+    ],
 )
 def test_the_exit_code_says_whether_a_rule_ended_the_run_or_paused_it(tmp_path, cause: EndCause, code: int) -> None:
     end, said = ending(tmp_path, lambda _: None), list[str]()
@@ -67,7 +73,8 @@ def test_the_exit_code_says_whether_a_rule_ended_the_run_or_paused_it(tmp_path, 
     assert end.coordinator is not None
     end.coordinator.ending = Ending(cause, "as it says")
     assert end.done(SimpleNamespace(finish=lambda: None), []) == code
-    assert "as it says" in said[-2] and "squelch inspect" in said[-1]
+    what = "what failed" if cause is EndCause.NOTHING_COUNTS else "what it learned"
+    assert "as it says" in said[-2] and said[-1].startswith(f"to see {what}: squelch inspect")
 
 
 def test_a_run_that_fails_leaves_a_summary_with_the_cause_and_is_not_finished(tmp_path) -> None:

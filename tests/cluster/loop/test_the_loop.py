@@ -12,6 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from squelch.actors.failures import Failure, FailureCause
+from squelch.actors.records import Ticket
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.runs.ending import EndCause, Ending
 from tests.fakes import clock
@@ -328,6 +330,62 @@ def test_a_run_that_learns_nothing_says_why_once_and_in_its_summary(tmp_path: Pa
     )
     assert archive.events.count(("filter", "learns_nothing")) == 1
     assert list(outcome.coordinator.outcome().warnings) == [line.partition("WARNING: ")[2]]
+
+
+def raising(ticket: Ticket) -> Failure | None:
+    """Why the trajectories of a training ticket fail."""
+    broken = Failure(FailureCause.AGENT_ERROR, f"no connection to port {ticket.task.seed}")
+    return broken if ticket.task.split == "train" else None
+
+
+@pytest.mark.parametrize(
+    ("words", "steps", "rule"),
+    [
+        (("filter.no_signal_limit=2",), 2, "filter.no_signal_limit=2"),
+        (("filter.no_signal_limit=2", "filter.rule=none"), 2, "filter.no_signal_limit=2"),
+        (("filter.no_signal_limit=2", "filter.on_no_signal=passthrough"), 2, "filter.no_signal_limit=2"),
+        (("filter.on_no_signal=abort",), 1, "filter.on_no_signal=abort"),
+        ((), 4, "in every step"),
+    ],
+)
+def test_a_run_of_which_nothing_counts_says_why_at_once_and_ends_so(
+    tmp_path: Path, words: tuple[str, ...], steps: int, rule: str
+) -> None:
+    outcome, archive = made(World(configured(tmp_path, *words), failing=raising))
+    said = [line for line in outcome.said if "WARNING: no group counts" in line]
+    assert len(said) == steps == outcome.steps.admission.clock == archive.events.count(("filter", "nothing_counts"))
+    why = "no group counts: 12 of 12 trajectories failed, all of them: agent_error: no connection to port "
+    for number, line in enumerate(said, 1):
+        assert line.startswith(f"step {number:4d}  WARNING: {why}")
+        assert line.endswith(f"; no update. squelch inspect {tmp_path}/run shows each")
+    assert not any("no signal" in line for line in outcome.said)
+    found = outcome.coordinator.outcome()
+    assert found.ending.cause is EndCause.NOTHING_COUNTS and not found.ending.complete and not found.ending.final
+    assert found.ending.text.startswith(f"nothing counts: {rule}; {why}")
+    (warning,) = found.warnings
+    assert warning.startswith(f"steps of which nothing counted: {steps}, the last of them step {steps}: {why}")
+
+
+def test_steps_that_count_nothing_are_remembered_by_a_resumed_run_that_counts_again(tmp_path: Path) -> None:
+    world, archive = World(configured(tmp_path), failing=raising, rewards=lambda t, i: i % 2), FakeArchive()
+    outcome = drive(world, archive, lambda one: setattr(world, "on_call", stop_after(one, 2)))
+    check(outcome, world, archive)
+    clock = outcome.steps.admission.clock
+    world.failing, world.on_call = lambda ticket: None, None
+    resumed = drive(world, archive, resume=True)
+    assert 0 < clock < 4 and resumed.steps.admission.clock == 4 and resumed.coordinator.ending is None
+    (warning,) = resumed.coordinator.outcome().warnings
+    assert warning.startswith(f"steps of which nothing counted: {clock}, the last of them step {clock}: no group")
+
+
+def stop_after(coordinator: Coordinator, step: int):
+    """Stops the run once it has completed these steps."""
+
+    def stop(*_: object) -> None:
+        if coordinator.steps.admission.clock >= step:
+            coordinator.stop(STOP)
+
+    return stop
 
 
 @pytest.mark.parametrize("words", [("filter.on_no_signal=abort",), ("filter.no_signal_limit=2",)])
