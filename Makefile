@@ -1,5 +1,5 @@
 # `make train` trains, `make check` looks at a change in a minute, without the tests of `research/`, `make test` runs
-# every test. Each sets up what it needs, once. `make setup LOCKED=1` installs only packages whose digests
+# every test, `make walk` runs the guide's pages as a reader would. Each sets up what it needs, once. `make setup LOCKED=1` installs only packages whose digests
 # deploy/lock-cpu.txt holds.
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,7 +11,7 @@ ARGS ?=
 # processor's time that Ray's processes leave (tests/conftest.py). What fails is run once more, alone: real processes may
 # exceed their bounds on a machine that others use. A test that needs its second try is to be mended all the same.
 
-.PHONY: train check test docs setup setup-smollm2 lint clean
+.PHONY: train check test walk docs setup setup-smollm2 lint clean
 
 train: setup $(if $(filter smollm2% prompts,$(RECIPE)),setup-smollm2)
 	$(VENV)/bin/squelch train $(RECIPE) $(ARGS)
@@ -23,6 +23,12 @@ test: setup
 	VENV=$(VENV) PYTHON=$(VENV)/bin/python deploy/setup.sh test
 	$(VENV)/bin/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder $(ARGS) || { [ $$? -eq 1 ] && \
 		$(VENV)/bin/python -m pytest --last-failed --last-failed-no-failures none $(ARGS); }
+
+# PAGE=docs/guide/filter.md walks one page, ALL=1 every page that has marks (about an hour).
+walk: setup
+	VENV=$(VENV) PYTHON=$(VENV)/bin/python deploy/setup.sh test
+	VENV=$(VENV) deploy/setup.sh smollm2
+	$(VENV)/bin/python -m tests.walk $(PAGE) $(if $(ALL),--all --fresh) $(ARGS)
 
 docs: setup
 	$(VENV)/bin/sphinx-build -q -W --keep-going docs build/docs
