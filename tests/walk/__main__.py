@@ -1,9 +1,13 @@
 """`python -m tests.walk [PAGE ...] [--all] [--fresh]`: walks pages, CI's by default. Exit code 1 if one has a fault."""
 
 import argparse
+import os
+import shutil
 import sys
 import time
 from pathlib import Path
+
+import psutil
 
 from tests.walk.places import ROOT, Ground
 from tests.walk.walking import walk_page
@@ -32,7 +36,11 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="every page of the guide that has a mode, and the README")
     parser.add_argument("--fresh", action="store_true", help="`make setup` of a clone installs every package")
     given = parser.parse_args()
-    ground = Ground(ROOT / "build" / "walk", given.fresh, say)
+    walks = ROOT / "build" / "walk"
+    for ended in walks.glob("*"):
+        if not psutil.pid_exists(int(ended.name)):
+            shutil.rmtree(ended)
+    ground = Ground(walks / str(os.getpid()), given.fresh, say)
     pages = given.pages or [*(f"{GUIDE}{name}.md" for name in IN_CI), "README.md"]
     if given.all:
         walked = (path for path in sorted((ROOT / GUIDE).glob("*.md")) if "<!-- walk: " in path.read_text())

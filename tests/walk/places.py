@@ -51,10 +51,9 @@ class Ground:
     """What the pages of one walk share: the commit, its wheel, and the cache of policies."""
 
     def __init__(self, folder: Path, fresh: bool, say: Say) -> None:
-        """`folder`: is emptied; beside the environment of the tests, for links. `fresh`: `make setup` of a clone begins
+        """`folder`: is made, on the disk of the tests' environment, for links. `fresh`: `make setup` of a clone begins
         without an environment."""
         self.folder, self._fresh, self._say = folder, fresh, say
-        shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         self._sockets = Path(tempfile.mkdtemp(prefix="walk-"))  # Ray's paths of sockets have to be short
         self._tokens = list[str]()

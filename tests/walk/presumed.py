@@ -31,10 +31,11 @@ def presume(name: str, wanted: Wanted) -> None:
         TABLE[name](wanted)
 
 
-def names(ground: Ground) -> str:
+def names() -> str:
     """The Python names that python.md presumes: one step's prompts and completions."""
-    prompts = [prompt for prompt in ("Two and two?", "Name a colour.", "Name a season.") for _ in range(2)]
-    said = [f"<think>I {verb} for {index}.</think> it" for index, verb in enumerate(["look", "count", "ask"] * 2)]
+    words = ("colour", "season", "river", "number", "city", "planet", "bird", "metal")
+    prompts = [f"Name a {word}." for word in words for _ in range(2)]
+    said = [f"<think>A {word}? I {verb} one.</think> it" for word in words for verb in ("know", "guess")]
     return f"prompts, completions = {prompts!r}, {said!r}"
 
 
@@ -79,8 +80,10 @@ def _skyrl(wanted: Wanted) -> None:
 def _slime(wanted: Wanted) -> None:
     import torch
 
-    rows = [json.loads(line) for line in trainer_files.slime(wanted.folder).read_text().splitlines()]
-    torch.save({"rollout_id": 7, "samples": [{**row, "rollout_id": None} for row in rows]}, wanted.folder / "7.pt")
+    written = trainer_files.slime(wanted.folder)
+    rows = [json.loads(line) | {"rollout_id": None} for line in written.read_text().splitlines()]
+    written.unlink()  # slime itself writes a pickle
+    torch.save({"rollout_id": 7, "samples": rows}, wanted.folder / "rollout_7.pt")
 
 
 def _deploy(wanted: Wanted) -> None:
@@ -98,6 +101,6 @@ TABLE: Mapping[str, Callable[[Wanted], None]] = {
     "merged": lambda wanted: _model_at(wanted, "merged/global_step_99"),
     "outputs": _prime_rl,
     "exports": _skyrl,
-    "7.pt": _slime,
+    "rollout_7.pt": _slime,
     "deploy": _deploy,
 }

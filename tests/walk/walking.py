@@ -99,7 +99,7 @@ class Walk:
         wanted = Wanted(self.ground, self.place.folder, lambda command: self._presumed_run(block.line, command))
         for name in block.presumes:
             if name == "prompts":
-                self._in_python(names(self.ground))
+                self._in_python(names())
             else:
                 presume(name, wanted)
         match block.kind:
