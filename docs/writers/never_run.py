@@ -1,4 +1,4 @@
-"""Writes the list of the pages' commands that no walk runs, in docs/research/results.md: `python -m docs.writers.never_run`."""
+"""Writes the list of commands of the pages that no walk runs, in results.md: `python -m docs.writers.never_run`."""
 
 from __future__ import annotations
 

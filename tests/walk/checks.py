@@ -13,6 +13,7 @@ from squelch.learner.checkpoint.manifest import EXPORT, SHARDED, read_manifest
 REPORT = "report.html"
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:e[-+]?\d+)?", re.IGNORECASE)
 _DIGEST = re.compile(r"\b(?=[0-9a-f]*\d)[0-9a-f]{8,}\b")
+_VERDICT = re.compile(r"follows|DOES NOT FOLLOW")
 _WARNING = re.compile(r"^\s*(?:\S+:\d+: )?(?:\w*warning\b:?|warn:)\s*(?P<text>.*)", re.IGNORECASE)
 
 
@@ -38,13 +39,24 @@ def kinds(text: str) -> str:
 
 
 def order_faults(shown: str, printed: str) -> list[str]:
-    """The page's lines have to be among the printed ones, in this order, whatever their numbers."""
-    left = iter([kinds(line) for line in printed.splitlines()])
+    """The page's lines have to be among the printed ones, in this order, whatever their numbers. A short run does not
+    know every value, so a printed line may lack parts (parted by two spaces), but not its first, nor most of them."""
+    left = iter([_parts(line) for line in printed.splitlines()])
     for line in shown.splitlines():
-        wanted = kinds(line)
-        if wanted and not any(wanted == each for each in left):
+        wanted = _parts(line)
+        if wanted and not any(_is_part(each, wanted) for each in left):
             return [f"not printed, or not in this order: {line.strip()}"]
     return []
+
+
+def _parts(line: str) -> list[str]:
+    line = re.sub(r"^(step) +", r"\1 ", line)
+    return [kinds(_VERDICT.sub("VERDICT", part)) for part in re.split(r" {2,}", line.strip()) if part]
+
+
+def _is_part(found: list[str], wanted: list[str]) -> bool:
+    rest = iter(wanted)
+    return found[:1] == wanted[:1] and 2 * len(found) > len(wanted) and all(part in rest for part in found)
 
 
 def run_faults(folder: Path) -> list[str]:
@@ -56,6 +68,8 @@ def run_faults(folder: Path) -> list[str]:
     found = [f"{folder.name} warns: {text}" for text in summary.get("warnings", ())]
     index = run.index().to_pylist() if run.metrics() else []
     found += group_faults(index)
+    if any(key.endswith("options.reward") and value for key, value in run.settings().items()):
+        found += reward_faults(index)
     checkpoints = run.checkpoints()
     found += ["no checkpoint"] if not checkpoints else checkpoint_faults(folder / checkpoints[max(checkpoints)])
     found += report_faults(folder / REPORT)
@@ -63,12 +77,18 @@ def run_faults(folder: Path) -> list[str]:
 
 
 def group_faults(index: Iterable[dict]) -> list[str]:
-    """Of a run's groups: at least one has two members that ended without failure; its rewards are numbers."""
+    """Of a run's groups: at least one has two members that ended without failure."""
     groups = list(index)
     if any(group["num_trajectories"] - group["num_failures"] >= 2 for group in groups):
         return []
     causes = {cause for group in groups for cause in group["failure_causes"]}
     return [f"no group of {len(groups)} counted; failures: {', '.join(sorted(causes)) or 'none'}"]
+
+
+def reward_faults(index: Iterable[dict]) -> list[str]:
+    """Of a run with reward functions: they tell completions apart."""
+    returns = {value for group in index for value in group["returns"] if value is not None}
+    return [] if len(returns) > 1 else [f"every reward is {', '.join(map(str, returns)) or 'missing'}"]
 
 
 def checkpoint_faults(folder: Path) -> list[str]:

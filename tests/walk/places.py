@@ -112,17 +112,18 @@ class Ground:
         """An empty folder and a HOME for a page; in a clone, without what an earlier page left there."""
         own = self.folder / Path(page).stem
         (own / "home").mkdir(parents=True)
-        folder, programs = (own / "work", self.wheel_programs) if mode == "wheel" else (self.clone, ROOT)
-        if mode == "checkout":
+        if mode == "wheel":
+            folder, programs = own / "work", self.wheel_programs
+        else:
+            folder, programs = self.clone, self.clone / ".venv" / "bin"
             subprocess.run(["git", "-C", folder, "clean", "-qdfx", "-e", "/.venv", "-e", "*.egg-info"], check=True)
-            programs = folder / ".venv" / "bin"
         _share_cache(folder / ".cache", APART if mode == "checkout" else ())
         self._tokens.append(token := uuid.uuid4().hex)
         sockets = self._sockets / str(len(self._tokens))
         sockets.mkdir()
         kept = {key: value for key, value in os.environ.items() if key in KEPT or key.startswith("PIP_")}
         variables = kept | {
-            "PATH": os.pathsep.join([str(programs), *_system_path()]),
+            "PATH": os.pathsep.join(_system_path()),  # a clone's programs are found by the line of the README
             "HOME": str(own / "home"),
             "RAY_TMPDIR": str(sockets),
             "PYTHONUNBUFFERED": "1",
@@ -130,6 +131,7 @@ class Ground:
             TOKEN: token,
         }
         if mode == "wheel":
+            variables["PATH"] = f"{programs}{os.pathsep}{variables['PATH']}"
             links = (str(self.wheel.parent), os.environ.get("PIP_FIND_LINKS", ""))
             variables["PIP_FIND_LINKS"] = " ".join(filter(None, links))
         return Place(folder, own / "notes", variables, programs / "python")

@@ -1,6 +1,6 @@
 """Each check fails for what it is there for."""
 
-from tests.walk.checks import group_faults, kinds, order_faults, output_faults, report_faults
+from tests.walk.checks import group_faults, kinds, order_faults, output_faults, report_faults, reward_faults
 
 
 def test_a_traceback_and_a_missing_report_are_faults() -> None:
@@ -33,11 +33,24 @@ def test_shown_lines_have_to_be_printed_in_their_order() -> None:
     ]
 
 
+def test_a_printed_line_may_lack_a_value_that_a_short_run_does_not_know() -> None:
+    shown = "step  4/60  success 0.312  kept 6/8, mass 0.90  entropy 0.59  3.51 s\nanswer  D 2.28 nats  follows\n"
+    assert order_faults(shown, "step  1/2  success 0.1  kept 0/2, mass 0.1  1.5 s\nanswer  D 0.1 nats\n") == []
+    assert order_faults(shown, "step  1/2  failure 0.1  kept 0/2, mass 0.1  1.5 s\nanswer  D 0.1 nats\n") != []
+    assert order_faults(shown, "step  1/2  1.5 s\nanswer  D 0.1 nats\n") != []
+
+
 def test_no_group_with_two_members_that_ended_well_is_a_fault() -> None:
     group = {"num_trajectories": 4, "num_failures": 3, "failure_causes": ["agent_error"] * 3}
     assert group_faults([group]) == ["no group of 1 counted; failures: agent_error"]
     assert group_faults([group, {**group, "num_failures": 2}]) == []
     assert group_faults([]) == ["no group of 0 counted; failures: none"]
+
+
+def test_rewards_that_are_all_the_same_are_a_fault() -> None:
+    assert reward_faults([{"returns": [0.0, None]}, {"returns": [0.0]}]) == ["every reward is 0.0"]
+    assert reward_faults([{"returns": [None]}]) == ["every reward is missing"]
+    assert reward_faults([{"returns": [0.0]}, {"returns": [1.0]}]) == []
 
 
 def test_a_report_that_is_not_there_is_a_fault(tmp_path) -> None:
