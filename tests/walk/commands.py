@@ -21,7 +21,7 @@ SHORT_WARMUP = {"model.warmup.demonstrations": 32, "model.warmup.tasks": 2, "mod
 SHORT_TRL = "use_cpu=True, bf16=False, max_steps=1, max_completion_length=16, report_to='none', "
 RESUMED_STEPS = 3
 """Steps of a run that is resumed: one more than it had."""
-TRAINING = re.compile(r"(?P<start>(?:^|\s|/)squelch (?P<command>train|submit) )(?P<recipe>[\w./-]+)")
+TRAINING = re.compile(r"(?P<start>(?:^|\s|/)squelch (?:train|submit|sweep) )(?P<recipe>[\w./-]+)")
 
 
 def commands(text: str) -> list[tuple[int, str]]:

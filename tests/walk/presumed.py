@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,11 @@ def _rewards(wanted: Wanted) -> None:
     np.savez(wanted.folder / "rewards.npz", rewards=np.where(np.arange(16)[:, None] % 4, rewards, 0))
 
 
+def _run_like(name: str, wanted: Wanted) -> None:
+    """A run under another name."""
+    shutil.copytree(wanted.folder / "runs" / "frozenlake", wanted.folder / "runs" / name)
+
+
 def _model_at(wanted: Wanted, *folders: str) -> None:
     for folder in folders:
         (wanted.folder / folder).parent.mkdir(parents=True, exist_ok=True)
@@ -95,6 +101,8 @@ TABLE: Mapping[str, Callable[[Wanted], None]] = {
     "agent.py": _of_page("docs/guide/agents.md", "agent.py"),
     "rewards.npz": _rewards,
     "runs/frozenlake": lambda wanted: wanted.shell("squelch train frozenlake"),
+    "runs/my-sweep": lambda wanted: wanted.shell("squelch sweep frozenlake --seeds 0,1 --name my-sweep"),
+    **{f"runs/{name}": partial(_run_like, name) for name in "abc"},
     "checkpoint-100": lambda wanted: _model_at(wanted, "checkpoint-100"),
     "out": _trl,
     "rollouts": _verl,

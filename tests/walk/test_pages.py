@@ -2,6 +2,7 @@
 
 import pytest
 
+from docs.writers import never_run
 from squelch.cluster.cli import COMMANDS
 from tests.walk.__main__ import GUIDE, IN_CI
 from tests.walk.commands import commands
@@ -79,3 +80,8 @@ def test_a_command_of_squelch_is_left_out_only_for_a_gpu_a_cluster_or_a_download
         if text.startswith(start) and reason == "hours" and any(f"squelch {one}" in text for one in COMMANDS)
     ]
     assert left_out == []
+
+
+def test_the_results_list_the_commands_that_are_never_run() -> None:
+    page = never_run.PAGE.read_text()
+    assert never_run.with_list(page) == page, "run `python -m docs.writers.never_run`"

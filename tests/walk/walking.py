@@ -55,7 +55,8 @@ SERVERS: Mapping[str, Callable[[str], bool]] = {
     "squelch watch": lambda said: bool(re.search(r"step +\d", said)),
     "squelch inspect": _http,
     "squelch monitor": _measured,
-    "prometheus": lambda said: "Server is ready to receive web requests" in said,
+    "prometheus-alertmanager": lambda said: "Listening on" in said,
+    "prometheus ": lambda said: "Server is ready to receive web requests" in said,
 }
 """Commands that go on until they are stopped, and what shows their first right answer."""
 
@@ -202,7 +203,14 @@ class Walk:
         return found | OF_PAGE.get(self.page.name, {})
 
 
-OF_PAGE = {"docs/guide/use-with-other-trainers.md": {"FILE": "out/completions/completions_00100.parquet"}}
+OF_PAGE = {
+    "docs/guide/use-with-other-trainers.md": {"FILE": "out/completions/completions_00100.parquet"},
+    "docs/guide/runbook.md": {
+        "RECIPE": "frozenlake",
+        "NEW": "new",
+        "runs/NAME/checkpoints/step-N/hf": "runs/frozenlake/checkpoints/step-2/hf",
+    },
+}
 """Placeholders that mean something else on one page."""
 
 
