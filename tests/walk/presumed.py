@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from tests.cluster.commands.other_trainers import trainer_files
 from tests.walk.pages import read_page
@@ -74,7 +75,18 @@ def _verl(wanted: Wanted) -> None:
 
 
 def _prime_rl(wanted: Wanted) -> None:
-    trainer_files.prime_rl(wanted.folder / "outputs")
+    """With the ids that the model's tokenizer has for these texts."""
+    stream = trainer_files.prime_rl(wanted.folder / "outputs") / "00000.jsonl"
+    tokenizer = Tokenizer.from_file(str(wanted.ground.model / "tokenizer.json"))
+    episodes = [json.loads(line) for line in stream.read_text().splitlines()]
+    for node in (node for episode in episodes for trace in episode["traces"] for node in trace["nodes"]):
+        thought = node["message"].get("reasoning_content")
+        text = f"<think>{thought}</think>" if thought else node["message"]["content"]
+        node["token_ids"] = tokenizer.encode(text, add_special_tokens=False).ids
+        node["mask"] = [node["sampled"]] * len(node["token_ids"])
+        if node["sampled"]:
+            node["logprobs"] = [-0.1] * len(node["token_ids"])
+    trainer_files.jsonl(stream, episodes)
     _model_at(wanted, "outputs/weights/step_100")
 
 

@@ -137,11 +137,20 @@ class Walk:
         behind = [text for _, text in run if not text.startswith("#!") and in_background(text)]
         for index, (line, text) in enumerate(run):
             last = index == len(run) - 1 and not behind
+            if behind:
+                self._await(text)
             code, said = self._run(line, text)
             self._judge(block, line, code, block.exit_code if last else 0, said)
         if behind:  # it ends with the block
             code, said = self.shell.run("wait $!", COMMAND_S)
             self._judge(block, block.line, code, block.exit_code, said)
+
+    def _await(self, text: str) -> None:
+        """A reader looks at a run once it is there: its folder and its settings."""
+        deadline = time.monotonic() + COMMAND_S
+        for run in re.findall(r"(?<= )runs/[\w.-]+", text):
+            while not (self.place.folder / run / "config.yaml").exists() and time.monotonic() < deadline:
+                time.sleep(0.5)
 
     def _run(self, line: int, text: str) -> tuple[int, str]:
         if "HOST" in text and "HOST:6379" not in self._bindings:
