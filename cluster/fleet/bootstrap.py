@@ -171,7 +171,7 @@ def build_tiny_policy(config: RunConfig, say: Callable[[str], None], on_stage: O
     from squelch.learner.warmup.tiny import build_digest, build_tiny
     from squelch.learner.warmup.tiny_recipe import recipe_of
 
-    recipe = recipe_of(mixture)
+    recipe = recipe_of(mixture, config.model.tiny_tokens)
     digest = build_digest(mixture, config.model.tiny_seed, recipe)
     folder = Path(config.model.cache) / f"{mixture.file_name}-{digest}"
     if not folder.exists():

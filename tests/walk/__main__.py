@@ -3,6 +3,7 @@
 import argparse
 import os
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -40,6 +41,7 @@ def main() -> int:
     for ended in walks.glob("*"):
         if not psutil.pid_exists(int(ended.name)):
             shutil.rmtree(ended)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what pages started ends then, too
     ground = Ground(walks / str(os.getpid()), given.fresh, say)
     pages = given.pages or [*(f"{GUIDE}{name}.md" for name in IN_CI), "README.md"]
     if given.all:

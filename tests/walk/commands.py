@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 SHORT = {
     "loop.steps": 2,
     "loop.prompts": 2,
-    "sampling.group_size": 4,
-    "sampling.max_tokens_per_turn": 32,
+    "sampling.group_size": 8,
     "validation.tasks": 8,
     "scorer.probe.tasks": 4,
     "scorer.probe.samples": 2,
 }
 """Settings that make a run short. They are appended to the recipe, so a command's own settings win."""
+SHORT_TINY = {"model.tiny_tokens": 100_000}
+"""The same where the policy is the tiny one."""
 SHORT_WARMUP = {"model.warmup.demonstrations": 32, "model.warmup.tasks": 2, "model.warmup.samples": 2}
 """The same for recipes that warm a pretrained model up."""
 SHORT_TRL = "use_cpu=True, bf16=False, max_steps=1, max_completion_length=16, report_to='none', "
@@ -64,24 +65,30 @@ def bound(text: str, bindings: Mapping[str, str]) -> tuple[str, list[str]]:
     return text, used
 
 
-def shortened(command: str, warms_up: Sequence[str] = ()) -> str:
-    """The command with settings that shorten; `warms_up`: recipes with a warm-up of a pretrained model."""
+def shortened(command: str) -> str:
+    """The command with settings that shorten."""
 
     def longer(match: re.Match[str]) -> str:
-        settings = dict(SHORT)
+        settings = SHORT | _warmup(match["recipe"], command)
         if "--resume" in command:
             settings["loop.steps"] = RESUMED_STEPS
         if not command.startswith("#!") and in_background(command):
             del settings["loop.steps"]  # the page ends it
-        if match["recipe"] in warms_up:
-            settings |= SHORT_WARMUP
         return f"{match[0]} {_words(settings)}"
 
     if re.match(r"make train\b", command):
-        return f"{_code(command)} ARGS='{_words(SHORT)}'"
+        recipe = re.search(r"RECIPE=(\S+)", command)
+        return f"{_code(command)} ARGS='{_words(SHORT | _warmup(recipe[1] if recipe else '', command))}'"
     if "GRPOConfig(" in command:
         return command.replace("GRPOConfig(", f"GRPOConfig({SHORT_TRL}")
     return TRAINING.sub(longer, command)
+
+
+def _warmup(recipe: str, command: str) -> dict[str, int]:
+    """Settings that shorten the warm-up."""
+    if "model.path=" in command or recipe == "prompts":
+        return {}
+    return SHORT_WARMUP if recipe.startswith("smollm2") else SHORT_TINY
 
 
 def _words(settings: Mapping[str, int]) -> str:

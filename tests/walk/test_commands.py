@@ -27,7 +27,8 @@ def test_settings_that_shorten_come_before_a_commands_own() -> None:
     assert typed.endswith(" loop.steps=9 > log")
     assert "loop.steps=3 " in shortened("squelch train frozenlake name=mine --resume")
     assert "loop.steps" not in shortened("nohup squelch train frozenlake > log 2>&1 &"), "the page ends it"
-    assert "model.warmup.demonstrations" in shortened("squelch submit warm", ["warm"])
+    assert "model.warmup.demonstrations" in shortened("squelch submit smollm2-countdown")
+    assert "tiny" in shortened("squelch train frozenlake") and "tiny" not in shortened("squelch train prompts a=b")
     assert shortened("make train        # trains").startswith("make train ARGS='loop.steps=2 ")
     assert shortened("squelch filter rewards.npz") == "squelch filter rewards.npz"
 

@@ -19,7 +19,6 @@ from tests.walk.session import Late, Session, end_all, tail
 
 COMMAND_S = 1500.0
 """Bound on one command: a start with a warm-up on a slow machine."""
-WARMS_UP = ("smollm2-countdown", "smollm2-frozenlake", "smollm2-sokoban")
 README = "README.md"
 ON_PATH = re.compile(r"^export PATH=.*$", re.MULTILINE)
 """The README's line with which a checkout's programs are found."""
@@ -157,7 +156,7 @@ class Walk:
             port, dashboard = start_head(self.place)
             self._bindings |= {"HOST:6379": f"127.0.0.1:{port}", "HOST:8265": f"127.0.0.1:{dashboard}"}
         typed, used = bound(text, self._bindings)
-        typed = shortened(typed, WARMS_UP)
+        typed = shortened(typed)
         for name in used:
             self.say(f"        {name} = {self._bindings[name]}")
         if text.startswith("#!"):
