@@ -31,8 +31,8 @@ class ModelConfig(Settings):
     tiny_seed: int = Field(0, ge=0)
     """Seed of the tiny policy's initialisation and demonstrations."""
     tiny_tokens: int | None = Field(None, ge=10_000)
-    """Tokens of the demonstrations that the tiny policy is warmed up on. Unset: as many as its environments need, such as
-    1.4 million for FrozenLake. After 100,000, which takes seconds, it knows the format and little else: enough to try
+    """Tokens of the demonstrations that the tiny policy is warmed up on. Unset: as many as its environments need, such
+    as 1.4 million for FrozenLake. After 100,000, which takes seconds, it knows the format and little else: enough to try
     settings out."""
     chat_template: str = ""
     """Chat template in place of the model's own, for a model whose own one removes the reasoning of earlier turns
