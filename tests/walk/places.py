@@ -117,7 +117,10 @@ class Ground:
         else:
             folder, programs = self.clone, self.clone / ".venv" / "bin"
             subprocess.run(["git", "-C", folder, "clean", "-qdfx", "-e", "/.venv", "-e", "*.egg-info"], check=True)
-        _share_cache(folder / ".cache", APART if mode == "checkout" else ())
+        _lend_policies(folder / ".cache")
+        for name in APART if mode == "checkout" else ():
+            if (ROOT / ".cache" / name).is_dir():
+                (folder / ".cache" / name).symlink_to(ROOT / ".cache" / name)
         self._tokens.append(token := uuid.uuid4().hex)
         sockets = self._sockets / str(len(self._tokens))
         sockets.mkdir()
@@ -154,14 +157,19 @@ def _system_path() -> list[str]:
     return [part for part in os.environ["PATH"].split(os.pathsep) if part and Path(part).resolve() != own]
 
 
-def _share_cache(cache: Path, apart: tuple[str, ...]) -> None:
-    cache.mkdir(parents=True, exist_ok=True)
-    for name in (*POLICIES, *apart):
-        shared = ROOT / ".cache" / name
-        if name in POLICIES:
-            shared.mkdir(parents=True, exist_ok=True)
-        if shared.is_dir():
-            (cache / name).symlink_to(shared)
+def _lend_policies(cache: Path) -> None:
+    """Puts links to the shared policies' files into a page's cache."""
+    for name in POLICIES:
+        (ROOT / ".cache" / name).mkdir(parents=True, exist_ok=True)
+        shutil.copytree(ROOT / ".cache" / name, cache / name, copy_function=os.link)
+
+
+def keep_policies(cache: Path) -> None:
+    """Shares the policies that a page has made: each folder is whole, for it got its name at the end."""
+    for made in (path for name in POLICIES for path in (cache / name).glob("[!.]*")):
+        shared = ROOT / ".cache" / made.parent.name / made.name
+        if not shared.exists():
+            shutil.copytree(made, shared, copy_function=os.link)
 
 
 def free_port() -> int:

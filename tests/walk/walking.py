@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.walk import checks
 from tests.walk.commands import bound, commands, in_background, left_out, shortened
 from tests.walk.pages import Block, Page, PageFault, read_page
-from tests.walk.places import Ground, Place, start_head
+from tests.walk.places import Ground, Place, keep_policies, start_head
 from tests.walk.presumed import Wanted, names, presume
 from tests.walk.session import Late, Session, end_all, tail
 
@@ -91,6 +91,7 @@ class Walk:
         self.shell.close()
         if self._python:
             self._python.close()
+        keep_policies(self.place.folder / ".cache")
         left = end_all(self.place.token, LINGER_S)
         if left:
             self._fault(len(self.page.text.splitlines()), f"left {len(left)} processes behind: {'; '.join(left[:5])}")
