@@ -157,11 +157,19 @@ def _system_path() -> list[str]:
     return [part for part in os.environ["PATH"].split(os.pathsep) if part and Path(part).resolve() != own]
 
 
+def _link(source: str, target: str) -> None:
+    """A link, or a copy where the file system refuses one."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
 def _lend_policies(cache: Path) -> None:
-    """Puts links to the shared policies' files into a page's cache."""
+    """Puts the shared policies into a page's cache."""
     for name in POLICIES:
         (ROOT / ".cache" / name).mkdir(parents=True, exist_ok=True)
-        shutil.copytree(ROOT / ".cache" / name, cache / name, copy_function=os.link)
+        shutil.copytree(ROOT / ".cache" / name, cache / name, copy_function=_link)
 
 
 def keep_policies(cache: Path) -> None:
@@ -169,7 +177,7 @@ def keep_policies(cache: Path) -> None:
     for made in (path for name in POLICIES for path in (cache / name).glob("[!.]*")):
         shared = ROOT / ".cache" / made.parent.name / made.name
         if not shared.exists():
-            shutil.copytree(made, shared, copy_function=os.link)
+            shutil.copytree(made, shared, copy_function=_link)
 
 
 def free_port() -> int:
