@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 
 SHORT = {
-    "loop.steps": 2,
+    "loop.steps": 1,
     "loop.prompts": 2,
     "sampling.group_size": 8,
     "validation.tasks": 8,
@@ -20,7 +20,7 @@ SHORT_TINY = {"model.tiny_tokens": 100_000}
 SHORT_WARMUP = {"model.warmup.demonstrations": 32, "model.warmup.tasks": 2, "model.warmup.samples": 2}
 """The same for recipes that warm a pretrained model up."""
 SHORT_TRL = "use_cpu=True, bf16=False, max_steps=1, max_completion_length=16, report_to='none', "
-RESUMED_STEPS = 3
+RESUMED_STEPS = 2
 """Steps of a run that is resumed: one more than it had."""
 TRAINING = re.compile(r"(?P<start>(?:^|\s|/)squelch (?:train|submit|sweep) )(?P<recipe>[\w./-]+)")
 

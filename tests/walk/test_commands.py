@@ -23,13 +23,13 @@ def test_placeholders_are_bound_as_words_the_longest_first() -> None:
 
 def test_settings_that_shorten_come_before_a_commands_own() -> None:
     typed = shortened("nice .venv/bin/squelch train ./mixed.yaml loop.steps=9 > log")
-    assert typed.startswith("nice .venv/bin/squelch train ./mixed.yaml loop.steps=2 ")
+    assert typed.startswith("nice .venv/bin/squelch train ./mixed.yaml loop.steps=1 ")
     assert typed.endswith(" loop.steps=9 > log")
-    assert "loop.steps=3 " in shortened("squelch train frozenlake name=mine --resume")
+    assert "loop.steps=2 " in shortened("squelch train frozenlake name=mine --resume")
     assert "loop.steps" not in shortened("nohup squelch train frozenlake > log 2>&1 &"), "the page ends it"
     assert "model.warmup.demonstrations" in shortened("squelch submit smollm2-countdown")
     assert "tiny" in shortened("squelch train frozenlake") and "tiny" not in shortened("squelch train prompts a=b")
-    assert shortened("make train        # trains").startswith("make train ARGS='loop.steps=2 ")
+    assert shortened("make train        # trains").startswith("make train ARGS='loop.steps=1 ")
     assert shortened("squelch filter rewards.npz") == "squelch filter rewards.npz"
 
 

@@ -217,7 +217,7 @@ OF_PAGE = {
     "docs/guide/runbook.md": {
         "RECIPE": "frozenlake",
         "NEW": "new",
-        "runs/NAME/checkpoints/step-N/hf": "runs/frozenlake/checkpoints/step-2/hf",
+        "runs/NAME/checkpoints/step-N/hf": "runs/frozenlake/checkpoints/step-1/hf",
     },
 }
 """Placeholders that mean something else on one page."""
