@@ -1,6 +1,7 @@
 # `make train` trains, `make check` looks at a change in a minute, without the tests of `research/`, `make test` runs
-# every test, `make walk` runs the guide's pages as a reader would. Each sets up what it needs, once. `make setup LOCKED=1` installs only packages whose digests
-# deploy/lock-cpu.txt holds.
+# every test, `make walk` runs pages of the guide and the README as a reader would (PAGE=docs/guide/filter.md: one page;
+# ALL=1: every page with marks, about an hour). Each sets up what it needs, once. `make setup LOCKED=1` installs only
+# packages whose digests deploy/lock-cpu.txt holds.
 PYTHON ?= python3
 VENV ?= .venv
 KIND ?= cpu
@@ -24,7 +25,6 @@ test: setup
 	$(VENV)/bin/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder $(ARGS) || { [ $$? -eq 1 ] && \
 		$(VENV)/bin/python -m pytest --last-failed --last-failed-no-failures none $(ARGS); }
 
-# PAGE=docs/guide/filter.md walks one page, ALL=1 every page that has marks (about an hour).
 walk: setup
 	VENV=$(VENV) PYTHON=$(VENV)/bin/python deploy/setup.sh test
 	VENV=$(VENV) deploy/setup.sh smollm2
