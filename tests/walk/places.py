@@ -12,9 +12,12 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+
+import psutil
 
 from squelch.actors.pretrained.source import resolved
 from tests.walk.session import TOKEN, end_all
@@ -185,8 +188,8 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def start_head(place: Place) -> tuple[int, int]:
-    """The ports of a local Ray head and its dashboard; it ends with the page's other processes."""
+def start_head(place: Place) -> tuple[subprocess.Popen, int, int]:
+    """A local Ray head, its port, and that of its dashboard."""
     port, dashboard = free_port(), free_port()
     words = [place.python, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--node-ip-address=127.0.0.1"]
     words += [f"--port={port}", f"--dashboard-port={dashboard}", "--num-cpus=4", "--object-store-memory=200000000"]
@@ -198,7 +201,17 @@ def start_head(place: Place) -> tuple[int, int]:
         if head.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"ray start --head: {(place.notes / 'head').read_text()[-2000:]}")
         time.sleep(0.3)
-    return port, dashboard
+    return head, port, dashboard
+
+
+def end_head(head: subprocess.Popen) -> None:
+    """Kills the head and what it has started."""
+    family = psutil.Process(head.pid).children(recursive=True) if head.poll() is None else []
+    head.kill()
+    for process in family:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    head.wait()
 
 
 def _answers(port: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -13,7 +14,7 @@ from pathlib import Path
 from tests.walk import checks
 from tests.walk.commands import bound, commands, in_background, left_out, shortened
 from tests.walk.pages import Block, Page, PageFault, read_page
-from tests.walk.places import Ground, Place, keep_policies, start_head
+from tests.walk.places import Ground, Place, end_head, keep_policies, start_head
 from tests.walk.presumed import Wanted, names, presume
 from tests.walk.session import Late, Session, end_all, tail
 
@@ -51,7 +52,7 @@ def _answer(url: str) -> str | None:
 
 
 SERVERS: Mapping[str, Callable[[str], bool]] = {
-    "squelch watch": lambda said: bool(re.search(r"step +\d", said)),
+    "squelch watch": lambda said: bool(re.search(r"step +\d+/\d", said)),
     "squelch inspect": _http,
     "squelch monitor": _measured,
     "prometheus-alertmanager": lambda said: "Listening on" in said,
@@ -75,6 +76,7 @@ class Walk:
     def __post_init__(self) -> None:
         self.shell = Session(self.place.folder, self.place.notes / "shell", self.place.variables)
         self._python: Session | None = None
+        self._head: subprocess.Popen | None = None
         self._bindings = self._bound_now()
         self._ran: set[tuple[Path, float]] = set()
 
@@ -91,6 +93,8 @@ class Walk:
         self.shell.close()
         if self._python:
             self._python.close()
+        if self._head:
+            end_head(self._head)
         keep_policies(self.place.folder / ".cache")
         left = end_all(self.place.token, LINGER_S)
         if left:
@@ -154,7 +158,7 @@ class Walk:
 
     def _run(self, line: int, text: str) -> tuple[int, str]:
         if "HOST" in text and "HOST:6379" not in self._bindings:
-            port, dashboard = start_head(self.place)
+            self._head, port, dashboard = start_head(self.place)
             self._bindings |= {"HOST:6379": f"127.0.0.1:{port}", "HOST:8265": f"127.0.0.1:{dashboard}"}
         typed, used = bound(text, self._bindings)
         typed = shortened(typed)
