@@ -91,7 +91,7 @@ CASES: tuple[Case, ...] = (
         below="rollout.",
     ),
     _case("rollout.num_gpus", lambda gpus: gpus > 0, "rollout.num_threads"),
-    _case("model.path", lambda path: path != "tiny", "model.tiny_seed"),
+    _case("model.path", lambda path: path != "tiny", "model.tiny_seed", "model.tiny_tokens"),
     _case(
         "recorder.loggers",
         lambda loggers: "wandb" not in loggers,

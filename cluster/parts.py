@@ -30,6 +30,10 @@ class ModelConfig(Settings):
     The tiny policy has a warm-up of its own."""
     tiny_seed: int = Field(0, ge=0)
     """Seed of the tiny policy's initialisation and demonstrations."""
+    tiny_tokens: int | None = Field(None, ge=10_000)
+    """Tokens of the demonstrations that the tiny policy is warmed up on. Unset: as many as its environments need, such
+    as 1.4 million for FrozenLake. After 100,000, which takes seconds, it knows the format and little else: enough to
+    try settings out."""
     chat_template: str = ""
     """Chat template in place of the model's own, for a model whose own one removes the reasoning of earlier turns
     (Qwen3) or refuses a system message: `chatml`, `deepseek`, or the path of a Jinja file. It becomes part of the model

@@ -3,14 +3,13 @@
 import os
 import shutil
 import subprocess
-import sys
-import sysconfig
-import venv
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.wheel import build, install
 
 pytestmark = pytest.mark.slow
 
@@ -27,23 +26,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / room, source / room, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / file, source / file)
-    words = ["-m", "build", "--wheel", "--no-isolation", "--outdir", str(built), str(source)]
-    subprocess.run([sys.executable, *words], check=True, capture_output=True, timeout=180)
-    return next(built.glob("squelch_rl-*.whl"))
+    return build(source, built)
 
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `squelch` of an environment that holds the wheel. Third-party packages come from the environment of the
-    tests; its `.pth` files are not read there, so an editable install of this checkout stays out of sight."""
-    folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=False)
-    python = folder / "bin" / "python"
-    install = ["-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)]
-    subprocess.run([sys.executable, *install], check=True, capture_output=True, timeout=180)
-    site = next(folder.glob("lib/python*/site-packages"))
-    (site / "third-party.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return folder / "bin" / "squelch"
+    """The `squelch` of an environment that holds the wheel."""
+    return install(wheel, tmp_path_factory.mktemp("environment")) / "squelch"
 
 
 def outside(installed: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

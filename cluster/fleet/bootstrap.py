@@ -200,7 +200,7 @@ def build_tiny_policy(config: RunConfig, say: Callable[[str], None], on_stage: O
     from squelch.learner.warmup.tiny import build_tiny
     from squelch.learner.warmup.tiny_recipe import recipe_of
 
-    recipe, folder = recipe_of(mixture), _tiny_folder(config)
+    recipe, folder = recipe_of(mixture, config.model.tiny_tokens), _tiny_folder(config)
     if not folder.exists():
         lasts = "two to four minutes" if len(mixture.entries) == 1 else "minutes for each environment"
         say(f"warming up the tiny policy for {mixture.name} in {folder} ({lasts}, once)")
@@ -222,7 +222,8 @@ def _tiny_folder(config: RunConfig) -> Path:
     from squelch.learner.warmup.tiny import build_digest
     from squelch.learner.warmup.tiny_recipe import recipe_of
 
-    digest = build_digest(config.mixture, config.model.tiny_seed, recipe_of(config.mixture))
+    recipe = recipe_of(config.mixture, config.model.tiny_tokens)
+    digest = build_digest(config.mixture, config.model.tiny_seed, recipe)
     return Path(config.model.cache) / f"{config.mixture.file_name}-{digest}"
 
 

@@ -108,14 +108,14 @@ def recipe_for(environment: str) -> TinyRecipe:
     return RECIPES.get(environment, TinyRecipe() if words else TEXT_RECIPE)
 
 
-def recipe_of(mixture: Mixture) -> TinyRecipe:
+def recipe_of(mixture: Mixture, tokens: int | None = None) -> TinyRecipe:
     """The recipe of a run's environments: that of an only one; of several, the one of the longest sequences, with the
-    tokens of all. With a tower if one shows pictures."""
+    tokens of all, or with `tokens`. With a tower if one shows pictures."""
     found = [recipe_for(entry.environment.name) for entry in mixture.entries]
     longest = max(found, key=lambda recipe: recipe.max_position)
     sees = any(shows_pictures(entry.environment) for entry in mixture.entries)
     return longest.model_copy(
-        update={"tokens": sum(recipe.tokens for recipe in found), "tower": TinyTower() if sees else None}
+        update={"tokens": tokens or sum(recipe.tokens for recipe in found), "tower": TinyTower() if sees else None}
     )
 
 

@@ -43,6 +43,7 @@ def test_a_vocabulary_covers_all_environments_and_demonstrations_have_the_ratio_
     entries = [EnvironmentEntry(name="FrozenLake", weight=3), EnvironmentEntry(name="Sokoban")]
     mixture, recipe = Mixture.several(entries), recipe_of(Mixture.several(entries))
     assert recipe.tokens == sum(recipe_for(one.name).tokens for one in entries)
+    assert recipe_of(mixture, 100_000) == recipe.model_copy(update={"tokens": 100_000})
     codec = tiny.write_tokenizer(tmp_path, mixture, 0, recipe)
     texts = [one.texts() for one in itertools.islice(mixed(mixture, qualities_of(mixture, recipe), 50), 40)]
     codec.check([text for one in texts for text in one])

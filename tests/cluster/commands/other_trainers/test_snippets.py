@@ -1,10 +1,9 @@
-"""The snippets of docs/guide/use-with-other-trainers.md run on files of the forms that these trainers write."""
+"""What the snippets of docs/guide/use-with-other-trainers.md give, in values that a walk of the page cannot know."""
 
 import importlib.util
 import json
 import re
 import shlex
-import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -12,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -83,16 +81,6 @@ def write_trl(folder: Path, prompts: list, completions: list) -> None:
     pq.write_table(pa.table(columns), path)
 
 
-def test_trl_completions_as_text_and_as_messages(here, texts, capsys) -> None:
-    completions = [f"<think>{z}</think> <answer>" for _, z in texts]
-    write_trl(here, [f"<|user|>{x}<|end|><|assistant|>" for x, _ in texts], completions)
-    plain = scored("trl", capsys)
-    messages = [[{"role": "user", "content": x}] for x, _ in texts]
-    write_trl(here, messages, [[{"role": "assistant", "content": each}] for each in completions])
-    spoken = scored("trl", capsys)
-    assert spoken["mi_est"] == plain["mi_est"]
-
-
 def test_trl_ids_from_a_reward_function(here, texts, tiny_policy, capsys) -> None:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tiny_policy)
     prompts = [[{"role": "user", "content": x}] for x, _ in texts]
@@ -110,19 +98,6 @@ def test_trl_ids_from_a_reward_function(here, texts, tiny_policy, capsys) -> Non
     by_text = {each["text"]: each["gap"] for each in whole["templates"]}
     same = [each for each in found["templates"] if each["text"] in by_text]
     assert same and all(each["gap"] == pytest.approx(by_text[each["text"]], abs=1e-3) for each in same)
-
-
-@pytest.mark.parametrize("extra", [{}, {"gts": "Right", "acc": True}])
-def test_verl_rollouts(here, texts, capsys, extra) -> None:
-    """Special tokens are gone from both texts."""
-    (here / "rollouts").mkdir()
-    rows = [
-        {"input": f"user{x} assistant", "output": f"<think>{z}</think> <answer>", "score": 1.0, "step": 100} | extra
-        for x, z in texts
-    ]
-    lines = "\n".join(json.dumps(row).replace("user ", " ").replace(" assistant", " .") for row in rows)
-    (here / "rollouts" / "100.jsonl").write_text(lines + "\n")
-    scored("verl", capsys)
 
 
 @pytest.mark.parametrize(
@@ -144,18 +119,6 @@ def test_each_trainers_command_names_the_weights_that_sampled_its_file(tmp_path,
     notes = notes_on_file(found, Path(file), Path(given["--model"]))
     assert found.format.weights is not None and found.format.weights.number_in(Path(given["--model"])) is not None
     assert not [note for note in notes if "you gave" in note]
-
-
-def test_what_slime_saved_is_converted_without_executing_it(tmp_path, monkeypatch) -> None:
-    rows = [json.loads(line) for line in trainer_files.slime(tmp_path).read_text().splitlines()]
-    torch.save({"rollout_id": 7, "samples": [{**row, "rollout_id": None} for row in rows]}, tmp_path / "7.pt")
-    monkeypatch.setattr(sys, "argv", ["convert.py", str(tmp_path / "7.pt")])
-    module(tmp_path, "slime")
-    found = read_samples(tmp_path / "7.jsonl")
-    assert (found.format.name, found.step, len(found.rows)) == ("slime", 7, 3)
-
-
-REWARDS = np.array([[0, 0, 0, 0], [1, 0, 1, 0], [1, 1, 1, 1], [0, 0, 0, 1], [np.nan, np.nan, np.nan, 1]])
 
 
 def test_the_filter_on_rows_with_a_uid_in_any_order_and_number(tmp_path) -> None:

@@ -1,0 +1,110 @@
+"""What a reader types of a block: its commands, with placeholders bound and settings that shorten. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+
+SHORT = {
+    "loop.steps": 1,
+    "loop.prompts": 2,
+    "sampling.group_size": 8,
+    "validation.tasks": 8,
+    "scorer.probe.tasks": 4,
+    "scorer.probe.samples": 2,
+}
+"""Settings that make a run short. They are appended to the recipe, so a command's own settings win."""
+SHORT_TINY = {"model.tiny_tokens": 100_000}
+"""The same where the policy is the tiny one."""
+SHORT_WARMUP = {"model.warmup.demonstrations": 32, "model.warmup.tasks": 2, "model.warmup.samples": 2}
+"""The same for recipes that warm a pretrained model up."""
+SHORT_TRL = "use_cpu=True, bf16=False, max_steps=1, max_completion_length=16, report_to='none', "
+RESUMED_STEPS = 2
+"""Steps of a run that is resumed: one more than it had."""
+TRAINING = re.compile(r"(?P<start>(?:^|\s|/)squelch (?:train|submit|sweep) )(?P<recipe>[\w./-]+)")
+
+
+def commands(text: str) -> list[tuple[int, str]]:
+    """(line within the block from 0, command), with the lines that a backslash or an open quote joins; a script, which
+    begins with #!, is one command."""
+    if text.lstrip().startswith("#!"):
+        return [(0, text)]
+    found, gathered, start = list[tuple[int, str]](), "", 0
+    for number, line in enumerate(text.splitlines()):
+        if not gathered:
+            start = number
+        gathered += line + "\n"
+        if _complete(gathered):
+            if shlex.split(gathered, comments=True):
+                found.append((start, gathered.rstrip()))
+            gathered = ""
+    if gathered.strip():
+        raise ValueError(f"the command does not end: {gathered.strip()}")
+    return found
+
+
+def _complete(text: str) -> bool:
+    if text.endswith("\\\n"):
+        return False
+    try:
+        shlex.split(text, comments=True)
+    except ValueError:
+        return False
+    return True
+
+
+def bound(text: str, bindings: Mapping[str, str]) -> tuple[str, list[str]]:
+    """The text with each placeholder replaced where it stands as a word, and the placeholders that it had. Longer ones
+    come first."""
+    used = list[str]()
+    for name in sorted(bindings, key=len, reverse=True):
+        pattern = rf"(?<![\w.]){re.escape(name)}(?![\w.-])"
+        text, count = re.subn(pattern, lambda _, value=bindings[name]: value, text)
+        used += [name] * bool(count)
+    return text, used
+
+
+def shortened(command: str) -> str:
+    """The command with settings that shorten."""
+
+    def longer(match: re.Match[str]) -> str:
+        settings = SHORT | _warmup(match["recipe"], command)
+        if "--resume" in command:
+            settings["loop.steps"] = RESUMED_STEPS
+        if not command.startswith("#!") and in_background(command):
+            del settings["loop.steps"]  # the page ends it
+        return f"{match[0]} {_words(settings)}"
+
+    if re.match(r"make train\b", command):
+        recipe = re.search(r"RECIPE=(\S+)", command)
+        return f"{_code(command)} ARGS='{_words(SHORT | _warmup(recipe[1] if recipe else '', command))}'"
+    if "GRPOConfig(" in command:
+        return command.replace("GRPOConfig(", f"GRPOConfig({SHORT_TRL}")
+    return TRAINING.sub(longer, command)
+
+
+def _warmup(recipe: str, command: str) -> dict[str, int]:
+    """Settings that shorten the warm-up."""
+    if "model.path=" in command or recipe == "prompts":
+        return {}
+    return SHORT_WARMUP if recipe.startswith("smollm2") else SHORT_TINY
+
+
+def _words(settings: Mapping[str, int]) -> str:
+    return " ".join(f"{key}={value}" for key, value in settings.items())
+
+
+def _code(command: str) -> str:
+    """The command without a comment at its end."""
+    return re.sub(r"\s+#\s.*$", "", command)
+
+
+def left_out(command: str, not_run: Mapping[str, str]) -> str | None:
+    """Why the command is not run; None if it is."""
+    return next((reason for start, reason in not_run.items() if command.startswith(start)), None)
+
+
+def in_background(command: str) -> bool:
+    """Whether the shell goes on while the command runs."""
+    return shlex.split(command, comments=True)[-1:] == ["&"]
