@@ -173,6 +173,14 @@ def test_whatever_is_no_result_fails_the_trajectory_with_its_reason(script, said
         ran(agent(script))
 
 
+def test_a_command_gets_its_secret_and_no_failure_shows_it():
+    one = agent(
+        command=[sys.executable, "-c", "import sys; sys.exit('key ' + sys.argv[-1])", "--api-key", "sk-12345678"]
+    )
+    with pytest.raises(AgentFailed, match=r"it last wrote: key \*\*\*$"):
+        ran(one)
+
+
 def test_what_a_command_floods_is_bounded_and_its_last_line_counts():
     found = ran(agent("for _ in range(200): print('x' * 100_000)\nprint('{\"reward\": 2}')"))
     assert found.reward == 2.0
