@@ -7,9 +7,6 @@ caches and environments come on top; `squelch plan` estimates them.
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from squelch.actors.model_folder import num_parameters
 from squelch.actors.model_size import BYTES
 from squelch.actors.process.free_memory import free_memory
 from squelch.cluster.config import RunConfig
@@ -25,9 +22,10 @@ TRAINED_BYTES, FROZEN_BYTES = 16, 4
 """Bytes of a parameter in float32: with its gradient and Adam's two moments, and under adapters alone."""
 
 
-def note(config: RunConfig, model_dir: Path) -> str | None:
-    """A warning with figures if the run takes more memory than is free here; None if it does not."""
-    parts, free = least(config, num_parameters(model_dir)), free_memory()
+def note(config: RunConfig, published: int) -> str | None:
+    """A warning with figures if the run takes more memory than is free here; None if it does not. `published`: bytes of
+    a version of the weights."""
+    parts, free = least(config, published // BYTES[config.rollout.dtype]), free_memory()
     needed = sum(parts.values())
     if needed <= RAYS_SHARE * free:
         return None

@@ -204,6 +204,8 @@ def _run(
                     raise Interrupted(signals.arrived[0])
                 startup.stage("starting Ray" if not config.cluster.address else "joining the Ray cluster", "5 to 15 s")
                 weights = weight_bytes(model_dir, config)
+                if starts_ray(config) and (scarce := host_memory.note(config, weights)):
+                    notes.append(scarce)
                 connect(config, say, weights=weights, joined=end.watch_ray)
                 driver.hold(say)
                 config = end.config = choose_token_budget(config, model_dir, resume, say, weights, memory_of_a_card)
@@ -249,8 +251,6 @@ def _prepare(
     model_dir = prepare_model(config, startup.say, startup.advance, partial(check_fixed_scorer, config))
     config = with_date_of(config, model_dir, startup.say)
     _check_model(checkpoint, model_dir)
-    if starts_ray(config) and (scarce := host_memory.note(config, model_dir)):
-        notes.append(scarce)
     return choose_scoring(config, model_dir, resume, startup.say), model_dir, notes
 
 

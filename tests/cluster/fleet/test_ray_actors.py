@@ -89,7 +89,7 @@ def test_a_call_that_is_given_up_is_cancelled_in_its_actor(monkeypatch: pytest.M
     async def give_up() -> None:
         worker = Client(Raising(None), RayTransport(), load("frozenlake", ["rollout.update_timeout_s=0.01"]))
         monkeypatch.setattr("squelch.cluster.control.client.GRACE_S", 0.01)
-        with pytest.raises(TimeoutError, match=r"^no answer within 0\.01 s$"):
+        with pytest.raises(TimeoutError, match=r"^no answer within 0\.01 s \(rollout\.update_timeout_s\)$"):
             await worker.call(UPDATE_WEIGHTS, None)
 
     asyncio.run(give_up())

@@ -527,7 +527,7 @@ def test_an_actor_that_hangs_in_a_call_is_replaced_and_costs_nothing_but_time(
 
 
 def test_a_worker_that_is_late_with_weights_or_fails_their_checks_is_replaced(tmp_path: Path) -> None:
-    for what, cause in (("fail", "worker.update failed"), ("hang", "no answer within 30 s")):
+    for what, cause in (("fail", "worker.update failed"), ("hang", "no answer within 30 s (rollout.update_timeout_s)")):
         words = ("cluster.hung_after_s=500", "loop.steps=8")
         fault = Fault("worker.update", 4, what)
         world = World(configured(tmp_path / what, *words), (fault,), rewards=lambda t, i: i % 2)
