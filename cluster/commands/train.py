@@ -60,7 +60,8 @@ def _run(options: argparse.Namespace, shown: Callable[[], None]) -> int:
 
     def report() -> None:
         if config.recorder.report and (config.run_dir / "metrics.jsonl").is_file():
-            after_the_run(config.run_dir, say)
+            with not_silent("writing the report"):
+                after_the_run(config.run_dir, say)
 
     return train(config, options.resume, say, report, shown)
 

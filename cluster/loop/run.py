@@ -63,6 +63,7 @@ from squelch.cluster.fleet.ray_actors import RayActors
 from squelch.cluster.fleet.token_budget import choose_token_budget
 from squelch.cluster.idle_settings import notes_on_settings
 from squelch.cluster.kept_secrets import without_secrets
+from squelch.cluster.leaving import before_leaving
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.ends import EXIT_FAILED, RunEnd, last_checkpoint, nothing_left, with_trace
 from squelch.cluster.loop.heartbeat import Heartbeat, beating, limits
@@ -186,6 +187,7 @@ def _run(
         closing(Startup(output.aloud(say), output.screen, config.run_dir, lambda: driver.hold(say))) as startup,
     ):
         shown()
+        before_leaving(startup.close)  # else the bar would stay below the last line
         say, output.apart = startup.say, startup.paused
         if uploads is not None:
             uploads.say = say

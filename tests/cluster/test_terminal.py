@@ -4,13 +4,17 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from queue import Queue
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from squelch.cluster import terminal
 from squelch.cluster.cli import _show_bug, main
 from squelch.cluster.terminal import MAX_PARAGRAPH, aligned, complain, one_line, say, say_json, visible
 
@@ -133,3 +137,22 @@ def test_a_legacy_locale_does_not_refuse_words_beyond_ascii(tmp_path: Path) -> N
     legacy = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = squelch(f"config {tmp_path}/ö.yaml runs_dir=ü", **legacy)
     assert done.returncode == 0 and r'runs_dir: "\xFC"' in done.stdout
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_what_takes_long_is_said_on_a_terminal_until_somebody_else_says_it(monkeypatch, is_terminal: bool) -> None:
+    said = Queue[str]()
+    monkeypatch.setattr(terminal, "EVERY_S", 0.02)
+    monkeypatch.setattr(terminal, "remark", said.put)
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: is_terminal))
+    with terminal.not_silent("reading the settings") as shown:
+        if is_terminal:
+            assert said.get(timeout=180.0) == "reading the settings (0 s so far)"
+        else:
+            time.sleep(0.1)
+        shown()
+        time.sleep(0.1)
+        while not said.empty():
+            assert is_terminal and said.get() == "reading the settings (0 s so far)"
+        time.sleep(0.1)
+        assert said.empty()

@@ -71,6 +71,8 @@ def test_whatever_the_run_waits_for_is_shown_with_how_much_of_it_is_done(tmp_pat
     ]  # fmt: skip
     assert {"step 2: validating on 3 tasks", "waiting for the scorer", "step 2: writing a checkpoint"} <= {*step}
     assert step[-1] == "ending: writing a checkpoint"
+    passes = next(work.counted for work in outcome.shown if work.what == "step 1: training on 3 groups")
+    assert passes is not None and passes()[0] > 0, "the learner was asked meanwhile"
     counted = next(work.counted for work in outcome.shown if work.what == "step 2: playing")
     assert counted is not None and counted() == (0, 0, "groups"), "the step is closed"
 
