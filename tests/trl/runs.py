@@ -8,7 +8,6 @@ import importlib
 import json
 import multiprocessing
 import os
-import re
 import socket
 import sys
 import time
@@ -165,23 +164,6 @@ def tools(folder: Path, model: Path) -> None:
     say(folder, found | {"log": trainer.state.log_history})
 
 
-def page(folder: Path, model: Path) -> None:
-    """The snippets of docs/guide/trl.md, one after another, on a model and tasks of this folder."""
-    text = (Path(__file__).parents[2] / "docs" / "guide" / "trl.md").read_text()
-    snippets = re.findall(r"<!-- run: \w+ -->\n```python\n(.*?)```", text, re.DOTALL)
-    small = "use_cpu=True, bf16=False, max_steps=1, max_completion_length=16, report_to='none', "
-    code = "\n".join(snippets).replace("Qwen/Qwen3-0.6B", str(model)).replace("GRPOConfig(", f"GRPOConfig({small}")
-    os.chdir(folder)
-    (shown,) = re.findall(r"<!-- file: tasks\.jsonl -->\n```json\n(.*?)```", text, re.DOTALL)
-    tasks = [json.loads(line) for line in shown.splitlines()]
-    for index, (task, row) in enumerate(zip(tasks, work.rows(len(tasks)), strict=True)):  # its words
-        task["prompt"][0]["content"], task["answer"] = row["prompt"][-1]["content"], f"w{index % 6}"
-    Path("tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
-    run: dict[str, Any] = {}
-    exec(compile(code, "docs/guide/trl.md", "exec"), run)
-    say(folder, {"snippets": len(snippets), "log": run["trainer"].state.log_history})
-
-
 def losses(folder: Path, model: Path) -> None:
     """Loss and gradient of a batch with masked groups, and of the kept rows alone, by loss and normaliser."""
     found = {}
@@ -268,7 +250,6 @@ def main() -> None:
         "tools",
         "rewarded",
         "losses",
-        "page",
     ]
     for name in parts:
         folder = root / name

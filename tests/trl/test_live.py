@@ -144,12 +144,6 @@ def test_with_tools_the_first_turn_is_scored_under_the_prompt_with_their_schemas
     assert logged(tools["log"], MI)[1] == pytest.approx(result["mi_seq_est"], abs=1e-5)
 
 
-def test_the_snippets_of_the_page_run_as_they_stand(runs: Path) -> None:
-    page = found(runs, "page")
-    assert page["snippets"] == 2
-    assert {"squelch/kept_fraction", "squelch/first_turn/num_prompts"} <= page["log"][0].keys()
-
-
 @pytest.mark.parametrize("loss", ["dapo", "cispo", "vespo", "grpo", "sapo", "luspo", "dr_grpo", "bnpo"])
 def test_a_masked_batch_has_the_gradient_of_its_kept_rows_alone(runs: Path, loss: str) -> None:
     """Half of the rows are kept. TRL averages some losses over rows: there `all` halves the gradient."""

@@ -40,7 +40,7 @@ def main() -> int:
     walks = ROOT / "build" / "walk"
     for ended in walks.glob("*"):
         if not psutil.pid_exists(int(ended.name)):
-            shutil.rmtree(ended)
+            shutil.rmtree(ended, ignore_errors=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what pages started ends then, too
     ground = Ground(walks / str(os.getpid()), given.fresh, say)
     pages = given.pages or [*(f"{GUIDE}{name}.md" for name in IN_CI), "README.md"]
