@@ -7,7 +7,7 @@ import errno
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import IO, Any
 
@@ -175,23 +175,20 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _meant(unknown: Sequence[str], options: argparse.Namespace) -> str:
-    """How to give the first unknown flag, as a clause: as a setting, if the command takes settings, else by the flags
-    whose help has its word, else by all that the command has; empty if that is not known."""
+    """How to give the first unknown flag, as a clause: by the flags whose help has its word, as a setting, if the
+    command takes settings and it is one, else by all flags that the command has; empty if that is not known."""
     if not unknown or not unknown[0].startswith("--"):
         return ""
-    if "overrides" not in options:
-        return _flags_meant(unknown[0], options.flags)
-    from squelch.cluster.settings import flag_meant
+    word = unknown[0].lstrip("-").partition("=")[0]
+    if meant := [f"{flag} ({text})" for flag, text in options.flags.items() if word in text.split()]:
+        return f"; did you mean {' or '.join(meant)}?"
+    if "overrides" in options:
+        from squelch.cluster.settings import flag_meant
 
-    given = unknown[1] if len(unknown) > 1 else next(iter(options.overrides), None)
-    meant = flag_meant(unknown[0], given)
-    return f"; {meant}" if meant else ""
-
-
-def _flags_meant(unknown: str, flags: Mapping[str, str]) -> str:
-    word = unknown.lstrip("-").partition("=")[0]
-    meant = [f"{flag} ({text})" for flag, text in flags.items() if word in text.split()]
-    return f"; did you mean {' or '.join(meant)}?" if meant else f"; its flags are {', '.join(flags)}" if flags else ""
+        given = unknown[1] if len(unknown) > 1 else next(iter(options.overrides), None)
+        if said := flag_meant(unknown[0], given):
+            return f"; {said}"
+    return f"; its flags are {', '.join(options.flags)}" if options.flags else ""
 
 
 def _flags(parser: argparse.ArgumentParser) -> dict[str, str]:

@@ -114,10 +114,9 @@ def test_a_weight_that_is_converted_otherwise_is_made_whole(tmp_path: Path, monk
 def test_adapters_begin_as_on_a_whole_model(model_dir: Path) -> None:
     config = make_config(lora={"rank": 4})
     assert config.lora is not None
-    torch.manual_seed(3)
-    whole = add_adapters(load_model(model_dir), config.lora)
-    torch.manual_seed(3)
-    trainer = Trainer(model_dir, config)
+    whole = load_model(model_dir)
+    add_adapters(whole, config.lora, seed=3)
+    trainer = Trainer(model_dir, config, seed=3)
     found = {name: tensor.full_tensor() for name, tensor in entries(trainer.policy).items()}
     wanted = entries(Policy(whole))
     assert found.keys() == wanted.keys() and all(found[name].equal(wanted[name]) for name in wanted)
