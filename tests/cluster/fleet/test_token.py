@@ -18,9 +18,13 @@ LISTENS = "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.ge
 
 
 @pytest.fixture(autouse=True)
-def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Neither the variables nor the token that Ray has read in this process before."""
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
+    token.AuthenticationTokenLoader.instance().reset_cache()
+    yield
+    token.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, own: bool, held: bool, right: bool = True) -> list[str]:
