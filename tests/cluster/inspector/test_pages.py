@@ -268,7 +268,7 @@ def test_a_live_run_is_asked_about_and_a_change_is_answered(
     folder = small_run(tmp_path / "live", 1)
     live = open_run(folder)
     page = live.get("/").text
-    seen = page.split("/status-line?seen=")[1].split('"')[0]
+    seen = page.split("status-line?seen=")[1].split('"')[0]
     assert live.get(f"/status-line?seen={seen}").status_code == 204
     add_step(Archive(folder), 2)
     answer = live.get(f"/status-line?seen={seen}")

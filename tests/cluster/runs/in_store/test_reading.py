@@ -125,9 +125,9 @@ def test_an_evaluation_fetches_its_checkpoint_and_no_other(tmp_path: Path, monke
 
     def evaluate(run_dir: Path, *given: Any) -> int:
         seen["before"] = sorted(str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file())
-        fetch, intervene = given[-2:]
+        fetch, intervene, changed = given[-3:]
         fetch("checkpoints/step-2/hf")
-        assert intervene is False
+        assert intervene is False and changed == []
         seen["name"], seen["after"] = run_dir.name, (run_dir / "checkpoints/step-2/hf/model.safetensors").read_text()
         seen["folder"] = run_dir
         return 0
