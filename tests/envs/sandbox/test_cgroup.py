@@ -43,10 +43,11 @@ def test_a_process_that_is_gone_is_an_error_with_its_number(groups: MemoryGroups
 
 
 def test_memory_of_all_processes_together_is_bounded(pool: Pool, groups: MemoryGroups) -> None:
-    program = (
-        "import os, time\ncount = int(input())\nfor _ in range(count):\n    if os.fork() == 0:\n"
-        "        b = bytearray(b'x') * (55 * 2**20)\n        time.sleep(0.5)\n        os._exit(0)\n"
-        "print(sum(os.waitstatus_to_exitcode(os.wait()[1]) == 0 for _ in range(count)))"
+    program = (  # each holds its memory until all have theirs, or are dead: the pipe `have` is at its end then
+        "import os\ncount = int(input())\n(have, mine), (wait, end) = os.pipe(), os.pipe()\nfor _ in range(count):\n"
+        "    if os.fork() == 0:\n        os.close(end)\n        b = bytearray(b'x') * (55 * 2**20)\n"
+        "        os.close(mine)\n        os.read(wait, 1)\n        os._exit(0)\nos.close(mine)\nos.read(have, 1)\n"
+        "os.close(end)\nprint(sum(os.waitstatus_to_exitcode(os.wait()[1]) == 0 for _ in range(count)))"
     )
     limits = Limits(memory_mb=100, wall_s=10, total_s=20)  # MiB of address space: each process by itself fits
     alone, together = (pool.run(program, [Question(count)], limits)[0].output for count in ("1", "4"))
