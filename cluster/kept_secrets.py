@@ -51,7 +51,8 @@ def handed_on() -> dict[str, str]:
 def _filled(name: str, value: Any, key: str, recipe: str) -> Any:
     if not stand_for_secrets({name: value}):
         return value
-    for options in [*_known, *_handed_on()]:
+    _take_handed_on()
+    for options in _known:
         if name in options and masked_settings({name: options[name]}) == {name: value}:
             return options[name]
     raise UserError(
@@ -60,11 +61,10 @@ def _filled(name: str, value: Any, key: str, recipe: str) -> Any:
     )
 
 
-def _handed_on() -> list[dict[str, Any]]:
+def _take_handed_on() -> None:
     found = os.environ.pop(VARIABLE, None)  # so that no process of the run inherits it
     if found is not None:
         _known.extend(json.loads(found))
-    return _known
 
 
 def _options(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -90,6 +90,17 @@ class Folder(Enum):
 
 
 @dataclass(frozen=True)
+class Bound:
+    """Seconds that a call may take. `setting`: the key that says so, for the error; empty for a constant."""
+
+    seconds: float
+    setting: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.seconds:g} s" + (f" ({self.setting})" if self.setting else "")
+
+
+@dataclass(frozen=True)
 class Setting:
     """The bound that a setting holds."""
 
@@ -167,7 +178,7 @@ class Call(Generic[P, R]):
 
     def within(self, bound_s: float) -> str:
         """In words: a bound of this call, with the setting that holds it."""
-        return f"within {bound_s:g} s" + (f" ({self.bound.path})" if isinstance(self.bound, Setting) else "")
+        return f"within {Bound(bound_s, self.bound.path if isinstance(self.bound, Setting) else '')}"
 
 
 @dataclass(frozen=True)

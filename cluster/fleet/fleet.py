@@ -28,7 +28,7 @@ from squelch.actors.messages import UpdateReport, WeightBundle
 from squelch.actors.process.stage import OnStage, unheard
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import ActorError, Died, Failed, reason_of
-from squelch.cluster.control.calls import FILTER_READY, HEALTH, READY, STOP_ENGINE
+from squelch.cluster.control.calls import FILTER_READY, HEALTH, READY, STOP_ENGINE, Bound
 from squelch.cluster.control.client import Client, loop_time
 from squelch.cluster.control.membership import FINAL, PLAYER_MOVES, WORKER_MOVES, Member, Membership
 from squelch.cluster.control.membership import MemberState as State
@@ -41,7 +41,7 @@ from squelch.cluster.fleet.delivery import Delivery
 from squelch.cluster.fleet.joining import Joining, Published
 from squelch.cluster.fleet.pool import Pool
 from squelch.cluster.fleet.restarting import Restarts
-from squelch.cluster.fleet.waiting import Bound, bounded, each_within, told
+from squelch.cluster.fleet.waiting import bounded, each_within, told
 
 log = logging.getLogger(__name__)
 ENDPOINT = "control-endpoint"

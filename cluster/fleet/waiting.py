@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from squelch.actors.process.stage import OnStage
 from squelch.cluster.control.actor_errors import ActorError
+from squelch.cluster.control.calls import Bound
 
 T = TypeVar("T")
 
@@ -58,17 +58,6 @@ def told(calls: Mapping[str, Awaitable[Any]], words: Mapping[str, str], on_stage
 
     tell()
     return {name: one(name, call) for name, call in calls.items()}
-
-
-@dataclass(frozen=True)
-class Bound:
-    """Seconds that a call may take. `setting`: the key that says so, for the error; empty for a constant."""
-
-    seconds: float
-    setting: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.seconds:g} s" + (f" ({self.setting})" if self.setting else "")
 
 
 async def within(calls: Mapping[str, Awaitable[Any]], timeout_s: float | None, what: str) -> dict[str, Any]:
