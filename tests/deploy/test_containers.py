@@ -85,9 +85,14 @@ def test_every_base_image_is_pinned_by_a_digest_that_has_no_default() -> None:
 
 def test_images_locks_and_documents_name_the_python_that_the_project_runs_on() -> None:
     text = DOCKERFILE.read_text()
-    python = re.search(r"with Python (3\.\d+), make and git", (ROOT / "README.md").read_text())
+    python = re.search(r"^ARG PYTHON_TAG=(3\.\d+)-", text, re.MULTILINE)
     assert python and f"Python {python[1]} " in (ROOT / "deploy" / "lock-cpu.txt").read_text()
-    assert re.search(rf"^ARG PYTHON_TAG={python[1]}-", text, re.MULTILINE)
+    promised = re.search(r"with Python 3\.(\d+) to 3\.(\d+), make and git", (ROOT / "README.md").read_text())
+    required = re.search(
+        r'^requires-python = ">=3\.(\d+),<3\.(\d+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+    )
+    assert promised and required and (int(promised[1]), int(promised[2]) + 1) == (int(required[1]), int(required[2]))
+    assert int(promised[1]) <= int(python[1].removeprefix("3.")) <= int(promised[2])
     named = re.findall(r"python:(\S+-bookworm)", text + (ROOT / "docs" / "guide" / "cluster.md").read_text())
     assert len(named) >= 2 and set(named) == set(re.findall(r"^ARG PYTHON_TAG=(\S+)$", text, re.MULTILINE))
 
