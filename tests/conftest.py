@@ -1,13 +1,15 @@
 """What several rooms' tests share, the guard of the marker `ray`, and the order of tests in several processes.
 
-In several processes (`pytest -n 3 --dist loadscope --no-loadscope-reorder`), the files with tests that start Ray are
-one unit, which the first process gets: one cluster at a time. The other files are a unit each, in processes of a lower
-priority, since tests of Ray take longest. With `--reruns 1` what fails is tried again; its first failure is kept."""
+In several processes (`pytest -n 3 --dist loadscope --no-loadscope-reorder`), the real runs of `tests/e2e` are one unit,
+which the first process gets: they take longest, so that they begin first, one cluster at a time. The second process
+begins with the other files with tests that start Ray or load vLLM. The rest are a unit each, in processes of a lower
+priority. With `--reruns 1` what fails is tried again; its first failure is kept."""
 
 import atexit
 import fcntl
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -54,6 +56,7 @@ HEAVY_FILES = frozenset(
     if "mark.ray" in path.read_text(encoding="utf-8")
 )
 """Files with tests that start Ray or load vLLM."""
+RUNS = "tests/e2e/"
 BESIDE_RAY = pytest.StashKey[bool]()
 BESIDE_RAY_NICENESS = 5
 """Ray's processes then get three times the time of one of these, which still meets every bound of its tests."""
@@ -79,13 +82,21 @@ def environment_of_its_own() -> Iterator[None]:
     os.environ.update(before)
 
 
+@pytest.fixture
+def hangups_count() -> Iterator[None]:
+    """SIGHUP is not ignored, as it is where these tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests of `slow.txt`; those that start Ray come first."""
+    """Marks the tests of `slow.txt`; real runs come first, then what else starts Ray or loads vLLM."""
     for item in items:
         if item.nodeid.partition("[")[0] in SLOW:
             item.add_marker("slow")
-    items.sort(key=lambda item: not is_heavy(item.nodeid))
+    items.sort(key=lambda item: (not item.nodeid.startswith(RUNS), not is_heavy(item.nodeid)))
 
 
 def is_heavy(nodeid: str) -> bool:
@@ -99,7 +110,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Units(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "Ray's" if is_heavy(nodeid) else nodeid.partition("::")[0]
+            if is_heavy(nodeid):
+                return "real runs" if nodeid.startswith(RUNS) else "actors"
+            return nodeid.partition("::")[0]
 
     return Units(config, log) if config.getvalue("dist") == "loadscope" else None
 

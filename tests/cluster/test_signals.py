@@ -14,6 +14,7 @@ import pytest
 from squelch.cluster import signals as module
 from squelch.cluster.signals import Interrupted, Signals, listening
 
+pytestmark = pytest.mark.usefixtures("hangups_count")
 START = """
 import ctypes, os, signal, sys, threading, time
 from squelch.cluster import signals as module

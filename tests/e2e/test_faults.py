@@ -1,4 +1,4 @@
-"""Ten random faults in one run on two hosts, thrown by the harness in `tests/e2e/faults`: the run goes
+"""Seven random faults in one run on two hosts, thrown by the harness in `tests/e2e/faults`: the run goes
 on, every actor that was killed is noticed and replaced, no ticket is lost or doubled, and what was learned is, to the
 bit, what the archived groups teach.
 
@@ -14,7 +14,7 @@ import pytest
 from squelch.actors.archive.reader import read_events
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
 from tests.e2e.faults.cell import run_boot
-from tests.e2e.faults.plan import ACTORS, ten
+from tests.e2e.faults.plan import ACTORS, of_the_suite
 from tests.e2e.hosts import need_namespaces
 from tests.e2e.replay import assert_replays
 from tests.e2e.support import steps
@@ -23,9 +23,9 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(1500)]
 WORDS = ("loop.max_staleness=2", "rollout.weight_transfer=gloo", "scorer.every=1")
 
 
-def test_ten_random_faults_cost_nothing_but_time(tiny_policy: Path, tmp_path: Path) -> None:
+def test_random_faults_cost_nothing_but_time(tiny_policy: Path, tmp_path: Path) -> None:
     need_namespaces()
-    faults = ten()
+    faults = of_the_suite()
     assert {fault.target for fault in faults} >= set(ACTORS) and len({fault.kind for fault in faults}) == 4
 
     def look(run_dir: Path) -> None:

@@ -37,6 +37,8 @@ from squelch.envs.untrusted.files import Unreadable
 from squelch.learner.checkpoint.manifest import FORMAT, LOOP, MANIFEST, SHARDED, TOKENIZER, Manifest, tokenizer_digest
 from squelch.learner.refusal import SettingRefused
 
+pytestmark = pytest.mark.usefixtures("hangups_count")
+
 
 class Quiet:
     """A start-up that nobody watches."""
