@@ -107,7 +107,8 @@ def test_without_an_environment_only_the_loss_is_measured(tmp_path: Path) -> Non
 @pytest.mark.parametrize("plays", [True, False])
 def test_a_learner_whose_bound_is_longer_is_not_cut_off_by_that_of_all_actors(tmp_path: Path, plays: bool) -> None:
     bounds = ("cluster.start_timeout_s=30", "learner.start_timeout_s=90")
-    with pytest.raises(RuntimeError, match=r"^start: learner failed: learner rank 0, 1 did not finish start within 90 s"):
+    late = r"^start: learner failed: learner rank 0, 1 did not finish start within 90 s"
+    with pytest.raises(RuntimeError, match=late):
         warm(tmp_path, faults=(Fault("learner.start", 1, "hang"),), plays=plays, overrides=bounds)
 
 
