@@ -55,10 +55,10 @@ from squelch.cluster.fleet.bootstrap import (
     choose_scoring,
     connect,
     disconnect,
-    memory_of_a_card,
     starts_ray,
     weight_bytes,
 )
+from squelch.cluster.fleet.card_memory import memory_of_a_card
 from squelch.cluster.fleet.fleet import Fleet, actor_names
 from squelch.cluster.fleet.ray_actors import RayActors
 from squelch.cluster.fleet.token_budget import choose_token_budget
