@@ -2,13 +2,13 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from squelch.actors.endpoint.config import EndpointConfig
 from squelch.actors.filter.rules import RULES, EpsilonUnit
 from squelch.actors.filter.scores import STATISTICS
 from squelch.actors.labels import LabelSelector, require_gpu_share
-from squelch.envs.settings import Settings
+from squelch.envs.settings import Settings, whole_or_auto
 
 DEFAULT_REPLAYS = 4
 """Replays of a trajectory if the statistic needs them. They generate no tokens. With 2, intervals of the policy
@@ -16,13 +16,6 @@ variance are too short if few replays are rewarded (docs/research/policy-varianc
 
 MIN_TEMPERATURE = 0.01
 """vLLM raises any lower temperature to this value, while the learner would divide the logits by the lower one."""
-
-
-def _count(value: Any) -> Any:
-    """Reads `rollout.count`; ValueError unless it is a whole number above 0 or `auto`."""
-    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
-        return value
-    raise ValueError("must be a whole number of 1 or more, or auto")
 
 
 class SamplingConfig(Settings):
@@ -62,7 +55,7 @@ class EnvironmentActorConfig(Settings):
 class RolloutConfig(Settings):
     """Rollout workers, with one vLLM engine each."""
 
-    count: Annotated[int | Literal["auto"], BeforeValidator(_count)] = 1
+    count: Annotated[int | Literal["auto"], whole_or_auto(1)] = 1
     """Number of rollout workers at the start; `squelch scale` changes it while the run goes on. `auto`: start
     with `min_count` and add workers, up to `max_count`, until the learner no longer waits for groups
     (docs/guide/cluster.md)."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from squelch.cluster.errors import UserError
@@ -32,12 +32,17 @@ def with_secrets(tree: dict[str, Any], recipe: str) -> dict[str, Any]:
     """Settings whose masks are replaced by what is known here. UserError, which names the recipe and the setting, for a
     mask that nobody knows."""
 
+    secret: list[dict[str, Any]] = []
+
     def filled(place: str, options: dict[str, Any]) -> dict[str, Any]:
-        return {name: _filled(name, value, f"{place}.options.{name}", recipe) for name, value in options.items()}
+        whole = {name: _filled(name, value, f"{place}.options.{name}", recipe) for name, value in options.items()}
+        if masked_settings(whole) != whole:
+            secret.append(whole)
+        return whole
 
     found = _with_each(tree, filled)
-    for options in _options(found):
-        if masked_settings(options) != options and options not in _known:
+    for options in secret:  # once all are filled, so that none fills another environment's
+        if options not in _known:
             _known.append(options)
             know_secrets(options)
     return found
@@ -65,13 +70,6 @@ def _take_handed_on() -> None:
     found = os.environ.pop(VARIABLE, None)  # so that no process of the run inherits it
     if found is not None:
         _known.extend(json.loads(found))
-
-
-def _options(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    several = tree.get("environments")
-    for entry in (tree.get("environment"), *(several if isinstance(several, list) else ())):
-        if isinstance(entry, dict) and isinstance(entry.get("options"), dict):
-            yield entry["options"]
 
 
 def _with_each(tree: dict[str, Any], changed: Callable[[str, dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, field_validator
 
 
 class Settings(BaseModel):
@@ -28,6 +28,17 @@ class Settings(BaseModel):
             if bool in kinds and str not in kinds:
                 raise ValueError("must be true or false, not text")
         return value
+
+
+def whole_or_auto(least: int) -> BeforeValidator:
+    """For the annotation of a field that is a whole number of at least `least`, or `auto`."""
+
+    def read(value: Any) -> Any:
+        if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= least):
+            return value
+        raise ValueError(f"must be a whole number of {least} or more, or auto")
+
+    return BeforeValidator(read)
 
 
 def _kinds(annotation: Any) -> set[Any]:

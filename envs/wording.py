@@ -57,10 +57,6 @@ class DemonstrationQuality(Settings):
 
 
 DEFAULT_QUALITY = DemonstrationQuality()
-TRUE_QUALITY = DemonstrationQuality(grounded=1.0, wrong_coordinates=0.0, random_plan=0.15)
-"""Demonstrations that all state the task, and nothing that is false; only some plans are bad. `research.judge` and
-tests use it. No warm-up does: those have their own qualities (`learner.warmup.settings`, `learner.warmup.tiny_recipe`).
-"""
 
 
 @dataclass(frozen=True)

@@ -3,23 +3,16 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from squelch.actors.labels import LabelSelector, require_gpu_share
-from squelch.envs.settings import Settings
+from squelch.envs.settings import Settings, whole_or_auto
 from squelch.learner.objective.algorithms import ALGORITHMS, with_algorithm
 from squelch.learner.objective.components import ADVANTAGES, AGGREGATIONS, RATIOS
 from squelch.learner.objective.kl_estimators import KL_ESTIMATORS
 
 AUTO_TOKENS = 8192
 """Tokens of a micro-batch where `token_budget: auto` is on a CPU: more save nothing there, and cost memory."""
-
-
-def _budget(value: Any) -> Any:
-    """Reads `token_budget`; ValueError unless it is a whole number of at least 64, or `auto`."""
-    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 64):
-        return value
-    raise ValueError("must be a whole number of 64 or more, or auto")
 
 
 class KLConfig(Settings):
@@ -271,7 +264,7 @@ class LearnerConfig(Settings):
     minibatches: int = Field(4, ge=1)
     """Optimizer steps in one training step, among which the kept groups are split evenly; with fewer groups than steps,
     their trajectories."""
-    token_budget: Annotated[int | Literal["auto"], BeforeValidator(_budget)] = AUTO_TOKENS
+    token_budget: Annotated[int | Literal["auto"], whole_or_auto(64)] = AUTO_TOKENS
     """Largest number of tokens fed in one micro-batch; common prefixes of its trajectories count once. A whole number
     of at least 64, or `auto`: on CPU 8192, or `rollout.max_model_len` if that is more; on a GPU as many, up to 65536,
     as fit into the rank's share of it by the estimate of `squelch plan`. The start of a run writes the number to

@@ -55,7 +55,7 @@ def test_the_wheel_registers_the_command_and_the_plugin_of_vllm(wheel: Path) -> 
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith("entry_points.txt"))
         text = archive.read(name).decode()
-    assert "squelch = squelch.cluster.cli:main" in text
+    assert "squelch = squelch.cluster.entry:main" in text
     assert "[vllm.general_plugins]\nsquelch = squelch.actors.rollout.weight_transfer:register" in text
 
 

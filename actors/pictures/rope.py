@@ -5,7 +5,7 @@ Invariants:
 - Pictures are known by their places. Ids are never looked at, so a placeholder id that the policy sampled is text.
 - Text advances all three by 1 a token; a picture of h x w tokens advances them by max(h, w) as a whole. A row without
   pictures therefore has the ordinary positions, three times.
-- A continuation starts at `next_position`, which is less than the number of ids once a picture was shown.
+- A continuation starts at the largest position + 1, which is less than the number of ids once a picture was shown.
 
 Still pictures of Qwen2-VL and Qwen2.5-VL only.
 """
@@ -46,8 +46,3 @@ def rope_positions(length: int, shown: Sequence[tuple[int, Grid]], merge: int) -
         done, position = end, position + max(height, width)
     found[:, done:] = np.arange(position, position + length - done)
     return found
-
-
-def next_position(positions: np.ndarray) -> int:
-    """The position, in all three, of the id that follows a row with these (3, length) positions."""
-    return int(positions[:, -1].max()) + 1 if positions.shape[1] else 0

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,6 @@ from squelch.actors.config import ScorerConfig
 from squelch.actors.diagnosis.fixed_probe import MIN_TASKS
 from squelch.actors.diagnosis.uncertainty import MIN_INTERVAL
 from squelch.actors.formats.families import OWN
-from squelch.actors.labels import admits, spelled
 from squelch.actors.pictures.geometry import PROVEN, vision_of
 from squelch.actors.process.preparation import HOOK
 from squelch.actors.process.stage import OnStage, unheard
@@ -32,7 +31,7 @@ from squelch.cluster.first_task import first_task
 from squelch.cluster.fleet import local_ray
 from squelch.cluster.fleet.demand import Node, needed, needs, shortfall
 from squelch.cluster.fleet.object_store import check_joined, local_mib
-from squelch.cluster.fleet.placement import alive_nodes, make_room
+from squelch.cluster.fleet.placement import make_room
 from squelch.cluster.fleet.processor import emulated
 from squelch.cluster.fleet.ray_internals import resources_here
 from squelch.cluster.fleet.token import take_token
@@ -55,7 +54,6 @@ from squelch.learner.warmup.tiny_recipe import shows_pictures
 if TYPE_CHECKING:
     from squelch.actors.formats.protocol import Format
     from squelch.actors.play.codec import ChatCodec
-    from squelch.learner.config import LearnerConfig
 
 log = logging.getLogger(__name__)
 PROBE_TIMEOUT_S = 10.0
@@ -63,12 +61,6 @@ TINY_VOCABULARY = 10_000
 """Every tiny policy has fewer tokens, and every pretrained language model has more."""
 _SETTINGS_FRAME = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 """An empty SETTINGS frame of HTTP/2: length 0, type 4, no flags, stream 0."""
-CARD_TIMEOUT_S = 300.0
-"""Seconds until the card of a rank must have said how large it is; its process imports torch first."""
-OTHER_CARDS_TIMEOUT_S = 20.0
-"""Seconds after the first answer until a kind of card without one is taken to be in use."""
-CARD_LABEL = "ray.io/accelerator-type"
-"""The label with which Ray marks the kind of a node's cards."""
 PREPARED = {"worker_process_setup_hook": HOOK}
 """Ray's runtime environment that prepares each actor's process (`actors.process.preparation`)."""
 
@@ -484,73 +476,3 @@ def _opening(entry: Entry, config: RunConfig, speech: Format, longest: bool = Fa
             replaced = config.model.chat_template
             raise ValueError(f"{error}; model.chat_template={replaced} replaced it" if replaced else error) from error
     return max(len(speech.render(one.messages, one.tools)) for one in openings)
-
-
-def memory_of_a_card(config: RunConfig) -> int:
-    """Bytes that a rank may use of its GPU, wherever Ray places it: the least of one card of each kind that the cluster
-    lends to ranks. On a cluster of this machine, the driver sees the cards itself. A kind whose cards are all taken
-    is left out, which a warning says; a rank on one refuses a budget that does not fit.
-
-    Raises:
-        UserError: no node has such a card, no card answers, or a process that has one sees none.
-    """
-    from squelch.learner import memory
-
-    if not _address(config):
-        answers = {"this machine": memory.available(config.learner)}
-    else:
-        answers = _asked_for_memory(config.learner, card_selectors(config.learner, alive_nodes()))
-    if blind := [kind for kind, has in answers.items() if has is None]:
-        raise UserError(
-            f"learner.token_budget=auto: torch sees no CUDA device on {blind[0]}, although Ray lends its GPUs; "
-            "install a torch for its driver there, or set learner.max_memory_gib"
-        )
-    return min(has for has in answers.values() if has is not None)
-
-
-def card_selectors(learner: LearnerConfig, nodes: Sequence[Node]) -> dict[str, dict[str, str]]:
-    """By the kind of card, in words: the label selector of the nodes that have it and that a rank may run on."""
-    admitted = [node for node in nodes if admits(learner.label_selector, node.labels)]
-    kinds = {node.labels.get(CARD_LABEL) for node in admitted if node.resources.get("GPU", 0) >= learner.num_gpus}
-    labelled = sorted({kind for node in nodes if (kind := node.labels.get(CARD_LABEL)) is not None})
-    named = sorted(kind for kind in kinds if kind is not None)
-    selectors = {f"the {kind} of the cluster": {**learner.label_selector, CARD_LABEL: kind} for kind in named}
-    if None in kinds:
-        without = {CARD_LABEL: f"!in({', '.join(labelled)})"} if labelled else {}
-        selectors["a node of the cluster without a label of its card"] = {**learner.label_selector, **without}
-    return selectors
-
-
-def _asked_for_memory(learner: LearnerConfig, selectors: Mapping[str, dict[str, str]]) -> dict[str, int | None]:
-    """The answers by the kind of card, of those that answer in time."""
-    from squelch.learner import memory
-
-    if not selectors:
-        admitted = f"node that learner.label_selector admits ({spelled(learner.label_selector) or 'all'})"
-        raise UserError(
-            f"learner.token_budget=auto: no {admitted} has learner.num_gpus={learner.num_gpus:g} GPUs; correct either, "
-            "or set learner.max_memory_gib"
-        )
-    asked = {}
-    for kind, selector in selectors.items():
-        task = ray.remote(num_cpus=0, num_gpus=learner.num_gpus, label_selector=selector)(memory.available)
-        asked[task.remote(learner)] = kind
-    try:
-        ready, late = ray.wait(list(asked), num_returns=1, timeout=CARD_TIMEOUT_S)
-        if ready and late:
-            further, late = ray.wait(late, num_returns=len(late), timeout=OTHER_CARDS_TIMEOUT_S)
-            ready = [*ready, *further]
-        for task in late:
-            ray.cancel(task)
-        found = {asked[task]: ray.get(task) for task in ready}
-    except RayError as error:
-        raise UserError(f"learner.token_budget=auto: {_no_card(str(error))}") from error
-    if not found:
-        raise UserError(f"learner.token_budget=auto: {_no_card(f'none answered in {CARD_TIMEOUT_S:g} s')}")
-    if late:
-        log.warning("learner.token_budget=auto: left out, all taken: %s", ", ".join(asked[task] for task in late))
-    return found
-
-
-def _no_card(why: str) -> str:
-    return f"no GPU of the cluster said how much memory it has ({why}); set learner.max_memory_gib, or a number"

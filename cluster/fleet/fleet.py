@@ -33,7 +33,7 @@ from squelch.cluster.control.client import Client, loop_time
 from squelch.cluster.control.membership import FINAL, PLAYER_MOVES, WORKER_MOVES, Member, Membership
 from squelch.cluster.control.membership import MemberState as State
 from squelch.cluster.control.protocols import Actors
-from squelch.cluster.control.rank_client import LearnerClient
+from squelch.cluster.control.rank_client import LEARNER, LearnerClient
 from squelch.cluster.control.resizing import Resizing
 from squelch.cluster.control.restarts import RestartBudget
 from squelch.cluster.control.scaling import Kind, start_counts, start_names
@@ -116,7 +116,7 @@ class Fleet:
             self.workers.join(name, self.actors.worker(name))
         for name in start_names(self.config, Kind.ENVIRONMENT):
             self.players.join(name, self.actors.player(name))
-        bound = Bound(self.config.cluster.start_timeout_s, "cluster.start_timeout_s")
+        bound = self._start_bound()
         ready: dict[str, Awaitable[Any]] = {one.name: one.actor.call(READY) for one in self.workers.present()}
         ready |= {one.name: _is_up(one, bound) for one in self.players.present()}
         if learning:
@@ -138,6 +138,15 @@ class Fleet:
                 self.players.move(player, State.HEALTHY)
         self._replace_hung(late, "set_workers", bound)
 
+    async def start_learner(self, resumes: bool) -> None:
+        """As `start`, the learner alone."""
+        self.learner = self.actors.learner(self.config.learner.ranks)
+        ready = {LEARNER: self.learner.start(resumes)}
+        await each_within(ready, self._bounds(ready, self._start_bound()), "start")
+
+    def _start_bound(self) -> Bound:
+        return Bound(self.config.cluster.start_timeout_s, "cluster.start_timeout_s")
+
     def _bounds(self, names: Iterable[str], bound: Bound) -> dict[str, Bound]:
         """The bound of each call of the start: `bound`, or that of the part if it is longer. Those of the environment
         actors, and of a learner with a longer one, bound themselves."""
@@ -146,7 +155,7 @@ class Fleet:
         longer = {one.name: max(bound, engine, key=lambda one: one.seconds) for one in self.workers.present()}
         own = {one.name for one in self.players.present()}
         if config.learner.start_timeout_s > bound.seconds:
-            own.add("learner")
+            own.add(LEARNER)
         return {name: longer.get(name, bound) for name in names if name not in own}
 
     def _replace_hung(self, late: Sequence[Member[Client]], what: str, bound: Bound) -> None:

@@ -30,6 +30,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -54,10 +55,10 @@ from squelch.cluster.fleet.bootstrap import (
     choose_scoring,
     connect,
     disconnect,
-    memory_of_a_card,
     starts_ray,
     weight_bytes,
 )
+from squelch.cluster.fleet.card_memory import memory_of_a_card
 from squelch.cluster.fleet.fleet import Fleet, actor_names
 from squelch.cluster.fleet.ray_actors import RayActors
 from squelch.cluster.fleet.token_budget import choose_token_budget
@@ -162,6 +163,27 @@ def _driven(
     return code
 
 
+@dataclass(frozen=True)
+class _Context:
+    """What a run works with until its end. `checkpoint`: None if it begins anew."""
+
+    resume: bool
+    state: LoopState
+    checkpoint: Path | None
+    driver: Driver
+    signals: Signals
+    uploads: Uploads | None
+    recorder: Recorder
+    output: Output
+    startup: Startup
+    end: RunEnd
+
+    @property
+    def recorded(self) -> int:
+        """The last step whose records stay. -1 without a checkpoint: validation before step 1 is repeated."""
+        return self.state.clock if self.checkpoint else -1
+
+
 def _run(
     config: RunConfig,
     resume: bool,
@@ -188,55 +210,68 @@ def _run(
     ):
         shown()
         before_leaving(startup.close)  # else the bar would stay below the last line
-        say, output.apart = startup.say, startup.paused
-        if uploads is not None:
-            uploads.say = say
-
-        def without_ray(code: int) -> int:
-            startup.close()
-            return after_ray(code)
-
-        end = RunEnd(config, say, startup.began, without_ray, uploads.unsent if uploads is not None else lambda: None)
+        output.apart = startup.paused
+        end = _end_of(config, startup, uploads, after_ray)
         signals.last_words = end.at_once
-        config, model_dir, notes = _prepare(config, checkpoint, resume, startup)
-        end.config = config
+        run = _Context(resume, state, checkpoint, driver, signals, uploads, recorder, output, startup, end)
+        end.config, model_dir, notes = _prepare(config, checkpoint, resume, startup)
         try:
             with signals.meant():
-                if signals.arrived:  # as a warm-up ended
-                    raise Interrupted(signals.arrived[0])
-                startup.stage("starting Ray" if not config.cluster.address else "joining the Ray cluster", "5 to 15 s")
-                weights = weight_bytes(model_dir, config)
-                if starts_ray(config) and (scarce := host_memory.note(config, weights)):
-                    notes.append(scarce)
-                connect(config, say, weights=weights, joined=end.watch_ray)
-                driver.hold(say)
-                config = end.config = choose_token_budget(config, model_dir, resume, say, weights, memory_of_a_card)
-                if not resume:
-                    find_run(config, resume)  # another process may have begun it meanwhile
-                _begin(config, _first_screen(config, model_dir, recorder), notes, output, say)
-                with _open_loggers(config, recorder, state.clock if checkpoint else -1) as loggers:
-                    training = _train(
-                        config, model_dir, state, checkpoint, recorder, loggers, uploads, startup, signals, end
-                    )
-                    loggers.exit_code = asyncio.run(training)
-                return loggers.exit_code
-        except (ArchiveError, Unreadable, UserError) as error:  # e.g. a full disk, or a folder without write permission
-            if end.coordinator is not None:  # it has trained, so that this is how it ends
-                return end.failed(error)
-            raise UserError(str(error)) from error
+                return _on_ray(end.config, model_dir, notes, run)
         except Interrupted as interrupted:
-            say(f"stopped by {interrupted.signal.name} before the actors were ready")
+            startup.say(f"stopped by {interrupted.signal.name} before the actors were ready")
             return 128 + interrupted.signal
-        except Exception as error:  # an actor failed or is late, or a bug: the trace shows which
-            if _is_a_setting(error):
-                raise UserError(with_trace(error, config.run_dir)) from error
-            return end.failed(error)
+        except Exception as error:
+            return _ended_by(error, end)
         finally:
             signals.first_does(end.already)
             end.unwatch()
             startup.stage("ending Ray")
             disconnect()
             end.close()
+
+
+def _end_of(config: RunConfig, startup: Startup, uploads: Uploads | None, after_ray: Callable[[int], int]) -> RunEnd:
+    """The run's end, which speaks as the start-up does, and so do the uploads from now on."""
+
+    def without_ray(code: int) -> int:
+        startup.close()
+        return after_ray(code)
+
+    if uploads is None:
+        return RunEnd(config, startup.say, startup.began, without_ray)
+    uploads.say = startup.say
+    return RunEnd(config, startup.say, startup.began, without_ray, uploads.unsent)
+
+
+def _on_ray(config: RunConfig, model_dir: Path, notes: list[str], run: _Context) -> int:
+    """Starts or joins Ray's cluster, makes the run's folder, and trains."""
+    say, resume = run.startup.say, run.resume
+    if run.signals.arrived:  # as a warm-up ended
+        raise Interrupted(run.signals.arrived[0])
+    run.startup.stage("starting Ray" if not config.cluster.address else "joining the Ray cluster", "5 to 15 s")
+    weights = weight_bytes(model_dir, config)
+    if starts_ray(config) and (scarce := host_memory.note(config, weights)):
+        notes.append(scarce)
+    connect(config, say, weights=weights, joined=run.end.watch_ray)
+    run.driver.hold(say)
+    config = run.end.config = choose_token_budget(config, model_dir, resume, say, weights, memory_of_a_card)
+    if not resume:
+        find_run(config, resume)  # another process may have begun it meanwhile
+    _begin(config, _first_screen(config, model_dir, run.recorder), notes, run.output, say)
+    with _open_loggers(config, run.recorder, run.recorded) as loggers:
+        loggers.exit_code = asyncio.run(_train(config, model_dir, loggers, run))
+    return loggers.exit_code
+
+
+def _ended_by(error: Exception, end: RunEnd) -> int:
+    """The exit code of a run that an error ended. UserError if its user can mend it: a file or a setting."""
+    begun = end.coordinator is not None
+    if isinstance(error, (ArchiveError, Unreadable, UserError)) and not begun:  # e.g. a full disk
+        raise UserError(str(error)) from error
+    if _is_a_setting(error):
+        raise UserError(with_trace(error, end.config.run_dir)) from error
+    return end.failed(error)  # an actor failed or is late, or a bug: the trace shows which
 
 
 def _prepare(
@@ -338,45 +373,35 @@ def _open_loggers(config: RunConfig, recorder: Recorder, clock: int) -> Loggers:
         return Loggers(recorder, open_loggers(config.recorder, REGISTRY, config.run_dir, config.name, settings, clock))
 
 
-async def _train(
-    config: RunConfig,
-    model_dir: Path,
-    state: LoopState,
-    checkpoint: Path | None,
-    recorder: Recorder,
-    loggers: Loggers,
-    uploads: Uploads | None,
-    startup: Startup,
-    signals: Signals,
-    end: RunEnd,
-) -> int:
-    say, end.loop = startup.say, asyncio.get_running_loop()
+async def _train(config: RunConfig, model_dir: Path, loggers: Loggers, run: _Context) -> int:
+    say, run.end.loop = run.startup.say, asyncio.get_running_loop()
     archive = Archive(config.run_dir)
-    archive.truncate_after(state.clock if checkpoint else -1)  # -1: validation before step 1 is repeated
+    archive.truncate_after(run.recorded)
     archive.keep_tokenizer(model_dir)
     if any(plays_whole_turns(entry.environment) for entry in config.mixture.entries):
         archive.keep_format(small_files(model_dir))
     fleet = Fleet(config, RayActors(config, model_dir, log_folder(config.run_dir)), archive.event)
-    if uploads is not None:
-        uploads.begin()
+    if run.uploads is not None:
+        run.uploads.begin()
     try:
-        await interruptible(_start(fleet, checkpoint, startup), signals, say)
-        if checkpoint is not None:
-            say(f"resumed from {checkpoint} after step {state.clock}")
-        coordinator = end.coordinator = make_coordinator(config, fleet, archive, loggers, state, say, startup.work)
-        _stop_on_signals(coordinator, signals, say)
-        coordinator.watchers.append(FirstStep(startup))
-        say(f"ready after {time.time() - startup.began:.1f} s")
-        watching = watched(uploads, archive, recorder, coordinator.stop)
-        heartbeat = Heartbeat(fleet, coordinator.steps.ledger, config.run_dir, recorder)
+        await interruptible(_start(fleet, run.checkpoint, run.startup), run.signals, say)
+        if run.checkpoint is not None:
+            say(f"resumed from {run.checkpoint} after step {run.state.clock}")
+        coordinator = make_coordinator(config, fleet, archive, loggers, run.state, say, run.startup.work)
+        run.end.coordinator = coordinator
+        _stop_on_signals(coordinator, run.signals, say)
+        coordinator.watchers.append(FirstStep(run.startup))
+        say(f"ready after {time.time() - run.startup.began:.1f} s")
+        watching = watched(run.uploads, archive, run.recorder, coordinator.stop)
+        heartbeat = Heartbeat(fleet, coordinator.steps.ledger, config.run_dir, run.recorder)
         async with beating(heartbeat), watching:
             await coordinator.scaling.beside(coordinator.run())
     finally:
-        signals.first_does(end.already)
-        startup.stage("stopping the actors")
+        run.signals.first_does(run.end.already)
+        run.startup.stage("stopping the actors")
         await fleet.stop()
         archive.close()
-    return end.done(archive, signals.arrived)
+    return run.end.done(archive, run.signals.arrived)
 
 
 async def _start(fleet: Fleet, checkpoint: Path | None, startup: Startup) -> None:

@@ -48,11 +48,10 @@ from squelch.cluster.config import RunConfig
 from squelch.cluster.control.admission import task_of
 from squelch.cluster.control.calls import EXPORT, IMITATE, IMITATION_LOSS, LOAD, PUBLISH, SAVE
 from squelch.cluster.control.protocols import Actors
-from squelch.cluster.control.rank_client import LEARNER, LearnerClient
+from squelch.cluster.control.rank_client import LearnerClient
 from squelch.cluster.errors import Fault, UserError
 from squelch.cluster.fleet.fleet import Fleet, UpdateFailed
 from squelch.cluster.fleet.supervision import Supervisor, Watchdog
-from squelch.cluster.fleet.waiting import within
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoint_dir, checkpoints, restore
 from squelch.cluster.loop.tickets.playing import Play, failed_text, failures
 from squelch.learner.checkpoint.manifest import read_loop
@@ -217,9 +216,7 @@ class Warming:
         if self.plays:
             await self.fleet.start(resumes=resumes)
         else:
-            learner = self.fleet.learner = self.fleet.actors.learner(self.config.learner.ranks)
-            bound_s = max(self.config.cluster.start_timeout_s, self.config.learner.start_timeout_s)
-            await within({LEARNER: learner.start(resumes)}, bound_s, "start")
+            await self.fleet.start_learner(resumes)
         self.learner.watch = self.watchdog
 
     @property

@@ -1,5 +1,6 @@
 """Says why the driver ended, where Ray's client ended it without a word: the client exits at once when its connection
-to the object store breaks, which may be before `cluster.fleet.ray_watch` has seen that the raylet is gone.
+to the object store breaks, which may be before `cluster.fleet.ray_watch` has seen that the raylet is gone. No setting
+turns that off: that connection does not ask which process the raylet is (`RAY_RAYLET_PID`, `local_ray.patient_client`).
 
     waits for                                 unblocked by                 on time-out
     its standard input's end                  the driver, or its death     -
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from squelch.cluster.loop.witness import ENDED
 
-_EXIT = re.compile(r"\] *(.*(?:Terminate the process|the local Raylet is dead|Failed to connect to GCS).*)")
+_EXIT = re.compile(r"\] *(.*(?:Terminate the process|Failed to connect to GCS).*)")
 """A line of the log of Ray's client after which it exits."""
 _LAST_BYTES = 64 << 10
 

@@ -9,7 +9,7 @@ from squelch.cluster.plots import draw
 from squelch.cluster.plots.style import INK, PALETTE
 from squelch.cluster.report.compare import TOGETHER
 from squelch.cluster.report.dynamics import line_of
-from squelch.cluster.report.points import Row, over_steps
+from squelch.cluster.report.points import Row, grouped, over_steps
 from squelch.cluster.report.runs import LONGEST_WORD, Arm, Study
 from squelch.cluster.runs.where import DIMENSIONS, FIRST, MOST_PARTS, Column, part_of, place
 from squelch.cluster.terminal import one_line
@@ -57,12 +57,10 @@ def _parts(column: Column, keys: set[str]) -> dict[str, str]:
 
 def draw_where(rows: Sequence[Row], study: Study) -> Figure:
     """A row of four panels for each arm and dimension, of the first `TOGETHER` arms."""
-    arms = list(dict.fromkeys((row["environment"], row["arm"]) for row in rows))[:TOGETHER]
-    shown = list(dict.fromkeys((row["environment"], row["arm"], row["by"]) for row in rows))
-    shown = [one for one in shown if one[:2] in arms]
+    arms = list(grouped(rows, "environment", "arm"))[:TOGETHER]
+    shown = {key: own for key, own in grouped(rows, "environment", "arm", "by").items() if key[:2] in arms}
     figure, axes = draw.grid(len(shown), len(DIMENSIONS["turn"]), height=2.2)
-    for line, (environment, arm, dimension) in zip(axes, shown, strict=True):
-        own = [row for row in rows if (row["environment"], row["arm"], row["by"]) == (environment, arm, dimension)]
+    for line, ((environment, arm, dimension), own) in zip(axes, shown.items(), strict=True):
         parts = _some(sorted({row["part"] for row in own}, key=place))
         for panel, column in zip(line, DIMENSIONS[dimension], strict=True):
             _panel(panel, [row for row in own if row["figure"] == column.title], parts, column, line is axes[-1])

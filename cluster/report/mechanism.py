@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from squelch.cluster.plots import draw
 from squelch.cluster.plots.style import BASELINE, BLUE, FONT_PT, GREEN, INK, MUTED, OCHRE, VERMILLION
 from squelch.cluster.report.compare import arm_colours
-from squelch.cluster.report.points import Row, bin_width, mean_between, with_interval
+from squelch.cluster.report.points import Row, bin_width, grouped, mean_between, with_interval
 from squelch.cluster.report.runs import Arm, Study
 
 if TYPE_CHECKING:
@@ -53,10 +53,9 @@ def _of_runs(arm: Arm, key: str) -> Row:
 
 def draw_gradients(rows: Sequence[Row], study: Study) -> Figure:
     """Figure 3: a panel for each arm; the task gradient grows with the bucket, the regularisers' stays."""
-    arms = list(dict.fromkeys((row["environment"], row["arm"]) for row in rows))[:MOST_ARMS]
+    arms = list(grouped(rows, "environment", "arm").items())[:MOST_ARMS]
     figure, panels = draw.tiled(len(arms), 2, height=2.4)
-    for panel, (environment, arm) in zip(panels, arms, strict=True):
-        own = [row for row in rows if (row["environment"], row["arm"]) == (environment, arm)]
+    for panel, ((environment, arm), own) in zip(panels, arms, strict=True):
         draw.lines(panel, [_gradient_line(own, part) for part in GRADIENTS], markers=True)
         panel.set_ylim(bottom=0)
         panel.set_xticks(list(BUCKETS), [f"Q{bucket}" for bucket in BUCKETS])
@@ -95,10 +94,9 @@ def _in_phase(arm: Arm, key: str, place: int) -> float | None:
 
 def draw_phases(rows: Sequence[Row], study: Study) -> Figure:
     """Figure 11: a panel for each arm, a bar for each phase."""
-    arms = list(dict.fromkeys((row["environment"], row["arm"]) for row in rows))[:MOST_ARMS]
+    arms = list(grouped(rows, "environment", "arm").items())[:MOST_ARMS]
     figure, panels = draw.tiled(len(arms), 2, height=1.55)
-    for panel, (environment, arm) in zip(panels, arms, strict=True):
-        own = [row for row in rows if (row["environment"], row["arm"]) == (environment, arm)]
+    for panel, ((environment, arm), own) in zip(panels, arms, strict=True):
         bands = [[row[band] for band in BANDS] for row in own]
         draw.stacked(panel, [row["phase"] for row in own], bands, [colour for _, colour in BANDS.values()])
         for place, row in enumerate(own):
@@ -194,13 +192,11 @@ def _mean_at(series: Mapping[int, float], steps: int, end: str) -> float | None:
 
 def draw_plane(rows: Sequence[Row], study: Study) -> Figure:
     """Figure 13: for each intervention, arrows from the beginning to the end of training in two planes."""
-    sets = list(dict.fromkeys((row["environment"], row["family"], row["set"]) for row in rows))[:MOST_ARMS]
+    sets = list(grouped(rows, "environment", "family", "set").items())[:MOST_ARMS]
     figure, axes = draw.grid(len(sets), 2, height=2.7)
-    for line, chosen in zip(axes, sets, strict=True):
-        own = [row for row in rows if (row["environment"], row["family"], row["set"]) == chosen]
-        title = f"{chosen[0]}: {chosen[1]}"
+    for line, ((environment, family, _), own) in zip(axes, sets, strict=True):
         _arrows(line[0], own, ENTROPY, MI)
-        draw.heading(line[0], title, "H(Z|X), nats per token", "MI-Est, nats per token")
+        draw.heading(line[0], f"{environment}: {family}", "H(Z|X), nats per token", "MI-Est, nats per token")
         _arrows(line[1], own, MI, SUCCESS)
         draw.heading(line[1], "", "MI-Est, nats per token", "success")
         draw.percent(line[1], whole=False)

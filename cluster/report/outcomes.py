@@ -12,7 +12,7 @@ import numpy as np
 from squelch.actors.diagnosis.grounding import spearman
 from squelch.cluster.plots import draw
 from squelch.cluster.plots.style import BASELINE, BLUE, INK, PALETTE, VERMILLION
-from squelch.cluster.report.points import Row, last_value, with_interval
+from squelch.cluster.report.points import Row, grouped, last_value, with_interval
 from squelch.cluster.report.runs import Arm, Run, Study, filter_label, label_of
 from squelch.cluster.setting_keys import of_each, unplaced
 
@@ -65,11 +65,10 @@ def filtering(study: Study) -> list[Row]:
 
 def draw_filtering(rows: Sequence[Row], study: Study) -> Figure:
     """Figure 6: a panel for each family of arms; a row for each filter."""
-    families = list(dict.fromkeys((row["environment"], row["others"]) for row in rows))
+    families = grouped(rows, "environment", "others")
     most = max(len({row["arm"] for row in rows if row["others"] == other}) for _, other in families)
     figure, panels = draw.tiled(len(families), 2, height=0.75 + 0.36 * most)
-    for panel, (environment, other) in zip(panels, families, strict=True):
-        own = [row for row in rows if (row["environment"], row["others"]) == (environment, other)]
+    for panel, ((environment, _), own) in zip(panels, families.items(), strict=True):
         arms = list(dict.fromkeys(row["arm"] for row in own))
         names = _filter_names(own, arms)
         points = [with_interval([row["success"] for row in own if row["arm"] == arm]) for arm in arms]
@@ -155,11 +154,11 @@ def _ranks_in_draws(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 def draw_correlations(rows: Sequence[Row], study: Study) -> Figure:
     """Figure 8: a panel for each environment; MI proxies in blue, all else in grey."""
-    environments = list(dict.fromkeys(row["environment"] for row in rows))
+    environments = grouped(rows, "environment")
     keys = [key for key in DIAGNOSTICS if any(row["diagnostic"] == key for row in rows)]
     figure, axes = draw.grid(1, len(environments), height=0.7 + 0.235 * len(keys))
-    for place, (panel, environment) in enumerate(zip(axes[0], environments, strict=True)):
-        own = {row["diagnostic"]: row for row in rows if row["environment"] == environment}
+    for place, (panel, ((environment,), found)) in enumerate(zip(axes[0], environments.items(), strict=True)):
+        own = {row["diagnostic"]: row for row in found}
         panel.axvline(0, color=INK, linewidth=1.0)
         shown = [key for key in keys if key in own]
         names = [DIAGNOSTICS[key] if place == 0 or len(shown) < len(keys) else "" for key in shown]
@@ -199,10 +198,9 @@ def _without_noise(settings: Mapping[str, object]) -> dict[str, object]:
 
 def draw_noise(rows: Sequence[Row], study: Study) -> Figure:
     """Figure 9: a panel for each environment; success falls as noise drowns the reward's signal."""
-    environments = list(dict.fromkeys(row["environment"] for row in rows))
+    environments = grouped(rows, "environment")
     figure, axes = draw.grid(1, len(environments), height=2.6)
-    for panel, environment in zip(axes[0], environments, strict=True):
-        own = [row for row in rows if row["environment"] == environment]
+    for panel, ((environment,), own) in zip(axes[0], environments.items(), strict=True):
         families = list(dict.fromkeys(row["others"] for row in own))
         colours = _noise_colours(families)
         drawn = [_noise_line(own, family, colour) for family, colour in zip(families, colours, strict=True)]

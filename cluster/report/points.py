@@ -22,6 +22,14 @@ MAX_POINTS = 60
 OVER_SEEDS, OVER_PROMPTS = "seeds", "prompts"
 
 
+def grouped(rows: Sequence[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
+    """The rows by their values of these keys, in the order in which they first appear."""
+    found: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return found
+
+
 def over_steps(arm: Arm, key: str) -> list[Row]:
     """A figure over training: rows of `step`, `mean`, `low`, `high`, `runs`, `interval`.
 

@@ -193,7 +193,7 @@ def gaming(line: Line) -> str | None:
 PROBED = (
     *("step", "mi", "mi_low", "mi_high", "mi_upper", "ceiling", "saturated", "mi_change", "mi_change_low"),
     *("mi_change_high", "link/dependence", "link/dependence_low", "link/dependence_high", "link/information"),
-    *("link/information_upper", "link/past_reasoning", "link/follows"),
+    *("link/dependence_share", "link/information_upper", "link/past_reasoning", "link/follows"),
     *("hard/mi", "hard/mi_low", "hard/mi_high", "hard/ceiling"),
 )
 """Metrics of `last_probe`."""

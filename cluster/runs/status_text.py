@@ -180,7 +180,9 @@ def link_words(probe: Mapping[str, float | None]) -> str:
     low, high = known(probe["link_dependence_low"], ".2f"), known(probe["link_dependence_high"], ".2f")
     follows = probe["link_follows"]
     verdict = "" if follows is None else "  follows" if follows else "  DOES NOT FOLLOW"
-    return f"D {known(probe['link_dependence'], '.2f')}  [{low}, {high}] nats{verdict}"
+    share = probe.get("link_dependence_share")
+    part = "" if share is None else f", {share:.0%} of the surprise"
+    return f"D {known(probe['link_dependence'], '.2f')}  [{low}, {high}] nats{part}{verdict}"
 
 
 def _members(status: RunStatus) -> str:

@@ -46,7 +46,7 @@ LOGGED = (
     *(f"first_turn/{key}" for key in ("mi_zscore", "retrieval_accuracy", "retrieval_chance", "num_prompts")),
     *(f"first_turn/{key}" for key in ("conditional_entropy", "marginal_entropy", "num_excluded", "reasoned")),
     *(f"first_turn/regime/{regime}" for regime in REGIMES),
-    *(f"probe/link/dependence{end}" for end in ("", "_low", "_high")),
+    *(f"probe/link/{key}{end}" for key in ("dependence", "dependence_share") for end in ("", "_low", "_high")),
     *("alarm/raised", "seconds/score"),
 )
 """What TRL's log gets, under `PREFIX`; `/metrics` has every key."""

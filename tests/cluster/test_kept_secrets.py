@@ -92,3 +92,9 @@ def test_an_environment_of_several_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     forget(monkeypatch)
     with pytest.raises(UserError, match=r"again: environments\[1\].options.command="):
         kept_secrets.with_secrets(kept, "mine")
+
+
+def test_an_environments_secret_stands_for_no_other_environments_of_the_same_settings() -> None:
+    given, masked = ({"name": "Agent", "options": {"command": ["x", "--token", word]}} for word in (SECRET, "***"))
+    with pytest.raises(UserError, match=r"again: environments\[1\].options.command="):
+        kept_secrets.with_secrets({"environments": [given, masked]}, "mine")

@@ -6,6 +6,8 @@ from squelch.envs.base import TextEnv
 from squelch.envs.wording import DemonstrationQuality
 
 PERFECT = DemonstrationQuality(grounded=1, wrong_coordinates=0, random_plan=0)
+TRUE = DemonstrationQuality(grounded=1, wrong_coordinates=0)
+"""All state the task, and nothing that is false; only some plans are bad."""
 
 
 def last_reward(env: TextEnv, seed: int, rng: random.Random, quality: DemonstrationQuality) -> float:

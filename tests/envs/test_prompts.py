@@ -12,9 +12,10 @@ from squelch.envs.config import EnvironmentConfig, FormatConfig
 from squelch.envs.episode import Episode
 from squelch.envs.format import parse, system_message, well_formed
 from squelch.envs.registry import environment_names, make
-from squelch.envs.wording import TRUE_QUALITY, DemonstrationQuality
+from squelch.envs.wording import DemonstrationQuality
 from squelch.learner.warmup.demonstrations import play
 from squelch.learner.warmup.tiny import build_tiny
+from tests.envs.demonstrations import TRUE
 
 OPTIONS = {"SearchQA": {"num_passages": 2_000}, "WebShop": {"num_products": 500}}
 NAMES = (*environment_names(), "docs.examples.sort_words:SortWords")
@@ -64,7 +65,7 @@ def test_a_natural_demonstration_is_an_episode_without_open_fields(name: str) ->
     config = EnvironmentConfig(name=name, options=OPTIONS.get(name, {}), prompt="natural")
     env = speaking(name)
     for seed in range(2 if name == "DeepCoder" else 12):
-        for text in play(env, config, seed, TRUE_QUALITY).texts()[1:]:
+        for text in play(env, config, seed, TRUE).texts()[1:]:
             assert "{" not in text and "  " not in text.strip()
 
 
@@ -74,7 +75,7 @@ def test_natural_demonstrations_vary_their_words_and_are_generic_only_as_often_a
     env.reset(seed=1)
     generic = {text for part in env.wording.generic for text in part}
     named, plain = (
-        {env.demonstrate(rng, TRUE_QUALITY.model_copy(update={"grounded": share}))[0] for _ in range(40)}
+        {env.demonstrate(rng, TRUE.model_copy(update={"grounded": share}))[0] for _ in range(40)}
         for share in (1.0, 0.0)
     )
     assert len(named) > 1 and not any(text.startswith(tuple(generic)) for text in named)

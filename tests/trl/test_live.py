@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
 
 GROUP, RHO = 4, 0.7
 MI, D = "squelch/first_turn/mi_seq_est", "squelch/probe/link/dependence"
+SHARE = f"{D}_share"
 
 
 def found(runs: Path, part: str) -> dict[str, Any]:
@@ -60,7 +61,7 @@ def test_observing_changes_no_parameter_optimizer_state_random_state_or_gradient
 
 def test_mi_and_d_are_those_of_the_command_for_the_ids_and_the_weights_that_sampled(runs: Path, capsys) -> None:
     log = found(runs, "observed")["log"]
-    mi, dependence = logged(log, MI), logged(log, D)
+    mi, dependence, share = logged(log, MI), logged(log, D), logged(log, SHARE)
     assert sorted(mi) == [1, 4, 7, 10] and len(dependence) > 2
     for step in mi:
         folder = runs / "observed" / f"step-{step}"
@@ -68,6 +69,7 @@ def test_mi_and_d_are_those_of_the_command_for_the_ids_and_the_weights_that_samp
         assert mi[step] == pytest.approx(result["mi_seq_est"], abs=1e-5)
         links = result["links"]
         assert dependence.get(step) == (None if links is None else pytest.approx(links["dependence"], abs=1e-5))
+        assert share.get(step) == (None if links is None else pytest.approx(links["dependence_share"], abs=1e-5))
         assert logged(log, f"squelch/first_turn/regime/{result['regime']}")[step] == 1
 
 

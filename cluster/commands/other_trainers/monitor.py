@@ -59,7 +59,12 @@ FORM = 1
 """Form of the state's file."""
 SETTLE_S = 60.0
 """Seconds since its last change for which a file that cannot be read may still be under way."""
-SHOWN = ("first_turn/mi_seq_est", "probe/link/dependence")
+SHOWN = (
+    ("first_turn/mi_seq_est", "MI", " nats"),
+    ("probe/link/dependence", "D", " nats per answer"),
+    ("probe/link/dependence_share", "D / surprise", ""),
+)
+"""Metrics of a scored step's line: key, name and unit."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -282,11 +287,11 @@ def scored_text(ready: Ready, metrics: Mapping[str, float]) -> str:
     """The line of a scored step."""
     regimes = [key.rpartition("/")[2] for key, value in metrics.items() if "/regime/" in key and value == 1]
     parts = [f"step {ready.step} under {ready.checkpoint}: {regimes[0] if regimes else 'regime not known'}"]
-    for name, key, unit in zip(("MI", "D"), SHOWN, ("nats", "nats per answer"), strict=True):
+    for key, name, unit in SHOWN:
         if math.isfinite(value := metrics.get(key, math.nan)):
             low, high = (metrics.get(f"{key}_{end}", math.nan) for end in ("low", "high"))
             interval = f" [{low:.2f}, {high:.2f}]" if math.isfinite(low) else ""
-            parts.append(f"{name} {value:.2f}{interval} {unit}")
+            parts.append(f"{name} {value:.2f}{interval}{unit}")
     parts.append(f"{metrics['first_turn/num_prompts']:.0f} prompts")
     return "; ".join(
         [*parts, f"{metrics['first_turn/num_excluded']:.0f} rows left out, {metrics['seconds/score']:.0f} s"]

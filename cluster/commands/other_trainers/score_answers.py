@@ -7,13 +7,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from squelch.actors.diagnosis.metrics import LINKS, PARTS
+from squelch.actors.diagnosis.metrics import PARTS
 from squelch.api.answers import Answers
 from squelch.cluster.commands.other_trainers.mi import disagreement
 from squelch.cluster.terminal import aligned, known
 
 NAMES = {
     "dependence": ("D", "nats per answer; 0 if the answer ignores its reasoning"),
+    "dependence_share": ("D / surprise", "D without the answer's length"),
     "information": ("I(A;Z|X), lower form", "within a prompt"),
     "information_upper": ("I(A;Z|X), upper form", "the truth lies between the two in expectation"),
     "past_reasoning": ("X to A past Z", "0 if the reasoning holds all that the answer takes from the prompt"),
@@ -51,8 +52,7 @@ def answers_text(answers: Answers) -> list[str]:
     if answers.links is None:
         return ["answers are not linked: links need scored answers of 2 prompts", *lines]
     metrics = answers.links.metrics()
-    named = {link: NAMES[link] for link in sorted(LINKS, key=list(NAMES).index)}
-    return [f"answers: {metrics['answers']:.0f}", *lines, *_table(metrics, named)]
+    return [f"answers: {metrics['answers']:.0f}", *lines, *_table(metrics, NAMES)]
 
 
 def modality_text(metrics: Mapping[str, float]) -> list[str]:

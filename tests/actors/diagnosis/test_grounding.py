@@ -12,7 +12,8 @@ from squelch.actors.content import Picture
 from squelch.actors.diagnosis.grounding import correlations, judge_of, ranks, right, shares, spearman
 from squelch.envs.format import turn_message
 from squelch.envs.registry import ENVIRONMENTS, make
-from squelch.envs.wording import TRUE_QUALITY, DemonstrationQuality, PromptName
+from squelch.envs.wording import DemonstrationQuality, PromptName
+from tests.envs.demonstrations import TRUE
 
 LAKE = "Walk to G .\n\n_ O _ _\nG _ O O\nO _ _ P\n_ _ _ _\nactions left 10"
 JUDGED = ("FrozenLake", "Sokoban", "Countdown")
@@ -66,7 +67,7 @@ def test_natural_demonstrations_state_only_what_is_true_by_default() -> None:
         env, judge, rng = make(name, prompt="natural"), judge_of(name), random.Random(0)
         for seed in range(100):
             observation, _ = env.reset(seed=seed)
-            claims = judge.claims(env.demonstrate(rng, TRUE_QUALITY)[0])
+            claims = judge.claims(env.demonstrate(rng, TRUE)[0])
             assert len(claims) >= 2 and right(judge, claims, judge.facts(observation))
 
 

@@ -134,7 +134,7 @@ def test_a_disk_that_is_full_once_a_run_trains_is_how_it_ends_and_no_bad_input(m
     train, ended = ending(monkeypatch, tmp_path, error), []
 
     async def begun(*arguments: Any) -> int:
-        arguments[-1].coordinator = object()
+        arguments[-1].end.coordinator = object()
         raise error
 
     monkeypatch.setattr(run, "_train", begun)
@@ -248,7 +248,9 @@ def test_a_signal_while_a_checkpoint_loads_ends_the_run_before_it_trains(monkeyp
     recorder = SimpleNamespace()
     with listening() as signals, pytest.raises(Interrupted, match=f"^{number.name}$"):
         state, end = LoopState(clock=3), run.RunEnd(config, lambda _: None, 0.0, lambda code: code)
-        asyncio.run(run._train(config, tmp_path, state, tmp_path, recorder, recorder, None, Quiet(), signals, end))
+        held = {"uploads": None, "recorder": recorder, "output": None, "startup": Quiet(), "end": end}
+        context = run._Context(True, state, tmp_path, driver=None, signals=signals, **held)
+        asyncio.run(run._train(config, tmp_path, recorder, context))
 
 
 def test_a_signal_before_the_actors_are_ready_ends_with_its_own_code(monkeypatch, tmp_path) -> None:
@@ -372,7 +374,7 @@ def send():
     time.sleep(60)
 
 async def stopped(*arguments):
-    arguments[-2].arrived.append(signal.SIGTERM)
+    arguments[-1].signals.arrived.append(signal.SIGTERM)
     return 143
 
 def say(text):

@@ -104,6 +104,14 @@ def test_without_an_environment_only_the_loss_is_measured(tmp_path: Path) -> Non
     assert not {kind for kind in world.calls if kind.startswith(("player", "worker", "filter"))}
 
 
+@pytest.mark.parametrize("plays", [True, False])
+def test_a_learner_whose_bound_is_longer_is_not_cut_off_by_that_of_all_actors(tmp_path: Path, plays: bool) -> None:
+    bounds = ("cluster.start_timeout_s=30", "learner.start_timeout_s=90")
+    late = r"^start: learner failed: learner rank 0, 1 did not finish start within 90 s"
+    with pytest.raises(RuntimeError, match=late):
+        warm(tmp_path, faults=(Fault("learner.start", 1, "hang"),), plays=plays, overrides=bounds)
+
+
 def test_it_stops_at_the_wanted_format_validity(tmp_path: Path, validity: list[float]) -> None:
     validity += [0.0, 0.5, 0.81]
     progress, _, _ = warm(tmp_path, SMALL.model_copy(update={"format_validity": 0.8}))

@@ -87,7 +87,7 @@ def test_a_probe_in_which_nothing_could_be_scored_is_not_hidden_behind_the_readi
     names = ("mi_low", "mi_high", "mi_upper", "ceiling", "saturated", "link/dependence", "link/follows")
     read = dict.fromkeys((f"probe/{name}" for name in names), 1.0) | {"probe/mi": 2.0, "probe/step": 25.0}
     archive.metrics(2, step_metrics(2) | read, at=NOW - 5)
-    assert "D 1.00" in status(tmp_path)
+    assert "D 1.00" in (text := status(tmp_path)) and "surprise" not in text, "an older run has no share of D"
     archive.metrics(3, step_metrics(3) | dict.fromkeys(read, math.nan) | {"probe/step": 50.0}, at=NOW)
     text = status(tmp_path)
     assert "n/a, nothing to score  step 50" in text and "D 1.00" not in text
@@ -470,15 +470,16 @@ def test_the_fixed_probe_the_regime_and_whether_the_answer_follows_are_shown(tmp
         "mi_change": -0.5,
     }
     link = {"dependence": 0.005, "dependence_low": -0.01, "dependence_high": 0.02, "follows": 0.0}
+    link["dependence_share"] = 0.042
     flat = {f"probe/{key}": value for key, value in probe.items()}
     flat |= {f"probe/link/{key}": value for key, value in link.items()} | {"first_turn/regime/private_code": 1.0}
     archive.metrics(2, step_metrics(2) | flat)
     text = status(tmp_path)
     assert "2.50  [2.25, 2.75] of 3.47 nats  step 1  (-0.50 since the first)" in text
-    assert "D 0.01  [-0.01, 0.02] nats  DOES NOT FOLLOW" in text and "private code" in text
+    assert "D 0.01  [-0.01, 0.02] nats, 4% of the surprise  DOES NOT FOLLOW" in text and "private code" in text
     assert json.loads(status(tmp_path, as_json=True))["probe"]["link_follows"] == 0.0
     archive.metrics(3, step_metrics(3) | flat | {"probe/link/follows": None, "probe/saturated": 1.0})
-    assert "nats\n" in status(tmp_path) and "SATURATED" in status(tmp_path)
+    assert "of the surprise\n" in status(tmp_path) and "SATURATED" in status(tmp_path)
     archive.metrics(4, step_metrics(4) | flat | {"probe/mi": 3.24, "probe/mi_high": 3.9})
     assert "3.24  [2.25, 3.47] of 3.47 nats" in status(tmp_path), "no MI exceeds its ceiling"
     assert json.loads(status(tmp_path, as_json=True))["probe"]["mi_high"] == 3.9

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import shutil
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.common import random_qwen2, word
 from squelch.cluster.cli import main
 from squelch.cluster.commands.other_trainers import monitor
-from squelch.cluster.commands.other_trainers.following import Follower
+from squelch.cluster.commands.other_trainers.following import Follower, Ready
 from squelch.cluster.commands.other_trainers.formats import FORMATS
 from tests.cluster.commands.other_trainers import trainer_files
 
@@ -114,6 +115,16 @@ def test_each_step_is_scored_under_the_weights_that_sampled_it(trainer: Trainer,
             assert one["metrics"][f"first_turn/{key}"] == pytest.approx(score[key], abs=1e-6), (one["step"], key)
         assert one["metrics"][f"first_turn/regime/{score['regime']}"] == 1
         assert one["metrics"]["reward_mean"] == one["step"]
+
+
+def test_a_scored_steps_line_shows_d_as_a_share_too_where_it_is_known(trainer: Trainer) -> None:
+    ready = Ready(3, (), "checkpoint-2", trainer.out)
+    metrics = {"first_turn/num_prompts": 8.0, "first_turn/num_excluded": 0.0, "seconds/score": 2.0}
+    metrics |= {"probe/link/dependence": 0.5, "probe/link/dependence_share": 0.25}
+    bounds = {f"{key}_{end}": metrics[key] for key in list(metrics) if "/link/" in key for end in ("low", "high")}
+    line = monitor.scored_text(ready, metrics | bounds)
+    assert "; D 0.50 [0.50, 0.50] nats per answer; D / surprise 0.25 [0.25, 0.25]; 8 prompts; " in line
+    assert "surprise" not in monitor.scored_text(ready, metrics | {"probe/link/dependence_share": math.nan})
 
 
 def test_what_cannot_be_scored_is_skipped_with_its_reason(trainer: Trainer, capsys) -> None:

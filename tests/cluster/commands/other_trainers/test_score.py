@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -149,6 +150,7 @@ def test_answers_are_linked_to_their_reasonings_from_text_and_from_ids(tmp_path,
     assert main(["score", str(tmp_path / "a.jsonl"), *model]) == 0
     table = capsys.readouterr().out
     assert "answers: 21\n" in table and "X to A past Z" in table
+    assert re.search(rf"^D / surprise +{text['links']['dependence_share']:.4f} ", table, re.MULTILINE)
     assert f"regime without a judge: {text['regime'].replace('_', ' ')} " in table
 
 
