@@ -26,7 +26,9 @@ def main() -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.walk", description=__doc__.partition(":")[2])
     parser.add_argument("pages", nargs="*", help="e.g. docs/guide/filter.md")
-    parser.add_argument("--all", action="store_true", help="every page of the guide that has a mode, and the README")
+    parser.add_argument(
+        "--all", action="store_true", help="every page of the guide that has a mode, and the README, whole"
+    )
     parser.add_argument("--fresh", action="store_true", help="`make setup` of a clone installs every package")
     given = parser.parse_args()
     walks = ROOT / "build" / "walk"
@@ -43,7 +45,7 @@ def main() -> int:
     try:
         for page in pages:
             start = time.monotonic()
-            found = walk_page(ground, Path(page).as_posix(), say)
+            found = walk_page(ground, Path(page).as_posix(), given.all, say)
             say(f"{page}: {len(found)} faults, {time.monotonic() - start:.0f} s")
             faults += found
     finally:

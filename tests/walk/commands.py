@@ -22,7 +22,7 @@ SHORT_WARMUP = {"model.warmup.demonstrations": 32, "model.warmup.tasks": 2, "mod
 SHORT_TRL = "use_cpu=True, bf16=False, max_steps=1, max_completion_length=16, report_to='none', "
 RESUMED_STEPS = 2
 """Steps of a run that is resumed: one more than it had."""
-TRAINING = re.compile(r"(?P<start>(?:^|\s|/)squelch (?:train|submit|sweep) )(?P<recipe>[\w./-]+)")
+TRAINING = re.compile(r"(?:^|\s|/)squelch (?:train|submit|sweep|warmup \S+) (?P<recipe>[\w./-]+)")
 
 
 def commands(text: str) -> list[tuple[int, str]]:
@@ -69,7 +69,11 @@ def shortened(command: str) -> str:
     """The command with settings that shorten."""
 
     def longer(match: re.Match[str]) -> str:
+        if "squelch warmup" in match[0]:
+            return f"{match[0]} {_words(SHORT_WARMUP)}"
         settings = SHORT | _warmup(match["recipe"], command)
+        if "wandb" in command:
+            settings["recorder.wandb_mode"] = "offline"  # a walk has no account
         if "--resume" in command:
             settings["loop.steps"] = RESUMED_STEPS
         if not command.startswith("#!") and in_background(command):
@@ -84,14 +88,14 @@ def shortened(command: str) -> str:
     return TRAINING.sub(longer, command)
 
 
-def _warmup(recipe: str, command: str) -> dict[str, int]:
+def _warmup(recipe: str, command: str) -> dict[str, int | str]:
     """Settings that shorten the warm-up."""
     if "model.path=" in command or recipe == "prompts":
         return {}
     return SHORT_WARMUP if recipe.startswith("smollm2") else SHORT_TINY
 
 
-def _words(settings: Mapping[str, int]) -> str:
+def _words(settings: Mapping[str, int | str]) -> str:
     return " ".join(f"{key}={value}" for key, value in settings.items())
 
 

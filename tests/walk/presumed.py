@@ -13,6 +13,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from tests.cluster.commands.other_trainers import trainer_files
+from tests.stores import s3_server
 from tests.walk.pages import read_page
 from tests.walk.places import ROOT, Ground
 
@@ -108,6 +109,35 @@ def _deploy(wanted: Wanted) -> None:
     shutil.copytree(ROOT / "deploy", wanted.folder / "deploy")
 
 
+def _my_env(wanted: Wanted) -> None:
+    """The example of adding-an-environment.md, under the names that pages give it."""
+    text = (ROOT / "docs" / "examples" / "sort_words.py").read_text()
+    (wanted.folder / "my_env.py").write_text(text.replace("SortWords", "MyEnvironment").replace("num_words", "size"))
+
+
+def _conversations(wanted: Wanted) -> None:
+    said = "<think>I add them.</think> <answer>{}</answer>"
+    pairs = [(f"What is {one} + {other}?", said.format(one + other)) for one in range(8) for other in range(8)]
+    rows = [{"messages": [{"role": "user", "content": a}, {"role": "assistant", "content": b}]} for a, b in pairs]
+    trainer_files.jsonl(wanted.folder / "conversations.jsonl", rows)
+
+
+def _bucket(wanted: Wanted) -> None:
+    """A server of S3 with a bucket of this name, where every command finds it."""
+    server = wanted.ground.open.enter_context(s3_server("bucket"))
+    wanted.shell(f"export AWS_ENDPOINT_URL={server.env['AWS_ENDPOINT_URL']} AWS_REGION=us-east-1")
+
+
+def _live_runs(wanted: Wanted) -> None:
+    """The run frozenlake on this machine, and another of this name on the page's cluster; the page's end stops them."""
+    for folder in ("runs", "shared"):
+        shutil.rmtree(wanted.folder / folder, ignore_errors=True)
+    for name, where in (("here", "rollout.max_count=3"), ("there", "--address HEAD:6379 runs_dir=/shared/runs")):
+        wanted.shell(f"squelch train frozenlake {where} > {name}.log 2>&1 &")
+    wanted.shell("squelch watch runs/frozenlake")
+    wanted.shell("squelch watch /shared/runs/frozenlake")
+
+
 TABLE: Mapping[str, Callable[[Wanted], None]] = {
     "tasks.jsonl": _of_page("docs/guide/agents.md", "tasks.jsonl"),
     "agent.py": _of_page("docs/guide/agents.md", "agent.py"),
@@ -123,4 +153,9 @@ TABLE: Mapping[str, Callable[[Wanted], None]] = {
     "exports": _skyrl,
     "rollout_7.pt": _slime,
     "deploy": _deploy,
+    "my_env.py": _my_env,
+    "conversations.jsonl": _conversations,
+    "models/own": lambda wanted: _model_at(wanted, "models/own"),
+    "bucket": _bucket,
+    "live-runs": _live_runs,
 }

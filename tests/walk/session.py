@@ -145,6 +145,13 @@ def end_all(token: str, patience_s: float) -> list[str]:
     return names
 
 
+def end_cluster(token: str) -> None:
+    """Kills Ray's own processes that `ray start` has left, and that no other command ends."""
+    for process in remains(token):
+        if "/ray/" in _name(process):
+            _kill(process)
+
+
 def _name(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline())[:120] or process.name()
