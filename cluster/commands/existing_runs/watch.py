@@ -5,9 +5,9 @@ It only reads the run's folder or store (`cluster.runs`).
 Invariants:
 
 - The run needs no connection to the watcher, and may be on another machine that shares the folder.
-- Nothing waits for the watcher. It waits at most `FOLDER_TIMEOUT_S` for the run's folder, `START_TIMEOUT_S` for its first
-  step and `SILENCE_TIMEOUT_S` for each further step; then its error names the run. It ends when the run ends, also if
-  that failed or was killed (as far as `cluster.runs.driver` can judge that), or at Ctrl-C.
+- Nothing waits for the watcher. It waits at most `FOLDER_TIMEOUT_S` for the run's folder, `START_TIMEOUT_S` for its
+  first step and `SILENCE_TIMEOUT_S` for each further step; then its error names the run. It ends when the run ends,
+  also if that failed or was killed (as far as `cluster.runs.driver` can judge that), or at Ctrl-C.
 
 This module imports neither Ray nor torch.
 """
