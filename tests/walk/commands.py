@@ -10,15 +10,19 @@ SHORT = {
     "loop.steps": 1,
     "loop.prompts": 2,
     "sampling.group_size": 8,
-    "validation.tasks": 8,
+    "validation.tasks": 4,
     "scorer.probe.tasks": 4,
     "scorer.probe.samples": 2,
 }
 """Settings that make a run short. They are appended to the recipe, so a command's own settings win."""
 SHORT_TINY = {"model.tiny_tokens": 100_000}
 """The same where the policy is the tiny one."""
+SHORT_PROMPTS = {"sampling.max_tokens_per_turn": 24}
+"""The same for the recipe of prompts, on a language model."""
 SHORT_WARMUP = {"model.warmup.demonstrations": 32, "model.warmup.tasks": 2, "model.warmup.samples": 2}
-"""The same for recipes that warm a pretrained model up."""
+"""The same for recipes that warm a language model up."""
+WITHOUT_WARMUP = {"model.warmup": "null"} | SHORT_PROMPTS
+"""The same in a script, whose subject is not the warm-up, which starts everything twice."""
 SHORT_TRL = "use_cpu=True, bf16=False, max_steps=1, max_completion_length=16, report_to='none', "
 RESUMED_STEPS = 2
 """Steps of a run that is resumed: one more than it had."""
@@ -71,7 +75,7 @@ def shortened(command: str) -> str:
     def longer(match: re.Match[str]) -> str:
         if "squelch warmup" in match[0]:
             return f"{match[0]} {_words(SHORT_WARMUP)}"
-        settings = SHORT | _warmup(match["recipe"], command)
+        settings = SHORT | _of_model(match["recipe"], command)
         if "wandb" in command:
             settings["recorder.wandb_mode"] = "offline"  # a walk has no account
         if "--resume" in command:
@@ -82,17 +86,21 @@ def shortened(command: str) -> str:
 
     if re.match(r"make train\b", command):
         recipe = re.search(r"RECIPE=(\S+)", command)
-        return f"{_code(command)} ARGS='{_words(SHORT | _warmup(recipe[1] if recipe else '', command))}'"
+        return f"{_code(command)} ARGS='{_words(SHORT | _of_model(recipe[1] if recipe else '', command))}'"
     if "GRPOConfig(" in command:
         return command.replace("GRPOConfig(", f"GRPOConfig({SHORT_TRL}")
     return TRAINING.sub(longer, command)
 
 
-def _warmup(recipe: str, command: str) -> dict[str, int | str]:
-    """Settings that shorten the warm-up."""
-    if "model.path=" in command or recipe == "prompts":
+def _of_model(recipe: str, command: str) -> dict[str, int | str]:
+    """Settings that shorten the work of the recipe's model, or its warm-up."""
+    if "model.path=" in command:
         return {}
-    return SHORT_WARMUP if recipe.startswith("smollm2") else SHORT_TINY
+    if recipe == "prompts":
+        return SHORT_PROMPTS
+    if not recipe.startswith("smollm2"):
+        return SHORT_TINY
+    return WITHOUT_WARMUP if command.startswith("#!") else SHORT_WARMUP
 
 
 def _words(settings: Mapping[str, int | str]) -> str:

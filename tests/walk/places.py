@@ -29,6 +29,7 @@ POLICIES = ("tiny", "models")
 """Folders of `.cache` that all pages share: policies that are warmed up or converted once."""
 APART = ("trl", "clients", "verifiers")
 """Folders of `.cache` with other people's packages, which `make test` installs (`deploy/setup.sh`)."""
+LENT = "frozenlake"
 Say = Callable[[str], None]
 
 
@@ -59,6 +60,16 @@ class Ground:
         self._tokens = list[str]()
         self.open = ExitStack()
         """What pages presume and what lives until the walk's end, such as a server."""
+
+    def keep(self, run: Path) -> None:
+        """Lends a run to later pages that presume one, in the place of a start."""
+        if run.name == LENT and not self.lent.exists():
+            shutil.copytree(run, self.lent)
+
+    @property
+    def lent(self) -> Path:
+        """Where a run of the demo lies, once a page has made one."""
+        return self.folder / LENT
 
     @cached_property
     def commit(self) -> str:

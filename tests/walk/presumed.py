@@ -55,6 +55,14 @@ def _rewards(wanted: Wanted) -> None:
     np.savez(wanted.folder / "rewards.npz", rewards=np.where(np.arange(16)[:, None] % 4, rewards, 0))
 
 
+def _run(wanted: Wanted) -> None:
+    """A run of the demo: one that an earlier page has made, or a new one."""
+    if wanted.ground.lent.exists():
+        shutil.copytree(wanted.ground.lent, wanted.folder / "runs" / "frozenlake")
+    else:
+        wanted.shell("squelch train frozenlake")
+
+
 def _run_like(name: str, wanted: Wanted) -> None:
     """A run under another name."""
     shutil.copytree(wanted.folder / "runs" / "frozenlake", wanted.folder / "runs" / name)
@@ -142,7 +150,7 @@ TABLE: Mapping[str, Callable[[Wanted], None]] = {
     "tasks.jsonl": _of_page("docs/guide/agents.md", "tasks.jsonl"),
     "agent.py": _of_page("docs/guide/agents.md", "agent.py"),
     "rewards.npz": _rewards,
-    "runs/frozenlake": lambda wanted: wanted.shell("squelch train frozenlake"),
+    "runs/frozenlake": _run,
     "runs/my-sweep": lambda wanted: wanted.shell("squelch sweep frozenlake --seeds 0,1 --name my-sweep"),
     **{f"runs/{name}": partial(_run_like, name) for name in "abc"},
     "checkpoint-100": lambda wanted: _model_at(wanted, "checkpoint-100"),

@@ -136,7 +136,7 @@ def end_all(token: str, patience_s: float) -> list[str]:
     deadline = time.monotonic() + patience_s
     while (left := remains(token)) and time.monotonic() < deadline:
         time.sleep(0.2)
-    names = [_name(process) for process in left]
+    names = [_words(process)[:120] for process in left]
     while left:
         for process in left:
             _kill(process)
@@ -148,13 +148,14 @@ def end_all(token: str, patience_s: float) -> list[str]:
 def end_cluster(token: str) -> None:
     """Kills Ray's own processes that `ray start` has left, and that no other command ends."""
     for process in remains(token):
-        if "/ray/" in _name(process):
+        words = _words(process)
+        if "/ray/" in words or words.startswith("ray::"):
             _kill(process)
 
 
-def _name(process: psutil.Process) -> str:
+def _words(process: psutil.Process) -> str:
     try:
-        return " ".join(process.cmdline())[:120] or process.name()
+        return " ".join(process.cmdline()) or process.name()
     except psutil.Error:
         return str(process.pid)
 

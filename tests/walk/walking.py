@@ -142,7 +142,9 @@ class Walk:
                 self._python_block(block)
             case "commands":
                 self._commands(block)
-        self._faults(block.line, [fault for folder in self._new_runs() for fault in checks.run_faults(folder)])
+        for folder in self._new_runs():
+            self._faults(block.line, checks.run_faults(folder))
+            self.ground.keep(folder)
 
     def _python_block(self, block: Block) -> None:
         text, _ = bound(block.text, self._bindings)

@@ -44,7 +44,7 @@ from squelch.cluster.terminal import duration, one_line, say
 from squelch.envs.untrusted.memory import memory_of_at_most
 
 FOLDER_TIMEOUT_S = 60.0
-"""Seconds after which the watcher gives up a run without a folder: `squelch train` makes it once its checks are done."""
+"""Seconds after which the watcher gives up a run without a folder, which `squelch train` makes after its checks."""
 START_TIMEOUT_S = 1800.0
 """Seconds without a step and without anything new from the start-up after which the watcher gives up."""
 SILENCE_TIMEOUT_S = 3600.0
