@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import socket
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from tests.walk import checks
@@ -31,53 +29,47 @@ LINGER_S = 20.0
 Say = Callable[[str], None]
 
 
-def _http(command: str, said: str) -> bool:
-    """Whether an address that a server printed answers."""
-    return any(_answer(url) is not None for url in _addresses(said))
+def _http(text: str) -> bool:
+    """Whether an address that a server printed answers, or the port that its command gives."""
+    return any(_answer(url) is not None for url in _addresses(text))
 
 
-def _measured(command: str, said: str) -> bool:
+def _measured(text: str) -> bool:
     """Whether a monitor serves a value of MI."""
     value = re.compile(r"^squelch_mi\w*(?:\{.*\})? (?!NaN)\S+$", re.MULTILINE)
-    return any(value.search(_answer(url) or "") for url in _addresses(said))
+    return any(value.search(_answer(url) or "") for url in _addresses(text))
 
 
-def _at_its_port(command: str, said: str) -> bool:
-    """Whether anything answers at the port that the command gives, also by refusing."""
-    try:
-        with socket.create_connection(("127.0.0.1", int(command.partition("--port ")[2].split()[0])), timeout=5):
-            return True
-    except OSError:
-        return False
-
-
-def _addresses(said: str) -> list[str]:
-    return re.findall(r"http://[\w.]+:\d+[\w/?=&.%-]*", said)
+def _addresses(text: str) -> list[str]:
+    ports = re.findall(r"--port (\d+)", text)
+    return re.findall(r"http://[\w.]+:\d+[\w/?=&.%-]*", text) + [f"http://127.0.0.1:{port}" for port in ports]
 
 
 def _answer(url: str) -> str | None:
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return answer.read().decode(errors="replace")
-    except (urllib.error.URLError, OSError):
+    except urllib.error.HTTPError:  # it knows no such page
+        return ""
+    except OSError:
         return None
 
 
-SERVERS: Mapping[str, Callable[[str, str], bool]] = {
-    "squelch watch": lambda _, said: bool(re.search(r"step +\d+/\d", said)),
+SERVERS: Mapping[str, Callable[[str], bool]] = {
+    "squelch watch": lambda text: bool(re.search(r"step +\d+/\d", text)),
     "squelch inspect": _http,
     "squelch monitor": _measured,
     "tensorboard ": _http,
-    "squelch.envs.remote": _at_its_port,
-    "prometheus-alertmanager": lambda _, said: "Listening on" in said,
-    "prometheus ": lambda _, said: "Server is ready to receive web requests" in said,
+    "squelch.envs.remote": _http,
+    "prometheus-alertmanager": lambda text: "Listening on" in text,
+    "prometheus ": lambda text: "Server is ready to receive web requests" in text,
 }
-"""Words of commands that go on until they are stopped, and what shows their first right answer."""
+"""Words of commands that go on until they are stopped, and what shows a right answer in the command and its output."""
 
 
 def _server(command: str) -> Callable[[str], bool] | None:
     right = next((right for words, right in SERVERS.items() if re.search(rf"(?<![\w-]){words}", command)), None)
-    return right and partial(right, command)
+    return right and (lambda said: right(f"{command}\n{said}"))
 
 
 @dataclass
