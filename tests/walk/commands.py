@@ -17,6 +17,8 @@ SHORT = {
 """Settings that make a run short. They are appended to the recipe, so a command's own settings win."""
 SHORT_TINY = {"model.tiny_tokens": 100_000}
 """The same where the policy is the tiny one."""
+SHORT_MODEL = {"sampling.group_size": 4, "validation.tasks": 2}
+"""The same where the command names a model, which is larger than the recipe's."""
 SHORT_PROMPTS = {"sampling.max_tokens_per_turn": 24}
 """The same for the recipe of prompts, on a language model."""
 SHORT_WARMUP = {"model.warmup.demonstrations": 32, "model.warmup.tasks": 2, "model.warmup.samples": 2}
@@ -95,7 +97,7 @@ def shortened(command: str) -> str:
 def _of_model(recipe: str, command: str) -> dict[str, int | str]:
     """Settings that shorten the work of the recipe's model, or its warm-up."""
     if "model.path=" in command:
-        return {}
+        return SHORT_MODEL
     if recipe == "prompts":
         return SHORT_PROMPTS
     if not recipe.startswith("smollm2"):

@@ -145,6 +145,7 @@ class Ground:
             "HOME": str(own / "home"),
             "RAY_TMPDIR": str(sockets),
             "PYTHONUNBUFFERED": "1",
+            "PIP_QUIET": "2",  # it warns of the index, which is not the page's
             "OMP_WAIT_POLICY": "passive",  # threads that wait must not burn the cores of a busy machine
             "SLURM_SUBMIT_DIR": str(folder),
             TOKEN: token,
