@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 import uuid
@@ -86,15 +85,7 @@ class Ground:
 
     @cached_property
     def wheel(self) -> Path:
-        """Of an archive of the commit."""
-        source = self.folder / "source"
-        source.mkdir()
-        with tempfile.TemporaryFile() as archive:
-            subprocess.run(["git", "-C", ROOT, "archive", self.commit], stdout=archive, check=True)
-            archive.seek(0)
-            with tarfile.open(fileobj=archive) as opened:
-                opened.extractall(source, filter="tar")
-        return build(source, self.folder / "wheels")
+        return build(self._checkout("source"), self.folder / "wheels")
 
     @cached_property
     def wheel_programs(self) -> Path:
@@ -109,9 +100,7 @@ class Ground:
     def clone(self) -> Path:
         """A clone of the commit after `make setup`. Unless `fresh`, its environment begins as links to the tests', so
         that pip installs no package but Squelch itself."""
-        clone = self.folder / "clone"
-        subprocess.run(["git", "clone", "-q", "-s", "-n", ROOT, clone], check=True)
-        subprocess.run(["git", "-C", clone, "checkout", "-q", self.commit], check=True)
+        clone = self._checkout("clone")
         if not self._fresh:
             own = Path(sys.prefix).resolve()
             subprocess.run(["cp", "-al", own, clone / ".venv"], check=True)
@@ -121,6 +110,13 @@ class Ground:
         if done.returncode:
             raise RuntimeError(f"make setup: {done.stdout}{done.stderr}")
         self._say(f"make setup in a clone: {time.monotonic() - began:.0f} s")
+        return clone
+
+    def _checkout(self, name: str) -> Path:
+        """A clone of the commit."""
+        clone = self.folder / name
+        subprocess.run(["git", "clone", "-q", "-s", "-n", ROOT, clone], check=True)
+        subprocess.run(["git", "-C", clone, "checkout", "-q", self.commit], check=True)
         return clone
 
     def place(self, page: str, mode: str) -> Place:
