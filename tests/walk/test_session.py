@@ -49,7 +49,8 @@ def test_of_a_cluster_that_a_page_has_started_only_rays_own_processes_are_ended(
     raylet.parent.mkdir()
     shutil.copy(shutil.which("sleep"), raylet)
     shell = session(tmp_path, token)
-    shell.run(f"{raylet} 600 & sleep 600 &", 60)
+    for program in (raylet, "sleep"):
+        shell.run(f"{program} 600 & until grep -q {Path(program).name} /proc/$!/comm; do sleep 0.1; done", 60)
     shell.close()
     end_cluster(token)
     assert [name.split()[0] for name in end_all(token, 0)] == ["sleep"]
