@@ -12,6 +12,7 @@ Whatever a session starts inherits the variable `TOKEN`, by which `remains` find
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import subprocess
@@ -147,10 +148,10 @@ def end_all(token: str, patience_s: float) -> list[str]:
 
 def end_cluster(token: str) -> None:
     """Kills Ray's own processes that `ray start` has left, and that no other command ends."""
-    for process in remains(token):
-        words = _words(process)
-        if "/ray/" in words or words.startswith("ray::"):
-            _kill(process)
+    own = [process for process in remains(token) if re.search(r"/ray/|^ray::", _words(process))]
+    for process in own:
+        _kill(process)
+    psutil.wait_procs(own, timeout=30)
 
 
 def _words(process: psutil.Process) -> str:
