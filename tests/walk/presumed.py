@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -132,6 +133,7 @@ def _conversations(wanted: Wanted) -> None:
 
 def _bucket(wanted: Wanted) -> None:
     """A server of S3 with a bucket of this name, where every command finds it."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else it prints every request
     server = wanted.ground.open.enter_context(s3_server("bucket"))
     wanted.shell(f"export AWS_ENDPOINT_URL={server.env['AWS_ENDPOINT_URL']} AWS_REGION=us-east-1")
 
@@ -141,8 +143,9 @@ def _live_runs(wanted: Wanted) -> None:
     for folder in ("runs", "shared"):
         shutil.rmtree(wanted.folder / folder, ignore_errors=True)
     for name, where in (("here", "rollout.max_count=3"), ("there", "--address HEAD:6379 runs_dir=/shared/runs")):
-        wanted.shell(f"squelch train frozenlake {where} > {name}.log 2>&1 &")
-    wanted.shell("squelch watch runs/frozenlake")
+        endless = "loop.steps=9999 filter.no_signal_limit=9999"
+        wanted.shell(f"squelch train frozenlake {endless} {where} > {name}.log 2>&1 &")
+    wanted.shell("until [ $(cat runs/frozenlake/metrics.jsonl | wc -l) -gt 9 ]; do sleep 1; done 2> waiting.log")
     wanted.shell("squelch watch /shared/runs/frozenlake")
 
 

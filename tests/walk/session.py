@@ -148,7 +148,7 @@ def end_all(token: str, patience_s: float) -> list[str]:
 
 def end_cluster(token: str) -> None:
     """Kills Ray's own processes that `ray start` has left, and that no other command ends."""
-    own = [process for process in remains(token) if re.search(r"/ray/|^ray::", _words(process))]
+    own = [process for process in remains(token) if re.search(r"\bray(/|::|\.)", _words(process))]
     for process in own:
         _kill(process)
     psutil.wait_procs(own, timeout=30)
