@@ -19,8 +19,8 @@ SHORT_TINY = {"model.tiny_tokens": 100_000}
 """The same where the policy is the tiny one."""
 SHORT_MODEL = {"sampling.group_size": 4}
 """The same where the command names a model, which is larger than the recipe's."""
-SHORT_PROMPTS = {"sampling.max_tokens_per_turn": 24}
-"""The same for the recipe of prompts, on a language model."""
+SHORT_PROMPTS = {"sampling.group_size": 4, "sampling.max_tokens_per_turn": 24}
+"""The same for the recipe of prompts, unless a reward function has to tell its texts apart."""
 SHORT_WARMUP = {"model.warmup.demonstrations": 32, "model.warmup.tasks": 2, "model.warmup.samples": 2}
 """The same for recipes that warm a language model up."""
 WITHOUT_WARMUP = {"model.warmup": "null"} | SHORT_PROMPTS
@@ -99,7 +99,7 @@ def _of_model(recipe: str, command: str) -> dict[str, int | str]:
     if "model.path=" in command:
         return SHORT_MODEL
     if recipe == "prompts":
-        return SHORT_PROMPTS
+        return {} if "reward" in command else SHORT_PROMPTS
     if not recipe.startswith("smollm2"):
         return SHORT_TINY
     return WITHOUT_WARMUP if command.startswith("#!") else SHORT_WARMUP

@@ -31,6 +31,8 @@ def test_settings_that_shorten_come_before_a_commands_own() -> None:
     script = shortened("#!/bin/bash\nexec squelch train smollm2-countdown name=$name $resume\n")
     assert "model.warmup=null" in script and "demonstrations" not in script and script.endswith(" name=$name $resume\n")
     assert "model.warmup.demonstrations" in shortened("squelch warmup smollm2 out --recipe smollm2-countdown")
+    assert "max_tokens" in shortened("squelch train prompts a=b")
+    assert "max_tokens" not in shortened("squelch train prompts environment.options.reward=a.py:b")
     assert "wandb_mode=offline" in shortened("squelch train frozenlake recorder.loggers=[wandb]")
     assert "tiny" in shortened("squelch train frozenlake") and "tiny" not in shortened("squelch train prompts a=b")
     assert shortened("make train        # trains").startswith("make train ARGS='loop.steps=1 ")
