@@ -46,11 +46,12 @@ setup_environment() {
     esac
     if [ -n "${LOCKED:-}" ]; then
         install_locked
-        echo "$locked" > "$stamp"
     else
         install_open
-        echo "$open" > "$stamp"
+        locked=$open
     fi
+    echo "$locked" > "$stamp.new"
+    mv "$stamp.new" "$stamp"  # anew: the file may be a link to that of another environment
 }
 
 create_environment() {

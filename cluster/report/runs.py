@@ -173,6 +173,12 @@ def study_of(runs: Sequence[Run]) -> Study:
         seeds[run.seed] = kept
         if left is not None:
             notes.append(one_line(f"{left.folder} is left out: {kept.folder} has its settings and seed, and its steps"))
+    notes += [
+        one_line(f"{run.folder} has no figures: no training step of it is recorded, only what was validated before")
+        for seeds in by_arm.values()
+        for run in seeds.values()
+        if not run.steps
+    ]
     groups = [(environment, list(seeds.values())) for (environment, _), seeds in by_arm.items()]
     labels = _labels(groups)
     arms = [

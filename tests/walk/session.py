@@ -12,6 +12,7 @@ Whatever a session starts inherits the variable `TOKEN`, by which `remains` find
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import subprocess
@@ -136,7 +137,7 @@ def end_all(token: str, patience_s: float) -> list[str]:
     deadline = time.monotonic() + patience_s
     while (left := remains(token)) and time.monotonic() < deadline:
         time.sleep(0.2)
-    names = [_name(process) for process in left]
+    names = [_words(process)[:120] for process in left]
     while left:
         for process in left:
             _kill(process)
@@ -145,9 +146,17 @@ def end_all(token: str, patience_s: float) -> list[str]:
     return names
 
 
-def _name(process: psutil.Process) -> str:
+def end_cluster(token: str) -> None:
+    """Kills Ray's own processes that `ray start` has left, and that no other command ends."""
+    own = [process for process in remains(token) if re.search(r"\bray(/|::|\.)", _words(process))]
+    for process in own:
+        _kill(process)
+    psutil.wait_procs(own, timeout=30)
+
+
+def _words(process: psutil.Process) -> str:
     try:
-        return " ".join(process.cmdline())[:120] or process.name()
+        return " ".join(process.cmdline()) or process.name()
     except psutil.Error:
         return str(process.pid)
 

@@ -28,6 +28,12 @@ def test_settings_that_shorten_come_before_a_commands_own() -> None:
     assert "loop.steps=2 " in shortened("squelch train frozenlake name=mine --resume")
     assert "loop.steps" not in shortened("nohup squelch train frozenlake > log 2>&1 &"), "the page ends it"
     assert "model.warmup.demonstrations" in shortened("squelch submit smollm2-countdown")
+    script = shortened("#!/bin/bash\nexec squelch train smollm2-countdown name=$name $resume\n")
+    assert "model.warmup=null" in script and "demonstrations" not in script and script.endswith(" name=$name $resume\n")
+    assert "model.warmup.demonstrations" in shortened("squelch warmup smollm2 out --recipe smollm2-countdown")
+    assert "max_tokens" in shortened("squelch train prompts a=b")
+    assert "max_tokens" not in shortened("squelch train prompts environment.options.reward=a.py:b")
+    assert "wandb_mode=offline" in shortened("squelch train frozenlake recorder.loggers=[wandb]")
     assert "tiny" in shortened("squelch train frozenlake") and "tiny" not in shortened("squelch train prompts a=b")
     assert shortened("make train        # trains").startswith("make train ARGS='loop.steps=1 ")
     assert shortened("squelch filter rewards.npz") == "squelch filter rewards.npz"

@@ -1,13 +1,14 @@
 """One shell for a page: what a command sets stays, a server ends, nothing is left behind."""
 
 import os
+import shutil
 import sys
 import uuid
 from pathlib import Path
 
 import pytest
 
-from tests.walk.session import TOKEN, Late, Session, end_all, remains
+from tests.walk.session import TOKEN, Late, Session, end_all, end_cluster, remains
 
 
 @pytest.fixture
@@ -41,6 +42,18 @@ def test_what_a_page_leaves_behind_is_named_and_ended_also_in_another_session(tm
     shell.run("setsid sh -c 'touch up; exec sleep 600' & until [ -e up ]; do sleep 0.1; done", 60)
     shell.close()
     assert any("sleep 600" in name for name in end_all(token, 0)) and remains(token) == []
+
+
+def test_of_a_cluster_that_a_page_has_started_only_rays_own_processes_are_ended(tmp_path: Path, token: str) -> None:
+    raylet = tmp_path / "ray" / "raylet"
+    raylet.parent.mkdir()
+    shutil.copy(shutil.which("sleep"), raylet)
+    shell = session(tmp_path, token)
+    for program in (raylet, "sleep"):
+        shell.run(f"{program} 600 & until grep -q {Path(program).name} /proc/$!/comm; do sleep 0.1; done", 60)
+    shell.close()
+    end_cluster(token)
+    assert [name.split()[0] for name in end_all(token, 0)] == ["sleep"]
 
 
 def test_a_command_that_does_not_end_is_late(tmp_path: Path, token: str) -> None:

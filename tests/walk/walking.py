@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -14,51 +13,63 @@ from pathlib import Path
 from tests.walk import checks
 from tests.walk.commands import bound, commands, in_background, left_out, shortened
 from tests.walk.pages import Block, Page, PageFault, read_page
-from tests.walk.places import Ground, Place, end_head, keep_policies, start_head
+from tests.walk.places import Ground, Place, free_port, keep_policies
 from tests.walk.presumed import Wanted, names, presume
-from tests.walk.session import Late, Session, end_all, tail
+from tests.walk.session import Late, Session, end_all, end_cluster, tail
 
 COMMAND_S = 1500.0
 """Bound on one command: a start with a warm-up on a slow machine."""
 README = "README.md"
 ON_PATH = re.compile(r"^export PATH=.*$", re.MULTILINE)
 """The README's line with which a checkout's programs are found."""
+ANSWER_S = 300.0
+"""Bound on the first right answer of a server in the background."""
 LINGER_S = 20.0
 """How long a page's processes may go on after its last command: Ray's helpers end by themselves."""
 Say = Callable[[str], None]
 
 
-def _http(said: str) -> bool:
-    """Whether an address that a server printed answers."""
-    return any(_answer(url) is not None for url in _addresses(said))
+def _http(text: str) -> bool:
+    """Whether an address that a server printed answers, or the port that its command gives."""
+    return any(_answer(url) is not None for url in _addresses(text))
 
 
-def _measured(said: str) -> bool:
+def _measured(text: str) -> bool:
     """Whether a monitor serves a value of MI."""
     value = re.compile(r"^squelch_mi\w*(?:\{.*\})? (?!NaN)\S+$", re.MULTILINE)
-    return any(value.search(_answer(url) or "") for url in _addresses(said))
+    return any(value.search(_answer(url) or "") for url in _addresses(text))
 
 
-def _addresses(said: str) -> list[str]:
-    return re.findall(r"http://[\w.]+:\d+[\w/?=&.%-]*", said)
+def _addresses(text: str) -> list[str]:
+    ports = re.findall(r"--port (\d+)", text)
+    return re.findall(r"http://[\w.]+:\d+[\w/?=&.%-]*", text) + [f"http://127.0.0.1:{port}" for port in ports]
 
 
 def _answer(url: str) -> str | None:
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return answer.read().decode(errors="replace")
-    except (urllib.error.URLError, OSError):
+    except urllib.error.HTTPError:  # it knows no such page
+        return ""
+    except OSError:
         return None
 
 
 SERVERS: Mapping[str, Callable[[str], bool]] = {
-    "squelch watch": lambda said: bool(re.search(r"step +\d+/\d", said)),
+    "squelch watch": lambda text: bool(re.search(r"step +\d+/\d", text)),
     "squelch inspect": _http,
     "squelch monitor": _measured,
-    "prometheus-alertmanager": lambda said: "Listening on" in said,
-    "prometheus ": lambda said: "Server is ready to receive web requests" in said,
+    "tensorboard ": _http,
+    "squelch.envs.remote": _http,
+    "prometheus-alertmanager": lambda text: "Listening on" in text,
+    "prometheus ": lambda text: "Server is ready to receive web requests" in text,
 }
-"""Commands that go on until they are stopped, and what shows their first right answer."""
+"""Words of commands that go on until they are stopped, and what shows a right answer in the command and its output."""
+
+
+def _server(command: str) -> Callable[[str], bool] | None:
+    right = next((right for words, right in SERVERS.items() if re.search(rf"(?<![\w-]){words}", command)), None)
+    return right and (lambda said: right(f"{command}\n{said}"))
 
 
 @dataclass
@@ -69,6 +80,8 @@ class Walk:
     page: Page
     place: Place
     say: Say
+    whole: bool = False
+    """Whether blocks are walked whose commands another page has."""
     faults: list[str] = field(default_factory=list)
     printed: str = ""
     """What all commands so far printed."""
@@ -76,7 +89,7 @@ class Walk:
     def __post_init__(self) -> None:
         self.shell = Session(self.place.folder, self.place.notes / "shell", self.place.variables)
         self._python: Session | None = None
-        self._head: subprocess.Popen | None = None
+        self._has_cluster = False
         self._bindings = self._bound_now()
         self._ran: set[tuple[Path, float]] = set()
 
@@ -90,17 +103,22 @@ class Walk:
             except Late as late:
                 self._fault(block.line, str(late))
                 break
+        else:
+            self.shell.run("jobs -p | xargs -r kill; wait", COMMAND_S)  # runs that a block presumed
         self.shell.close()
         if self._python:
             self._python.close()
-        if self._head:
-            end_head(self._head)
+        if self._has_cluster:
+            end_cluster(self.place.token)
         keep_policies(self.place.folder / ".cache")
         left = end_all(self.place.token, LINGER_S)
         if left:
             self._fault(len(self.page.text.splitlines()), f"left {len(left)} processes behind: {'; '.join(left[:5])}")
 
     def _walk(self, block: Block) -> None:
+        if block.same_as and not self.whole:
+            self.say(f"  {block.line:4}  as {block.same_as}")
+            return
         wanted = Wanted(self.ground, self.place.folder, lambda command: self._presumed_run(block.line, command))
         for name in block.presumes:
             if name == "prompts":
@@ -116,7 +134,9 @@ class Walk:
                 self._python_block(block)
             case "commands":
                 self._commands(block)
-        self._faults(block.line, [fault for folder in self._new_runs() for fault in checks.run_faults(folder)])
+        for folder in self._new_runs():
+            self._faults(block.line, checks.run_faults(folder))
+            self.ground.keep(folder)
 
     def _python_block(self, block: Block) -> None:
         text, _ = bound(block.text, self._bindings)
@@ -138,28 +158,19 @@ class Walk:
         for line, text in todo:
             if reason := left_out(text, block.not_run):
                 self.say(f"  {line:4}  not run ({reason}): {text.splitlines()[0]}")
-        behind = [text for _, text in run if not text.startswith("#!") and in_background(text)]
+        behind = next((text for _, text in run if not text.startswith("#!") and in_background(text)), None)
         for index, (line, text) in enumerate(run):
             last = index == len(run) - 1 and not behind
-            if behind:
-                self._await(text)
             code, said = self._run(line, text)
             self._judge(block, line, code, block.exit_code if last else 0, said)
-        if behind:  # it ends with the block
-            code, said = self.shell.run("wait $!", COMMAND_S)
+        if behind:  # it ends with the block, a server because it is stopped
+            stop = "kill $!; wait $! || true" if _server(behind) else "wait $!"
+            code, said = self.shell.run(stop, COMMAND_S)
             self._judge(block, block.line, code, block.exit_code, said)
 
-    def _await(self, text: str) -> None:
-        """A reader looks at a run once it is there: its folder and its settings."""
-        deadline = time.monotonic() + COMMAND_S
-        for run in re.findall(r"(?<= )runs/[\w.-]+", text):
-            while not (self.place.folder / run / "config.yaml").exists() and time.monotonic() < deadline:
-                time.sleep(0.5)
-
     def _run(self, line: int, text: str) -> tuple[int, str]:
-        if "HOST" in text and "HOST:6379" not in self._bindings:
-            self._head, port, dashboard = start_head(self.place)
-            self._bindings |= {"HOST:6379": f"127.0.0.1:{port}", "HOST:8265": f"127.0.0.1:{dashboard}"}
+        if "HOST:" in text and not self._has_cluster:
+            self._presumed_run(line, "ray start --head --port=6379")
         typed, used = bound(text, self._bindings)
         typed = shortened(typed)
         for name in used:
@@ -167,9 +178,13 @@ class Walk:
         if text.startswith("#!"):
             (self.place.folder / "job.sh").write_text(typed)
             typed = "bash job.sh"
-        server = next((right for start, right in SERVERS.items() if text.startswith(start)), None)
-        began = time.monotonic()
-        code, said = self.shell.run(typed, COMMAND_S, server)
+        self._has_cluster |= typed.startswith("ray start")
+        server, behind, began = _server(typed), in_background(typed), time.monotonic()
+        code, said = self.shell.run(typed, COMMAND_S, None if behind else server)
+        while behind and server and not server(said):
+            if time.monotonic() - began > ANSWER_S:
+                raise Late(f"no answer within {ANSWER_S:.0f} s: {typed}")
+            time.sleep(0.2)
         self.printed += said
         self.say(f"  {line:4}  {typed}   {time.monotonic() - began:.1f} s")
         return code, said
@@ -197,27 +212,32 @@ class Walk:
 
     def _new_runs(self) -> list[Path]:
         """Folders of runs that a command ended since the last call."""
-        places = (self.place.folder / "runs", self.place.folder / "shared")
+        places = [self.place.folder / name for name in ("runs", "shared", "tmp")]
         ended = {(path, path.stat().st_mtime) for place in places for path in place.glob("*/summary.json")}
         new, self._ran = ended - self._ran, ended
         return sorted(path.parent for path, _ in new)
 
     def _bound_now(self) -> dict[str, str]:
-        model = str(self.ground.model)
-        found = {
+        model, ports = str(self.ground.model), [free_port() for _ in range(4)]
+        head, board = f"127.0.0.1:{ports[0]}", f"127.0.0.1:{ports[1]}"
+        found = dict.fromkeys(("MODEL", "DIR", "Qwen/Qwen3-0.6B", "Qwen3-0.6B"), model)
+        found |= dict.fromkeys(("HOST:6379", "HEAD:6379"), head) | dict.fromkeys(("HOST:8265", "HEAD:8265"), board)
+        found |= {
             "FILE": "tasks.jsonl",
-            "MODEL": model,
-            "DIR": model,
-            "Qwen/Qwen3-0.6B": model,
-            "Qwen3-0.6B": model,
             "PID": "$!",
             "/shared/runs": str(self.place.folder / "shared"),
+            "--port=6379": f"--port={ports[0]} --dashboard-port={ports[1]} --dashboard-agent-listen-port={ports[2]}"
+            f" --ray-client-server-port={ports[3]} --node-ip-address=127.0.0.1 {SMALL_NODE}",
+            "store=s3://bucket/runs runs_dir=/tmp/runs": f"store=s3://bucket/runs runs_dir={self.place.folder}/tmp"
+            f" --address http://{board}",
         }
         return found | OF_PAGE.get(self.page.name, {})
 
 
+SMALL_NODE = "--num-cpus=4 --object-store-memory=200000000"
 OF_PAGE = {
     "docs/guide/use-with-other-trainers.md": {"FILE": "out/completions/completions_00100.parquet"},
+    "docs/guide/adding-an-environment.md": {"NAME": "Countdown"},
     "docs/guide/runbook.md": {
         "RECIPE": "frozenlake",
         "NEW": "new",
@@ -227,14 +247,14 @@ OF_PAGE = {
 """Placeholders that mean something else on one page."""
 
 
-def walk_page(ground: Ground, name: str, say: Say) -> list[str]:
-    """Walks a page of the commit; its faults, each with page and line."""
+def walk_page(ground: Ground, name: str, whole: bool, say: Say) -> list[str]:
+    """Walks a page of the commit; its faults, each with page and line. `whole`: also blocks that another page has."""
     try:
         page = read_page(name, ground.read(name))
     except PageFault as fault:
         return [f"{name}:{fault}"]
     place = ground.place(name, page.mode)
     say(f"{name}: {page.mode} of {ground.commit[:12]}, in {place.folder}")
-    walk = Walk(ground, page, place, say)
+    walk = Walk(ground, page, place, say, whole)
     walk.go()
     return walk.faults

@@ -66,6 +66,8 @@ def run(options: argparse.Namespace) -> int:
     report = make_report(study, data_folder_of(page))
     write_report(page, report)
     say(f"{page}: {len(report.drawn)} figures; data in {page.parent / data_folder_of(page)}")
+    for note in study.notes:
+        say(note)
     for figure in report.missing:
         say(f"not drawn: {figure.heading}; needs {figure.needs}")
     return 0

@@ -5,9 +5,9 @@ It only reads the run's folder or store (`cluster.runs`).
 Invariants:
 
 - The run needs no connection to the watcher, and may be on another machine that shares the folder.
-- Nothing waits for the watcher. It waits at most `START_TIMEOUT_S` for the run's first step and `SILENCE_TIMEOUT_S` for
-  each further step; then its error names the run. It ends when the run ends, also if that failed or was killed (as far
-  as `cluster.runs.driver` can judge that), or at Ctrl-C.
+- Nothing waits for the watcher. It waits at most `FOLDER_TIMEOUT_S` for the run's folder, `START_TIMEOUT_S` for its
+  first step and `SILENCE_TIMEOUT_S` for each further step; then its error names the run. It ends when the run ends,
+  also if that failed or was killed (as far as `cluster.runs.driver` can judge that), or at Ctrl-C.
 
 This module imports neither Ray nor torch.
 """
@@ -30,17 +30,21 @@ from rich.text import Text
 
 from squelch.actors.archive.reader import EVENTS, METRICS
 from squelch.actors.archive.store import Stat, Store
-from squelch.cluster.commands.arguments import add_run_place, described_place
+from squelch.cluster.commands.arguments import add_run_place, described_place, in_store, named
 from squelch.cluster.errors import UserError, bad_files_are_the_users
+from squelch.cluster.runs import driver
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.following import LineFollower
+from squelch.cluster.runs.listing import is_run
 from squelch.cluster.runs.shapes import check_metrics
 from squelch.cluster.runs.status import Line, RunStatus, is_scorer_step_alone, status_of
 from squelch.cluster.runs.status_text import headline, is_late, sparkline, status_rows, step_text
 from squelch.cluster.signals import Interrupted
-from squelch.cluster.terminal import duration, one_line
+from squelch.cluster.terminal import duration, one_line, say
 from squelch.envs.untrusted.memory import memory_of_at_most
 
+FOLDER_TIMEOUT_S = 60.0
+"""Seconds after which the watcher gives up a run without a folder, which `squelch train` makes after its checks."""
 START_TIMEOUT_S = 1800.0
 """Seconds without a step and without anything new from the start-up after which the watcher gives up."""
 SILENCE_TIMEOUT_S = 3600.0
@@ -53,9 +57,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Shows the run until it ends."""
-    watch(described_place(options.run_dir))
+    """Shows the run until it ends; one that was started a moment ago, as soon as it has a folder."""
+    _await_folder(options.run_dir)
+    watch(described_place(named(options.run_dir)))
     return 0
+
+
+def _await_folder(place: str, interval_s: float = 0.5) -> None:
+    waited = 0.0
+    while not in_store(place) and _may_begin(Path(named(place))) and waited < FOLDER_TIMEOUT_S:
+        if not waited:
+            say(f"{place} is no run yet; waiting up to {duration(FOLDER_TIMEOUT_S)} for its start")
+        time.sleep(interval_s)
+        waited += interval_s
+
+
+def _may_begin(folder: Path) -> bool:
+    """Whether the folder is still to be made, or its driver has just made it."""
+    return not is_run(folder) and (not folder.exists() or (folder / driver.FILE).exists())
 
 
 def view(status: RunStatus, lines: Sequence[Line]) -> RenderableType:

@@ -20,6 +20,18 @@ def test_it_writes_into_the_run_and_says_what_is_missing(tmp_path: Path, capsys:
     assert "not drawn: Noise of the environment (paper, Figure 9); needs validated runs of FrozenLake" in said
 
 
+def test_a_run_that_was_stopped_before_its_first_step_says_why_it_has_no_figures(tmp_path: Path, capsys) -> None:
+    folder = write_run(tmp_path, Made("stopped", steps=5))
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text(lines[0])
+    assert main(["report", str(folder)]) == 0
+    said, why = capsys.readouterr().out, "has no figures: no training step of it is recorded"
+    assert f"report.html: 0 figures; data in {folder / 'report-data'}\n{folder} {why}" in said
+    assert why in (folder / "report.html").read_text()
+    (folder / "metrics.jsonl").write_text("".join(lines[:2]))
+    assert main(["report", str(folder)]) == 0 and why not in capsys.readouterr().out
+
+
 def test_the_papers_tables_are_printed_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,7 +24,7 @@ from squelch.cluster.errors import UserError
 from squelch.cluster.inspector.run_metrics import RunMetrics
 from squelch.cluster.runs import status as statuses
 from squelch.cluster.runs import status_text
-from squelch.cluster.runs.driver import Driver, named
+from squelch.cluster.runs.driver import FILE, Driver, named
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.status import seconds_per_step
 from squelch.cluster.runs.status_text import SPARKS, sparkline, step_text
@@ -230,6 +230,38 @@ def test_a_summary_counts_while_its_process_still_uploads(tmp_path: Path) -> Non
     finish(tmp_path, driver=named(tmp_path))
     assert statuses.read_status(RunFolder(tmp_path), NOW).state == "finished"
     driver.close()
+
+
+def test_a_run_that_was_just_started_is_watched_once_it_has_a_folder(tmp_path: Path, monkeypatch, capsys) -> None:
+    """Found on long-runs.md: `squelch watch` right after `nohup squelch train ... &` ended with exit code 2."""
+    monkeypatch.chdir(tmp_path)
+    folder, pauses = tmp_path / "runs" / "night", list[float]()
+
+    def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(pauses) == 2:  # a driver makes the folder before it writes the settings
+            folder.mkdir(parents=True)
+            (folder / FILE).touch()
+        if len(pauses) == 3:
+            (folder / "config.yaml").write_text("name: night")
+            some_run(folder, 1)
+            finish(folder)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert main(["watch", "night"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("night is no run yet; waiting up to 1 min 00 s for its start") == 1
+    assert "step 1/10" in said and "night: finished" in said and len(pauses) == 3
+
+
+def test_a_run_that_never_gets_a_folder_is_named_after_a_minute(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    pauses = list[float]()
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    assert main(["watch", "nowhere"]) == 2
+    assert sum(pauses) == 60 and "nowhere holds no run" in capsys.readouterr().err
+    (tmp_path / "somewhere").mkdir()
+    assert main(["watch", "somewhere"]) == 2 and sum(pauses) == 60, "a folder of other things becomes no run"
 
 
 @pytest.mark.parametrize("command", ["status", "watch"])
