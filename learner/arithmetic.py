@@ -19,7 +19,7 @@ from squelch.actors.cards.records import Operations
 from squelch.actors.model_counts import expert_weights, used_numbers
 from squelch.actors.model_size import decoder_config
 from squelch.actors.packed.seeing import tower
-from squelch.learner.policy.lora import adapters_of
+from squelch.learner.policy.lora import Adapters
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Arithmetic:
     attended: int
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> Arithmetic:
-        """The arithmetic of a model, whose parameters may be sharded."""
+    def of(cls, model: PreTrainedModel, adapters: Adapters) -> Arithmetic:
+        """The arithmetic of a model, whose parameters may be sharded. `adapters`: those in it."""
         config, output = decoder_config(model.config), cast("nn.Linear", model.get_output_embeddings())
-        weights = _weights(model, output)
+        weights = _weights(model, output, adapters)
         head = output.weight
         size = vars(config).get("head_dim") or config.hidden_size // config.num_attention_heads
         return cls(
@@ -59,12 +59,12 @@ class Arithmetic:
         return Operations(*passes, per_token=2.0 * (self.linear + self.head))
 
 
-def _weights(model: PreTrainedModel, output: nn.Module) -> list[tuple[int, bool]]:
+def _weights(model: PreTrainedModel, output: nn.Module, adapters: Adapters) -> list[tuple[int, bool]]:
     """For each matrix of the layers, or of a mixture's experts: by how many of its numbers a token is multiplied, and
     whether its gradient is computed, as it is for experts that have adapters."""
     seeing = tower(model)
     without = {output, *(() if seeing is None else seeing.modules())}
-    adapted = {weight: own for weight, own in adapters_of(model).items() if own.experts is not None}
+    adapted = {weight: own for weight, own in adapters.items() if own.experts is not None}
     merged = {name for own in adapted.values() for name in (own.down, own.up)}
     found = [
         (used_numbers(weight, model.config), weight.requires_grad or name in adapted)

@@ -22,7 +22,7 @@ from squelch.cluster.control.calls import slowest
 from squelch.learner.arithmetic import Arithmetic
 from squelch.learner.batching import collate, to_rows
 from squelch.learner.config import LoraSettings
-from squelch.learner.policy.lora import add_adapters
+from squelch.learner.policy.lora import adapters_of, add_adapters
 from squelch.learner.trainer import Trainer
 from tests.learner.models import VOCABULARY, make_config, make_groups, make_model
 
@@ -35,7 +35,7 @@ def test_products_are_those_that_pytorch_counts(tmp_path: Path, tied: bool, froz
     model = Qwen2ForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
     if frozen:
         model.model.layers.requires_grad_(False)
-    arithmetic = Arithmetic.of(model)
+    arithmetic = Arithmetic.of(model, {})
     with FlopCounterMode(display=False) as counter:
         model(input_ids=torch.arange(length)[None]).logits.sum().backward()
     products, _ = arithmetic.trained(length, length, 0)
@@ -65,7 +65,8 @@ def test_of_a_mixture_the_experts_count_that_a_token_is_fed_to(name: str, traine
     if trained == "adapters":
         add_adapters(model, LoraSettings(rank=2), 0)
         model.enable_input_require_grads()  # the first layer's products for the gradient of its input count, too
-    arithmetic, size = Arithmetic.of(model), model_size(model)
+    arithmetic = Arithmetic.of(model, adapters_of(model) if trained == "adapters" else {})
+    size = model_size(model)
 
     def counted(length: int, backward: bool) -> tuple[int, float, float]:
         """What the counter sees, the products, and those of attention."""
@@ -89,7 +90,7 @@ def test_of_a_mixture_the_experts_count_that_a_token_is_fed_to(name: str, traine
 def test_a_mixture_that_does_not_say_how_many_experts_a_token_is_fed_to_is_refused_by_name() -> None:
     config = AriaTextConfig(**SHAPE, pad_token_id=0, moe_num_experts=4)
     with pytest.raises(ValueError, match="aria_text states no num_experts_per_tok"):
-        Arithmetic.of(AutoModelForCausalLM.from_config(config))
+        Arithmetic.of(AutoModelForCausalLM.from_config(config), {})
 
 
 @pytest.mark.usefixtures("alone")
