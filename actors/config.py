@@ -9,6 +9,7 @@ from squelch.actors.filter.rules import RULES, EpsilonUnit
 from squelch.actors.filter.scores import STATISTICS
 from squelch.actors.labels import LabelSelector, require_gpu_share
 from squelch.envs.settings import Settings, whole_or_auto
+from squelch.envs.user_files import NAMES_FILES
 
 DEFAULT_REPLAYS = 4
 """Replays of a trajectory if the statistic needs them. They generate no tokens. With 2, intervals of the policy
@@ -377,7 +378,7 @@ class ScorerConfig(Settings):
 
     enabled: bool = True
     """Whether steps are scored."""
-    model: str | None = None
+    model: Annotated[str | None, NAMES_FILES] = None
     """Folder of a fixed causal model that scores instead of the policy (appendix F); it must have the policy's
     tokenizer. Unset: the weights that sampled the step."""
     compat: Literal["paper", "ragen"] = "paper"

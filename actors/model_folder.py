@@ -70,10 +70,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The folder's `config.json`. Raises Unreadable, naming the folder, when it is not a decoder-only causal language
     model that can be loaded without code of its own."""
     config = _config_json(folder)
-    name = _architecture(folder, config)
-    for key, need in REFUSED_KEYS.items():
-        if config.get(key) is not None:
-            raise Unreadable(f"model folder {folder}: {name} needs {need} ({key} in config.json)")
     for file, what in REFUSED_FILES.items():
         if (folder / file).exists():
             raise Unreadable(f"model folder {folder}: {file} makes it {what}")
@@ -87,7 +83,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def model_config(folder: Path) -> PreTrainedConfig:
     """The folder's configuration as transformers understands it; its weights need not be there. Raises Unreadable when
-    there is none or transformers knows no such model."""
+    there is none, transformers knows no such model, or it is refused by its architecture."""
     from transformers import AutoConfig
 
     _config_json(folder)
@@ -96,12 +92,16 @@ def model_config(folder: Path) -> PreTrainedConfig:
 
 
 def _config_json(folder: Path) -> dict[str, Any]:
-    """`config.json`, of a bounded size and with a bounded number of layers."""
+    """`config.json`, of a bounded size and with a bounded number of layers, and of no model that is refused."""
     path = folder / "config.json"
     if not is_folder(folder) or not is_file(path):
         raise Unreadable(f"model folder {folder}: no config.json; a local Hugging Face model folder is needed")
     config = parse_object(read_bytes(path, MAX_JSON), str(path))
     _check_layers(folder, config)
+    name = _architecture(folder, config)
+    for key, need in REFUSED_KEYS.items():
+        if config.get(key) is not None:
+            raise Unreadable(f"model folder {folder}: {name} needs {need} ({key} in config.json)")
     return config
 
 

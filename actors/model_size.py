@@ -15,7 +15,8 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 @dataclass(frozen=True)
 class ModelSize:
     """A decoder-only transformer. `parameters`: all of them, a tied head counted once; `multiplied`: the parameters by
-    which each token is multiplied (all but an embedding that is not tied to the head)."""
+    which each token is multiplied (all but an embedding that is not tied to the head, and the experts to which it is
+    not fed)."""
 
     parameters: int
     multiplied: int
@@ -36,19 +37,24 @@ class ModelSize:
         return 2.0 * self.multiplied + 4.0 * self.layers * self.heads * self.head_size * context
 
 
-def model_size(config: PreTrainedConfig, parameters: int) -> ModelSize:
-    """The size of the model with this configuration and number of parameters; of one with a vision tower, that of its
-    decoder, whose `multiplied` counts the tower's parameters too."""
-    text: Any = config.get_text_config()
-    embedding = 0 if config.tie_word_embeddings else text.vocab_size * text.hidden_size
-    return ModelSize(
-        parameters,
-        parameters - embedding,
-        layers=text.num_hidden_layers,
-        hidden=text.hidden_size,
-        intermediate=text.intermediate_size,
-        heads=text.num_attention_heads,
-        key_value_heads=text.num_key_value_heads,
-        head_size=vars(text).get("head_dim") or text.hidden_size // text.num_attention_heads,
-        vocabulary=text.vocab_size,
-    )
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+"""What a configuration must state, beside the vocabulary's size."""
+SUPPORTED = (
+    "take a decoder-only model with attention over all tokens, such as Llama, Mixtral, Qwen2, Qwen3 or Qwen3-MoE"
+)
+
+
+def architecture(config: PreTrainedConfig) -> str:
+    """The name of the model's class, or of its kind if the configuration names none."""
+    return (config.architectures or [f"model_type={config.model_type}"])[0]
+
+
+def decoder_config(config: PreTrainedConfig) -> Any:
+    """The configuration of the decoder. Raises ValueError, naming the architecture, unless it states `SIZES`."""
+    text = config.get_text_config()
+    if missing := [name for name in SIZES if not hasattr(text, name)]:
+        raise ValueError(
+            f"{architecture(config)} cannot be trained (its configuration states no {' and no '.join(missing)}, from "
+            f"which memory and operations are counted); {SUPPORTED}"
+        )
+    return text

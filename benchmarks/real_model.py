@@ -66,9 +66,11 @@ def run(work: Work, trainers: tuple[str, ...], python: Path) -> dict[str, Any]:
 
 def floor(work: Work, config: Any, kept: int) -> dict[str, float]:
     """Seconds of the parts of a step that trains on `kept` groups, by count."""
-    from squelch.actors.model_size import BYTES, model_size
+    from squelch.actors.model_counts import model_size
+    from squelch.actors.model_size import BYTES
+    from squelch.learner.memory import skeleton
 
-    size = model_size(config, PARAMETERS)
+    size = model_size(skeleton(config))
     rate, bandwidth = rates(work.num_threads, work.dtype)
     length, weights = work.prompt_tokens + work.new_tokens, BYTES[work.dtype] * size.parameters
     fed, sampled = work.num_prompts * work.prompt_tokens, work.num_sequences * work.new_tokens

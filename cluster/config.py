@@ -57,7 +57,7 @@ from squelch.envs.registry import environment_class, resolved
 from squelch.envs.settings import Settings
 from squelch.envs.untrusted.files import Unreadable, brief, is_file, read_bytes, state, text_of
 from squelch.envs.untrusted.text import MAX_RECIPE, YamlVersion, parse_yaml, written_yaml
-from squelch.envs.user_files import option_of_missing
+from squelch.envs.user_files import option_of_missing, settings_with_absolute_paths
 from squelch.learner.config import LearnerConfig
 from squelch.learner.objective.algorithms import differences, merged, with_filter
 
@@ -363,7 +363,7 @@ def validated(tree: dict[str, Any], overrides: list[str], recipe: str, make: Mak
     config = given.with_each(lambda entry: _resolved(entry, given, recipe, make))
     with as_user_error(about=f"configuration {recipe}"):
         learner = _resolve_learner(config)
-    return _validated({**dict(config), "learner": learner}, recipe)
+    return settings_with_absolute_paths(_validated({**dict(config), "learner": learner}, recipe))
 
 
 def _validated(tree: dict[str, Any], recipe: str) -> RunConfig:

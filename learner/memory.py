@@ -22,6 +22,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from squelch.actors.model_folder import auto_model, has_tower
+from squelch.actors.model_size import decoder_config
 from squelch.actors.packed import block_attention
 from squelch.actors.packed.seeing import tower
 from squelch.learner.checkpoint.export import EXPORT_BYTES
@@ -232,7 +233,7 @@ def _per_token(config: PreTrainedConfig, learner: LearnerConfig, width: int) -> 
     Gated blocks in float32 on CPU keep only half of the bytes counted for them here (`learner.kernels.gated`), and
     attention on CPU keeps fewer weights if rows are short.
     """
-    text: Any = config.get_text_config()
+    text = decoder_config(config)
     heads, hidden = text.num_attention_heads, text.hidden_size
     size = vars(text).get("head_dim") or hidden // heads
     projected = size * (heads + 2 * text.num_key_value_heads)

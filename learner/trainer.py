@@ -137,7 +137,7 @@ class Trainer:
         memory.check(shape, config, world_size, sharing=process_group.ranks_here())
         self.policy = self._load(config.lora, resumes)
         self.reference = self._load().requires_grad_(False) if config.objective.kl.coefficient > 0 else None
-        self.arithmetic = Arithmetic.of(self.policy.model)
+        self.arithmetic = Arithmetic.of(self.policy.model, self.policy.adapters)
         settings = config.optimizer
         self.optimizer = torch.optim.AdamW(
             [p for p in self.policy.parameters() if p.requires_grad],

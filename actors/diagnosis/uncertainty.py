@@ -32,10 +32,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -55,6 +55,7 @@ TESTED = ("retrieval_accuracy", "mi_est", "mi_seq_est")
 """Proxies with a null; the z-scores are MI-Est on another scale, and entropies do not test dependence."""
 ESTIMATED = (*SHARES, "mi_est", "mi_seq_est", "mi_zscore", "mi_zscore_ema", "conditional_entropy", "marginal_entropy")
 """Proxies with an interval."""
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,21 @@ class Null:
     point_95: float
 
 
+class Named(dict[str, Value]):
+    """Values by name. The KeyError of a name that has none says why."""
+
+    def __init__(self, values: Mapping[str, Value], why_not: str = "") -> None:
+        super().__init__(values)
+        self._why_not = why_not
+
+    def __missing__(self, name: str) -> Value:
+        raise KeyError(f"{name}: {self._why_not or 'there are ' + ', '.join(self)}")
+
+
 @dataclass(frozen=True)
 class Uncertainty:
     """Uncertainty of one score matrix: `intervals` by the names in ESTIMATED, `nulls` by the names in TESTED. If too
-    few prompts were scored, the dict is empty and `why_not` gives the reason."""
+    few prompts were scored, the dict is empty and `why_not`, as its KeyError, gives the reason."""
 
     num_prompts: int
     intervals: dict[str, Interval]
@@ -125,12 +137,12 @@ def uncertainty(
     sources = len(np.unique(scores.prompt[scores.source])) if len(scores.source) else 0
     why = f"{sources} distinct prompts with a usable reasoning; p-values need {MIN_PROMPTS}, intervals {MIN_INTERVAL}"
     if sources < MIN_PROMPTS:
-        return Uncertainty(num, {}, {}, why)
+        return Uncertainty(num, Named({}, why), Named({}, why), why)
     rng = np.random.default_rng(seed)
     nulls = permuted(scores, compat, rng)
     if sources < MIN_INTERVAL:
-        return Uncertainty(num, {}, nulls, why)
-    return Uncertainty(num, _intervals(scores, report, compat, epsilon, rng), nulls)
+        return Uncertainty(num, Named({}, why), Named(nulls), why)
+    return Uncertainty(num, Named(_intervals(scores, report, compat, epsilon, rng)), Named(nulls))
 
 
 def _intervals(

@@ -12,7 +12,7 @@ the same file wait for each other. Here only a model's own files are asked for: 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from squelch.envs.untrusted.files import Unreadable, brief, reason
@@ -27,11 +27,12 @@ NEEDED = ("config.json", "tokenizer.json")
 """Besides weights: another program may have cached these alone."""
 
 
-def snapshot(name: str, say: Callable[[str], None]) -> Path:
-    """The folder of the model `OWNER/NAME[@REVISION]`, from the cache if it holds the whole model there.
+def snapshot(name: str, say: Callable[[str], None], check: Callable[[Path], object]) -> Path:
+    """The folder of the model `OWNER/NAME[@REVISION]`, from the cache if it holds the whole model there. `check` is
+    called with a folder that holds its configuration alone, before the weights are downloaded.
 
     Raises:
-        Unreadable: the model is in neither place; the text says what to do.
+        Unreadable: the model is in neither place; the text says what to do. Or as `check`.
     """
     found = HUB_ID.fullmatch(name)
     if found is None:
@@ -42,7 +43,13 @@ def snapshot(name: str, say: Callable[[str], None]) -> Path:
         say(f"{name}: commit {cached.name} of the local hub cache")
         return cached
     say(f"{name}: downloading from the Hugging Face hub")
-    return _downloaded(model, revision)
+    configured = _downloaded(model, revision, NEEDED[:1])
+    if (configured / NEEDED[0]).is_file():
+        check(configured)
+    folder = _downloaded(model, revision, WANTED)
+    if not _complete(folder):  # without a network the client returns whatever part it has
+        raise _unreachable(model, f"{folder} lacks {', '.join(NEEDED)} or safetensors files")
+    return folder
 
 
 def _cached(model: str, revision: str | None) -> Path | None:
@@ -72,12 +79,12 @@ def _complete(folder: Path) -> bool:
     return (folder / WEIGHTS).is_file()  # without an index a shard is the beginning of an interrupted download
 
 
-def _downloaded(model: str, revision: str | None) -> Path:
+def _downloaded(model: str, revision: str | None, wanted: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     try:
-        folder = Path(snapshot_download(model, revision=revision, allow_patterns=WANTED, ignore_patterns=UNWANTED))
+        return Path(snapshot_download(model, revision=revision, allow_patterns=list(wanted), ignore_patterns=UNWANTED))
     except HfHubHTTPError as error:
         raise Unreadable(
             f"{model}: the Hugging Face hub refuses it ({reason(error)}), and there is no such folder here; check the "
@@ -85,9 +92,6 @@ def _downloaded(model: str, revision: str | None) -> Path:
         ) from error
     except (OfflineModeIsEnabled, LocalEntryNotFoundError, HTTPError, OSError) as error:
         raise _unreachable(model, reason(error)) from error
-    if not _complete(folder):  # without a network the client returns whatever part it has
-        raise _unreachable(model, f"{folder} lacks {', '.join(NEEDED)} or safetensors files")
-    return folder
 
 
 def _unreachable(model: str, why: str) -> Unreadable:

@@ -56,8 +56,9 @@ KINDS = (
 )
 
 
-def resolved(path: str, cache: Path, say: Say) -> Path:
-    """The local folder of a model. `cache`: where converted models are kept.
+def resolved(path: str, cache: Path, say: Say, check: Callable[[Path], object] = Path) -> Path:
+    """The local folder of a model. `cache`: where converted models are kept. `check`: called with the folder of the
+    configuration alone before weights are downloaded; what it raises is passed on.
 
     Raises:
         Unreadable: there is no such model here, or it cannot be had; the text says what to do.
@@ -77,7 +78,7 @@ def resolved(path: str, cache: Path, say: Say) -> Path:
     if local.suffix.lower() == ".gguf":
         return converted(local, cache, say)
     if state(local) is None and HUB_ID.fullmatch(path):
-        return snapshot(path, say)
+        return snapshot(path, say, check)
     raise Unreadable(f"{brief(path)}: there is no such folder; {KINDS} is needed")
 
 

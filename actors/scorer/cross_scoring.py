@@ -107,7 +107,7 @@ class CrossScorer:
         columns: Ways = "one",
         vision: Vision | None = None,
     ) -> None:
-        refuse_other_attention(model)
+        refuse_other_attention(model.config)
         plain = plain_log_probs(model)
         use_attention(model, NAMES[kernels])
         self.model = model.eval()

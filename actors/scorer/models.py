@@ -6,19 +6,19 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 
-def refuse_other_attention(model: PreTrainedModel) -> None:
+def refuse_other_attention(config: PreTrainedConfig) -> None:
     """Raises ValueError for layers with a sliding window or a recurrent state: they do not keep the keys and values of
     the whole prompt, so these cannot be shared."""
-    settings = model.config.get_text_config().to_dict()
+    settings = config.get_text_config().to_dict()
     layers = set(settings.get("layer_types") or ()) - {"full_attention"}
     windowed = settings.get("sliding_window") is not None
     softcap = settings.get("final_logit_softcapping") is not None
     if layers or windowed or softcap:
         raise ValueError(
-            f"model_type={model.config.model_type} cannot be cross-scored: it needs full attention in every layer and "
+            f"model_type={config.model_type} cannot be cross-scored: it needs full attention in every layer and "
             f"plain logits, but has layer types {sorted(layers)}, sliding_window={settings.get('sliding_window')}, "
             f"final_logit_softcapping={settings.get('final_logit_softcapping')}; set scorer.enabled=false for it"
         )

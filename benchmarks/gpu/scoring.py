@@ -22,7 +22,7 @@ from benchmarks.cross_scoring.work import Operations, random_policy, random_rows
 from benchmarks.gpu.common import GIB, QWEN, Setting, shape_of, share_of_peak
 from squelch.actors.config import ScorerConfig
 from squelch.actors.diagnosis.budget import draw_pairs
-from squelch.actors.model_size import model_size
+from squelch.actors.model_counts import model_size
 from squelch.actors.scorer import memory
 from squelch.actors.scorer.cross_scoring import CrossScorer, Ways
 
@@ -58,7 +58,7 @@ def measure(setting: Setting) -> Iterator[dict[str, Any]]:
 
     part = scored(prompts // 4)
     yield {f"{prompts // 4} x {SAMPLES}": part}
-    size = model_size(config, sum(parameter.numel() for parameter in model.parameters()))
+    size = model_size(model)
     settings = ScorerConfig(
         num_gpus=1.0 if setting.device == "cuda" else 0.0, dtype="bfloat16", token_budget=TOKEN_BUDGET
     )

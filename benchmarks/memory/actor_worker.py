@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.gpu.common import GIB, SMOLLM, alone, shape_of, write_model
 from squelch.actors.config import RolloutConfig, ScorerConfig
 from squelch.actors.messages import GenerationRequest
-from squelch.actors.model_size import ModelSize, model_size
+from squelch.actors.model_counts import model_size
 
 GROUPS, GROUP_SIZE, PROMPT, ANSWER = 4, 8, 100, 48
 """Work like that of Countdown; lengths in tokens."""
@@ -76,7 +75,7 @@ def scorer(folder: Path, settings: dict[str, Any]) -> dict[str, float]:
     gc.collect()
     before = status_gib("VmRSS")
     model = load_model(str(folder), config)
-    size = size_of(model)
+    size = model_size(model)
     prompts, reasonings = (random_rows(count, tokens, size.vocabulary, 0) for count, tokens in ((8, 100), (64, 40)))
     scorer = CrossScorer(model, config.token_budget)
     scorer.matrix(prompts, reasonings)
@@ -84,12 +83,6 @@ def scorer(folder: Path, settings: dict[str, Any]) -> dict[str, float]:
     scorer.matrix(prompts, reasonings)
     allowance = memory.RUNTIME / GIB
     return summary(before, status_gib("VmHWM"), memory.estimate(size, config) / GIB - allowance, allowance)
-
-
-def size_of(model: torch.nn.Module) -> ModelSize:
-    """The size of a model of transformers."""
-    config: Any = model.config
-    return model_size(config, sum(parameter.numel() for parameter in model.parameters()))
 
 
 def engine(folder: Path, settings: dict[str, Any]) -> dict[str, float]:
@@ -101,7 +94,7 @@ def engine(folder: Path, settings: dict[str, Any]) -> dict[str, float]:
     from squelch.learner.memory import skeleton
 
     config = RolloutConfig.model_validate(ENGINE | settings)
-    size = size_of(skeleton(AutoConfig.from_pretrained(folder)))
+    size = model_size(skeleton(AutoConfig.from_pretrained(folder)))
     before = status_gib("VmRSS")
     measured = asyncio.run(sampled(VllmEngine("memory", folder, config, []), config, size.vocabulary))
     estimate, allowance = memory.estimate(size, config), memory.RUNTIME[False] / GIB

@@ -170,9 +170,22 @@ def _on_each(role: Sequence[Need]) -> Sequence[Need]:
 
 
 def _shape(config: RunConfig) -> PreTrainedConfig | None:
-    """The model's configuration; None for the tiny policy, which has none before it is built."""
+    """The model's configuration; None for the tiny policy, which has none before it is built. Raises UserError for a
+    model that cannot be trained."""
     if config.model.path == "tiny":
         return None
+    from squelch.actors.model_size import decoder_config
+    from squelch.learner.kernels.choice import KERNELS
+    from squelch.learner.policy.packed_check import check_packed
+
+    shape = _given_shape(config)
+    with as_user_error(about=f"model.path={config.model.path}"):
+        decoder_config(shape)
+        check_packed(shape, KERNELS[config.learner.kernels].attention)
+    return shape
+
+
+def _given_shape(config: RunConfig) -> PreTrainedConfig:
     from squelch.actors.model_folder import model_config
     from squelch.learner.shapes import PACKAGED, SHAPES, published
 
@@ -190,10 +203,10 @@ def _shape(config: RunConfig) -> PreTrainedConfig | None:
 
 
 def _size(shape: PreTrainedConfig) -> ModelSize:
-    from squelch.actors.model_size import model_size
+    from squelch.actors.model_counts import model_size
     from squelch.learner.memory import skeleton
 
-    return model_size(shape, sum(parameter.numel() for parameter in skeleton(shape).parameters()))
+    return model_size(skeleton(shape))
 
 
 def _needs(config: RunConfig, shape: PreTrainedConfig, size: ModelSize, devices: Sequence[float]) -> Iterator[Need]:

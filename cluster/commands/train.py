@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,15 +56,14 @@ def _run(options: argparse.Namespace, shown: Callable[[], None]) -> int:
     from squelch.cluster.loop.naming import named
     from squelch.cluster.loop.run import train
 
-    if not _has_name(options, config):
-        config = named(config, options.resume, say)
+    with nullcontext(config) if _has_name(options, config) else named(config, options.resume, say) as own:
 
-    def report() -> None:
-        if config.recorder.report and (config.run_dir / "metrics.jsonl").is_file():
-            with not_silent("writing the report"):
-                after_the_run(config.run_dir, say)
+        def report() -> None:
+            if own.recorder.report and (own.run_dir / "metrics.jsonl").is_file():
+                with not_silent("writing the report"):
+                    after_the_run(own.run_dir, say)
 
-    return train(config, options.resume, say, report, shown)
+        return train(own, options.resume, say, report, shown)
 
 
 def _has_name(options: argparse.Namespace, config: RunConfig) -> bool:

@@ -359,6 +359,7 @@ def check_model(folder: Path, config: RunConfig, say: Callable[[str], None]) -> 
     from squelch.actors.model_folder import check_model_folder, read_config  # imports transformers
 
     with as_user_error(about="model.path"):
+        check_architecture(folder, config)
         check_model_folder(folder)
         for line in _check_speech(folder, config):
             say(line)
@@ -373,6 +374,19 @@ def check_model(folder: Path, config: RunConfig, say: Callable[[str], None]) -> 
     if slow := emulated(config):
         say(slow)
     return folder.resolve()
+
+
+def check_architecture(folder: Path, config: RunConfig) -> None:
+    """Raises ValueError, naming the architecture, if the model of the folder cannot be trained; its weights need not be
+    there."""
+    from squelch.actors.model_folder import model_config  # imports transformers
+    from squelch.actors.model_size import decoder_config
+    from squelch.learner.kernels.choice import KERNELS
+    from squelch.learner.policy.packed_check import check_packed
+
+    shape = model_config(folder)
+    decoder_config(shape)
+    check_packed(shape, KERNELS[config.learner.kernels].attention)
 
 
 def _check_memory(folder: Path, config: RunConfig) -> str:

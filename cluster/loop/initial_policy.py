@@ -41,6 +41,7 @@ from squelch.cluster.control.actor_errors import ActorError, Failed
 from squelch.cluster.errors import Fault, UserError, as_user_error, bad_files_are_the_users
 from squelch.cluster.fleet.bootstrap import (
     build_tiny_policy,
+    check_architecture,
     check_demonstrator,
     check_model,
     connect,
@@ -103,7 +104,7 @@ def find_model(config: RunConfig, say: Say) -> Path:
     """The local folder of `model.path`, which is not `tiny`, with the chat template of `model.chat_template`."""
     cache = Path(config.model.pretrained_cache)
     with as_user_error(about="model.path"):
-        folder = resolved(config.model.path, cache, say)
+        folder = resolved(config.model.path, cache, say, lambda folder: check_architecture(folder, config))
     with as_user_error():
         if is_file(path := folder / TOKENIZER_FILE):
             try_tokenizer(read_bytes(path, MAX_FILE_BYTES), str(path))

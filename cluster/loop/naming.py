@@ -1,15 +1,19 @@
 """The name of a run that is started without `name=`. It is one of those of its recipe: the recipe's own, or that with
 `-2`, `-3` and so on, in `runs_dir` and in `store`.
 
-    start       the first name under which no step was recorded and no process drives a run
+    start       the first name under which no step was recorded, no process drives a run, and none is about to
     --resume    the newest unfinished run; if all are finished, the newest
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
+from pathlib import Path
 
 from squelch.actors.archive.bucket import open_store
 from squelch.actors.archive.reader import CONFIG
@@ -22,11 +26,17 @@ from squelch.cluster.runs.listing import runs_in
 Runs = Mapping[str, RunFolder]
 
 
-def named(config: RunConfig, resume: bool, say: Callable[[str], None]) -> RunConfig:
-    """The configuration with the run's name, which is said unless it is the recipe's and new. UserError if `runs_dir`
-    or `store` cannot be read."""
+@contextmanager
+def named(config: RunConfig, resume: bool, say: Callable[[str], None]) -> Iterator[RunConfig]:
+    """The configuration with the run's name, which is said unless it is the recipe's and new. Within this context no
+    other start on this host gets a new name twice. UserError if `runs_dir` or `store` cannot be read."""
     runs = _runs_of(config)
-    name = _newest(runs) if resume else _next_free(config.name, runs)
+    with ExitStack() as claim:
+        name = _newest(runs) if resume else _next_free(config, runs, claim)
+        yield _with_name(config, name, resume, runs, say)
+
+
+def _with_name(config: RunConfig, name: str | None, resume: bool, runs: Runs, say: Callable[[str], None]) -> RunConfig:
     found = config.model_copy(update={"name": name or config.name})
     if resume and name is not None:
         state = "" if is_complete(runs[name].summary()) else "unfinished "
@@ -49,8 +59,36 @@ def _runs_of(config: RunConfig) -> Runs:
         return {name: RunFolder(Snapshot(store, newest(store))) for name, store in stores.items()} | here
 
 
-def _next_free(name: str, runs: Runs) -> str:
-    return next(one for one in _names(name) if one not in runs or not _is_taken(runs[one]))
+def _next_free(config: RunConfig, runs: Runs, claim: ExitStack) -> str:
+    free = (one for one in _names(config.name) if one not in runs or not _is_taken(runs[one]))
+    return next(one for one in free if claim.enter_context(_claimed(config.run_dir.parent / f".{one}.starting")))
+
+
+@contextmanager
+def _claimed(path: Path) -> Iterator[bool]:
+    """Whether no other process has this file, which is then this process's until the end of the context. The folder is
+    made, and then removed if it stays empty. True where no file can be made: the start says why."""
+    folders = [] if path.parent.exists() else [path.parent]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        yield True
+        return
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(opened)
+        yield not isinstance(error, BlockingIOError)
+        return
+    try:
+        yield True
+    finally:
+        with suppress(OSError):
+            path.unlink()
+            for folder in folders:
+                folder.rmdir()
+        os.close(opened)
 
 
 def _names(name: str) -> Iterator[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import subprocess
 import sys
 import tempfile
 import threading
@@ -83,17 +84,31 @@ class Output:
         return self._held.read().decode(errors="replace")
 
 
+WATCH = """
+IFS= read -r ended && exit
+last=$(tail -n 1 "/proc/self/fd/$1" | tr -cd '[:print:]' | cut -c 1-300)
+echo "squelch: $2${last:+: $last}" >&2
+"""
+"""Shell words that wait for a line, and where there is none, because the process that would write it is gone, print
+what they are told, and the last line of a file."""
+
+
 @contextmanager
-def quiet() -> Iterator[Output]:
+def quiet(if_cut_off: str = "") -> Iterator[Output]:
     """Keeps standard error off the terminal, including output of C libraries and child processes, and what Python
     libraries print (Ray reports dead processes so). The terminal shows only what is said `aloud` and Squelch's own
     warnings, each as one paragraph.
 
     Output that `keep` did not move to a run's folder is dropped at the end, as after bad input, but is shown after an
-    unexpected error.
+    unexpected error. `if_cut_off`: printed, with the last line that was held back, if the process ends within this
+    context without Python's knowledge: Ray's library calls `_exit` where its cluster does not take the driver in time.
     """
     terminal = os.dup(2)
-    with tempfile.TemporaryFile() as held, open(terminal, "w", buffering=1) as screen:
+    with (
+        tempfile.TemporaryFile() as held,
+        open(terminal, "w", buffering=1) as screen,
+        _watched(if_cut_off, held) if if_cut_off else nullcontext(),
+    ):
         taken = Output(held)
         os.dup2(held.fileno(), 2)
         try:
@@ -111,6 +126,17 @@ def quiet() -> Iterator[Output]:
             raise
         finally:
             os.dup2(terminal, 2)
+
+
+@contextmanager
+def _watched(words: str, held: BinaryIO) -> Iterator[None]:
+    """Within this context a process of its own waits for the end of this one."""
+    command = ["sh", "-c", WATCH, "sh", str(held.fileno()), words]
+    watch = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[held.fileno()], start_new_session=True)
+    try:
+        yield
+    finally:
+        watch.communicate(b"ended\n")
 
 
 class OwnWarnings(logging.Handler):

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from squelch.actors.model_counts import expert_weights
 from squelch.actors.packed.seeing import tower
 from squelch.learner.config import LoraSettings
 
@@ -64,14 +65,7 @@ def targets(model: PreTrainedModel) -> tuple[list[str], list[str]]:
     without = {model.get_output_embeddings(), *(() if seeing is None else seeing.modules())}
     named = [(name, module) for name, module in model.named_modules() if module not in without]
     layers = [name for name, own in named if isinstance(own, nn.Linear) and not fullmatch(ROUTER, name)]
-    inner = [
-        f"{name}.{attribute}"
-        for name, own in named
-        if not isinstance(own, nn.Conv1d)
-        for attribute, weight in own.named_parameters(recurse=False)
-        if weight.dim() == 3
-    ]
-    return layers, inner
+    return layers, list(expert_weights(model))
 
 
 def add_adapters(model: PreTrainedModel, settings: LoraSettings, seed: int) -> None:

@@ -16,12 +16,14 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from squelch.actors.model_folder import auto_model, has_tower
+from squelch.actors.model_size import SUPPORTED, architecture
 from squelch.actors.packed.attention import prepare
 from squelch.actors.packed.layout import Layout
 from squelch.actors.packed.packing import MIN_SAVED, pack
 from squelch.actors.packed.seeing import PictureTensors, packed_states, use_attention
 from squelch.actors.pictures.arrays import Shown, arrays_of
 from squelch.actors.pictures.geometry import Grid, Vision
+from squelch.envs.untrusted.files import decoding
 
 MOST = {"vocab_size": 256, "intermediate_size": 64, "moe_intermediate_size": 64}
 """Largest sizes of the copy."""
@@ -31,22 +33,33 @@ WIDTH = 64
 LOGITS = 8.0
 """Standard deviation of the copy's logits, about that of a trained model: a soft cap must show in them."""
 
+TOLERANCE = 1e-4
+"""Largest difference, as a share of the largest logit."""
+
 _checked: set[tuple[type[PreTrainedConfig], str, str]] = set()
 """Configurations, and attention functions, that passed: policy, reference and critic have the same."""
 
 
 def check_packed(config: PreTrainedConfig, attention: str) -> None:
-    """Raises ValueError for a model whose logits differ from its head applied to hidden states of packed rows, with the
-    registered attention function `attention`. A process checks equal configurations once."""
+    """Raises ValueError, naming the architecture, for a model that cannot compute with the registered attention
+    function `attention`, or whose logits differ from its head applied to hidden states of packed rows. A process checks
+    equal configurations once."""
     key = type(config), config.to_json_string(use_diff=False), attention
     if key in _checked:
         return
-    model = _small(config)
-    vision = _vision(model.config) if has_tower(config) else None
-    rows = _check_rows(model.config.get_text_config().vocab_size, vision)
-    own = _own_logits(model, rows)
-    use_attention(model, attention)
-    _compare(model, rows, own, vision)
+    with decoding(name := architecture(config), "cannot be trained", SUPPORTED):
+        model = _small(config)
+        vision = _vision(model.config) if has_tower(config) else None
+        rows = _check_rows(model.config.get_text_config().vocab_size, vision)
+        own = _own_logits(model, rows)
+        use_attention(model, attention)
+        difference = _difference(model, rows, own, vision)
+    if not difference <= TOLERANCE:
+        raise ValueError(
+            f"{name}: logits of packed rows are not the model's own (off by up to {difference:.3g} of the largest "
+            "here): it changes them after the output head (a soft cap) or mixes tokens otherwise than by attention; "
+            f"such models are not supported; {SUPPORTED}"
+        )
     _checked.add(key)
 
 
@@ -175,7 +188,8 @@ def _own_logits(model: PreTrainedModel, rows: Sequence[_Row]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def _compare(model: PreTrainedModel, rows: Sequence[_Row], own: Sequence[Tensor], vision: Vision | None) -> None:
+def _difference(model: PreTrainedModel, rows: Sequence[_Row], own: Sequence[Tensor], vision: Vision | None) -> float:
+    """The largest difference between logits of packed rows and the model's own, as a share of the largest."""
     forest = pack([row.ids for row in rows], identities=[row.identity for row in rows])
     ids, pictures = torch.from_numpy(forest.token_ids)[None], None
     if vision is not None:
@@ -183,11 +197,7 @@ def _compare(model: PreTrainedModel, rows: Sequence[_Row], own: Sequence[Tensor]
         pictures = PictureTensors.of(arrays, ids.device)
     head: Any = model.get_output_embeddings()
     logits = head(hidden_states(model, ids, Layout.of(forest, ids.device, pictures)))
-    for place, wanted in zip(forest.places, own, strict=True):
-        difference = float((logits[torch.from_numpy(place)] - wanted).abs().max())
-        if not difference <= 1e-4 * max(1.0, float(wanted.abs().max())):
-            raise ValueError(
-                f"{type(model).__name__}: logits of packed rows are not the model's own (off by up to {difference:.3g} "
-                "here): it changes them after the output head (a soft cap) or mixes tokens otherwise than by "
-                "attention; such models are not supported"
-            )
+    return max(
+        float((logits[torch.from_numpy(place)] - wanted).abs().max()) / max(1.0, float(wanted.abs().max()))
+        for place, wanted in zip(forest.places, own, strict=True)
+    )

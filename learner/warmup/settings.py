@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from squelch.envs.settings import Settings
+from squelch.envs.user_files import NAMES_FILES
 from squelch.envs.wording import DemonstrationQuality
 
 
@@ -26,7 +29,7 @@ class WarmupQuality(DemonstrationQuality):
 class WarmupConfig(Settings):
     """A supervised warm-up before RL, on demonstrations of the environment or on a file of chat messages."""
 
-    data: str = ""
+    data: Annotated[str, NAMES_FILES] = ""
     """JSONL or Parquet file of chat messages (`learner.warmup.chat_files`); empty: the environment demonstrates."""
     demonstrations: int = Field(320, ge=1)
     """Demonstrations that the environment gives, each of another training task; a file's conversations are all used."""

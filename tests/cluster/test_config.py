@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from squelch.cluster.cli import main
 from squelch.cluster.config import RunConfig, changes, dump, load, read_recipe, recipe_names, settings_of
 from squelch.cluster.errors import UserError
+from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.setting_keys import flat
 from squelch.cluster.settings import of_run
 
@@ -385,3 +386,27 @@ def test_a_file_that_has_moved_is_refused_with_the_setting_to_give(tmp_path: Pat
     entries = "[{name: FrozenLake, prompt: natural}, {name: Countdown, prompt: natural, options: {data: %s.jsonl}}]"
     with pytest.raises(UserError, match=r"; if it has moved, set environments\[1\]\.options\.data$"):
         load("prompts", ["environment=null", f"environments={entries % gone}"])
+
+
+def test_a_run_names_the_users_files_absolutely_so_that_its_settings_hold_in_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("models/own", "elsewhere", "tiny"):
+        (tmp_path / folder).mkdir(parents=True)
+    for file in ("said.jsonl", "template.jinja"):
+        (tmp_path / file).write_text("")
+    monkeypatch.chdir(tmp_path)
+    given = ["model.path=models/own", "model.warmup={data: said.jsonl}", "model.chat_template=template.jinja"]
+    config = load("frozenlake", [*given, "scorer.model=models/own", f"runs_dir={tmp_path}", "name=one"])
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "config.yaml").write_text(dump(config))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    kept = RunFolder(tmp_path / "one").config()
+    assert kept.model.path == kept.scorer.model == str(tmp_path / "models" / "own") and kept.model.warmup is not None
+    assert (kept.model.warmup.data, kept.model.chat_template) == (
+        str(tmp_path / "said.jsonl"),
+        str(tmp_path / "template.jinja"),
+    )
+    monkeypatch.chdir(tmp_path)
+    assert load("frozenlake").model.path == "tiny", "a name of Squelch's own, also where a folder has it"
+    assert load("frozenlake", ["model.path=owner/other"]).model.path == "owner/other", "no file here"

@@ -8,6 +8,10 @@ from squelch.cluster.commands.arguments import natural
 from squelch.cluster.errors import UserError
 from squelch.cluster.terminal import say
 
+CUT_OFF = (
+    "Ray ended this command, as it does where the cluster's node does not answer in time; the run may have taken the "
+    "request (`squelch status` shows its members), so look, then ask again"
+)
 EPILOG = """\
 A member that leaves finishes the groups that it plays, or with --now is cut off, and the others retry its groups.
 A member that comes gets groups once it is up and, for a rollout worker, has the current weights. Nothing else of the
@@ -41,6 +45,6 @@ def run(options: argparse.Namespace) -> int:
 
     asked = {Kind.ROLLOUT: options.rollout_workers, Kind.ENVIRONMENT: options.environment_actors}
     requests = [Request(kind, count, options.now) for kind, count in asked.items() if count is not None]
-    with quiet() as output:
+    with quiet(CUT_OFF) as output:
         ask(options.target, requests, options.address, output.aloud(say))
     return 0

@@ -170,6 +170,7 @@ def load(args: argparse.Namespace, rows: Sequence[tuple[int, Row]]) -> tuple[Rea
     """The reasonings in the rows, and the model that scores them; rows are converted before the model is loaded."""
     from squelch.actors.adapter_folder import checkpoint_of
     from squelch.actors.model_folder import check_model_folder, model_config
+    from squelch.actors.scorer.models import refuse_other_attention
     from squelch.api.samples import at_most, within_context
     from squelch.api.scoring import require_two_prompts
     from squelch.cluster.commands.other_trainers.score_files import Reader
@@ -177,7 +178,7 @@ def load(args: argparse.Namespace, rows: Sequence[tuple[int, Row]]) -> tuple[Rea
     tools = None if args.tools is None else read_tools(args.tools)
     with as_user_error(ValueError, OSError, about=f"--model {args.model}"):
         checkpoint = checkpoint_of(args.model, args.base)
-        check_model_folder(checkpoint.model)
+        refuse_other_attention(check_model_folder(checkpoint.model))  # before rows are read and weights loaded
         # it knows defaults, and other names such as n_positions
         config: Any = model_config(checkpoint.model).get_text_config()
         if not hasattr(config, "max_position_embeddings"):

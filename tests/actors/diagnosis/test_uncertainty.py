@@ -1,6 +1,7 @@
 """What must hold of intervals over prompts and of the exchangeable null."""
 
 import math
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -133,6 +134,11 @@ def test_too_few_prompts_say_so_and_every_key_is_still_there() -> None:
     assert all(math.isnan(value) for value in sure.metrics().values())
     between = measured(scores_of(0, MIN_INTERVAL - 1))[1]
     assert between.nulls and not between.intervals and between.why_not.startswith("5 distinct")
+    for sent in (between, pickle.loads(pickle.dumps(between))):
+        with pytest.raises(KeyError, match=r"mi_est: 5 distinct prompts with a usable reasoning; .* intervals 6"):
+            sent.intervals["mi_est"]
+    with pytest.raises(KeyError, match=r"mi: there are .*mi_est"):
+        between.nulls["mi"]
     nothing = usable(np.full((8, 4), np.nan), np.ones(8), np.repeat(np.arange(4), 2))
     assert measured(nothing)[1].why_not is not None and report.num_prompts == 3
 

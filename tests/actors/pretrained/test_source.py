@@ -158,6 +158,29 @@ def test_a_broken_download_of_a_sharded_model_does_not_count_as_cached(hub: Path
         resolved("owner/name", hub, quietly)
 
 
+def test_what_is_refused_by_its_configuration_is_not_downloaded(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, asked = put(hub, "config.json"), list[list[str]]()
+
+    def download(model: str, *, allow_patterns: list[str], local_files_only: bool = False, **rest: object) -> str:
+        if not local_files_only:
+            asked.append(allow_patterns)
+        return str(folder)
+
+    def refuse(found: Path) -> None:
+        assert found == folder
+        raise Unreadable("another architecture")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with pytest.raises(Unreadable, match="another architecture"):
+        resolved("owner/name", hub, quietly, refuse)
+    assert asked == [["config.json"]]
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_text("{}")
+    (folder / "config.json").unlink()  # so that the cache does not hold the whole model
+    with pytest.raises(Unreadable, match="lacks"):
+        resolved("owner/name", hub, quietly, refuse)
+
+
 @pytest.mark.parametrize("path", ["no such folder", "a/b/c", "owner/na me", ""])
 def test_anything_else_is_refused_with_what_is_possible(path: str, tmp_path: Path) -> None:
     with pytest.raises(Unreadable, match=r"there is no such folder; a Hugging Face folder .*, a GGUF file, OWNER/NAME"):

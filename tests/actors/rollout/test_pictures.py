@@ -231,6 +231,7 @@ def test_a_picture_that_is_not_where_it_should_be_costs_its_request_only(loop, s
     loop.run(engine.token())
 
 
+@pytest.mark.ray
 def test_the_model_was_proven_on_the_installed_vllm() -> None:
     """It replaces vLLM's processor of pictures. With another version: read `vllm/inputs/engine.py`,
     `vllm/multimodal/inputs.py` and `vllm/model_executor/models/qwen2_5_vl.py` again, run this module, then change

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from squelch.actors.config import ProbeConfig, ScorerConfig
 from squelch.actors.diagnosis.budget import draw_pairs
 from squelch.actors.messages import Cluster
-from squelch.actors.model_size import model_size
+from squelch.actors.model_counts import model_size
 from squelch.actors.packed.block_attention import BATCH_PAIRS
 from squelch.actors.packed.packing import pack
 from squelch.actors.scorer import cross_scoring, memory, prefix_attention
@@ -225,7 +225,7 @@ def test_a_packed_pass_takes_no_more_memory_than_is_estimated(monkeypatch: pytes
     heads = model.config.num_attention_heads
     monkeypatch.setitem(cross_scoring.MAX_LOGITS, "cpu", 1 << 14)
     monkeypatch.setitem(prefix_attention.MAX_SCORES, "cpu", heads * BATCH_PAIRS)  # what the blocks on CPU hold at most
-    size = model_size(model.config, model.num_parameters())
+    size = model_size(model)
     bound = memory.estimate(size, ScorerConfig()) - memory.RUNTIME - 4 * size.parameters
     scorer = CrossScorer(model, 4096, columns="packed")
     prompts, reasonings = rows(rng, [90] * 4), rows(rng, [30] * 24)

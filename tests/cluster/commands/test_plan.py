@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from squelch.actors.config import RolloutConfig, ScorerConfig
-from squelch.actors.model_size import model_size
+from squelch.actors.model_counts import model_size
 from squelch.actors.rollout import memory as rollout_memory
 from squelch.actors.scorer import memory as scorer_memory
 from squelch.cluster.cli import main
@@ -18,7 +18,7 @@ from squelch.cluster.runs.timing.counted_step import DEVICES, PRODUCTS, counted,
 from squelch.learner import memory as learner_memory
 from squelch.learner.shapes import published
 
-SIZE = model_size(published("Qwen2.5-0.5B"), 494_032_768)
+SIZE = model_size(learner_memory.skeleton(published("Qwen2.5-0.5B")))
 GIB = 2**30
 
 
@@ -205,7 +205,7 @@ def test_counted_times_are_near_the_one_run_on_a_gpu() -> None:
     """SmolLM2-135M on an H100 (docs/research/results.md): rollouts 0.46 s, publication 0.70 s."""
     shares = ["learner.num_gpus=0.3", "rollout.num_gpus=0.3", "loop.prompts=8"]
     config = load("smollm2-countdown", [*shares, "rollout.dtype=bfloat16", "learner.dtype=bfloat16"])
-    model = counted(model_size(published("SmolLM2-135M"), 134_515_008), config, DEVICES[80])
+    model = counted(model_size(learner_memory.skeleton(published("SmolLM2-135M"))), config, DEVICES[80])
     assert model.serial + model.parallel == pytest.approx(0.46, rel=0.2)
     assert model.publish == pytest.approx(0.70, rel=0.3)
 

@@ -8,6 +8,7 @@ import socket
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, Llama4TextConfig
 
 from squelch.cluster.cli import main
 from squelch.cluster.config import load
@@ -65,6 +66,29 @@ def test_an_encoder_decoder_by_name(model, tmp_path, capsys):
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"architectures": ["T5ForConditionalGeneration"]}))
     assert "T5ForConditionalGeneration" in refused(tmp_path, capsys, f"model.path={model}")
+
+
+SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
+SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+IDS = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1}
+UNTRAINABLE = [
+    (GPT2Config(n_embd=32, n_layer=2, n_head=4, **IDS), "GPT2LMHeadModel cannot be trained .*intermediate_size"),
+    (
+        Llama4TextConfig(**SMALL, **IDS, intermediate_size_mlp=48, num_local_experts=2),
+        "Llama4ForCausalLM cannot be trained",
+    ),
+    (Gemma2Config(**SMALL, **IDS), "Gemma2ForCausalLM cannot be trained .Gemma2Attention asks for softcap"),
+]
+
+
+@pytest.mark.parametrize(("config", "words"), UNTRAINABLE, ids=lambda given: type(given).__name__)
+def test_an_architecture_that_cannot_be_trained_by_name_in_plan_and_train(model, tmp_path, capsys, config, words):
+    config.vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
+    AutoModelForCausalLM.from_config(config).save_pretrained(model)
+    supported = "; take a decoder-only model with attention over all tokens, such as Llama"
+    assert re.search(words + ".*" + supported, refused(tmp_path, capsys, f"model.path={model}"))
+    assert main(["plan", "frozenlake", f"model.path={model}"]) == 2
+    assert re.search(words + ".*" + supported, capsys.readouterr().err)
 
 
 def test_weights_that_are_not_safetensors(model, tmp_path, capsys):

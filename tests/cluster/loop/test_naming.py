@@ -12,6 +12,7 @@ from squelch.actors.archive.store import LocalStore
 from squelch.cluster.cli import main
 from squelch.cluster.config import RunConfig, load
 from squelch.cluster.loop import run
+from squelch.cluster.loop.naming import named
 from squelch.cluster.runs.driver import Driver
 from squelch.cluster.runs.in_store.mirror import Mirror
 
@@ -86,6 +87,19 @@ def test_a_run_that_a_process_drives_keeps_its_name_before_its_first_step(train,
     assert train()[0] == "frozenlake-2"
     driver.close()
     assert train()[0] == "frozenlake"
+
+
+def test_starts_at_the_same_time_get_different_names_and_leave_nothing_behind(tmp_path: Path) -> None:
+    config = load("frozenlake", [f"runs_dir={tmp_path / 'runs'}"])
+    with named(config, False, print) as one, named(config, False, print) as two:
+        assert (one.name, two.name) == ("frozenlake", "frozenlake-2")
+    assert not (tmp_path / "runs").exists()
+    with named(config, False, print) as again:
+        assert again.name == "frozenlake"
+    (tmp_path / "runs").mkdir()
+    with named(config, False, print):
+        pass
+    assert (tmp_path / "runs").exists(), "it was there before"
 
 
 def test_a_resume_without_a_name_takes_the_newest_unfinished_run_and_says_which(train, tmp_path: Path) -> None:

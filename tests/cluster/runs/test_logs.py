@@ -75,6 +75,27 @@ def test_bad_input_or_a_stop_shows_nothing_and_an_unexpected_error_shows_what_wa
     assert capfd.readouterr().err == "a library's remark\n"
 
 
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        ("os._exit(7)", "squelch: cut off: raylet: not ready"),
+        ("os.kill(os.getpid(), 9)", "squelch: cut off: raylet: not ready"),
+        ("raise SystemExit(7)", ""),
+        ("pass", ""),
+    ],
+)
+def test_a_process_that_a_library_ends_leaves_a_sentence_on_the_terminal(ending: str, said: str) -> None:
+    program = f"""
+import os
+from squelch.cluster.runs.logs import quiet
+with quiet("cut off"):
+    os.write(2, b"first\\nraylet: \\x1bnot ready\\n")
+    {ending}
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert found.stderr.strip() == said and found.stdout == ""
+
+
 def test_an_actor_writes_to_its_own_file_and_so_do_its_children(tmp_path: Path) -> None:
     code = (
         "import os, subprocess, actors.process.log as log; log.take_output(); print('said', flush=True); "

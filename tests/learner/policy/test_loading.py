@@ -168,8 +168,8 @@ def test_the_check_of_packed_rows_is_made_once_for_policy_reference_and_critic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared = []
-    compare = packed_check._compare
-    monkeypatch.setattr(packed_check, "_compare", lambda *given: (compared.append(1), compare(*given))[1])
+    compare = packed_check._difference
+    monkeypatch.setattr(packed_check, "_difference", lambda *given: (compared.append(1), compare(*given))[1])
     folder = make_model(tmp_path, width=48)
     Trainer(folder, make_config(algorithm="ppo", **WAYS["reference"]))
     assert compared == [1]

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Gemma2Config
 
 from squelch.actors.diagnosis.metrics import REGIMES
 from squelch.actors.diagnosis.templates import gaps, ranked
@@ -475,3 +475,16 @@ def test_a_model_without_all_of_its_weights_is_refused_by_name(tmp_path, tiny_po
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     error = refusal(capsys, "score", jsonl(tmp_path / "r.jsonl", rows), "--model", str(model))
     assert str(model) in error and "lacks weights of the model, which would be random: 'model.norm.weight'" in error
+
+
+def test_an_architecture_that_cannot_be_scored_is_refused_by_name_before_its_weights_are_loaded(
+    tmp_path, tiny_policy, rows, capsys, monkeypatch
+):
+    folder = shutil.copytree(tiny_policy, tmp_path / "model")
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    small = {"vocab_size": size, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
+    config = Gemma2Config(**small, num_attention_heads=4, num_key_value_heads=2, pad_token_id=0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    monkeypatch.setattr("squelch.actors.adapter_folder.load_checkpoint", lambda *_: pytest.fail("weights were loaded"))
+    assert main(["score", jsonl(tmp_path / "rows.jsonl", rows), "--model", str(folder)]) == 2
+    assert "model_type=gemma2 cannot be cross-scored" in capsys.readouterr().err
