@@ -2,6 +2,7 @@
 
 import pytest
 
+from squelch.cluster.config import load
 from tests.walk.commands import bound, commands, in_background, left_out, shortened
 
 
@@ -37,6 +38,13 @@ def test_settings_that_shorten_come_before_a_commands_own() -> None:
     assert "tiny" in shortened("squelch train frozenlake") and "tiny" not in shortened("squelch train prompts a=b")
     assert shortened("make train        # trains").startswith("make train ARGS='loop.steps=1 ")
     assert shortened("squelch filter rewards.npz") == "squelch filter rewards.npz"
+
+
+@pytest.mark.parametrize("recipe", ["frozenlake", "prompts", "smollm2-countdown", "countdown model.path=smollm2"])
+@pytest.mark.parametrize("start", ["", "#!/bin/bash\n"])
+def test_settings_that_shorten_suit_the_recipes(start: str, recipe: str) -> None:
+    name, *overrides = shortened(f"{start}squelch train {recipe}").split("squelch train ")[1].split()
+    assert load(name, overrides).loop.steps == 1
 
 
 def test_a_command_is_left_out_by_its_beginning() -> None:
