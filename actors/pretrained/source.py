@@ -56,7 +56,7 @@ KINDS = (
 )
 
 
-def resolved(path: str, cache: Path, say: Say, check: Callable[[Path], object] = Path) -> Path:
+def resolved(path: str, cache: Path, say: Say, check: Callable[[Path], object] = lambda _: None) -> Path:
     """The local folder of a model. `cache`: where converted models are kept. `check`: called with the folder of the
     configuration alone before weights are downloaded; what it raises is passed on.
 
