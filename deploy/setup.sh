@@ -10,7 +10,7 @@ kind=${1:-cpu}
 venv=${VENV:-.venv}
 python=${PYTHON:-python3}
 read -ra package <<< "${PACKAGE:--e .[$kind,test]}"
-constraints=(-c deploy/constraints.txt -c "deploy/constraints-$kind.txt")
+constraints=(-c squelch/deploy/constraints.txt -c "squelch/deploy/constraints-$kind.txt")
 torch_index=https://download.pytorch.org/whl/cpu
 # `+cpu` names the CPU build, so that a missing one fails instead of bringing several GB of CUDA packages.
 torch=torch==2.13.0+cpu
@@ -32,7 +32,7 @@ python_version() { "$python" -c "import sys; sys.exit(not ($1))" || fail "$("$py
 
 setup_environment() {
     local stamp="$venv/.squelch-setup" inputs have set_up open locked
-    inputs=$(cat pyproject.toml deploy/constraints.txt "deploy/constraints-$kind.txt" deploy/lock-cpu.txt deploy/setup.sh \
+    inputs=$(cat pyproject.toml squelch/deploy/constraints.txt "squelch/deploy/constraints-$kind.txt" deploy/lock-cpu.txt deploy/setup.sh \
         | sha256sum | cut -d' ' -f1)
     open="$inputs-$kind-${package[*]}-$PWD" locked="$inputs-$kind-${package[*]}-locked-$PWD"
     have=$(cat "$stamp" 2>/dev/null || true)

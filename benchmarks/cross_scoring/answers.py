@@ -1,4 +1,4 @@
-"""The answers' cross-scoring (actors/scorer/linking.py) against the method's plain form, and its counted floor.
+"""The answers' cross-scoring (squelch/actors/scorer/linking.py) against the method's plain form, and its counted floor.
 
 An evaluation of the fixed probe scores every reasoning under every prompt, and every answer after its own reasoning and
 after those of other tasks. The plain form feeds prompt, reasoning and answer of each pair as one sequence. The engine

@@ -1,6 +1,6 @@
 """A small environment written for OpenEnv, to try the bridge with: say a word backwards, in at most three turns.
 
-It needs `openenv`, and no Squelch (`envs/remote/openenv_bridge.py`).
+It needs `openenv`, and no Squelch (`squelch/envs/remote/openenv_bridge.py`).
 """
 
 from __future__ import annotations

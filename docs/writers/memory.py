@@ -44,7 +44,7 @@ HOST = """\
 
 `squelch plan RECIPE --device-gib N` plans them for GPUs.
 
-The runtime of a rollout worker holds what its engine grows by (`PRIMITIVES` in `actors/rollout/memory.py`).
+The runtime of a rollout worker holds what its engine grows by (`PRIMITIVES` in `squelch/actors/rollout/memory.py`).
 
 | recipe | party | GiB of host memory | consists of | what helps |
 |---|---|---|---|---|

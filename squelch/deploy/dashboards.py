@@ -1,4 +1,4 @@
-"""Writes Grafana's dashboards, deploy/grafana/*.json, and the alert rules, deploy/alerts.yml.
+"""Writes Grafana's dashboards, squelch/deploy/grafana/*.json, and the alert rules, squelch/deploy/alerts.yml.
 
     python -m squelch.deploy.dashboards
 
@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def artefacts() -> Mapping[Path, str]:
     """The text of each generated file, by its path in the repository."""
-    boards = {Path(f"deploy/grafana/{board.title.lower()}.json"): text(board) for board in BOARDS}
-    return {**boards, Path("deploy/alerts.yml"): rules_text()}
+    boards = {Path(f"squelch/deploy/grafana/{board.title.lower()}.json"): text(board) for board in BOARDS}
+    return {**boards, Path("squelch/deploy/alerts.yml"): rules_text()}
 
 
 def main() -> None:

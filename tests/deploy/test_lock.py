@@ -125,12 +125,12 @@ esac
 environments once pip was asked for them."""
 
 
-OF_CPU = "-c deploy/constraints.txt -c deploy/constraints-cpu.txt"
+OF_CPU = "-c squelch/deploy/constraints.txt -c squelch/deploy/constraints-cpu.txt"
 
 
 def test_a_set_up_for_gpus_keeps_to_the_versions_that_suit_cuda(tmp_path: Path) -> None:
     (pip, *_) = calls_of("gpu", tmp_path, "")
-    assert pip == "-c deploy/constraints.txt -c deploy/constraints-gpu.txt -e .[gpu,test]\n"
+    assert pip == "-c squelch/deploy/constraints.txt -c squelch/deploy/constraints-gpu.txt -e .[gpu,test]\n"
 
 
 def calls_of(kind: str, tmp_path: Path, *locked: str) -> list[str]:

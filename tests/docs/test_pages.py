@@ -58,7 +58,7 @@ def test_every_command_and_recipe_exists(page: Path) -> None:
 
 @every_page
 def test_every_file_module_and_test_exists(page: Path) -> None:
-    """Words in capitals are placeholders, such as `cluster/recipes/NAME.yaml`."""
+    """Words in capitals are placeholders, such as `squelch/cluster/recipes/NAME.yaml`."""
     text = page.read_text(encoding="utf-8")
     files = re.findall(rf"`((?:{ROOMS})/(?:[\w./-]*(?:\.\w+|/))?)`", text)
     modules = [name.replace(".", "/") for name in re.findall(rf"python -m (?:squelch\.)?((?:{ROOMS})[\w.]*)", text)]

@@ -296,7 +296,7 @@ def test_the_commit_of_the_code_changes_with_what_a_run_executes_alone(tmp_path,
         cells.code_commit()
     git("init", "-q")
     found = []
-    for name in ("learner/rank.py", "research/results/t.parquet", "learner/rank.py"):
+    for name in ("squelch/learner/rank.py", "research/results/t.parquet", "squelch/learner/rank.py"):
         write(name)
         if name.startswith("learner"):
             with pytest.raises(UserError, match="is not committed"):

@@ -31,7 +31,7 @@ METRICS: Table = {
             "squelch_mfu_ratio",
             "mfu/{part}/{kind}",
             "These as a share of the peak of the cards on which the part runs (MFU); NaN on CPUs, and on cards without "
-            "a row in actors/cards/peaks.py",
+            "a row in squelch/actors/cards/peaks.py",
             SERIES,
         ),
         gauge(

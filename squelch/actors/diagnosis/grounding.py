@@ -2,7 +2,7 @@
 
 The proxies are log-likelihoods under a model; the judge reads the text. Each environment that can be judged declares
 how its state and the claims about it are read (`envs.contract.Judged`): the grid worlds read where things are
-(`envs/grid_worlds/claims.py`), Countdown reads sums and numbers (`envs/countdown/claims.py`).
+(`squelch/envs/grid_worlds/claims.py`), Countdown reads sums and numbers (`squelch/envs/countdown/claims.py`).
 
 Pure: imports neither torch, Ray nor vLLM, and needs no tokens. No text raises an error.
 """

@@ -1,7 +1,7 @@
 """The player, which plays tickets.
 
 `EnvironmentPlayer` uses asyncio and depends on neither Ray nor vLLM; a function `generate` samples its turns.
-`actors/play/actor.py` is its Ray actor.
+`squelch/actors/play/actor.py` is its Ray actor.
 
 Invariants:
 

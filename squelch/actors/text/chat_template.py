@@ -2,7 +2,7 @@
 
 Invariants:
 
-- A template is rendered in a child process with bounded memory and CPU time (`actors/text/render.py`). A template that
+- A template is rendered in a child process with bounded memory and CPU time (`squelch/actors/text/render.py`). A template that
   exceeds them, or raises an error, is refused with the folder's name.
 - `parts` renders a placeholder in place of each content, and of each reasoning (`reasoning_content`): a word that
   nobody can guess, between the text's own white space, because templates may strip it. What stands in the word's place

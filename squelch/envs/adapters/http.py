@@ -116,7 +116,7 @@ class _Server:
         if self.described.contract != CONTRACT:
             raise RemoteError(
                 f"environment server {masked(self._url)} speaks version {self.described.contract} of the contract; "
-                f"version {CONTRACT} is needed (envs/remote/server.py)"
+                f"version {CONTRACT} is needed (squelch/envs/remote/server.py)"
             )
 
     def call(self, name: str, body: dict[str, Any], answer: type[Answer]) -> Answer:

@@ -2,7 +2,7 @@
 
 This file needs Starlette and uvicorn, and no other part of Squelch: copy it, or import it, to serve an environment that
 cannot be installed beside Squelch. `python -m squelch.envs.remote` serves Squelch's own environments with it, and
-`envs/remote/openenv_bridge.py` those of OpenEnv. Every call is `POST /v1/NAME` with a JSON object:
+`squelch/envs/remote/openenv_bridge.py` those of OpenEnv. Every call is `POST /v1/NAME` with a JSON object:
 
 | call | request | answer |
 |---|---|---|

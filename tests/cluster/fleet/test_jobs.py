@@ -326,12 +326,12 @@ def test_no_link_of_a_strangers_folder_brings_other_files_or_has_no_end(tmp_path
 def test_a_wheel_of_squelch_is_unpacked_and_nothing_else_is_taken_for_one(tmp_path: Path) -> None:
     wheel = tmp_path / "squelch_rl-0.1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as made:
-        made.writestr("cluster/cli.py", "print()")
+        made.writestr("squelch/cluster/cli.py", "print()")
         made.writestr("squelch_rl-0.1.0.dist-info/METADATA", "Version: 0.1.0")
     made_of = [pack(chosen("", str(wheel), False), "frozenlake", tmp_path / name)[0] for name in ("a.zip", "b.zip")]
     first, again = (path.read_bytes() for path in made_of if path)
     assert first == again, "Ray uploads equal files once"
-    assert set(zipfile.ZipFile(tmp_path / "a.zip").namelist()) >= {"cluster/cli.py"}
+    assert set(zipfile.ZipFile(tmp_path / "a.zip").namelist()) >= {"squelch/cluster/cli.py"}
     for name, content in (("other-1.0-py3-none-any.whl", b""), ("squelch_rl-0.2.0-py3-none-any.whl", b"no zip")):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(UserError, match=f"--wheel .*{name}"):

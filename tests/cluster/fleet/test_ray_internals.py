@@ -18,4 +18,4 @@ def test_one_module_imports_private_modules_of_ray() -> None:
     found = {
         str(file.relative_to(ROOT)) for file in files if re.search(r"(import|from) ray\._private", file.read_text())
     }
-    assert found == {"cluster/fleet/ray_internals.py"}
+    assert found == {"squelch/cluster/fleet/ray_internals.py"}

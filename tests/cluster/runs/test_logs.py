@@ -13,7 +13,7 @@ from squelch.cluster.runs.logs import one_paragraph, quiet, write_trace
 
 REMOTE = """\
 start: rollout-0 failed: \x1b[36mray::RolloutWorker.ready()\x1b[39m (pid=7, ip=127.0.0.1, actor_id=ab)
-  File "actors/rollout/worker.py", line 7, in ready
+  File "squelch/actors/rollout/worker.py", line 7, in ready
     return self.engine.ready()
            ^^^^^^^^^^^^^^^^^^^
 RuntimeError: the engine
@@ -136,7 +136,7 @@ def test_the_trace_of_a_failure_is_kept_and_named(tmp_path: Path) -> None:
     assert write_trace(tmp_path, KeyError()).startswith("KeyError (trace: ")
     reported = write_trace(tmp_path, RuntimeError(REMOTE))
     assert reported.endswith(f"did not start (trace: {tmp_path / 'log' / 'failure.log'})") and "\n" not in reported
-    assert 'File "actors/rollout/worker.py", line 7' in (tmp_path / "log" / "failure.log").read_text()
+    assert 'File "squelch/actors/rollout/worker.py", line 7' in (tmp_path / "log" / "failure.log").read_text()
     (tmp_path / "log" / "failure.log").unlink()
     (tmp_path / "log" / "failure.log").mkdir()
     assert "its trace cannot be written: " in write_trace(tmp_path, ValueError("bad"))

@@ -9,10 +9,10 @@
 Invariants:
 
 - A file of any size takes the memory of a few records: lines are read one by one, tables a batch at a time.
-- This process does not import Arrow: what Arrow decodes is decoded apart (`envs/untrusted/apart.py`).
+- This process does not import Arrow: what Arrow decodes is decoded apart (`squelch/envs/untrusted/apart.py`).
 - A last line that ends within a record is left out with a note, because its trainer may be writing it. Any other damage
   is refused; the error names the file and the record's number, from 1.
-- Files may be hostile (`envs/untrusted`).
+- Files may be hostile (`squelch/envs/untrusted`).
 """
 
 from __future__ import annotations

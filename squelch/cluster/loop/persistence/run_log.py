@@ -165,7 +165,7 @@ class RunLog:
         """Says once of which cards the peak is not known, so that they have no MFU."""
         new = [name for name in self.efficiency.unknown() if name not in self._unknown]
         for name in new:
-            self.say(f"no MFU: the peak of {name} is not known (actors/cards/peaks.py)")
+            self.say(f"no MFU: the peak of {name} is not known (squelch/actors/cards/peaks.py)")
         self._unknown += new
 
     def _put(self, step: int, flat: dict[str, float]) -> None:
