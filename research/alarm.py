@@ -3,9 +3,9 @@
 python -m research.alarm [--healthy RUN ...] [--collapsed RUN ...] [--quick] [--json]
 
 RUN is a run's folder, of which metrics.jsonl is read. From each healthy run, series of scorings are drawn by a
-moving-block bootstrap (blocks of neighbouring scorings of one run). The alarm of squelch/actors/diagnosis/alarm.py, with its
-fixed parameters, watches each series; the metric is the share of series in which it was raised, with Wilson's 95%
-interval. There are two such metrics. The first draws blocks of scorings; it can place the low start of a run that
+moving-block bootstrap (blocks of neighbouring scorings of one run). The alarm of squelch/actors/diagnosis/alarm.py,
+with its fixed parameters, watches each series; the metric is the share of series in which it was raised, with Wilson's
+95% interval. There are two such metrics. The first draws blocks of scorings; it can place the low start of a run that
 learned after its high end, and so count the run's rise as a fall. The second draws blocks of the noise around the run's
 trend (a running mean), which keeps the trend.
 

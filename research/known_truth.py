@@ -4,9 +4,10 @@ python -m research.known_truth [--quick] [--json] [--write]
 
 Channels with finitely many prompts and strings are enumerated (research/channels/reasonings.py), so I(X;Z) is a sum.
 For a tiny random causal LM, all strings of up to 4 tokens are enumerated by its forward pass, and the estimates come
-from the scorer's engine (squelch/actors/scorer/cross_scoring.py). By N, K and length, the benchmark prints the estimate's mean
-and bias; how often the 95% interval covers the estimate's mean over draws of N prompts, and I(X;Z) itself; and the rate
-of false positives. `--write` writes docs/research/known-truth.md and docs/research/known_truth.svg.
+from the scorer's engine (squelch/actors/scorer/cross_scoring.py). By N, K and length, the benchmark prints the
+estimate's mean and bias; how often the 95% interval covers the estimate's mean over draws of N prompts, and I(X;Z)
+itself; and the rate of false positives. `--write` writes docs/research/known-truth.md and
+docs/research/known_truth.svg.
 """
 
 from __future__ import annotations

@@ -4,12 +4,12 @@ python -m benchmarks.cross_scoring [--quick] [--json]
 
 On a CPU with one thread and float32, in CPU seconds, because other processes disturb them less than wall time:
 
-- forms: 64 prompts x 8 reasonings of 22 tokens (32,768 pairs). The engine (squelch/actors/scorer/cross_scoring.py) scores a
-  quarter of the prompts, the authors' form (benchmarks/cross_scoring/work.py) 512 random pairs of those; both times are
-  scaled to all pairs. The forms alternate after two prompts and 64 pairs, and use batches of the same number of tokens.
-  `floor` is the ratio of the counted operations; the engine must reach 85% of it. One row has a vocabulary of 151,936
-  and fewer pairs. The rows `answers` are an evaluation of the fixed probe with the links to answers, of whose floor the
-  engine must reach 80% (benchmarks/cross_scoring/answers.py);
+- forms: 64 prompts x 8 reasonings of 22 tokens (32,768 pairs). The engine (squelch/actors/scorer/cross_scoring.py)
+  scores a quarter of the prompts, the authors' form (benchmarks/cross_scoring/work.py) 512 random pairs of those; both
+  times are scaled to all pairs. The forms alternate after two prompts and 64 pairs, and use batches of the same number
+  of tokens. `floor` is the ratio of the counted operations; the engine must reach 85% of it. One row has a vocabulary
+  of 151,936 and fewer pairs. The rows `answers` are an evaluation of the fixed probe with the links to answers, of
+  whose floor the engine must reach 80% (benchmarks/cross_scoring/answers.py);
 - passes: 52 prompts under a budget of pairs, scored one prompt a pass (the old way), packed, and by the scorer's own
   choice, in turn: seconds, passes, tokens;
 - cost at N prompts with 8 reasonings each: tokens forwarded (exact) and seconds, both fitted by a N + b N^2.

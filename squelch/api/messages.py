@@ -1,7 +1,7 @@
 """Conversations, as lists of messages: their form, and how a model's chat template renders them.
 
-Only the template's own text yields control tokens (`squelch/actors/text`). A content without control tokens is rendered as it
-is, because templates may look into it (for example, to leave out old reasoning). A content with control tokens is
+Only the template's own text yields control tokens (`squelch/actors/text`). A content without control tokens is rendered
+as it is, because templates may look into it (for example, to leave out old reasoning). A content with control tokens is
 rendered as a placeholder, and its control tokens are encoded as ordinary text. Control tokens in any other field are
 refused with the row's number.
 

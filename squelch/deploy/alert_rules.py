@@ -1,4 +1,4 @@
-"""Alert rules, as data, checked against the metric registry; `deploy.dashboards` writes them to `squelch/deploy/alerts.yml`.
+"""Alert rules, as data, checked against the metric registry; `deploy.dashboards` writes them to `alerts.yml` beside it.
 
 Each rule has a section in docs/guide/runbook.md, to which its annotation `runbook_url` leads. A rule names neither run
 nor environment: those are labels of `squelch_run_info`, which the runbook's first section says how to join.

@@ -12,8 +12,9 @@ Invariants:
   the run continues.
 
 Importing this module registers every environment of `envs.registry.ENVIRONMENTS` with Gymnasium as `squelch/<name>-v0`;
-`gymnasium.make("squelch.envs.base:squelch/FrozenLake-v0")` imports it first. `squelch/envs/grid_worlds/base.py` is the base of
-the grid worlds; `docs/examples/sort_words.py` is a complete small example (docs/guide/adding-an-environment.md).
+`gymnasium.make("squelch.envs.base:squelch/FrozenLake-v0")` imports it first. `squelch/envs/grid_worlds/base.py` is the
+base of the grid worlds; `docs/examples/sort_words.py` is a complete small example
+(docs/guide/adding-an-environment.md).
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@
 | `AgentDriven` | `run`, `most_at_once`, `turns` | the player, in place of `step`: a program calls the policy itself |
 
 `Environment` uses the signatures of Gymnasium's `reset` and `step`, but this module does not import Gymnasium. Derive a
-wrapper from `Environment`: only the four methods and `max_turns` have no default. `squelch/envs/base.py` (`TextEnv`) is the
-base of Squelch's own environments; `squelch/envs/adapters/` contains wrappers of third-party environments.
+wrapper from `Environment`: only the four methods and `max_turns` have no default. `squelch/envs/base.py` (`TextEnv`) is
+the base of Squelch's own environments; `squelch/envs/adapters/` contains wrappers of third-party environments.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ Invariants:
   text, and what follows it is the next turn. A template whose continuation depends on earlier turns is refused, and
   one that removes the reasoning of earlier turns, unless `model.keep_reasoning` lets it: it would show the trained
   policy other text than it was fed.
-- Only the template's own text yields control tokens. The contents of messages are foreign (`squelch/actors/text`): a control
-  token that an observation spells is encoded as ordinary text. The markers of the turn format are matched in a system
-  message alone, which shows the format to the policy; no part of a prompt is ever parsed for them.
+- Only the template's own text yields control tokens. The contents of messages are foreign (`squelch/actors/text`): a
+  control token that an observation spells is encoded as ordinary text. The markers of the turn format are matched in a
+  system message alone, which shows the format to the policy; no part of a prompt is ever parsed for them.
 - A picture becomes the ids of its model's configuration: start, one placeholder for each of its tokens, end. Only the
   codec writes them; text that spells them is ordinary text. A picture whose size does not fit is refused.
 - Spans are found on bytes, so a token that contains a part of `</think>` belongs to the marker, not to the reasoning.

@@ -1,8 +1,8 @@
 """Converts a GGUF file into a Hugging Face folder, in a process of its own. Run as a script.
 
-`squelch/actors/pretrained/gguf_file.py` starts it: the file may come from anybody, its reader is not bounded, and a converted
-model's memory is free again once the process has ended. The arguments are the file, an empty folder, and the bounds:
-bytes of private memory and seconds of CPU time. On success the last line of standard output is one JSON object
+`squelch/actors/pretrained/gguf_file.py` starts it: the file may come from anybody, its reader is not bounded, and a
+converted model's memory is free again once the process has ended. The arguments are the file, an empty folder, and the
+bounds: bytes of private memory and seconds of CPU time. On success the last line of standard output is one JSON object
 (`architecture`, `quantisation`, `parameters`); on failure the last line of standard error says why.
 
 transformers reads the file and dequantises every tensor to float32. The converted model keeps no trace of the

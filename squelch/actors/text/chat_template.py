@@ -2,8 +2,8 @@
 
 Invariants:
 
-- A template is rendered in a child process with bounded memory and CPU time (`squelch/actors/text/render.py`). A template that
-  exceeds them, or raises an error, is refused with the folder's name.
+- A template is rendered in a child process with bounded memory and CPU time (`squelch/actors/text/render.py`). A
+  template that exceeds them, or raises an error, is refused with the folder's name.
 - `parts` renders a placeholder in place of each content, and of each reasoning (`reasoning_content`): a word that
   nobody can guess, between the text's own white space, because templates may strip it. What stands in the word's place
   afterwards is foreign, all else is the template's. A template that drops or changes a content is refused.
