@@ -32,8 +32,8 @@ python_version() { "$python" -c "import sys; sys.exit(not ($1))" || fail "$("$py
 
 setup_environment() {
     local stamp="$venv/.squelch-setup" inputs have set_up open locked
-    inputs=$(cat pyproject.toml squelch/deploy/constraints.txt "squelch/deploy/constraints-$kind.txt" deploy/lock-cpu.txt deploy/setup.sh \
-        | sha256sum | cut -d' ' -f1)
+    inputs=$(cat pyproject.toml squelch/deploy/constraints.txt "squelch/deploy/constraints-$kind.txt" deploy/lock-cpu.txt \
+        deploy/setup.sh | sha256sum | cut -d' ' -f1)
     open="$inputs-$kind-${package[*]}-$PWD" locked="$inputs-$kind-${package[*]}-locked-$PWD"
     have=$(cat "$stamp" 2>/dev/null || true)
     # A locked environment serves every call; an open one serves only calls without LOCKED.

@@ -65,7 +65,7 @@ def running_prometheus(
     tmp_path: Path,
     target_port: int,
     interval: str = "1s",
-    rules: Path = ROOT / "deploy" / "alerts.yml",
+    rules: Path = ROOT / "squelch" / "deploy" / "alerts.yml",
     manager: str = "",
 ) -> Iterator[str]:
     """A Prometheus that scrapes 127.0.0.1:`target_port` every `interval` with these alert rules; yields its address.

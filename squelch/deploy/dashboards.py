@@ -15,7 +15,7 @@ from squelch.deploy.alert_rules import rules_text
 from squelch.deploy.boards import BOARDS
 from squelch.deploy.boards.build import text
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def artefacts() -> Mapping[Path, str]:

@@ -16,6 +16,7 @@ from squelch.deploy.dashboards import ROOT
 from tests.prometheus import alerts, need_prometheus, running_alertmanager, running_prometheus, until
 
 DEPLOY = ROOT / "deploy"
+ALERTS = ROOT / "squelch" / "deploy" / "alerts.yml"
 LONG = "x90"
 """Samples of a recorded series, one a minute."""
 FIRST = 'scope="first_turn"'
@@ -238,7 +239,7 @@ def test_every_rule_is_tried_firing_and_silent() -> None:
 def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
     path = tmp_path / "cases.yml"
     cases = [case(name, *tried) for name, tries in CASES.items() for tried in tries]
-    path.write_text(yaml.safe_dump({"rule_files": [str(DEPLOY / "alerts.yml")], "tests": cases}))
+    path.write_text(yaml.safe_dump({"rule_files": [str(ALERTS)], "tests": cases}))
     run = subprocess.run(
         [need_prometheus("promtool"), "test", "rules", str(path)], capture_output=True, text=True, timeout=180
     )
@@ -248,7 +249,7 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        ("promtool", ("check", "rules", "alerts.yml")),
+        ("promtool", ("check", "rules", ALERTS)),
         ("promtool", ("check", "config", "prometheus.yml")),
         ("amtool", ("check-config", "alertmanager.yml")),
     ],
@@ -271,7 +272,7 @@ def test_every_section_of_the_runbook_says_what_it_means_what_to_look_at_and_wha
 
 
 def written_rules() -> list[dict]:
-    return yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"][0]["rules"]
+    return yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
 
 
 def impatient(folder: Path) -> Path:

@@ -104,10 +104,13 @@ def test_both_images_end_in_a_stage_without_root() -> None:
     assert re.findall(r"^USER (.+)$", runtime, re.MULTILINE) == ["1000:1000"]
 
 
-def test_the_image_is_built_from_the_rooms_of_the_wheel() -> None:
+def test_the_image_is_built_from_what_the_wheel_is_built_from() -> None:
     ignored = (ROOT / "deploy" / "Dockerfile.dockerignore").read_text().splitlines()
-    rooms = {link.name for link in (ROOT / "squelch").iterdir() if link.is_symlink()}
-    assert "envs" in rooms and {f"!{name}" for name in ("squelch", *rooms)} <= set(ignored)
+    assert {"*", "!squelch", "!deploy", "!pyproject.toml", "!README.md"} <= set(ignored)
+    copied = [
+        words.split()[:-1] for words in re.findall(r"^COPY ((?!--from)[^.].*)$", DOCKERFILE.read_text(), re.MULTILINE)
+    ]
+    assert copied and all(any(ROOT.glob(name)) for names in copied for name in names), copied
 
 
 @pytest.mark.parametrize("name", ["compose.yaml", "gpu.yaml"])
@@ -156,7 +159,7 @@ def test_every_file_that_compose_mounts_exists() -> None:
 
 
 def test_grafana_finds_prometheus_and_the_dashboards() -> None:
-    provisioning = ROOT / "deploy" / "grafana" / "provisioning"
+    provisioning = COMPOSE / "provisioning"
     source = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"][0]
     assert source["url"] == "http://head:9090" and SERVICES["services"]["prometheus"]["network_mode"] == "service:head"
     provider = yaml.safe_load((provisioning / "dashboards" / "squelch.yml").read_text())["providers"][0]
@@ -165,7 +168,7 @@ def test_grafana_finds_prometheus_and_the_dashboards() -> None:
 
 
 def test_promtool_accepts_the_scrape_configuration_of_compose(tmp_path: Path) -> None:
-    for file in (COMPOSE / "prometheus.yml", ROOT / "deploy" / "alerts.yml"):
+    for file in (COMPOSE / "prometheus.yml", ROOT / "squelch" / "deploy" / "alerts.yml"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     words = [need_prometheus("promtool"), "check", "config", tmp_path / "prometheus.yml"]
     check = subprocess.run(words, capture_output=True, text=True, timeout=180)

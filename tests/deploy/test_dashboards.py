@@ -116,7 +116,7 @@ def test_a_selector_with_a_wrong_name_label_or_value_is_refused() -> None:
 
 def boards() -> dict[str, dict[str, Any]]:
     """The committed dashboards, by file name."""
-    return {path.stem: json.loads(path.read_text()) for path in (ROOT / "deploy" / "grafana").glob("*.json")}
+    return {path.stem: json.loads(path.read_text()) for path in (ROOT / "squelch/deploy/grafana").glob("*.json")}
 
 
 def test_there_are_four_dashboards_that_lead_to_one_another() -> None:

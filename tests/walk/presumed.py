@@ -116,6 +116,8 @@ def _slime(wanted: Wanted) -> None:
 
 def _deploy(wanted: Wanted) -> None:
     shutil.copytree(ROOT / "deploy", wanted.folder / "deploy")
+    (rules := wanted.folder / "squelch" / "deploy").mkdir(parents=True)
+    shutil.copy(ROOT / "squelch" / "deploy" / "alerts.yml", rules)  # deploy/prometheus.yml names them
 
 
 def _my_env(wanted: Wanted) -> None:

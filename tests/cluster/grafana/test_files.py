@@ -16,18 +16,18 @@ def export(folder: Path, *words: str) -> int:
 
 def test_an_export_holds_the_dashboards_the_provisioning_and_the_rules(tmp_path: Path) -> None:
     assert export(tmp_path, "--prometheus", "http://prometheus:9090", "--mount", "/boards") == 0
-    shipped = {path.name: path.read_text() for path in (ROOT / "deploy" / "grafana").glob("*.json")}
+    shipped = {path.name: path.read_text() for path in (ROOT / "squelch/deploy/grafana").glob("*.json")}
     assert {path.name: path.read_text() for path in (tmp_path / "dashboards").iterdir()} == shipped
     provider = yaml.safe_load((tmp_path / "provisioning/dashboards/squelch.yml").read_text())["providers"][0]
     source = yaml.safe_load((tmp_path / "provisioning/datasources/squelch.yml").read_text())["datasources"][0]
     assert provider["options"] == {"path": "/boards"} and source["url"] == "http://prometheus:9090"
-    assert (tmp_path / "alerts.yml").read_text() == (ROOT / "deploy" / "alerts.yml").read_text()
+    assert (tmp_path / "alerts.yml").read_text() == (ROOT / "squelch/deploy/alerts.yml").read_text()
 
 
 def test_the_provisioning_has_the_form_of_the_one_that_the_compose_file_mounts(tmp_path: Path) -> None:
     export(tmp_path, "--prometheus", "http://head:9090")
     for kind, name in (("dashboards", "squelch.yml"), ("datasources", "prometheus.yml")):
-        mounted = yaml.safe_load((ROOT / "deploy" / "grafana" / "provisioning" / kind / name).read_text())
+        mounted = yaml.safe_load((ROOT / "deploy/compose/provisioning" / kind / name).read_text())
         written = yaml.safe_load((tmp_path / "provisioning" / kind / "squelch.yml").read_text())
         (key,) = mounted.keys() - {"apiVersion"}
         assert mounted.keys() == written.keys()
