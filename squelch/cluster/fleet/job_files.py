@@ -143,27 +143,18 @@ def listed(folder: Path) -> dict[str, int]:
         if path.is_file():
             found[path.relative_to(folder).as_posix()] = path.stat().st_size
 
-    excludes = [*EXCLUDES, *_linked(folder)]
-    walk_uploaded(folder, [excluded_from_upload(folder, excludes)], see, include_gitignore=True, logger=log)
+    walk_uploaded(folder, [excluded_from_upload(folder, EXCLUDES)], see, include_gitignore=True, logger=log)
     return found
 
 
 def _require_inside(path: Path, folder: Path) -> None:
     """UserError for a link that leads out of the folder, with which a stranger's folder would send other files of this
-    user, or to a folder: links in a circle have no end. The links to a checkout's rooms travel."""
-    if not path.is_symlink():
-        return
-    is_room = path.parent == folder / "squelch"
-    if not path.resolve().is_relative_to(folder.resolve()) or (path.is_dir() and not is_room):
+    user, or to a folder: links in a circle have no end."""
+    if path.is_symlink() and (path.is_dir() or not path.resolve().is_relative_to(folder.resolve())):
         raise UserError(
             f"{path} is a link to {path.readlink()}, and only links to files inside {folder} travel with a job; name "
             "it in .rayignore, or put what it leads to in its place"
         )
-
-
-def _linked(folder: Path) -> list[str]:
-    """Exclusions of a checkout's rooms: they travel once, as `squelch/NAME`, which are links in the checkout."""
-    return [f"/{link.name}" for link in (folder / "squelch").glob("*") if link.is_symlink()]
 
 
 def _require_small(files: dict[str, int], what: str) -> None:

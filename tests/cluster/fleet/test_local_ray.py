@@ -167,7 +167,7 @@ def test_ray_is_told_of_loopback_its_folder_its_patience_and_no_spare_processes_
         local_ray.start(1, 1 << 20, {"env_vars": {"A": "b"}}, log_to_driver=False)
     local_ray.stop()
     folder = Path(str(seen["_temp_dir"]))
-    code = f"{Path(local_ray.__file__).resolve().parents[2]}:{Path('mine').absolute()}"
+    code = f"{Path(local_ray.__file__).parents[3]}:{Path('mine').absolute()}"
     started_here = {START_FOLDER: os.getcwd(), "PYTHONPATH": code}
     assert seen["runtime_env"] == {"env_vars": {"A": "b", **started_here}}
     assert seen["folder"] == "/" and seen["chosen"]["RAY_prestart_worker_first_driver"] == "0"
