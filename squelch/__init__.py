@@ -1,6 +1,5 @@
-"""Squelch: the package. Its rooms are the folders beside it; links reach them, so that the wheel installs one name.
-
-The public API (`squelch.api`) is loaded name by name at its first use: this module imports nothing.
+"""Squelch: the package. The public API (`squelch.api`) is loaded name by name at its first use: this module imports
+nothing.
 """
 
 from __future__ import annotations
