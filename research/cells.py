@@ -116,7 +116,7 @@ def run_of(study: Study, cell: StudyCell, runs_dir: str, words: Sequence[str] = 
     return make_plan(cell.recipe, overrides, [arm], [cell.seed], name=study.name).cells[0]
 
 
-CODE = ("actors", "cluster", "envs", "learner", "squelch", "pyproject.toml")
+CODE = ("squelch", ":!squelch/deploy", "pyproject.toml")
 """What a run executes, in the repository: other files may change while a study runs, its own table first of all."""
 
 

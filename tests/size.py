@@ -1,4 +1,4 @@
-"""How much there is to read, by folder: `python -m tests.size`.
+"""How much there is to read, by folder, and of `squelch` by the folders in it: `python -m tests.size`.
 
 Code lines are lines with code on them: no blank lines, comments or docstrings. Statements and tokens, docstrings left
 out again, do not depend on how code is laid out. Of other suffixes the lines with anything on them count."""
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PRODUCT = ("actors", "cluster", "deploy", "envs", "learner", "squelch")
-"""Folders that are installed; their sum is a row."""
+PRODUCT = "squelch"
+"""The folder that is installed; its sum is a row, and so is each folder in it."""
 UNREAD = frozenset(
     {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 )
@@ -51,21 +51,24 @@ def measured(file: Path) -> Counter[str]:
 
 
 def by_folder() -> dict[str, Counter[str]]:
-    """The files that git knows, by their top folder, the product's sum first."""
+    """The files that git knows, by their folder, the product's sum first."""
     names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for path in (Path(name) for name in names if "/" in name and not (ROOT / name).is_symlink()):
-        found[path.parts[0]] += measured(ROOT / path)
-    return {"product": sum((found[room] for room in PRODUCT), Counter()), **dict(sorted(found.items()))}
+        counts, top = measured(ROOT / path), path.parts[0]
+        found["product" if top == PRODUCT else top] += counts
+        if top == PRODUCT:
+            found["/".join(path.parts[:-1][:2])] += counts
+    return {"product": found.pop("product"), **dict(sorted(found.items()))}
 
 
 def main() -> None:
     """Prints the table."""
     columns = ("code lines", "statements", "tokens")
-    print("".join(("folder".ljust(12), *(column.rjust(12) for column in columns), "  lines of others")))
+    print("".join(("folder".ljust(16), *(column.rjust(12) for column in columns), "  lines of others")))
     for folder, counts in by_folder().items():
         others = "  ".join(f"{suffix[1:]} {counts[suffix]}" for suffix in OTHER if counts[suffix])
-        print("".join((folder.ljust(12), *(f"{counts[column]:12,}" for column in columns), f"  {others}")))
+        print("".join((folder.ljust(16), *(f"{counts[column]:12,}" for column in columns), f"  {others}")))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def test_no_reader_can_be_made_to_unpickle(why: str, pattern: str) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{number}"
         for room in ROOMS
-        for path in (ROOT / room).rglob("*.py")
+        for path in (ROOT / "squelch" / room).rglob("*.py")
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if re.search(pattern, line)
     ]

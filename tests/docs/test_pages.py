@@ -14,7 +14,8 @@ from squelch.cluster.sweep.file import sweep_names
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
-ROOMS = "actors|benchmarks|cluster|deploy|docs|envs|learner|research|tests"
+FOLDERS = "benchmarks|deploy|docs|research|squelch|tests"
+LINKS = "actors|cluster|envs|learner"
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
@@ -60,8 +61,8 @@ def test_every_command_and_recipe_exists(page: Path) -> None:
 def test_every_file_module_and_test_exists(page: Path) -> None:
     """Words in capitals are placeholders, such as `squelch/cluster/recipes/NAME.yaml`."""
     text = page.read_text(encoding="utf-8")
-    files = re.findall(rf"`((?:{ROOMS})/(?:[\w./-]*(?:\.\w+|/))?)`", text)
-    modules = [name.replace(".", "/") for name in re.findall(rf"python -m (?:squelch\.)?((?:{ROOMS})[\w.]*)", text)]
+    files = re.findall(rf"`((?:{FOLDERS})/(?:[\w./-]*(?:\.\w+|/))?)`", text)
+    modules = [name.replace(".", "/") for name in re.findall(rf"python -m ((?:{FOLDERS})[\w.]*)", text)]
     named = {name.rstrip("./") for name in [*files, *modules] if not re.search("[A-Z]{2}", name)}
     assert {name for name in named if not (ROOT / name).exists() and not (ROOT / f"{name}.py").exists()} == set()
     tests = set(re.findall(r"`(test_\w+)`", text))
@@ -87,13 +88,24 @@ def test_nothing_tells_anybody_to_install_the_strangers_package_squelch() -> Non
 
 
 def test_every_file_in_the_tables_of_the_architecture_exists() -> None:
-    """A bare name is a file of the room that is named before it in its row."""
+    """A bare name is a file of the folder that is named before it in its row."""
     for row in re.findall(r"^\|.*\|$", (ROOT / "docs" / "architecture.md").read_text(), flags=re.MULTILINE):
         room = ROOT
-        for name in re.findall(rf"`((?:{ROOMS})/[a-z_./0-9-]*|[a-z_0-9]+\.py)`", row):
+        for name in re.findall(rf"`((?:{FOLDERS})/[a-z_./0-9-]*|[a-z_0-9]+\.py)`", row):
             if "/" in name:
-                room = ROOT / name.split("/")[0]
+                parts = name.split("/")
+                room = ROOT.joinpath(*parts[: 2 if parts[0] == "squelch" else 1])
             assert (ROOT / name).exists() or ("/" not in name and any(room.rglob(name))), f"{name} in {row}"
+
+
+def test_no_text_names_a_file_by_a_link_at_the_top() -> None:
+    """Git, tracebacks and diffs know `squelch/actors/some.py`; a metric such as `learner/loss` is no file."""
+    linked = re.compile(rf"(?<![\w/.-])(?:{LINKS})/[\w./-]*\w")
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    texts = [ROOT / name for name in names if name.endswith((".md", ".py", ".toml", ".yaml", ".yml", ".sh", ".txt"))]
+    found = ((file, name) for file in texts for name in linked.findall(file.read_text(encoding="utf-8")))
+    assert linked.findall("see actors/some.py.") == ["actors/some.py"]
+    assert [(str(file), name) for file, name in found if (ROOT / name).exists()] == []
 
 
 def test_every_page_is_in_an_index() -> None:

@@ -40,7 +40,7 @@ def folders() -> Iterator[dict[str, Path]]:
         found["user"].mkdir(mode=0o700)
         os.chown(found["user"], conditions.USER, conditions.USER)
         package = found["code"] / "squelch"
-        shutil.copytree(ROOT / "envs", package / "envs", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / "squelch" / "envs", package / "envs", ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "squelch" / "__init__.py", package)
         shutil.copy(conditions.__file__, found["code"])
         yield found
