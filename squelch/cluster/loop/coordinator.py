@@ -196,6 +196,8 @@ class Coordinator:
         entered = stopwatch.last
         began = self.run_log.began(entered)
         found = await self.learning.beside(self.stopping.until(self.steps.decided(number)))
+        if self.stopping.is_from_outside:  # asked for as it was decided, or while a rank recovered: `last_work` left it
+            raise Stopped
         self.steps.note(found)  # only now: after a stop before this line a resumed run decides again
         stopwatch.lap()
         window, decision = found.window, found.decision

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from squelch.actors.failures import Failure, FailureCause
@@ -146,6 +146,7 @@ def test_a_death_at_every_call_of_every_actor_costs_nothing_but_time(tmp_path: P
 
 @QUICK
 @given(seed=st.integers(0, 10**9), staleness=st.integers(0, 3), at=st.integers(1, 70))
+@example(seed=33397177, staleness=1, at=34)  # a signal as the last group of a step is decided
 def test_a_stop_at_any_point_finishes_the_step_in_training_and_a_resume_completes_the_run(
     tmp_path_factory, seed: int, staleness: int, at: int
 ) -> None:
