@@ -35,7 +35,6 @@ def main() -> int:
     for ended in walks.glob("*"):
         if not psutil.pid_exists(int(ended.name)):
             shutil.rmtree(ended, ignore_errors=True)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which servers of a walk in the background inherit
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what pages started ends then, too
     ground = Ground(walks / str(os.getpid()), given.fresh, say)
     pages = given.pages or [f"{GUIDE}{name}.md" for name in IN_CI]

@@ -61,7 +61,7 @@ class Session:
         code = (PYTHON if python else SHELL).format(codes=write)
         words = [str(python), "-u", "-c", code] if python else ["bash", "--norc", "--noprofile", "-c", code]
         self._process = subprocess.Popen(
-            words,
+            ["env", "--default-signal=INT,HUP", *words],  # which a shell's job in the background ignores
             cwd=folder,
             env=dict(variables),
             stdin=subprocess.PIPE,
