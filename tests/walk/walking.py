@@ -56,7 +56,7 @@ def _answer(url: str) -> str | None:
 
 
 SERVERS: Mapping[str, Callable[[str], bool]] = {
-    "squelch watch": lambda text: bool(re.search(r"step +\d+/\d", text)),
+    "squelch watch": lambda text: bool(re.search(r"^step [1-9]\d*: ", text, re.MULTILINE)),
     "squelch inspect": _http,
     "squelch monitor": _measured,
     "tensorboard ": _http,
