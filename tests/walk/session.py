@@ -25,8 +25,11 @@ import psutil
 TOKEN = "SQUELCH_WALK"
 STOPPED = (0, 130)
 """Exit codes of a server that SIGINT ended."""
-SHELL = 'set -m\nwhile IFS= read -r file; do eval "$(cat "$file")" </dev/null >>"$file.out" 2>&1 {codes}>&-'
-SHELL += "; echo $? >&{codes}; done"
+SHELL = ("trap : INT", "set -m")
+"""Commands of a shell run apart, as a terminal's; the trap keeps it alive where SIGINT kills one, which a loop of the
+shell would not outlive."""
+SHELL_LINE = """eval "$(cat '{file}')" </dev/null >>'{file}.out' 2>&1 CODES>&-
+echo $? >&CODES"""
 PYTHON = """
 import os, sys, traceback
 names = {{"__name__": "__main__"}}
@@ -58,8 +61,9 @@ class Session:
         self.notes, self._count = notes, 0
         notes.mkdir(parents=True, exist_ok=True)
         self._codes, write = os.pipe()
-        code = (PYTHON if python else SHELL).format(codes=write)
-        words = [str(python), "-u", "-c", code] if python else ["bash", "--norc", "--noprofile", "-c", code]
+        self._line = "{file}" if python else SHELL_LINE.replace("CODES", str(write))
+        code = PYTHON.format(codes=write)
+        words = [str(python), "-u", "-c", code] if python else ["bash", "--norc", "--noprofile", "-s"]
         self._process = subprocess.Popen(
             ["env", "--default-signal=INT,HUP", *words],  # which a shell's job in the background ignores
             cwd=folder,
@@ -72,6 +76,8 @@ class Session:
             start_new_session=True,
         )
         os.close(write)
+        if not python:
+            self._write(*SHELL)
 
     def run(self, command: str, timeout_s: float, answered: Callable[[str], bool] | None = None) -> tuple[int, str]:
         """The exit code and the output, errors included. `answered`: whether a server's output shows its first right
@@ -80,8 +86,7 @@ class Session:
         file = self.notes / f"{self._count:02d}"
         file.write_text(command + "\n")
         before = {child.pid for child in psutil.Process(self._process.pid).children()}
-        self._process.stdin.write(f"{file}\n")
-        self._process.stdin.flush()
+        self._write(self._line.format(file=file))
         deadline, interrupted = time.monotonic() + timeout_s, False
         while (code := self._code(0.2)) is None:
             if time.monotonic() > deadline:
@@ -97,6 +102,10 @@ class Session:
         self._process.kill()
         self._process.wait()
         os.close(self._codes)
+
+    def _write(self, *lines: str) -> None:
+        self._process.stdin.write("\n".join([*lines, ""]))
+        self._process.stdin.flush()
 
     def _code(self, timeout_s: float) -> int | None:
         if select.select([self._codes], [], [], timeout_s)[0]:

@@ -34,6 +34,8 @@ def test_a_server_ends_by_sigint_after_its_first_right_answer(tmp_path: Path, to
     served = "python3 -u -c 'import time; print(\"ready\"); time.sleep(600)'"
     code, said = shell.run(f"{served} 2>/dev/null", 120, lambda said: "ready" in said)
     assert (code, said) == (0, "ready\n")
+    assert shell.run("sh -c 'kill -INT $$'", 120)[0] == 130
+    assert shell.run("echo there", 120) == (0, "there\n")
     shell.close()
 
 
