@@ -101,7 +101,7 @@ def _of_model(recipe: str, command: str) -> dict[str, int | str]:
     if recipe == "prompts":
         return {} if "reward" in command else SHORT_PROMPTS
     if not recipe.startswith("smollm2"):
-        return SHORT_TINY
+        return {} if "pictures" in recipe else SHORT_TINY  # which would not learn to see
     return WITHOUT_WARMUP if command.startswith("#!") else SHORT_WARMUP
 
 

@@ -49,6 +49,7 @@ from squelch.envs.format import phrases
 from squelch.envs.mixture import Entry
 from squelch.envs.pictures import text_of
 from squelch.envs.registry import environment_class, has_twins, plays_whole_turns
+from squelch.learner.refusal import SettingRefused
 from squelch.learner.warmup.tiny_recipe import shows_pictures
 
 if TYPE_CHECKING:
@@ -196,7 +197,8 @@ def build_tiny_policy(config: RunConfig, say: Callable[[str], None], on_stage: O
     if not folder.exists():
         lasts = "two to four minutes" if len(mixture.entries) == 1 else "minutes for each environment"
         say(f"warming up the tiny policy for {mixture.name} in {folder} ({lasts}, once)")
-    report = build_tiny(folder, mixture, config.model.tiny_seed, recipe, on_stage)
+    with as_user_error(SettingRefused):
+        report = build_tiny(folder, mixture, config.model.tiny_seed, recipe, on_stage)
     if not report.reused:
         say(f"tiny policy: {report.num_parameters / 1e6:.2f} M parameters, {report.seconds:.0f} s")
     return folder.resolve()

@@ -38,6 +38,7 @@ from squelch.envs.mixture import Mixture
 from squelch.envs.registry import environment_class, resolved
 from squelch.envs.untrusted.files import MIB, read_bytes
 from squelch.envs.untrusted.text import parse_object
+from squelch.learner.refusal import SettingRefused
 from squelch.learner.warmup.demonstrations import Demonstration, Transcript, encode, mixed
 from squelch.learner.warmup.tiny_recipe import TinyRecipe, qualities_of, recipe_of
 from squelch.learner.warmup.tiny_tokenizer import make_byte_tokenizer, make_tokenizer, save_tokenizer, vocabulary
@@ -263,9 +264,10 @@ def _train(
         more, added = warm_up(model, collect(codec, further, recipe.tokens), recipe, seed, pad, on_stage, vision)
         losses, tokens, share = losses + more, tokens + added, true_claims(model, codec, mixture, first)
     if share is not None and share < tower.least_true:
-        raise ValueError(
+        raise SettingRefused(
             f"the tiny policy for {mixture.name} does not read its pictures: {share:.0%} of what it says of them is "
-            f"true after {tokens} tokens, and {tower.least_true:.0%} is needed; set another model.tiny_seed"
+            f"true after {tokens} tokens, and {tower.least_true:.0%} is needed; set another model.tiny_seed, or a "
+            "larger model.tiny_tokens where it is set"
         )
     return losses, tokens
 

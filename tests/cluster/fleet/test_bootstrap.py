@@ -17,6 +17,7 @@ from squelch.cluster.config import dump, load
 from squelch.cluster.errors import UserError
 from squelch.cluster.fleet import bootstrap
 from squelch.cluster.fleet.bootstrap import check_address, check_fixed_scorer
+from squelch.learner.refusal import SettingRefused
 from tests.actors.formats.test_own import SHOWS_TOOLS
 from tests.actors.play.test_codec import byte_level_bpe, save_model
 from tests.envs.adapters.test_gymnasium_text import LAMP
@@ -247,3 +248,13 @@ def test_a_pretrained_model_under_the_tiny_policys_language_is_warned_of(
     said.clear()
     bootstrap.check_model(tmp_path, load("prompts", [f"environment.prompt={prompt}", *long]), said.append)
     assert not any("prompt=natural" in line for line in said), "a file's prompts have no style"
+
+
+def test_a_tiny_policy_that_does_not_learn_to_see_is_the_users_to_change(monkeypatch, tmp_path) -> None:
+    def blind(*_: object) -> None:
+        raise SettingRefused("it does not read its pictures; set another model.tiny_seed")
+
+    monkeypatch.setattr("squelch.learner.warmup.tiny.build_tiny", blind)
+    config = load("frozenlake-pictures", [f"model.cache={tmp_path}"])
+    with pytest.raises(UserError, match=r"set another model\.tiny_seed"):
+        bootstrap.build_tiny_policy(config, lambda _: None)
