@@ -46,11 +46,12 @@ setup_environment() {
     esac
     if [ -n "${LOCKED:-}" ]; then
         install_locked
+        have=$locked
     else
         install_open
-        locked=$open
+        have=$open
     fi
-    echo "$locked" > "$stamp.new"
+    echo "$have" > "$stamp.new"
     mv "$stamp.new" "$stamp"  # anew: the file may be a link to that of another environment
 }
 

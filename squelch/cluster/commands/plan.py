@@ -174,14 +174,11 @@ def _shape(config: RunConfig) -> PreTrainedConfig | None:
     model that cannot be trained."""
     if config.model.path == "tiny":
         return None
-    from squelch.actors.model_size import decoder_config
-    from squelch.learner.kernels.choice import KERNELS
-    from squelch.learner.policy.packed_check import check_packed
+    from squelch.learner.policy.packed_check import check_trainable
 
     shape = _given_shape(config)
     with as_user_error(about=f"model.path={config.model.path}"):
-        decoder_config(shape)
-        check_packed(shape, KERNELS[config.learner.kernels].attention)
+        check_trainable(shape, config.learner.kernels)
     return shape
 
 

@@ -382,13 +382,9 @@ def check_architecture(folder: Path, config: RunConfig) -> None:
     """Raises ValueError, naming the architecture, if the model of the folder cannot be trained; its weights need not be
     there."""
     from squelch.actors.model_folder import model_config  # imports transformers
-    from squelch.actors.model_size import decoder_config
-    from squelch.learner.kernels.choice import KERNELS
-    from squelch.learner.policy.packed_check import check_packed
+    from squelch.learner.policy.packed_check import check_trainable
 
-    shape = model_config(folder)
-    decoder_config(shape)
-    check_packed(shape, KERNELS[config.learner.kernels].attention)
+    check_trainable(model_config(folder), config.learner.kernels)
 
 
 def _check_memory(folder: Path, config: RunConfig) -> str:

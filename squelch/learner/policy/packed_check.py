@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from squelch.actors.model_folder import auto_model, has_tower
-from squelch.actors.model_size import SUPPORTED, architecture
+from squelch.actors.model_size import SUPPORTED, architecture, decoder_config
 from squelch.actors.packed.attention import prepare
 from squelch.actors.packed.layout import Layout
 from squelch.actors.packed.packing import MIN_SAVED, pack
@@ -24,6 +24,7 @@ from squelch.actors.packed.seeing import PictureTensors, packed_states, use_atte
 from squelch.actors.pictures.arrays import Shown, arrays_of
 from squelch.actors.pictures.geometry import Grid, Vision
 from squelch.envs.untrusted.files import decoding
+from squelch.learner.kernels.choice import KERNELS
 
 MOST = {"vocab_size": 256, "intermediate_size": 64, "moe_intermediate_size": 64}
 """Largest sizes of the copy."""
@@ -38,6 +39,13 @@ TOLERANCE = 1e-4
 
 _checked: set[tuple[type[PreTrainedConfig], str, str]] = set()
 """Configurations, and attention functions, that passed: policy, reference and critic have the same."""
+
+
+def check_trainable(config: PreTrainedConfig, kernels: str) -> None:
+    """Raises ValueError, naming the architecture, for a model that the learner cannot train with these kernels, a name
+    in `KERNELS`. It needs no weights."""
+    decoder_config(config)
+    check_packed(config, KERNELS[kernels].attention)
 
 
 def check_packed(config: PreTrainedConfig, attention: str) -> None:
