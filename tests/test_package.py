@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.wheel import build, install
+from tests.wheel import build, git, install, present_commit
 
 pytestmark = pytest.mark.slow
 
@@ -17,20 +17,9 @@ LINKED = ("actors", "cluster", "envs", "learner")
 ROOMS = (*LINKED, "deploy")
 
 
-def git(*words: str) -> str:
-    return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=True).stdout
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a zip archive of the present files, unpacked as by programs that know no links: each becomes a file
-    with its target's path."""
-    folder = tmp_path_factory.mktemp("wheel")
-    commit = git("stash", "create").strip() or "HEAD"
-    git("archive", "--format=zip", f"--output={folder}/archive.zip", commit)
-    with zipfile.ZipFile(folder / "archive.zip") as archive:
-        archive.extractall(folder / "source")
-    return build(folder / "source", folder / "built")
+    return build(present_commit(), tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")

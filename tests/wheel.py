@@ -4,17 +4,35 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import venv
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
 BUILD_S = 180.0
 
 
-def build(source: Path, out: Path) -> Path:
-    """Builds the wheel of a copy of the repository, which the build writes into."""
-    words = ["-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
-    subprocess.run([sys.executable, *words], check=True, capture_output=True, timeout=BUILD_S)
+def git(*words: str) -> str:
+    """What git says of this checkout."""
+    return subprocess.run(["git", "-C", ROOT, *words], check=True, capture_output=True, text=True).stdout
+
+
+def present_commit() -> str:
+    """The commit of this checkout; of changed files, one that holds them and that no branch has."""
+    return git("stash", "create").strip() or git("rev-parse", "HEAD").strip()
+
+
+def build(commit: str, out: Path) -> Path:
+    """Builds the wheel of a zip archive of the commit, unpacked as by programs that know no links: each becomes a file
+    with its target's path."""
+    with tempfile.TemporaryDirectory() as source:
+        git("archive", "--format=zip", f"--output={source}/archive.zip", commit)
+        with zipfile.ZipFile(f"{source}/archive.zip") as archive:
+            archive.extractall(f"{source}/unpacked")
+        words = ["-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), f"{source}/unpacked"]
+        subprocess.run([sys.executable, *words], check=True, capture_output=True, timeout=BUILD_S)
     return next(out.glob("squelch_rl-*.whl"))
 
 

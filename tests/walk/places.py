@@ -18,7 +18,7 @@ from pathlib import Path
 
 from squelch.actors.pretrained.source import resolved
 from tests.walk.session import TOKEN, end_all
-from tests.wheel import build, install
+from tests.wheel import build, git, install, present_commit
 
 ROOT = Path(__file__).parents[2]
 SETUP_S = 1800.0
@@ -72,11 +72,10 @@ class Ground:
 
     @cached_property
     def commit(self) -> str:
-        """The commit; of changed files, one that holds them and that no branch has."""
-        return _git("stash", "create").strip() or _git("rev-parse", "HEAD").strip()
+        return present_commit()
 
     def read(self, page: str) -> str:
-        return _git("show", f"{self.commit}:{page}")
+        return git("show", f"{self.commit}:{page}")
 
     @cached_property
     def model(self) -> Path:
@@ -85,7 +84,7 @@ class Ground:
 
     @cached_property
     def wheel(self) -> Path:
-        return build(self._checkout("source"), self.folder / "wheels")
+        return build(self.commit, self.folder / "wheels")
 
     @cached_property
     def wheel_programs(self) -> Path:
@@ -100,7 +99,9 @@ class Ground:
     def clone(self) -> Path:
         """A clone of the commit after `make setup`. Unless `fresh`, its environment begins as links to the tests', so
         that pip installs no package but Squelch itself."""
-        clone = self._checkout("clone")
+        clone = self.folder / "clone"
+        subprocess.run(["git", "clone", "-q", "-s", "-n", ROOT, clone], check=True)
+        subprocess.run(["git", "-C", clone, "checkout", "-q", self.commit], check=True)
         if not self._fresh:
             own = Path(sys.prefix).resolve()
             subprocess.run(["cp", "-al", own, clone / ".venv"], check=True)
@@ -110,13 +111,6 @@ class Ground:
         if done.returncode:
             raise RuntimeError(f"make setup: {done.stdout}{done.stderr}")
         self._say(f"make setup in a clone: {time.monotonic() - began:.0f} s")
-        return clone
-
-    def _checkout(self, name: str) -> Path:
-        """A clone of the commit."""
-        clone = self.folder / name
-        subprocess.run(["git", "clone", "-q", "-s", "-n", ROOT, clone], check=True)
-        subprocess.run(["git", "-C", clone, "checkout", "-q", self.commit], check=True)
         return clone
 
     def place(self, page: str, mode: str) -> Place:
@@ -158,10 +152,6 @@ class Ground:
             end_all(token, 0)
         self.open.close()
         shutil.rmtree(self._sockets, ignore_errors=True)
-
-
-def _git(*words: str) -> str:
-    return subprocess.run(["git", "-C", ROOT, *words], check=True, capture_output=True, text=True).stdout
 
 
 def _system_path() -> list[str]:
