@@ -22,12 +22,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
+from squelch.envs.judge import Judge
 from squelch.envs.settings import Settings
 from squelch.envs.splits import Split
 from squelch.envs.wording import DemonstrationQuality, PromptName, Rng, Wording
 
 if TYPE_CHECKING:  # its pixels need numpy, which the table of environments does not load
-    from squelch.envs.pictures import Picture, Shown
+    from squelch.envs.pictures import Shown
 
 Capability = TypeVar("Capability")
 
@@ -232,22 +233,6 @@ class Demonstrator(Protocol):
 
         Some demonstrations must be wrong: a policy learns nothing from groups whose returns never differ.
         """
-
-
-class Judge(Protocol):
-    """Reads a prompt and a reasoning, and decides whether the claims of the reasoning are true of the prompt.
-
-    No text raises an error. `facts` and `claims` take time linear in the text.
-    """
-
-    def facts(self, prompt: str, pictures: Sequence[Picture] = ()) -> Any | None:
-        """What the last state in a prompt shows, in text or in the last of its pictures; None if it shows no state."""
-
-    def claims(self, reasoning: str) -> Sequence[Any]:
-        """The claims of a reasoning about its state, in order; all text that is no claim is ignored."""
-
-    def holds(self, claim: Any, facts: Any) -> bool:
-        """Whether a claim is true of the facts."""
 
 
 class Judged(Protocol):

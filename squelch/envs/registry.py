@@ -6,17 +6,22 @@ A table entry is `name: "module:Class"`. `package.module:Class` itself is a name
 from __future__ import annotations
 
 import importlib
+import logging
 import traceback
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from squelch.envs.config import EnvironmentConfig
-from squelch.envs.contract import Environment, Twinned, lacking
+from squelch.envs.contract import Environment, Judged, Twinned, lacking
+from squelch.envs.judge import Judge
 from squelch.envs.options import nearest, read_options
 from squelch.envs.splits import Split, check_split
 from squelch.envs.untrusted.files import brief, reason
 from squelch.envs.user_files import with_absolute_paths
 from squelch.envs.wording import PromptName
+
+log = logging.getLogger(__name__)
 
 ENVIRONMENTS: dict[str, str] = {
     "Countdown": "squelch.envs.countdown.environment:Countdown",
@@ -81,6 +86,18 @@ def environment_class(name: str) -> type[Environment]:
 def has_twins(name: str) -> bool:
     """Whether the environment of that name has near variations of its tasks. Raises as `environment_class`."""
     return not lacking(environment_class(name), Twinned)
+
+
+@lru_cache(maxsize=32)
+def judge_of(environment: str) -> Judge | None:
+    """The judge of an environment by its name; None if it has none, or if this host lacks the environment, which a log
+    line says once: the scorer's host need not be able to play."""
+    try:
+        found = environment_class(environment)
+    except ValueError as error:
+        log.warning("reasonings are not judged: %s", error)
+        return None
+    return None if lacking(found, Judged) else cast("type[Judged]", found).judge()
 
 
 def _cause(error: Exception) -> str:

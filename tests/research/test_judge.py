@@ -3,7 +3,7 @@
 from collections import Counter
 
 from research.judge.measure import Labelled, counted, labelled, written
-from squelch.actors.diagnosis.grounding import judge_of
+from squelch.envs.registry import judge_of
 
 LAKE = "State:\nRow 0: _ O _ _\nRow 1: G _ O O\nRow 2: O _ _ P\nRow 3: _ _ _ _\nActions left: 10"
 

@@ -9,35 +9,18 @@ Pure: imports neither torch, Ray nor vLLM, and needs no tokens. No text raises a
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from squelch.envs.contract import Judge, Judged, lacking
+from squelch.envs.judge import Judge
 
 if TYPE_CHECKING:
     from squelch.envs.pictures import Picture
 
-log = logging.getLogger(__name__)
 JUDGED = ("names", "right", "right_elsewhere")
-
-
-@lru_cache(maxsize=32)
-def judge_of(environment: str) -> Judge | None:
-    """The judge of an environment by its name; None if it has none, or if this host lacks the environment, which a log
-    line says once: the scorer's host need not be able to play."""
-    from squelch.envs.registry import environment_class
-
-    try:
-        found = environment_class(environment)
-    except ValueError as error:
-        log.warning("reasonings are not judged: %s", error)
-        return None
-    return None if lacking(found, Judged) else cast("type[Judged]", found).judge()
 
 
 def shares(

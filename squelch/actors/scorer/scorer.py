@@ -29,7 +29,7 @@ from squelch.actors.archive.scores import ScoreMatrix, TurnPlace
 from squelch.actors.config import ScorerConfig
 from squelch.actors.diagnosis.budget import draw_pairs, estimate, information_each, others_within
 from squelch.actors.diagnosis.fixed_probe import saturated
-from squelch.actors.diagnosis.grounding import JUDGED, judge_of, shares
+from squelch.actors.diagnosis.grounding import JUDGED, shares
 from squelch.actors.diagnosis.metrics import SCOPES
 from squelch.actors.diagnosis.proxies import METRIC_KEYS, RECALL_AT, EmaState, Proxies, proxies_of_scores, usable
 from squelch.actors.diagnosis.regime import RegimeGauge, RegimeInputs, one_hot, true_share
@@ -51,6 +51,7 @@ from squelch.actors.scorer.linking import Engine
 from squelch.actors.scorer.metrics import EXCLUSIONS, PART_METRICS
 from squelch.actors.scorer.modality_scoring import modality_metrics
 from squelch.actors.scorer.share import TRAJECTORY_OTHERS
+from squelch.envs.registry import judge_of
 
 NAMED_TURNS = 20
 """Turns that are a part each; later ones are one part together."""

@@ -27,7 +27,6 @@ from datetime import date, datetime
 from functools import partial
 from pathlib import Path
 
-from squelch.actors.diagnosis.grounding import judge_of
 from squelch.actors.formats.families import FAMILIES
 from squelch.actors.pretrained.gguf_file import STAMP, intact
 from squelch.actors.pretrained.source import resolved
@@ -54,7 +53,7 @@ from squelch.cluster.loop.warming import REPORT, Progress, Stopped, Warming, lea
 from squelch.cluster.runs.logs import log_folder, write_trace
 from squelch.cluster.signals import Signals, listening
 from squelch.envs.file_lock import held
-from squelch.envs.registry import plays_whole_turns
+from squelch.envs.registry import judge_of, plays_whole_turns
 from squelch.envs.untrusted.files import MIB, Unreadable, is_file, is_folder, read_bytes, require_regular
 from squelch.envs.untrusted.text import parse_object
 from squelch.learner.warmup.demonstrations import mixed

@@ -62,7 +62,7 @@ from squelch.learner.warmup.settings import WarmupConfig
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from squelch.envs.contract import Judge
+    from squelch.envs.judge import Judge
 
 FAILED_SHARE = 0.25
 """Share of a check's trajectories that may fail: beyond it the check measures a slow or dead actor, not the weights."""
