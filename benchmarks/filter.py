@@ -17,8 +17,8 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.common import arguments, print_metrics
-from squelch.actors.config import FilterConfig
 from squelch.actors.filter.measure import GroupStatistics
+from squelch.actors.filter.settings import FilterConfig
 from squelch.actors.filter.windows import FilterWindow, SlidingWindow
 
 GROUP_SIZE = 16

@@ -23,9 +23,9 @@ from pathlib import Path
 import psutil
 
 from benchmarks.common import arguments, print_metrics
-from squelch.actors.config import RecorderConfig
 from squelch.actors.metrics.exporter import Recorder
 from squelch.actors.metrics.loggers import Loggers, open_loggers
+from squelch.actors.metrics.settings import RecorderConfig
 from squelch.actors.metrics.specification import LabelValues
 from squelch.cluster.control.membership import MemberState
 from squelch.cluster.metrics import REGISTRY

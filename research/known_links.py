@@ -34,7 +34,7 @@ from research.tables import FOLDER
 from squelch.actors.diagnosis.fixed_probe import TaskMeans
 from squelch.actors.diagnosis.links import LinksEvaluation
 from squelch.actors.diagnosis.uncertainty import wilson_interval
-from squelch.actors.scorer.share import OTHERS, REFERENCES
+from squelch.actors.scorer.settings import OTHERS, REFERENCES
 
 PAGE, DATA = PAGES / "known-links.md", FOLDER / "known_links.csv"
 SIZES = ((8, 2), (8, 4), (8, 8), (32, 2), (32, 4), (32, 8))

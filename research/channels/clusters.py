@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from research.channels.links import softmax
-from squelch.actors.config import PROBE_TWINS
 from squelch.actors.diagnosis.fixed_probe import ProbeEvaluation, read_probe
 from squelch.actors.diagnosis.hard_negatives import HardEvaluation, read_hard
+from squelch.actors.scorer.settings import PROBE_TWINS
 
 
 @dataclass(frozen=True)

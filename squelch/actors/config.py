@@ -1,19 +1,15 @@
-"""Settings of the Ray actors. Imports neither Ray, torch nor vLLM, because the command line imports this at start."""
+"""Settings of the Ray actors; those of filter, fixed probe and metrics endpoint are in the module `settings` of each.
+Imports neither Ray, torch nor vLLM, because the command line imports this at start."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from squelch.actors.endpoint.config import EndpointConfig
-from squelch.actors.filter.rules import RULES, EpsilonUnit
-from squelch.actors.filter.scores import STATISTICS
 from squelch.actors.labels import LabelSelector, require_gpu_share
+from squelch.actors.scorer.settings import ProbeConfig
 from squelch.envs.settings import Settings, whole_or_auto
 from squelch.envs.user_files import NAMES_FILES
-
-DEFAULT_REPLAYS = 4
-"""Replays of a trajectory if the statistic needs them. They generate no tokens. With 2, intervals of the policy
-variance are too short if few replays are rewarded (docs/research/policy-variance.md)."""
 
 MIN_TEMPERATURE = 0.01
 """vLLM raises any lower temperature to this value, while the learner would divide the logits by the lower one."""
@@ -180,199 +176,6 @@ class RolloutConfig(Settings):
         return self
 
 
-class FilterConfig(Settings):
-    """Selection of the groups that are learned from (paper, section 3.3 and appendix G)."""
-
-    statistic: Literal[*STATISTICS] = "reward_variance"
-    """Statistic by which groups are scored, an entry of `actors.filter.scores.STATISTICS`."""
-    replays: int | None = Field(None, ge=2, le=64)
-    """Replays of each trajectory under fresh environment noise, from which the policy variance is estimated; nothing is
-    replayed where the environment declares no noise. Unset: 4 under `statistic=policy_variance`, else none. Set under
-    another statistic, the policy variance is exported and does not select."""
-    rule: Literal[*RULES] = "top_p"
-    """Rule by which groups are selected from their scores, an entry of `actors.filter.rules.RULES`."""
-    rho: float = Field(0.9, gt=0, le=1)
-    """top_p: kept mass. top_k: kept share of groups. min_p: share of the largest score."""
-    band: tuple[float, float] = (0.0, 1.0)
-    """band: lower and upper quantile of the scores that are kept."""
-    keep: Literal["largest", "smallest"] = "largest"
-    """Whether the groups with the largest or with the smallest scores are kept."""
-    include_zero: bool = False
-    """Whether groups whose |score| <= 1e-10 may be kept."""
-    epsilon: float = Field(0.01, ge=0)
-    """top_p: tolerance of the threshold, in `epsilon_unit`."""
-    epsilon_unit: EpsilonUnit | None = None
-    """top_p: unit of `epsilon`. `relative`: a share of the largest eligible score, so that the rewards' scale does not
-    matter and only a window of zeros is rejected. `absolute`: the statistic's unit, which rejects a window whose scores
-    sum to no more than `epsilon / rho`. Unset: relative; under `compat=ragen` absolute, the only one there."""
-    compat: Literal["paper", "ragen"] = "paper"
-    """`paper`: as in the paper. `ragen`: as in the authors' released code (standard deviation of rewards with format
-    penalties, at least one group for top_k)."""
-    window: Literal["whole", "sliding"] = "whole"
-    """whole: a step's groups are ranked together. sliding: each group is ranked on arrival, among the last
-    `window_size` groups."""
-    window_size: int = Field(64, ge=1)
-    """Number of groups in the sliding window."""
-    scope: Literal["run", "environment"] = "run"
-    """In a run of several environments, what a group is ranked among. `run`: the whole window. `environment`: the
-    window's groups of its own environment, so that rewards of different scales are not compared; floors hold within
-    each then."""
-    refill: bool = False
-    """Play as many further groups as were dropped, up to `max_refill_rounds` times."""
-    max_refill_rounds: int = Field(3, ge=0)
-    """Most refill rounds in one step."""
-    target: Literal["groups", "regulariser", "task"] = "groups"
-    """What dropped groups do not enter. `groups`: the step, as in the paper. `regulariser`: entropy bonus and KL term
-    alone; `task`: the policy's surrogate alone. In the last two every group counts in the loss's means, and the loss is
-    not scaled; a step of which nothing is kept is skipped under each (docs/guide/filter.md)."""
-    on_no_signal: Literal["warn", "abort", "passthrough"] = "warn"
-    """Action if nothing is selected: skip the update (warn), end the run (abort), or learn from all valid groups
-    (passthrough)."""
-    no_signal_limit: int = Field(5, ge=1)
-    """Number of consecutive steps without signal after which the run ends under every `on_no_signal`."""
-    kind_window: int = Field(64, ge=1)
-    """Number of groups over which the coverage of kinds of tasks is measured (docs/guide/filter.md)."""
-    kind_floor: float = Field(0.0, ge=0, le=1)
-    """Least share of the groups of each kind of task that is kept, over `kind_window` groups and the present step;
-    the best of the dropped groups are added. 0: no floor."""
-    min_groups: int = Field(0, ge=0)
-    """Fewest groups that a step keeps if the rule keeps any and so many have a score above zero; the best of the
-    dropped groups are added. 0: no floor."""
-
-    @model_validator(mode="after")
-    def _floors_do_something(self) -> "FilterConfig":
-        if self.rule == "none" and (self.kind_floor or self.min_groups):
-            raise ValueError("kind_floor and min_groups do nothing with rule=none, which keeps every group; drop them")
-        if self.window == "sliding" and self.min_groups:
-            raise ValueError(
-                f"min_groups={self.min_groups} counts the groups of a step, and window=sliding decides on each on its "
-                "arrival; set filter.window=whole"
-            )
-        return self
-
-    @property
-    def limit_reached(self) -> str:
-        """The setting that ended a run without signal."""
-        aborts = self.on_no_signal == "abort"
-        return "filter.on_no_signal=abort" if aborts else f"filter.no_signal_limit={self.no_signal_limit}"
-
-    def describe(self) -> str:
-        """The rule and its settings as text, which is archived with every decision."""
-        names = ("statistic", "keep", "include_zero", *RULES[self.rule].settings)
-        values = vars(self) | {"epsilon_unit": self.unit_of_epsilon}
-        parts = [f"{name}={_text(values[name])}" for name in names]
-        window = f"sliding/{self.window_size}" if self.window == "sliding" else "whole"
-        scope = [] if self.scope == "run" else [f"scope={self.scope}"]
-        return " ".join([self.rule, *parts, f"window={window}", *scope, f"compat={self.compat}"])
-
-    @property
-    def unit_of_epsilon(self) -> EpsilonUnit:
-        """`epsilon_unit`; the default depends on `compat`."""
-        return self.epsilon_unit or ("absolute" if self.compat == "ragen" else "relative")
-
-    @model_validator(mode="after")
-    def _epsilon_has_a_unit(self) -> "FilterConfig":
-        if self.compat == "ragen" and self.epsilon_unit == "relative":
-            raise ValueError(
-                "epsilon_unit=relative is not in the authors' code; set filter.compat=paper, or drop epsilon_unit"
-            )
-        if self.rule == "top_p" and self.unit_of_epsilon == "relative" and self.epsilon > 1:
-            raise ValueError(
-                f"epsilon={self.epsilon:g} is a share of the largest score and cannot exceed 1; lower it, or set "
-                "filter.epsilon_unit=absolute"
-            )
-        return self
-
-    @property
-    def num_replays(self) -> int:
-        """Replays of each trajectory; 0 for none."""
-        if self.replays is None:
-            return DEFAULT_REPLAYS if STATISTICS[self.statistic].of == "replay_returns" else 0
-        return self.replays
-
-    @model_validator(mode="after")
-    def _replays_are_ranked_by(self) -> "FilterConfig":
-        if STATISTICS[self.statistic].of != "replay_returns":
-            return self
-        if self.rule == "none":
-            raise ValueError(
-                f"statistic={self.statistic} selects nothing with rule=none; set filter.replays={self.num_replays} and "
-                "leave filter.statistic out to export the policy variance of unfiltered groups"
-            )
-        if self.compat == "ragen":
-            raise ValueError(f"statistic={self.statistic} is not in the authors' code; set filter.compat=paper")
-        return self
-
-    @model_validator(mode="after")
-    def _band_is_ordered(self) -> "FilterConfig":
-        low, high = self.band
-        if not 0 <= low <= high <= 1:
-            raise ValueError(f"band is {low:g}..{high:g}; it needs two quantiles with 0 <= lower <= upper <= 1")
-        return self
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, tuple):
-        return "..".join(_text(item) for item in value)
-    return str(value).lower() if isinstance(value, bool | str) else f"{value:g}"
-
-
-PROBE_TASKS, PROBE_SAMPLES = 32, 4
-"""Tasks of the fixed probe, and trajectories of each, if they are not set."""
-PROBE_TWINS = 7
-"""Other prompts of a task's cluster of hard negatives, at most (`actors.diagnosis.hard_negatives`)."""
-
-
-class ProbeConfig(Settings):
-    """The fixed probe: the same validation tasks, sampled and scored again and again (docs/guide/reasoning.md)."""
-
-    every: int = Field(25, ge=0)
-    """Steps between two probe evaluations; 0 turns the probe off. The first is before step 1, the last after the last
-    step."""
-    tasks: int | None = Field(None, ge=2)
-    """Number of tasks (N), the first of the fixed validation tasks; unset: 32, or all of them if there are fewer. The
-    estimate cannot exceed log N nats."""
-    samples: int | None = Field(None, ge=2)
-    """Trajectories of each task (K); the spread between them gives the standard error. Unset: 4, or 2 if `scorer.share`
-    has no room for the links from 4."""
-    max_others: int | None = Field(None, ge=2)
-    """Other prompts under which each reasoning is scored, drawn at random; unset: all of them."""
-    hard: bool | None = None
-    """Whether each reasoning is also scored under the prompts of seven near variations of its task (hard negatives,
-    `actors.diagnosis.hard_negatives`). Unset: if the environment has such variations and `scorer.share` has room.
-    `true`: whatever it costs, and where the environment has none under the nearest of 1,000 further tasks, which are
-    started once when the run starts; refused where they are pictures."""
-    links: bool | None = None
-    """Whether the answers are scored too, to measure whether they follow from the reasoning
-    (`actors.diagnosis.links`). Unset: yes, unless even the fewest would cost more than `scorer.share` allows."""
-    answer_tasks: int | None = Field(None, ge=4)
-    """Tasks whose answers are scored, the first of the probe's, each after reasonings of the others among them; unset:
-    all. From 8 on the intervals were tested (docs/research/known-links.md)."""
-    answer_references: int | None = Field(None, ge=1)
-    """Reasonings of each other task under which the answers of a prompt are scored, drawn at random; unset: all. At
-    least 2 are needed to correct the estimate for their number."""
-    answer_prompts: int | None = Field(None, ge=2)
-    """Other prompts under which each answer is scored after its own reasoning, drawn at random; unset: all of them."""
-
-    @property
-    def scores_answers(self) -> bool:
-        """Whether the answers are scored too; `links` is unset only if they fit into `scorer.share`."""
-        return self.links is not False
-
-    def scores_twins(self, available: bool) -> bool:
-        """Whether hard negatives are scored in an environment that has twins, or has none."""
-        return available if self.hard is None else self.hard
-
-    @property
-    def num_samples(self) -> int:
-        """K."""
-        return self.samples or PROBE_SAMPLES
-
-    def num_tasks(self, available: int) -> int:
-        """N, out of `available` fixed validation tasks."""
-        return self.tasks or min(PROBE_TASKS, available)
-
-
 class ScorerConfig(Settings):
     """The scorer, which measures how much reasoning depends on its input (paper, section 2.3, appendix F)."""
 
@@ -438,25 +241,3 @@ class ScorerConfig(Settings):
         if self.max_pairs is not None and self.compat == "ragen":
             raise ValueError("max_pairs estimates Eq. 1's mixture; drop it, or set scorer.compat=paper")
         return self
-
-
-class RecorderConfig(Settings):
-    """The metrics endpoint, and the report at the end."""
-
-    host: str = "127.0.0.1"
-    """Address on which the metrics endpoint listens. Beyond loopback SQUELCH_METRICS_TOKEN must hold a token."""
-    port: int | None = Field(None, ge=0, le=65535)
-    """Port of `/metrics`; 0 selects any free port. Unset: the first free one from 9464 to 9473."""
-    report: bool = True
-    """Whether a run that ends writes its report, `report.html` in its folder, which takes some seconds of one core."""
-    loggers: tuple[Literal["tensorboard", "wandb"], ...] = ()
-    """Further loggers of each step's metrics, each an optional extra of the installation: `tensorboard` writes to the
-    run's folder, `wandb` to Weights & Biases."""
-    wandb_project: str = "squelch"
-    """Project of the W&B run."""
-    wandb_entity: str = ""
-    """Team or user of the W&B run; empty takes W&B's default."""
-    wandb_mode: Literal["online", "offline"] | None = None
-    """`offline` keeps the metrics in the run's folder for `wandb sync`. Unset: WANDB_MODE, or online."""
-    logger_timeout_s: float = Field(60.0, gt=0)
-    """Seconds that a logger may take to start, and to send what is left at the end of the run."""

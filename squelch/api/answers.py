@@ -19,7 +19,7 @@ from squelch.actors.diagnosis.budget import draw_pairs
 from squelch.actors.diagnosis.links import LinksEvaluation
 from squelch.actors.diagnosis.regime import RegimeGauge, RegimeInputs
 from squelch.actors.scorer.linking import Pairs, PathEngine, draw_references, read_scored, score_links
-from squelch.actors.scorer.share import OTHERS, REFERENCES
+from squelch.actors.scorer.settings import OTHERS, REFERENCES
 from squelch.api.samples import Reasonings
 
 

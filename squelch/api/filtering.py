@@ -9,11 +9,11 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import ValidationError
 
-from squelch.actors.config import FilterConfig
 from squelch.actors.filter.measure import GroupStatistics, measure
 from squelch.actors.filter.rules import RULES, EpsilonUnit
 from squelch.actors.filter.scores import STATISTICS, Compat
 from squelch.actors.filter.selection import Code, select
+from squelch.actors.filter.settings import FilterConfig
 from squelch.actors.filter.tickets import ticket_order
 from squelch.api.arrays import labels, numbers
 

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from squelch.actors.config import ProbeConfig
 from squelch.actors.content import content_key
 from squelch.actors.diagnosis.alarm import DependenceAlarm, score_of
 from squelch.actors.diagnosis.metrics import LINK_KEYS
@@ -38,7 +37,7 @@ from squelch.actors.scorer.metrics import ANSWER_EXCLUSIONS, EXCLUSIONS
 from squelch.actors.scorer.probe_drawing import ProbeDraw
 from squelch.actors.scorer.probe_scoring import FixedProbe
 from squelch.actors.scorer.scorer import UNKNOWN, matrix_metrics
-from squelch.actors.scorer.share import OTHERS, REFERENCES
+from squelch.actors.scorer.settings import OTHERS, REFERENCES, ProbeConfig
 from squelch.api.answers import Answers, regime_of
 from squelch.api.arrays import numbers
 from squelch.api.completions import CALLS_ONLY, EMPTY, NO_TOKENS, TEXT_BEFORE, UNCLOSED, Markers

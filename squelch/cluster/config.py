@@ -25,16 +25,11 @@ from pydantic import (
 )
 
 from squelch.actors.archive.store import check_store
-from squelch.actors.config import (
-    EnvironmentActorConfig,
-    FilterConfig,
-    RecorderConfig,
-    RolloutConfig,
-    SamplingConfig,
-    ScorerConfig,
-)
+from squelch.actors.config import EnvironmentActorConfig, RolloutConfig, SamplingConfig, ScorerConfig
 from squelch.actors.filter.scores import STATISTICS
+from squelch.actors.filter.settings import FilterConfig
 from squelch.actors.formats.families import ALL
+from squelch.actors.metrics.settings import RecorderConfig
 from squelch.cluster.errors import UserError, as_user_error, bad_files_are_the_users, did_you_mean
 from squelch.cluster.first_task import made
 from squelch.cluster.kept_secrets import with_secrets, without_secrets

@@ -5,8 +5,8 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable, Mapping
 
-from squelch.actors.config import RecorderConfig
 from squelch.actors.metrics.exporter import Recorder
+from squelch.actors.metrics.settings import RecorderConfig
 from squelch.cluster.metrics import REGISTRY
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import squelch
-from squelch.actors.config import RecorderConfig
+from squelch.actors.metrics.settings import RecorderConfig
 from squelch.cluster.served_metrics import serve
 
 LOGGED_BY_TRL = {

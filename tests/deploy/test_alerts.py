@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from squelch.actors.config import RecorderConfig
 from squelch.actors.metrics.exporter import Recorder
+from squelch.actors.metrics.settings import RecorderConfig
 from squelch.cluster.metrics import REGISTRY
 from squelch.deploy.alert_rules import RULES, RUNBOOK
 from squelch.deploy.dashboards import ROOT

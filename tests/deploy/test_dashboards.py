@@ -13,9 +13,9 @@ import pytest
 from jsonschema import validators
 
 from docs.writers import filter, metrics
-from squelch.actors.config import RecorderConfig
 from squelch.actors.diagnosis.metrics import REGIMES
 from squelch.actors.metrics.exporter import Recorder
+from squelch.actors.metrics.settings import RecorderConfig
 from squelch.cluster.config import load
 from squelch.cluster.control.ledger import Ledger
 from squelch.cluster.control.membership import WORKER_MOVES, Membership

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squelch.actors.config import PROBE_TWINS
+from squelch.actors.scorer.settings import PROBE_TWINS
 from squelch.envs.base import TwinnedEnv
 from squelch.envs.config import FormatConfig
 from squelch.envs.contract import Twinned, lacking

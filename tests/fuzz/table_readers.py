@@ -218,7 +218,7 @@ def _matrix() -> dict[str, np.ndarray]:
 def _filter(path: Path) -> None:
     import json
 
-    from squelch.actors.config import FilterConfig
+    from squelch.actors.filter.settings import FilterConfig
     from squelch.cluster.commands.other_trainers.filter import filter_report, filter_table, read_windows
 
     windows = read_windows(path)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from squelch.actors.archive.rows import packed, to_table
-from squelch.actors.config import FilterConfig
+from squelch.actors.filter.settings import FilterConfig
 from squelch.actors.filter.windows import make_window
 from squelch.actors.messages import UpdateReport, WeightBundle
 from squelch.actors.process.progress_marks import IDLE, Progress

@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from squelch.actors.config import FilterConfig
 from squelch.actors.filter.scores import ZERO
 from squelch.actors.filter.selection import Code
+from squelch.actors.filter.settings import FilterConfig
 
 
 @dataclass(frozen=True, slots=True)

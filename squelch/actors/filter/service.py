@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from squelch.actors.config import FilterConfig
 from squelch.actors.filter.decisions import Decision, StepDecision
+from squelch.actors.filter.settings import FilterConfig
 from squelch.actors.filter.windows import make_window
 from squelch.actors.process.progress_marks import IDLE, Progress
 from squelch.actors.records import GroupSummary

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from squelch.actors.config import FilterConfig
 from squelch.actors.filter.coverage import Coverage, Seen, kind_name
 from squelch.actors.filter.decisions import Action, Decision, StepDecision, Verdict
 from squelch.actors.filter.floors import Ranked, added_by_floors, may_add
@@ -33,6 +32,7 @@ from squelch.actors.filter.measure import GroupStatistics, measure
 from squelch.actors.filter.metrics import count_zero, environment_metrics, step_metrics
 from squelch.actors.filter.rules import RULES
 from squelch.actors.filter.selection import Code, Mask, best_first, explain, pick, tied
+from squelch.actors.filter.settings import FilterConfig
 from squelch.actors.filter.tickets import RecentGroups, ticket_key, ticket_order
 
 if TYPE_CHECKING:

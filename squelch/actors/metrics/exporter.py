@@ -28,9 +28,9 @@ from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from squelch.actors.config import RecorderConfig
 from squelch.actors.metrics.registry import Registry
 from squelch.actors.metrics.series import Flat, MetricStore
+from squelch.actors.metrics.settings import RecorderConfig
 from squelch.actors.metrics.specification import LabelValues, MetricSpec
 from squelch.actors.process.interfaces import is_loopback
 from squelch.envs.untrusted.secrets import token_in

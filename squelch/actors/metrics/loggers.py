@@ -21,9 +21,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
-from squelch.actors.config import RecorderConfig
 from squelch.actors.metrics.registry import Registry
 from squelch.actors.metrics.series import Flat
+from squelch.actors.metrics.settings import RecorderConfig
 
 PACKAGES = {"tensorboard": "tensorboard.summary", "wandb": "wandb"}
 """The module that each logger needs; the extra has the logger's name."""

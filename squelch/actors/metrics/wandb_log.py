@@ -20,9 +20,9 @@ from typing import Any
 import wandb
 from wandb.sdk.lib.settings_file import SettingsFiles
 
-from squelch.actors.config import RecorderConfig
 from squelch.actors.metrics.registry import Registry
 from squelch.actors.metrics.series import Flat
+from squelch.actors.metrics.settings import RecorderConfig
 from squelch.actors.process.disk import write_whole
 from squelch.envs.untrusted.files import is_file, read_bytes, reason
 

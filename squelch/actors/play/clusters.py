@@ -19,7 +19,6 @@ from dataclasses import replace
 from functools import partial
 from typing import cast
 
-from squelch.actors.config import PROBE_TWINS
 from squelch.actors.content import Picture, content_key
 from squelch.actors.formats.protocol import Format
 from squelch.actors.messages import Cluster, Prompt
@@ -28,6 +27,7 @@ from squelch.actors.play.seeds import noise_seed
 from squelch.actors.play.speech import speech_of
 from squelch.actors.play.step_pool import StepPool
 from squelch.actors.records import Task, Ticket
+from squelch.actors.scorer.settings import PROBE_TWINS
 from squelch.envs.contract import Environment, Twinned, lacking
 from squelch.envs.episode import Episode, Message
 from squelch.envs.mixture import Mixture

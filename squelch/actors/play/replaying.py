@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from squelch.actors.config import FilterConfig
+from squelch.actors.filter.settings import FilterConfig
 from squelch.actors.play.seeds import replay_seed
 from squelch.actors.play.step_pool import CallFailed, StepPool
 from squelch.actors.records import Ticket

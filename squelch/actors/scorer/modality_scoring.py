@@ -27,7 +27,7 @@ import numpy as np
 from squelch.actors.content import Picture, content_key
 from squelch.actors.diagnosis.metrics import MODALITY_KEYS, PARTS
 from squelch.actors.diagnosis.modality import PartEvaluation, counted, read_part, text_alone
-from squelch.actors.scorer.share import PROBE_OTHERS
+from squelch.actors.scorer.settings import PROBE_OTHERS
 from squelch.envs import pictures as envs_pictures
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from squelch.actors.config import ProbeConfig
 from squelch.actors.diagnosis.budget import draw_pairs
 from squelch.actors.diagnosis.fixed_probe import ProbeEvaluation, read_probe
 from squelch.actors.diagnosis.links import LinksEvaluation
@@ -33,6 +32,7 @@ from squelch.actors.scorer.linking import Engine, Pairs, draw_references, read_s
 from squelch.actors.scorer.metrics import ANSWER_EXCLUSIONS
 from squelch.actors.scorer.modality_scoring import modality_metrics
 from squelch.actors.scorer.probe_drawing import AnswerEnd, ProbeDraw, answers_of, draw_probe
+from squelch.actors.scorer.settings import ProbeConfig
 
 METRICS = (
     *("mi", "mi_low", "mi_high", "mi_standard_error", "mi_upper", "mi_upper_low", "mi_upper_high"),

@@ -50,7 +50,7 @@ from squelch.actors.scorer.drawing import (
 from squelch.actors.scorer.linking import Engine
 from squelch.actors.scorer.metrics import EXCLUSIONS, PART_METRICS
 from squelch.actors.scorer.modality_scoring import modality_metrics
-from squelch.actors.scorer.share import TRAJECTORY_OTHERS
+from squelch.actors.scorer.settings import TRAJECTORY_OTHERS
 from squelch.envs.registry import judge_of
 
 NAMED_TURNS = 20

@@ -25,9 +25,18 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
 
-from squelch.actors.config import PROBE_TASKS, PROBE_TWINS, ProbeConfig, ScorerConfig
+from squelch.actors.config import ScorerConfig
 from squelch.actors.diagnosis.budget import others_within
 from squelch.actors.diagnosis.metrics import SHARES
+from squelch.actors.scorer.settings import (
+    OTHERS,
+    PROBE_OTHERS,
+    PROBE_TASKS,
+    PROBE_TWINS,
+    REFERENCES,
+    TRAJECTORY_OTHERS,
+    ProbeConfig,
+)
 
 OFTEN, SELDOM = 5, 10
 """Bounds of `scorer.every`: it is at least OFTEN, and pairs are dropped before it exceeds SELDOM."""
@@ -41,17 +50,10 @@ FEWEST_PAIRS = 64
 """Lower bound of `scorer.max_pairs`."""
 PART = 2 / 3
 """Largest part of the share for the probe; the scorer steps get the rest, and what the probe does not use."""
-OTHERS = 7
-"""Other prompts under which the probe is scored under a budget."""
 FEW_TASKS = 8
 """Tasks whose answers are scored under a budget: the fewest for which the intervals were tested."""
-REFERENCES = 2
-"""Reasonings of each other task under which an answer is scored under a budget, the fewest that correct D for their
-number."""
 ANSWER = 0.25
 """Tokens of an answer, as a share of its turn's tokens."""
-PROBE_OTHERS, TRAJECTORY_OTHERS = 8, 4
-"""Other tasks, or contexts, whose pictures a reasoning is scored under, and as many whose text."""
 COST = {"float32": 1.0, "bfloat16": 0.5, "float16": 0.5}
 """Cost of a pass by weight type: bytes moved, and operations if the processor has instructions for the type."""
 

@@ -31,9 +31,9 @@ from typing import Any
 
 import numpy as np
 
-from squelch.actors.config import FilterConfig
 from squelch.actors.filter.rules import RULES
 from squelch.actors.filter.scores import STATISTICS
+from squelch.actors.filter.settings import FilterConfig
 from squelch.cluster.runs.gain import gain_interval
 
 SURE = 3.0

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from squelch.actors.config import FilterConfig
+from squelch.actors.filter.settings import FilterConfig
 from squelch.cluster.presets import preset_names, settings_of
 from squelch.cluster.report.points import with_interval
 from squelch.cluster.report.runs import Arm, Run, Study, filter_label

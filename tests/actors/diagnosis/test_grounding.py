@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from squelch.actors.content import Picture
 from squelch.actors.diagnosis.grounding import correlations, ranks, right, shares, spearman
 from squelch.envs.format import turn_message
-from squelch.envs.registry import ENVIRONMENTS, make
+from squelch.envs.registry import ENVIRONMENTS, judge_of, make
 from squelch.envs.wording import DemonstrationQuality, PromptName
 from tests.envs.demonstrations import TRUE
 

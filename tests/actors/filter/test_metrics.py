@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.config import FilterConfig
 from squelch.actors.filter.decisions import StepDecision
 from squelch.actors.filter.measure import GroupStatistics, measure
 from squelch.actors.filter.metrics import VARIANCE_BANDS, kept_mass
 from squelch.actors.filter.rules import RULES
 from squelch.actors.filter.selection import select
+from squelch.actors.filter.settings import FilterConfig
 from squelch.actors.filter.tickets import ticket_order
 from squelch.actors.filter.windows import make_window
 from squelch.actors.play.metrics import SHOWN_TURNS, trajectory_metrics, turn_metrics

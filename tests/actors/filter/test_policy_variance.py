@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from squelch.actors.config import DEFAULT_REPLAYS, FilterConfig
 from squelch.actors.filter.measure import GroupStatistics, measure
 from squelch.actors.filter.noise_metrics import noise_metrics
 from squelch.actors.filter.policy_variance import (
@@ -22,6 +21,7 @@ from squelch.actors.filter.policy_variance import (
     standard_error,
 )
 from squelch.actors.filter.scores import STATISTICS, sample_variance
+from squelch.actors.filter.settings import DEFAULT_REPLAYS, FilterConfig
 from squelch.actors.filter.windows import make_window
 from squelch.actors.records import GroupSummary, replay_matrix
 from tests.actors.filter.summaries import summary

@@ -1,7 +1,7 @@
 """The filter service passes lists through."""
 
-from squelch.actors.config import FilterConfig
 from squelch.actors.filter.service import FilterService
+from squelch.actors.filter.settings import FilterConfig
 from squelch.actors.filter.windows import FilterWindow
 from tests.actors.filter.summaries import summary
 

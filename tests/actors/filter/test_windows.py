@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.config import FilterConfig
 from squelch.actors.filter.decisions import LossScale, StepDecision, loss_scale
 from squelch.actors.filter.measure import GroupStatistics
 from squelch.actors.filter.selection import select
+from squelch.actors.filter.settings import FilterConfig
 from squelch.actors.filter.tickets import RecentGroups, ticket_order
 from squelch.actors.filter.windows import FilterWindow, NoSignal, SlidingWindow, make_window
 from squelch.cluster.metrics import REGISTRY

@@ -16,9 +16,9 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from squelch.actors.config import RecorderConfig
 from squelch.actors.metrics import exporter
 from squelch.actors.metrics.exporter import Recorder
+from squelch.actors.metrics.settings import RecorderConfig
 from squelch.cluster.metrics import REGISTRY
 from squelch.deploy.dashboards import ROOT
 from tests.connections import ends

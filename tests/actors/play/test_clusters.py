@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squelch.actors.config import PROBE_TWINS, EnvironmentActorConfig, SamplingConfig
+from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
 from squelch.actors.messages import Cluster
 from squelch.actors.play import clusters
 from squelch.actors.play.codec import ChatCodec
@@ -17,6 +17,7 @@ from squelch.actors.play.near import edit_distances, nearest
 from squelch.actors.play.player import EnvironmentPlayer
 from squelch.actors.play.step_pool import CallFailed
 from squelch.actors.records import Ticket
+from squelch.actors.scorer.settings import PROBE_TWINS
 from squelch.cluster.control.admission import task_of
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.mixture import Mixture

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from squelch.actors.archive.rows import from_table, to_table
-from squelch.actors.config import PROBE_TWINS
 from squelch.actors.content import content_key
 from squelch.actors.diagnosis.interventions import Swap, read_interventions
 from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.records import Task, Ticket
+from squelch.actors.scorer.settings import PROBE_TWINS
 from squelch.envs.grid_worlds.picture import rows_of
 from squelch.envs.registry import make
 from squelch.envs.untrusted.pictures import picture_of_png

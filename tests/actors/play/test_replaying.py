@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from squelch.actors.archive.rows import from_table, to_table
-from squelch.actors.config import FilterConfig
+from squelch.actors.filter.settings import FilterConfig
 from squelch.actors.play import replaying, step_pool
 from squelch.actors.play.replaying import Replayed, notes_on_replays, replay
 from squelch.actors.play.seeds import noise_seed, replay_seed

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from squelch.actors.config import ProbeConfig
 from squelch.actors.messages import Cluster
 from squelch.actors.scorer import hard_scoring
 from squelch.actors.scorer.hard_scoring import METRICS
 from squelch.actors.scorer.probe_scoring import FixedProbe
+from squelch.actors.scorer.settings import ProbeConfig
 from squelch.cluster.metrics import REGISTRY
 from tests.actors.scorer.test_scorer import Oracle
 from tests.actors.scorer.windows import window

@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from squelch.actors.config import ProbeConfig
 from squelch.actors.diagnosis.metrics import LINK_KEYS, SHARES
 from squelch.actors.records import Trajectory, Turn
 from squelch.actors.scorer.cross_scoring import CrossScorer
 from squelch.actors.scorer.linking import LinkScores, Pairs, draw_references, read_scored, score_links
 from squelch.actors.scorer.probe_drawing import answers_of, draw_probe
 from squelch.actors.scorer.probe_scoring import FixedProbe
+from squelch.actors.scorer.settings import ProbeConfig
 from squelch.cluster.metrics import REGISTRY
 from tests.actors.scorer.test_cross_scoring import one_by_one, qwen2, rows
 from tests.actors.scorer.test_scorer import Oracle

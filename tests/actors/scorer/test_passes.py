@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.config import ProbeConfig, ScorerConfig
+from squelch.actors.config import ScorerConfig
 from squelch.actors.diagnosis.budget import draw_pairs
 from squelch.actors.messages import Cluster
 from squelch.actors.model_counts import model_size
@@ -20,6 +20,7 @@ from squelch.actors.scorer import cross_scoring, memory, prefix_attention
 from squelch.actors.scorer.cross_scoring import CrossScorer, Ways
 from squelch.actors.scorer.passes import Columns, OneAPass, PassCosts, Work, packed_passes
 from squelch.actors.scorer.probe_scoring import FixedProbe
+from squelch.actors.scorer.settings import ProbeConfig
 from squelch.actors.scorer.token_trees import Path
 from tests.actors.scorer.test_cross_scoring import branching, one_by_one, per_token_error, qwen2, rows
 from tests.actors.scorer.test_linking import answer_end, played

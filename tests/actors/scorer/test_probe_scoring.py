@@ -6,11 +6,11 @@ import math
 import numpy as np
 import pytest
 
-from squelch.actors.config import ProbeConfig
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.records import Trajectory
 from squelch.actors.scorer.probe_drawing import draw_probe
 from squelch.actors.scorer.probe_scoring import METRICS, FixedProbe
+from squelch.actors.scorer.settings import ProbeConfig
 from squelch.cluster.metrics import REGISTRY
 from tests.actors.scorer.test_scorer import Oracle
 from tests.actors.scorer.windows import window

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squelch.actors.config import ProbeConfig, ScorerConfig
+from squelch.actors.config import ScorerConfig
+from squelch.actors.scorer.settings import ProbeConfig
 from squelch.actors.scorer.share import (
     COST,
     FEWEST_PAIRS,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squelch.actors.config import FilterConfig
 from squelch.actors.filter.decisions import StepDecision
+from squelch.actors.filter.settings import FilterConfig
 from squelch.actors.filter.windows import FilterWindow
 from squelch.actors.records import GroupSummary
 from squelch.cluster.control.early_stop import EarlyStop

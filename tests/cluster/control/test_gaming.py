@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.config import FilterConfig
 from squelch.actors.filter.measure import GroupStatistics
+from squelch.actors.filter.settings import FilterConfig
 from squelch.actors.filter.windows import make_window
 from squelch.cluster.control.gaming import FEWEST, Gaming, is_flat, kept_variance, prefers_variance, trend_of
 from squelch.envs.grid_worlds.frozen_lake import FrozenLake

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from squelch.actors.config import FilterConfig
 from squelch.actors.failures import Failure, FailureCause
+from squelch.actors.filter.settings import FilterConfig
 from squelch.actors.filter.windows import FilterWindow
 from squelch.cluster.control.nothing_counts import LONGEST, why_nothing_counts
 from tests.actors.filter.summaries import summary

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from squelch.actors.config import RecorderConfig
 from squelch.actors.metrics import exporter
 from squelch.actors.metrics.exporter import Recorder
+from squelch.actors.metrics.settings import RecorderConfig
 from squelch.cluster.errors import UserError
 from squelch.cluster.grafana import recorded
 from squelch.cluster.grafana.boards import Chosen

@@ -15,10 +15,11 @@ import pytest
 
 from squelch.actors.archive.store import ArchiveError
 from squelch.actors.archive.writer import Archive
-from squelch.actors.config import FilterConfig, RecorderConfig
 from squelch.actors.filter.measure import GroupStatistics
+from squelch.actors.filter.settings import FilterConfig
 from squelch.actors.filter.windows import make_window
 from squelch.actors.metrics.exporter import Recorder
+from squelch.actors.metrics.settings import RecorderConfig
 from squelch.cluster.config import load
 from squelch.cluster.control.actor_errors import Died, Failed, Refused
 from squelch.cluster.control.client import Client

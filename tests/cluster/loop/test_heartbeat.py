@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from squelch.actors.config import RecorderConfig
 from squelch.actors.metrics.exporter import Recorder
 from squelch.actors.metrics.series import MetricStore
+from squelch.actors.metrics.settings import RecorderConfig
 from squelch.cluster.config import load
 from squelch.cluster.control.ledger import DROPPED, IN_FLIGHT, Ledger
 from squelch.cluster.control.membership import WORKER_MOVES, Membership

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from squelch.actors.config import FilterConfig
 from squelch.actors.filter.selection import select
+from squelch.actors.filter.settings import FilterConfig
 from squelch.cluster.config import RunConfig, changes, dump, load, read_recipe, recipe_names
 from squelch.cluster.loop.watchers.next_run import ways_on
 from squelch.cluster.setting_keys import flat

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from squelch.actors.config import FilterConfig
+from squelch.actors.filter.settings import FilterConfig
 from squelch.actors.play.replaying import notes_on_replays
 from squelch.envs.agent import called
 from squelch.envs.agent.environment import Agent

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, get_args
 from squelch.actors.archive.parts import GROUPS, parts_in
 from squelch.actors.archive.reader import CONFIG
 from squelch.actors.archive.store import LocalStore
-from squelch.actors.config import FilterConfig
 from squelch.actors.filter.rules import RULES, EpsilonUnit
 from squelch.actors.filter.scores import STATISTICS
+from squelch.actors.filter.settings import FilterConfig
 from squelch.actors.lookup import look_up
 from squelch.cluster.commands.arguments import add_compat, add_file, add_format
 from squelch.cluster.commands.other_trainers.filter_table import filter_table

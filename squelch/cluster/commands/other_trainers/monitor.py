@@ -200,7 +200,7 @@ class Session:
         if self.args.once:
             yield
             return
-        from squelch.actors.config import RecorderConfig
+        from squelch.actors.metrics.settings import RecorderConfig
         from squelch.cluster.served_metrics import serve
 
         settings = RecorderConfig(host=self.args.host, port=self.args.port)

@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from squelch.actors.config import FilterConfig
+from squelch.actors.filter.settings import FilterConfig
 from squelch.actors.filter.windows import FilterChanged, make_window
 from squelch.actors.process.disk import write_whole
 from squelch.actors.records import Ticket

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config
 from squelch.actors.diagnosis.metrics import REGIMES
 from squelch.actors.diagnosis.templates import gaps, ranked
 from squelch.actors.scorer.linking import score_links
-from squelch.actors.scorer.share import OTHERS, REFERENCES
+from squelch.actors.scorer.settings import OTHERS, REFERENCES
 from squelch.api import answers as answers_module
 from squelch.api.answers import read_answers
 from squelch.api.completions import EMPTY, TEXT_BEFORE, UNCLOSED, spans_of

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from squelch.actors.archive.store import LocalStore
-from squelch.actors.config import RecorderConfig
 from squelch.actors.metrics.exporter import Recorder
+from squelch.actors.metrics.settings import RecorderConfig
 from squelch.cluster.config import load
 from squelch.cluster.errors import UserError
 from squelch.cluster.loop.persistence import uploading

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 from hypothesis import given, settings
 
-from squelch.actors.config import FilterConfig
 from squelch.actors.filter.noise_metrics import noise_metrics
+from squelch.actors.filter.settings import FilterConfig
 from squelch.actors.play.metrics import trajectory_metrics, turn_metrics
 from squelch.actors.records import Task, Ticket
 from squelch.cluster.control.autoscaling import StepTimes
