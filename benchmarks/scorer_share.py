@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks.common import parser_of, print_metrics
 from benchmarks.loop import run_steps
 from squelch.actors.archive.reader import is_of_step, read_metrics
-from squelch.actors.scorer.pace import OUTCOMES
+from squelch.actors.scorer.metrics import OUTCOMES
 
 RECIPE, WARM_UP, EVERY, PROBE_EVERY = "frozenlake", 4, 5, 25
 ARMS = {

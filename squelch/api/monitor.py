@@ -33,10 +33,10 @@ from squelch.actors.diagnosis.metrics import LINK_KEYS
 from squelch.actors.diagnosis.probe_alarm import ProbeAlarm
 from squelch.actors.diagnosis.proxies import NON_FINITE, Compat, EmaState
 from squelch.actors.diagnosis.regime import one_hot
+from squelch.actors.scorer.matrix_metrics import UNKNOWN, matrix_metrics
 from squelch.actors.scorer.metrics import ANSWER_EXCLUSIONS, EXCLUSIONS
 from squelch.actors.scorer.probe_drawing import ProbeDraw
 from squelch.actors.scorer.probe_scoring import FixedProbe
-from squelch.actors.scorer.scorer import UNKNOWN, matrix_metrics
 from squelch.actors.scorer.settings import OTHERS, REFERENCES, ProbeConfig
 from squelch.api.answers import Answers, regime_of
 from squelch.api.arrays import numbers

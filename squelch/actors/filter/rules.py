@@ -30,7 +30,7 @@ LEAST_RHO, MOST_RHO = 0.1, 0.95
 
 
 class RuleSettings(Protocol):
-    """The settings that rules read; `actors.filter.settings.FilterConfig` has them, and takes rules by name from here."""
+    """The settings that rules read; `actors.filter.settings.FilterConfig` has them, and names rules by this table."""
 
     @property
     def rule(self) -> str: ...

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from squelch.actors.diagnosis.metrics import LINKS, LINKS_TESTED, PARTS, SCOPES, SHARES, scoped
 from squelch.actors.metrics.specification import MetricSpec, Section, Table, counter, gauge, product
-from squelch.actors.scorer.pace import OUTCOMES
 
+OUTCOMES = ("done", "skipped", "refused", "late", "failed", "withdrawn")
+"""What a scorer step that is due may come to; a late one ends as another of these."""
 EXCLUSIONS = ("failed", "no_turn", "empty", "unclosed", "stale", "too_long", "non_finite", "one_prompt")
 """failed: the trajectory failed. no_turn: the trajectory ended before its first turn. empty: the reasoning is only
 white space. unclosed: the reasoning was never closed, e.g. cut at the token limit. stale: a token was sampled by a

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-OUTCOMES = ("done", "skipped", "refused", "late", "failed", "withdrawn")
 ENDS = ("done", "refused", "failed", "withdrawn")
 """The outcomes that end a scorer step."""
 
 
 class ScoringPace:
     """State of the present scorer step; at most one runs at a time. Pure; all times are seconds of the same clock.
-    `outcomes` counts the scorer steps by outcome, one of `OUTCOMES`."""
+    `outcomes` counts the scorer steps by outcome, one of `actors.scorer.metrics.OUTCOMES`."""
 
     def __init__(self, every: int, timeout_s: float) -> None:
         self.every, self.timeout_s = every, timeout_s

@@ -31,9 +31,9 @@ from squelch.actors.diagnosis.budget import draw_pairs, estimate, information_ea
 from squelch.actors.diagnosis.fixed_probe import saturated
 from squelch.actors.diagnosis.grounding import JUDGED, shares
 from squelch.actors.diagnosis.metrics import SCOPES
-from squelch.actors.diagnosis.proxies import METRIC_KEYS, RECALL_AT, EmaState, Proxies, proxies_of_scores, usable
+from squelch.actors.diagnosis.proxies import EmaState, proxies_of_scores, usable
 from squelch.actors.diagnosis.regime import RegimeGauge, RegimeInputs, one_hot, true_share
-from squelch.actors.diagnosis.uncertainty import MIN_INTERVAL, Uncertainty, uncertainty
+from squelch.actors.diagnosis.uncertainty import MIN_INTERVAL, uncertainty
 from squelch.actors.filter.coverage import SHOWN_KINDS, kind_name
 from squelch.actors.scorer.drawing import (
     Draw,
@@ -48,6 +48,7 @@ from squelch.actors.scorer.drawing import (
     within_context,
 )
 from squelch.actors.scorer.linking import Engine
+from squelch.actors.scorer.matrix_metrics import UNKNOWN, matrix_metrics
 from squelch.actors.scorer.metrics import EXCLUSIONS, PART_METRICS
 from squelch.actors.scorer.modality_scoring import modality_metrics
 from squelch.actors.scorer.settings import TRAJECTORY_OTHERS
@@ -55,23 +56,6 @@ from squelch.envs.registry import judge_of
 
 NAMED_TURNS = 20
 """Turns that are a part each; later ones are one part together."""
-UNKNOWN = (
-    dict.fromkeys((*METRIC_KEYS, *(f"recall@{k}" for k in RECALL_AT), "prompts_needed", "mi_saturated"), math.nan)
-    | Uncertainty(0, {}, {}).metrics()
-    | {"num_samples": 0.0, "pairs_ratio": math.nan}
-)
-"""A scope's metrics if nothing could be scored."""
-
-
-def matrix_metrics(report: Proxies, sure: Uncertainty, half_width: float) -> dict[str, float]:
-    """Flat keys, without their scope, of the proxies of a whole matrix. `half_width`: nats per token, the half width of
-    MI-Est's interval for which `prompts_needed` is given."""
-    needed = sure.prompts_needed("mi_est", half_width)
-    counts = {"prompts_needed": math.nan if needed is None else float(needed)}
-    if report.mi_seq_est is not None and report.upper_bound is not None:
-        counts["mi_saturated"] = float(saturated(report.mi_seq_est, report.upper_bound))
-    counts |= dict.fromkeys(_certain(report), math.nan)
-    return report.metrics() | sure.metrics() | counts | {"num_samples": float(report.num_samples)}
 
 
 @dataclass(frozen=True)
@@ -364,12 +348,6 @@ class Scorer:
 def _turn_name(turn: int) -> str:
     """The part of a turn, from 0; late turns are one part, because an agent may take hundreds."""
     return str(turn + 1) if turn < NAMED_TURNS else f"{NAMED_TURNS + 1}+"
-
-
-def _certain(report: Proxies) -> list[str]:
-    """Keys of Recall@k, and of its interval, for each k that reaches the number of prompts: it is 1 by construction."""
-    shares = [f"recall@{k}" for k, chance in report.recall_chance.items() if chance >= 1]
-    return [f"{share}{end}" for share in shares for end in ("", "_low", "_high")]
 
 
 def _with_turns(matrix: np.ma.MaskedArray, draw: Draw) -> ScoreMatrix:

@@ -14,7 +14,7 @@ import numpy as np
 from squelch.actors.archive.reader import read_groups, read_metrics
 from squelch.actors.archive.version import VERSION
 from squelch.actors.process.disk import write_whole
-from squelch.actors.scorer.pace import OUTCOMES
+from squelch.actors.scorer.metrics import OUTCOMES
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.ledger import Ledger
 from squelch.cluster.package import code_version, commit
