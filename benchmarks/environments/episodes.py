@@ -12,8 +12,9 @@ from benchmarks.environments.own import demonstrator_of, own_environment
 from squelch.envs.base import TextEnv
 from squelch.envs.config import FormatConfig
 from squelch.envs.episode import Episode, Message
-from squelch.envs.format import THINK_OPEN, well_formed
+from squelch.envs.format import well_formed
 from squelch.envs.registry import environment_names
+from squelch.envs.tags import THINK_OPEN
 from squelch.envs.wording import DemonstrationQuality, PromptName
 
 BEGIN, END = "<!-- episodes: begin -->", "<!-- episodes: end -->"

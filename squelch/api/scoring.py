@@ -23,7 +23,7 @@ from squelch.api.inputs import reader_of, rows_of
 from squelch.api.modality import by_modality
 from squelch.api.samples import Reasonings, at_most, within_context
 from squelch.api.turns import Turns
-from squelch.envs.format import THINK_CLOSE, THINK_OPEN
+from squelch.envs.tags import THINK_CLOSE, THINK_OPEN
 
 if TYPE_CHECKING:
     from squelch.actors.scorer.cross_scoring import CrossScorer

@@ -27,10 +27,9 @@ from typing import Any, cast, overload
 from squelch.envs.config import FormatConfig
 from squelch.envs.contract import ClosedVocabulary, Environment, lacking
 from squelch.envs.pictures import Shown
+from squelch.envs.tags import ANSWER_CLOSE, ANSWER_OPEN, THINK_CLOSE, THINK_OPEN
 from squelch.envs.wording import PromptName, Wording, planned
 
-THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
-ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
 SEPARATOR = "||"
 
 ReadAction = Callable[[str], str | None]

@@ -44,7 +44,7 @@ from squelch.actors.formats.retention import reasoned
 from squelch.actors.formats.tokens import ModelTokens, as_array, as_text, reasoning_span
 from squelch.actors.text.chat_template import Words
 from squelch.actors.text.control_tokens import Piece
-from squelch.envs.format import THINK_CLOSE, THINK_OPEN
+from squelch.envs.tags import THINK_CLOSE, THINK_OPEN
 
 PACKAGES = ("renderers==0.1.12", "prime-pydantic-config==0.4.3")
 """As pip takes them; what else they need is there with vLLM."""

@@ -42,8 +42,8 @@ from squelch.actors.pictures.geometry import PROVEN, Vision, vision_of
 from squelch.actors.text.chat_template import REASONING, Part, TemplateRefused
 from squelch.actors.text.control_tokens import Piece, foreign_pieces
 from squelch.actors.text.shipped_templates import SHIPPED, fitting
-from squelch.envs.format import ANSWER_CLOSE, ANSWER_OPEN, THINK_CLOSE, THINK_OPEN
 from squelch.envs.pictures import Picture, Shown
+from squelch.envs.tags import ANSWER_CLOSE, ANSWER_OPEN, THINK_CLOSE, THINK_OPEN
 
 Message = dict[str, Any]
 """`role`, and `content`: text, `envs.pictures.Shown` where pictures are allowed, or the pieces of `hermes.as_text`."""

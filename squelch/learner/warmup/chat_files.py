@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from squelch.actors.play.codec import Message
-from squelch.envs.format import THINK_OPEN
+from squelch.envs.tags import THINK_OPEN
 from squelch.envs.untrusted.apart import bounded_reading
 from squelch.envs.untrusted.files import Unreadable, brief, open_file
 from squelch.envs.untrusted.parquet import table_names, table_rows

@@ -20,10 +20,10 @@ from squelch.actors.packed.seeing import decoder
 from squelch.actors.play.codec import ChatCodec, Fed
 from squelch.envs.contract import Judged, lacking
 from squelch.envs.episode import Episode
-from squelch.envs.format import THINK_CLOSE
 from squelch.envs.mixture import Mixture
 from squelch.envs.pictures import Picture, Shown
 from squelch.envs.registry import environment_class, make
+from squelch.envs.tags import THINK_CLOSE
 from squelch.envs.wording import DemonstrationQuality
 from squelch.learner.warmup.demonstrations import Demonstration, Transcript, transcripts
 from squelch.learner.warmup.inputs import inputs
