@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from squelch.envs.options import MAX_COMPARED
+from squelch.envs.lookup import MAX_COMPARED
 from squelch.envs.untrusted.files import Unreadable
 
 

@@ -7,12 +7,11 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from squelch.envs.lookup import MAX_COMPARED
 from squelch.envs.settings import Settings
 from squelch.envs.untrusted.files import brief, shortened
 
 S = TypeVar("S", bound=Settings)
-MAX_COMPARED = 100
-"""Characters of an unknown word that are compared with the known ones."""
 
 
 def read_options(environment: str, model: type[S], options: dict[str, Any]) -> S:

@@ -18,7 +18,7 @@ from squelch.actors.equal_rewards import are_equal
 from squelch.actors.filter.policy_variance import are_replayed
 from squelch.actors.filter.rules import RULES
 from squelch.actors.filter.scores import STATISTICS, ZERO, Column, Compat, Statistic, mean, sample_variance
-from squelch.actors.lookup import look_up
+from squelch.envs.lookup import look_up
 
 if TYPE_CHECKING:
     from squelch.actors.records import GroupSummary

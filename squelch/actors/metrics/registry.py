@@ -23,8 +23,8 @@ import re
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 
-from squelch.actors.lookup import nearest
 from squelch.actors.metrics.specification import LabelValues, MetricSpec, Section, Table
+from squelch.envs.lookup import nearest
 
 Series = tuple[MetricSpec, LabelValues]
 KEYS = 16384

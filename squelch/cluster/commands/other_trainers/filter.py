@@ -22,13 +22,13 @@ from squelch.actors.archive.store import LocalStore
 from squelch.actors.filter.rules import RULES, EpsilonUnit
 from squelch.actors.filter.scores import STATISTICS
 from squelch.actors.filter.settings import FilterConfig
-from squelch.actors.lookup import look_up
 from squelch.cluster.commands.arguments import add_compat, add_file, add_format
 from squelch.cluster.commands.other_trainers.filter_table import filter_table
 from squelch.cluster.commands.other_trainers.formats import names_in
 from squelch.cluster.commands.other_trainers.records import SUFFIXES, columns_of, suffix_of
 from squelch.cluster.errors import UserError, as_user_error, bad_files_are_the_users
 from squelch.cluster.terminal import aligned, remark, say, say_json
+from squelch.envs.lookup import look_up
 from squelch.envs.untrusted.apart import apart, bounded_reading
 from squelch.envs.untrusted.files import is_file, is_folder, state
 from squelch.envs.untrusted.memory import memory_of_at_most

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 T = TypeVar("T")
+MAX_COMPARED = 100
+"""Characters of an unknown word that are compared with the known ones, where it is a user's."""
 
 
 def nearest(wrong: str, valid: Iterable[str]) -> str:
