@@ -9,12 +9,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from squelch.envs import pictures as shown_pictures
+from squelch.envs import pictures as shown_pictures
 
 KEY_BYTES = 16
 
@@ -53,6 +51,19 @@ class Picture:
         if self.data is None:
             raise ValueError(f"{where}: the picture at {self.position} comes without its bytes ({self.reference})")
         return own_picture_of_png(self.data, where)
+
+
+PlacedPictures = tuple[tuple[int, shown_pictures.Picture], ...]
+"""Pictures among ids, in order: the index of each one's first placeholder id, and the picture."""
+
+
+def moved(pictures: PlacedPictures, by: int) -> PlacedPictures:
+    """The pictures of ids that stand `by` places later."""
+    return tuple((position + by, picture) for position, picture in pictures)
+
+
+Prompt = tuple[np.ndarray, tuple[Picture, ...]]
+"""Ids (num_tokens,) and their pictures."""
 
 
 def content_key(ids: np.ndarray, pictures: Sequence[Picture] = ()) -> str:

@@ -5,21 +5,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from squelch.actors import content
 from squelch.actors.cards.records import CardUse, Operations
-from squelch.envs.pictures import Picture
-
-PlacedPictures = tuple[tuple[int, Picture], ...]
-"""Pictures among ids, in order: the index of each one's first placeholder id, and the picture."""
-
-
-def moved(pictures: PlacedPictures, by: int) -> PlacedPictures:
-    """The pictures of ids that stand `by` places later."""
-    return tuple((position + by, picture) for position, picture in pictures)
-
-
-Prompt = tuple[np.ndarray, tuple[content.Picture, ...]]
-"""Ids (num_tokens,) and their pictures."""
+from squelch.actors.content import PlacedPictures
+from squelch.actors.records import VersionSpan
 
 
 @dataclass(frozen=True)
@@ -38,15 +26,6 @@ class GenerationRequest:
     """Whether the turn begins inside of its reasoning, for `stop`; None if it has none."""
     pictures: PlacedPictures = ()
     """Those that `prompt_ids` stand for."""
-
-
-@dataclass(frozen=True)
-class VersionSpan:
-    """A run of sampled tokens `[start, end)` and the policy version that sampled them."""
-
-    start: int
-    end: int
-    version: int
 
 
 @dataclass(frozen=True)
@@ -71,23 +50,6 @@ class Completion:
             return None
         spans = self.version_spans or (VersionSpan(0, len(self.token_ids), self.version_min),)
         return tuple(VersionSpan(start + s.start, start + s.end, s.version) for s in spans if s.end > s.start)
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """A task's first prompt and those of near variations of it. `prompt`, `twins`: (num_tokens,) int32 ids;
-    `answers_changed`: share of the twins whose best answer is another, None without a solver; `pictures`: those of the
-    prompt and of each twin, empty if none shows any. All prompts differ, in ids or pictures."""
-
-    prompt: np.ndarray
-    twins: tuple[np.ndarray, ...]
-    answers_changed: float | None = None
-    pictures: tuple[tuple[content.Picture, ...], ...] = ()
-
-    def prompts(self) -> list[Prompt]:
-        """The task's own prompt, and then each twin's."""
-        ids = (self.prompt, *self.twins)
-        return list(zip(ids, self.pictures or ((),) * len(ids), strict=True))
 
 
 class TransferRefused(RuntimeError):

@@ -29,9 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from squelch.actors.content import Picture, pictures_within
+from squelch.actors.content import Picture, Prompt, pictures_within
 from squelch.actors.failures import Failure
-from squelch.actors.messages import VersionSpan
 from squelch.envs.splits import Split
 
 
@@ -79,6 +78,15 @@ class Segment:
 
     start: int
     cause: str
+
+
+@dataclass(frozen=True)
+class VersionSpan:
+    """A run of sampled tokens `[start, end)` and the policy version that sampled them."""
+
+    start: int
+    end: int
+    version: int
 
 
 @dataclass
@@ -312,3 +320,20 @@ def summarise(group: Group) -> GroupSummary:
         label=group.ticket.task.label,
         endpoint_counts=group.endpoint_counts,
     )
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A task's first prompt and those of near variations of it. `prompt`, `twins`: (num_tokens,) int32 ids;
+    `answers_changed`: share of the twins whose best answer is another, None without a solver; `pictures`: those of the
+    prompt and of each twin, empty if none shows any. All prompts differ, in ids or pictures."""
+
+    prompt: np.ndarray
+    twins: tuple[np.ndarray, ...]
+    answers_changed: float | None = None
+    pictures: tuple[tuple[Picture, ...], ...] = ()
+
+    def prompts(self) -> list[Prompt]:
+        """The task's own prompt, and then each twin's."""
+        ids = (self.prompt, *self.twins)
+        return list(zip(ids, self.pictures or ((),) * len(ids), strict=True))

@@ -29,8 +29,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from squelch.actors.content import PlacedPictures
 from squelch.actors.device_sums import DeviceDigest
-from squelch.actors.messages import PlacedPictures, TensorEntry, WeightBundle
+from squelch.actors.messages import TensorEntry, WeightBundle
 from squelch.actors.packed.layout import Layout
 from squelch.actors.packed.packing import pack
 from squelch.actors.packed.seeing import PictureTensors

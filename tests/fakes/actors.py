@@ -27,7 +27,6 @@ import numpy as np
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.filter.windows import make_window
 from squelch.actors.messages import (
-    Cluster,
     GroupMember,
     Imitation,
     StepReport,
@@ -38,7 +37,7 @@ from squelch.actors.messages import (
 )
 from squelch.actors.process.disk import partial_path
 from squelch.actors.process.progress_marks import Progress
-from squelch.actors.records import Group, GroupSummary, Ticket, Trajectory, Turn, summarise
+from squelch.actors.records import Cluster, Group, GroupSummary, Ticket, Trajectory, Turn, summarise
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import Died, Failed, Refused
 from squelch.cluster.control.client import Client

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from squelch.actors.messages import StepTerms, VersionSpan
+from squelch.actors.messages import StepTerms
+from squelch.actors.records import VersionSpan
 from squelch.learner.batching import collate, to_rows
 from squelch.learner.config import ObjectiveConfig, OptimizerConfig
 from squelch.learner.kernels.choice import KERNELS

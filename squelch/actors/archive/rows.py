@@ -13,8 +13,7 @@ import pyarrow as pa
 from squelch.actors.archive.schema import TRAJECTORY_SCHEMA
 from squelch.actors.content import Picture, content_key
 from squelch.actors.failures import Failure, failure_of
-from squelch.actors.messages import VersionSpan
-from squelch.actors.records import Group, Segment, Trajectory, Turn
+from squelch.actors.records import Group, Segment, Trajectory, Turn, VersionSpan
 from squelch.envs.untrusted.secrets import masked, masked_settings
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from squelch.actors.content import PlacedPictures
 from squelch.actors.failures import Failure, FailureCause
-from squelch.actors.messages import PlacedPictures
 from squelch.actors.play.replaying import NOT_REPLAYED, Replayed
 from squelch.actors.play.transcript import Transcript, joined
 from squelch.actors.records import Trajectory

@@ -19,14 +19,13 @@ from dataclasses import replace
 from functools import partial
 from typing import cast
 
-from squelch.actors.content import Picture, content_key
+from squelch.actors.content import Picture, Prompt, content_key
 from squelch.actors.formats.protocol import Format
-from squelch.actors.messages import Cluster, Prompt
 from squelch.actors.play.near import nearest
 from squelch.actors.play.seeds import noise_seed
 from squelch.actors.play.speech import speech_of
 from squelch.actors.play.step_pool import StepPool
-from squelch.actors.records import Task, Ticket
+from squelch.actors.records import Cluster, Task, Ticket
 from squelch.actors.scorer.settings import PROBE_TWINS
 from squelch.envs.contract import Environment, Twinned, lacking
 from squelch.envs.episode import Episode, Message

@@ -34,10 +34,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from squelch.actors.content import PlacedPictures, moved
 from squelch.actors.formats import hermes
 from squelch.actors.formats.protocol import Ids, Parsed, Tools, ToolsRefused, require_followers
 from squelch.actors.formats.tokens import MARKERS, ModelTokens, as_array, as_text, reasoning_span
-from squelch.actors.messages import PlacedPictures, moved
 from squelch.actors.pictures.geometry import PROVEN, Vision, vision_of
 from squelch.actors.text.chat_template import REASONING, Part, TemplateRefused
 from squelch.actors.text.control_tokens import Piece, foreign_pieces

@@ -33,11 +33,12 @@ from typing import TypeVar, cast
 import numpy as np
 
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
+from squelch.actors.content import PlacedPictures
 from squelch.actors.diagnosis.interventions import Arm, Intervention, LeftOut, Reason, Said, Swap
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.formats.choice import squelch_turns
 from squelch.actors.formats.protocol import Format
-from squelch.actors.messages import Completion, GenerationRequest, PlacedPictures
+from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.generation import Generate, GenerationFailed, generate_within
 from squelch.actors.play.player import IdleEnvironments, MakeEnv, make_task

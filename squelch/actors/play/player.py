@@ -39,7 +39,7 @@ from typing import Any
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.formats.protocol import Format
-from squelch.actors.messages import Cluster, Completion, GenerationRequest
+from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.agent_episode import AgentEpisodes, Bounds
 from squelch.actors.play.attempt import Attempt, AttemptFailed
 from squelch.actors.play.clusters import clusters_of
@@ -48,7 +48,7 @@ from squelch.actors.play.replaying import replay
 from squelch.actors.play.seeds import noise_seed, request_seed
 from squelch.actors.play.speech import Feed, Speech, speech_of
 from squelch.actors.play.step_pool import CallFailed, StepPool
-from squelch.actors.records import Group, Task, Ticket
+from squelch.actors.records import Cluster, Group, Task, Ticket
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import AgentDriven, Environment, GroupReward, GroupRewarded, lacking, require
 from squelch.envs.episode import Episode, Message, TurnOutcome

@@ -38,19 +38,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from squelch.actors.config import RolloutConfig
-from squelch.actors.messages import (
-    Completion,
-    GenerationRequest,
-    GroupMember,
-    PlacedPictures,
-    TransferRefused,
-    VersionSpan,
-    WeightBundle,
-)
+from squelch.actors.content import PlacedPictures
+from squelch.actors.messages import Completion, GenerationRequest, GroupMember, TransferRefused, WeightBundle
 from squelch.actors.model_folder import check_model_folder
 from squelch.actors.pictures.geometry import Vision, vision_of
 from squelch.actors.process.imports import importing
 from squelch.actors.process.progress_marks import Marks
+from squelch.actors.records import VersionSpan
 from squelch.actors.rollout.early_process import EarlyProcess, begun, serving
 from squelch.actors.rollout.engine_settings import engine_arguments, engine_environment, require_build
 from squelch.actors.rollout.stop_strings import Spell, StopStrings

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from squelch.actors.messages import PlacedPictures
+from squelch.actors.content import PlacedPictures
 from squelch.actors.pictures.geometry import Vision
 from squelch.actors.pictures.patches import patches
 

@@ -32,12 +32,12 @@ from squelch.actors.archive.rows import from_table, unpacked
 from squelch.actors.archive.scores import scores_table
 from squelch.actors.config import ScorerConfig
 from squelch.actors.formats.choice import AnyFormat, open_format
-from squelch.actors.messages import Cluster, WeightBundle
+from squelch.actors.messages import WeightBundle
 from squelch.actors.model_folder import load_model_folder
 from squelch.actors.pictures.geometry import vision_of
 from squelch.actors.process.progress_marks import Progress
 from squelch.actors.process.shipping import Folder, local
-from squelch.actors.records import Trajectory
+from squelch.actors.records import Cluster, Trajectory
 from squelch.actors.scorer.cross_scoring import CrossScorer, Ways
 from squelch.actors.scorer.drawing import newest_version
 from squelch.actors.scorer.fixed_model import FIXED_VERSION

@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from squelch.actors.messages import PlacedPictures
+from squelch.actors.content import PlacedPictures
 from squelch.actors.packed.layout import Layout
 from squelch.actors.packed.packing import Forest, pack
 from squelch.actors.packed.seeing import decoder, use_attention

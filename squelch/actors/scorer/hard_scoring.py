@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from squelch.actors.content import content_key
+from squelch.actors.content import Prompt, content_key
 from squelch.actors.diagnosis.hard_negatives import read_hard
-from squelch.actors.messages import Cluster, Prompt
+from squelch.actors.records import Cluster
 
 if TYPE_CHECKING:
     from squelch.actors.scorer.linking import Engine

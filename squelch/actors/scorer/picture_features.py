@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from squelch.actors.content import Picture
-from squelch.actors.messages import PlacedPictures
+from squelch.actors.content import Picture, PlacedPictures
 from squelch.actors.packed.packing import Forest
 from squelch.actors.packed.seeing import features
 from squelch.actors.pictures.arrays import Shown, positions_of, shown_of

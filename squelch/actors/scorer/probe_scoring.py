@@ -25,7 +25,7 @@ from squelch.actors.diagnosis.fixed_probe import ProbeEvaluation, read_probe
 from squelch.actors.diagnosis.links import LinksEvaluation
 from squelch.actors.diagnosis.metrics import LINK_KEYS, MODALITY_KEYS
 from squelch.actors.filter.coverage import SHOWN_KINDS, kind_name
-from squelch.actors.messages import Cluster
+from squelch.actors.records import Cluster
 from squelch.actors.scorer import hard_scoring
 from squelch.actors.scorer.drawing import Groups
 from squelch.actors.scorer.linking import Engine, Pairs, draw_references, read_scored, score_links

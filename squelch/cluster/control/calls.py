@@ -36,17 +36,9 @@ if TYPE_CHECKING:
 
     from squelch.actors.diagnosis.interventions import Intervention, LeftOut, Swap
     from squelch.actors.filter.decisions import StepDecision
-    from squelch.actors.messages import (
-        Cluster,
-        GroupMember,
-        Imitation,
-        StepReport,
-        StepTerms,
-        UpdateReport,
-        WeightBundle,
-    )
+    from squelch.actors.messages import GroupMember, Imitation, StepReport, StepTerms, UpdateReport, WeightBundle
     from squelch.actors.process.spans import Span
-    from squelch.actors.records import GroupSummary, Ticket
+    from squelch.actors.records import Cluster, GroupSummary, Ticket
     from squelch.cluster.config import RunConfig
     from squelch.learner.batching import Row
     from squelch.learner.decomposition.statistics import Decomposition

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from squelch.actors.messages import PlacedPictures
+from squelch.actors.content import PlacedPictures
 from squelch.actors.play.codec import ChatCodec, Fed, Message
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import Demonstrator, Environment, require

@@ -22,8 +22,7 @@ from squelch.actors.archive.writer import Archive
 from squelch.actors.content import content_key
 from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.filter.decisions import Decision
-from squelch.actors.messages import VersionSpan
-from squelch.actors.records import Group, Segment, Task, Ticket, Trajectory, Turn, summarise
+from squelch.actors.records import Group, Segment, Task, Ticket, Trajectory, Turn, VersionSpan, summarise
 from squelch.cluster.errors import UserError
 from squelch.cluster.inspector.groups import GroupIndex
 from tests.actors.archive.small_groups import archive_step, small_group

@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
-from squelch.actors.messages import Cluster
 from squelch.actors.play import clusters
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.near import edit_distances, nearest
 from squelch.actors.play.player import EnvironmentPlayer
 from squelch.actors.play.step_pool import CallFailed
-from squelch.actors.records import Ticket
+from squelch.actors.records import Cluster, Ticket
 from squelch.actors.scorer.settings import PROBE_TWINS
 from squelch.cluster.control.admission import task_of
 from squelch.envs.config import EnvironmentConfig

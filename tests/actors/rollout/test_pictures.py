@@ -14,7 +14,8 @@ import pytest
 import torch
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from squelch.actors.messages import PlacedPictures, WeightBundle
+from squelch.actors.content import PlacedPictures
+from squelch.actors.messages import WeightBundle
 from squelch.actors.pictures.geometry import Vision, vision_of
 from squelch.actors.pictures.patches import patches
 from squelch.actors.pictures.rope import rope_positions

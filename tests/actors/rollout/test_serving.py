@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from squelch.actors.config import RolloutConfig
-from squelch.actors.messages import Completion, GenerationRequest, PlacedPictures, TransferRefused, WeightBundle
+from squelch.actors.content import PlacedPictures
+from squelch.actors.messages import Completion, GenerationRequest, TransferRefused, WeightBundle
 from squelch.actors.process.progress_marks import Marks
 from squelch.actors.rollout.engine import LoadTimes, VllmEngine
 from squelch.actors.rollout.engine_settings import engine_environment, require_build

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from squelch.actors.messages import Cluster
+from squelch.actors.records import Cluster
 from squelch.actors.scorer import hard_scoring
 from squelch.actors.scorer.hard_scoring import METRICS
 from squelch.actors.scorer.probe_scoring import FixedProbe

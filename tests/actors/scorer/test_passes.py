@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from squelch.actors.config import ScorerConfig
 from squelch.actors.diagnosis.budget import draw_pairs
-from squelch.actors.messages import Cluster
 from squelch.actors.model_counts import model_size
 from squelch.actors.packed.block_attention import BATCH_PAIRS
 from squelch.actors.packed.packing import pack
+from squelch.actors.records import Cluster
 from squelch.actors.scorer import cross_scoring, memory, prefix_attention
 from squelch.actors.scorer.cross_scoring import CrossScorer, Ways
 from squelch.actors.scorer.passes import Columns, OneAPass, PassCosts, Work, packed_passes

@@ -31,8 +31,7 @@ import pyarrow as pa
 from squelch.actors.archive.rows import to_table
 from squelch.actors.diagnosis.interventions import TURNS_AT_ONCE, Intervention, LeftOut, Swap
 from squelch.actors.failures import Failure, FailureCause
-from squelch.actors.messages import Cluster
-from squelch.actors.records import Group, GroupSummary, Ticket, Trajectory, summarise
+from squelch.actors.records import Cluster, Group, GroupSummary, Ticket, Trajectory, summarise
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import ActorError, Died, reason_of
 from squelch.cluster.control.calls import CLUSTERS, EVALUATE, INTERVENE, PLAY, Payload

@@ -23,8 +23,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from squelch.actors.messages import Cluster
-from squelch.actors.records import Ticket
+from squelch.actors.records import Cluster, Ticket
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.admission import validation_tickets
 from squelch.cluster.loop.persistence.run_log import RunLog

@@ -22,7 +22,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from squelch.actors.archive.store import ArchiveError
-from squelch.actors.messages import Cluster, WeightBundle
+from squelch.actors.messages import WeightBundle
+from squelch.actors.records import Cluster
 from squelch.actors.scorer.pace import ScoringPace
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import ActorError, Died, Refused, reason_of
