@@ -24,7 +24,6 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-import mmap
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -36,11 +35,10 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from squelch.envs.data.files import Source, UnknownSplitError, find_files
-from squelch.envs.data.json_spans import array_spans, line_spans
 from squelch.envs.splits import Split, split_of, task_key_of
-from squelch.envs.untrusted.files import Unreadable, brief, decoding, open_file, require_regular, shortened, size_text
+from squelch.envs.untrusted.files import Unreadable, brief, decoding, require_regular, shortened
+from squelch.envs.untrusted.json_rows import JsonShard, Shard, named
 from squelch.envs.untrusted.parquet import DAMAGED, open_parquet, read_row_group
-from squelch.envs.untrusted.text import MAX_LINE, parse_object
 
 if TYPE_CHECKING:  # the filter's commands import `envs` and must start fast: pyarrow is loaded with the first file
     import pyarrow as pa
@@ -264,32 +262,6 @@ class Part(LazyRows[Row]):
         return self._rows.location(int(self._indices[index]))
 
 
-class Shard(ABC):
-    """One file."""
-
-    def __init__(self, path: Path, columns: Sequence[str] | None) -> None:
-        self.path, self.columns = path, columns
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def names(self) -> Sequence[str]:
-        """The columns of the file, or of its first row; none of a file without rows."""
-
-    @abstractmethod
-    def row(self, index: int) -> dict[str, Any]:
-        """The wanted columns that the row has; all of them if `columns` is None."""
-
-    @abstractmethod
-    def row_name(self, index: int) -> str:
-        """The row's name in error messages."""
-
-    @abstractmethod
-    def pairs(self, name: str, beside: str | None) -> Iterator[tuple[Any, Any]]:
-        """One column in order, each value with that of the column `beside` it, None if the file has none."""
-
-
 class ParquetShard(Shard):
     """A Parquet file; decodes the wanted columns of one row group at a time."""
 
@@ -299,7 +271,7 @@ class ParquetShard(Shard):
         self._file = open_parquet(path, str(path))
         known = self._file.schema_arrow.names
         for name in sorted(required - set(known)):
-            raise Unreadable(f"{path}: no column {name!r}; it has {_some(known)}")
+            raise Unreadable(f"{path}: no column {name!r}; it has {named(known)}")
         self._present = known if columns is None else [name for name in columns if name in known]
         with decoding(str(path), DAMAGED):
             sizes = [self._file.metadata.row_group(g).num_rows for g in range(self._file.num_row_groups)]
@@ -334,7 +306,7 @@ class ParquetShard(Shard):
         """As `Shard.pairs`."""
         known = self._file.schema_arrow.names
         if name not in known:
-            raise Unreadable(f"{self.path}: no column {name!r}; it has {_some(known)}")
+            raise Unreadable(f"{self.path}: no column {name!r}; it has {named(known)}")
         names = [one for one in (name, beside) if one is not None and one in known]
         for group in range(len(self._ends)):
             for batch in self._read(group, names).to_batches(max_chunksize=65_536):
@@ -353,60 +325,6 @@ class ParquetShard(Shard):
     def _rows(self, group: int) -> str:
         """The rows of a group, for messages."""
         return f"{self.path}, rows {(self._ends[group - 1] if group else 0) + 1} to {self._ends[group]}"
-
-
-class JsonShard(Shard):
-    """JSON Lines, or one JSON array of objects; the file is memory-mapped and a row is parsed when it is accessed."""
-
-    def __init__(self, path: Path, columns: Sequence[str] | None, required: Sequence[str] = ()) -> None:
-        super().__init__(path, columns)
-        self._required = required
-        with open_file(path) as file:
-            if not file.seek(0, 2):
-                raise Unreadable(f"{path}: empty; need JSON Lines or an array of objects")
-            with decoding(str(path), "cannot be read"):
-                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._is_array = self._data[:4096].lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
-        self._spans, self._lines = (array_spans if self._is_array else line_spans)(self._data, path)
-
-    def __len__(self) -> int:
-        return len(self._spans)
-
-    def names(self) -> Sequence[str]:
-        """As `Shard.names`."""
-        return tuple(self._parse(0)) if len(self) else ()
-
-    def row(self, index: int) -> dict[str, Any]:
-        """As `Shard.row`."""
-        found = self._parse(index)
-        return found if self.columns is None else {name: found[name] for name in self.columns if name in found}
-
-    def row_name(self, index: int) -> str:
-        """As `Shard.row_name`."""
-        return f"row {index + 1}" if self._is_array else f"line {self._lines[index]}"
-
-    def pairs(self, name: str, beside: str | None) -> Iterator[tuple[Any, Any]]:
-        """As `Shard.pairs`."""
-        needed = [name]
-        for index in range(len(self)):
-            found = self._parse(index)
-            if self.columns is None and not index:
-                needed = list(dict.fromkeys((name, *self._required, *found)))
-            if lacking := [one for one in needed if one not in found]:
-                where = f"{self.path}, {self.row_name(index)}"
-                raise Unreadable(f"{where}: no column {lacking[0]!r}; it has {_some(found)}")
-            if self.columns is None and len(found) > len(needed):
-                [extra, *_] = (one for one in found if one not in needed)
-                where, other = f"{self.path}, {self.row_name(0)}", self.row_name(index)
-                raise Unreadable(f"{where}: no column {extra!r}, which {other} has; every row needs the same columns")
-            yield found[name], None if beside is None else found.get(beside)
-
-    def _parse(self, index: int) -> dict[str, Any]:
-        start, end = self._spans[index]
-        where = f"{self.path}, {self.row_name(index)}"
-        if end - start > MAX_LINE:
-            raise Unreadable(f"{where}: longer than {size_text(MAX_LINE)}")
-        return parse_object(self._data[start:end], where)
 
 
 def _open(path: Path, columns: Sequence[str] | None, required: set[str]) -> Shard:
@@ -444,10 +362,6 @@ def _complaint(error: ValidationError) -> str:
     if first["type"] == "missing" and len(first["loc"]) == 1:
         return f"column {column}: missing; every row needs it"
     return f"column {column}: {first['msg'].removeprefix('Value error, ')} (got {brief(first['input'])})"
-
-
-def _some(names: Sequence[str] | dict[str, Any]) -> str:
-    return shortened(", ".join(names), 300)
 
 
 class _GroupCache:

@@ -79,7 +79,7 @@ def _is_array(path: Path) -> bool:
 
 
 def _array(path: Path) -> Iterator[tuple[int, Record]]:
-    from squelch.envs.data.rows import JsonShard
+    from squelch.envs.untrusted.json_rows import JsonShard
 
     shard = JsonShard(path, None)
     yield from ((index + 1, shard.row(index)) for index in range(len(shard)))
