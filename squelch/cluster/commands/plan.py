@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squelch.cluster.commands.arguments import add_recipe, positive, run_folder, run_path
+from squelch.cluster.commands.arguments import add_recipe, run_folder, run_path
+from squelch.cluster.commands.other_trainers.arguments import positive
 from squelch.cluster.errors import UserError, as_user_error
 from squelch.cluster.runs.timing.step_time import NEARLY, Observed, StepModel, fitted, observed
 from squelch.cluster.terminal import say, say_json

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from squelch.cluster.commands.arguments import natural
+from squelch.cluster.commands.other_trainers.arguments import natural
 from squelch.cluster.errors import as_user_error
 from squelch.cluster.terminal import say
 

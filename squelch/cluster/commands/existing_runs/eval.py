@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from squelch.cluster.commands.arguments import add_changed, add_run_place, in_store, positive, run_folder
+from squelch.cluster.commands.arguments import add_changed, add_run_place, in_store, run_folder
+from squelch.cluster.commands.other_trainers.arguments import positive
 from squelch.cluster.terminal import say
 
 

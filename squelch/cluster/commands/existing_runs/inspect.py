@@ -9,7 +9,8 @@ import argparse
 import os
 from pathlib import Path
 
-from squelch.cluster.commands.arguments import add_run_place, natural, place_of
+from squelch.cluster.commands.arguments import add_run_place, place_of
+from squelch.cluster.commands.other_trainers.arguments import natural
 from squelch.cluster.errors import UserError
 from squelch.cluster.grafana.address import address
 from squelch.cluster.runs.folder import RunFolder

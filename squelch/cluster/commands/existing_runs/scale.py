@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from squelch.cluster.commands.arguments import natural
+from squelch.cluster.commands.other_trainers.arguments import natural
 from squelch.cluster.errors import UserError
 from squelch.cluster.terminal import say
 

@@ -22,7 +22,7 @@ from squelch.actors.archive.store import LocalStore
 from squelch.actors.filter.rules import RULES, EpsilonUnit
 from squelch.actors.filter.scores import STATISTICS
 from squelch.actors.filter.settings import FilterConfig
-from squelch.cluster.commands.arguments import add_compat, add_file, add_format
+from squelch.cluster.commands.other_trainers.arguments import add_compat, add_file, add_format
 from squelch.cluster.commands.other_trainers.filter_table import filter_table
 from squelch.cluster.commands.other_trainers.formats import names_in
 from squelch.cluster.commands.other_trainers.records import SUFFIXES, columns_of, suffix_of

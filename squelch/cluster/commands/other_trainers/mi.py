@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squelch.cluster.commands.arguments import add_compat, add_file, natural, positive
+from squelch.cluster.commands.other_trainers.arguments import add_compat, add_file, natural, positive
 from squelch.cluster.commands.other_trainers.filter import read_npz
 from squelch.cluster.commands.other_trainers.records import suffix_of
 from squelch.cluster.errors import UserError, as_user_error

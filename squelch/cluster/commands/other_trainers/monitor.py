@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from squelch.actors.process.disk import write_whole
-from squelch.cluster.commands.arguments import natural, positive
+from squelch.cluster.commands.other_trainers.arguments import natural, positive
 from squelch.cluster.commands.other_trainers.following import Follower, Look, Ready
 from squelch.cluster.commands.other_trainers.score import add_scoring
 from squelch.cluster.errors import UserError, as_user_error, bad_files_are_the_users

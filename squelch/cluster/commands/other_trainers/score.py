@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from squelch.actors.process.disk import whole_file
-from squelch.cluster.commands.arguments import add_compat, add_file, add_format, natural, positive
+from squelch.cluster.commands.other_trainers.arguments import add_compat, add_file, add_format, natural, positive
 from squelch.cluster.errors import UserError, as_user_error, bad_files_are_the_users
 from squelch.cluster.terminal import aligned, say, say_json
 from squelch.envs.untrusted.files import MIB, Unreadable, is_folder, read_bytes, reason, require_output
