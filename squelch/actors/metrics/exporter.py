@@ -32,7 +32,7 @@ from squelch.actors.metrics.registry import Registry
 from squelch.actors.metrics.series import Flat, MetricStore
 from squelch.actors.metrics.settings import RecorderConfig
 from squelch.actors.metrics.specification import LabelValues, MetricSpec
-from squelch.actors.process.interfaces import is_loopback
+from squelch.actors.process.loopback import is_loopback
 from squelch.envs.untrusted.secrets import token_in
 
 PORTS = range(9464, 9474)

@@ -48,11 +48,3 @@ def bind_nccl(address: str) -> None:
 def listen(address: str) -> socket.socket:
     """A socket that listens at `address` on a free port."""
     return socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a server on this address, or of this name, is reachable from this machine alone."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")

@@ -37,7 +37,8 @@ from urllib3.exceptions import HTTPError
 
 from squelch.actors.metrics.exporter import PORTS, TOKEN, StoreCollector
 from squelch.actors.metrics.series import MetricStore
-from squelch.actors.process.interfaces import interface_addresses, is_loopback
+from squelch.actors.process.interfaces import interface_addresses
+from squelch.actors.process.loopback import is_loopback
 from squelch.cluster.errors import UserError
 from squelch.cluster.grafana.prometheus import MAX_ANSWER, Prometheus
 from squelch.cluster.metrics import REGISTRY

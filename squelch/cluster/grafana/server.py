@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult
 
-from squelch.actors.process.interfaces import is_loopback
+from squelch.actors.process.loopback import is_loopback
 from squelch.cluster.errors import UserError, as_user_error
 from squelch.cluster.grafana.address import address
 from squelch.cluster.grafana.boards import Tree

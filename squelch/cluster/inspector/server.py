@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import uvicorn
 
-from squelch.actors.process.interfaces import is_loopback
+from squelch.actors.process.loopback import is_loopback
 from squelch.cluster.errors import UserError
 from squelch.cluster.grafana.prometheus import Prometheus
 from squelch.cluster.inspector.app import application
