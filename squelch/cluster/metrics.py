@@ -13,34 +13,16 @@ import squelch.actors.diagnosis.metrics
 import squelch.actors.endpoint.metrics
 import squelch.actors.filter.metrics
 import squelch.actors.filter.noise_metrics
+import squelch.actors.metrics.training
 import squelch.actors.play.metrics
 import squelch.actors.rollout.metrics
 import squelch.actors.scorer.metrics
 import squelch.learner.decomposition.metrics
 import squelch.learner.metrics
 from squelch.actors.metrics.registry import Registry
-from squelch.actors.metrics.specification import MetricSpec, Section, Table, counter, gauge, product
+from squelch.actors.metrics.specification import Section, Table, counter, gauge, product
 from squelch.actors.play.metrics import FAILURES
 
-STEP_BUCKETS = (0.5, 1.0, 2.0, 3.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 2560.0)
-"""Seconds; 3.5 is the documented bound on a step of the demo."""
-
-PARTS = (
-    "step",
-    "rollout",
-    "filter",
-    "train",
-    "publish",
-    "score",
-    "validation",
-    "probe",
-    "probe_score",
-    "archive",
-    "checkpoint",
-    "checkpoint_write",
-    "recovery",
-    "orchestration",
-)
 WAITED_FOR = {
     "rollout": "environment",
     "filter": "filter",
@@ -69,9 +51,6 @@ DROP_REASONS = ("zero", "below_threshold", "refused", "no_signal")
 
 METRICS: Table = {
     Section.PROGRESS: (
-        gauge("squelch_step", "step", "Training step that finished last"),
-        gauge("squelch_planned_steps", "total_steps", "Planned training steps"),
-        gauge("squelch_last_step_timestamp_seconds", "time", "Unix time at which the last training step finished"),
         gauge("squelch_policy_version", "policy_version", "Policy version published last"),
         counter(
             "squelch_tokens_total",
@@ -146,27 +125,6 @@ METRICS: Table = {
         ),
     ),
     Section.TIME: (
-        MetricSpec(
-            "squelch_step_duration_seconds",
-            "histogram",
-            "Wall seconds of a training step",
-            "seconds/step",
-            buckets=STEP_BUCKETS,
-        ),
-        gauge(
-            "squelch_step_part_seconds",
-            "seconds/{part}",
-            "Wall seconds of each part of a step when it last happened; parts may overlap",
-            product(PARTS),
-            open=True,
-        ),
-        counter(
-            "squelch_part_seconds_total",
-            "seconds/{part}",
-            "Wall seconds by part; parts may overlap",
-            product(PARTS),
-            open=True,
-        ),
         counter(
             "squelch_wait_seconds_total",
             "wait/{waiter}/{waited_for}",
@@ -251,18 +209,12 @@ METRICS: Table = {
         counter("squelch_store_failures_total", "", "Uploads to the store that failed"),
         gauge("squelch_disk_free_bytes", "", "Free bytes of the disk that holds the run's folder"),
         gauge("squelch_disk_size_bytes", "", "Size of that disk"),
-        gauge("squelch_build_info", "", "Always 1; the labels say what runs", labels=("version", "python")),
-        gauge(
-            "squelch_run_info",
-            "",
-            "Always 1; the labels say which run this is",
-            labels=("run", "environment", "filter"),
-        ),
     ),
 }
 """Metrics of the training loop, the ledger and the fleet."""
 
 COMPONENTS: tuple[ModuleType, ...] = (
+    squelch.actors.metrics.training,
     squelch.actors.play.metrics,
     squelch.actors.endpoint.metrics,
     squelch.actors.filter.metrics,
@@ -274,6 +226,6 @@ COMPONENTS: tuple[ModuleType, ...] = (
     squelch.actors.rollout.metrics,
     squelch.actors.cards.metrics,
 )
-"""Modules with a table `METRICS`, in the order of a training step."""
+"""Modules with a table `METRICS`: that of any trainer, then in the order of a training step."""
 
-REGISTRY = Registry(METRICS, *(component.METRICS for component in COMPONENTS))
+REGISTRY = Registry(COMPONENTS[0].METRICS, METRICS, *(component.METRICS for component in COMPONENTS[1:]))

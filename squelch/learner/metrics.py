@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from squelch.actors.metrics.specification import MetricSpec, Section, Table, counter, gauge, product
+from squelch.actors.metrics.specification import Section, Table, counter, gauge, product
+from squelch.actors.metrics.training import learner
 
 if TYPE_CHECKING:
     from squelch.actors.messages import WeightBundle
@@ -12,13 +13,8 @@ if TYPE_CHECKING:
 PARTS = ("fetch", "prepare", "forward_backward", "optimizer", "recompute", "reference", "critic")
 
 
-def _learner(name: str, key: str, help: str) -> MetricSpec:
-    return gauge(f"squelch_learner_{name}", f"learner/{key}", help)
-
-
 METRICS: Table = {
     Section.PROGRESS: (
-        counter("squelch_optimizer_steps_total", "optimizer_steps", "Optimizer steps taken"),
         counter("squelch_trained_trajectories_total", "trajectories/trained", "Trajectories that were learned from"),
         counter("squelch_trained_groups_total", "groups/trained", "Groups that were learned from"),
         counter(
@@ -37,52 +33,44 @@ METRICS: Table = {
         ),
     ),
     Section.LEARNER: (
-        _learner("loss", "loss", "Loss of the last step, including the loss scale"),
-        _learner("policy_loss", "policy_loss", "Policy term of the loss, without the loss scale"),
-        _learner("entropy_nats", "entropy", "Entropy of the policy, nats per token"),
-        _learner("kl_nats", "kl", "KL to the reference policy, nats per token; NaN when it is off"),
-        _learner("ratio_mean", "ratio_mean", "Mean probability ratio to the anchor"),
-        _learner("ratio_max", "ratio_max", "Largest probability ratio to the anchor"),
-        _learner("clip_low_ratio", "clip_fraction_low", "Share of tokens clipped from below"),
-        _learner("clip_high_ratio", "clip_fraction_high", "Share of tokens clipped from above"),
-        _learner("grad_norm", "grad_norm", "Norm of the gradient before clipping"),
-        _learner("learning_rate", "learning_rate", "Learning rate"),
-        _learner("mismatch_nats", "mismatch_abs", "Mean |log p(learner) - log p(rollout)| at step start"),
-        _learner(
+        learner("ratio_mean", "ratio_mean", "Mean probability ratio to the anchor"),
+        learner("ratio_max", "ratio_max", "Largest probability ratio to the anchor"),
+        learner("mismatch_nats", "mismatch_abs", "Mean |log p(learner) - log p(rollout)| at step start"),
+        learner(
             "mismatch_on_policy_nats",
             "mismatch_on_policy",
             "The same of tokens that the learner's present version sampled; NaN without any",
         ),
-        _learner("mismatch_k3_nats", "mismatch_k3", "KL(sampler || learner) at step start, k3 estimator"),
-        _learner(
+        learner("mismatch_k3_nats", "mismatch_k3", "KL(sampler || learner) at step start, k3 estimator"),
+        learner(
             "mismatch_outside_ratio",
             "mismatch_outside",
             "Share of tokens whose probability ratio of learner to rollout is outside 0.9 to 1.1",
         ),
-        _learner(
+        learner(
             "effective_sample_size_ratio",
             "effective_sample_size",
             "Effective sample size of the learner-to-rollout weights, as a share of the tokens",
         ),
-        _learner("masked_ratio", "masked_share", "Share of tokens in sequences that the mismatch mask excludes"),
-        _learner(
+        learner("masked_ratio", "masked_share", "Share of tokens in sequences that the mismatch mask excludes"),
+        learner(
             "clamped_ratio",
             "clamped_share",
             "Share of tokens whose log-ratio to the anchor, sampler or reference is clamped at 20 nats, which takes "
             "their gradient",
         ),
-        _learner("advantage_std", "advantage_std", "Standard deviation of the advantages"),
-        _learner(
+        learner("advantage_std", "advantage_std", "Standard deviation of the advantages"),
+        learner(
             "zero_advantage_ratio", "zero_advantage_share", "Share of the step's sampled tokens whose advantage is 0"
         ),
-        _learner("value_loss", "value_loss", "Loss of the critic; NaN without a critic"),
-        _learner("value_mean", "value_mean", "Mean of the critic's values at step start; NaN without a critic"),
-        _learner(
+        learner("value_loss", "value_loss", "Loss of the critic; NaN without a critic"),
+        learner("value_mean", "value_mean", "Mean of the critic's values at step start; NaN without a critic"),
+        learner(
             "explained_variance",
             "explained_variance",
             "Share of the returns' variance that the critic's values explain; NaN without a critic",
         ),
-        _learner(
+        learner(
             "critic_grad_norm",
             "critic_grad_norm",
             "Norm of the critic's gradient before clipping; NaN without a critic",

@@ -1,7 +1,5 @@
-"""A TRL run at `/metrics`, under the names that a run of Squelch exports, so that its dashboards and alerts serve both.
-
-This is the one module of the package that knows `squelch.cluster`: the metrics of all components are composed there.
-"""
+"""A TRL run at `/metrics`, under the names that a run of Squelch exports, so that its dashboards and alerts serve both
+(`api.metrics`)."""
 
 from __future__ import annotations
 
@@ -9,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import squelch
+from squelch.actors.metrics.served import serve
 from squelch.actors.metrics.settings import RecorderConfig
-from squelch.cluster.served_metrics import serve
+from squelch.api.metrics import REGISTRY
 
 LOGGED_BY_TRL = {
     "loss": "learner/loss",
@@ -32,7 +31,7 @@ class Endpoint:
 
     def __init__(self, host: str, port: int | None, run: str, rule: str) -> None:
         settings = RecorderConfig(host=host, port=port)
-        self._recorder = serve(settings, squelch.__version__, run=run, environment="TRL", filter=rule)
+        self._recorder = serve(settings, REGISTRY, squelch.__version__, run=run, environment="TRL", filter=rule)
         self._pending: dict[str, float] = {}
 
     @property

@@ -13,7 +13,7 @@ import pytest
 import squelch
 from squelch.actors.diagnosis.metrics import REGIMES
 from squelch.api.inputs import reader_of
-from squelch.cluster.metrics import REGISTRY
+from squelch.api.metrics import REGISTRY
 
 PROBE = "probe/link/dependence"
 

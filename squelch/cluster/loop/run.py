@@ -39,6 +39,7 @@ from squelch.actors.archive.writer import Archive
 from squelch.actors.formats.portable import small_files
 from squelch.actors.metrics.exporter import PORTS, Recorder
 from squelch.actors.metrics.loggers import Loggers, open_loggers, require_packages
+from squelch.actors.metrics.served import serve
 from squelch.actors.play.replaying import notes_on_replays
 from squelch.actors.process.disk import write_whole
 from squelch.cluster.config import RunConfig, changes, dump, settings_of
@@ -88,7 +89,6 @@ from squelch.cluster.runs.driver import Driver
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.folder import EARLIER_SUMMARY, SUMMARY, RunFolder
 from squelch.cluster.runs.logs import Output, log_folder, quiet
-from squelch.cluster.served_metrics import serve
 from squelch.cluster.signals import Interrupted, Signals, listening
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.mixture import Entry
@@ -356,7 +356,7 @@ def _open_recorder(config: RunConfig) -> Recorder:
     seeds = {"worker": workers, "actor": actors, "environment": config.mixture.labels}
     names = {"run": config.name, "environment": config.mixture.name, "filter": config.filter.rule}
     with as_user_error():
-        recorder = serve(config.recorder, installed_version(), **names, seeds=seeds)
+        recorder = serve(config.recorder, REGISTRY, installed_version(), **names, seeds=seeds)
     limits(config, recorder)
     return recorder
 

@@ -15,7 +15,8 @@ from typing import Any
 from squelch.actors.archive.reader import is_of_step
 from squelch.actors.diagnosis.alarm import alarm_text
 from squelch.actors.diagnosis.metrics import REGIMES
-from squelch.cluster.metrics import LEDGER_STATES, PARTS
+from squelch.actors.metrics.training import PARTS
+from squelch.cluster.metrics import LEDGER_STATES
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.shapes import LARGEST
 from squelch.cluster.terminal import duration, one_line

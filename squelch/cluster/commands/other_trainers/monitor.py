@@ -200,13 +200,14 @@ class Session:
         if self.args.once:
             yield
             return
+        from squelch.actors.metrics.served import serve
         from squelch.actors.metrics.settings import RecorderConfig
-        from squelch.cluster.served_metrics import serve
+        from squelch.api.metrics import REGISTRY
 
         settings = RecorderConfig(host=self.args.host, port=self.args.port)
         names = {"run": self.args.folder.resolve().name, "environment": "files", "filter": "none"}
         with as_user_error():
-            recorder = serve(settings, installed_version(), **names)
+            recorder = serve(settings, REGISTRY, installed_version(), **names)
         with closing(recorder):
             self.recorder = recorder
             self.tell("serving", f"metrics at {recorder.url}", url=recorder.url)

@@ -6,12 +6,13 @@ import platform
 from collections.abc import Iterable, Mapping
 
 from squelch.actors.metrics.exporter import Recorder
+from squelch.actors.metrics.registry import Registry
 from squelch.actors.metrics.settings import RecorderConfig
-from squelch.cluster.metrics import REGISTRY
 
 
 def serve(
     settings: RecorderConfig,
+    registry: Registry,
     version: str,
     *,
     run: str,
@@ -19,11 +20,11 @@ def serve(
     filter: str,
     seeds: Mapping[str, Iterable[str]] | None = None,
 ) -> Recorder:
-    """A recorder of the metrics of all components that listens, and says which run and what code they are of.
+    """A recorder of the registry's metrics that listens, and says which run and what code they are of.
 
     Raises ValueError if it cannot listen.
     """
-    recorder = Recorder(settings, REGISTRY, seeds=seeds)
+    recorder = Recorder(settings, registry, seeds=seeds)
     recorder.start()
     recorder.set("squelch_run_info", 1, run=run, environment=environment, filter=filter)
     recorder.set("squelch_build_info", 1, version=version, python=platform.python_version())
