@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squelch.cluster.terminal import say
+from squelch.kit.process.terminal import say
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -34,9 +34,6 @@ import numpy as np
 import psutil
 
 from benchmarks.common import parser_of, print_metrics
-from squelch.actors.archive.writer import Archive
-from squelch.actors.filter.decisions import StepDecision
-from squelch.actors.metrics.exporter import Recorder
 from squelch.cluster.config import RunConfig, load
 from squelch.cluster.fleet.fleet import Fleet, actor_names
 from squelch.cluster.loop.coordinator import Coordinator
@@ -45,6 +42,9 @@ from squelch.cluster.loop.persistence.state import LoopState
 from squelch.cluster.loop.tickets.playing import PlayedGroup
 from squelch.cluster.loop.wiring import make_coordinator
 from squelch.cluster.metrics import REGISTRY
+from squelch.kit.archive.writer import Archive
+from squelch.kit.filter.decisions import StepDecision
+from squelch.kit.metrics.exporter import Recorder
 from tests.stand_ins.processes import ProcessStandIns
 
 if TYPE_CHECKING:

@@ -63,7 +63,7 @@ class Policy:
 async def served(trajectories: int, rounds: int) -> dict[str, Any]:
     """Serves one client process until it has played; returns the metrics of the module's head."""
     from tests.actors.formats.test_own import SHOWS_TOOLS
-    from tests.actors.text.made import chatml_bpe, save_folder
+    from tests.kit.text.made import chatml_bpe, save_folder
 
     with tempfile.TemporaryDirectory() as folder:
         codec = ChatCodec(save_folder(Path(folder), chatml_bpe(), SHOWS_TOOLS))

@@ -17,9 +17,9 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.common import arguments, print_metrics
-from squelch.actors.filter.measure import GroupStatistics
-from squelch.actors.filter.settings import FilterConfig
-from squelch.actors.filter.windows import FilterWindow, SlidingWindow
+from squelch.kit.filter.measure import GroupStatistics
+from squelch.kit.filter.settings import FilterConfig
+from squelch.kit.filter.windows import FilterWindow, SlidingWindow
 
 GROUP_SIZE = 16
 STEP_GROUPS = 8

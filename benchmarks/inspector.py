@@ -34,16 +34,16 @@ import pyarrow.parquet as pq
 from playwright.sync_api import Page, sync_playwright
 
 from benchmarks.common import parser_of, print_metrics
-from squelch.actors.archive.group_index import index_rows
-from squelch.actors.archive.parts import GROUPS, SCORES, STEPS_PER_BLOCK, block_of, part_key
-from squelch.actors.archive.reader import block_key, read_index, stream_groups
-from squelch.actors.archive.rows import to_table
-from squelch.actors.archive.schema import ARCHIVE_SCHEMA, DECISION, INDEX_SCHEMA
-from squelch.actors.archive.scores import ScoreMatrix, TurnPlace, encoded, scores_table
-from squelch.actors.archive.writer import ROWS_PER_ROW_GROUP
-from squelch.actors.records import Group, Task, Ticket, Trajectory, Turn
 from squelch.cluster.config import dump, load
 from squelch.cluster.inspector.run_metrics import KEYS
+from squelch.kit.archive.group_index import index_rows
+from squelch.kit.archive.parts import GROUPS, SCORES, STEPS_PER_BLOCK, block_of, part_key
+from squelch.kit.archive.reader import block_key, read_index, stream_groups
+from squelch.kit.archive.rows import to_table
+from squelch.kit.archive.schema import ARCHIVE_SCHEMA, DECISION, INDEX_SCHEMA
+from squelch.kit.archive.scores import ScoreMatrix, TurnPlace, encoded, scores_table
+from squelch.kit.archive.writer import ROWS_PER_ROW_GROUP
+from squelch.kit.records.records import Group, Task, Ticket, Trajectory, Turn
 
 STEP_GROUPS, GROUP_SIZE = 8, 16
 REAL_GROUPS, ALL_GROUPS = 1_000, 100_000

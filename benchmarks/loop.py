@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 
 from benchmarks.common import parser_of, print_metrics
-from squelch.actors.archive.reader import is_of_step, read_metrics
+from squelch.kit.archive.reader import is_of_step, read_metrics
 
 WARM_UP = 2
 PARTS = ("step", "rollout", "filter", "train", "publish", "orchestration")

@@ -23,12 +23,12 @@ from pathlib import Path
 import psutil
 
 from benchmarks.common import arguments, print_metrics
-from squelch.actors.metrics.exporter import Recorder
-from squelch.actors.metrics.loggers import Loggers, open_loggers
-from squelch.actors.metrics.settings import RecorderConfig
-from squelch.actors.metrics.specification import LabelValues
 from squelch.cluster.control.membership import MemberState
 from squelch.cluster.metrics import REGISTRY
+from squelch.kit.metrics.exporter import Recorder
+from squelch.kit.metrics.loggers import Loggers, open_loggers
+from squelch.kit.metrics.settings import RecorderConfig
+from squelch.kit.metrics.specification import LabelValues
 
 WORKERS, PLAYERS = 32, 64
 CHANGES = 100

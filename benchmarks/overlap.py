@@ -30,9 +30,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import parser_of, print_metrics
-from squelch.actors.archive.reader import is_of_step, read_metrics
-from squelch.actors.archive.writer import Archive
-from squelch.actors.metrics.exporter import Recorder
 from squelch.cluster.config import RunConfig, load
 from squelch.cluster.control.protocols import Actors
 from squelch.cluster.fleet.fleet import Fleet, actor_names
@@ -40,6 +37,9 @@ from squelch.cluster.loop.persistence.state import LoopState
 from squelch.cluster.loop.wiring import make_coordinator
 from squelch.cluster.metrics import REGISTRY
 from squelch.cluster.runs.timing.intervals import clip_intervals, union_seconds
+from squelch.kit.archive.reader import is_of_step, read_metrics
+from squelch.kit.archive.writer import Archive
+from squelch.kit.metrics.exporter import Recorder
 from tests.stand_ins.paced import PacedActors, Times
 
 BOUNDS = (0, 1, 2)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from squelch.actors.diagnosis.uncertainty import t_quantile
+from squelch.kit.diagnosis.uncertainty import t_quantile
 
 T = TypeVar("T")
 HERE = Path(__file__).resolve().parents[1]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import arguments, print_metrics
-from squelch.cluster.package import variables
+from squelch.kit.base.package import variables
 from tests.cluster.report.synthetic import Made, write_run
 
 STEPS, SEEDS = 400, 3

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import parser_of, print_metrics
-from squelch.actors.archive.reader import read_events, read_index, read_metrics
+from squelch.kit.archive.reader import read_events, read_index, read_metrics
 
 SMALL = (
     "loop.prompts=4",

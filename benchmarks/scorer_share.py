@@ -26,8 +26,8 @@ import numpy as np
 
 from benchmarks.common import parser_of, print_metrics
 from benchmarks.loop import run_steps
-from squelch.actors.archive.reader import is_of_step, read_metrics
-from squelch.actors.scorer.metrics import OUTCOMES
+from squelch.kit.archive.reader import is_of_step, read_metrics
+from squelch.kit.scoring.metrics import OUTCOMES
 
 RECIPE, WARM_UP, EVERY, PROBE_EVERY = "frozenlake", 4, 5, 25
 ARMS = {

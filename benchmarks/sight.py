@@ -18,14 +18,14 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from benchmarks.common import parser_of
-from squelch.actors.model_folder import load_model_folder
 from squelch.actors.play.codec import ChatCodec, Fed
 from squelch.cluster.config import load
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import Judged, require
 from squelch.envs.episode import Episode
-from squelch.envs.pictures import Picture
 from squelch.envs.registry import make
+from squelch.kit.models.model_folder import load_model_folder
+from squelch.kit.records.pictures import Picture
 from squelch.learner.warmup.sight import sampled_turns
 from squelch.learner.warmup.tiny import build_tiny
 

@@ -51,7 +51,7 @@ NEEDS = {
     "rollout worker": "squelch.actors.rollout.worker, vllm.v1.engine.async_llm",
     "its engine": "vllm.v1.engine.core, vllm.v1.worker.cpu_worker",
     "learner rank": "squelch.learner.rank",
-    "scorer": "squelch.actors.scorer.actor, squelch.actors.scorer.cross_scoring",
+    "scorer": "squelch.actors.scorer.actor, squelch.kit.scoring.cross_scoring",
     "environment actor": "squelch.actors.play.actor",
     "filter service": "squelch.actors.filter.service",
 }

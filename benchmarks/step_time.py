@@ -27,15 +27,15 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.common import arguments, print_metrics
-from squelch.actors.archive.reader import is_of_step
-from squelch.actors.archive.writer import Archive
-from squelch.actors.records import GroupSummary, Ticket
 from squelch.cluster.config import RunConfig, load
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.loop.persistence.state import LoopState
 from squelch.cluster.loop.wiring import make_coordinator
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.timing.step_time import StepModel, fitted, observed
+from squelch.kit.archive.reader import is_of_step
+from squelch.kit.archive.writer import Archive
+from squelch.kit.records.records import GroupSummary, Ticket
 from tests.stand_ins.channel import Local
 from tests.stand_ins.hosts import FilterHost, Host
 from tests.stand_ins.processes import StandIns

@@ -21,13 +21,13 @@ from transformers.utils import logging
 from benchmarks import tiny_play
 from benchmarks.common import parser_of
 from benchmarks.tiny_play import Played
-from squelch.actors.diagnosis.proxies import proxies_of_samples
 from squelch.actors.play.codec import ChatCodec
-from squelch.actors.scorer.cross_scoring import CrossScorer
-from squelch.actors.shared_prefix import distinct
 from squelch.cluster.config import RunConfig, load
 from squelch.envs.grid_worlds.base import GridEnv
 from squelch.envs.registry import environment_class, environment_names
+from squelch.kit.diagnosis.proxies import proxies_of_samples
+from squelch.kit.records.shared_prefix import distinct
+from squelch.kit.scoring.cross_scoring import CrossScorer
 from squelch.learner.warmup import tiny
 
 NUM_PROMPTS = 32

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from squelch.actors.model_folder import load_model_folder
 from squelch.actors.play.codec import ChatCodec
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.episode import Episode
 from squelch.envs.registry import make
-from squelch.envs.splits import Split
+from squelch.kit.models.model_folder import load_model_folder
+from squelch.kit.records.splits import Split
 
 ROWS_TOGETHER = 128
 """Episodes decoded together; with more, the data exceed the caches of a small CPU."""

@@ -3,7 +3,7 @@
 python -m research.alarm [--healthy RUN ...] [--collapsed RUN ...] [--quick] [--json]
 
 RUN is a run's folder, of which metrics.jsonl is read. From each healthy run, series of scorings are drawn by a
-moving-block bootstrap (blocks of neighbouring scorings of one run). The alarm of squelch/actors/diagnosis/alarm.py,
+moving-block bootstrap (blocks of neighbouring scorings of one run). The alarm of squelch/kit/diagnosis/alarm.py,
 with its fixed parameters, watches each series; the metric is the share of series in which it was raised, with Wilson's
 95% interval. There are two such metrics. The first draws blocks of scorings; it can place the low start of a run that
 learned after its high end, and so count the run's rise as a fall. The second draws blocks of the noise around the run's
@@ -27,10 +27,10 @@ import numpy as np
 
 from benchmarks.common import parser_of, print_metrics
 from research.renoising import BLOCK, renoised
-from squelch.actors.archive.reader import read_metrics
-from squelch.actors.diagnosis.alarm import BASELINE, DependenceAlarm, Scored, score_of
-from squelch.actors.diagnosis.uncertainty import wilson_interval
-from squelch.cluster.errors import UserError
+from squelch.kit.archive.reader import read_metrics
+from squelch.kit.base.errors import UserError
+from squelch.kit.diagnosis.alarm import BASELINE, DependenceAlarm, Scored, score_of
+from squelch.kit.diagnosis.uncertainty import wilson_interval
 
 ONSET_SHARE = 0.5
 REWARD_SHARE = 0.8

@@ -28,12 +28,12 @@ from typing import Any
 from research import tables
 from research.judging import Report, show
 from research.kept import condense, content_overrides, of_content
-from squelch.cluster.errors import UserError
-from squelch.cluster.package import checkout
 from squelch.cluster.setting_keys import below
 from squelch.cluster.sweep.cells import Ended, ProcessRunner, Sweep, prepare
 from squelch.cluster.sweep.plan import Arm, Cell, Plan, check_folders, is_finished, make_plan
-from squelch.cluster.terminal import say
+from squelch.kit.base.errors import UserError
+from squelch.kit.base.package import checkout
+from squelch.kit.process.terminal import say
 
 START_S = 60.0
 """Seconds from the start of a cell's process to its first step, and from its last step to its end."""

@@ -42,10 +42,10 @@ from research.claims.study import RESULTS as CLAIMS
 from research.kept import Kept, condense, of_content, read_all
 from research.renoising import renoised
 from research.tables import FOLDER
-from squelch.actors.diagnosis.uncertainty import wilson_interval
 from squelch.cluster.control.gaming import VALIDATIONS, Gaming
-from squelch.cluster.errors import UserError
 from squelch.cluster.runs.folder import RunFolder
+from squelch.kit.base.errors import UserError
+from squelch.kit.diagnosis.uncertainty import wilson_interval
 
 PARTS = ("lead", "long", "rules", "noise", "healthy", "steady", "grid", "fresh")
 """Parts of the studies whose runs were meant to be healthy."""

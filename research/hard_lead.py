@@ -34,7 +34,7 @@ from research.judging import Report, interval, verdict
 from research.kept import Kept, caveats, last_success, read_all
 from research.tables import FOLDER
 from squelch.cluster.sweep.table import text
-from squelch.cluster.terminal import known
+from squelch.kit.process.terminal import known
 
 RESULTS = FOLDER / "hard_lead.parquet"
 RECIPE, STEPS, SEEDS, STEP_S = "frozenlake", 40, (0, 1, 2, 3, 4), 3.6

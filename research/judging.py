@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import parser_of, print_metrics
-from squelch.cluster.errors import UserError
 from squelch.cluster.sweep.table import t_interval
+from squelch.kit.base.errors import UserError
 
 PAGES = Path(__file__).parents[1] / "docs" / "research"
 TEMPLATES = Path(__file__).parent / "pages"

@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 
 from research.tables import read_as
-from squelch.actors.archive.reader import stream_groups
-from squelch.actors.diagnosis.grounding import spearman
 from squelch.cluster.control.gaming import kept_variance
-from squelch.cluster.errors import UserError
 from squelch.cluster.runs.ending import EndCause, ending_of
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.setting_keys import below
 from squelch.cluster.sweep.plan import PLACEMENT
+from squelch.kit.archive.reader import stream_groups
+from squelch.kit.base.errors import UserError
+from squelch.kit.diagnosis.grounding import spearman
 
 Table = Mapping[str, Sequence[float | None]]
 BLOCK = 10

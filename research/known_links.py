@@ -31,10 +31,10 @@ from research.channels.links import (
 )
 from research.judging import PAGES, Report, judge, template
 from research.tables import FOLDER
-from squelch.actors.diagnosis.fixed_probe import TaskMeans
-from squelch.actors.diagnosis.links import LinksEvaluation
-from squelch.actors.diagnosis.uncertainty import wilson_interval
-from squelch.actors.scorer.settings import OTHERS, REFERENCES
+from squelch.kit.diagnosis.fixed_probe import TaskMeans
+from squelch.kit.diagnosis.links import LinksEvaluation
+from squelch.kit.diagnosis.uncertainty import wilson_interval
+from squelch.kit.scoring.settings import OTHERS, REFERENCES
 
 PAGE, DATA = PAGES / "known-links.md", FOLDER / "known_links.csv"
 SIZES = ((8, 2), (8, 4), (8, 8), (32, 2), (32, 4), (32, 8))

@@ -4,7 +4,7 @@ python -m research.known_truth [--quick] [--json] [--write]
 
 Channels with finitely many prompts and strings are enumerated (research/channels/reasonings.py), so I(X;Z) is a sum.
 For a tiny random causal LM, all strings of up to 4 tokens are enumerated by its forward pass, and the estimates come
-from the scorer's engine (squelch/actors/scorer/cross_scoring.py). By N, K and length, the benchmark prints the
+from the scorer's engine (squelch/kit/scoring/cross_scoring.py). By N, K and length, the benchmark prints the
 estimate's mean and bias; how often the 95% interval covers the estimate's mean over draws of N prompts, and I(X;Z)
 itself; and the rate of false positives. `--write` writes docs/research/known-truth.md and
 docs/research/known_truth.svg.
@@ -20,10 +20,10 @@ import numpy as np
 from benchmarks.common import markdown_table
 from research.channels.reasonings import Channel, draw, random_channel
 from research.judging import PAGES, Report, judge, template
-from squelch.actors.diagnosis.proxies import Scores, proxies_of_scores
-from squelch.actors.diagnosis.uncertainty import uncertainty
 from squelch.cluster.plots import draw as drawing
 from squelch.cluster.plots.style import BLUE, GREEN, MUTED, VERMILLION, render, standalone
+from squelch.kit.diagnosis.proxies import Scores, proxies_of_scores
+from squelch.kit.diagnosis.uncertainty import uncertainty
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

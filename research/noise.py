@@ -44,7 +44,7 @@ from research.kept import (
 )
 from research.tables import FOLDER
 from squelch.cluster.sweep.table import INTERVAL, t_interval, text
-from squelch.cluster.terminal import UNKNOWN
+from squelch.kit.process.terminal import UNKNOWN
 
 PAGE, RESULTS = PAGES / "noise.md", FOLDER / "noise.parquet"
 TOLERANCE = 0.03

@@ -1,4 +1,4 @@
-"""The regimes through which the committed runs went, as the rules of `actors.diagnosis.regime` read their metrics.
+"""The regimes through which the committed runs went, as the rules of `kit.diagnosis.regime` read their metrics.
 
 python -m research.regimes [--quick] [--json]
 
@@ -27,8 +27,8 @@ from benchmarks.common import arguments, print_metrics
 from research.claims.study import RESULTS as CLAIMS
 from research.kept import Kept, read_all
 from research.tables import FOLDER
-from squelch.actors.diagnosis.metrics import REGIMES
-from squelch.actors.diagnosis.regime import RegimeGauge, RegimeInputs, true_share
+from squelch.kit.diagnosis.metrics import REGIMES
+from squelch.kit.diagnosis.regime import RegimeGauge, RegimeInputs, true_share
 
 PARTS = ("collapse", "healthy", "lead", "long", "rules", "noise")
 NOT_MADE = PARTS[1:]

@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from squelch.cluster.errors import UserError
 from squelch.envs.file_lock import held
+from squelch.kit.base.errors import UserError
 
 T = TypeVar("T")
 Content = Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""Squelch: the package. The public API (`squelch.api`) is loaded name by name at its first use: this module imports
+"""Squelch: the package. The public API (`squelch.kit.api`) is loaded name by name at its first use: this module imports
 nothing.
 """
 
@@ -7,24 +7,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from squelch.actors.diagnosis.proxies import EmaState
-    from squelch.api.filtering import FilterResult, filter
-    from squelch.api.information import MIResult, mi
-    from squelch.api.monitor import Monitor
-    from squelch.api.scoring import ScoreResult, score
+    from squelch.kit.api.filtering import FilterResult, filter
+    from squelch.kit.api.information import MIResult, mi
+    from squelch.kit.api.monitor import Monitor
+    from squelch.kit.api.scoring import ScoreResult, score
+    from squelch.kit.diagnosis.proxies import EmaState
 
 __version__ = "0.1.0"
 __all__ = ["EmaState", "FilterResult", "MIResult", "Monitor", "ScoreResult", "filter", "mi", "score"]
 
 _MODULES = {
-    "EmaState": "squelch.actors.diagnosis.proxies",
-    "FilterResult": "squelch.api.filtering",
-    "MIResult": "squelch.api.information",
-    "Monitor": "squelch.api.monitor",
-    "ScoreResult": "squelch.api.scoring",
-    "filter": "squelch.api.filtering",
-    "mi": "squelch.api.information",
-    "score": "squelch.api.scoring",
+    "EmaState": "squelch.kit.diagnosis.proxies",
+    "FilterResult": "squelch.kit.api.filtering",
+    "MIResult": "squelch.kit.api.information",
+    "Monitor": "squelch.kit.api.monitor",
+    "ScoreResult": "squelch.kit.api.scoring",
+    "filter": "squelch.kit.api.filtering",
+    "mi": "squelch.kit.api.information",
+    "score": "squelch.kit.api.scoring",
 }
 """The module of each public name."""
 

@@ -173,8 +173,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="module")
 def rendered_here() -> Iterator[None]:
-    """A module's templates are rendered in its process: `tests.actors.text.made.rendering_here`."""
-    from tests.actors.text.made import rendering_here
+    """A module's templates are rendered in its process: `tests.kit.text.made.rendering_here`."""
+    from tests.kit.text.made import rendering_here
 
     with rendering_here():
         yield
@@ -200,7 +200,7 @@ def seeing_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def vision(seeing_dir: Path) -> Any:
     """How that model is fed pictures."""
-    from squelch.actors.pictures.geometry import vision_of
+    from squelch.kit.pictures.geometry import vision_of
 
     found = vision_of(seeing_dir)
     assert found is not None

@@ -6,8 +6,8 @@ import hashlib
 
 import numpy as np
 
-from squelch.actors.content import Picture as PlacedPicture
-from squelch.envs.pictures import Picture
+from squelch.kit.records.content import Picture as PlacedPicture
+from squelch.kit.records.pictures import Picture
 
 
 def picture(kind: bytes = b"", width: int = 8, height: int = 8) -> Picture:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-from squelch.envs.pictures import Picture
+from squelch.kit.records.pictures import Picture
 
 VOCABULARY = 96
 START, END, PLACEHOLDER, VIDEO = 90, 91, 92, 93
@@ -102,7 +102,7 @@ def make_talking_model(model: Path, folder: Path, template: str = CHAT_TEMPLATE)
     """The model of `make_seeing_model` with a tokenizer of one token a word, and a chat template."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    from squelch.actors.text.tokenizer import write_settings
+    from squelch.kit.text.tokenizer import write_settings
     from squelch.learner.warmup.tiny_tokenizer import PATTERN, VISION_TOKENS
 
     shutil.copytree(model, folder)

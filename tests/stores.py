@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import pytest
 
-from squelch.actors.archive.store import LocalStore, Stat
+from squelch.kit.archive.store import LocalStore, Stat
 
 SECRET = "moto-secret-0123456789abcdef"
 

@@ -89,7 +89,7 @@ def test_installed_commands_run_outside_the_checkout(installed: Path, tmp_path: 
 
 
 def test_installed_code_is_no_checkout(installed: Path, tmp_path: Path) -> None:
-    code = "import squelch.cluster.package as package; print(package.__file__, package.checkout())"
+    code = "import squelch.kit.base.package as package; print(package.__file__, package.checkout())"
     python = installed.with_name("python")
     found = subprocess.run(
         [python, "-P", "-c", code], cwd=tmp_path, env={}, capture_output=True, text=True, timeout=180

@@ -4,7 +4,7 @@ python -m benchmarks.cross_scoring [--quick] [--json]
 
 On a CPU with one thread and float32, in CPU seconds, because other processes disturb them less than wall time:
 
-- forms: 64 prompts x 8 reasonings of 22 tokens (32,768 pairs). The engine (squelch/actors/scorer/cross_scoring.py)
+- forms: 64 prompts x 8 reasonings of 22 tokens (32,768 pairs). The engine (squelch/kit/scoring/cross_scoring.py)
   scores a quarter of the prompts, the authors' form (benchmarks/cross_scoring/work.py) 512 random pairs of those; both
   times are scaled to all pairs. The forms alternate after two prompts and 64 pairs, and use batches of the same number
   of tokens. `floor` is the ratio of the counted operations; the engine must reach 85% of it. One row has a vocabulary
@@ -30,9 +30,9 @@ import torch
 from benchmarks.common import arguments, print_metrics, restart_with
 from benchmarks.cross_scoring.answers import answers
 from benchmarks.cross_scoring.work import POLICIES, Operations, padded, random_policy, random_rows, small_shape
-from squelch.actors.diagnosis.budget import draw_pairs
 from squelch.actors.process.allocator import ALLOCATOR
-from squelch.actors.scorer.cross_scoring import CPU_TOKENS, CrossScorer, Ways
+from squelch.kit.diagnosis.budget import draw_pairs
+from squelch.kit.scoring.cross_scoring import CPU_TOKENS, CrossScorer, Ways
 
 PROMPTS, SAMPLES, REASONING = 64, 8, 22
 PROMPT_TOKENS = (40, 220, 400, 1000)

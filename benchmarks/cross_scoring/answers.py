@@ -1,4 +1,4 @@
-"""The answers' cross-scoring (squelch/actors/scorer/linking.py) against the method's plain form, and its counted floor.
+"""The answers' cross-scoring (squelch/kit/scoring/linking.py) against the method's plain form, and its counted floor.
 
 An evaluation of the fixed probe scores every reasoning under every prompt, and every answer after its own reasoning and
 after those of other tasks. The plain form feeds prompt, reasoning and answer of each pair as one sequence. The engine
@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cross_scoring.work import Operations, padded, random_policy, random_rows, small_shape
-from squelch.actors.content import Picture
-from squelch.actors.scorer.cross_scoring import CPU_TOKENS, CrossScorer
-from squelch.actors.scorer.linking import Pairs, draw_references, score_links
-from squelch.actors.scorer.token_trees import Path, tree_of
+from squelch.kit.records.content import Picture
+from squelch.kit.scoring.cross_scoring import CPU_TOKENS, CrossScorer
+from squelch.kit.scoring.linking import Pairs, draw_references, score_links
+from squelch.kit.scoring.token_trees import Path, tree_of
 
 REASONING, ANSWER, SAMPLES = 22, 12, 4
 TIMED_PAIRS = 256

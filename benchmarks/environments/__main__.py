@@ -22,8 +22,8 @@ from benchmarks.environments.own import demonstrator_of, own_environment
 from squelch.envs.base import TextEnv
 from squelch.envs.format import parse
 from squelch.envs.registry import environment_names
-from squelch.envs.splits import Split
 from squelch.envs.wording import DEFAULT_QUALITY
+from squelch.kit.records.splits import Split
 from tests.envs.hostile_text import hostile_actions, hostile_texts
 
 FRESH_SEED = 10_000_000  # above every other seed used here, so that no cached task improves a metric

@@ -14,8 +14,8 @@ from squelch.envs.config import FormatConfig
 from squelch.envs.episode import Episode, Message
 from squelch.envs.format import well_formed
 from squelch.envs.registry import environment_names
-from squelch.envs.tags import THINK_OPEN
 from squelch.envs.wording import DemonstrationQuality, PromptName
+from squelch.kit.text.tags import THINK_OPEN
 
 BEGIN, END = "<!-- episodes: begin -->", "<!-- episodes: end -->"
 GOOD = DemonstrationQuality(grounded=1.0, wrong_coordinates=0.0, random_plan=0.0)

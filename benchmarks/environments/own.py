@@ -7,8 +7,8 @@ from typing import Any
 from squelch.envs.base import TextEnv
 from squelch.envs.contract import Demonstrator, require
 from squelch.envs.registry import make
-from squelch.envs.splits import Split
 from squelch.envs.wording import PromptName
+from squelch.kit.records.splits import Split
 
 
 def own_environment(

@@ -19,9 +19,9 @@ from torch.nn.attention import flex_attention as flex
 
 from benchmarks.gpu.common import QWEN, SMOLLM, Setting, shape_of, share_of_peak
 from benchmarks.learner.random_work import random_groups
-from squelch.actors.packed import attention
-from squelch.actors.packed.layout import Layout
-from squelch.actors.packed.packing import Forest, pack
+from squelch.kit.packed import attention
+from squelch.kit.packed.layout import Layout
+from squelch.kit.packed.packing import Forest, pack
 from squelch.learner.batching import to_rows
 from squelch.learner.config import ObjectiveConfig
 

@@ -21,10 +21,10 @@ from transformers import PreTrainedModel
 from benchmarks.cross_scoring.work import Operations, random_policy, random_rows
 from benchmarks.gpu.common import GIB, QWEN, Setting, shape_of, share_of_peak
 from squelch.actors.config import ScorerConfig
-from squelch.actors.diagnosis.budget import draw_pairs
 from squelch.actors.model_counts import model_size
 from squelch.actors.scorer import memory
-from squelch.actors.scorer.cross_scoring import CrossScorer, Ways
+from squelch.kit.diagnosis.budget import draw_pairs
+from squelch.kit.scoring.cross_scoring import CrossScorer, Ways
 
 SAMPLES = 8
 TOKEN_BUDGET = 16_384

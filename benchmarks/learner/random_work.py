@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from squelch.actors.packed.packing import pack
-from squelch.actors.records import Trajectory, Turn
+from squelch.kit.packed.packing import pack
+from squelch.kit.records.records import Trajectory, Turn
 from squelch.learner import batching
 from squelch.learner.trainer import Trainer
 

@@ -38,7 +38,7 @@ from benchmarks import common
 from benchmarks.learner import random_work
 from benchmarks.learner import work as learner_work
 from squelch.actors.messages import StepReport, StepTerms
-from squelch.actors.records import Trajectory, Turn
+from squelch.kit.records.records import Trajectory, Turn
 from squelch.learner import process_group
 from squelch.learner.batching import collate, to_rows
 from squelch.learner.checkpoint.seal import seal

@@ -16,12 +16,12 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks import common
 from benchmarks.learner.random_work import Groups, random_groups, trajectory
-from squelch.actors.packed.layout import Layout
 from squelch.cluster import config as runs
 from squelch.envs.contract import Demonstrator, require
 from squelch.envs.episode import Episode
 from squelch.envs.format import well_formed
 from squelch.envs.registry import make
+from squelch.kit.packed.layout import Layout
 from squelch.learner.config import LoraSettings
 from squelch.learner.kernels.head import log_probabilities
 from squelch.learner.policy.model import Policy, shard

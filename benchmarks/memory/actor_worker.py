@@ -69,7 +69,7 @@ def scorer(folder: Path, settings: dict[str, Any]) -> dict[str, float]:
     from benchmarks.cross_scoring.work import random_rows
     from squelch.actors.scorer import memory
     from squelch.actors.scorer.actor import load_model
-    from squelch.actors.scorer.cross_scoring import CrossScorer
+    from squelch.kit.scoring.cross_scoring import CrossScorer
 
     config = ScorerConfig.model_validate(settings)
     gc.collect()

@@ -38,8 +38,8 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import common, paired
 from benchmarks.peer import work as peer_work
 from benchmarks.peer.work import Work
-from squelch.actors.archive.reader import is_of_step, read_metrics
-from squelch.actors.diagnosis.uncertainty import t_quantile
+from squelch.kit.archive.reader import is_of_step, read_metrics
+from squelch.kit.diagnosis.uncertainty import t_quantile
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -109,7 +109,7 @@ def write_tokenizer(
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    from squelch.actors.text.shipped_templates import template_text
+    from squelch.kit.text.shipped_templates import template_text
 
     bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
     more = list(itertools.islice(words, vocabulary - len(SPECIAL) - len(bytes_)))

@@ -24,14 +24,14 @@ import vllm
 
 from benchmarks.peer import work as peer_work
 from benchmarks.peer.work import Channel, Work
-from squelch.actors.archive.rows import packed, to_table
 from squelch.actors.config import RolloutConfig
 from squelch.actors.messages import Completion, GenerationRequest, StepTerms, UpdateReport
-from squelch.actors.records import Group, Task, Ticket, Trajectory, Turn, summarise
 from squelch.actors.rollout.worker import Engine
 from squelch.cluster.config import load
 from squelch.cluster.control.calls import PUBLISH, TRAIN_STEP
 from squelch.cluster.fleet.ray_actors import RayActors
+from squelch.kit.archive.rows import packed, to_table
+from squelch.kit.records.records import Group, Task, Ticket, Trajectory, Turn, summarise
 from squelch.learner.config import LearnerConfig, ObjectiveConfig, OptimizerConfig
 
 COLLECT_S = 300.0

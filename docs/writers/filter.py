@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from docs.writers.tables import replaced, table
-from squelch.actors.filter.rules import RULES
-from squelch.actors.filter.scores import STATISTICS
+from squelch.kit.filter.rules import RULES
+from squelch.kit.filter.scores import STATISTICS
 
 PAGE = Path(__file__).resolve().parents[1] / "guide" / "filter.md"
 

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 from docs.writers.tables import replaced, table
-from squelch.actors.metrics.specification import MetricSpec
 from squelch.cluster.metrics import REGISTRY
 from squelch.deploy.boards import BOARDS
+from squelch.kit.metrics.specification import MetricSpec
 
 REFERENCE = Path(__file__).resolve().parents[1] / "reference"
 PAGE, EMPTY_PAGE = REFERENCE / "metrics.md", REFERENCE / "empty-panels.md"

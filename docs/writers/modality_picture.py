@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from squelch.actors.archive.reader import read_groups, read_metrics
-from squelch.actors.archive.rows import from_table
 from squelch.cluster.plots import draw as drawing
 from squelch.cluster.plots.style import BLUE, GREEN, render, standalone
+from squelch.kit.archive.reader import read_groups, read_metrics
+from squelch.kit.archive.rows import from_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

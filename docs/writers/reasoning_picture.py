@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from squelch.cluster.errors import UserError
 from squelch.cluster.grafana import boards
 from squelch.cluster.grafana.prometheus import Span
 from squelch.cluster.grafana.recorded import prometheus_over
 from squelch.cluster.plots import panels
 from squelch.cluster.plots.style import standalone
 from squelch.cluster.runs.folder import RunFolder
+from squelch.kit.base.errors import UserError
 
 NUM_ROWS = 2
 

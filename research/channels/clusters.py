@@ -1,5 +1,5 @@
 """Channels from tasks of two parts to reasonings, whose hard negatives are known exactly, as a test of
-`actors.diagnosis.hard_negatives`.
+`kit.diagnosis.hard_negatives`.
 
 A task is a pair (a, b), all pairs are equally likely, and p(z|a,b) is given for finitely many reasonings z. A line is
 all tasks that differ in a alone, or in b alone. The cluster of a task is it and up to PROBE_TWINS others of one of its
@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from research.channels.links import softmax
-from squelch.actors.diagnosis.fixed_probe import ProbeEvaluation, read_probe
-from squelch.actors.diagnosis.hard_negatives import HardEvaluation, read_hard
-from squelch.actors.scorer.settings import PROBE_TWINS
+from squelch.kit.diagnosis.fixed_probe import ProbeEvaluation, read_probe
+from squelch.kit.diagnosis.hard_negatives import HardEvaluation, read_hard
+from squelch.kit.scoring.settings import PROBE_TWINS
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""Channels from prompt to reasoning to answer whose links are known exactly, as a test of `actors.diagnosis.links`, and
-from prompt to reasoning alone, as a test of `actors.diagnosis.fixed_probe`.
+"""Channels from prompt to reasoning to answer whose links are known exactly, as a test of `kit.diagnosis.links`, and
+from prompt to reasoning alone, as a test of `kit.diagnosis.fixed_probe`.
 
 A channel has N prompts, which are the fixed tasks, finitely many reasonings and finitely many answers, with given
 p(z|x) and p(a|x,z). All are enumerated, so every link is a sum:
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from squelch.actors.diagnosis.budget import draw_pairs
-from squelch.actors.diagnosis.fixed_probe import ProbeEvaluation, read_probe
-from squelch.actors.diagnosis.links import LinksEvaluation, read_links
-from squelch.actors.diagnosis.metrics import SHARES
+from squelch.kit.diagnosis.budget import draw_pairs
+from squelch.kit.diagnosis.fixed_probe import ProbeEvaluation, read_probe
+from squelch.kit.diagnosis.links import LinksEvaluation, read_links
+from squelch.kit.diagnosis.metrics import SHARES
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 """Channels from a text and a picture to reasonings whose dependence on either part is known exactly, as a test of
-`actors.diagnosis.modality`.
+`kit.diagnosis.modality`.
 
 Texts and pictures are finitely many; p(z|t,v) is given for finitely many reasonings z. A task is a pair (t, v): both
 parts drawn independently, or the same latent seen in both. Every expectation is a sum, in nats. Pure numpy in float64.
@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from research.channels.links import softmax
-from squelch.actors.diagnosis.modality import PartEvaluation, read_part
+from squelch.kit.diagnosis.modality import PartEvaluation, read_part
 
 Source = Literal["text", "picture", "both", "either"]
 """What the reasoning is read from. `both`: each part says half of it; `either`: each says all of it."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from squelch.actors.diagnosis.proxies import Scores, usable
+from squelch.kit.diagnosis.proxies import Scores, usable
 
 
 @dataclass(frozen=True)

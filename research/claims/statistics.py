@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from research.kept import BLOCK, SUCCESS, Kept, apart
-from squelch.actors.diagnosis.grounding import spearman
-from squelch.actors.diagnosis.uncertainty import t_quantile, wilson_interval
 from squelch.cluster.sweep.table import t_interval
+from squelch.kit.diagnosis.grounding import spearman
+from squelch.kit.diagnosis.uncertainty import t_quantile, wilson_interval
 
 Metric = Callable[[Kept, int], float | None]
 """(run, horizon) -> the metric; None if the run lacks it."""

@@ -14,10 +14,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from squelch.actors.diagnosis.grounding import right
 from squelch.envs.countdown.claims import Given, Sum, Target, Uses
 from squelch.envs.grid_worlds.claims import Claim
 from squelch.envs.registry import judge_of
+from squelch.kit.diagnosis.grounding import right
 
 LABELLED = Path(__file__).parent / "labelled.json"
 

@@ -7,9 +7,9 @@ from pydantic import Field, model_validator
 
 from squelch.actors.endpoint.config import EndpointConfig
 from squelch.actors.labels import LabelSelector, require_gpu_share
-from squelch.actors.scorer.settings import ProbeConfig
-from squelch.envs.settings import Settings, whole_or_auto
 from squelch.envs.user_files import NAMES_FILES
+from squelch.kit.base.settings import Settings, whole_or_auto
+from squelch.kit.scoring.settings import ProbeConfig
 
 MIN_TEMPERATURE = 0.01
 """vLLM raises any lower temperature to this value, while the learner would divide the logits by the lower one."""

@@ -6,8 +6,8 @@ from typing import Any, Literal
 import numpy as np
 
 from squelch.actors.cards.records import CardUse, Operations
-from squelch.actors.content import PlacedPictures
-from squelch.actors.records import VersionSpan
+from squelch.kit.records.content import PlacedPictures
+from squelch.kit.records.records import VersionSpan
 
 
 @dataclass(frozen=True)

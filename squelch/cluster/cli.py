@@ -12,11 +12,11 @@ from types import TracebackType
 from typing import IO, Any
 
 from squelch.actors.process.preparation import protect, settle
-from squelch.cluster.errors import UserError, bad_files_are_the_users, did_you_mean
-from squelch.cluster.leaving import has_to_leave, leave
-from squelch.cluster.signals import Interrupted, current, listening
-from squelch.cluster.terminal import complain, open_standard_streams, remark, say
-from squelch.envs.untrusted.files import reason, shortened
+from squelch.kit.base.errors import UserError, bad_files_are_the_users, did_you_mean
+from squelch.kit.process.leaving import has_to_leave, leave
+from squelch.kit.process.signals import Interrupted, current, listening
+from squelch.kit.process.terminal import complain, open_standard_streams, remark, say
+from squelch.kit.untrusted.files import reason, shortened
 
 COMMANDS = {
     "train": ("train", "train a policy"),
@@ -80,7 +80,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def _print_message(self, message: str, file: IO[str] | None = None) -> None:
-        """Prints help and errors, which quote the command line, as `cluster.terminal` prints every text."""
+        """Prints help and errors, which quote the command line, as `kit.process.terminal` prints every text."""
         (say if file is sys.stdout else remark)(message.removesuffix("\n"))
 
 
@@ -91,7 +91,7 @@ class Version(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, help=help)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from squelch.cluster.package import version_text
+        from squelch.kit.base.package import version_text
 
         say(f"squelch {version_text()}")
         parser.exit()
@@ -149,7 +149,7 @@ def _speak_utf8() -> None:
 
 
 def _show_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Prints an error that no command expects, as `cluster.terminal` prints every text."""
+    """Prints an error that no command expects, as `kit.process.terminal` prints every text."""
     import traceback
 
     remark("".join(traceback.format_exception(kind, error, trace)))

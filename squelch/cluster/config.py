@@ -3,7 +3,7 @@ overrides.
 
 A recipe is a YAML file of this tree; it may extend another recipe (`extends: NAME`). `load` reads the file, applies
 overrides (`filter.rho=0.5`) and validates everything before the run starts; its error is one paragraph that names the
-key and the nearest valid key. A recipe may be hostile (`envs.untrusted.text` bounds it). This module imports neither
+key and the nearest valid key. A recipe may be hostile (`kit.untrusted.text` bounds it). This module imports neither
 torch nor Ray.
 """
 
@@ -24,13 +24,8 @@ from pydantic import (
     model_validator,
 )
 
-from squelch.actors.archive.store import check_store
 from squelch.actors.config import EnvironmentActorConfig, RolloutConfig, SamplingConfig, ScorerConfig
-from squelch.actors.filter.scores import STATISTICS
-from squelch.actors.filter.settings import FilterConfig
 from squelch.actors.formats.families import ALL
-from squelch.actors.metrics.settings import RecorderConfig
-from squelch.cluster.errors import UserError, as_user_error, bad_files_are_the_users, did_you_mean
 from squelch.cluster.first_task import made
 from squelch.cluster.kept_secrets import with_secrets, without_secrets
 from squelch.cluster.parts import (
@@ -49,10 +44,15 @@ from squelch.envs.config import EnvironmentConfig, EnvironmentEntry, spoken
 from squelch.envs.contract import AgentDriven, Environment, lacking
 from squelch.envs.mixture import Entry, Mixture
 from squelch.envs.registry import environment_class, resolved
-from squelch.envs.settings import Settings
-from squelch.envs.untrusted.files import Unreadable, brief, is_file, read_bytes, state, text_of
-from squelch.envs.untrusted.text import MAX_RECIPE, YamlVersion, parse_yaml, written_yaml
 from squelch.envs.user_files import option_of_missing, settings_with_absolute_paths
+from squelch.kit.archive.store import check_store
+from squelch.kit.base.errors import UserError, as_user_error, bad_files_are_the_users, did_you_mean
+from squelch.kit.base.settings import Settings
+from squelch.kit.filter.scores import STATISTICS
+from squelch.kit.filter.settings import FilterConfig
+from squelch.kit.metrics.settings import RecorderConfig
+from squelch.kit.untrusted.files import Unreadable, brief, is_file, read_bytes, state, text_of
+from squelch.kit.untrusted.text import MAX_RECIPE, YamlVersion, parse_yaml, written_yaml
 from squelch.learner.config import LearnerConfig
 from squelch.learner.objective.algorithms import differences, merged, with_filter
 

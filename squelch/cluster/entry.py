@@ -1,5 +1,5 @@
 """The command's first module. It imports nothing slow: while the others are imported, a signal ends the process without
-a trace, with the exit code that it has later (`cluster.signals`)."""
+a trace, with the exit code that it has later (`kit.process.signals`)."""
 
 from __future__ import annotations
 

@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from squelch.actors.filter.rules import RULES
-from squelch.actors.filter.scores import STATISTICS
 from squelch.cluster.config import RunConfig
 from squelch.cluster.setting_keys import flat, unplaced
 from squelch.envs.mixture import Entry
 from squelch.envs.registry import environment_class
+from squelch.kit.filter.rules import RULES
+from squelch.kit.filter.scores import STATISTICS
 from squelch.learner.objective.algorithms import as_written
 
 

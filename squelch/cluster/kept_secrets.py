@@ -1,6 +1,6 @@
 """Secrets in the options of environments, such as `--api-key` in an agent's command: no file of a run holds them.
 
-`config.yaml` and the archive hold `***` in their place (`envs.untrusted.secrets`). The process that was given the
+`config.yaml` and the archive hold `***` in their place (`kit.untrusted.secrets`). The process that was given the
 options plays with them, and a resume gets them as it gets all its settings: from the command line or the recipe. What
 reads a run's own `config.yaml` takes them
 
@@ -15,8 +15,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from squelch.cluster.errors import UserError
-from squelch.envs.untrusted.secrets import MASK, know_secrets, masked_settings, stand_for_secrets
+from squelch.kit.base.errors import UserError
+from squelch.kit.untrusted.secrets import MASK, know_secrets, masked_settings, stand_for_secrets
 
 VARIABLE = "SQUELCH_SECRET_OPTIONS"
 """Options of environments as JSON, which a sweep hands to its cells."""

@@ -9,19 +9,19 @@ from __future__ import annotations
 from types import ModuleType
 
 import squelch.actors.cards.metrics
-import squelch.actors.diagnosis.metrics
 import squelch.actors.endpoint.metrics
-import squelch.actors.filter.metrics
-import squelch.actors.filter.noise_metrics
-import squelch.actors.metrics.training
 import squelch.actors.play.metrics
 import squelch.actors.rollout.metrics
-import squelch.actors.scorer.metrics
+import squelch.kit.diagnosis.metrics
+import squelch.kit.filter.metrics
+import squelch.kit.filter.noise_metrics
+import squelch.kit.metrics.training
+import squelch.kit.scoring.metrics
 import squelch.learner.decomposition.metrics
 import squelch.learner.metrics
-from squelch.actors.metrics.registry import Registry
-from squelch.actors.metrics.specification import Section, Table, counter, gauge, product
 from squelch.actors.play.metrics import FAILURES
+from squelch.kit.metrics.registry import Registry
+from squelch.kit.metrics.specification import Section, Table, counter, gauge, product
 
 WAITED_FOR = {
     "rollout": "environment",
@@ -214,13 +214,13 @@ METRICS: Table = {
 """Metrics of the training loop, the ledger and the fleet."""
 
 COMPONENTS: tuple[ModuleType, ...] = (
-    squelch.actors.metrics.training,
+    squelch.kit.metrics.training,
     squelch.actors.play.metrics,
     squelch.actors.endpoint.metrics,
-    squelch.actors.filter.metrics,
-    squelch.actors.filter.noise_metrics,
-    squelch.actors.diagnosis.metrics,
-    squelch.actors.scorer.metrics,
+    squelch.kit.filter.metrics,
+    squelch.kit.filter.noise_metrics,
+    squelch.kit.diagnosis.metrics,
+    squelch.kit.scoring.metrics,
     squelch.learner.metrics,
     squelch.learner.decomposition.metrics,
     squelch.actors.rollout.metrics,

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from squelch.cluster.errors import UserError, did_you_mean
 from squelch.cluster.setting_keys import OBSERVATION, PICTURED, below, flat, override_in
 from squelch.envs.config import EnvironmentConfig
-from squelch.envs.untrusted.files import brief
-from squelch.envs.untrusted.text import parse_yaml
+from squelch.kit.base.errors import UserError, did_you_mean
+from squelch.kit.untrusted.files import brief
+from squelch.kit.untrusted.text import parse_yaml
 from squelch.learner.config import LearnerConfig
 from squelch.learner.objective.algorithms import merged
 

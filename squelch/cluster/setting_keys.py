@@ -8,9 +8,9 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from squelch.cluster.errors import UserError, bad_files_are_the_users
-from squelch.envs.untrusted.files import brief
-from squelch.envs.untrusted.text import MAX_DEPTH, parse_yaml
+from squelch.kit.base.errors import UserError, bad_files_are_the_users
+from squelch.kit.untrusted.files import brief
+from squelch.kit.untrusted.text import MAX_DEPTH, parse_yaml
 
 OBSERVATION = "environment.options.observation_format"
 PICTURED = ("picture", "both")

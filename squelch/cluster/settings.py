@@ -18,7 +18,7 @@ from squelch.cluster.config import RunConfig
 from squelch.cluster.other_names import answer, found
 from squelch.envs.mixture import Entry
 from squelch.envs.registry import environment_class
-from squelch.envs.settings import Settings
+from squelch.kit.base.settings import Settings
 
 OPTIONS = "environment.options"
 _KINDS: Mapping[Any, str] = {

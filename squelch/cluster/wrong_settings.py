@@ -9,11 +9,11 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from squelch.cluster.errors import did_you_mean
 from squelch.cluster.other_names import answer, found
 from squelch.cluster.setting_keys import flat, unplaced, where_of
 from squelch.envs.registry import environment_class
-from squelch.envs.untrusted.files import brief, shortened
+from squelch.kit.base.errors import did_you_mean
+from squelch.kit.untrusted.files import brief, shortened
 
 MAX_FAULTS = 8
 """Wrong settings that one error lists."""

@@ -34,10 +34,10 @@ from squelch.envs.contract import Environment, Twinned
 from squelch.envs.format import joined
 from squelch.envs.options import read_options
 from squelch.envs.registry import ENVIRONMENTS
-from squelch.envs.settings import Settings
-from squelch.envs.splits import Split, check_split
 from squelch.envs.text import PRINTABLE
 from squelch.envs.wording import PromptName, Rng, Wording
+from squelch.kit.base.settings import Settings
+from squelch.kit.records.splits import Split, check_split
 
 NAMESPACE = "squelch"
 
@@ -129,7 +129,7 @@ class TextEnv(gymnasium.Env[str, str], Environment):
         """The current state as the policy sees it, within `observation_space`."""
 
     def shown(self) -> Any:
-        """The observation, with pictures where the environment shows any (`envs.pictures.Shown`). Gymnasium's types
+        """The observation, with pictures where the environment shows any (`kit.records.pictures.Shown`). Gymnasium's types
         know text alone."""
         return self.observation()
 

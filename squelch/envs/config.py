@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pydantic import Field
 
 from squelch.envs.noise.reward_noise import RewardNoise
-from squelch.envs.settings import Settings
 from squelch.envs.wording import PromptName
+from squelch.kit.base.settings import Settings
 
 if TYPE_CHECKING:
     from squelch.envs.contract import Environment

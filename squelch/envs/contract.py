@@ -22,13 +22,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
-from squelch.envs.judge import Judge
-from squelch.envs.settings import Settings
-from squelch.envs.splits import Split
 from squelch.envs.wording import DemonstrationQuality, PromptName, Rng, Wording
+from squelch.kit.base.settings import Settings
+from squelch.kit.records.judge import Judge
+from squelch.kit.records.splits import Split
 
 if TYPE_CHECKING:  # its pixels need numpy, which the table of environments does not load
-    from squelch.envs.pictures import Shown
+    from squelch.kit.records.pictures import Shown
 
 Capability = TypeVar("Capability")
 
@@ -45,7 +45,7 @@ class Environment(Protocol):
 
     - A task is determined by (environment, options, split, seed), and in an environment with a curriculum by its place
       in the run, `seed - first_seed`. All other randomness is determined by `noise_seed`.
-    - Tasks of the two splits differ in content. `envs.splits` decides the split of a content; a wrapper draws tasks
+    - Tasks of the two splits differ in content. `kit.records.splits` decides the split of a content; a wrapper draws tasks
       until `split_of(task_key) == split`, unless its data set publishes a split.
     - The constructor's `options` were checked against `Options`. It may raise ValueError, before anything starts.
     - A call may block (a sandbox, an HTTP service): the player calls from a thread and abandons the call after
@@ -73,7 +73,7 @@ class Environment(Protocol):
     """Seed of the run's first training task, so that the k-th one has `first_seed + k`; `envs.registry.make` sets it,
     for a player from `environment.train_seed`. Only a curriculum needs it."""
     shows_pictures: bool = False
-    """Whether observations have pictures beside text (`envs.pictures.Shown`), which only a model with a vision tower
+    """Whether observations have pictures beside text (`kit.records.pictures.Shown`), which only a model with a vision tower
     can be shown."""
     whole_turns: bool = False
     """Whether the environment has no turn format of Squelch. Its `reset` then gives the first messages of the
@@ -105,7 +105,7 @@ class Environment(Protocol):
     def reset(self, *, seed: int, options: dict[str, Any]) -> tuple[str | Shown, dict[str, Any]]:
         """Start the task of `seed` under `options["noise_seed"]`; returns (observation, info).
 
-        `info["task_key"]` is a hex digest of the task's content (`envs.splits.task_key_of`): two tasks that a policy
+        `info["task_key"]` is a hex digest of the task's content (`kit.records.splits.task_key_of`): two tasks that a policy
         could not distinguish have the same digest. `info["task_kind"]`, if present, is the kind of task or None: a
         short name that many tasks share, such as a difficulty. The filter reports which kinds it keeps by it.
         """
@@ -121,7 +121,7 @@ class Environment(Protocol):
     def same_action(self, one: str, other: str) -> bool:
         """Whether two actions that `read_action` returned are the same, by default if they are spelt alike.
 
-        Interventions ask it, of actions that differ as text (`actors.diagnosis.interventions`). It is symmetric, and
+        Interventions ask it, of actions that differ as text (`kit.diagnosis.interventions`). It is symmetric, and
         changes no state. A predicate and no canonical form, because a comparison of values, as that of computer
         algebra, knows only pairs. Raises as `step`.
         """
@@ -259,7 +259,7 @@ class Twinned(Protocol):
         All tasks that differ from one another in that part only are a family; the twins are drawn from it uniformly,
         and are all others of it if there are no more than `most`. So twins are mutual: `rng` draws the family from each
         of its members with the same probability. If its members are equally likely as tasks too, the own task could be
-        any of a cluster, and the hard negatives measure an information (`actors.diagnosis.hard_negatives`).
+        any of a cluster, and the hard negatives measure an information (`kit.diagnosis.hard_negatives`).
         """
 
     @abc.abstractmethod

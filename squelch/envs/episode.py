@@ -16,11 +16,11 @@ from squelch.envs.contract import AgentDriven, Environment, Twinned, lacking
 from squelch.envs.format import ParsedTurn, parse, system_message, turn_message
 from squelch.envs.noise.replay import Replay
 from squelch.envs.noise.reward_noise import NO_NOISE, RewardNoise
-from squelch.envs.pictures import Shown, shown_of
-from squelch.envs.untrusted.rewards import finite_reward
+from squelch.kit.records.pictures import Shown, shown_of
+from squelch.kit.untrusted.rewards import finite_reward
 
 Message = dict[str, Any]
-"""`role`, text, and `content`, text or, with pictures, `envs.pictures.Shown`."""
+"""`role`, text, and `content`, text or, with pictures, `kit.records.pictures.Shown`."""
 Ending = Literal["terminated", "truncated"]  # the environment's own
 
 

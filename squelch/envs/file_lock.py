@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from squelch.envs.untrusted.files import open_own
+from squelch.kit.untrusted.files import open_own
 
 _POLL_S = 0.1
 _MOST = 200

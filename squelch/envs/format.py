@@ -26,9 +26,9 @@ from typing import Any, cast, overload
 
 from squelch.envs.config import FormatConfig
 from squelch.envs.contract import ClosedVocabulary, Environment, lacking
-from squelch.envs.pictures import Shown
-from squelch.envs.tags import ANSWER_CLOSE, ANSWER_OPEN, THINK_CLOSE, THINK_OPEN
 from squelch.envs.wording import PromptName, Wording, planned
+from squelch.kit.records.pictures import Shown
+from squelch.kit.text.tags import ANSWER_CLOSE, ANSWER_OPEN, THINK_CLOSE, THINK_OPEN
 
 SEPARATOR = "||"
 

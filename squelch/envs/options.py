@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from squelch.envs.lookup import MAX_COMPARED
-from squelch.envs.settings import Settings
-from squelch.envs.untrusted.files import brief, shortened
+from squelch.kit.base.lookup import MAX_COMPARED
+from squelch.kit.base.settings import Settings
+from squelch.kit.untrusted.files import brief, shortened
 
 S = TypeVar("S", bound=Settings)
 

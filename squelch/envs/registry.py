@@ -14,12 +14,12 @@ from typing import Any, cast
 
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import Environment, Judged, Twinned, lacking
-from squelch.envs.judge import Judge
 from squelch.envs.options import nearest, read_options
-from squelch.envs.splits import Split, check_split
-from squelch.envs.untrusted.files import brief, reason
 from squelch.envs.user_files import with_absolute_paths
 from squelch.envs.wording import PromptName
+from squelch.kit.records.judge import Judge
+from squelch.kit.records.splits import Split, check_split
+from squelch.kit.untrusted.files import brief, reason
 
 log = logging.getLogger(__name__)
 

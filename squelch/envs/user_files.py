@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from squelch.envs.settings import Settings
+from squelch.kit.base.settings import Settings
 
 Part = TypeVar("Part", bound=Settings)
 

@@ -22,7 +22,7 @@ from typing import Literal, Protocol, TypeVar
 
 from pydantic import Field
 
-from squelch.envs.settings import Settings
+from squelch.kit.base.settings import Settings
 
 Cell = tuple[int, int]
 T = TypeVar("T")

@@ -23,14 +23,14 @@ from itertools import groupby, pairwise
 
 import numpy as np
 
-from squelch.actors.content import Picture, pictures_within
-from squelch.actors.equal_rewards import are_equal
 from squelch.actors.messages import StepTerms
-from squelch.actors.packed.packing import Forest, added_tokens, pack
-from squelch.actors.pictures.arrays import PictureArrays, Shown, arrays_of, shown_of
-from squelch.actors.pictures.geometry import Vision
-from squelch.actors.records import Trajectory
-from squelch.actors.shared_prefix import common_lengths, identities, in_order
+from squelch.kit.packed.packing import Forest, added_tokens, pack
+from squelch.kit.pictures.arrays import PictureArrays, Shown, arrays_of, shown_of
+from squelch.kit.pictures.geometry import Vision
+from squelch.kit.records.content import Picture, pictures_within
+from squelch.kit.records.equal_rewards import are_equal
+from squelch.kit.records.records import Trajectory
+from squelch.kit.records.shared_prefix import common_lengths, identities, in_order
 from squelch.learner.config import ObjectiveConfig
 from squelch.learner.objective.advantages import group_advantages, overlong_penalties, shaped_returns, token_rewards
 from squelch.learner.refusal import SettingRefused, StepRefused
@@ -243,7 +243,7 @@ def _versions(trajectory: Trajectory) -> np.ndarray:
 
 
 def shown(rows: Sequence[Row]) -> list[np.ndarray]:
-    """Per row, the identities of its inputs (`actors.shared_prefix.identities`), (length,): rows share inputs as far as
+    """Per row, the identities of its inputs (`kit.records.shared_prefix.identities`), (length,): rows share inputs as far as
     these are equal."""
     return identities([row.token_ids for row in rows], [row.pictures for row in rows])
 

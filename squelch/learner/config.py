@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from squelch.actors.labels import LabelSelector, require_gpu_share
-from squelch.envs.settings import Settings, whole_or_auto
+from squelch.kit.base.settings import Settings, whole_or_auto
 from squelch.learner.objective.algorithms import ALGORITHMS, with_algorithm
 from squelch.learner.objective.components import ADVANTAGES, AGGREGATIONS, RATIOS
 from squelch.learner.objective.kl_estimators import KL_ESTIMATORS

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from squelch.actors.model_folder import auto_model, has_tower
 from squelch.actors.model_size import decoder_config
-from squelch.actors.packed import block_attention
-from squelch.actors.packed.seeing import tower
+from squelch.kit.models.model_folder import auto_model, has_tower
+from squelch.kit.packed import block_attention
+from squelch.kit.packed.seeing import tower
 from squelch.learner.checkpoint.export import EXPORT_BYTES
 from squelch.learner.checkpoint.shards import PART_BYTES
 from squelch.learner.config import LearnerConfig
@@ -130,7 +130,7 @@ class HostEstimate:
     snapshot: int
     """Pinned copies of master weights and moments, from which a refused step is undone."""
     staging: int
-    """The most that a rank holds at once of a weight that is converted while it is loaded (`actors.conversion`), of a
+    """The most that a rank holds at once of a weight that is converted while it is loaded (`kit.models.conversion`), of a
     checkpoint's part, of an export's file and the copies of a layer's experts, or of a publication's chunks; of a rank
     that is alone, also of a whole version, which it may share in memory with workers on its card; or of the state that
     a resume reads, beyond the room that `state` and `snapshot` take later."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from squelch.actors.metrics.specification import Section, Table, counter, gauge, product
-from squelch.actors.metrics.training import learner
+from squelch.kit.metrics.specification import Section, Table, counter, gauge, product
+from squelch.kit.metrics.training import learner
 
 if TYPE_CHECKING:
     from squelch.actors.messages import WeightBundle

@@ -29,16 +29,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from squelch.actors.content import PlacedPictures
 from squelch.actors.device_sums import DeviceDigest
 from squelch.actors.messages import TensorEntry, WeightBundle
-from squelch.actors.packed.layout import Layout
-from squelch.actors.packed.packing import pack
-from squelch.actors.packed.seeing import PictureTensors
-from squelch.actors.pictures.arrays import Shown, arrays_of
-from squelch.actors.pictures.geometry import Vision
 from squelch.actors.weight_group import WeightGroup, num_bytes
-from squelch.envs.pictures import Picture
+from squelch.kit.packed.layout import Layout
+from squelch.kit.packed.packing import pack
+from squelch.kit.packed.seeing import PictureTensors
+from squelch.kit.pictures.arrays import Shown, arrays_of
+from squelch.kit.pictures.geometry import Vision
+from squelch.kit.records.content import PlacedPictures
+from squelch.kit.records.pictures import Picture
 from squelch.learner.frozen import CHUNK_BYTES, Copies, as_array
 from squelch.learner.policy.lora import merged, published_name
 from squelch.learner.policy.model import Policy, one_layer_at_a_time

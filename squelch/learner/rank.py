@@ -36,15 +36,15 @@ import torch
 from ray.exceptions import GetTimeoutError
 from transformers.utils import logging as hf_logging
 
-from squelch.actors.archive.rows import from_table, unpacked
 from squelch.actors.cards.memory import CardMemory
 from squelch.actors.cards.watch import Counters, watch_card
 from squelch.actors.messages import GroupMember, Imitation, StepReport, StepTerms, WeightBundle
 from squelch.actors.process.folders import Entry
 from squelch.actors.process.interfaces import bind_nccl, listen
-from squelch.actors.process.progress_marks import Marks, Progress
 from squelch.actors.process.shipping import Folder, forget, local, outline, own_node
 from squelch.actors.weight_group import WeightGroup
+from squelch.kit.archive.rows import from_table, unpacked
+from squelch.kit.process.progress_marks import Marks, Progress
 from squelch.learner import imitation, process_group, publish, staging
 from squelch.learner.batching import Groups, Row
 from squelch.learner.config import LearnerConfig

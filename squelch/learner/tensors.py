@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from squelch.actors.packed.layout import Layout
-from squelch.actors.packed.seeing import PictureTensors
+from squelch.kit.packed.layout import Layout
+from squelch.kit.packed.seeing import PictureTensors
 from squelch.learner.batching import MicroBatch, OptimizerStep, Row
 from squelch.learner.config import ObjectiveConfig
 from squelch.learner.objective.components import StepSize

@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from squelch.actors.messages import StepReport, StepTerms, WeightBundle
-from squelch.actors.model_folder import model_config
-from squelch.actors.pictures.geometry import vision_of
 from squelch.actors.process.folders import Whole, as_it_is
-from squelch.actors.process.progress_marks import Marks
+from squelch.kit.models.model_folder import model_config
+from squelch.kit.pictures.geometry import vision_of
+from squelch.kit.process.progress_marks import Marks
 from squelch.learner import batching, memory, process_group
 from squelch.learner import publish as publication
 from squelch.learner.arithmetic import Arithmetic

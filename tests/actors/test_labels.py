@@ -4,7 +4,7 @@ import pytest
 
 from squelch.actors.labels import admits
 from squelch.cluster.config import load
-from squelch.cluster.errors import UserError
+from squelch.kit.base.errors import UserError
 
 LABELS = {"role": "learner", "ray.io/node-id": "f00"}
 

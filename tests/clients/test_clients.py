@@ -13,8 +13,8 @@ import pytest
 from squelch.actors.endpoint.session import Call
 from squelch.actors.messages import Completion
 from squelch.actors.play.codec import ChatCodec
-from tests.actors.text.made import chatml_bpe, save_folder
 from tests.clients.support import TEMPLATE, Sample, assert_decodes, play
+from tests.kit.text.made import chatml_bpe, save_folder
 
 ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
 SPACED = '<tool_call>\n{ "arguments" : {"b":4,  "a":5}, "name":"add" }\n</tool_call>'

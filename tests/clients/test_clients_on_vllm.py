@@ -16,14 +16,14 @@ from squelch.actors.endpoint.session import Call
 from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.transcript import joined
-from squelch.actors.records import Trajectory
 from squelch.actors.rollout.worker import Engine
+from squelch.kit.records.records import Trajectory
 from squelch.learner.batching import collate, to_rows
 from squelch.learner.tensors import inputs_of
 from squelch.learner.trainer import Trainer
 from tests.actors.rollout import vllm_support
-from tests.actors.text.made import chatml_bpe, save_folder
 from tests.clients.support import MAX_MODEL_LEN, TEMPLATE, Played, assert_decodes, interpreter_of, play
+from tests.kit.text.made import chatml_bpe, save_folder
 from tests.learner.conftest import alone  # noqa: F401  # a fixture
 from tests.learner.models import make_config
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from squelch.actors.failures import FailureCause
 from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.player import Generate
 from squelch.envs.config import EnvironmentConfig
+from squelch.kit.records.failures import FailureCause
 from tests.actors.play.test_agent_episode import play, ticket
 from tests.clients.support import ROOT, interpreter_of
 from tests.clients.test_clients import codec

@@ -10,20 +10,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from squelch.actors.archive.schema import ARCHIVE_SCHEMA
-from squelch.actors.archive.writer import Archive
-from squelch.actors.process.disk import write_whole
 from squelch.cluster.cli import main
-from squelch.cluster.commands.other_trainers.filter import read_windows
-from squelch.cluster.commands.other_trainers.score_files import read_rows
 from squelch.cluster.config import load
-from squelch.cluster.errors import UserError
 from squelch.cluster.report.page import Report, write_report
 from squelch.cluster.sweep.plan import grid_arms, make_plan, read_grid, read_seeds
-from squelch.envs.untrusted.files import Unreadable
-from tests.actors.archive.small_groups import archive_step
-from tests.envs.untrusted.kinds import KINDS, called
-from tests.envs.untrusted.test_text import BOMB
+from squelch.kit.archive.schema import ARCHIVE_SCHEMA
+from squelch.kit.archive.writer import Archive
+from squelch.kit.base.disk import write_whole
+from squelch.kit.base.errors import UserError
+from squelch.kit.commands.filter import read_windows
+from squelch.kit.readers.score_files import read_rows
+from squelch.kit.untrusted.files import Unreadable
+from tests.kit.archive.small_groups import archive_step
+from tests.kit.untrusted.kinds import KINDS, called
+from tests.kit.untrusted.test_text import BOMB
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -314,7 +314,7 @@ def test_prompt_ids_that_are_no_numbers_or_texts_are_named(tmp_path: Path, capsy
 
 
 def test_the_password_of_a_retriever_is_in_no_error_of_the_configuration() -> None:
-    from squelch.cluster.terminal import visible
+    from squelch.kit.process.terminal import visible
 
     with pytest.raises(UserError) as caught:
         load("frozenlake", ["environment.options={retriever_url: 'http://u:hunter22@h/'}"])

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from squelch.cluster import cli, package
+from squelch.cluster import cli
 from squelch.cluster.cli import main, parse
 from squelch.cluster.config import dump, load
+from squelch.kit.base import package
 from tests.learner.checkpoint.hostile import write_older
 
 ROOT = Path(__file__).parents[2]

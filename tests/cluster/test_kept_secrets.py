@@ -10,10 +10,10 @@ import pytest
 
 from squelch.cluster import kept_secrets
 from squelch.cluster.config import RunConfig, changes, dump, load, settings_of
-from squelch.cluster.errors import UserError
 from squelch.cluster.kept_secrets import VARIABLE, handed_on
 from squelch.cluster.runs.folder import RunFolder
-from squelch.envs.untrusted import secrets
+from squelch.kit.base.errors import UserError
+from squelch.kit.untrusted import secrets
 
 SECRET = "sk-very-secret"
 COMMAND = f"environment.options.command=[python, -c, pass, --api-key, {SECRET}]"

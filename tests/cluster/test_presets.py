@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from squelch.actors.filter.measure import GroupStatistics, measure
-from squelch.actors.filter.selection import select
 from squelch.cluster.cli import main
 from squelch.cluster.config import RunConfig, load, read_recipe, recipe_names
-from squelch.cluster.errors import UserError
 from squelch.cluster.presets import DEFAULTS, PICTURES, PRESETS, blocks, from_preset, layered, preset_names
 from squelch.cluster.setting_keys import flat
 from squelch.cluster.sweep.plan import grid_arms, make_plan, read_grid
 from squelch.envs.registry import environment_class
+from squelch.kit.base.errors import UserError
+from squelch.kit.filter.measure import GroupStatistics, measure
+from squelch.kit.filter.selection import select
 from squelch.learner.objective.algorithms import ALGORITHMS
 from squelch.learner.objective.components import StepSize
 from squelch.learner.objective.gae import gae

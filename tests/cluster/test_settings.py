@@ -9,11 +9,11 @@ import pytest
 from docs.writers.settings import PAGE, page
 from squelch.cluster.commands.config import explained
 from squelch.cluster.config import RunConfig, load
-from squelch.cluster.errors import UserError
 from squelch.cluster.setting_keys import flat
 from squelch.cluster.settings import of_environment, of_run
 from squelch.envs.registry import ADAPTERS, environment_names
-from squelch.envs.settings import Settings
+from squelch.kit.base.errors import UserError
+from squelch.kit.base.settings import Settings
 
 NAMES = [*environment_names(), *sorted(ADAPTERS)]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from squelch.actors.metrics.exporter import Recorder
-from squelch.actors.metrics.settings import RecorderConfig
 from squelch.cluster.metrics import REGISTRY
 from squelch.deploy.alert_rules import RULES, RUNBOOK
 from squelch.deploy.dashboards import ROOT
+from squelch.kit.metrics.exporter import Recorder
+from squelch.kit.metrics.settings import RecorderConfig
 from tests.prometheus import alerts, need_prometheus, running_alertmanager, running_prometheus, until
 
 DEPLOY = ROOT / "deploy"

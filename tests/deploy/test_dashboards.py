@@ -13,9 +13,6 @@ import pytest
 from jsonschema import validators
 
 from docs.writers import filter, metrics
-from squelch.actors.diagnosis.metrics import REGIMES
-from squelch.actors.metrics.exporter import Recorder
-from squelch.actors.metrics.settings import RecorderConfig
 from squelch.cluster.config import load
 from squelch.cluster.control.ledger import Ledger
 from squelch.cluster.control.membership import WORKER_MOVES, Membership
@@ -31,6 +28,9 @@ from squelch.deploy.boards import BOARDS
 from squelch.deploy.boards.build import BUILDERS
 from squelch.deploy.boards.panel import Kind, selector
 from squelch.deploy.dashboards import ROOT
+from squelch.kit.diagnosis.metrics import REGIMES
+from squelch.kit.metrics.exporter import Recorder
+from squelch.kit.metrics.settings import RecorderConfig
 from tests.prometheus import (
     alerts,
     dashboard_queries,

@@ -18,11 +18,11 @@ from packaging.requirements import Requirement
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
 from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.player import EnvironmentPlayer
-from squelch.actors.records import Group, Task, Ticket
 from squelch.cluster.config import load
 from squelch.envs.agent import called
+from squelch.kit.records.records import Group, Task, Ticket
 from tests.actors.formats.test_own import codec
-from tests.actors.text.made import rendering_here
+from tests.kit.text.made import rendering_here
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE, PROJECT = ROOT / "docs" / "guide" / "agents.md", ROOT / "pyproject.toml"

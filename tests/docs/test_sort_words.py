@@ -15,7 +15,7 @@ from squelch.envs.config import EnvironmentConfig
 from squelch.envs.episode import Episode
 from squelch.envs.format import well_formed
 from squelch.envs.registry import environment_class, environment_names, make
-from squelch.envs.splits import split_of
+from squelch.kit.records.splits import split_of
 from squelch.learner.warmup.demonstrations import encode, transcripts
 from squelch.learner.warmup.tiny import build_tiny
 from squelch.learner.warmup.tiny_recipe import TEXT_RECIPE, recipe_for

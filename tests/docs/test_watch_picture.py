@@ -10,7 +10,7 @@ from rich.panel import Panel
 
 from docs.writers import watch_picture
 from docs.writers.watch_picture import picture
-from squelch.actors.archive.writer import Archive
+from squelch.kit.archive.writer import Archive
 
 COMMITTED = Path(__file__).parents[2] / "docs/watch.svg"
 

@@ -9,11 +9,11 @@ import numpy as np
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
-from squelch.actors.archive.reader import is_of_step, read_groups, read_metrics
-from squelch.actors.archive.rows import from_table
 from squelch.actors.messages import StepTerms
-from squelch.actors.records import Trajectory
 from squelch.cluster.config import load
+from squelch.kit.archive.reader import is_of_step, read_groups, read_metrics
+from squelch.kit.archive.rows import from_table
+from squelch.kit.records.records import Trajectory
 from squelch.learner.publish import gathered
 from squelch.learner.trainer import Trainer
 from tests.learner.ranks import run_ranks

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from squelch.actors.archive.reader import is_of_step, read_metrics
+from squelch.kit.archive.reader import is_of_step, read_metrics
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -15,8 +15,8 @@ from unittest.mock import patch
 import psutil
 import pytest
 
-from squelch.actors.archive.bucket import open_store
-from squelch.actors.archive.reader import read_events, read_index
+from squelch.kit.archive.bucket import open_store
+from squelch.kit.archive.reader import read_events, read_index
 from tests.e2e.support import Run, children, small_run, steps, summary, wait_gone
 from tests.prometheus import until
 from tests.stores import SECRET, s3_server, tree

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from squelch.actors.archive.reader import read_events
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
+from squelch.kit.archive.reader import read_events
 from tests.e2e.faults.cell import run_boot
 from tests.e2e.faults.plan import ACTORS, of_the_suite
 from tests.e2e.hosts import need_namespaces

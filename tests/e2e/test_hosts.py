@@ -16,8 +16,8 @@ from pathlib import Path
 import pyarrow.compute as pc
 import pytest
 
-from squelch.actors.archive.reader import read_events, read_groups
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
+from squelch.kit.archive.reader import read_events, read_groups
 from tests.e2e.hosts import ADDRESS, DRIVER, Hosts, hosts
 from tests.e2e.replay import assert_replays
 from tests.e2e.support import REPOSITORY, Run, small_run, steps, summary, wait_gone

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from squelch.actors.archive.reader import is_of_step, read_groups, read_metrics
-from squelch.actors.archive.rows import from_table
 from squelch.actors.play.codec import ChatCodec
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.registry import resolved
+from squelch.kit.archive.reader import is_of_step, read_groups, read_metrics
+from squelch.kit.archive.rows import from_table
 from squelch.learner.warmup.tiny import build_tiny
 from squelch.learner.warmup.tiny_recipe import TinyTower, recipe_for
 from tests.e2e.support import Run

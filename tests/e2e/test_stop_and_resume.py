@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from squelch.actors.archive.reader import read_events, read_groups, read_metrics
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
+from squelch.kit.archive.reader import read_events, read_groups, read_metrics
 from squelch.learner.checkpoint.manifest import read_loop
 from tests.e2e.support import STEPS, Finished, Run, children, compared_run, summary, wait_gone
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from squelch.actors.archive.reader import read_groups
 from squelch.cluster.config import load
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
+from squelch.kit.archive.reader import read_groups
 from tests.e2e.replay import assert_replays
 from tests.e2e.support import Run, children, small_run, steps, summary, wait_gone
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from squelch.actors.model_folder import check_model_folder
+from squelch.kit.models.model_folder import check_model_folder
 from tests.e2e.support import Run, children, wait_gone
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1000)]

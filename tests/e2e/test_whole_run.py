@@ -11,10 +11,10 @@ from pathlib import Path
 import pyarrow.compute as pc
 import pytest
 
-from squelch.actors.archive.reader import read_events, read_groups, read_metrics
 from squelch.cluster.cli import main
 from squelch.cluster.fleet import local_ray
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
+from squelch.kit.archive.reader import read_events, read_groups, read_metrics
 from tests.e2e.replay import assert_replays
 from tests.e2e.support import STEPS, Finished, Run, steps, summary, wait_gone
 from tests.exposure import exposed, writable_by_others

@@ -13,9 +13,9 @@ from squelch.envs.config import EnvironmentConfig, FormatConfig
 from squelch.envs.episode import Episode
 from squelch.envs.format import parse, phrases, reads_words, well_formed
 from squelch.envs.registry import environment_class, environment_names, make, resolved
-from squelch.envs.splits import split_of
 from squelch.envs.text import printable
 from squelch.envs.wording import DemonstrationQuality
+from squelch.kit.records.splits import split_of
 from tests.envs.hostile_text import hostile_actions
 
 NAMES = environment_names()

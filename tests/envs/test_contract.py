@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import pytest
 
 from squelch.cluster.config import load
-from squelch.cluster.errors import UserError
 from squelch.cluster.loop.initial_policy import prepare_model
 from squelch.envs.base import TextEnv
 from squelch.envs.config import EnvironmentConfig, FormatConfig
@@ -23,8 +22,9 @@ from squelch.envs.contract import (
 from squelch.envs.episode import Episode
 from squelch.envs.format import phrases, reads_words, well_formed
 from squelch.envs.registry import ADAPTERS, ENVIRONMENTS, environment_class, make, plays_whole_turns, resolved
-from squelch.envs.splits import split_of, task_key_of
 from squelch.envs.wording import Wording
+from squelch.kit.base.errors import UserError
+from squelch.kit.records.splits import split_of, task_key_of
 from squelch.learner.warmup.tiny import build_tiny
 
 

@@ -31,8 +31,8 @@ from squelch.envs.episode import Episode
 from squelch.envs.registry import make
 from squelch.envs.sandbox import SandboxConfig, judge, shared_pool
 from squelch.envs.sandbox.backends import choose
-from squelch.envs.splits import split_of
 from squelch.envs.wording import DemonstrationQuality
+from squelch.kit.records.splits import split_of
 from tests.envs.hostile_text import hostile_actions
 
 try:

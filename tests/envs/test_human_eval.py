@@ -18,8 +18,8 @@ from squelch.envs.format import well_formed
 from squelch.envs.registry import make
 from squelch.envs.sandbox import Limits, Pool, SandboxConfig, judge, shared_pool
 from squelch.envs.sandbox.backends import choose
-from squelch.envs.splits import split_of
-from squelch.envs.untrusted.files import Unreadable
+from squelch.kit.records.splits import split_of
+from squelch.kit.untrusted.files import Unreadable
 
 try:
     choose(allow_unsafe=False)

@@ -13,11 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
-from squelch.actors.failures import FailureCause
 from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.player import EnvironmentPlayer
-from squelch.actors.records import Group, Task, Ticket
 from squelch.envs.bracketed import MAX_ARGUMENT, read_bracketed
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.registry import make
@@ -26,6 +24,8 @@ from squelch.envs.search_qa.environment import SearchQA
 from squelch.envs.search_qa.questions import REWARDS, Question, exact_match, f1, normalised
 from squelch.envs.search_qa.world import RELATIONS, World, generate
 from squelch.envs.wording import DemonstrationQuality
+from squelch.kit.records.failures import FailureCause
+from squelch.kit.records.records import Group, Task, Ticket
 from tests.actors.play.test_codec import byte_level_bpe, save_model
 from tests.envs.demonstrations import PERFECT, last_reward
 from tests.envs.hostile_searches import hostile_searches

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squelch.actors.scorer.settings import PROBE_TWINS
 from squelch.envs.base import TwinnedEnv
 from squelch.envs.config import FormatConfig
 from squelch.envs.contract import Twinned, lacking
@@ -21,6 +20,7 @@ from squelch.envs.episode import Episode
 from squelch.envs.grid_worlds.picture import rows_of
 from squelch.envs.grid_worlds.sokoban import SokobanOptions, level_in, solvable_states
 from squelch.envs.registry import environment_class, environment_names, has_twins, make
+from squelch.kit.scoring.settings import PROBE_TWINS
 
 TWINNED = ["Countdown", "FrozenLake", "Sokoban"]
 ALL = 10_000
@@ -152,7 +152,7 @@ def level_weight(content: str) -> float:
 )
 def test_hard_negatives_exceed_an_information_by_at_most_what_the_guide_says(name, weight, most: float) -> None:
     """docs/guide/reasoning.md: the mean of log(m + 1) - H(w) over tasks and their clusters
-    (`actors.diagnosis.hard_negatives`), here within 0.01 of `most`."""
+    (`kit.diagnosis.hard_negatives`), here within 0.01 of `most`."""
     env, bounds = make(name), []
     for seed in range(600):
         env.reset(seed=seed, options={"noise_seed": 0})

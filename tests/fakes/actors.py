@@ -24,8 +24,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from squelch.actors.failures import Failure, FailureCause
-from squelch.actors.filter.windows import make_window
 from squelch.actors.messages import (
     GroupMember,
     Imitation,
@@ -35,14 +33,16 @@ from squelch.actors.messages import (
     UpdateReport,
     WeightBundle,
 )
-from squelch.actors.process.disk import partial_path
-from squelch.actors.process.progress_marks import Progress
-from squelch.actors.records import Cluster, Group, GroupSummary, Ticket, Trajectory, Turn, summarise
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import Died, Failed, Refused
 from squelch.cluster.control.client import Client
 from squelch.cluster.control.rank_client import LearnerClient
 from squelch.cluster.control.scaling import Answer, Kind, Request, packed
+from squelch.kit.base.disk import partial_path
+from squelch.kit.filter.windows import make_window
+from squelch.kit.process.progress_marks import Progress
+from squelch.kit.records.failures import Failure, FailureCause
+from squelch.kit.records.records import Cluster, Group, GroupSummary, Ticket, Trajectory, Turn, summarise
 from squelch.learner import network
 from squelch.learner.batching import Row
 from squelch.learner.decomposition.statistics import Decomposition

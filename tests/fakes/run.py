@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from squelch.actors.metrics.series import MetricStore
 from squelch.cluster.config import RunConfig, load
 from squelch.cluster.control.calls import LOAD
 from squelch.cluster.control.ledger import Ledger
@@ -22,6 +21,7 @@ from squelch.cluster.loop.tickets.open_steps import OpenSteps
 from squelch.cluster.loop.watchers.scoring import Scoring
 from squelch.cluster.loop.wiring import make_coordinator
 from squelch.cluster.metrics import REGISTRY
+from squelch.kit.metrics.series import MetricStore
 from tests.fakes import clock
 from tests.fakes.actors import FakeActors, FakeArchive, World
 

@@ -61,10 +61,10 @@ def read_model(rng: random.Random, folder: Path, valid: Path) -> None:
     """Reads a model folder by one of its readers."""
     import torch
 
-    from squelch.actors.model_folder import load_model_folder
     from squelch.actors.play.codec import ChatCodec
     from squelch.actors.scorer.fixed_model import check_scorer_model
-    from squelch.cluster.commands.other_trainers.score_files import Reader
+    from squelch.kit.models.model_folder import load_model_folder
+    from squelch.kit.readers.score_files import Reader
 
     def codec() -> None:
         found = ChatCodec(folder)
@@ -191,8 +191,8 @@ def _import_for_the_forks() -> None:
     import torch
     from transformers import AutoModelForCausalLM, Qwen2ForCausalLM  # noqa: F401
 
-    from squelch.cluster.commands.other_trainers import score_files  # noqa: F401
     from squelch.cluster.loop.persistence import state  # noqa: F401
+    from squelch.kit.readers import score_files  # noqa: F401
     from squelch.learner import trainer  # noqa: F401
 
     torch.set_num_threads(1)

@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from squelch.actors.archive.schema import ARCHIVE_SCHEMA, INDEX_SCHEMA
-from squelch.actors.archive.version import VERSION_KEY
+from squelch.kit.archive.schema import ARCHIVE_SCHEMA, INDEX_SCHEMA
+from squelch.kit.archive.version import VERSION_KEY
 from tests.fuzz.mutation import mutated, mutated_value
 from tests.fuzz.target import NAME, Target
 from tests.fuzz.text_readers import HOTPOT, PROBLEMS, ROWS, read_all_rows, read_hotpot, read_problems, read_samples
@@ -218,8 +218,8 @@ def _matrix() -> dict[str, np.ndarray]:
 def _filter(path: Path) -> None:
     import json
 
-    from squelch.actors.filter.settings import FilterConfig
-    from squelch.cluster.commands.other_trainers.filter import filter_report, filter_table, read_windows
+    from squelch.kit.commands.filter import filter_report, filter_table, read_windows
+    from squelch.kit.filter.settings import FilterConfig
 
     windows = read_windows(path)
     for config in (FilterConfig(), FilterConfig(rule="min_p", rho=0.5), FilterConfig(statistic="reward_std")):
@@ -231,7 +231,7 @@ def _filter(path: Path) -> None:
 def _mi(path: Path) -> None:
     import json
 
-    from squelch.cluster.commands.other_trainers.mi import mi_json, mi_reports, mi_table
+    from squelch.kit.commands.mi import mi_json, mi_reports, mi_table
 
     for compat in ("paper", "ragen"):
         found, _ = mi_reports(path, compat)

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from squelch.cluster.errors import UserError
 from squelch.envs.retrieval.found import RetrieverError
-from squelch.envs.untrusted.files import Unreadable
+from squelch.kit.base.errors import UserError
+from squelch.kit.untrusted.files import Unreadable
 
 REFUSALS = (UserError, Unreadable, RetrieverError)
 """Errors that name the file; any other error would reach the user as a traceback."""

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from benchmarks.fuzz import summary
-from squelch.envs.untrusted.files import Unreadable
+from squelch.kit.untrusted.files import Unreadable
 from tests.fuzz.in_process_worker import content, run
 from tests.fuzz.readers import TARGETS
 from tests.fuzz.target import NAME, Target

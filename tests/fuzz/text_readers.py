@@ -12,10 +12,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from squelch.cluster.commands.other_trainers import score_files
 from squelch.cluster.config import dump, load
 from squelch.cluster.runs.folder import RunFolder
 from squelch.envs.data.rows import read_rows
+from squelch.kit.readers import score_files
 from tests.fuzz.mutation import mutated, mutated_json, mutated_value
 from tests.fuzz.target import NAME, Target
 
@@ -158,7 +158,7 @@ def _answer(path: Path) -> None:
 
 
 def _terminal(path: Path) -> None:
-    from squelch.cluster.terminal import one_line, visible
+    from squelch.kit.process.terminal import one_line, visible
 
     text = path.read_bytes().decode("utf-8", "surrogateescape")
     shown = visible(text) + one_line(text)

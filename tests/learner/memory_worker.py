@@ -50,7 +50,7 @@ def main() -> None:
     from benchmarks import common
     from benchmarks.learner.random_work import random_groups
     from benchmarks.learner.work import LAYERS
-    from squelch.actors.model_folder import model_config
+    from squelch.kit.models.model_folder import model_config
     from squelch.learner import memory, process_group
     from squelch.learner.config import LearnerConfig
     from squelch.learner.trainer import Trainer

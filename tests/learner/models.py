@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from squelch.actors.model_folder import load_model_folder
-from squelch.actors.packed.seeing import use_attention
-from squelch.actors.records import Segment, Trajectory, Turn
+from squelch.kit.models.model_folder import load_model_folder
+from squelch.kit.packed.seeing import use_attention
+from squelch.kit.records.records import Segment, Trajectory, Turn
 from squelch.learner.config import LearnerConfig
 from squelch.learner.kernels.choice import KERNELS
 

@@ -12,9 +12,7 @@ import pyarrow as pa
 import pytest
 import ray
 
-from squelch.actors.archive.rows import packed, to_table
 from squelch.actors.messages import StepTerms
-from squelch.actors.records import Group, Task, Ticket
 from squelch.actors.weights import checksum
 from squelch.cluster.config import load
 from squelch.cluster.control.actor_errors import Died, Refused
@@ -23,6 +21,8 @@ from squelch.cluster.control.rank_client import LearnerClient
 from squelch.cluster.fleet import local_ray
 from squelch.cluster.fleet.bootstrap import PREPARED
 from squelch.cluster.fleet.ray_actors import RayActors
+from squelch.kit.archive.rows import packed, to_table
+from squelch.kit.records.records import Group, Task, Ticket
 from squelch.learner.checkpoint.seal import seal
 from squelch.learner.config import LearnerConfig
 from tests.exposure import exposed, sockets

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.failures import Failure, FailureCause
+from squelch.kit.records.failures import Failure, FailureCause
 from squelch.learner.batching import Row, collate, even_parts, plan, refuse_non_finite, to_rows
 from squelch.learner.config import ObjectiveConfig
 from squelch.learner.refusal import StepRefused

@@ -7,11 +7,11 @@ import torch
 from transformers import AutoModelForCausalLM, MixtralConfig, PreTrainedConfig, Qwen2Config, Qwen3MoeConfig
 
 from squelch.actors.messages import StepTerms
-from squelch.actors.packed import block_attention
-from squelch.actors.packed.attention import NAME
-from squelch.actors.packed.layout import Layout
-from squelch.actors.packed.packing import pack
 from squelch.cluster.config import load
+from squelch.kit.packed import block_attention
+from squelch.kit.packed.attention import NAME
+from squelch.kit.packed.layout import Layout
+from squelch.kit.packed.packing import pack
 from squelch.learner import memory
 from squelch.learner import rank as rank_module
 from squelch.learner.config import LearnerConfig

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from squelch.actors.process.interfaces import bind_collectives, bind_nccl, interface_of, listen
-from squelch.actors.process.loopback import is_loopback
+from squelch.kit.base.loopback import is_loopback
 from squelch.learner import network
 from squelch.learner.network import Endpoint, failures_in_words, unreachable
 

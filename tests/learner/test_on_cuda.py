@@ -12,9 +12,9 @@ from torch._dynamo.utils import counters
 from benchmarks.gpu import attention
 from benchmarks.gpu.common import QWEN, SMOLLM, Setting, alone
 from squelch.actors.messages import StepTerms
-from squelch.actors.packed import attention as attention_kernel
-from squelch.actors.packed.layout import Layout
-from squelch.actors.packed.packing import pack
+from squelch.kit.packed import attention as attention_kernel
+from squelch.kit.packed.layout import Layout
+from squelch.kit.packed.packing import pack
 from squelch.learner import process_group
 from squelch.learner.config import LearnerConfig
 from squelch.learner.trainer import Trainer

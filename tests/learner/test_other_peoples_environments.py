@@ -14,10 +14,10 @@ import pytest
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.player import EnvironmentPlayer
-from squelch.actors.records import Group, Task, Ticket
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.remote.__main__ import server_of
-from squelch.envs.splits import split_of
+from squelch.kit.records.records import Group, Task, Ticket
+from squelch.kit.records.splits import split_of
 from squelch.learner.trainer import Trainer
 from tests.actors.play.test_codec import byte_level_bpe, save_model
 from tests.actors.play.test_every_environment import FOREIGN_PACKAGES, OPTIONS, SERVED, ScriptedPolicy

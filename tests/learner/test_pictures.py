@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForImageTextToText
 
-from squelch.actors.content import Picture as Placed
-from squelch.actors.model_folder import load_model_folder
-from squelch.actors.pictures.geometry import Vision
-from squelch.actors.pictures.patches import patches
-from squelch.actors.records import Trajectory, Turn
-from squelch.envs.pictures import Picture
+from squelch.kit.models.model_folder import load_model_folder
+from squelch.kit.pictures.geometry import Vision
+from squelch.kit.pictures.patches import patches
+from squelch.kit.records.content import Picture as Placed
+from squelch.kit.records.pictures import Picture
+from squelch.kit.records.records import Trajectory, Turn
 from squelch.learner.batching import collate, to_rows
 from squelch.learner.config import ObjectiveConfig
 from squelch.learner.policy.model import Policy

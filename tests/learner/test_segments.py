@@ -16,9 +16,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.archive.rows import from_table, to_table
-from squelch.actors.archive.writer import Archive
-from squelch.actors.records import Group, Segment, Task, Ticket, Trajectory
+from squelch.kit.archive.rows import from_table, to_table
+from squelch.kit.archive.writer import Archive
+from squelch.kit.records.records import Group, Segment, Task, Ticket, Trajectory
 from squelch.learner.batching import Row, collate, plan, to_rows
 from squelch.learner.clock import Clock
 from squelch.learner.config import LearnerConfig, ObjectiveConfig
@@ -28,7 +28,7 @@ from squelch.learner.objective.objectives import policy_loss
 from squelch.learner.refusal import SettingRefused
 from squelch.learner.tensors import scored, to_batch
 from squelch.learner.trainer import Trainer
-from tests.actors.archive.small_groups import decided
+from tests.kit.archive.small_groups import decided
 from tests.learner.models import make_agents, make_config, make_groups
 from tests.learner.plain import plain_model, plain_scores
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from squelch.actors.process.disk import partial_path
+from squelch.kit.base.disk import partial_path
 from squelch.learner import staging
 from squelch.learner.staging import Staging, sees
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from squelch.actors.messages import StepTerms
-from squelch.actors.records import VersionSpan
+from squelch.kit.records.records import VersionSpan
 from squelch.learner.batching import collate, to_rows
 from squelch.learner.config import ObjectiveConfig, OptimizerConfig
 from squelch.learner.kernels.choice import KERNELS

@@ -20,7 +20,7 @@ from research.alarm import (
     reward_fall,
 )
 from research.renoising import BLOCK
-from squelch.actors.archive.writer import Archive
+from squelch.kit.archive.writer import Archive
 
 
 def series(values: list[float], success: list[float] | None = None) -> Series:

@@ -14,12 +14,12 @@ from research.cells import Study, StudyCell, command
 from research.claims.statistics import Pool
 from research.judging import Report
 from research.kept import changes_learning, condense, early_ends, read_all
-from squelch.actors.archive.writer import Archive
 from squelch.cluster.config import dump
-from squelch.cluster.errors import UserError
 from squelch.cluster.sweep.cells import Ended, ProcessRunner
 from squelch.cluster.sweep.plan import Cell
-from tests.actors.archive.small_groups import archive_step
+from squelch.kit.archive.writer import Archive
+from squelch.kit.base.errors import UserError
+from tests.kit.archive.small_groups import archive_step
 
 STEPS = 20
 

@@ -25,7 +25,7 @@ from research.claims.table import (
 from research.claims.verdict import Claim, Region, above, below, verdict, within
 from research.kept import Kept, alike, changes_learning, read_all
 from research.tables import FOLDER
-from squelch.actors.diagnosis.grounding import spearman
+from squelch.kit.diagnosis.grounding import spearman
 
 SUCCESS = "validation/success"
 

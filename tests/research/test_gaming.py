@@ -12,7 +12,7 @@ import pytest
 from research import gaming, tables
 from research.gaming import RAISED, SERIES, Course, committed, course_of, gamed, measure, with_other_noise
 from research.kept import Kept
-from squelch.cluster.errors import UserError
+from squelch.kit.base.errors import UserError
 from tests.research.condensed import content_of
 
 DOCS = Path(__file__).parents[2] / "docs"

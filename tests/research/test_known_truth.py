@@ -17,8 +17,8 @@ from research.known_truth import (
     study,
     tiny_lm,
 )
-from squelch.actors.diagnosis.proxies import proxies_of_scores
-from squelch.actors.diagnosis.uncertainty import ESTIMATED, uncertainty
+from squelch.kit.diagnosis.proxies import proxies_of_scores
+from squelch.kit.diagnosis.uncertainty import ESTIMATED, uncertainty
 
 MEDIUM = random_channel(1, strength=1.0, max_length=4)
 
@@ -125,7 +125,7 @@ def test_a_language_models_strings_are_enumerated_to_the_end(language_model) -> 
 
 
 def test_the_engine_gives_a_language_models_exact_likelihoods_and_information(language_model) -> None:
-    from squelch.actors.scorer.cross_scoring import CrossScorer
+    from squelch.kit.scoring.cross_scoring import CrossScorer
 
     model, prompts, channel, strings = language_model
     engine = CrossScorer(model, 4096, 1.0)

@@ -7,7 +7,7 @@ import pytest
 from research.judging import PAGES
 from research.kept import Kept
 from research.regimes import Course, called_untrue, committed, in_words
-from squelch.actors.diagnosis.metrics import REGIMES
+from squelch.kit.diagnosis.metrics import REGIMES
 
 PAGE = PAGES / "alarms.md"
 ROWS = {

@@ -8,7 +8,7 @@ import pytest
 from research import tables
 from research.kept import of_content, read_all
 from research.tables import FOLDER, add, read
-from squelch.cluster.errors import UserError
+from squelch.kit.base.errors import UserError
 
 
 def run(name: str, **others: object) -> dict:

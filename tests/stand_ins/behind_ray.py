@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 import ray
 
-from squelch.actors.records import GroupSummary, Ticket
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.client import Client
 from squelch.cluster.control.rank_client import LearnerClient
 from squelch.cluster.fleet.ray_actors import RayActors
+from squelch.kit.records.records import GroupSummary, Ticket
 from tests.fakes.transport import learner_client
 from tests.stand_ins.hosts import Host
 from tests.stand_ins.processes import HOSTS, SleepingLearner

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from squelch.actors.archive.rows import packed, to_table
-from squelch.actors.filter.settings import FilterConfig
-from squelch.actors.filter.windows import make_window
 from squelch.actors.messages import UpdateReport, WeightBundle
-from squelch.actors.process.progress_marks import IDLE, Progress
-from squelch.actors.records import Group, GroupSummary, Ticket, Trajectory, Turn, summarise
+from squelch.kit.archive.rows import packed, to_table
+from squelch.kit.filter.settings import FilterConfig
+from squelch.kit.filter.windows import make_window
+from squelch.kit.process.progress_marks import IDLE, Progress
+from squelch.kit.records.records import Group, GroupSummary, Ticket, Trajectory, Turn, summarise
 
 PROMPT_TOKENS, SAMPLED_TOKENS = 40, 24
 

@@ -20,15 +20,15 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from squelch.actors.archive.rows import packed, unpacked
 from squelch.actors.messages import StepReport, StepTerms, UpdateReport, WeightBundle
-from squelch.actors.process.progress_marks import IDLE, Progress
 from squelch.actors.process.spans import Span, Spans
-from squelch.actors.records import GroupSummary, Ticket
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.calls import Payload
 from squelch.cluster.control.client import Client
 from squelch.cluster.control.rank_client import LearnerClient
+from squelch.kit.archive.rows import packed, unpacked
+from squelch.kit.process.progress_marks import IDLE, Progress
+from squelch.kit.records.records import GroupSummary, Ticket
 from tests.fakes.transport import Handle, client, learner_client
 from tests.stand_ins.hosts import FilterHost, Host
 from tests.stand_ins.processes import NoCluster, SleepingLearner

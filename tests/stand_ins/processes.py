@@ -24,17 +24,17 @@ from typing import Any, NoReturn
 import numpy as np
 import pyarrow as pa
 
-from squelch.actors.archive.rows import unpacked
 from squelch.actors.messages import StepReport, StepTerms, UpdateReport, WeightBundle
-from squelch.actors.process.disk import partial_path
-from squelch.actors.process.progress_marks import Progress
-from squelch.actors.records import GroupSummary, Ticket
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.calls import Payload
 from squelch.cluster.control.client import Client
 from squelch.cluster.control.rank_client import LearnerClient
 from squelch.cluster.control.scaling import Kind
 from squelch.cluster.fleet.waiting import bounded
+from squelch.kit.archive.rows import unpacked
+from squelch.kit.base.disk import partial_path
+from squelch.kit.process.progress_marks import Progress
+from squelch.kit.records.records import GroupSummary, Ticket
 from squelch.learner.network import LOOPBACK, Endpoint, RankProcess
 from tests.fakes.transport import NODE, client, learner_client
 from tests.stand_ins import channel

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from tests.cluster.commands.other_trainers import trainer_files
+from tests.kit.readers import trainer_files
 from tests.stores import s3_server
 from tests.walk.pages import read_page
 from tests.walk.places import ROOT, Ground

@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.peer.on_card.sides import REPOSITORY, Side
 from benchmarks.peer.on_card.work import MEASURED, WHOLE_CARD, CardWork
-from squelch.actors.archive.reader import is_of_step, read_events, read_metrics
+from squelch.kit.archive.reader import is_of_step, read_events, read_metrics
 
 REWARD = Path(__file__).with_name("reward.py")
 WAIT_S = 900

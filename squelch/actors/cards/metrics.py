@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
 from squelch.actors.cards.records import CardUse, Operations
-from squelch.actors.metrics.specification import Section, Table, gauge, product
+from squelch.kit.metrics.specification import Section, Table, gauge, product
 
 LEARNED = ("forward_backward", "train", "step")
 """Parts with the learner's passes: the passes alone, the whole call of the learner, the step's wall time."""

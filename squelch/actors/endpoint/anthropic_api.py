@@ -31,7 +31,7 @@ from squelch.actors.endpoint.canonical import (
 )
 from squelch.actors.endpoint.fields import ANTHROPIC
 from squelch.actors.endpoint.openai_api import MODEL
-from squelch.envs.untrusted.files import brief
+from squelch.kit.untrusted.files import brief
 
 PATH = "/v1/messages"
 _NO_THREADS = "thread_unsupported_request"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from squelch.envs.untrusted.files import brief
+from squelch.kit.untrusted.files import brief
 
 Role = Literal["system", "user", "assistant", "tool"]
 

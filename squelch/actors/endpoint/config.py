@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from squelch.envs.settings import Settings
+from squelch.kit.base.settings import Settings
 
 
 class EndpointConfig(Settings):

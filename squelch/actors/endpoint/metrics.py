@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from squelch.actors.metrics.specification import Section, Table, counter
+from squelch.kit.metrics.specification import Section, Table, counter
 
 if TYPE_CHECKING:
-    from squelch.actors.records import GroupSummary
+    from squelch.kit.records.records import GroupSummary
 
 OUTCOMES = {"calls": "sampled", "retries": "retried", "refused": "refused"}
 

@@ -27,7 +27,7 @@ from squelch.actors.endpoint.canonical import (
     tool_use,
 )
 from squelch.actors.endpoint.fields import OPENAI
-from squelch.envs.untrusted.files import brief
+from squelch.kit.untrusted.files import brief
 
 PATH = "/v1/chat/completions"
 MODEL = "policy"

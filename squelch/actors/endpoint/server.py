@@ -48,8 +48,8 @@ from squelch.actors.endpoint.canonical import Asked, Refused, Reply, ended, malf
 from squelch.actors.endpoint.config import EndpointConfig
 from squelch.actors.endpoint.session import Answer, Sample, Seeds, Session
 from squelch.actors.formats.protocol import Format
-from squelch.envs.untrusted.files import Unreadable
-from squelch.envs.untrusted.text import parse_object
+from squelch.kit.untrusted.files import Unreadable
+from squelch.kit.untrusted.text import parse_object
 
 log = logging.getLogger(__name__)
 _QUIET = logging.getLogger(f"{__name__}.http")

@@ -36,13 +36,13 @@ import numpy as np
 from squelch.actors.endpoint.canonical import Asked, Refused, Reply, Said, ended, malformed, tool_use
 from squelch.actors.endpoint.config import EndpointConfig
 from squelch.actors.endpoint.conversation import Conversation, Path, Placed
-from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.formats.protocol import Format, Parsed, ToolsRefused
 from squelch.actors.formats.retention import message_of
 from squelch.actors.messages import Completion
 from squelch.actors.play.generation import GenerationFailed
 from squelch.actors.play.transcript import Transcript
 from squelch.actors.rollout.stop_strings import behind_reasoning
+from squelch.kit.records.failures import Failure, FailureCause
 
 log = logging.getLogger(__name__)
 REQUESTS_OF_A_CALL = 16

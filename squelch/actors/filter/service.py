@@ -1,4 +1,4 @@
-"""The filter service, in a process of its own; delegates each call to `actors.filter.windows`.
+"""The filter service, in a process of its own; delegates each call to `kit.filter.windows`.
 
 Calls carry lists of group summaries; the groups themselves stay with their owner. The filter waits for nobody. The
 coordinator calls `admit` with the groups that have arrived, and `close` once all tickets of a step have ended.
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from squelch.actors.filter.decisions import Decision, StepDecision
-from squelch.actors.filter.settings import FilterConfig
-from squelch.actors.filter.windows import make_window
-from squelch.actors.process.progress_marks import IDLE, Progress
-from squelch.actors.records import GroupSummary
+from squelch.kit.filter.decisions import Decision, StepDecision
+from squelch.kit.filter.settings import FilterConfig
+from squelch.kit.filter.windows import make_window
+from squelch.kit.process.progress_marks import IDLE, Progress
+from squelch.kit.records.records import GroupSummary
 
 
 class FilterService:
-    """Central filter of a run; see `actors.filter.windows.FilterWindow` for the meaning of each call."""
+    """Central filter of a run; see `kit.filter.windows.FilterWindow` for the meaning of each call."""
 
     def __init__(self, config: FilterConfig) -> None:
         self._window = make_window(config)

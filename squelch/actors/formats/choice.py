@@ -1,7 +1,7 @@
 """The format of the model in a folder.
 
 The run decides it once, before any actor starts, and the folder of the initial policy says so to every process: its
-stamp (`actors.text.stamp`) names a family, and whether the reasoning of earlier turns is kept. A folder without it has
+stamp (`kit.text.stamp`) names a family, and whether the reasoning of earlier turns is kept. A folder without it has
 the format `own`, which keeps it. A family counts for the chat template for which it was chosen: with another template,
 as by `model.chat_template`, the format is chosen anew.
 """
@@ -15,9 +15,9 @@ from squelch.actors.formats.families import ALL, AUTO, KEPT, NAMES, OWN, known_f
 from squelch.actors.formats.packaged import PackagedFormat
 from squelch.actors.formats.protocol import Format
 from squelch.actors.play.codec import ChatCodec
-from squelch.actors.text.chat_template import read_chat_template, read_chat_tokenizer
-from squelch.actors.text.stamp import STAMP_FILE, Stamp, read_stamp
-from squelch.actors.text.tokenizer import read_object
+from squelch.kit.text.chat_template import read_chat_template, read_chat_tokenizer
+from squelch.kit.text.stamp import STAMP_FILE, Stamp, read_stamp
+from squelch.kit.text.tokenizer import read_object
 
 AnyFormat = ChatCodec | PackagedFormat
 

@@ -1,7 +1,7 @@
 """Compares a format with the model's own chat template on a fixed set of conversations, at the start of a run.
 
 A policy that is fed other ids than its template writes is trained on prompts that nobody will send it. The template is
-rendered in the bounded process (`actors.text.chat_template`); a conversation that it refuses is left out.
+rendered in the bounded process (`kit.text.chat_template`); a conversation that it refuses is left out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from squelch.actors.formats.protocol import Format, Message
 from squelch.actors.formats.tokens import ModelTokens
-from squelch.actors.text.chat_template import TemplateRefused
+from squelch.kit.text.chat_template import TemplateRefused
 
 TOOLS = [
     {

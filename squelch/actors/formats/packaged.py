@@ -8,7 +8,7 @@ Invariants, beside those of `protocol.Format`:
 - A family is named by `model.format` or known by its template (`families`), never guessed from a path.
 - The package encodes whole texts in which control tokens of its own stand beside the messages'. It gets a tokenizer
   that knows the messages' texts (`_Guard`): a text that could yield a control token is shown to the package as a word
-  that nobody can guess, and encoded as foreign text in the word's place (`actors.text.control_tokens`).
+  that nobody can guess, and encoded as foreign text in the word's place (`kit.text.control_tokens`).
 - A rendered conversation is what the template writes, so it lacks the reasoning that the template removes. An
   extension keeps the reasoning of earlier turns (`thinking_retention="all"`), and depends on no sampled id but the
   last, and on whether the reasoning was closed.
@@ -42,9 +42,9 @@ from squelch.actors.formats.protocol import (
 )
 from squelch.actors.formats.retention import reasoned
 from squelch.actors.formats.tokens import ModelTokens, as_array, as_text, reasoning_span
-from squelch.actors.text.chat_template import Words
-from squelch.actors.text.control_tokens import Piece
-from squelch.envs.tags import THINK_CLOSE, THINK_OPEN
+from squelch.kit.text.chat_template import Words
+from squelch.kit.text.control_tokens import Piece
+from squelch.kit.text.tags import THINK_CLOSE, THINK_OPEN
 
 PACKAGES = ("renderers==0.1.12", "prime-pydantic-config==0.4.3")
 """As pip takes them; what else they need is there with vLLM."""

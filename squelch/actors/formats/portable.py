@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from squelch.actors.text.stamp import STAMP_FILE
-from squelch.actors.text.tokenizer import FILES, TOKENIZER_FILE
-from squelch.envs.untrusted.files import MIB, decoding, is_file, read_bytes
+from squelch.kit.text.stamp import STAMP_FILE
+from squelch.kit.text.tokenizer import FILES, TOKENIZER_FILE
+from squelch.kit.untrusted.files import MIB, decoding, is_file, read_bytes
 
 if TYPE_CHECKING:
     from squelch.actors.formats.choice import AnyFormat

@@ -65,7 +65,7 @@ class Format(Protocol):
 
     name: str
     reasons: bool
-    """Whether the format has a place for reasoning. Without one a policy is `mute` (`actors.diagnosis.regime`)."""
+    """Whether the format has a place for reasoning. Without one a policy is `mute` (`kit.diagnosis.regime`)."""
     keeps_reasoning: bool
     """Whether the reasoning of earlier turns stays (`model.keep_reasoning: all`), whatever the template does."""
     whole_content: bool

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from squelch.actors.formats.protocol import Format, Ids, Message, Parsed, Tools
-from squelch.envs.tags import THINK_CLOSE, THINK_OPEN
+from squelch.kit.text.tags import THINK_CLOSE, THINK_OPEN
 
 CAUSE = "template"
 """Why a segment begins where the template removed reasoning (`records.Segment`)."""

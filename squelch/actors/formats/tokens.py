@@ -16,10 +16,10 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from squelch.actors.formats.protocol import Ids, Message, Tools, ToolsRefused
-from squelch.actors.text.chat_template import ChatTemplate, read_chat_template, read_chat_tokenizer
-from squelch.actors.text.control_tokens import TextEncoder, foreign_pieces
-from squelch.actors.text.tokenizer import TOKENIZER_FILE, byte_alphabet, check_vocabulary, read_object
-from squelch.envs.tags import ANSWER_CLOSE, ANSWER_OPEN, THINK_CLOSE, THINK_OPEN
+from squelch.kit.text.chat_template import ChatTemplate, read_chat_template, read_chat_tokenizer
+from squelch.kit.text.control_tokens import TextEncoder, foreign_pieces
+from squelch.kit.text.tags import ANSWER_CLOSE, ANSWER_OPEN, THINK_CLOSE, THINK_OPEN
+from squelch.kit.text.tokenizer import TOKENIZER_FILE, byte_alphabet, check_vocabulary, read_object
 
 MARKERS = (THINK_OPEN, THINK_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
 

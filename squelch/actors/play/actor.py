@@ -20,22 +20,22 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from squelch.actors.archive.rows import packed, to_table
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
-from squelch.actors.diagnosis.interventions import Intervention, LeftOut, Swap
 from squelch.actors.formats.choice import open_format
 from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.generation import GenerationClient, GenerationFailed
 from squelch.actors.play.intervening import Intervening
 from squelch.actors.play.player import EnvironmentPlayer
-from squelch.actors.process.progress_marks import Progress
 from squelch.actors.process.shipping import Folder, copy_at, local, own_node
 from squelch.actors.process.spans import Span
-from squelch.actors.records import Cluster, GroupSummary, Ticket, summarise
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.mixture import Mixture
 from squelch.envs.registry import make
 from squelch.envs.retrieval.index import cache_folder
+from squelch.kit.archive.rows import packed, to_table
+from squelch.kit.diagnosis.interventions import Intervention, LeftOut, Swap
+from squelch.kit.process.progress_marks import Progress
+from squelch.kit.records.records import Cluster, GroupSummary, Ticket, summarise
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle

@@ -26,7 +26,6 @@ from dataclasses import dataclass, field
 from squelch.actors.config import EnvironmentActorConfig
 from squelch.actors.endpoint.server import Endpoint
 from squelch.actors.endpoint.session import Call, Recorded
-from squelch.actors.failures import FailureCause
 from squelch.actors.formats.choice import squelch_turns
 from squelch.actors.formats.protocol import Format
 from squelch.actors.messages import Completion, GenerationRequest
@@ -34,9 +33,10 @@ from squelch.actors.play.attempt import Attempt, AttemptFailed
 from squelch.actors.play.generation import Generate, generate_within
 from squelch.actors.play.seeds import derive_seed, noise_seed, request_seed
 from squelch.actors.play.squelch_format import SquelchFormat
-from squelch.actors.records import Ticket
 from squelch.envs.contract import Access, AgentDriven, AgentFailed, AgentInterrupted, AgentResult
 from squelch.envs.noise.reward_noise import RewardNoise
+from squelch.kit.records.failures import FailureCause
+from squelch.kit.records.records import Ticket
 
 MOST_BEGINS = 3
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from squelch.actors.content import PlacedPictures
-from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.play.replaying import NOT_REPLAYED, Replayed
 from squelch.actors.play.transcript import Transcript, joined
-from squelch.actors.records import Trajectory
+from squelch.kit.records.content import PlacedPictures
+from squelch.kit.records.failures import Failure, FailureCause
+from squelch.kit.records.records import Trajectory
 
 
 class AttemptFailed(Exception):

@@ -19,17 +19,17 @@ from dataclasses import replace
 from functools import partial
 from typing import cast
 
-from squelch.actors.content import Picture, Prompt, content_key
 from squelch.actors.formats.protocol import Format
 from squelch.actors.play.near import nearest
 from squelch.actors.play.seeds import noise_seed
 from squelch.actors.play.speech import speech_of
 from squelch.actors.play.step_pool import StepPool
-from squelch.actors.records import Cluster, Task, Ticket
-from squelch.actors.scorer.settings import PROBE_TWINS
 from squelch.envs.contract import Environment, Twinned, lacking
 from squelch.envs.episode import Episode, Message
 from squelch.envs.mixture import Mixture
+from squelch.kit.records.content import Picture, Prompt, content_key
+from squelch.kit.records.records import Cluster, Task, Ticket
+from squelch.kit.scoring.settings import PROBE_TWINS
 
 DRAWN = 1_000
 """Tasks among which the nearest are sought; they have the seeds after the probe's."""

@@ -13,7 +13,7 @@ Invariants:
   text, and what follows it is the next turn. A template whose continuation depends on earlier turns is refused, and
   one that removes the reasoning of earlier turns, unless `model.keep_reasoning` lets it: it would show the trained
   policy other text than it was fed.
-- Only the template's own text yields control tokens. The contents of messages are foreign (`squelch/actors/text`): a
+- Only the template's own text yields control tokens. The contents of messages are foreign (`squelch/kit/text`): a
   control token that an observation spells is encoded as ordinary text. The markers of the turn format are matched in a
   system message alone, which shows the format to the policy; no part of a prompt is ever parsed for them.
 - A picture becomes the ids of its model's configuration: start, one placeholder for each of its tokens, end. Only the
@@ -34,19 +34,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from squelch.actors.content import PlacedPictures, moved
 from squelch.actors.formats import hermes
 from squelch.actors.formats.protocol import Ids, Parsed, Tools, ToolsRefused, require_followers
 from squelch.actors.formats.tokens import MARKERS, ModelTokens, as_array, as_text, reasoning_span
-from squelch.actors.pictures.geometry import PROVEN, Vision, vision_of
-from squelch.actors.text.chat_template import REASONING, Part, TemplateRefused
-from squelch.actors.text.control_tokens import Piece, foreign_pieces
-from squelch.actors.text.shipped_templates import SHIPPED, fitting
-from squelch.envs.pictures import Picture, Shown
-from squelch.envs.tags import ANSWER_CLOSE, ANSWER_OPEN, THINK_CLOSE, THINK_OPEN
+from squelch.kit.pictures.geometry import PROVEN, Vision, vision_of
+from squelch.kit.records.content import PlacedPictures, moved
+from squelch.kit.records.pictures import Picture, Shown
+from squelch.kit.text.chat_template import REASONING, Part, TemplateRefused
+from squelch.kit.text.control_tokens import Piece, foreign_pieces
+from squelch.kit.text.shipped_templates import SHIPPED, fitting
+from squelch.kit.text.tags import ANSWER_CLOSE, ANSWER_OPEN, THINK_CLOSE, THINK_OPEN
 
 Message = dict[str, Any]
-"""`role`, and `content`: text, `envs.pictures.Shown` where pictures are allowed, or the pieces of `hermes.as_text`."""
+"""`role`, and `content`: text, `kit.records.pictures.Shown` where pictures are allowed, or the pieces of `hermes.as_text`."""
 
 _CACHED_TURNS = 4096
 _SAMPLE = " ".join(["A b  c\n\nd\t<e> & \"f\" 'g' {h} [i] (j) \\ é Ü 漢 1,000.5 | % # $ @ ~ ` ^ * _ -- x"] * 50)

@@ -1,5 +1,5 @@
 """Plays interventions: the action of a first turn is sampled again after another reasoning
-(`actors.diagnosis.interventions`).
+(`kit.diagnosis.interventions`).
 
 Invariants:
 
@@ -33,9 +33,6 @@ from typing import TypeVar, cast
 import numpy as np
 
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
-from squelch.actors.content import PlacedPictures
-from squelch.actors.diagnosis.interventions import Arm, Intervention, LeftOut, Reason, Said, Swap
-from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.formats.choice import squelch_turns
 from squelch.actors.formats.protocol import Format
 from squelch.actors.messages import Completion, GenerationRequest
@@ -44,13 +41,16 @@ from squelch.actors.play.generation import Generate, GenerationFailed, generate_
 from squelch.actors.play.player import IdleEnvironments, MakeEnv, make_task
 from squelch.actors.play.seeds import derive_seed, noise_seed, request_seed
 from squelch.actors.play.step_pool import CallFailed, StepPool
-from squelch.actors.records import Task, Ticket
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import Demonstrator, Environment, Twinned, lacking
 from squelch.envs.episode import Episode, Message
 from squelch.envs.format import joined, parse, well_formed
 from squelch.envs.mixture import Mixture
 from squelch.envs.wording import DemonstrationQuality
+from squelch.kit.diagnosis.interventions import Arm, Intervention, LeftOut, Reason, Said, Swap
+from squelch.kit.records.content import PlacedPictures
+from squelch.kit.records.failures import Failure, FailureCause
+from squelch.kit.records.records import Task, Ticket
 
 T = TypeVar("T")
 FAMILIES, TWINS_OF_FAMILY = 4, 4

@@ -1,7 +1,7 @@
 """Metrics of played trajectories, and the values of a step's groups that feed them. Pure.
 
 Of a failed trajectory only the cause is counted. Sums are exact (`math.fsum`), so no value depends on the order of
-arrival. `actors.filter.metrics` has the metrics of the filter's groups.
+arrival. `kit.filter.metrics` has the metrics of the filter's groups.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
-from squelch.actors.failures import FailureCause
-from squelch.actors.metrics.specification import MetricSpec, Section, Table, counter, gauge, product
+from squelch.kit.metrics.specification import MetricSpec, Section, Table, counter, gauge, product
+from squelch.kit.records.failures import FailureCause
 
 if TYPE_CHECKING:
-    from squelch.actors.records import GroupSummary
+    from squelch.kit.records.records import GroupSummary
 
 CUT_IN = ("reasoning", "answer")
 BANDS = ("all_fail", "mixed", "all_succeed")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from squelch.actors.shared_prefix import common_length
+from squelch.kit.records.shared_prefix import common_length
 
 MOST_TOKENS = 512
 SHORT_LIST = 64

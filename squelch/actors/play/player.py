@@ -11,7 +11,7 @@ Invariants:
 - A turn that is cut at its token limit is closed with masked ids (`next_turn(closed=False)`) and counts as badly
   formatted, and the episode continues. If the context cannot hold a further turn, the episode ends as `truncated`,
   which is not a failure; only a first turn that does not fit is a failure (`context_exhausted`).
-- An error fails one trajectory only, which records the cause (`actors.failures`) and keeps its tokens.
+- An error fails one trajectory only, which records the cause (`kit.records.failures`) and keeps its tokens.
 - Randomness: each request's seed is a digest of (ticket seed, ticket, trajectory, turn). Each trajectory's noise seed
   is a digest of (ticket seed, ticket, trajectory), or of (ticket seed, ticket) if the environment shares its noise.
 - A ticket may ask for replays of its trajectories under fresh noise, which follow each episode
@@ -37,7 +37,6 @@ from functools import partial
 from typing import Any
 
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
-from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.formats.protocol import Format
 from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.agent_episode import AgentEpisodes, Bounds
@@ -48,13 +47,14 @@ from squelch.actors.play.replaying import replay
 from squelch.actors.play.seeds import noise_seed, request_seed
 from squelch.actors.play.speech import Feed, Speech, speech_of
 from squelch.actors.play.step_pool import CallFailed, StepPool
-from squelch.actors.records import Cluster, Group, Task, Ticket
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import AgentDriven, Environment, GroupReward, GroupRewarded, lacking, require
 from squelch.envs.episode import Episode, Message, TurnOutcome
 from squelch.envs.mixture import Mixture
 from squelch.envs.registry import make
-from squelch.envs.untrusted.rewards import finite_reward
+from squelch.kit.records.failures import Failure, FailureCause
+from squelch.kit.records.records import Cluster, Group, Task, Ticket
+from squelch.kit.untrusted.rewards import finite_reward
 
 MakeEnv = Callable[[Task], Environment]
 

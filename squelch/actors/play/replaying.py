@@ -26,13 +26,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from squelch.actors.filter.settings import FilterConfig
 from squelch.actors.play.seeds import replay_seed
 from squelch.actors.play.step_pool import CallFailed, StepPool
-from squelch.actors.records import Ticket
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import Environment
 from squelch.envs.episode import Episode
+from squelch.kit.filter.settings import FilterConfig
+from squelch.kit.records.records import Ticket
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 
-from squelch.actors.records import Ticket
+from squelch.kit.records.records import Ticket
 
 _SEED_BYTES = 8
 _SEED_MASK = 2**63 - 1

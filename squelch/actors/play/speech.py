@@ -11,13 +11,13 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from squelch.actors.content import PlacedPictures
 from squelch.actors.formats.choice import squelch_turns
 from squelch.actors.formats.protocol import Format, Tools
 from squelch.actors.formats.retention import CAUSE, Kept, message_of
 from squelch.actors.play.codec import ChatCodec
 from squelch.envs.contract import Environment
 from squelch.envs.episode import Episode, Message
+from squelch.kit.records.content import PlacedPictures
 
 
 class Feed(NamedTuple):

@@ -24,8 +24,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from squelch.actors.process.progress_marks import Marks, Progress
 from squelch.actors.process.spans import Spans
+from squelch.kit.process.progress_marks import Marks, Progress
 
 T = TypeVar("T")
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from squelch.actors.content import Picture, PlacedPictures, moved
 from squelch.actors.messages import Completion
-from squelch.actors.records import Segment, Turn, VersionSpan
+from squelch.kit.records.content import Picture, PlacedPictures, moved
+from squelch.kit.records.records import Segment, Turn, VersionSpan
 
 VersionSpans = tuple[VersionSpan, ...] | None
 """Runs of sampled tokens by version, in order; None if they are not known."""

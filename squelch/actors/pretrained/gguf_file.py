@@ -37,11 +37,11 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from squelch.actors.pretrained import gguf_worker
-from squelch.actors.process.disk import partial_path, put_in_place
 from squelch.actors.process.folders import EVERYTHING, Entry, file_digest, holds, listing
 from squelch.envs.file_lock import held
-from squelch.envs.untrusted.files import MIB, Unreadable, open_file, read_bytes
-from squelch.envs.untrusted.text import parse_object
+from squelch.kit.base.disk import partial_path, put_in_place
+from squelch.kit.untrusted.files import MIB, Unreadable, open_file, read_bytes
+from squelch.kit.untrusted.text import parse_object
 
 STAMP = "squelch_source.json"
 MAGIC = b"GGUF"
@@ -187,7 +187,7 @@ def _reason(trace: str, most_bytes: int) -> str:
 
 
 def _check(folder: Path, file: Path) -> None:
-    from squelch.actors.model_folder import check_model_folder
+    from squelch.kit.models.model_folder import check_model_folder
 
     try:
         check_model_folder(folder)

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from squelch.envs.untrusted.files import Unreadable, brief, reason
+from squelch.kit.untrusted.files import Unreadable, brief, reason
 
 HUB_ID = re.compile(r"(?P<name>[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95})(@(?P<revision>[\w./-]{1,200}))?")
 """OWNER/NAME, or OWNER/NAME@REVISION (a branch, a tag or a commit)."""
@@ -70,7 +70,7 @@ def _cached(model: str, revision: str | None) -> Path | None:
 
 def _complete(folder: Path) -> bool:
     """Whether configuration, tokenizer and weights are there, and every file of a sharded model's index."""
-    from squelch.actors.model_folder import INDEX, WEIGHTS, weight_files
+    from squelch.kit.models.model_folder import INDEX, WEIGHTS, weight_files
 
     if not all((folder / name).is_file() for name in NEEDED):
         return False

@@ -8,7 +8,7 @@
 | `OWNER/NAME[@REVISION]`, unless there is such a folder | a snapshot of the Hugging Face hub (`hub`) |
 
 Everything happens before an actor starts, in the driver. Others then see a folder and know nothing of its origin;
-`actors.model_folder` checks it as it checks every folder.
+`kit.models.model_folder` checks it as it checks every folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from squelch.actors.pretrained.gguf_file import converted, folder_of, intact
 from squelch.actors.pretrained.hub import HUB_ID, snapshot
-from squelch.envs.untrusted.files import Unreadable, brief, is_folder, state
+from squelch.kit.untrusted.files import Unreadable, brief, is_folder, state
 
 Say = Callable[[str], None]
 

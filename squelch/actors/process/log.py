@@ -9,8 +9,8 @@ import re
 import sys
 from pathlib import Path
 
-from squelch.envs.untrusted.files import open_own, shortened
-from squelch.envs.untrusted.secrets import masked
+from squelch.kit.untrusted.files import open_own, shortened
+from squelch.kit.untrusted.secrets import masked
 
 VARIABLE = "SQUELCH_LOG"
 """Environment variable that names the file."""

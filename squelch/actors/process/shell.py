@@ -28,7 +28,7 @@ from typing import Any
 import ray
 
 from squelch.actors.process.imports import importing
-from squelch.actors.process.progress_marks import WATCHING, Progress
+from squelch.kit.process.progress_marks import WATCHING, Progress
 
 
 def _made(target: str, arguments: tuple[Any, ...]) -> Any:

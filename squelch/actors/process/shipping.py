@@ -41,8 +41,8 @@ from squelch.actors.process.folders import (
     listing,
     read_chunk,
 )
-from squelch.actors.tensor_files import head
 from squelch.envs.retrieval.index import cache_folder
+from squelch.kit.models.tensor_files import head
 
 CHUNK_TIMEOUT_S = 60.0
 SAFETENSORS = ".safetensors"

@@ -38,17 +38,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from squelch.actors.config import RolloutConfig
-from squelch.actors.content import PlacedPictures
 from squelch.actors.messages import Completion, GenerationRequest, GroupMember, TransferRefused, WeightBundle
-from squelch.actors.model_folder import check_model_folder
-from squelch.actors.pictures.geometry import Vision, vision_of
 from squelch.actors.process.imports import importing
-from squelch.actors.process.progress_marks import Marks
-from squelch.actors.records import VersionSpan
 from squelch.actors.rollout.early_process import EarlyProcess, begun, serving
 from squelch.actors.rollout.engine_settings import engine_arguments, engine_environment, require_build
 from squelch.actors.rollout.stop_strings import Spell, StopStrings
 from squelch.actors.weights_file import written_arrays
+from squelch.kit.models.model_folder import check_model_folder
+from squelch.kit.pictures.geometry import Vision, vision_of
+from squelch.kit.process.progress_marks import Marks
+from squelch.kit.records.content import PlacedPictures
+from squelch.kit.records.records import VersionSpan
 
 if TYPE_CHECKING:
     from vllm.inputs.engine import MultiModalInput, TokensInput
@@ -99,7 +99,7 @@ class VllmEngine:
     async def start(self) -> None:
         """Start the engine's process, which loads the model folder. Does nothing if the engine already runs.
 
-        Raises ValueError for a folder that cannot be used (`actors.model_folder`); vLLM itself accepts some of them.
+        Raises ValueError for a folder that cannot be used (`kit.models.model_folder`); vLLM itself accepts some of them.
         """
         if self._llm is None:
             self._llm = await asyncio.to_thread(self._create)

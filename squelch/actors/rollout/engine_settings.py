@@ -11,9 +11,9 @@ from typing import Any
 
 from squelch.actors.config import RolloutConfig
 from squelch.actors.process.allocator import ALLOCATOR
-from squelch.actors.process.compile_cache import own_compile_cache
 from squelch.actors.process.parent_watch import PARENT_VARIABLE
 from squelch.actors.rollout.memory import BATCHED_TOKENS, PRIMITIVES
+from squelch.kit.process.compile_cache import own_compile_cache
 
 _CPU_BLOCK_SIZE = 32
 SOCKET_FOLDER_BYTES = 70

@@ -33,8 +33,8 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from squelch.actors.process.progress_marks import Marks
 from squelch.actors.rollout.slots import spare_slots
+from squelch.kit.process.progress_marks import Marks
 
 if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from squelch.actors.metrics.specification import Section, Table, gauge
+from squelch.kit.metrics.specification import Section, Table, gauge
 
 if TYPE_CHECKING:
     from squelch.actors.messages import UpdateReport

@@ -2,13 +2,13 @@
 
 vLLM would rather be given pictures as files: it loads Hugging Face's processor, which needs a tokenizer and
 torchvision, and expands placeholders itself, so that ids which hold all of them would be expanded again. Here the
-caller makes both (`actors.play.codec`, `actors.pictures`), and vLLM's own class serves with a processor that does
+caller makes both (`actors.play.codec`, `kit.pictures`), and vLLM's own class serves with a processor that does
 nothing. A model without a tower imports nothing of this.
 
 Invariants:
 
 - A picture is known by its place in the ids. A placeholder id elsewhere, which the policy sampled, is text.
-- vLLM's prefix and encoder caches know a picture by the digest of its pixels (`envs.pictures.Picture.identity`), so
+- vLLM's prefix and encoder caches know a picture by the digest of its pixels (`kit.records.pictures.Picture.identity`), so
   equal ids with other pictures share nothing from the first that differs on. Both are cleared when weights are loaded.
 - Patches arrive normalised. vLLM would normalise them once more on the device, without an error, unless
   `mm_device_do_normalize` is off.
@@ -25,9 +25,9 @@ from typing import Any
 
 import torch
 
-from squelch.actors.content import PlacedPictures
-from squelch.actors.pictures.geometry import Vision
-from squelch.actors.pictures.patches import patches
+from squelch.kit.pictures.geometry import Vision
+from squelch.kit.pictures.patches import patches
+from squelch.kit.records.content import PlacedPictures
 
 if importlib.util.find_spec("torchvision") is None:
     # vLLM's module takes one pure function from the processor that needs torchvision; the one without it has it too.

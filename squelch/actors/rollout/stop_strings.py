@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from squelch.envs.tags import THINK_CLOSE, THINK_OPEN
+from squelch.kit.text.tags import THINK_CLOSE, THINK_OPEN
 
 Spell = Callable[[int], bytes]
 """The bytes of a token; empty for control tokens (`actors.formats.tokens.ModelTokens.token_bytes`)."""

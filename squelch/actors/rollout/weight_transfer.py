@@ -54,7 +54,6 @@ from vllm.platforms import current_platform
 
 from squelch.actors import card_weights
 from squelch.actors.cards.memory import CardMemory
-from squelch.actors.conversion import published
 from squelch.actors.device_sums import DeviceDigest
 from squelch.actors.messages import GroupMember, OnCard, TensorEntry
 from squelch.actors.process.parent_watch import watch_parent
@@ -62,6 +61,7 @@ from squelch.actors.rollout import norms
 from squelch.actors.weight_group import WeightGroup
 from squelch.actors.weights import checksum
 from squelch.actors.weights_file import ArraySpec, Unreachable, read_arrays
+from squelch.kit.models.conversion import published
 
 BACKEND = "squelch"
 SHOWN = "Qwen2_5_VLForConditionalGeneration"

@@ -55,14 +55,14 @@ from squelch.actors.messages import (
 )
 from squelch.actors.process.interfaces import bind_collectives
 from squelch.actors.process.log import last_error
-from squelch.actors.process.progress_marks import Progress
 from squelch.actors.process.shipping import Folder, local, own_node
 from squelch.actors.process.spans import Span, Spans
 from squelch.actors.rollout.engine import LoadTimes, VllmEngine
 from squelch.actors.rollout.mailboxes import ClientGone, Mailbox, Mailboxes
 from squelch.actors.rollout.stop_strings import Spell
 from squelch.actors.weights_file import Unreachable, opened
-from squelch.envs.untrusted.files import reason
+from squelch.kit.process.progress_marks import Progress
+from squelch.kit.untrusted.files import reason
 
 HEALTH_TIMEOUT_S = 30.0
 

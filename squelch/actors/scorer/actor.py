@@ -28,23 +28,23 @@ import torch
 from ray.exceptions import GetTimeoutError
 from transformers import PreTrainedModel
 
-from squelch.actors.archive.rows import from_table, unpacked
-from squelch.actors.archive.scores import scores_table
 from squelch.actors.config import ScorerConfig
 from squelch.actors.formats.choice import AnyFormat, open_format
 from squelch.actors.messages import WeightBundle
-from squelch.actors.model_folder import load_model_folder
-from squelch.actors.pictures.geometry import vision_of
-from squelch.actors.process.progress_marks import Progress
 from squelch.actors.process.shipping import Folder, local
-from squelch.actors.records import Cluster, Trajectory
-from squelch.actors.scorer.cross_scoring import CrossScorer, Ways
-from squelch.actors.scorer.drawing import newest_version
 from squelch.actors.scorer.fixed_model import FIXED_VERSION
-from squelch.actors.scorer.models import load_arrays
-from squelch.actors.scorer.probe_scoring import FixedProbe
 from squelch.actors.scorer.scorer import Followed, Scorer
 from squelch.actors.weights import checksum
+from squelch.kit.archive.rows import from_table, unpacked
+from squelch.kit.archive.scores import scores_table
+from squelch.kit.models.model_folder import load_model_folder
+from squelch.kit.pictures.geometry import vision_of
+from squelch.kit.process.progress_marks import Progress
+from squelch.kit.records.records import Cluster, Trajectory
+from squelch.kit.scoring.cross_scoring import CrossScorer, Ways
+from squelch.kit.scoring.drawing import newest_version
+from squelch.kit.scoring.models import load_arrays
+from squelch.kit.scoring.probe_scoring import FixedProbe
 
 LEAST_PRIORITY = 19
 """Niceness of the scoring thread on a CPU where Linux refuses the policy `SCHED_IDLE`."""
@@ -115,7 +115,7 @@ class ScorerActor:
     ) -> tuple[dict[str, float], dict[str, Any], pa.Table]:
         """Metrics of the step whose groups `row_refs` refer to, under the bundle's weights (which are fetched here if
         they are not loaded), or under the fixed model; the state; and the score matrices
-        (`actors.archive.scores.SCORES_SCHEMA`). `replaces`: as in `Scorer.score`. All in one call: an evaluation of the
+        (`kit.archive.scores.SCORES_SCHEMA`). `replaces`: as in `Scorer.score`. All in one call: an evaluation of the
         probe, with weights of its own, may wait behind it."""
         metrics = self._score(step, bundle, row_refs, replaces)
         return metrics, self.state(), scores_table(self._scorer.matrices, int(metrics["scorer/version"]))
@@ -228,7 +228,7 @@ def load_model(folder: str, config: ScorerConfig) -> PreTrainedModel:
     """The causal model in a folder, with the configured dtype and on the configured device.
 
     Raises RuntimeError if the device is a GPU and this process finds none, and ValueError for a folder that cannot be
-    used (`actors.model_folder`).
+    used (`kit.models.model_folder`).
     """
     if config.num_gpus > 0 and not torch.cuda.is_available():
         raise RuntimeError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from squelch.actors.pictures.geometry import PROVEN, vision_of
+from squelch.kit.pictures.geometry import PROVEN, vision_of
 
 FIXED_VERSION = -1
 """The policy version that is reported with metrics under a fixed model."""
@@ -51,6 +51,6 @@ def _sight(folder: Path) -> str:
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:
-    from squelch.actors.text.tokenizer import read_tokenizer
+    from squelch.kit.text.tokenizer import read_tokenizer
 
     return read_tokenizer(folder).get_vocab(with_added_tokens=True)

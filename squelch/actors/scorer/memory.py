@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from squelch.actors.config import ScorerConfig
 from squelch.actors.model_size import BYTES, ModelSize
-from squelch.actors.scorer.cross_scoring import CPU_TOKENS, MAX_LOGITS
-from squelch.actors.scorer.prefix_attention import MAX_SCORES
+from squelch.kit.scoring.cross_scoring import CPU_TOKENS, MAX_LOGITS
+from squelch.kit.scoring.prefix_attention import MAX_SCORES
 
 GIB = 2**30
 COPIES = 3

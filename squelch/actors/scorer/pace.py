@@ -16,7 +16,7 @@ ENDS = ("done", "refused", "failed", "withdrawn")
 
 class ScoringPace:
     """State of the present scorer step; at most one runs at a time. Pure; all times are seconds of the same clock.
-    `outcomes` counts the scorer steps by outcome, one of `actors.scorer.metrics.OUTCOMES`."""
+    `outcomes` counts the scorer steps by outcome, one of `kit.scoring.metrics.OUTCOMES`."""
 
     def __init__(self, every: int, timeout_s: float) -> None:
         self.every, self.timeout_s = every, timeout_s

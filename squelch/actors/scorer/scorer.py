@@ -25,17 +25,18 @@ from typing import Any
 
 import numpy as np
 
-from squelch.actors.archive.scores import ScoreMatrix, TurnPlace
 from squelch.actors.config import ScorerConfig
-from squelch.actors.diagnosis.budget import draw_pairs, estimate, information_each, others_within
-from squelch.actors.diagnosis.fixed_probe import saturated
-from squelch.actors.diagnosis.grounding import JUDGED, shares
-from squelch.actors.diagnosis.metrics import SCOPES
-from squelch.actors.diagnosis.proxies import EmaState, proxies_of_scores, usable
-from squelch.actors.diagnosis.regime import RegimeGauge, RegimeInputs, one_hot, true_share
-from squelch.actors.diagnosis.uncertainty import MIN_INTERVAL, uncertainty
-from squelch.actors.filter.coverage import SHOWN_KINDS, kind_name
-from squelch.actors.scorer.drawing import (
+from squelch.envs.registry import judge_of
+from squelch.kit.archive.scores import ScoreMatrix, TurnPlace
+from squelch.kit.diagnosis.budget import draw_pairs, estimate, information_each, others_within
+from squelch.kit.diagnosis.fixed_probe import saturated
+from squelch.kit.diagnosis.grounding import JUDGED, shares
+from squelch.kit.diagnosis.metrics import SCOPES
+from squelch.kit.diagnosis.proxies import EmaState, proxies_of_scores, usable
+from squelch.kit.diagnosis.regime import RegimeGauge, RegimeInputs, one_hot, true_share
+from squelch.kit.diagnosis.uncertainty import MIN_INTERVAL, uncertainty
+from squelch.kit.filter.coverage import SHOWN_KINDS, kind_name
+from squelch.kit.scoring.drawing import (
     Draw,
     Groups,
     columns_of,
@@ -47,12 +48,11 @@ from squelch.actors.scorer.drawing import (
     version_mismatch,
     within_context,
 )
-from squelch.actors.scorer.linking import Engine
-from squelch.actors.scorer.matrix_metrics import UNKNOWN, matrix_metrics
-from squelch.actors.scorer.metrics import EXCLUSIONS, PART_METRICS
-from squelch.actors.scorer.modality_scoring import modality_metrics
-from squelch.actors.scorer.settings import TRAJECTORY_OTHERS
-from squelch.envs.registry import judge_of
+from squelch.kit.scoring.linking import Engine
+from squelch.kit.scoring.matrix_metrics import UNKNOWN, matrix_metrics
+from squelch.kit.scoring.metrics import EXCLUSIONS, PART_METRICS
+from squelch.kit.scoring.modality_scoring import modality_metrics
+from squelch.kit.scoring.settings import TRAJECTORY_OTHERS
 
 NAMED_TURNS = 20
 """Turns that are a part each; later ones are one part together."""
@@ -80,7 +80,7 @@ class Followed:
 class Scorer:
     """Metrics of consecutive windows under the engine's current weights.
 
-    `text` decodes ids for the judge (`actors.diagnosis.grounding`); without it nothing is judged.
+    `text` decodes ids for the judge (`kit.diagnosis.grounding`); without it nothing is judged.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ happen; attention's part, which grows with the context, is left out on both side
     probe     pairs * turn + prefixes + answers         a probe evaluation, and the links from its answers
 
 Where pictures are shown, the trajectory scope and the probe also score each reasoning under prompts with the pictures,
-or the text, of others (`actors.scorer.modality_scoring`), whose prefixes serve few reasonings each; all of them are
+or the text, of others (`kit.scoring.modality_scoring`), whose prefixes serve few reasonings each; all of them are
 counted, although some are scored anyway.
 
 with N groups of G trajectories a step. A pass in 16 bits counts half of one in 32 (`COST`), so that a scorer in float32
@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from squelch.actors.config import ScorerConfig
-from squelch.actors.diagnosis.budget import others_within
-from squelch.actors.diagnosis.metrics import SHARES
-from squelch.actors.scorer.settings import (
+from squelch.kit.diagnosis.budget import others_within
+from squelch.kit.diagnosis.metrics import SHARES
+from squelch.kit.scoring.settings import (
     OTHERS,
     PROBE_OTHERS,
     PROBE_TASKS,
@@ -102,7 +102,7 @@ def scoring_passes(work: StepWork, scorer: ScorerConfig, max_pairs: int | None) 
 
 def scope_pairs(work: StepWork, scorer: ScorerConfig, max_pairs: int | None) -> tuple[int, int]:
     """Pairs of the first-turn and of the trajectory scope; more than `max_pairs` where that would leave a reasoning
-    fewer than `actors.diagnosis.budget.MIN_OTHERS` other prompts."""
+    fewer than `kit.diagnosis.budget.MIN_OTHERS` other prompts."""
     prompts, columns = _columns(work, scorer)
     swapped = _swapped(work, scorer)
 

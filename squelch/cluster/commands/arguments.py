@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from squelch.cluster.errors import UserError, bad_files_are_the_users, did_you_mean
-from squelch.envs.untrusted.files import is_file
+from squelch.kit.base.errors import UserError, bad_files_are_the_users, did_you_mean
+from squelch.kit.untrusted.files import is_file
 
 if TYPE_CHECKING:
-    from squelch.actors.archive.store import Store
+    from squelch.kit.archive.store import Store
 
 JOB_SERVER = "http://127.0.0.1:8265"
 RUNS = Path("runs")

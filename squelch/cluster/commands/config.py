@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squelch.cluster.errors import UserError
-from squelch.cluster.terminal import aligned, say
-from squelch.envs.untrusted.files import brief, shortened
+from squelch.kit.base.errors import UserError
+from squelch.kit.process.terminal import aligned, say
+from squelch.kit.untrusted.files import brief, shortened
 
 if TYPE_CHECKING:
     from squelch.cluster.config import RunConfig

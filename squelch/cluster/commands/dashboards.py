@@ -12,7 +12,7 @@ from pathlib import Path
 
 from squelch.cluster.grafana import boards
 from squelch.cluster.grafana.address import address
-from squelch.cluster.terminal import one_line, say
+from squelch.kit.process.terminal import one_line, say
 
 EPILOG = """\
 environment:

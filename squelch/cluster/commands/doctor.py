@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from squelch.cluster.fleet.processor import emulates_16_bits, vectors
-from squelch.cluster.package import DISTRIBUTION, checkout
-from squelch.cluster.terminal import say
 from squelch.envs import surroundings
+from squelch.kit.base.package import DISTRIBUTION, checkout
+from squelch.kit.process.terminal import say
 
 if TYPE_CHECKING:
     from squelch.envs.sandbox import Pool

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from squelch.cluster.commands.arguments import add_job_server
-from squelch.cluster.errors import UserError
-from squelch.cluster.terminal import say
+from squelch.kit.base.errors import UserError
+from squelch.kit.process.terminal import say
 
 ACTIONS = ("status", "logs", "stop", "list")
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from squelch.cluster.commands.arguments import add_recipe, run_folder, run_path
-from squelch.cluster.commands.other_trainers.arguments import positive
-from squelch.cluster.errors import UserError, as_user_error
 from squelch.cluster.runs.timing.step_time import NEARLY, Observed, StepModel, fitted, observed
-from squelch.cluster.terminal import say, say_json
+from squelch.kit.base.errors import UserError, as_user_error
+from squelch.kit.commands.arguments import positive
+from squelch.kit.process.terminal import say, say_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -184,7 +184,7 @@ def _shape(config: RunConfig) -> PreTrainedConfig | None:
 
 
 def _given_shape(config: RunConfig) -> PreTrainedConfig:
-    from squelch.actors.model_folder import model_config
+    from squelch.kit.models.model_folder import model_config
     from squelch.learner.shapes import PACKAGED, SHAPES, published
 
     path = Path(config.model.path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from squelch.cluster.commands.arguments import add_job_server, add_recipe
-from squelch.cluster.terminal import say
+from squelch.kit.process.terminal import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

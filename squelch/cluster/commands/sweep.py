@@ -11,8 +11,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from squelch.cluster.commands.arguments import add_recipe
-from squelch.cluster.errors import UserError
-from squelch.cluster.terminal import aligned, say
+from squelch.kit.base.errors import UserError
+from squelch.kit.process.terminal import aligned, say
 
 if TYPE_CHECKING:
     from squelch.cluster.sweep.plan import Plan

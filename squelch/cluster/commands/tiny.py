@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from squelch.cluster.commands.other_trainers.arguments import natural
-from squelch.cluster.errors import as_user_error
-from squelch.cluster.terminal import say
+from squelch.kit.base.errors import as_user_error
+from squelch.kit.commands.arguments import natural
+from squelch.kit.process.terminal import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from squelch.cluster.commands.arguments import add_recipe
-from squelch.cluster.terminal import not_silent, say
+from squelch.kit.process.terminal import not_silent, say
 
 if TYPE_CHECKING:
     from squelch.cluster.config import RunConfig
@@ -37,8 +37,8 @@ def run(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace, shown: Callable[[], None]) -> int:
     """As `run`. `shown`: called once the run itself says what it does."""
     from squelch.cluster.config import load, read_recipe
-    from squelch.cluster.package import require_versions
     from squelch.cluster.presets import from_preset
+    from squelch.kit.base.package import require_versions
 
     if options.submitted_by:
         require_versions(options.submitted_by)

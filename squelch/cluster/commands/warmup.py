@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squelch.cluster.errors import UserError
-from squelch.cluster.terminal import say
+from squelch.kit.base.errors import UserError
+from squelch.kit.process.terminal import say
 
 if TYPE_CHECKING:
     from squelch.cluster.config import RunConfig
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     from squelch.cluster.fleet.bootstrap import check_model
     from squelch.cluster.loop.initial_policy import check_source, find_model, warmed_up
     from squelch.cluster.runs.logs import quiet
-    from squelch.cluster.signals import listening
+    from squelch.kit.process.signals import listening
 
     warmup = config.model.warmup
     if warmup is None:

@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from squelch.actors.records import Task, Ticket
 from squelch.envs.mixture import Entry, Mixture
-from squelch.envs.splits import Split
+from squelch.kit.records.records import Task, Ticket
+from squelch.kit.records.splits import Split
 
 
 class Admission:

@@ -34,12 +34,12 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from squelch.actors.diagnosis.interventions import Intervention, LeftOut, Swap
-    from squelch.actors.filter.decisions import StepDecision
     from squelch.actors.messages import GroupMember, Imitation, StepReport, StepTerms, UpdateReport, WeightBundle
     from squelch.actors.process.spans import Span
-    from squelch.actors.records import Cluster, GroupSummary, Ticket
     from squelch.cluster.config import RunConfig
+    from squelch.kit.diagnosis.interventions import Intervention, LeftOut, Swap
+    from squelch.kit.filter.decisions import StepDecision
+    from squelch.kit.records.records import Cluster, GroupSummary, Ticket
     from squelch.learner.batching import Row
     from squelch.learner.decomposition.statistics import Decomposition
     from squelch.learner.network import Endpoint, RankProcess
@@ -317,7 +317,7 @@ FILTER_SERVICE = Table("squelch.actors.filter.service:FilterService")
 FILTER_READY: Call[[Collection[int]], dict[str, Any]] = FILTER_SERVICE.row("state", setting("cluster.start_timeout_s"))
 """As `FILTER_STATE`, of a service that may just have been created."""
 ADMIT: Call[[list[GroupSummary]], Sequence[Any]] = FILTER_SERVICE.row("admit", seconds(FILTER_S))
-"""Adds the groups of these summaries to their steps' windows; `actors.filter.windows` documents each call."""
+"""Adds the groups of these summaries to their steps' windows; `kit.filter.windows` documents each call."""
 CLOSE: Call[[int, bool, int], StepDecision] = FILTER_SERVICE.row("close", seconds(FILTER_S))
 """Decides on a step: whether no further refill round is possible, and how many groups it should train on."""
 FILTER_STATE: Call[[Collection[int]], dict[str, Any]] = FILTER_SERVICE.row("state", seconds(FILTER_S))
@@ -330,7 +330,7 @@ SCORE: Call[[int, WeightBundle, Sequence[Payload], bool], tuple[dict[str, float]
     SCORER.row("score", None)
 )
 """The flat metrics of a step's groups, the scorer's state after them as in `state`, and the score matrices
-(`actors.archive.scores`), under these weights of the policy. The last argument: whether the step was scored before,
+(`kit.archive.scores`), under these weights of the policy. The last argument: whether the step was scored before,
 with groups that are lost, so that its effect on the state is forgotten. Nothing waits for a scorer step; supervision
 ends a hung scorer."""
 PROBE: Call[[int, WeightBundle, Sequence[Payload], Mapping[str, Cluster]], tuple[dict[str, float], dict[str, Any]]] = (

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar
 from squelch.cluster.control.calls import GRACE_S, Call
 
 if TYPE_CHECKING:
-    from squelch.actors.process.progress_marks import Progress
     from squelch.cluster.config import RunConfig
     from squelch.cluster.control.actor_errors import ActorError
+    from squelch.kit.process.progress_marks import Progress
 
 P = ParamSpec("P")
 R = TypeVar("R")

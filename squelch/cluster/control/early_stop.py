@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from squelch.actors.filter.decisions import StepDecision
-from squelch.actors.filter.measure import GroupStatistics, measure
-from squelch.actors.filter.metrics import mean as exact_mean
-from squelch.actors.records import GroupSummary
+from squelch.kit.filter.decisions import StepDecision
+from squelch.kit.filter.measure import GroupStatistics, measure
+from squelch.kit.filter.metrics import mean as exact_mean
+from squelch.kit.records.records import GroupSummary
 
 
 @dataclass

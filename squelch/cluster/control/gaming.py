@@ -31,10 +31,10 @@ from typing import Any
 
 import numpy as np
 
-from squelch.actors.filter.rules import RULES
-from squelch.actors.filter.scores import STATISTICS
-from squelch.actors.filter.settings import FilterConfig
 from squelch.cluster.runs.gain import gain_interval
+from squelch.kit.filter.rules import RULES
+from squelch.kit.filter.scores import STATISTICS
+from squelch.kit.filter.settings import FilterConfig
 
 SURE = 3.0
 FEWEST = 6

@@ -10,9 +10,9 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from squelch.actors.failures import Failure
-from squelch.actors.filter.decisions import StepDecision
-from squelch.actors.records import GroupSummary
+from squelch.kit.filter.decisions import StepDecision
+from squelch.kit.records.failures import Failure
+from squelch.kit.records.records import GroupSummary
 
 _NUMBER = re.compile(r"\d+")
 LONGEST = 500

@@ -2,10 +2,10 @@
 
 An actor is hung if it shows no sign of progress for `hung_after_s`, or for `FACTOR` times the median interval between
 two of its marks, whichever is longer; time for which it waited for a processor of a loaded machine does not count
-(`actors.process.processor_wait`). It may be one process, or several that work together, such as the learner's
+(`kit.process.processor_wait`). It may be one process, or several that work together, such as the learner's
 ranks. A sign is
 
-    a new mark of any process    always (`actors.process.progress_marks` lists what marks are)
+    a new mark of any process    always (`kit.process.progress_marks` lists what marks are)
     an answer of every process   if one of them is idle, if the call has no marks, or before the first mark of the
                                  actor's life, which may compile or load kernels. An answer proves that the processes
                                  run
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from squelch.actors.process.progress_marks import Progress
+from squelch.kit.process.progress_marks import Progress
 
 FACTOR = 10.0
 LONGEST_POLL_S = 5.0

@@ -76,7 +76,7 @@ class Actors(Protocol):
 
 
 class Archive(Protocol):
-    """A run's groups, metrics and spans in its folder; implemented in `actors.archive`."""
+    """A run's groups, metrics and spans in its folder; implemented in `kit.archive`."""
 
     def write_groups(
         self, step: int, tables: Sequence[pa.Table], decisions: Mapping[str, Any], filter_text: str = ""

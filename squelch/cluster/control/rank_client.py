@@ -45,8 +45,8 @@ from squelch.learner.network import failures_in_words
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from squelch.actors.process.progress_marks import Progress
     from squelch.cluster.config import RunConfig
+    from squelch.kit.process.progress_marks import Progress
     from squelch.learner.network import RankProcess
 
 P = ParamSpec("P")

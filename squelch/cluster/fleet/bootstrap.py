@@ -18,15 +18,11 @@ from pydantic import ValidationError
 from ray.exceptions import RayError
 
 from squelch.actors.config import ScorerConfig
-from squelch.actors.diagnosis.fixed_probe import MIN_TASKS
-from squelch.actors.diagnosis.uncertainty import MIN_INTERVAL
 from squelch.actors.formats.families import OWN
-from squelch.actors.pictures.geometry import PROVEN, vision_of
 from squelch.actors.process.preparation import HOOK
 from squelch.actors.process.stage import OnStage, unheard
 from squelch.actors.scorer.share import CHOSEN, OFTEN, PROBE_CHOSEN, StepWork, as_chosen, chosen, in_words
 from squelch.cluster.config import RunConfig, read_resolved
-from squelch.cluster.errors import UserError, as_user_error
 from squelch.cluster.first_task import first_task
 from squelch.cluster.fleet import local_ray
 from squelch.cluster.fleet.demand import Node, needed, needs, shortfall
@@ -36,7 +32,6 @@ from squelch.cluster.fleet.processor import emulated
 from squelch.cluster.fleet.ray_internals import resources_here
 from squelch.cluster.fleet.token import take_token
 from squelch.cluster.fleet.token_budget import settled
-from squelch.cluster.package import checkout
 from squelch.envs.contract import (
     AgentDriven,
     Demonstrator,
@@ -47,7 +42,6 @@ from squelch.envs.contract import (
 )
 from squelch.envs.format import phrases
 from squelch.envs.mixture import Entry
-from squelch.envs.pictures import text_of
 from squelch.envs.registry import environment_class, has_twins, plays_whole_turns
 from squelch.learner.refusal import SettingRefused
 from squelch.learner.warmup.tiny_recipe import shows_pictures
@@ -223,8 +217,8 @@ def _tiny_folder(config: RunConfig) -> Path:
 
 def weight_bytes(model_dir: Path, config: RunConfig) -> int:
     """Bytes of one published version of a model folder's weights."""
-    from squelch.actors.model_folder import num_parameters
     from squelch.actors.model_size import BYTES
+    from squelch.kit.models.model_folder import num_parameters
 
     return BYTES[config.rollout.dtype] * num_parameters(model_dir)
 
@@ -320,7 +314,7 @@ def check_scoring(config: RunConfig) -> None:
             "the nearest of other tasks are found by text alone; leave it unset"
         )
     if config.scorer.enabled and config.scorer.model is not None:
-        from squelch.actors.model_folder import check_model_folder  # imports transformers
+        from squelch.kit.models.model_folder import check_model_folder  # imports transformers
 
         with as_user_error(about="scorer.model"):
             check_model_folder(Path(config.scorer.model))
@@ -358,7 +352,7 @@ def check_model(folder: Path, config: RunConfig, say: Callable[[str], None]) -> 
         UserError: a file is missing, the tokenizer or context cannot hold the environment's texts, or a learner rank
             has too little memory.
     """
-    from squelch.actors.model_folder import check_model_folder, read_config  # imports transformers
+    from squelch.kit.models.model_folder import check_model_folder, read_config  # imports transformers
 
     with as_user_error(about="model.path"):
         check_architecture(folder, config)
@@ -381,7 +375,7 @@ def check_model(folder: Path, config: RunConfig, say: Callable[[str], None]) -> 
 def check_architecture(folder: Path, config: RunConfig) -> None:
     """Raises ValueError, naming the architecture, if the model of the folder cannot be trained; its weights need not be
     there."""
-    from squelch.actors.model_folder import model_config  # imports transformers
+    from squelch.kit.models.model_folder import model_config  # imports transformers
     from squelch.learner.policy.packed_check import check_trainable
 
     check_trainable(model_config(folder), config.learner.kernels)
@@ -389,7 +383,7 @@ def check_architecture(folder: Path, config: RunConfig) -> None:
 
 def _check_memory(folder: Path, config: RunConfig) -> str:
     """The learner's memory needs in words, computed from shapes. UserError if a rank has too little memory."""
-    from squelch.actors.model_folder import model_config
+    from squelch.kit.models.model_folder import model_config
     from squelch.learner import memory
 
     with as_user_error(about="model.path"):
@@ -405,7 +399,7 @@ def _check_speech(folder: Path, config: RunConfig) -> list[str]:
     """Notes on the model's format. Raises ValueError unless architecture, chat template, format, tokenizer and context
     suit the run."""
     from squelch.actors.formats.choice import open_format
-    from squelch.actors.model_folder import read_config  # imports transformers
+    from squelch.kit.models.model_folder import read_config  # imports transformers
 
     own = read_config(folder)
     text = own.get("text_config")  # of a model with a vision tower

@@ -16,10 +16,10 @@ from ray.exceptions import RayError
 
 from squelch.actors.labels import admits, spelled
 from squelch.cluster.config import RunConfig
-from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.bootstrap import starts_ray
 from squelch.cluster.fleet.demand import Node
 from squelch.cluster.fleet.placement import alive_nodes
+from squelch.kit.base.errors import UserError
 from squelch.learner.config import LearnerConfig
 
 log = logging.getLogger(__name__)

@@ -30,14 +30,14 @@ from pydantic import TypeAdapter
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util import list_named_actors
 
-from squelch.actors.process.progress_marks import IDLE, Progress
 from squelch.cluster.control.scaling import Answer, Request, packed
-from squelch.cluster.errors import UserError
 from squelch.cluster.fleet import local_ray
 from squelch.cluster.fleet.bootstrap import probe
 from squelch.cluster.fleet.ray_internals import enable_token_auth_by_default
 from squelch.cluster.fleet.token import take_token
 from squelch.cluster.runs.driver import is_driven
+from squelch.kit.base.errors import UserError
+from squelch.kit.process.progress_marks import IDLE, Progress
 
 NAME = "squelch-control-endpoint"
 ANSWER_S = 60.0

@@ -26,11 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from squelch.cluster.config import read_recipe
-from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.ray_internals import DASHBOARD_CLIENT_MAX_SIZE, excluded_from_upload, walk_uploaded
-from squelch.cluster.package import DISTRIBUTION, checkout
-from squelch.envs.untrusted.files import reason, size_text
-from squelch.envs.untrusted.text import written_yaml
+from squelch.kit.base.errors import UserError
+from squelch.kit.base.package import DISTRIBUTION, checkout
+from squelch.kit.untrusted.files import reason, size_text
+from squelch.kit.untrusted.text import written_yaml
 
 log = logging.getLogger(__name__)
 EXCLUDES = ["/.git", "/.venv", "/.bench-venv", "/.cache", "/runs", "**/__pycache__", "/.hypothesis", "/.pytest_cache"]

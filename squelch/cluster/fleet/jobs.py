@@ -37,12 +37,12 @@ from ray.exceptions import RayError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from squelch.cluster.config import RunConfig
-from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.job_files import NOTHING, Code, pack
 from squelch.cluster.fleet.token import with_token
-from squelch.cluster.package import versions
-from squelch.cluster.terminal import aligned
-from squelch.envs.untrusted.files import reason
+from squelch.kit.base.errors import UserError
+from squelch.kit.base.package import versions
+from squelch.kit.process.terminal import aligned
+from squelch.kit.untrusted.files import reason
 
 ACCEPT_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 20.0

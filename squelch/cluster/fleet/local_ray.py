@@ -32,9 +32,7 @@ from typing import Any
 
 import ray
 
-from squelch.actors.process.disk import write_whole
 from squelch.actors.process.preparation import START_FOLDER
-from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.leftovers import end_processes, remove_semaphores
 from squelch.cluster.fleet.ray_internals import (
     Config,
@@ -46,10 +44,12 @@ from squelch.cluster.fleet.ray_internals import (
     services,
     sessions_of_their_own,
 )
-from squelch.cluster.leaving import before_leaving, has_to_leave, leave, must_leave
 from squelch.cluster.own_thread import OwnThread
-from squelch.cluster.package import checkout
-from squelch.cluster.signals import take_back
+from squelch.kit.base.disk import write_whole
+from squelch.kit.base.errors import UserError
+from squelch.kit.base.package import checkout
+from squelch.kit.process.leaving import before_leaving, has_to_leave, leave, must_leave
+from squelch.kit.process.signals import take_back
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from squelch.cluster.errors import UserError
+from squelch.kit.base.errors import UserError
 
 MIB = 2**20
 VERSIONS = 3

@@ -40,8 +40,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from squelch.actors.process.shipping import own_node
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.scaling import Kind
-from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.demand import KINDS, Need, Node, needs, shortfall
+from squelch.kit.base.errors import UserError
 
 BUNDLES_S = 1.0
 """Seconds in which Ray reserves a bundle for which there is room."""

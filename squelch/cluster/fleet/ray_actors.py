@@ -22,7 +22,6 @@ import pyarrow as pa
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from squelch.actors.archive.rows import packed, unpacked
 from squelch.actors.labels import admits
 from squelch.actors.process.allocator import ALLOCATOR
 from squelch.actors.process.log import log_variable
@@ -42,6 +41,7 @@ from squelch.cluster.fleet.placement import Placement, Reservation, alive_nodes,
 from squelch.cluster.fleet.ray_internals import actors, state
 from squelch.envs.registry import plays_whole_turns
 from squelch.envs.retrieval.index import opened
+from squelch.kit.archive.rows import packed, unpacked
 from squelch.learner.process_environment import ENVIRONMENT
 
 T = TypeVar("T")

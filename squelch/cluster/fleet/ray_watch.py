@@ -27,8 +27,8 @@ from dataclasses import dataclass
 import ray
 
 from squelch.cluster.fleet.bootstrap import probe
-from squelch.cluster.leaving import leave
-from squelch.cluster.signals import current
+from squelch.kit.process.leaving import leave
+from squelch.kit.process.signals import current
 
 POLL_S = 1.0
 PROBE_S = 5.0

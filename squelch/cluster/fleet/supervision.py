@@ -21,7 +21,6 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from squelch.actors.process.progress_marks import Progress
 from squelch.cluster.control.actor_errors import ActorError, reason_of
 from squelch.cluster.control.client import Client, loop_time
 from squelch.cluster.control.membership import Member
@@ -29,6 +28,7 @@ from squelch.cluster.control.membership import MemberState as State
 from squelch.cluster.control.progress import Patience, ProgressWatch, poll_s
 from squelch.cluster.fleet.fleet import ENDPOINT, Fleet
 from squelch.cluster.fleet.pool import Pool
+from squelch.kit.process.progress_marks import Progress
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

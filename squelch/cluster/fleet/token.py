@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 import psutil
 from ray.exceptions import AuthenticationError
 
-from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.ray_internals import AuthenticationTokenLoader, GcsClient, enable_token_auth
+from squelch.kit.base.errors import UserError
 
 MODE = "RAY_AUTH_MODE"
 _HEAD = re.compile(r"[^/]+:\d+")

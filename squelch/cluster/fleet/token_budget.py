@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from squelch.cluster.config import RunConfig, settings_of
-from squelch.cluster.errors import UserError
+from squelch.kit.base.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -38,7 +38,7 @@ def choose_token_budget(
         return _with(config, config.learner.with_tokens(kept))
     if config.learner.num_gpus == 0:
         return _with(config, settled(config, None, None))
-    from squelch.actors.model_folder import model_config
+    from squelch.kit.models.model_folder import model_config
     from squelch.learner import memory
 
     shape, learner = model_config(model_dir), config.learner

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import SplitResult, urlsplit
 
-from squelch.cluster.errors import UserError
-from squelch.envs.untrusted.files import brief
+from squelch.kit.base.errors import UserError
+from squelch.kit.untrusted.files import brief
 
 
 def address(url: str, flag: str) -> SplitResult:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from squelch.cluster.grafana.boards import Tree
-from squelch.envs.untrusted.files import brief
+from squelch.kit.untrusted.files import brief
 
 MESSAGE = "squelch dashboards push "
 OWN = ("id", "version")

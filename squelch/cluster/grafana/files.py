@@ -15,11 +15,11 @@ from typing import Any
 
 import yaml
 
-from squelch.actors.process.disk import write_whole
-from squelch.cluster.errors import UserError, bad_files_are_the_users
 from squelch.cluster.grafana import boards
 from squelch.cluster.grafana.push import FOLDER_TITLE, SOURCE_NAME, data_source
-from squelch.envs.untrusted.files import is_file, read_bytes
+from squelch.kit.base.disk import write_whole
+from squelch.kit.base.errors import UserError, bad_files_are_the_users
+from squelch.kit.untrusted.files import is_file, read_bytes
 
 MOUNT = "/var/lib/grafana/dashboards"
 MAX_FILE = 16 * 2**20

@@ -19,10 +19,10 @@ import urllib3
 from urllib3.exceptions import HTTPError
 from urllib3.util import Timeout
 
-from squelch.cluster.errors import UserError, as_user_error
 from squelch.cluster.grafana.boards import Chosen
-from squelch.envs.untrusted.files import shortened
-from squelch.envs.untrusted.secrets import bearer
+from squelch.kit.base.errors import UserError, as_user_error
+from squelch.kit.untrusted.files import shortened
+from squelch.kit.untrusted.secrets import bearer
 
 TIMEOUT_S = 10.0
 TOKEN = "PROMETHEUS_TOKEN"

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from squelch.cluster.errors import UserError
 from squelch.cluster.grafana.boards import Tree
 from squelch.cluster.grafana.changes import Verdict, differences, message, verdict
 from squelch.cluster.grafana.server import Conflict, Server
+from squelch.kit.base.errors import UserError
 
 FOLDER, FOLDER_TITLE = "squelch", "Squelch"
 SOURCE, SOURCE_NAME = "squelch-prometheus", "Squelch"

@@ -35,15 +35,15 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from urllib3.exceptions import HTTPError
 
-from squelch.actors.metrics.exporter import PORTS, TOKEN, StoreCollector
-from squelch.actors.metrics.series import MetricStore
 from squelch.actors.process.interfaces import interface_addresses
-from squelch.actors.process.loopback import is_loopback
-from squelch.cluster.errors import UserError
 from squelch.cluster.grafana.prometheus import MAX_ANSWER, Prometheus
 from squelch.cluster.metrics import REGISTRY
 from squelch.cluster.setting_keys import environment_name
-from squelch.envs.untrusted.secrets import token_in
+from squelch.kit.base.errors import UserError
+from squelch.kit.base.loopback import is_loopback
+from squelch.kit.metrics.exporter import PORTS, TOKEN, StoreCollector
+from squelch.kit.metrics.series import MetricStore
+from squelch.kit.untrusted.secrets import token_in
 
 ANSWER_TIMEOUT_S, STORE_TIMEOUT_S, READY_TIMEOUT_S, STOP_TIMEOUT_S = 5.0, 120.0, 30.0, 10.0
 INTERVAL_S = 5.0

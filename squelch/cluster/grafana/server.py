@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult
 
-from squelch.actors.process.loopback import is_loopback
-from squelch.cluster.errors import UserError, as_user_error
 from squelch.cluster.grafana.address import address
 from squelch.cluster.grafana.boards import Tree
 from squelch.cluster.grafana.changes import Found
-from squelch.cluster.package import needs_extra
-from squelch.envs.untrusted.files import shortened
-from squelch.envs.untrusted.secrets import token_in
+from squelch.kit.base.errors import UserError, as_user_error
+from squelch.kit.base.loopback import is_loopback
+from squelch.kit.base.package import needs_extra
+from squelch.kit.untrusted.files import shortened
+from squelch.kit.untrusted.secrets import token_in
 
 if TYPE_CHECKING:
     from grafana_client import GrafanaApi

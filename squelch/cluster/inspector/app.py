@@ -16,14 +16,14 @@ from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 from starlette.types import ASGIApp
 
-from squelch.cluster.errors import UserError
 from squelch.cluster.grafana.prometheus import Prometheus
 from squelch.cluster.inspector import template_filters
 from squelch.cluster.inspector.guard import Access, Guard
 from squelch.cluster.inspector.pages import Pages, address, group_path
 from squelch.cluster.inspector.texts import shown
 from squelch.cluster.runs.folder import RunFolder
-from squelch.envs.untrusted.files import Unreadable
+from squelch.kit.base.errors import UserError
+from squelch.kit.untrusted.files import Unreadable
 
 HERE = Path(__file__).parent
 _FORMATS = (

@@ -19,12 +19,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from squelch.cluster.errors import UserError
 from squelch.cluster.grafana.boards import Board, Panel, shipped
 from squelch.cluster.grafana.prometheus import Prometheus, Span
 from squelch.cluster.plots.panels import Answered, Values, ask, one_panel, values
 from squelch.cluster.plots.step_axis import StepClock
-from squelch.envs.untrusted.files import brief
+from squelch.kit.base.errors import UserError
+from squelch.kit.untrusted.files import brief
 
 REFRESH_S = 15.0
 MOST_DRAWINGS = 200

@@ -18,9 +18,9 @@ import numpy as np
 from markupsafe import Markup
 
 from squelch.actors.formats.fed_messages import FedMessage, fed_messages
-from squelch.actors.records import Trajectory
-from squelch.actors.shared_prefix import common_length
 from squelch.cluster.inspector.texts import Pieces, shown
+from squelch.kit.records.records import Trajectory
+from squelch.kit.records.shared_prefix import common_length
 
 if TYPE_CHECKING:
     from squelch.actors.formats.choice import AnyFormat

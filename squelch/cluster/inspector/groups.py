@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from squelch.actors.archive.reader import block_keys, group_parts, index_of, read_block, read_index_of
-from squelch.actors.archive.schema import INDEX_SCHEMA
-from squelch.actors.archive.store import Stat, Store, reading
-from squelch.cluster.errors import UserError, bad_files_are_the_users
-from squelch.envs.untrusted.files import brief
+from squelch.kit.archive.reader import block_keys, group_parts, index_of, read_block, read_index_of
+from squelch.kit.archive.schema import INDEX_SCHEMA
+from squelch.kit.archive.store import Stat, Store, reading
+from squelch.kit.base.errors import UserError, bad_files_are_the_users
+from squelch.kit.untrusted.files import brief
 
 PAGE_SIZE = 50
 FRESH_S = 1.0

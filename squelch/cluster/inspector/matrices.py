@@ -14,10 +14,6 @@ from functools import lru_cache
 import numpy as np
 from markupsafe import Markup
 
-from squelch.actors.archive.scores import ScoreMatrix, TurnPlace
-from squelch.actors.diagnosis.templates import Template, gaps, ranked
-from squelch.actors.records import Trajectory
-from squelch.cluster.errors import UserError
 from squelch.cluster.inspector.texts import Pieces, shown, tokens_html
 from squelch.cluster.inspector.trajectories import (
     Board,
@@ -27,6 +23,10 @@ from squelch.cluster.inspector.trajectories import (
     reasoning_log_probs,
 )
 from squelch.cluster.runs.folder import RunFolder
+from squelch.kit.archive.scores import ScoreMatrix, TurnPlace
+from squelch.kit.base.errors import UserError
+from squelch.kit.diagnosis.templates import Template, gaps, ranked
+from squelch.kit.records.records import Trajectory
 
 MOST_TEMPLATES = 60
 MOST_COLUMN_LABELS, MOST_ROW_LABELS = 16, 24

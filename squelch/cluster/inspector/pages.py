@@ -18,7 +18,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.templating import Jinja2Templates
 
-from squelch.cluster.errors import UserError
 from squelch.cluster.grafana.prometheus import Prometheus
 from squelch.cluster.inspector import curves, matrices
 from squelch.cluster.inspector.boards import AXES, FIRST, REFRESH_S, WINDOWS, Boards, Recorded, axis_of
@@ -35,7 +34,8 @@ from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.timing.perfetto import trace_events
 from squelch.cluster.runs.timing.timeline import Timeline
 from squelch.cluster.runs.where import DIMENSIONS
-from squelch.envs.untrusted.files import brief
+from squelch.kit.base.errors import UserError
+from squelch.kit.untrusted.files import brief
 
 SHOWS = ("posterior", "gap")
 ALONE = "-"

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from squelch.actors.content import Picture
 from squelch.cluster.inspector.texts import Pieces
-from squelch.envs.untrusted.files import Unreadable
+from squelch.kit.records.content import Picture
+from squelch.kit.untrusted.files import Unreadable
 
 
 @dataclass(frozen=True)

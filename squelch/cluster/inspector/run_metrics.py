@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from squelch.actors.archive.reader import METRICS
-from squelch.cluster.errors import bad_files_are_the_users
 from squelch.cluster.inspector.parts import Parts, Row
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.following import LineFollower
 from squelch.cluster.runs.shapes import check_metrics
 from squelch.cluster.runs.status import RECENT_STEPS, RunStatus, status_of
 from squelch.cluster.runs.status_text import clipped
+from squelch.kit.archive.reader import METRICS
+from squelch.kit.base.errors import bad_files_are_the_users
 
 
 @dataclass(frozen=True)

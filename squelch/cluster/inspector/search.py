@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from squelch.actors.archive.rows import list_column
 from squelch.cluster.inspector.texts import Pieces
 from squelch.cluster.runs.folder import RunFolder
+from squelch.kit.archive.rows import list_column
 
 MOST_HITS = 50
 BUDGET_S = 1.0

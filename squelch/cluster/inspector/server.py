@@ -10,15 +10,15 @@ from contextlib import AbstractContextManager, nullcontext
 
 import uvicorn
 
-from squelch.actors.process.loopback import is_loopback
-from squelch.cluster.errors import UserError
 from squelch.cluster.grafana.prometheus import Prometheus
 from squelch.cluster.inspector.app import application
 from squelch.cluster.inspector.connections import Bounded
 from squelch.cluster.inspector.guard import LOOPBACK_NAMES, Access, host_of
 from squelch.cluster.runs.folder import RunFolder
-from squelch.cluster.terminal import say_unmasked
-from squelch.envs.untrusted.files import reason, shortened
+from squelch.kit.base.errors import UserError
+from squelch.kit.base.loopback import is_loopback
+from squelch.kit.process.terminal import say_unmasked
+from squelch.kit.untrusted.files import reason, shortened
 
 OWN = "own"
 """The word for a Prometheus that the inspector starts itself."""

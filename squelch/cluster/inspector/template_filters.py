@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from squelch.cluster.terminal import UNKNOWN
+from squelch.kit.process.terminal import UNKNOWN
 
 FILTERS = {"environment": "environment", "kind": "task_kind"}
 """Column by the name of a filter whose choices are the run's own values."""

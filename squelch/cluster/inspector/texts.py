@@ -13,9 +13,9 @@ import numpy as np
 from markupsafe import Markup, escape
 from tokenizers import Tokenizer
 
-from squelch.actors.text.tokenizer import byte_alphabet, try_tokenizer
-from squelch.cluster.terminal import controls_visible
-from squelch.envs.untrusted.files import decoding
+from squelch.kit.process.terminal import controls_visible
+from squelch.kit.text.tokenizer import byte_alphabet, try_tokenizer
+from squelch.kit.untrusted.files import decoding
 
 BINS = (-0.02, -0.105, -0.36, -0.7, -1.6, -3.0, -4.6)
 """Lower edges, nats, of the colours of a token's log-probability: probabilities of about 98%, 90%, 70%, 50%, 20%, 5%,

@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 from markupsafe import Markup
 
-from squelch.actors.archive.rows import from_table
-from squelch.actors.content import pictures_within
-from squelch.actors.records import Trajectory, Turn
 from squelch.cluster.inspector.conversations import Conversations, Said
 from squelch.cluster.inspector.pictures import PictureView, marked_text, picture_view
 from squelch.cluster.inspector.texts import Pieces, shown, tokens_html
 from squelch.envs.grid_worlds.claims import GridJudge
 from squelch.envs.registry import ENVIRONMENTS, judge_of
+from squelch.kit.archive.rows import from_table
+from squelch.kit.records.content import pictures_within
+from squelch.kit.records.records import Trajectory, Turn
 
 MOST_TOKENS = 1_500
 """Sampled tokens of a trajectory that are shown before the reader asks for all of them."""

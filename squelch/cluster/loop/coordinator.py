@@ -40,7 +40,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from squelch.actors.filter.decisions import loss_scale
 from squelch.actors.messages import StepReport, StepTerms
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.ledger import DROPPED, FAILED, SPARED, TRAINED, TRAINING
@@ -60,6 +59,7 @@ from squelch.cluster.loop.tickets.playing import PlayedGroup
 from squelch.cluster.loop.watchers.watcher import Step, Watcher
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.summary import Outcome
+from squelch.kit.filter.decisions import loss_scale
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -29,14 +29,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from squelch.actors.archive.store import ArchiveError
-from squelch.actors.archive.writer import Archive
 from squelch.cluster.config import RunConfig, changes, settings_of
 from squelch.cluster.control.actor_errors import Failed
-from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.ray_internals import logs_folder
 from squelch.cluster.fleet.ray_watch import RayWatch, watch_ray
-from squelch.cluster.leaving import leave
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
 from squelch.cluster.loop.witness import Witness
@@ -46,8 +42,12 @@ from squelch.cluster.runs.folder import SUMMARY, RunFolder
 from squelch.cluster.runs.logs import one_paragraph, write_trace
 from squelch.cluster.runs.summary import summarise_run, summary_lines, write_summary
 from squelch.cluster.setting_keys import unplaced
-from squelch.cluster.signals import current
-from squelch.envs.untrusted.files import Unreadable, reason
+from squelch.kit.archive.store import ArchiveError
+from squelch.kit.archive.writer import Archive
+from squelch.kit.base.errors import UserError
+from squelch.kit.process.leaving import leave
+from squelch.kit.process.signals import current
+from squelch.kit.untrusted.files import Unreadable, reason
 
 EXIT_FAILED = 1
 EXIT_PAUSED = 3

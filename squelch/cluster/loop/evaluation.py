@@ -13,11 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from squelch.actors.diagnosis.interventions import Intervention, LeftOut, Swap
-from squelch.actors.failures import Failure
-from squelch.actors.model_folder import check_model_folder
 from squelch.cluster.config import RunConfig
-from squelch.cluster.errors import UserError, as_user_error
 from squelch.cluster.fleet.bootstrap import connect, disconnect
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.ray_actors import RayActors
@@ -33,8 +29,12 @@ from squelch.cluster.loop.watchers.validation import fixed_tickets
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.gain import parts_of, success_interval, success_of
 from squelch.cluster.runs.logs import log_folder, quiet
-from squelch.cluster.signals import listening
-from squelch.cluster.terminal import say_json
+from squelch.kit.base.errors import UserError, as_user_error
+from squelch.kit.diagnosis.interventions import Intervention, LeftOut, Swap
+from squelch.kit.models.model_folder import check_model_folder
+from squelch.kit.process.signals import listening
+from squelch.kit.process.terminal import say_json
+from squelch.kit.records.failures import Failure
 from squelch.learner.checkpoint.manifest import EXPORT
 
 log = logging.getLogger(__name__)

@@ -16,12 +16,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, TypeVar
 
-from squelch.actors.filter.decisions import StepDecision
 from squelch.cluster.control.actor_errors import Died, Refused
 from squelch.cluster.control.calls import ADMIT, CLOSE, FILTER_READY, FILTER_RESTORE, FILTER_STATE, Call
-from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.loop.tickets.playing import PlayedGroup
+from squelch.kit.base.errors import UserError
+from squelch.kit.filter.decisions import StepDecision
 
 P = ParamSpec("P")
 R = TypeVar("R")

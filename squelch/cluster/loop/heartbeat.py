@@ -29,7 +29,7 @@ waits for it."""
 
 
 class Gauges(Protocol):
-    """Takes the metrics; `actors.metrics.exporter.Recorder` documents each call."""
+    """Takes the metrics; `kit.metrics.exporter.Recorder` documents each call."""
 
     def set(self, name: str, value: float | None, **labels: str) -> None: ...
 

@@ -32,12 +32,8 @@ from squelch.actors.pretrained.gguf_file import STAMP, intact
 from squelch.actors.pretrained.source import resolved
 from squelch.actors.process.folders import file_digest
 from squelch.actors.process.stage import OnStage, unheard
-from squelch.actors.text.shipped_templates import TEMPLATE_FILE, with_stamp, with_template
-from squelch.actors.text.stamp import read_stamp
-from squelch.actors.text.tokenizer import MAX_FILE_BYTES, TOKENIZER_FILE, try_tokenizer
 from squelch.cluster.config import RunConfig, settings_of
 from squelch.cluster.control.actor_errors import ActorError, Failed
-from squelch.cluster.errors import Fault, UserError, as_user_error, bad_files_are_the_users
 from squelch.cluster.fleet.bootstrap import (
     build_tiny_policy,
     check_architecture,
@@ -51,11 +47,15 @@ from squelch.cluster.fleet.ray_actors import RayActors
 from squelch.cluster.fleet.ray_watch import ray_watched
 from squelch.cluster.loop.warming import REPORT, Progress, Stopped, Warming, learner_settings, truth_of
 from squelch.cluster.runs.logs import log_folder, write_trace
-from squelch.cluster.signals import Signals, listening
 from squelch.envs.file_lock import held
 from squelch.envs.registry import judge_of, plays_whole_turns
-from squelch.envs.untrusted.files import MIB, Unreadable, is_file, is_folder, read_bytes, require_regular
-from squelch.envs.untrusted.text import parse_object
+from squelch.kit.base.errors import Fault, UserError, as_user_error, bad_files_are_the_users
+from squelch.kit.process.signals import Signals, listening
+from squelch.kit.text.shipped_templates import TEMPLATE_FILE, with_stamp, with_template
+from squelch.kit.text.stamp import read_stamp
+from squelch.kit.text.tokenizer import MAX_FILE_BYTES, TOKENIZER_FILE, try_tokenizer
+from squelch.kit.untrusted.files import MIB, Unreadable, is_file, is_folder, read_bytes, require_regular
+from squelch.kit.untrusted.text import parse_object
 from squelch.learner.warmup.demonstrations import mixed
 from squelch.learner.warmup.settings import WarmupConfig
 from squelch.learner.warmup.tiny import NUM_FINGERPRINT

@@ -13,21 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from squelch.actors.diagnosis.interventions import (
-    ARMS,
-    Arm,
-    Effect,
-    Intervention,
-    LeftOut,
-    Swap,
-    effects,
-)
-from squelch.actors.process.disk import write_whole
 from squelch.cluster.config import RunConfig
-from squelch.cluster.errors import UserError
 from squelch.cluster.loop.tickets.playing import counted, interventions_failed
 from squelch.cluster.loop.watchers.validation import fixed_tickets
 from squelch.envs.registry import environment_class
+from squelch.kit.base.disk import write_whole
+from squelch.kit.base.errors import UserError
+from squelch.kit.diagnosis.interventions import ARMS, Arm, Effect, Intervention, LeftOut, Swap, effects
 
 CANDIDATES = 8
 """Tasks among which a donor is sought: with four equally likely best answers all are the same in one of 4^8 cases."""

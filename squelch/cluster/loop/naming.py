@@ -15,13 +15,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
-from squelch.actors.archive.bucket import open_store
-from squelch.actors.archive.reader import CONFIG
 from squelch.cluster.config import RunConfig
 from squelch.cluster.runs.ending import is_complete
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.in_store.manifest import Snapshot, answering, newest
 from squelch.cluster.runs.listing import runs_in
+from squelch.kit.archive.bucket import open_store
+from squelch.kit.archive.reader import CONFIG
 
 Runs = Mapping[str, RunFolder]
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from squelch.actors.model_folder import num_parameters
 from squelch.cluster.config import RunConfig
+from squelch.kit.models.model_folder import num_parameters
 from squelch.learner.objective.algorithms import as_written, departures
 
 

@@ -34,18 +34,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from squelch.actors.archive.store import ArchiveError
-from squelch.actors.archive.writer import Archive
 from squelch.actors.formats.portable import small_files
-from squelch.actors.metrics.exporter import PORTS, Recorder
-from squelch.actors.metrics.loggers import Loggers, open_loggers, require_packages
-from squelch.actors.metrics.served import serve
 from squelch.actors.play.replaying import notes_on_replays
-from squelch.actors.process.disk import write_whole
 from squelch.cluster.config import RunConfig, changes, dump, settings_of
 from squelch.cluster.control.actor_errors import Refused
 from squelch.cluster.control.calls import LOAD
-from squelch.cluster.errors import UserError, as_user_error
 from squelch.cluster.first_task import FirstTask, first_task, notes_on_slow_calls
 from squelch.cluster.fleet import host_memory
 from squelch.cluster.fleet.bootstrap import (
@@ -65,7 +58,6 @@ from squelch.cluster.fleet.ray_actors import RayActors
 from squelch.cluster.fleet.token_budget import choose_token_budget
 from squelch.cluster.idle_settings import notes_on_settings
 from squelch.cluster.kept_secrets import without_secrets
-from squelch.cluster.leaving import before_leaving
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.loop.ends import EXIT_FAILED, RunEnd, last_checkpoint, nothing_left, with_trace
 from squelch.cluster.loop.heartbeat import Heartbeat, beating, limits
@@ -84,16 +76,24 @@ from squelch.cluster.loop.startup import FirstStep, Startup
 from squelch.cluster.loop.stopping import interruptible
 from squelch.cluster.loop.wiring import make_coordinator
 from squelch.cluster.metrics import REGISTRY
-from squelch.cluster.package import installed_version, needs_extra, version_text
 from squelch.cluster.runs.driver import Driver
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.folder import EARLIER_SUMMARY, SUMMARY, RunFolder
 from squelch.cluster.runs.logs import Output, log_folder, quiet
-from squelch.cluster.signals import Interrupted, Signals, listening
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.mixture import Entry
 from squelch.envs.registry import plays_whole_turns
-from squelch.envs.untrusted.files import Unreadable
+from squelch.kit.archive.store import ArchiveError
+from squelch.kit.archive.writer import Archive
+from squelch.kit.base.disk import write_whole
+from squelch.kit.base.errors import UserError, as_user_error
+from squelch.kit.base.package import installed_version, needs_extra, version_text
+from squelch.kit.metrics.exporter import PORTS, Recorder
+from squelch.kit.metrics.loggers import Loggers, open_loggers, require_packages
+from squelch.kit.metrics.served import serve
+from squelch.kit.process.leaving import before_leaving
+from squelch.kit.process.signals import Interrupted, Signals, listening
+from squelch.kit.untrusted.files import Unreadable
 from squelch.learner.checkpoint.manifest import read_manifest, require_same_algorithm, require_same_folder
 from squelch.learner.refusal import SettingRefused
 

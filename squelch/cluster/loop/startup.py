@@ -28,7 +28,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from squelch.cluster.loop.persistence.run_log import Counted, Work
 from squelch.cluster.loop.watchers.watcher import Step, Watcher
 from squelch.cluster.runs.starting import Stage, remove_stage, write_stage
-from squelch.cluster.terminal import EVERY_S, one_line
+from squelch.kit.process.terminal import EVERY_S, one_line
 
 WRITE_S = 2.0
 """Least seconds between two writes of one stage."""

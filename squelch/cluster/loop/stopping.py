@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from squelch.cluster.runs.ending import EndCause, Ending
-from squelch.cluster.signals import Interrupted, Signals
+from squelch.kit.process.signals import Interrupted, Signals
 
 T = TypeVar("T")
 

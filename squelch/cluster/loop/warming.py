@@ -39,21 +39,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from squelch.actors.archive.rows import from_table
-from squelch.actors.diagnosis.grounding import facts_of, right
-from squelch.actors.process.disk import partial_path, put_in_place
 from squelch.actors.process.stage import OnStage, unheard
-from squelch.actors.records import GroupSummary, Ticket
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.admission import task_of
 from squelch.cluster.control.calls import EXPORT, IMITATE, IMITATION_LOSS, LOAD, PUBLISH, SAVE
 from squelch.cluster.control.protocols import Actors
 from squelch.cluster.control.rank_client import LearnerClient
-from squelch.cluster.errors import Fault, UserError
 from squelch.cluster.fleet.fleet import Fleet, UpdateFailed
 from squelch.cluster.fleet.supervision import Supervisor, Watchdog
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoint_dir, checkpoints, restore
 from squelch.cluster.loop.tickets.playing import Play, failed_text, failures
+from squelch.kit.archive.rows import from_table
+from squelch.kit.base.disk import partial_path, put_in_place
+from squelch.kit.base.errors import Fault, UserError
+from squelch.kit.diagnosis.grounding import facts_of, right
+from squelch.kit.records.records import GroupSummary, Ticket
 from squelch.learner.checkpoint.manifest import read_loop
 from squelch.learner.config import CriticConfig, ObjectiveConfig
 from squelch.learner.warmup.corpus import Corpus
@@ -62,7 +62,7 @@ from squelch.learner.warmup.settings import WarmupConfig
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from squelch.envs.judge import Judge
+    from squelch.kit.records.judge import Judge
 
 FAILED_SHARE = 0.25
 """Share of a check's trajectories that may fail: beyond it the check measures a slow or dead actor, not the weights."""

@@ -38,11 +38,11 @@ def exit_of(logs: Path, driver: str) -> str | None:
 
 def tell(run_dir: Path, why: str, driver: str) -> str:
     """Writes trace and summary of the run; returns the line for the terminal."""
-    from squelch.actors.archive.version import VERSION
-    from squelch.actors.process.disk import write_whole
     from squelch.cluster.loop.ends import RayGone, outlook, with_trace
     from squelch.cluster.runs.ending import EndCause, Ending
     from squelch.cluster.runs.folder import SUMMARY, RunFolder
+    from squelch.kit.archive.version import VERSION
+    from squelch.kit.base.disk import write_whole
 
     text = f"Ray's node, on which this run is driven, is gone, and Ray's client ended the driver: {why}"
     steps = max((line["step"] for line in RunFolder(run_dir).metrics()), default=0)
@@ -60,7 +60,7 @@ def main() -> None:
     if sys.stdin.buffer.read().endswith(ENDED):
         return
     if (why := exit_of(logs, driver)) is not None and not (run_dir / "summary.json").exists():
-        from squelch.cluster.terminal import say
+        from squelch.kit.process.terminal import say
 
         say(tell(run_dir, why, driver))
 

@@ -30,7 +30,7 @@ from squelch.cluster.plots.style import (
     RED,
     VERMILLION,
 )
-from squelch.envs.untrusted.files import shortened
+from squelch.kit.untrusted.files import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

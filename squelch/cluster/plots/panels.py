@@ -19,7 +19,7 @@ from squelch.cluster.plots import draw
 from squelch.cluster.plots.panel_drawings import COLOURS, Marked, Named, by_bucket, draw_panel, stretches, written
 from squelch.cluster.plots.step_axis import StepClock
 from squelch.cluster.plots.style import FONT_PT, WIDTH, render
-from squelch.envs.untrusted.files import shortened
+from squelch.kit.untrusted.files import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,8 +12,8 @@ from squelch.cluster.report.dynamics import line_of
 from squelch.cluster.report.points import Row, grouped, over_steps
 from squelch.cluster.report.runs import LONGEST_WORD, Arm, Study
 from squelch.cluster.runs.where import DIMENSIONS, FIRST, MOST_PARTS, Column, part_of, place
-from squelch.cluster.terminal import one_line
-from squelch.envs.untrusted.files import shortened
+from squelch.kit.process.terminal import one_line
+from squelch.kit.untrusted.files import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

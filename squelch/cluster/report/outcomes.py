@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from squelch.actors.diagnosis.grounding import spearman
 from squelch.cluster.plots import draw
 from squelch.cluster.plots.style import BASELINE, BLUE, INK, PALETTE, VERMILLION
 from squelch.cluster.report.points import Row, grouped, last_value, with_interval
 from squelch.cluster.report.runs import Arm, Run, Study, filter_label, label_of
 from squelch.cluster.setting_keys import of_each, unplaced
+from squelch.kit.diagnosis.grounding import spearman
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

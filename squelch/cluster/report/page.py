@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from squelch.actors.process.disk import write_whole
 from squelch.cluster.plots.style import dark_css
 from squelch.cluster.report.figures import FIGURES, ReportFigure
 from squelch.cluster.report.points import Row, last_value, with_interval
 from squelch.cluster.report.runs import Study, differing
 from squelch.cluster.setting_keys import labels_of
 from squelch.cluster.sweep.table import text
-from squelch.cluster.terminal import one_line
-from squelch.envs.untrusted.files import WrongKind, shortened
+from squelch.kit.base.disk import write_whole
+from squelch.kit.process.terminal import one_line
+from squelch.kit.untrusted.files import WrongKind, shortened
 
 LONGEST_CELL = 160
 AT_THE_END = {

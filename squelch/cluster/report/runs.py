@@ -17,14 +17,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from squelch.actors.archive.store import Store
-from squelch.cluster.errors import UserError
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.peak import series
 from squelch.cluster.setting_keys import below, environment_name, labels_of, unplaced
 from squelch.cluster.sweep.table import OF_THE_FILTER
-from squelch.cluster.terminal import one_line
-from squelch.envs.untrusted.files import shortened
+from squelch.kit.archive.store import Store
+from squelch.kit.base.errors import UserError
+from squelch.kit.process.terminal import one_line
+from squelch.kit.untrusted.files import shortened
 
 NOT_OF_THE_ARM = (
     *("seed", "name", "runs_dir", "cluster", "recorder", "environment.train_seed", "environment.validation_seed"),

@@ -16,7 +16,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from squelch.actors.filter.settings import FilterConfig
 from squelch.cluster.presets import preset_names, settings_of
 from squelch.cluster.report.points import with_interval
 from squelch.cluster.report.runs import Arm, Run, Study, filter_label
@@ -24,7 +23,8 @@ from squelch.cluster.runs.peak import COLLAPSE, SUCCESS, Peak, peak_of
 from squelch.cluster.runs.savings import Savings, filter_savings
 from squelch.cluster.setting_keys import OBSERVATION, PICTURED, flat, of_each
 from squelch.cluster.sweep.table import OF_THE_FILTER, text
-from squelch.cluster.terminal import UNKNOWN, aligned
+from squelch.kit.filter.settings import FilterConfig
+from squelch.kit.process.terminal import UNKNOWN, aligned
 
 TASKS = ("Sokoban", "FrozenLake", "MetaMathQA", "Countdown")
 TABLE_4: Mapping[tuple[str, str], Sequence[tuple[float, float]]] = {

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from squelch.cluster.errors import UserError
+from squelch.kit.base.errors import UserError
 
 FILE = ".driver"
 _MOST = 200

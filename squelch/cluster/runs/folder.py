@@ -1,15 +1,15 @@
 """Reads a run's folder. Every command that shows a live or finished run gets its data from here.
 
-A folder is a local path, or a store that holds the same files (`actors.archive.store`). Nothing here writes, waits, or
+A folder is a local path, or a store that holds the same files (`kit.archive.store`). Nothing here writes, waits, or
 imports Ray, torch or gymnasium; Arrow is imported only to read groups. A damaged file, or a file of a newer schema,
-raises a `UserError` that names the file and the remedy. The files may be hostile: they are bounded as `envs.untrusted`
+raises a `UserError` that names the file and the remedy. The files may be hostile: they are bounded as `kit.untrusted`
 says, and `cluster.runs.shapes` defines their shape.
 
     file                               read by           present
     config.yaml                        config            from the start
     metrics.jsonl                      metrics           from the first step; an incomplete last line is left out
     events.jsonl                       events            from the start
-    groups/step-NNNNNN.parquet         groups, steps     one step late; merged ones: `actors.archive.parts`
+    groups/step-NNNNNN.parquet         groups, steps     one step late; merged ones: `kit.archive.parts`
     groups/index-NNNNNN.parquet        index             with the step's part
     scores/step-NNNNNN.parquet         scores, scored    after each scorer step
     tokenizer.json                     tokenizer         from the start
@@ -29,20 +29,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squelch.actors.archive import reader
-from squelch.actors.archive.store import LocalStore, Stat, Store, as_store, reading
-from squelch.actors.archive.version import check_version
-from squelch.cluster.errors import UserError, bad_files_are_the_users
 from squelch.cluster.runs import driver, starting
 from squelch.cluster.runs.starting import Stage
-from squelch.envs.untrusted.files import MIB, is_folder, read_bounded
-from squelch.envs.untrusted.text import MAX_RECIPE, parse_object
+from squelch.kit.archive import reader
+from squelch.kit.archive.store import LocalStore, Stat, Store, as_store, reading
+from squelch.kit.archive.version import check_version
+from squelch.kit.base.errors import UserError, bad_files_are_the_users
+from squelch.kit.untrusted.files import MIB, is_folder, read_bounded
+from squelch.kit.untrusted.text import MAX_RECIPE, parse_object
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from squelch.actors.archive.scores import ScoreMatrix
     from squelch.cluster.config import RunConfig
+    from squelch.kit.archive.scores import ScoreMatrix
 
 SUMMARY, LOOP_FILE = "summary.json", "loop.json"
 EARLIER_SUMMARY = "summary.earlier.json"
@@ -147,30 +147,30 @@ class RunFolder:
             return reader.group_steps(self.store)
 
     def groups(self, steps: Sequence[int] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-        """Archived groups, one row per trajectory (`actors.archive.reader.read_groups`)."""
+        """Archived groups, one row per trajectory (`kit.archive.reader.read_groups`)."""
         with bad_files_are_the_users():
             return reader.read_groups(self.store, steps, columns)
 
     def index(self) -> pa.Table:
-        """Archived groups, one row per group (`actors.archive.reader.read_index`)."""
+        """Archived groups, one row per group (`kit.archive.reader.read_index`)."""
         with bad_files_are_the_users():
             return reader.read_index(self.store)
 
     def group(self, step: int, group_id: str) -> pa.Table:
-        """The trajectories of one group, in order (`actors.archive.reader.read_group`)."""
+        """The trajectories of one group, in order (`kit.archive.reader.read_group`)."""
         with bad_files_are_the_users():
             return reader.read_group(self.store, step, group_id)
 
     def scored(self) -> list[int]:
         """The steps that have score matrices, ascending."""
-        from squelch.actors.archive.scores import scored_steps
+        from squelch.kit.archive.scores import scored_steps
 
         with bad_files_are_the_users():
             return scored_steps(self.store)
 
     def scores(self, step: int) -> dict[str, ScoreMatrix]:
-        """The score matrices of a step by scope (`actors.archive.scores`)."""
-        from squelch.actors.archive.scores import read_scores
+        """The score matrices of a step by scope (`kit.archive.scores`)."""
+        from squelch.kit.archive.scores import read_scores
 
         with bad_files_are_the_users():
             return read_scores(self.store, step)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from squelch.actors.archive.store import Store, reading
-from squelch.envs.untrusted.text import MAX_LINE, lines_of, parse_object
+from squelch.kit.archive.store import Store, reading
+from squelch.kit.untrusted.text import MAX_LINE, lines_of, parse_object
 
 
 class LineFollower:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from squelch.actors.diagnosis.uncertainty import paired_interval, wilson_interval
 from squelch.envs.mixture import Mixture
+from squelch.kit.diagnosis.uncertainty import paired_interval, wilson_interval
 
 
 @dataclass(frozen=True)

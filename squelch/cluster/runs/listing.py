@@ -11,14 +11,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from squelch.actors.archive.reader import CONFIG
-from squelch.actors.archive.store import Store
-from squelch.cluster.errors import UserError
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.starting import has_stage
 from squelch.cluster.runs.status import RunStatus, read_status
-from squelch.cluster.terminal import UNKNOWN, aligned, duration, known
-from squelch.envs.untrusted.files import is_file, is_folder, shortened
+from squelch.kit.archive.reader import CONFIG
+from squelch.kit.archive.store import Store
+from squelch.kit.base.errors import UserError
+from squelch.kit.process.terminal import UNKNOWN, aligned, duration, known
+from squelch.kit.untrusted.files import is_file, is_folder, shortened
 
 HEADINGS = ("run", "state", "step", "success", "last step", "alarms")
 MAX_REASON = 80

@@ -20,12 +20,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, redi
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from squelch.actors.process.disk import write_whole
 from squelch.actors.process.log import FORMAT, MaskedFormatter
-from squelch.cluster.errors import UserError
-from squelch.cluster.terminal import visible
-from squelch.envs.untrusted.files import Unreadable, open_own, reason
-from squelch.envs.untrusted.secrets import masked
+from squelch.kit.base.disk import write_whole
+from squelch.kit.base.errors import UserError
+from squelch.kit.process.terminal import visible
+from squelch.kit.untrusted.files import Unreadable, open_own, reason
+from squelch.kit.untrusted.secrets import masked
 
 FAILURE = "failure.log"
 FRAME = re.compile(r'^\s+File ".*", line \d+')

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from squelch.cluster.runs.ending import EndCause
-from squelch.envs.untrusted.files import Unreadable, brief, shortened
+from squelch.kit.untrusted.files import Unreadable, brief, shortened
 
 LARGEST = 1e300
 """No metric is larger, so that differences of two metrics are finite."""

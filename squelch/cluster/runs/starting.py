@@ -14,10 +14,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from squelch.actors.process.disk import write_whole
 from squelch.cluster.runs.shapes import LARGEST
-from squelch.cluster.terminal import duration
-from squelch.envs.untrusted.files import is_file
+from squelch.kit.base.disk import write_whole
+from squelch.kit.process.terminal import duration
+from squelch.kit.untrusted.files import is_file
 
 FILE = ".starting.json"
 KNOWN_SHARE = 0.05

@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from squelch.actors.archive.reader import is_of_step
-from squelch.actors.diagnosis.alarm import alarm_text
-from squelch.actors.diagnosis.metrics import REGIMES
-from squelch.actors.metrics.training import PARTS
 from squelch.cluster.metrics import LEDGER_STATES
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.shapes import LARGEST
-from squelch.cluster.terminal import duration, one_line
+from squelch.kit.archive.reader import is_of_step
+from squelch.kit.diagnosis.alarm import alarm_text
+from squelch.kit.diagnosis.metrics import REGIMES
+from squelch.kit.metrics.training import PARTS
+from squelch.kit.process.terminal import duration, one_line
 
 RECENT_STEPS = 20
 """Number of last steps from which the speed is computed."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from squelch.cluster.runs.status import Line, RunStatus, dependence
-from squelch.cluster.terminal import UNKNOWN, duration, known
+from squelch.kit.process.terminal import UNKNOWN, duration, known
 
 SPARK_WIDTH = 32
 SPARKS = "▁▂▃▄▅▆▇█"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from squelch.cluster.terminal import known
+from squelch.kit.process.terminal import known
 
 GAP = "  "
 

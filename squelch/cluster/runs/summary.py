@@ -11,21 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from squelch.actors.archive.reader import read_groups, read_metrics
-from squelch.actors.archive.version import VERSION
-from squelch.actors.process.disk import write_whole
-from squelch.actors.scorer.metrics import OUTCOMES
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.ledger import Ledger
-from squelch.cluster.package import code_version, commit
 from squelch.cluster.runs import driver
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.gain import parts_of, success_interval, success_of
 from squelch.cluster.runs.savings import filter_savings, savings_line
 from squelch.cluster.runs.status import last_probe, last_scorer_step
 from squelch.cluster.runs.status_text import hard_words, link_words, probe_words
-from squelch.cluster.terminal import known
 from squelch.envs.mixture import Mixture
+from squelch.kit.archive.reader import read_groups, read_metrics
+from squelch.kit.archive.version import VERSION
+from squelch.kit.base.disk import write_whole
+from squelch.kit.base.package import code_version, commit
+from squelch.kit.process.terminal import known
+from squelch.kit.scoring.metrics import OUTCOMES
 
 PARTS = ("rollout", "filter", "train", "publish", "score", "validation", "probe", "archive", "checkpoint", "step")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 MOST_PARTS = 24
 """Parts of a dimension that are read from a run's file. As many kinds have metrics
-(`actors.filter.coverage.SHOWN_KINDS`); fewer turns have."""
+(`kit.filter.coverage.SHOWN_KINDS`); fewer turns have."""
 
 
 @dataclass(frozen=True)

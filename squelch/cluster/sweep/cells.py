@@ -34,20 +34,20 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol
 
-from squelch.actors.process.disk import write_whole
 from squelch.cluster.config import RunConfig, dump
-from squelch.cluster.errors import Fault, UserError, as_user_error
 from squelch.cluster.kept_secrets import handed_on
 from squelch.cluster.loop.persistence.state import check_folder
-from squelch.cluster.package import variables
 from squelch.cluster.runs.ending import EndCause, ending_of
 from squelch.cluster.runs.folder import SUMMARY, RunFolder
-from squelch.cluster.signals import Signals, listening
 from squelch.cluster.sweep.plan import Cell, Plan, check_folders, is_finished, started
 from squelch.cluster.sweep.table import INTERVAL, Metrics, arm_metrics, cell_metrics, table_lines
-from squelch.cluster.terminal import remark, say, say_json
 from squelch.envs.surroundings import CELL, without
-from squelch.envs.untrusted.files import open_own
+from squelch.kit.base.disk import write_whole
+from squelch.kit.base.errors import Fault, UserError, as_user_error
+from squelch.kit.base.package import variables
+from squelch.kit.process.signals import Signals, listening
+from squelch.kit.process.terminal import remark, say, say_json
+from squelch.kit.untrusted.files import open_own
 
 STOP_TIMEOUT_S = 900.0
 """Seconds that a cell may take to finish its step and write its checkpoint after it was asked to stop."""

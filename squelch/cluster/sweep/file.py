@@ -21,9 +21,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from squelch.cluster.config import RECIPES, read_settings, recipe_names
-from squelch.cluster.errors import UserError, bad_files_are_the_users, did_you_mean
 from squelch.cluster.sweep.plan import Arm, safe_name
-from squelch.envs.untrusted.files import brief, is_file, read_bytes, state
+from squelch.kit.base.errors import UserError, bad_files_are_the_users, did_you_mean
+from squelch.kit.untrusted.files import brief, is_file, read_bytes, state
 
 SWEEPS = RECIPES / "sweeps"
 MAX_FILE = 2**20

@@ -25,14 +25,14 @@ from typing import Any
 
 from squelch.actors.scorer.share import as_chosen
 from squelch.cluster.config import Make, RunConfig, changes, load
-from squelch.cluster.errors import UserError, bad_files_are_the_users
 from squelch.cluster.first_task import MadeOfCache, made
 from squelch.cluster.kept_secrets import without_secrets
 from squelch.cluster.runs.ending import is_complete
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.setting_keys import below, flat, read_yaml, unplaced
 from squelch.envs.mixture import Mixture
-from squelch.envs.untrusted.files import brief, state
+from squelch.kit.base.errors import UserError, bad_files_are_the_users
+from squelch.kit.untrusted.files import brief, state
 
 SEED_STRIDE = 1_000_003
 """Distance between the task seeds of neighbouring seeds; a prime, so that they differ in data sets of any size too."""

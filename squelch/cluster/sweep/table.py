@@ -15,14 +15,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from squelch.actors.diagnosis.uncertainty import t_quantile
 from squelch.cluster.config import RunConfig
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.peak import COLLAPSE, peak_of
 from squelch.cluster.runs.status import last_scorer_step
 from squelch.cluster.setting_keys import below, flat, unplaced
 from squelch.cluster.sweep.plan import PLACEMENT, Arm, Plan
-from squelch.cluster.terminal import UNKNOWN, aligned, known
+from squelch.kit.diagnosis.uncertainty import t_quantile
+from squelch.kit.process.terminal import UNKNOWN, aligned, known
 
 Metrics = dict[str, float | None]
 INTERVAL = "95% t-interval over seeds"

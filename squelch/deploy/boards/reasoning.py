@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from squelch.actors.diagnosis.metrics import REGIMES
 from squelch.deploy.boards.panel import NO_KINDS, Board, Query, amount, nats, panel, row, series, share
 from squelch.deploy.boards.panel import panel_query as _q
+from squelch.kit.diagnosis.metrics import REGIMES
 
 SCOPE = "{{scope}}"
 BOUND = "{{scope}}, {{bound}}"

@@ -22,10 +22,10 @@ from gymnasium.spaces import Discrete, Text
 from pydantic import Field
 
 from squelch.envs.contract import Environment
-from squelch.envs.pictures import Picture, Shown
-from squelch.envs.settings import Settings
-from squelch.envs.splits import Split, no_task, split_of, task_key_of
 from squelch.envs.text import printable
+from squelch.kit.base.settings import Settings
+from squelch.kit.records.pictures import Picture, Shown
+from squelch.kit.records.splits import Split, no_task, split_of, task_key_of
 
 MAX_OBSERVATION = 4000
 """Characters of an observation; the rest is cut."""

@@ -8,7 +8,7 @@ so that nothing is played twice, and an answer of the wrong form is refused. Bey
 variable that `token_variable` names, on every host that runs environment actors.
 
 A request waits for the server at most (retries + 3) x timeout_s and the back-off (`longest_wait_s` in
-`envs.untrusted.http`); then the trajectory fails. Where the server does not keep the splits apart, a reset asks for one
+`kit.untrusted.http`); then the trajectory fails. Where the server does not keep the splits apart, a reset asks for one
 task after the other until one belongs to the split: on average for eight in validation. Which seed that was, and which
 others were tried, is remembered, so that a reset that ends too late is continued by the next attempt.
 """
@@ -27,15 +27,15 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, Field, ValidationError
 
 from squelch.envs.contract import Environment
-from squelch.envs.pictures import Shown
-from squelch.envs.settings import Settings
-from squelch.envs.splits import Split, no_task, split_of, task_key_of
 from squelch.envs.text import legible
-from squelch.envs.untrusted.files import Unreadable, brief, shortened
-from squelch.envs.untrusted.http import JsonClient, NoAnswer, longest_wait_s
-from squelch.envs.untrusted.pictures import shown_of_json
-from squelch.envs.untrusted.secrets import bearer, masked
-from squelch.envs.untrusted.text import parse_object
+from squelch.kit.base.settings import Settings
+from squelch.kit.records.picture_files import shown_of_json
+from squelch.kit.records.pictures import Shown
+from squelch.kit.records.splits import Split, no_task, split_of, task_key_of
+from squelch.kit.untrusted.files import Unreadable, brief, shortened
+from squelch.kit.untrusted.http import JsonClient, NoAnswer, longest_wait_s
+from squelch.kit.untrusted.secrets import bearer, masked
+from squelch.kit.untrusted.text import parse_object
 
 CONTRACT = 1
 MAX_ACTION = 20_000

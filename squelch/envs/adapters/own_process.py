@@ -16,7 +16,7 @@ from pydantic import Field
 from squelch.envs.contract import Environment, refuse_own_format
 from squelch.envs.own_process.isolated import OwnProcess, ProcessOptions
 from squelch.envs.registry import constructed
-from squelch.envs.splits import Split
+from squelch.kit.records.splits import Split
 
 
 class AnyOptions(ProcessOptions):

@@ -25,10 +25,10 @@ from pydantic import Field
 from squelch.envs.contract import Environment
 from squelch.envs.options import nearest
 from squelch.envs.own_process.isolated import OwnProcess, ProcessOptions
-from squelch.envs.settings import Settings
-from squelch.envs.splits import Split, no_task, split_of, task_key_of
 from squelch.envs.text import legible
-from squelch.envs.untrusted.files import reason
+from squelch.kit.base.settings import Settings
+from squelch.kit.records.splits import Split, no_task, split_of, task_key_of
+from squelch.kit.untrusted.files import reason
 
 MAX_OBSERVATION = 8000
 """Characters of an observation; the rest is cut."""

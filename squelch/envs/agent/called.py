@@ -35,8 +35,8 @@ from squelch.envs.agent.host import BLOCKED, HEAD, MAX_FRAME
 from squelch.envs.agent.kept import Kept
 from squelch.envs.agent.surroundings import hidden, of_python, shared
 from squelch.envs.contract import Access, AgentFailed, AgentInterrupted
-from squelch.envs.untrusted.files import shortened
-from squelch.envs.untrusted.secrets import masked
+from squelch.kit.untrusted.files import shortened
+from squelch.kit.untrusted.secrets import masked
 
 START_S = 75.0
 """Seconds for the start of the process, above `host.START_S`."""

@@ -17,8 +17,8 @@ from typing import Any
 from squelch.envs.agent.kept import Kept
 from squelch.envs.agent.surroundings import hidden, of_trajectory, shared
 from squelch.envs.contract import Access, AgentFailed
-from squelch.envs.untrusted.files import MIB, Unreadable, is_file, read_bytes
-from squelch.envs.untrusted.text import parse_object
+from squelch.kit.untrusted.files import MIB, Unreadable, is_file, read_bytes
+from squelch.kit.untrusted.text import parse_object
 
 KEY = "environment.options.command"
 _SCRIPTS = (".py", ".js", ".mjs", ".ts", ".sh")

@@ -32,10 +32,10 @@ from squelch.envs.contract import (
 )
 from squelch.envs.prompt_file.environment import Prompts
 from squelch.envs.prompt_file.rows import open_prompts
-from squelch.envs.settings import Settings
-from squelch.envs.splits import Split, task_key_of
-from squelch.envs.untrusted.secrets import know_secrets
 from squelch.envs.user_files import NAMES_FILES, NAMES_PROGRAM
+from squelch.kit.base.settings import Settings
+from squelch.kit.records.splits import Split, task_key_of
+from squelch.kit.untrusted.secrets import know_secrets
 
 _NO_TOOLS = ""
 """The column of tools that a prompt shows: none, because an agent has its own."""

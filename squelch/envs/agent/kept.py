@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from squelch.envs.untrusted.files import shortened
+from squelch.kit.untrusted.files import shortened
 
 END_S = 8.0
 """Seconds for the end of a keeper that was told to end; above `keeper.KILL_S`."""

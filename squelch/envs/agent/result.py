@@ -13,7 +13,7 @@ from typing import Any
 
 from squelch.envs.contract import AgentFailed, AgentResult
 from squelch.envs.options import nearest
-from squelch.envs.untrusted.files import brief
+from squelch.kit.untrusted.files import brief
 
 FIELDS = ("reward", "rewards", "penalties", "success", "answer")
 

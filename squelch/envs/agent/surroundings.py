@@ -7,7 +7,7 @@ import sys
 
 from squelch.envs.contract import Access
 from squelch.envs.surroundings import AGENT, ANTHROPIC, KEYS, OPENAI, spare_loopback, without
-from squelch.envs.untrusted.secrets import masked
+from squelch.kit.untrusted.secrets import masked
 
 _OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 

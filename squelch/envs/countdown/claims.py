@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from squelch.envs.countdown.expressions import numbers_in, parse_expression, read_expression, value_of
-from squelch.envs.pictures import Picture
 from squelch.envs.wording import Wording
+from squelch.kit.records.pictures import Picture
 
 _SPOKEN = {"plus": "+", "minus": "-", "times": "*", "multiplied by": "*", "divided by": "/"}
 _SPOKEN_SIGN = re.compile(rf"(?<=[\d)]) ?\b(?:{'|'.join(_SPOKEN)}) (?=[\d(])")

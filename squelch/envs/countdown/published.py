@@ -15,8 +15,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from squelch.envs.data.rows import Part, shuffled, split_rows
-from squelch.envs.splits import Split
-from squelch.envs.untrusted.files import brief
+from squelch.kit.records.splits import Split
+from squelch.kit.untrusted.files import brief
 
 MOST = 999
 """Largest number, and largest target."""

@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from squelch.envs.untrusted.files import is_folder, require_regular, state
+from squelch.kit.untrusted.files import is_folder, require_regular, state
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 

@@ -14,7 +14,7 @@ optional, and other columns are not read unless the model allows extra fields. I
   read when it is accessed, a row group at a time, and at most `CACHE_BYTES` of row groups are cached, so that a data
   set may be larger than memory. Readers may be shared between threads.
 - Bad data in a file raise `Unreadable`, a ValueError, that names file, row (from 1; for JSON Lines the line) and
-  column, and says what would be right. Files may be hostile: what is decoded at once is bounded (`envs.untrusted`).
+  column, and says what would be right. Files may be hostile: what is decoded at once is bounded (`kit.untrusted`).
 - `split_rows`: no group is in both splits. If a data set publishes no validation split, the held-out part is a function
   of the groups' digests, so it is the same in every run and is never trained on. Two groups are enough.
 """
@@ -35,10 +35,10 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from squelch.envs.data.files import Source, UnknownSplitError, find_files
-from squelch.envs.splits import Split, split_of, task_key_of
-from squelch.envs.untrusted.files import Unreadable, brief, decoding, require_regular, shortened
-from squelch.envs.untrusted.json_rows import JsonShard, Shard, named
-from squelch.envs.untrusted.parquet import DAMAGED, open_parquet, read_row_group
+from squelch.kit.records.splits import Split, split_of, task_key_of
+from squelch.kit.untrusted.files import Unreadable, brief, decoding, require_regular, shortened
+from squelch.kit.untrusted.json_rows import JsonShard, Shard, named
+from squelch.kit.untrusted.parquet import DAMAGED, open_parquet, read_row_group
 
 if TYPE_CHECKING:  # the filter's commands import `envs` and must start fast: pyarrow is loaded with the first file
     import pyarrow as pa
@@ -98,7 +98,7 @@ def split_rows(
     the row.
 
     A published validation split is used as it is, and training rows of its groups are excluded. Without one, groups of
-    `train` are held out by their digest (`envs.splits.split_of`); if it leaves a split empty, that gets the group whose
+    `train` are held out by their digest (`kit.records.splits.split_of`); if it leaves a split empty, that gets the group whose
     digest is nearest. A published `test` is never read.
     """
     rows, published = _opened(source, row_type, subset)

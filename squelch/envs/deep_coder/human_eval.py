@@ -30,9 +30,9 @@ from squelch.envs.deep_coder.published import PRELUDE, kept_tests
 from squelch.envs.deep_coder.tasks import Problem
 from squelch.envs.sandbox import Limits, Pool, Question, Test
 from squelch.envs.sandbox.interpreter import read_value
-from squelch.envs.splits import Split, split_of, task_key_of
-from squelch.envs.untrusted.files import MIB, Unreadable, decoding, open_file, read_bounded
-from squelch.envs.untrusted.text import parse_object
+from squelch.kit.records.splits import Split, split_of, task_key_of
+from squelch.kit.untrusted.files import MIB, Unreadable, decoding, open_file, read_bounded
+from squelch.kit.untrusted.text import parse_object
 
 DATA = "human-eval"
 """The value of the option `data`."""

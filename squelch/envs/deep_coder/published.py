@@ -29,9 +29,9 @@ from pydantic import BaseModel
 from squelch.envs.data.rows import Part, split_rows
 from squelch.envs.deep_coder.tasks import Problem
 from squelch.envs.sandbox import Question, Test
-from squelch.envs.splits import Split, task_key_of
-from squelch.envs.untrusted.files import Unreadable, brief
-from squelch.envs.untrusted.text import parse_json
+from squelch.kit.records.splits import Split, task_key_of
+from squelch.kit.untrusted.files import Unreadable, brief
+from squelch.kit.untrusted.text import parse_json
 
 LARGEST_TEST = 4_000_000
 PRELUDE = "from typing import *\nimport collections, functools, heapq, itertools, math, re, string\n"

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from squelch.envs.sandbox import Question, Test
-from squelch.envs.splits import task_key_of
 from squelch.envs.wording import Rng, choose
+from squelch.kit.records.splits import task_key_of
 
 Difficulty = Literal["easy", "medium", "hard"]
 DIFFICULTIES: tuple[Difficulty, ...] = ("easy", "medium", "hard")

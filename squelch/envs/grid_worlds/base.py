@@ -22,8 +22,6 @@ from squelch.envs.contract import ClosedVocabulary, Demonstrator, Judged
 from squelch.envs.grid_worlds.board import facts_of, last_board, places, shown
 from squelch.envs.grid_worlds.claims import GridJudge, Nouns
 from squelch.envs.grid_worlds.picture import MAX_CELL_PIXELS, MIN_CELL_PIXELS, picture_of
-from squelch.envs.pictures import Picture, Shown
-from squelch.envs.settings import Settings
 from squelch.envs.wording import (
     DEFAULT_QUALITY,
     SHORT_PLAN_RATE,
@@ -36,6 +34,8 @@ from squelch.envs.wording import (
     grounded_reasoning,
     misplace,
 )
+from squelch.kit.base.settings import Settings
+from squelch.kit.records.pictures import Picture, Shown
 
 
 class GridOptions(Settings):

@@ -30,8 +30,8 @@ from functools import cached_property
 
 from squelch.envs.grid_worlds.board import facts_of, last_board, without_rows
 from squelch.envs.grid_worlds.picture import rows_of
-from squelch.envs.pictures import Picture
 from squelch.envs.wording import Cell, Wording
+from squelch.kit.records.pictures import Picture
 
 Facts = Mapping[str, frozenset[Cell]]
 Nouns = Mapping[str, tuple[str, ...]]

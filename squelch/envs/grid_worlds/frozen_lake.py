@@ -20,8 +20,8 @@ from pydantic import Field, model_validator
 
 from squelch.envs.grid_worlds.base import GridEnv, GridOptions
 from squelch.envs.grid_worlds.prompts import FROZEN_LAKE, FROZEN_LAKE_NOUNS, FROZEN_LAKE_WORDS
-from squelch.envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
 from squelch.envs.wording import Cell, Rng, choose, draw_distinct, shuffled
+from squelch.kit.records.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
 
 LEFT, DOWN, RIGHT, UP = range(4)  # Gymnasium's order: perpendicular to a are (a - 1) % 4 and (a + 1) % 4
 ACTION_PAYS = 0.02  # two of them are below 0.05: the message of a turn of two actions shows 0.0, as without them

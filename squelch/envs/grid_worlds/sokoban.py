@@ -20,8 +20,8 @@ from pydantic import Field, model_validator
 
 from squelch.envs.grid_worlds.base import GridEnv, GridOptions
 from squelch.envs.grid_worlds.prompts import SOKOBAN, SOKOBAN_NOUNS, SOKOBAN_WORDS
-from squelch.envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
 from squelch.envs.wording import Cell, Rng, choose, draw_distinct, shuffled
+from squelch.kit.records.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
 
 BOX_REWARD, DONE_REWARD = 1.0, 10.0  # appendix B.1
 MAX_STATES = 200_000  # states that one search may visit

@@ -24,11 +24,11 @@ from squelch.envs.data.rows import Part, shuffled, split_rows
 from squelch.envs.meta_math_qa import answers
 from squelch.envs.meta_math_qa.problems import generate
 from squelch.envs.meta_math_qa.prompts import WORDS
-from squelch.envs.settings import Settings
-from squelch.envs.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
 from squelch.envs.text import printable
 from squelch.envs.user_files import NAMES_FILES
 from squelch.envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning, listed
+from squelch.kit.base.settings import Settings
+from squelch.kit.records.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
 
 ANSWER_MARK = "The answer is:"
 MAX_WORKED = 400

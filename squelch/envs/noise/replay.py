@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from squelch.envs.untrusted.rewards import finite_reward
+from squelch.kit.untrusted.rewards import finite_reward
 
 if TYPE_CHECKING:
     from squelch.envs.contract import Environment

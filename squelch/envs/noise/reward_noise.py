@@ -14,7 +14,7 @@ import random
 
 from pydantic import Field
 
-from squelch.envs.settings import Settings
+from squelch.kit.base.settings import Settings
 
 
 class RewardNoise(Settings):

@@ -30,9 +30,9 @@ from pydantic import Field, TypeAdapter
 
 from squelch.envs.contract import Environment, Opening
 from squelch.envs.own_process.process import CallError, ProcessLost, Session, Target, TimedOut, shared_process
-from squelch.envs.settings import Settings
-from squelch.envs.splits import Split
 from squelch.envs.wording import Wording
+from squelch.kit.base.settings import Settings
+from squelch.kit.records.splits import Split
 
 GIB = 2**30
 _CONSTRUCTED = itertools.count()

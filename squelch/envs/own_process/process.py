@@ -38,8 +38,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from squelch.envs.contract import Opening
-from squelch.envs.untrusted.files import MIB, shortened, size_text
 from squelch.envs.wording import PromptName
+from squelch.kit.untrusted.files import MIB, shortened, size_text
 
 START_S = 60.0
 """Seconds for the start of the process, up to its first answer, besides the time of the call."""

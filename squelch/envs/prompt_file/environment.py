@@ -20,9 +20,9 @@ from squelch.envs.contract import Environment, GroupReward, GroupRewarded, Openi
 from squelch.envs.own_process.isolated import OwnProcess, ProcessOptions
 from squelch.envs.prompt_file import rewards
 from squelch.envs.prompt_file.rows import TOOLS, Prompt, open_prompts
-from squelch.envs.settings import Settings
-from squelch.envs.splits import Split
 from squelch.envs.user_files import NAMES_FILES
+from squelch.kit.base.settings import Settings
+from squelch.kit.records.splits import Split
 
 
 class TaskOptions(Settings):

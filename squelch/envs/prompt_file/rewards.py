@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 
 from squelch.envs.options import nearest
 from squelch.envs.prompt_file.rows import Prompt
-from squelch.envs.untrusted.files import brief, reason
+from squelch.kit.untrusted.files import brief, reason
 
 KEY = "environment.options.reward"
 NONE_APPLIES = "no reward function applies to it: all returned None"

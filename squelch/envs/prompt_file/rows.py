@@ -16,9 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from squelch.envs.contract import Opening
 from squelch.envs.data.rows import Beside, Part, both_splits, shuffled
-from squelch.envs.splits import Split, task_key_of
-from squelch.envs.untrusted.files import brief
-from squelch.envs.untrusted.parquet import without_nulls
+from squelch.kit.records.splits import Split, task_key_of
+from squelch.kit.untrusted.files import brief
+from squelch.kit.untrusted.parquet import without_nulls
 
 Message = dict[str, str]
 

@@ -15,10 +15,10 @@ from typing import Any, get_args
 from squelch.envs.contract import Environment, refuse_own_format
 from squelch.envs.registry import make
 from squelch.envs.remote.server import TOKEN_VARIABLE, Description, EnvironmentServer, Observation
-from squelch.envs.splits import SPLITS, Split
-from squelch.envs.untrusted.pictures import json_of
-from squelch.envs.untrusted.text import parse_object
 from squelch.envs.wording import PromptName
+from squelch.kit.records.picture_files import json_of
+from squelch.kit.records.splits import SPLITS, Split
+from squelch.kit.untrusted.text import parse_object
 
 
 class ServedEnvironment:

@@ -3,7 +3,7 @@
     POST <url>  {"queries": ["..."], "topk": 3, "return_scores": true}
     -> {"result": [[{"document": {"contents": "\\"Title\\"\\ntext"}, "score": 1.5}]]}
 
-`envs.untrusted.http` bounds every wait and every answer; an attempt is repeated also for the status codes of an
+`kit.untrusted.http` bounds every wait and every answer; an attempt is repeated also for the status codes of an
 overloaded server.
 """
 
@@ -14,9 +14,9 @@ import json
 from pydantic import BaseModel, ValidationError
 
 from squelch.envs.retrieval.found import Found, RetrieverError
-from squelch.envs.untrusted.files import brief, shortened
-from squelch.envs.untrusted.http import JsonClient, NoAnswer
-from squelch.envs.untrusted.secrets import masked
+from squelch.kit.untrusted.files import brief, shortened
+from squelch.kit.untrusted.http import JsonClient, NoAnswer
+from squelch.kit.untrusted.secrets import masked
 
 OVERLOADED = (429, 500, 502, 503, 504)
 MAX_COMPLAINT = 500

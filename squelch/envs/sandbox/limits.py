@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from squelch.envs.settings import Settings
+from squelch.kit.base.settings import Settings
 
 SCRATCH_BYTES = 32 * 2**20
 """Size of the file system in memory that is the only place a program can write to; it disappears with the sandbox."""

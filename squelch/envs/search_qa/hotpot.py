@@ -17,7 +17,7 @@ from squelch.envs.data.rows import Part, Rows, read_rows, split_rows
 from squelch.envs.retrieval import Index, Passage, open_index
 from squelch.envs.retrieval.index import file_identity
 from squelch.envs.search_qa.questions import Question
-from squelch.envs.splits import Split, task_key_of
+from squelch.kit.records.splits import Split, task_key_of
 
 PUBLISHED_SPLITS = ("train", "validation")
 

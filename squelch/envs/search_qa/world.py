@@ -20,8 +20,8 @@ from typing import Literal, cast
 
 from squelch.envs.retrieval import Passage
 from squelch.envs.search_qa.questions import Question
-from squelch.envs.splits import MAX_DRAWS, Split, split_of, task_key_of
 from squelch.envs.wording import choose
+from squelch.kit.records.splits import MAX_DRAWS, Split, split_of, task_key_of
 
 Kind = Literal["person", "work", "company", "city", "country"]
 SHARES: dict[Kind, float] = {"work": 0.3, "company": 0.12, "city": 0.15, "country": 0.03}  # the rest are people

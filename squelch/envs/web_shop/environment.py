@@ -24,8 +24,6 @@ from pydantic import Field, model_validator
 from squelch.envs.base import TextEnv
 from squelch.envs.bracketed import MAX_ARGUMENT, read_bracketed, split_bracketed
 from squelch.envs.contract import Demonstrator
-from squelch.envs.settings import Settings
-from squelch.envs.splits import Split
 from squelch.envs.text import PRINTABLE, printable
 from squelch.envs.user_files import NAMES_FILES
 from squelch.envs.web_shop.made_up import MIN_PRODUCTS, MadeUpShop
@@ -49,6 +47,8 @@ from squelch.envs.web_shop.products import Catalogue, Goal, Product, best_choice
 from squelch.envs.web_shop.prompts import WORDS
 from squelch.envs.web_shop.published import PublishedShop
 from squelch.envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning
+from squelch.kit.base.settings import Settings
+from squelch.kit.records.splits import Split
 
 MAX_INSTRUCTION = 800
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from squelch.envs.retrieval import Index, Passage, open_index
-from squelch.envs.splits import MAX_DRAWS, Split, split_of, task_key_of
 from squelch.envs.web_shop.products import Goal, Product
 from squelch.envs.wording import choose, draw_distinct
+from squelch.kit.records.splits import MAX_DRAWS, Split, split_of, task_key_of
 
 SHOP_VERSION = 1
 """Increase it with every change of the products, so that indices of older shops are not used."""

@@ -28,7 +28,7 @@ from rapidfuzz import fuzz, utils
 
 from squelch.envs.retrieval import Index
 from squelch.envs.retrieval.index import words_of
-from squelch.envs.splits import Split
+from squelch.kit.records.splits import Split
 
 SAME_WORDS = 85
 """Token-set ratio above which two phrases mean the same (the released code's)."""

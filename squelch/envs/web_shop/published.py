@@ -26,11 +26,11 @@ from pydantic import BaseModel, TypeAdapter, ValidationError, model_validator
 from squelch.envs.data.rows import Rows, read_rows
 from squelch.envs.retrieval import Index, Passage, open_index
 from squelch.envs.retrieval.index import file_identity
-from squelch.envs.splits import Split, split_of, task_key_of
-from squelch.envs.untrusted.files import MIB, brief, read_bytes, require_regular, shortened, state
-from squelch.envs.untrusted.text import parse_json
 from squelch.envs.web_shop.made_up import price_limit
 from squelch.envs.web_shop.products import NO_LIMIT, Goal, Product
+from squelch.kit.records.splits import Split, split_of, task_key_of
+from squelch.kit.untrusted.files import MIB, brief, read_bytes, require_regular, shortened, state
+from squelch.kit.untrusted.text import parse_json
 
 Asin = str
 T = TypeVar("T")

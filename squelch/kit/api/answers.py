@@ -1,9 +1,9 @@
 """Whether the answers of one step's samples follow from their reasonings (docs/guide/reasoning.md).
 
-Each prompt is a task, and its rows are the pairs of a reasoning and an answer (`actors.diagnosis.links`). An answer is
+Each prompt is a task, and its rows are the pairs of a reasoning and an answer (`kit.diagnosis.links`). An answer is
 scored under as many reasonings of each other prompt, and under as many other prompts, as the fixed probe's under a
 budget, for which `python -m research.known_links` measures the coverage. The regime is that of one scorer step without
-a judge (`actors.diagnosis.regime`).
+a judge (`kit.diagnosis.regime`).
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from squelch.actors.diagnosis.budget import draw_pairs
-from squelch.actors.diagnosis.links import LinksEvaluation
-from squelch.actors.diagnosis.regime import RegimeGauge, RegimeInputs
-from squelch.actors.scorer.linking import Pairs, PathEngine, draw_references, read_scored, score_links
-from squelch.actors.scorer.settings import OTHERS, REFERENCES
-from squelch.api.samples import Reasonings
+from squelch.kit.api.samples import Reasonings
+from squelch.kit.diagnosis.budget import draw_pairs
+from squelch.kit.diagnosis.links import LinksEvaluation
+from squelch.kit.diagnosis.regime import RegimeGauge, RegimeInputs
+from squelch.kit.scoring.linking import Pairs, PathEngine, draw_references, read_scored, score_links
+from squelch.kit.scoring.settings import OTHERS, REFERENCES
 
 
 @dataclass(frozen=True)
 class Answers:
     """The links of a file's answers, None if they cannot be estimated. `excluded`: number of rows whose reasoning is
-    scored and whose answer is not, by reason, one of `actors.scorer.metrics.ANSWER_EXCLUSIONS`."""
+    scored and whose answer is not, by reason, one of `kit.scoring.metrics.ANSWER_EXCLUSIONS`."""
 
     links: LinksEvaluation | None
     excluded: Counter[str]

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from squelch.envs.tags import ANSWER_CLOSE
+from squelch.kit.text.tags import ANSWER_CLOSE
 
 EMPTY = "empty reasoning"
 UNCLOSED = "reasoning never closed"

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 
 from tokenizers import Tokenizer
 
-from squelch.actors.text.control_tokens import Piece, TextEncoder
-from squelch.actors.text.tokenizer import unknown_id
-from squelch.api.messages import BadSample
-from squelch.envs.untrusted.files import brief
+from squelch.kit.api.messages import BadSample
+from squelch.kit.text.control_tokens import Piece, TextEncoder
+from squelch.kit.text.tokenizer import unknown_id
+from squelch.kit.untrusted.files import brief
 
 
 class RowEncoder:
-    """Encodes and decodes with a tokenizer, which encodes texts completely (`actors.text.tokenizer`). `vocab_size`:
+    """Encodes and decodes with a tokenizer, which encodes texts completely (`kit.text.tokenizer`). `vocab_size`:
     number of rows of the model's embedding; `where`, `model`: the source of the rows and the model, as errors name
     them."""
 

@@ -9,13 +9,13 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import ValidationError
 
-from squelch.actors.filter.measure import GroupStatistics, measure
-from squelch.actors.filter.rules import RULES, EpsilonUnit
-from squelch.actors.filter.scores import STATISTICS, Compat
-from squelch.actors.filter.selection import Code, select
-from squelch.actors.filter.settings import FilterConfig
-from squelch.actors.filter.tickets import ticket_order
-from squelch.api.arrays import labels, numbers
+from squelch.kit.api.arrays import labels, numbers
+from squelch.kit.filter.measure import GroupStatistics, measure
+from squelch.kit.filter.rules import RULES, EpsilonUnit
+from squelch.kit.filter.scores import STATISTICS, Compat
+from squelch.kit.filter.selection import Code, select
+from squelch.kit.filter.settings import FilterConfig
+from squelch.kit.filter.tickets import ticket_order
 
 RANGES = {
     "rho": "in (0, 1]",
@@ -89,10 +89,10 @@ def filter(
             for a completion that failed or was not scored.
         group_ids: (num_rows,) the label of each row's group, e.g. verl's `uid`; rows may come in any order, and groups
             may differ in size. None: each row of `rewards` is a group.
-        rule: selection rule, an entry of `actors.filter.rules.RULES` (top_p, top_k, min_p, …, none).
+        rule: selection rule, an entry of `kit.filter.rules.RULES` (top_p, top_k, min_p, …, none).
         rho: top_p: share of the summed statistic to keep; top_k: share of groups; min_p: share of the largest score; in
             (0, 1].
-        statistic: what groups are ranked by, an entry of `actors.filter.scores.STATISTICS`.
+        statistic: what groups are ranked by, an entry of `kit.filter.scores.STATISTICS`.
         keep: whether the groups with the largest or the smallest scores are kept.
         include_zero: whether groups whose |score| <= 1e-10 may be kept.
         epsilon: top_p: tolerance of the threshold, in `epsilon_unit`; at least 0.

@@ -8,17 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from squelch.actors.diagnosis.proxies import (
-    Compat,
-    EmaState,
-    Proxies,
-    Scores,
-    proxies_of_scores,
-    scores_of_matrix,
-    usable,
-)
-from squelch.actors.diagnosis.uncertainty import Uncertainty, uncertainty
-from squelch.api.arrays import labels, numbers
+from squelch.kit.api.arrays import labels, numbers
+from squelch.kit.diagnosis.proxies import Compat, EmaState, Proxies, Scores, proxies_of_scores, scores_of_matrix, usable
+from squelch.kit.diagnosis.uncertainty import Uncertainty, uncertainty
 
 ROUNDING = 1e-6
 """A log-likelihood may exceed 0 by this, nats per token: a log-softmax rounds."""

@@ -1,4 +1,4 @@
-"""The caller's tokenizer, prompts and completions, as `squelch.api.samples` reads them."""
+"""The caller's tokenizer, prompts and completions, as `squelch.kit.api.samples` reads them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, get_args
 
 from tokenizers import Tokenizer, models
 
-from squelch.actors.text.chat_template import read_chat_template
-from squelch.actors.text.tokenizer import encode_completely
-from squelch.api.arrays import token_ids
-from squelch.api.completions import Markers
-from squelch.api.messages import MessageRenderer, is_messages
-from squelch.api.samples import SampleReader
-from squelch.api.turns import Row, Turns
+from squelch.kit.api.arrays import token_ids
+from squelch.kit.api.completions import Markers
+from squelch.kit.api.messages import MessageRenderer, is_messages
+from squelch.kit.api.samples import SampleReader
+from squelch.kit.api.turns import Row, Turns
+from squelch.kit.text.chat_template import read_chat_template
+from squelch.kit.text.tokenizer import encode_completely
 
 
 def rows_of(

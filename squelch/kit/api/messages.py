@@ -1,6 +1,6 @@
 """Conversations, as lists of messages: their form, and how a model's chat template renders them.
 
-Only the template's own text yields control tokens (`squelch/actors/text`). A content without control tokens is rendered
+Only the template's own text yields control tokens (`squelch/kit/text`). A content without control tokens is rendered
 as it is, because templates may look into it (for example, to leave out old reasoning). A content with control tokens is
 rendered as a placeholder, and its control tokens are encoded as ordinary text. Control tokens in any other field are
 refused with the row's number.
@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-from squelch.actors.text.chat_template import ChatTemplate, TemplateRefused, Words
-from squelch.actors.text.control_tokens import Piece, TextEncoder, foreign_pieces
+from squelch.kit.text.chat_template import ChatTemplate, TemplateRefused, Words
+from squelch.kit.text.control_tokens import Piece, TextEncoder, foreign_pieces
 
 Messages = list[dict[str, Any]]
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")

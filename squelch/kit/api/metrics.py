@@ -3,15 +3,15 @@ both: `squelch monitor` and the observer inside TRL serve them."""
 
 from __future__ import annotations
 
-import squelch.actors.diagnosis.metrics
-import squelch.actors.filter.metrics
-import squelch.actors.metrics.training
-import squelch.actors.scorer.metrics
-from squelch.actors.metrics.registry import Registry
+import squelch.kit.diagnosis.metrics
+import squelch.kit.filter.metrics
+import squelch.kit.metrics.training
+import squelch.kit.scoring.metrics
+from squelch.kit.metrics.registry import Registry
 
 REGISTRY = Registry(
-    squelch.actors.metrics.training.METRICS,
-    squelch.actors.filter.metrics.METRICS,
-    squelch.actors.diagnosis.metrics.METRICS,
-    squelch.actors.scorer.metrics.METRICS,
+    squelch.kit.metrics.training.METRICS,
+    squelch.kit.filter.metrics.METRICS,
+    squelch.kit.diagnosis.metrics.METRICS,
+    squelch.kit.scoring.metrics.METRICS,
 )

@@ -1,5 +1,5 @@
 """What the reasonings of a file take from their prompts' pictures, and what from the text (D_V and D_T of
-`actors.diagnosis.modality`): each prompt is a task."""
+`kit.diagnosis.modality`): each prompt is a task."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from squelch.actors.content import Picture
-from squelch.actors.scorer.modality_scoring import modality_metrics
-from squelch.api.samples import Reasonings
+from squelch.kit.api.samples import Reasonings
+from squelch.kit.records.content import Picture
+from squelch.kit.scoring.modality_scoring import modality_metrics
 
 if TYPE_CHECKING:
-    from squelch.actors.scorer.linking import Engine
+    from squelch.kit.scoring.linking import Engine
 
 
 class _Drawn(NamedTuple):
@@ -23,7 +23,7 @@ class _Drawn(NamedTuple):
 
 
 def by_modality(engine: Engine, found: Reasonings, matrix: np.ndarray, seed: int) -> dict[str, float] | None:
-    """The metrics of `actors.scorer.modality_scoring`, of which unknown ones are NaN; None without pictures. `matrix`:
+    """The metrics of `kit.scoring.modality_scoring`, of which unknown ones are NaN; None without pictures. `matrix`:
     (num_samples, num_prompts) nats per sequence."""
     if not found.pictures:
         return None

@@ -27,26 +27,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from squelch.actors.content import content_key
-from squelch.actors.diagnosis.alarm import DependenceAlarm, score_of
-from squelch.actors.diagnosis.metrics import LINK_KEYS
-from squelch.actors.diagnosis.probe_alarm import ProbeAlarm
-from squelch.actors.diagnosis.proxies import NON_FINITE, Compat, EmaState
-from squelch.actors.diagnosis.regime import one_hot
-from squelch.actors.scorer.matrix_metrics import UNKNOWN, matrix_metrics
-from squelch.actors.scorer.metrics import ANSWER_EXCLUSIONS, EXCLUSIONS
-from squelch.actors.scorer.probe_drawing import ProbeDraw
-from squelch.actors.scorer.probe_scoring import FixedProbe
-from squelch.actors.scorer.settings import OTHERS, REFERENCES, ProbeConfig
-from squelch.api.answers import Answers, regime_of
-from squelch.api.arrays import numbers
-from squelch.api.completions import CALLS_ONLY, EMPTY, NO_TOKENS, TEXT_BEFORE, UNCLOSED, Markers
-from squelch.api.inputs import reader_of, rows_of
-from squelch.api.samples import TOO_LONG, Reasonings, SampleReader, at_most, within_context
-from squelch.api.scoring import MARKERS, ScoreResult, require_two_prompts, scored
+from squelch.kit.api.answers import Answers, regime_of
+from squelch.kit.api.arrays import numbers
+from squelch.kit.api.completions import CALLS_ONLY, EMPTY, NO_TOKENS, TEXT_BEFORE, UNCLOSED, Markers
+from squelch.kit.api.inputs import reader_of, rows_of
+from squelch.kit.api.samples import TOO_LONG, Reasonings, SampleReader, at_most, within_context
+from squelch.kit.api.scoring import MARKERS, ScoreResult, require_two_prompts, scored
+from squelch.kit.diagnosis.alarm import DependenceAlarm, score_of
+from squelch.kit.diagnosis.metrics import LINK_KEYS
+from squelch.kit.diagnosis.probe_alarm import ProbeAlarm
+from squelch.kit.diagnosis.proxies import NON_FINITE, Compat, EmaState
+from squelch.kit.diagnosis.regime import one_hot
+from squelch.kit.records.content import content_key
+from squelch.kit.scoring.matrix_metrics import UNKNOWN, matrix_metrics
+from squelch.kit.scoring.metrics import ANSWER_EXCLUSIONS, EXCLUSIONS
+from squelch.kit.scoring.probe_drawing import ProbeDraw
+from squelch.kit.scoring.probe_scoring import FixedProbe
+from squelch.kit.scoring.settings import OTHERS, REFERENCES, ProbeConfig
 
 if TYPE_CHECKING:
-    from squelch.actors.scorer.cross_scoring import CrossScorer
+    from squelch.kit.scoring.cross_scoring import CrossScorer
 
 REASONS = {EMPTY: "empty", TEXT_BEFORE: "empty", CALLS_ONLY: "empty", UNCLOSED: "unclosed"}
 REASONS |= {TOO_LONG: "too_long", NON_FINITE: "non_finite", NO_TOKENS: "non_finite"}
@@ -214,8 +214,8 @@ class Monitor:
     @contextmanager
     def _engine(self, model: Any) -> Iterator[tuple[CrossScorer, SampleReader]]:
         """What scores under the model, and what converts rows for it."""
-        from squelch.actors.scorer.borrowed import borrowed
-        from squelch.actors.scorer.cross_scoring import CrossScorer
+        from squelch.kit.scoring.borrowed import borrowed
+        from squelch.kit.scoring.cross_scoring import CrossScorer
 
         with borrowed(model) as own:
             config: Any = own.config.get_text_config()

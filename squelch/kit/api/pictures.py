@@ -1,7 +1,7 @@
 """Pictures of a file's prompts, at their places among the ids.
 
 A rendered prompt has a place for each picture: start, placeholder, end. It is written so by chat templates, with one
-placeholder, and by trainers that log ids, with one for each token of the picture (`actors.pictures.geometry`).
+placeholder, and by trainers that log ids, with one for each token of the picture (`kit.pictures.geometry`).
 
 Invariants:
 
@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
-from squelch.actors.content import Picture
-from squelch.actors.pictures.geometry import Vision
-from squelch.actors.text.control_tokens import TextEncoder
+from squelch.kit.pictures.geometry import Vision
+from squelch.kit.records.content import Picture
+from squelch.kit.text.control_tokens import TextEncoder
 
 
 class Given(NamedTuple):

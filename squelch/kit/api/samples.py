@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from squelch.actors.content import Picture, content_key
-from squelch.actors.pictures.geometry import Vision
-from squelch.api.completions import CALLS_ONLY, EMPTY, UNCLOSED, Markers
-from squelch.api.encoding import RowEncoder
-from squelch.api.messages import BadSample, MessageRenderer
-from squelch.api.pictures import placed
-from squelch.api.turns import Row, Said, Templates, TurnReader, Turns
-from squelch.envs.untrusted.files import brief
+from squelch.kit.api.completions import CALLS_ONLY, EMPTY, UNCLOSED, Markers
+from squelch.kit.api.encoding import RowEncoder
+from squelch.kit.api.messages import BadSample, MessageRenderer
+from squelch.kit.api.pictures import placed
+from squelch.kit.api.turns import Row, Said, Templates, TurnReader, Turns
+from squelch.kit.pictures.geometry import Vision
+from squelch.kit.records.content import Picture, content_key
+from squelch.kit.untrusted.files import brief
 
 TOO_LONG = "longer than the model's context"
 NOT_DRAWN = "prompts beyond --max-prompts"
@@ -95,7 +95,7 @@ class _Sample(NamedTuple):
 
 
 class SampleReader:
-    """Converts rows to ids with a tokenizer, which encodes texts completely (`actors.text.tokenizer`).
+    """Converts rows to ids with a tokenizer, which encodes texts completely (`kit.text.tokenizer`).
 
     `vocab_size`: number of rows of the model's embedding. `markers`: the texts that open and close a reasoning in a
     completion; None uses complete completions. `renderer`: makes what renders messages; ValueError if nothing can.

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from squelch.actors.diagnosis.proxies import Compat, EmaState, Proxies, usable
-from squelch.actors.diagnosis.templates import Template, gaps, ranked
-from squelch.actors.diagnosis.uncertainty import Uncertainty
-from squelch.api.answers import Answers, read_answers, regime_of
-from squelch.api.completions import UNCLOSED, Markers
-from squelch.api.information import MIResult, measured
-from squelch.api.inputs import reader_of, rows_of
-from squelch.api.modality import by_modality
-from squelch.api.samples import Reasonings, at_most, within_context
-from squelch.api.turns import Turns
-from squelch.envs.tags import THINK_CLOSE, THINK_OPEN
+from squelch.kit.api.answers import Answers, read_answers, regime_of
+from squelch.kit.api.completions import UNCLOSED, Markers
+from squelch.kit.api.information import MIResult, measured
+from squelch.kit.api.inputs import reader_of, rows_of
+from squelch.kit.api.modality import by_modality
+from squelch.kit.api.samples import Reasonings, at_most, within_context
+from squelch.kit.api.turns import Turns
+from squelch.kit.diagnosis.proxies import Compat, EmaState, Proxies, usable
+from squelch.kit.diagnosis.templates import Template, gaps, ranked
+from squelch.kit.diagnosis.uncertainty import Uncertainty
+from squelch.kit.text.tags import THINK_CLOSE, THINK_OPEN
 
 if TYPE_CHECKING:
-    from squelch.actors.scorer.cross_scoring import CrossScorer
+    from squelch.kit.scoring.cross_scoring import CrossScorer
 
 MARKERS: Markers = (THINK_OPEN, THINK_CLOSE)
 UNLIKELY_NATS = 0.5
@@ -52,7 +52,7 @@ class ScoreResult:
     uncertainty: Uncertainty
     """As of `squelch.MIResult`."""
     regime: str
-    """One of `actors.diagnosis.metrics.REGIMES`, without a judge: never `private_code`."""
+    """One of `kit.diagnosis.metrics.REGIMES`, without a judge: never `private_code`."""
     templates: tuple[Template, ...]
     """The distinct reasonings, those that fit any prompt first; `gap` in nats per sequence."""
     fits_any: int
@@ -63,7 +63,7 @@ class ScoreResult:
     notes: tuple[str, ...]
     """What to know before believing the rest."""
     modality: Mapping[str, float] | None = None
-    """What the reasoning takes from its prompt's pictures, and from its text (`actors.scorer.modality_scoring`), NaN
+    """What the reasoning takes from its prompt's pictures, and from its text (`kit.scoring.modality_scoring`), NaN
     where unknown; None if prompts show no pictures, or it was not asked for."""
 
     def metrics(self) -> dict[str, float]:
@@ -92,12 +92,12 @@ def score(
     force: bool = False,
 ) -> ScoreResult:
     """Scores every reasoning under every prompt with a model, and the answers after the reasonings. `squelch score` is
-    this function on a file. The model stays as it was (`squelch.api`); the work is about num_samples * num_prompts
+    this function on a file. The model stays as it was (`squelch.kit.api`); the work is about num_samples * num_prompts
     forward passes of a reasoning, without gradients.
 
     Args:
         model: a causal language model of transformers with full attention, on its device; the weights that sampled the
-            completions. It may be training, and wrapped (`actors.scorer.borrowed`).
+            completions. It may be training, and wrapped (`kit.scoring.borrowed`).
         tokenizer: its fast tokenizer, or a processor that holds one. It is needed for ids too, to find the markers.
         prompts: one for each completion: text as fed to the model, or messages, or token ids.
         completions: text, or messages, or sampled token ids. Ids are exact and may follow any kind of prompt; text goes
@@ -123,8 +123,8 @@ def score(
             prompts have a usable reasoning, the model finds the reasonings less likely than random tokens, or it
             cannot be scored (sharded, a sliding window, no causal model). Rows count from 0.
     """
-    from squelch.actors.scorer.borrowed import borrowed
-    from squelch.actors.scorer.cross_scoring import CrossScorer
+    from squelch.kit.scoring.borrowed import borrowed
+    from squelch.kit.scoring.cross_scoring import CrossScorer
 
     if not temperature > 0:
         raise ValueError(f"temperature is {temperature}; it must be above 0")

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from squelch.actors.text.chat_template import ChatTemplate, Part, TemplateRefused
-from squelch.actors.text.control_tokens import Piece
+from squelch.kit.text.chat_template import ChatTemplate, Part, TemplateRefused
+from squelch.kit.text.control_tokens import Piece
 
 _OPENINGS = (("system", "user"), ("user",))
 _BETWEEN = ("user", "tool")

@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
-from squelch.actors.text.control_tokens import Piece, foreign_pieces
-from squelch.api.completions import (
+from squelch.kit.api.completions import (
     CALLS_ONLY,
     EMPTY,
     NO_TOKENS,
@@ -32,9 +31,10 @@ from squelch.api.completions import (
     spans_of,
     split_ids,
 )
-from squelch.api.encoding import RowEncoder
-from squelch.api.messages import BadSample, Conversation, MessageRenderer, Messages, Spoken, plain, spoken
-from squelch.api.separators import Separators
+from squelch.kit.api.encoding import RowEncoder
+from squelch.kit.api.messages import BadSample, Conversation, MessageRenderer, Messages, Spoken, plain, spoken
+from squelch.kit.api.separators import Separators
+from squelch.kit.text.control_tokens import Piece, foreign_pieces
 
 Turns = Literal["first", "all"]
 
@@ -52,7 +52,7 @@ Row = dict[str, Any]
                       its turns (TRL's `tool_mask`, others' `response_mask`)
     turn              number of the turn in its trajectory, from 0, if each turn is a row with a prompt of its own
     prompt_id         rows of one id have one prompt
-    pictures          those that the prompt shows, in order (`squelch.api.pictures.Given`)
+    pictures          those that the prompt shows, in order (`squelch.kit.api.pictures.Given`)
 """
 
 LATER = "a later turn whose prompt is not known"

@@ -22,8 +22,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from squelch.actors.archive.store import LocalStore, RangeReader, Stat, Store, StoreUrlError, check_store
-from squelch.envs.untrusted.files import Unreadable, reason, shortened
+from squelch.kit.archive.store import LocalStore, RangeReader, Stat, Store, StoreUrlError, check_store
+from squelch.kit.untrusted.files import Unreadable, reason, shortened
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -46,7 +46,7 @@ def open_store(url: str, *, name: str = "") -> Store:
     """The store at a URL, or below it at `name`. Sends nothing.
 
     Raises:
-        StoreUrlError: the URL has another form or holds credentials (`actors.archive.store.check_store`), or the
+        StoreUrlError: the URL has another form or holds credentials (`kit.archive.store.check_store`), or the
             library for buckets is not installed.
     """
     scheme, colon, rest = check_store(url).partition("://")

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from squelch.actors.archive.schema import DECISION, INDEX, PICTURE, SEGMENT, TRAJECTORY, TURN, VERSION_SPAN, Column
-from squelch.envs.untrusted.files import Unreadable
+from squelch.kit.archive.schema import DECISION, INDEX, PICTURE, SEGMENT, TRAJECTORY, TURN, VERSION_SPAN, Column
+from squelch.kit.untrusted.files import Unreadable
 
 _OF_TOKENS = ("token_ids", "loss_mask", "log_probs")
 _OF_TRAJECTORIES = ("returns", "successes", "lengths", "num_turns")

@@ -2,7 +2,7 @@
 
     groups/index-000100.parquet     the groups of steps 100 to 199, `INDEX_SCHEMA`, in order of step
 
-A block of steps (`actors.archive.parts`) shares a file, which is rewritten after each of its steps: 100,000 groups at 8
+A block of steps (`kit.archive.parts`) shares a file, which is rewritten after each of its steps: 100,000 groups at 8
 per step make 125 files. All index rows can be computed from the parts; a step whose rows are missing (after a crash
 between the part and the index) is read from its part.
 """
@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from squelch.actors.archive.rows import list_column
-from squelch.actors.archive.schema import INDEX_SCHEMA
+from squelch.kit.archive.rows import list_column
+from squelch.kit.archive.schema import INDEX_SCHEMA
 
 NEEDED = (
     *("group_id", "trajectory", "step", "environment", "label", "split", "task_seed"),

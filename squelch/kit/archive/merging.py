@@ -1,4 +1,4 @@
-"""Merges the parts of finished blocks of steps into one file each (`actors.archive.parts` says why no row is lost).
+"""Merges the parts of finished blocks of steps into one file each (`kit.archive.parts` says why no row is lost).
 
 The writer of the archive calls `Merging.advance` after each part that it has written. A call appends the rows of
 `PARTS_AT_ONCE` steps to a hidden partial file, which gets its name once the block's last step is in it. So a call costs
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from squelch.actors.archive.parts import Part, block_of, by_step, merged_key, parts_in
-from squelch.actors.archive.store import ArchiveError, Store, writing
+from squelch.kit.archive.parts import Part, block_of, by_step, merged_key, parts_in
+from squelch.kit.archive.store import ArchiveError, Store, writing
 
 log = logging.getLogger(__name__)
 PARTS_AT_ONCE = 4

@@ -7,8 +7,8 @@
 `STEPS_PER_BLOCK` steps are a block, and a merged file never reaches into another: a run of 10,000 steps has about 100
 merged files in each folder, and the parts of the newest steps.
 
-    writes      the run's one writer (`actors.archive.writer`), in the thread that has written a later step's part: the
-                training step does not wait for it. Each call merges `PARTS_AT_ONCE` parts (`actors.archive.merging`)
+    writes      the run's one writer (`kit.archive.writer`), in the thread that has written a later step's part: the
+                training step does not wait for it. Each call merges `PARTS_AT_ONCE` parts (`kit.archive.merging`)
     merge       rows -> hidden partial file -> synced -> renamed -> the files that it replaces are deleted
     truncate    parts after the step are deleted; the merged file that holds it is written again, up to it, under its
                 new name, then the old one is deleted
@@ -40,7 +40,7 @@ from functools import cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, BinaryIO
 
-from squelch.actors.archive.store import Store, reading
+from squelch.kit.archive.store import Store, reading
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -149,8 +149,8 @@ def row_groups_of(file: pq.ParquetFile, where: str, part: Part, steps: Sequence[
 def _step_of(file: pq.ParquetFile, where: str, number: int) -> int:
     import pyarrow.compute as pc
 
-    from squelch.envs.untrusted.files import decoding
-    from squelch.envs.untrusted.parquet import read_row_group
+    from squelch.kit.untrusted.files import decoding
+    from squelch.kit.untrusted.parquet import read_row_group
 
     column = read_row_group(file, where, number, ["step"])["step"]
     with decoding(where, "has a row group without a step"):

@@ -1,9 +1,9 @@
 """Reads the files of a live or finished run, and trajectory files of any trainer.
 
 Every function takes a place: a run folder (or, for groups, its `groups` folder or one Parquet file), or a store with a
-run. `actors.archive.parts` says which file a step is read from. A file has a schema of `actors.archive.version.READ` or
+run. `kit.archive.parts` says which file a step is read from. A file has a schema of `kit.archive.version.READ` or
 states none, and is read as the present one. Errors are ArchiveErrors that name the file and say what would be right.
-Files may be hostile (`envs.untrusted`): what is read fits the schema, also inside lists, or it is refused. Imports
+Files may be hostile (`kit.untrusted`): what is read fits the schema, also inside lists, or it is refused. Imports
 neither Ray nor torch.
 """
 
@@ -16,11 +16,11 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from squelch.actors.archive.parts import GROUPS, Part, by_step, opened, part_key, parts_in, row_groups_of
-from squelch.actors.archive.store import ArchiveError, LocalStore, Store, as_store, reading
-from squelch.actors.archive.version import READ_BY, VERSION, check_version, version_of
-from squelch.envs.untrusted.files import MIB, brief, is_folder, require_regular, state
-from squelch.envs.untrusted.text import MAX_LINE, lines_of, parse_object
+from squelch.kit.archive.parts import GROUPS, Part, by_step, opened, part_key, parts_in, row_groups_of
+from squelch.kit.archive.store import ArchiveError, LocalStore, Store, as_store, reading
+from squelch.kit.archive.version import READ_BY, VERSION, check_version, version_of
+from squelch.kit.untrusted.files import MIB, brief, is_folder, require_regular, state
+from squelch.kit.untrusted.text import MAX_LINE, lines_of, parse_object
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,7 +74,7 @@ def stream_groups(
     place: Place, steps: Sequence[int] | None = None, columns: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:
     """As `read_groups`, one table at a time, of the rows of at most one row group: a run may be larger than memory."""
-    from squelch.actors.archive.schema import ARCHIVE_SCHEMA
+    from squelch.kit.archive.schema import ARCHIVE_SCHEMA
 
     names = ARCHIVE_SCHEMA.names if columns is None else list(columns)
     if (one := _only_file(place)) is not None:
@@ -103,8 +103,8 @@ def read_group(place: Place, step: int, group_id: str) -> pa.Table:
     """
     import pyarrow.compute as pc
 
-    from squelch.actors.archive.schema import ARCHIVE_SCHEMA
-    from squelch.envs.untrusted.parquet import MOST_BYTES, in_one
+    from squelch.kit.archive.schema import ARCHIVE_SCHEMA
+    from squelch.kit.untrusted.parquet import MOST_BYTES, in_one
 
     with _step(place, step, ARCHIVE_SCHEMA.names, only=group_id) as (where, tables):
         found = (table.filter(pc.equal(table["group_id"], group_id)) for table in tables)
@@ -116,8 +116,8 @@ def read_group(place: Place, step: int, group_id: str) -> pa.Table:
 
 def read_index_of(place: Place, step: int) -> pa.Table:
     """The rows of one step in the index, computed from the step's groups."""
-    from squelch.actors.archive.group_index import NEEDED, index_rows
-    from squelch.envs.untrusted.parquet import in_one
+    from squelch.kit.archive.group_index import NEEDED, index_rows
+    from squelch.kit.untrusted.parquet import in_one
 
     with _step(place, step, NEEDED) as (where, tables):
         return index_rows(in_one(chain([_empty(NEEDED)], tables), where, MOST_OF_A_BLOCK, MOST_ROWS))
@@ -174,8 +174,8 @@ def _tables(
 ) -> Iterator[pa.Table]:
     """These columns of an open file, as the schema has them, a row group at a time; with `part`, of the row groups of
     these of its steps; with `only`, of the row groups that hold a row of that group."""
-    from squelch.actors.archive.schema import OPTIONAL
-    from squelch.envs.untrusted.parquet import open_parquet, row_groups
+    from squelch.kit.archive.schema import OPTIONAL
+    from squelch.kit.untrusted.parquet import open_parquet, row_groups
 
     file = open_parquet(raw, where)
     there, stated = file.schema_arrow.names, version_of(file.schema_arrow.metadata)
@@ -193,7 +193,7 @@ def _holding(file: pq.ParquetFile, where: str, group_id: str, numbers: Sequence[
     """Those of these row groups of a file that hold a row of the group."""
     import pyarrow.compute as pc
 
-    from squelch.envs.untrusted.parquet import read_row_group
+    from squelch.kit.untrusted.parquet import read_row_group
 
     ids = ((number, read_row_group(file, where, number, ["group_id"])["group_id"]) for number in numbers)
     return [number for number, column in ids if pc.any(pc.equal(column, group_id)).as_py()]
@@ -201,8 +201,8 @@ def _holding(file: pq.ParquetFile, where: str, group_id: str, numbers: Sequence[
 
 def _in_schema(table: pa.Table, names: Sequence[str], where: str) -> pa.Table:
     """The columns `names` of the schema. Raises Unreadable for values that the schema does not allow."""
-    from squelch.actors.archive.checks import check_rows
-    from squelch.envs.untrusted.files import decoding
+    from squelch.kit.archive.checks import check_rows
+    from squelch.kit.untrusted.files import decoding
 
     fields = _empty(names).schema
     with decoding(where, f"does not fit schema {VERSION}", "docs/reference/schema.md lists it"):
@@ -215,7 +215,7 @@ def _empty(names: Sequence[str]) -> pa.Table:
     """No rows, with these columns of the archive."""
     import pyarrow as pa
 
-    from squelch.actors.archive.schema import ARCHIVE_SCHEMA
+    from squelch.kit.archive.schema import ARCHIVE_SCHEMA
 
     return pa.schema([ARCHIVE_SCHEMA.field(name) for name in names], ARCHIVE_SCHEMA.metadata).empty_table()
 
@@ -242,7 +242,7 @@ def read_index(place: Place) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from squelch.actors.archive.schema import INDEX_SCHEMA
+    from squelch.kit.archive.schema import INDEX_SCHEMA
 
     store = as_store(place)
     blocks = (read_block(store, key) for key in block_keys(store).values())
@@ -257,7 +257,7 @@ def read_index(place: Place) -> pa.Table:
 
 def index_of(store: Store, *tables: Iterable[pa.Table]) -> pa.Table:
     """The rows of a run's index in one table. ArchiveError if they are more than a run can have."""
-    from squelch.envs.untrusted.parquet import in_one
+    from squelch.kit.untrusted.parquet import in_one
 
     with reading(store.where()):
         return in_one(chain(*tables), f"the index of {store.where()}", MOST_OF_AN_INDEX, MOST_GROUPS)
@@ -265,10 +265,10 @@ def index_of(store: Store, *tables: Iterable[pa.Table]) -> pa.Table:
 
 def read_block(store: Store, key: str) -> pa.Table:
     """One file of the index."""
-    from squelch.actors.archive.checks import check_index
-    from squelch.actors.archive.schema import INDEX_SCHEMA
-    from squelch.envs.untrusted.files import decoding
-    from squelch.envs.untrusted.parquet import in_one, open_parquet, row_groups
+    from squelch.kit.archive.checks import check_index
+    from squelch.kit.archive.schema import INDEX_SCHEMA
+    from squelch.kit.untrusted.files import decoding
+    from squelch.kit.untrusted.parquet import in_one, open_parquet, row_groups
 
     where = store.where(key)
     remedy = "delete it: it is rebuilt from the parts"

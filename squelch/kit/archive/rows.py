@@ -1,5 +1,5 @@
 """Groups as the tables in which they are passed on and archived. A table has one row of
-`actors.archive.schema.TRAJECTORY_SCHEMA` for each trajectory."""
+`kit.archive.schema.TRAJECTORY_SCHEMA` for each trajectory."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from squelch.actors.archive.schema import TRAJECTORY_SCHEMA
-from squelch.actors.content import Picture, content_key
-from squelch.actors.failures import Failure, failure_of
-from squelch.actors.records import Group, Segment, Trajectory, Turn, VersionSpan
-from squelch.envs.untrusted.secrets import masked, masked_settings
+from squelch.kit.archive.schema import TRAJECTORY_SCHEMA
+from squelch.kit.records.content import Picture, content_key
+from squelch.kit.records.failures import Failure, failure_of
+from squelch.kit.records.records import Group, Segment, Trajectory, Turn, VersionSpan
+from squelch.kit.untrusted.secrets import masked, masked_settings
 
 
 def to_table(group: Group) -> pa.Table:

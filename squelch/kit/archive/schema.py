@@ -1,7 +1,7 @@
 """Schema 2 of the archive: every column with its type, unit and meaning. docs/reference/schema.md is generated from
 this module.
 
-A file of another version is refused (`actors.archive.version`). A change of a column's name, type or meaning needs a
+A file of another version is refused (`kit.archive.version`). A change of a column's name, type or meaning needs a
 new version; the schema has nullable columns for data that other trainers need not record.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from squelch.actors.archive.version import VERSION, VERSION_KEY
+from squelch.kit.archive.version import VERSION, VERSION_KEY
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ TURN = (
         "content_key",
         pa.string(),
         "Digest of the content of the turn's prompt X (ids and pictures, from its segment's start; "
-        "`actors.content.content_key`); null if the writer did not compute it",
+        "`kit.records.content.content_key`); null if the writer did not compute it",
         "32 hexadecimal digits",
         nullable=True,
     ),
@@ -147,7 +147,7 @@ TRAJECTORY = (
     Column(
         "failure_cause",
         pa.string(),
-        "Why the trajectory failed (`actors.failures.FailureCause`); null if it did not. The learner never uses a "
+        "Why the trajectory failed (`kit.records.failures.FailureCause`); null if it did not. The learner never uses a "
         "failed trajectory",
         nullable=True,
     ),
@@ -254,7 +254,7 @@ OPTIONAL = frozenset(column.name for column in (*TRAJECTORY, *DECISION) if colum
 INDEX_SCHEMA = _schema(INDEX)
 """One row per group, without tokens."""
 SCORES_SCHEMA = _schema(SCORE)
-"""One row per scored pair of a reasoning and a prompt (`actors.archive.scores`)."""
+"""One row per scored pair of a reasoning and a prompt (`kit.archive.scores`)."""
 
 
 def text_columns(schema: pa.Schema) -> list[str]:

@@ -3,7 +3,7 @@
     scores/step-000012.parquet                  `SCORES_SCHEMA`: one row per scored pair (reasoning, prompt), in order
                                                 of scope, reasoning and prompt; at most `MAX_BYTES`
 
-    scores/steps-000100-000198-MASK.parquet     several scorer steps' (`actors.archive.parts`), with two more columns:
+    scores/steps-000100-000198-MASK.parquet     several scorer steps' (`kit.archive.parts`), with two more columns:
                                                 `step`, and `policy_version` as in the metadata of the other files
 
 A pair names its texts by group, trajectory and turn; the texts are in the step's part of the archive. A matrix of more
@@ -27,15 +27,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from squelch.actors.archive.parts import SCORES, Part, by_step, opened, part_key, parts_in, row_groups_of
-from squelch.actors.archive.schema import SCORES_SCHEMA, text_columns
-from squelch.actors.archive.store import Store, as_store, reading
-from squelch.actors.archive.version import check_version, version_of
-from squelch.envs.untrusted.files import MIB, decoding
-from squelch.envs.untrusted.parquet import MOST_BYTES, in_one, open_parquet, row_groups
+from squelch.kit.archive.parts import SCORES, Part, by_step, opened, part_key, parts_in, row_groups_of
+from squelch.kit.archive.schema import SCORES_SCHEMA, text_columns
+from squelch.kit.archive.store import Store, as_store, reading
+from squelch.kit.archive.version import check_version, version_of
+from squelch.kit.untrusted.files import MIB, decoding
+from squelch.kit.untrusted.parquet import MOST_BYTES, in_one, open_parquet, row_groups
 
 if TYPE_CHECKING:
-    from squelch.actors.archive.reader import Place
+    from squelch.kit.archive.reader import Place
 
 MAX_BYTES = MIB
 MAX_PAIRS = 200_000

@@ -2,7 +2,7 @@
 
 A key is a relative POSIX path such as `groups/step-000012.parquet`. A store reads and writes whole files only; the
 lines of a live run (`metrics.jsonl`, `events.jsonl`) are appended to files on the disk of the run's process. Buckets
-of an object store: `actors.archive.bucket`, which also says which store a URL names.
+of an object store: `kit.archive.bucket`, which also says which store a URL names.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
-from squelch.actors.process.disk import sync, whole_file
-from squelch.envs.untrusted.files import Unreadable, open_file, reason, state
+from squelch.kit.base.disk import sync, whole_file
+from squelch.kit.untrusted.files import Unreadable, open_file, reason, state
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

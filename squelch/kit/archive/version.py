@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from squelch.envs.untrusted.files import Unreadable, brief
+from squelch.kit.untrusted.files import Unreadable, brief
 
 VERSION = 2
 READ = (1, 2)

@@ -1,9 +1,9 @@
 """Writes a run's files: every group in Parquet, metrics and spans as JSON lines.
 
     runs/<name>/groups/step-000012.parquet       every group of step 12, kept or not, `ARCHIVE_SCHEMA`, zstd; the parts
-                                                 of finished blocks of steps are merged (`actors.archive.parts`)
-    runs/<name>/groups/index-000000.parquet      one row per group of steps 0 to 99 (`actors.archive.group_index`)
-    runs/<name>/scores/step-000012.parquet       step 12's score matrices, if it was scored (`actors.archive.scores`)
+                                                 of finished blocks of steps are merged (`kit.archive.parts`)
+    runs/<name>/groups/index-000000.parquet      one row per group of steps 0 to 99 (`kit.archive.group_index`)
+    runs/<name>/scores/step-000012.parquet       step 12's score matrices, if it was scored (`kit.archive.scores`)
     runs/<name>/tokenizer.json                   the policy's tokenizer, with which the groups' ids are read
     runs/<name>/format.json                      the files with which they are parsed, if turns are in its own format
     runs/<name>/metrics.jsonl                    one object per line and step; copied to `metrics.parquet` at the end
@@ -11,7 +11,7 @@
 
 Invariants:
 
-- A Parquet file is complete or absent (`actors.process.disk.whole_file`). A step that is written again (after a resume)
+- A Parquet file is complete or absent (`kit.base.disk.whole_file`). A step that is written again (after a resume)
   replaces its own part. Its rows in the index are written after the part; a step without index rows is read from its
   part.
 - A line is appended completely or not at all; an incomplete line after a crash is removed when the archive is opened.
@@ -35,10 +35,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from squelch.actors.archive.group_index import index_rows, replaced
-from squelch.actors.archive.merging import Merging
-from squelch.actors.archive.parts import GROUPS, SCORES, block_of, part_key
-from squelch.actors.archive.reader import (
+from squelch.kit.archive.group_index import index_rows, replaced
+from squelch.kit.archive.merging import Merging
+from squelch.kit.archive.parts import GROUPS, SCORES, block_of, part_key
+from squelch.kit.archive.reader import (
     EVENTS,
     FORMAT,
     METRICS,
@@ -52,12 +52,12 @@ from squelch.actors.archive.reader import (
     read_metrics,
     stream_groups,
 )
-from squelch.actors.archive.schema import ARCHIVE_SCHEMA, DECISION, INDEX_SCHEMA, TRAJECTORY_SCHEMA, text_columns
-from squelch.actors.archive.scores import DICTIONARY, MERGED_SCHEMA, encoded, rows_to_merge
-from squelch.actors.archive.store import ArchiveError, LocalStore, Store, writing
-from squelch.actors.archive.version import VERSION, VERSION_KEY
-from squelch.actors.process.disk import whole_file
-from squelch.envs.untrusted.files import MIB, open_own, read_bytes
+from squelch.kit.archive.schema import ARCHIVE_SCHEMA, DECISION, INDEX_SCHEMA, TRAJECTORY_SCHEMA, text_columns
+from squelch.kit.archive.scores import DICTIONARY, MERGED_SCHEMA, encoded, rows_to_merge
+from squelch.kit.archive.store import ArchiveError, LocalStore, Store, writing
+from squelch.kit.archive.version import VERSION, VERSION_KEY
+from squelch.kit.base.disk import whole_file
+from squelch.kit.untrusted.files import MIB, open_own, read_bytes
 
 ROWS_PER_ROW_GROUP = 256
 """Trajectories in one row group of a part: a reader of one group decodes a few of them, not the whole step."""
@@ -137,7 +137,7 @@ class Archive:
             file.write(json.dumps(files).encode())
 
     def write_scores(self, step: int, table: pa.Table) -> None:
-        """Writes the score matrices of a step (`actors.archive.scores`). Then merges a few older ones."""
+        """Writes the score matrices of a step (`kit.archive.scores`). Then merges a few older ones."""
         key = part_key(SCORES, step)
         self._scores.written_again(step)
         with writing(self.store.where(key)), self.store.put(key) as file:

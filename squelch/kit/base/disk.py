@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from squelch.envs.untrusted.files import require_output
+from squelch.kit.untrusted.files import require_output
 
 _PARTIAL, _REPLACED = ".partial", ".replaced"
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from squelch.envs.lookup import MAX_COMPARED
-from squelch.envs.untrusted.files import Unreadable
+from squelch.kit.base.lookup import MAX_COMPARED
+from squelch.kit.untrusted.files import Unreadable
 
 
 class UserError(Exception):

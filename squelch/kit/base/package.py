@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import squelch
-from squelch.cluster.errors import UserError
+from squelch.kit.base.errors import UserError
 
 DISTRIBUTION = "squelch-rl"
 GIT_TIMEOUT_S = 5.0

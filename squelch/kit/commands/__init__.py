@@ -8,5 +8,5 @@
     score_files     the rows of one step of a file, for `squelch score`
     score_answers   the answers of `squelch score` as JSON and as text
 
-They read and print; the functions of `squelch.api` compute. None of them starts Ray or vLLM.
+They read and print; the functions of `squelch.kit.api` compute. None of them starts Ray or vLLM.
 """

@@ -16,30 +16,30 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from squelch.actors.archive.parts import GROUPS, parts_in
-from squelch.actors.archive.reader import CONFIG
-from squelch.actors.archive.store import LocalStore
-from squelch.actors.filter.rules import RULES, EpsilonUnit
-from squelch.actors.filter.scores import STATISTICS
-from squelch.actors.filter.settings import FilterConfig
-from squelch.cluster.commands.other_trainers.arguments import add_compat, add_file, add_format
-from squelch.cluster.commands.other_trainers.filter_table import filter_table
-from squelch.cluster.commands.other_trainers.formats import names_in
-from squelch.cluster.commands.other_trainers.records import SUFFIXES, columns_of, suffix_of
-from squelch.cluster.errors import UserError, as_user_error, bad_files_are_the_users
-from squelch.cluster.terminal import aligned, remark, say, say_json
-from squelch.envs.lookup import look_up
-from squelch.envs.untrusted.apart import apart, bounded_reading
-from squelch.envs.untrusted.files import is_file, is_folder, state
-from squelch.envs.untrusted.memory import memory_of_at_most
+from squelch.kit.archive.parts import GROUPS, parts_in
+from squelch.kit.archive.reader import CONFIG
+from squelch.kit.archive.store import LocalStore
+from squelch.kit.base.errors import UserError, as_user_error, bad_files_are_the_users
+from squelch.kit.base.lookup import look_up
+from squelch.kit.commands.arguments import add_compat, add_file, add_format
+from squelch.kit.commands.filter_table import filter_table
+from squelch.kit.filter.rules import RULES, EpsilonUnit
+from squelch.kit.filter.scores import STATISTICS
+from squelch.kit.filter.settings import FilterConfig
+from squelch.kit.process.terminal import aligned, remark, say, say_json
+from squelch.kit.readers.formats import names_in
+from squelch.kit.readers.records import SUFFIXES, columns_of, suffix_of
+from squelch.kit.untrusted.apart import apart, bounded_reading
+from squelch.kit.untrusted.files import is_file, is_folder, state
+from squelch.kit.untrusted.memory import memory_of_at_most
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-    from squelch.actors.filter.measure import GroupStatistics
-    from squelch.api.filtering import FilterResult
-    from squelch.cluster.commands.other_trainers.reward_tables import RewardTable
+    from squelch.kit.api.filtering import FilterResult
+    from squelch.kit.filter.measure import GroupStatistics
+    from squelch.kit.readers.reward_tables import RewardTable
 
 FILTER_HELP = """\
 Which groups would the filter keep? Ranks groups by a statistic of their rewards and applies a selection rule (RAGEN-2,
@@ -203,7 +203,7 @@ def missing_steps(windows: Sequence[Window]) -> list[int]:
 
 def filter_config(args: argparse.Namespace) -> FilterConfig:
     """The filter's settings from the flags; UserError for a value out of range."""
-    from squelch.api.filtering import OutOfRange, filter_settings
+    from squelch.kit.api.filtering import OutOfRange, filter_settings
 
     names = ("rule", "rho", "statistic", "keep", "include_zero", "epsilon", "epsilon_unit", "compat")
     try:
@@ -231,7 +231,7 @@ def read_windows(
             return _windows_of_npz(path)
         if not (format_name or rewards or group) and _is_archive(path, suffix):
             return _windows_of_archive(path)
-        from squelch.cluster.commands.other_trainers.reward_tables import read_rewards
+        from squelch.kit.readers.reward_tables import read_rewards
 
         table = read_rewards(path, format_name, rewards, group)
         if notes is not None:
@@ -252,7 +252,7 @@ def _is_archive(path: Path, suffix: str) -> bool:
 def _windows_of_rewards(table: RewardTable) -> list[Window]:
     import numpy as np
 
-    from squelch.actors.filter.measure import GroupStatistics
+    from squelch.kit.filter.measure import GroupStatistics
 
     rows: dict[tuple[int | None, int], list[float]] = {}
     for step, group, reward in zip(table.steps, table.groups, table.rewards, strict=True):
@@ -267,7 +267,7 @@ def _windows_of_rewards(table: RewardTable) -> list[Window]:
 
 
 def _windows_of_npz(path: Path) -> list[Window]:
-    from squelch.api.filtering import groups_of
+    from squelch.kit.api.filtering import groups_of
 
     arrays = read_npz(path, "rewards", ("lengths", "surprisals", "penalties", "replay_returns", "kinds"))
     with as_user_error(about=path):
@@ -291,7 +291,7 @@ def _measured(path: str) -> Iterator[dict[str, list[Any]]]:
     place of their tokens: `lengths`, the number of sampled tokens, and `surprisals`, their mean -log p in nats."""
     import pyarrow.compute as pc
 
-    from squelch.actors.archive.reader import stream_groups
+    from squelch.kit.archive.reader import stream_groups
 
     for table in stream_groups(Path(path), columns=COLUMNS):
         yield _without_tokens(table.filter(pc.equal(table["split"], "train")))
@@ -300,7 +300,7 @@ def _measured(path: str) -> Iterator[dict[str, list[Any]]]:
 def _without_tokens(table: pa.Table) -> dict[str, list[Any]]:
     import numpy as np
 
-    from squelch.actors.archive.rows import list_column
+    from squelch.kit.archive.rows import list_column
 
     masks, log_probs = list_column(table, "loss_mask"), list_column(table, "log_probs")
     lengths = np.array([mask.sum() for mask in masks], dtype=np.float64)
@@ -353,7 +353,7 @@ def _trajectory_columns(rows: Mapping[str, Sequence[Any]]) -> dict[str, np.ndarr
 
 
 def _group(group_id: str, step: int, columns: Mapping[str, np.ndarray], rows: np.ndarray) -> GroupStatistics:
-    from squelch.actors.filter.measure import GroupStatistics
+    from squelch.kit.filter.measure import GroupStatistics
 
     alive = rows[columns["alive"][rows]]
     returns, penalties, lengths, surprisals = (
@@ -370,7 +370,7 @@ def _replays(group_id: str, rows: Sequence[Sequence[float] | None], most: int) -
     """(num_survivors, replays) returns, NaN where a trajectory has none; None if the file has no replays (`most` -1).
     Groups may differ in their number, because a resumed run may ask for another. `most`: the largest in the file, which
     is taken for a group without any."""
-    from squelch.actors.records import replay_matrix
+    from squelch.kit.records.records import replay_matrix
 
     if most < 0:
         return None
@@ -385,7 +385,7 @@ def _replays(group_id: str, rows: Sequence[Sequence[float] | None], most: int) -
 
 def filter_report(path: Path, windows: Sequence[Window], config: FilterConfig) -> dict[str, Any]:
     """The output of `--json`. Positions count groups over the whole file, in order of step and ticket."""
-    from squelch.actors.filter.metrics import kept_fraction, kept_mass
+    from squelch.kit.filter.metrics import kept_fraction, kept_mass
 
     chosen = [_decision(path, window, config) for window in windows]
     variances = [variance for found in chosen for variance in found.variances.tolist()]
@@ -412,7 +412,7 @@ def filter_report(path: Path, windows: Sequence[Window], config: FilterConfig) -
 
 
 def _decision(path: Path, window: Window, config: FilterConfig) -> FilterResult:
-    from squelch.api.filtering import decide
+    from squelch.kit.api.filtering import decide
 
     with as_user_error(about=path):
         return decide(window.groups, config)
@@ -434,7 +434,7 @@ def _rows(window: Window, found: FilterResult) -> Iterable[dict[str, Any]]:
 def _coverage(groups: Sequence[GroupStatistics], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The kinds of tasks of the groups that were not refused, and of the kept ones, the most frequent kind first;
     empty if no group names its kind."""
-    from squelch.actors.filter.coverage import effective_number, kind_name
+    from squelch.kit.filter.coverage import effective_number, kind_name
 
     named = [
         (kind, row["decision"])
@@ -469,7 +469,7 @@ def _step_row(window: Window, found: FilterResult) -> dict[str, Any]:
 
 def read_npz(path: Path, required: str, optional: Iterable[str], also: Iterable[str] = ()) -> dict[str, np.ndarray]:
     """The named arrays of an .npz as numbers. Pickled objects are refused; `UserError` names file, key and remedy."""
-    from squelch.envs.untrusted import arrays
+    from squelch.kit.untrusted import arrays
 
     needed = (required, *also)
     with bad_files_are_the_users(), memory_of_at_most(str(path)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from squelch.cluster.terminal import aligned, known
+from squelch.kit.process.terminal import aligned, known
 
 
 def filter_table(report: Mapping[str, Any]) -> str:
@@ -24,7 +24,7 @@ def filter_table(report: Mapping[str, Any]) -> str:
 
 def _kind_lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The coverage of kinds; the kinds of which no group was kept are named, SHOWN_KINDS at most."""
-    from squelch.actors.filter.coverage import SHOWN_KINDS
+    from squelch.kit.filter.coverage import SHOWN_KINDS
 
     if "kinds" not in report:
         return []

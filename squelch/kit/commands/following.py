@@ -24,17 +24,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from squelch.cluster.commands.other_trainers.formats import (
-    FORMATS,
-    Format,
-    format_named,
-    format_of,
-    steps_in,
-    steps_of_records,
-)
-from squelch.cluster.errors import UserError
-from squelch.cluster.terminal import duration
-from squelch.envs.untrusted.files import Unreadable, is_file, state
+from squelch.kit.base.errors import UserError
+from squelch.kit.process.terminal import duration
+from squelch.kit.readers.formats import FORMATS, Format, format_named, format_of, steps_in, steps_of_records
+from squelch.kit.untrusted.files import Unreadable, is_file, state
 
 MODEL_FOLDERS = (".", "huggingface", "actor/huggingface", "actor", "policy", "weights", "model", "hf")
 """Where a checkpoint holds its model in Hugging Face's form, in the order of looking."""

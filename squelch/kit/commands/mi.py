@@ -12,17 +12,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squelch.cluster.commands.other_trainers.arguments import add_compat, add_file, natural, positive
-from squelch.cluster.commands.other_trainers.filter import read_npz
-from squelch.cluster.commands.other_trainers.records import suffix_of
-from squelch.cluster.errors import UserError, as_user_error
-from squelch.cluster.terminal import aligned, known, say, say_json
+from squelch.kit.base.errors import UserError, as_user_error
+from squelch.kit.commands.arguments import add_compat, add_file, natural, positive
+from squelch.kit.commands.filter import read_npz
+from squelch.kit.process.terminal import aligned, known, say, say_json
+from squelch.kit.readers.records import suffix_of
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from squelch.actors.diagnosis.proxies import Compat, Proxies
-    from squelch.actors.diagnosis.uncertainty import Uncertainty
+    from squelch.kit.diagnosis.proxies import Compat, Proxies
+    from squelch.kit.diagnosis.uncertainty import Uncertainty
 
 MI_HELP = """\
 Does the reasoning depend on its input? Computes the mutual-information proxies of RAGEN-2 (Eq. 1, Table 1) from a
@@ -109,8 +109,8 @@ def _measured(
         lengths: (T, N, K), tokens.
         prompts: the ids of the N prompts at each time; None if all prompts are distinct.
     """
-    from squelch.actors.diagnosis.proxies import EmaState
-    from squelch.api.information import mi
+    from squelch.kit.api.information import mi
+    from squelch.kit.diagnosis.proxies import EmaState
 
     ema = EmaState()
     found = [

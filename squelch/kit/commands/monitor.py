@@ -12,7 +12,7 @@ Invariants:
 - A step that cannot be scored is skipped with its reason, and nothing but bad arguments or a signal ends the monitor
   before `--idle`: a damaged file, a checkpoint that is pruned while it is read, a model that does not fit the rows.
 - It waits for the trainer alone, at most `--wait` for a checkpoint and `--idle` for anything new, and says so.
-- A signal ends it at once (`cluster.signals`), with 128 + signal; the step under way is scored again by the next start.
+- A signal ends it at once (`kit.process.signals`), with 128 + signal; the step under way is scored again by the next start.
 
 One process, one model at a time; no Ray, no vLLM. torch is loaded with the first step that is ready.
 """
@@ -28,20 +28,20 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squelch.actors.process.disk import write_whole
-from squelch.cluster.commands.other_trainers.arguments import natural, positive
-from squelch.cluster.commands.other_trainers.following import Follower, Look, Ready
-from squelch.cluster.commands.other_trainers.score import add_scoring
-from squelch.cluster.errors import UserError, as_user_error, bad_files_are_the_users
-from squelch.cluster.package import installed_version
-from squelch.cluster.signals import Interrupted, listening
-from squelch.cluster.terminal import duration, say
-from squelch.envs.untrusted.files import MIB, is_file, is_folder, read_bytes, state
-from squelch.envs.untrusted.text import parse_object
+from squelch.kit.base.disk import write_whole
+from squelch.kit.base.errors import UserError, as_user_error, bad_files_are_the_users
+from squelch.kit.base.package import installed_version
+from squelch.kit.commands.arguments import natural, positive
+from squelch.kit.commands.following import Follower, Look, Ready
+from squelch.kit.commands.score import add_scoring
+from squelch.kit.process.signals import Interrupted, listening
+from squelch.kit.process.terminal import duration, say
+from squelch.kit.untrusted.files import MIB, is_file, is_folder, read_bytes, state
+from squelch.kit.untrusted.text import parse_object
 
 if TYPE_CHECKING:
-    from squelch.actors.metrics.exporter import Recorder
-    from squelch.api.monitor import Monitor
+    from squelch.kit.api.monitor import Monitor
+    from squelch.kit.metrics.exporter import Recorder
 
 HELP = """\
 Follows a folder into which another trainer writes its samples, scores each new step under the weights that sampled it,
@@ -119,7 +119,7 @@ class Session:
     """One run of the command."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        from squelch.api.monitor import Monitor
+        from squelch.kit.api.monitor import Monitor
 
         self.args = args
         self.path: Path = args.state or args.folder / STATE
@@ -170,7 +170,7 @@ class Session:
 
     def _score(self, ready: Ready) -> bool:
         """Scores a step. Returns whether it is decided: False if a file that cannot be read may be under way."""
-        from squelch.cluster.commands.other_trainers.monitored import NotRead, observe
+        from squelch.kit.commands.monitored import NotRead, observe
 
         try:
             metrics, notes = observe(self.monitor, ready, self.args)
@@ -200,9 +200,9 @@ class Session:
         if self.args.once:
             yield
             return
-        from squelch.actors.metrics.served import serve
-        from squelch.actors.metrics.settings import RecorderConfig
-        from squelch.api.metrics import REGISTRY
+        from squelch.kit.api.metrics import REGISTRY
+        from squelch.kit.metrics.served import serve
+        from squelch.kit.metrics.settings import RecorderConfig
 
         settings = RecorderConfig(host=self.args.host, port=self.args.port)
         names = {"run": self.args.folder.resolve().name, "environment": "files", "filter": "none"}

@@ -7,12 +7,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from squelch.api.monitor import Monitor
-from squelch.api.samples import Row
-from squelch.cluster.commands.other_trainers.following import Ready
-from squelch.cluster.commands.other_trainers.score import load
-from squelch.cluster.commands.other_trainers.score_files import notes_on_file, read_samples
-from squelch.cluster.errors import UserError, as_user_error
+from squelch.kit.api.monitor import Monitor
+from squelch.kit.api.samples import Row
+from squelch.kit.base.errors import UserError, as_user_error
+from squelch.kit.commands.following import Ready
+from squelch.kit.commands.score import load
+from squelch.kit.readers.score_files import notes_on_file, read_samples
 
 
 class NotRead(UserError):

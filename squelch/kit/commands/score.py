@@ -1,7 +1,7 @@
 """`squelch score`: measures whether reasoning depends on its input, for prompts and reasonings of any trainer.
 
 The command reads the file (`score_files.py`), scores every reasoning under every prompt with one model
-(`squelch.api.scoring`), prints the metrics of `squelch mi` with their intervals, and lists the reasonings that
+(`squelch.kit.api.scoring`), prints the metrics of `squelch mi` with their intervals, and lists the reasonings that
 fit every prompt. It runs in one process, without Ray or vLLM. Bad input raises a `UserError` that names the file and
 the row.
 """
@@ -14,21 +14,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squelch.actors.process.disk import whole_file
-from squelch.cluster.commands.other_trainers.arguments import add_compat, add_file, add_format, natural, positive
-from squelch.cluster.errors import UserError, as_user_error, bad_files_are_the_users
-from squelch.cluster.terminal import aligned, say, say_json
-from squelch.envs.untrusted.files import MIB, Unreadable, is_folder, read_bytes, reason, require_output
-from squelch.envs.untrusted.text import parse_json
+from squelch.kit.base.disk import whole_file
+from squelch.kit.base.errors import UserError, as_user_error, bad_files_are_the_users
+from squelch.kit.commands.arguments import add_compat, add_file, add_format, natural, positive
+from squelch.kit.process.terminal import aligned, say, say_json
+from squelch.kit.untrusted.files import MIB, Unreadable, is_folder, read_bytes, reason, require_output
+from squelch.kit.untrusted.text import parse_json
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from squelch.actors.adapter_folder import Checkpoint
-    from squelch.actors.pictures.geometry import Vision
-    from squelch.actors.scorer.cross_scoring import CrossScorer
-    from squelch.api.samples import Reasonings, Row
-    from squelch.api.scoring import ScoreResult
+    from squelch.kit.api.samples import Reasonings, Row
+    from squelch.kit.api.scoring import ScoreResult
+    from squelch.kit.models.adapter_folder import Checkpoint
+    from squelch.kit.pictures.geometry import Vision
+    from squelch.kit.scoring.cross_scoring import CrossScorer
 
 MAX_TOOLS = 16 * MIB
 
@@ -135,11 +135,11 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.out is not None:
         _check_output(args.out, args.file)
-    from squelch.cluster.commands.other_trainers.score_files import notes_on_file, read_samples
+    from squelch.kit.readers.score_files import notes_on_file, read_samples
 
     file = read_samples(args.file, args.step, args.format, args.pictures)
     found, engine = load(args, file.rows)
-    from squelch.api.scoring import CannotHaveWritten, scored
+    from squelch.kit.api.scoring import CannotHaveWritten, scored
 
     try:
         how: dict[str, Any] = {"compat": args.compat, "links": args.links, "seed": args.seed, "force": args.force}
@@ -168,12 +168,12 @@ def _check_output(path: Path, read: Path) -> None:
 
 def load(args: argparse.Namespace, rows: Sequence[tuple[int, Row]]) -> tuple[Reasonings, CrossScorer]:
     """The reasonings in the rows, and the model that scores them; rows are converted before the model is loaded."""
-    from squelch.actors.adapter_folder import checkpoint_of
-    from squelch.actors.model_folder import check_model_folder, model_config
-    from squelch.actors.scorer.models import refuse_other_attention
-    from squelch.api.samples import at_most, within_context
-    from squelch.api.scoring import require_two_prompts
-    from squelch.cluster.commands.other_trainers.score_files import Reader
+    from squelch.kit.api.samples import at_most, within_context
+    from squelch.kit.api.scoring import require_two_prompts
+    from squelch.kit.models.adapter_folder import checkpoint_of
+    from squelch.kit.models.model_folder import check_model_folder, model_config
+    from squelch.kit.readers.score_files import Reader
+    from squelch.kit.scoring.models import refuse_other_attention
 
     tools = None if args.tools is None else read_tools(args.tools)
     with as_user_error(ValueError, OSError, about=f"--model {args.model}"):
@@ -198,7 +198,7 @@ def load(args: argparse.Namespace, rows: Sequence[tuple[int, Row]]) -> tuple[Rea
 
 def _vision(args: argparse.Namespace, checkpoint: Checkpoint, rows: Sequence[tuple[int, Row]]) -> Vision | None:
     """How the model is shown pictures; None if it cannot be, which is an error if rows have some."""
-    from squelch.actors.pictures.geometry import PROVEN, vision_of
+    from squelch.kit.pictures.geometry import PROVEN, vision_of
 
     shown = next((row["pictures"][0] for _, row in rows if row.get("pictures")), None)
     try:
@@ -217,7 +217,7 @@ def _vision(args: argparse.Namespace, checkpoint: Checkpoint, rows: Sequence[tup
 
 def read_tools(path: Path) -> list[Any]:
     """The JSON schemas of a file: a list, or an object with the list `tools`. UserError if it holds none."""
-    from squelch.api.messages import is_tools
+    from squelch.kit.api.messages import is_tools
 
     with bad_files_are_the_users():
         found = parse_json(read_bytes(path, MAX_TOOLS), str(path))
@@ -230,8 +230,8 @@ def read_tools(path: Path) -> list[Any]:
 def _engine(args: argparse.Namespace, checkpoint: Checkpoint, vision: Vision | None) -> CrossScorer:
     import torch
 
-    from squelch.actors.adapter_folder import load_checkpoint
-    from squelch.actors.scorer.cross_scoring import CrossScorer
+    from squelch.kit.models.adapter_folder import load_checkpoint
+    from squelch.kit.scoring.cross_scoring import CrossScorer
 
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     model: Any = load_checkpoint(checkpoint, torch.float32)
@@ -267,8 +267,8 @@ def write_npz(path: Path, matrix: np.ndarray, found: Reasonings, modality: Mappi
 
 def score_json(found: ScoreResult, args: argparse.Namespace) -> dict[str, Any]:
     """The output of `--json`: the keys of `squelch mi`, and facts about the file, the model and the templates."""
-    from squelch.cluster.commands.other_trainers.mi import mi_json
-    from squelch.cluster.commands.other_trainers.score_answers import answers_json, with_nulls
+    from squelch.kit.commands.mi import mi_json
+    from squelch.kit.commands.score_answers import answers_json, with_nulls
 
     facts = {"file": str(args.file), "model": str(args.model), "temperature": args.temperature, "step": args.step}
     return {
@@ -288,8 +288,8 @@ def score_json(found: ScoreResult, args: argparse.Namespace) -> dict[str, Any]:
 
 def score_text(found: ScoreResult, args: argparse.Namespace) -> str:
     """The report as text: the table of `squelch mi`, the regime, the links of the answers, then the templates."""
-    from squelch.cluster.commands.other_trainers.mi import mi_table
-    from squelch.cluster.commands.other_trainers.score_answers import answers_text, modality_text, regime_text
+    from squelch.kit.commands.mi import mi_table
+    from squelch.kit.commands.score_answers import answers_text, modality_text, regime_text
 
     head = f"{args.file} under {args.model}, temperature {args.temperature:g}"
     lines = [mi_table(found.proxies, found.uncertainty, args.half_width, head), *found.notes]

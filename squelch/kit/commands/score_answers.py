@@ -1,5 +1,5 @@
-"""The answers of `squelch score`, and MI by modality, as JSON and as text (`squelch.api.answers`,
-`squelch.api.pictures`)."""
+"""The answers of `squelch score`, and MI by modality, as JSON and as text (`squelch.kit.api.answers`,
+`squelch.kit.api.pictures`)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from squelch.actors.diagnosis.metrics import PARTS
-from squelch.api.answers import Answers
-from squelch.cluster.commands.other_trainers.mi import disagreement
-from squelch.cluster.terminal import aligned, known
+from squelch.kit.api.answers import Answers
+from squelch.kit.commands.mi import disagreement
+from squelch.kit.diagnosis.metrics import PARTS
+from squelch.kit.process.terminal import aligned, known
 
 NAMES = {
     "dependence": ("D", "nats per answer; 0 if the answer ignores its reasoning"),

@@ -32,7 +32,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from squelch.actors.diagnosis.regime import RegimeInputs
+from squelch.kit.diagnosis.regime import RegimeInputs
 
 BASELINE = 3
 DRIFT = 0.15

@@ -13,7 +13,7 @@ scaled for drawing without replacement (Quenouille 1956):
 
 With all pairs scored the values are exact and the correction is 0. Bias remains if one of many other prompts dominates
 the mixture and S rarely contains it, as with rare near-duplicates of a prompt
-(tests/actors/diagnosis/test_budget.py has the numbers).
+(tests/kit/diagnosis/test_budget.py has the numbers).
 
 Intervals are Student's t from the delete-one jackknife over prompts: a prompt is removed with its own reasonings, which
 carry the noise of their subsets, and from every other mixture; the effect on the mixtures is estimated from the scored
@@ -31,8 +31,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from squelch.actors.diagnosis.proxies import EmaState, information_bound
-from squelch.actors.diagnosis.uncertainty import (
+from squelch.kit.diagnosis.proxies import EmaState, information_bound
+from squelch.kit.diagnosis.uncertainty import (
     LEVEL,
     MIN_INTERVAL,
     MIN_PROMPTS,

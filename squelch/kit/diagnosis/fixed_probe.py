@@ -1,6 +1,6 @@
 """The fixed probe: how much the reasoning tells about its prompt, measured on the same tasks at every evaluation.
 
-The proxies of Table 1 (`actors.diagnosis.proxies`) are measured on the few prompts of a step, which change with the
+The proxies of Table 1 (`kit.diagnosis.proxies`) are measured on the few prompts of a step, which change with the
 step. The probe has N fixed validation tasks with K reasonings each, sampled with fixed request seeds by one
 policy version. Let X be uniform over the N tasks and L[i, k, j] = log q(Z_ik | X_j), nats:
 
@@ -20,7 +20,7 @@ by task: the mean of the differences of the tasks' means, over the tasks that bo
 Invariants:
 
 - Equal prompts are one column with their mass; `leave own out` leaves out all of that mass.
-- Under a budget of pairs the mixtures are those of `actors.diagnosis.budget`, corrected for their bias. The mixture
+- Under a budget of pairs the mixtures are those of `kit.diagnosis.budget`, corrected for their bias. The mixture
   without the own prompt is not corrected: its logarithm is biased downwards, so that MI- stays an upper bound.
 - A task without a usable reasoning stays in the mixtures and is left out of the means.
 - A task with one usable reasoning contributes the mean variance of the others to SE^2.
@@ -37,14 +37,14 @@ from typing import Any
 
 import numpy as np
 
-from squelch.actors.diagnosis.budget import candidate_nulls, mixtures
-from squelch.actors.diagnosis.proxies import information_bound
-from squelch.actors.diagnosis.uncertainty import LEVEL, Interval, Null, t_quantile
+from squelch.kit.diagnosis.budget import candidate_nulls, mixtures
+from squelch.kit.diagnosis.proxies import information_bound
+from squelch.kit.diagnosis.uncertainty import LEVEL, Interval, Null, t_quantile
 
 SATURATED_NATS = 0.25
 """An estimate closer than this to its ceiling shows that there are too few prompts to measure the MI."""
 MIN_TASKS = 4
-"""Fewest tasks with usable reasonings for a null: as `actors.diagnosis.uncertainty.MIN_PROMPTS`."""
+"""Fewest tasks with usable reasonings for a null: as `kit.diagnosis.uncertainty.MIN_PROMPTS`."""
 
 
 def saturated(mi: float, ceiling: float) -> bool:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from squelch.envs.judge import Judge
+from squelch.kit.records.judge import Judge
 
 if TYPE_CHECKING:
-    from squelch.envs.pictures import Picture
+    from squelch.kit.records.pictures import Picture
 
 JUDGED = ("names", "right", "right_elsewhere")
 

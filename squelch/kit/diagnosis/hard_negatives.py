@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from squelch.actors.diagnosis.fixed_probe import TaskMeans, bounds_of, task_means
+from squelch.kit.diagnosis.fixed_probe import TaskMeans, bounds_of, task_means
 
 
 @dataclass(frozen=True)

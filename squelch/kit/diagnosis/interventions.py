@@ -10,7 +10,7 @@ Of task i with prompt x_i there are two turns of the policy, (z_i, a_i) and one 
 
 The second own reasoning is the control: it differs from a_i as often as sampling alone makes it. An agent that ignores
 its reasoning has change = 0, whatever its temperature, because a_donor and a_second then have one distribution. D
-(`actors.diagnosis.links`) says by how much the likelihood of an answer depends on its reasoning; change says how often
+(`kit.diagnosis.links`) says by how much the likelihood of an answer depends on its reasoning; change says how often
 the agent acts otherwise.
 
 Each action is one of four: the own answer a_i, the donor's answer a_d, another one, or none, where the turn names no
@@ -37,9 +37,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from squelch.actors.diagnosis.uncertainty import paired_interval, wilson_interval
-from squelch.actors.failures import Failure
-from squelch.actors.records import Task, Ticket
+from squelch.kit.diagnosis.uncertainty import paired_interval, wilson_interval
+from squelch.kit.records.failures import Failure
+from squelch.kit.records.records import Task, Ticket
 
 Arm = Literal["second", "donor", "blank"]
 """The reasoning under which the action is sampled again: a second own one, the donor's, or none."""

@@ -1,6 +1,6 @@
 """Does the answer follow from the reasoning? Estimates of the links between prompt X, reasoning Z and answer A.
 
-MI (`actors.diagnosis.fixed_probe`) measures the link from X to Z only: reasoning that names its prompt may still be
+MI (`kit.diagnosis.fixed_probe`) measures the link from X to Z only: reasoning that names its prompt may still be
 ignored by the answer. Each of N fixed tasks has K pairs (Z_ik, A_ik), sampled by one policy version; A is the sampled
 ids from the closing of the reasoning to the end of the answer. With log-likelihoods in nats per answer,
 
@@ -63,17 +63,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from squelch.actors.diagnosis.budget import candidate_nulls, mixtures
-from squelch.actors.diagnosis.fixed_probe import MIN_TASKS, TaskMeans, bounds_of, task_means
-from squelch.actors.diagnosis.metrics import (
-    DEPENDENCE_SHARE,
-    LINK_KEYS,
-    LINKS,
-    LINKS_TESTED,
-    SHARES,
-    key_of,
-)
-from squelch.actors.diagnosis.uncertainty import RESAMPLES, Null, null_of
+from squelch.kit.diagnosis.budget import candidate_nulls, mixtures
+from squelch.kit.diagnosis.fixed_probe import MIN_TASKS, TaskMeans, bounds_of, task_means
+from squelch.kit.diagnosis.metrics import DEPENDENCE_SHARE, LINK_KEYS, LINKS, LINKS_TESTED, SHARES, key_of
+from squelch.kit.diagnosis.uncertainty import RESAMPLES, Null, null_of
 
 MIN_DEALS = 20
 """Fewest distinct permutations for a null: with fewer, no p-value can reach 0.05."""
@@ -81,7 +74,7 @@ MIN_DEPENDENCE_NATS = 0.01
 """Smallest D that counts as dependence: every model reacts a little to any change of its context."""
 MIN_DEPENDENCE_SHARE = 0.1
 """Smallest share of the answer's surprise without its reasoning that D must explain: as 10% of the headroom of
-retrieval (`actors.diagnosis.regime`)."""
+retrieval (`kit.diagnosis.regime`)."""
 SMALLEST_SURPRISE = 1e-6
 """Nats per answer below which an answer is certain without its reasoning, so that D has no share of it."""
 

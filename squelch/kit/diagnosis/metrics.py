@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from squelch.actors.metrics.specification import MetricSpec, Section, Table, gauge, product
+from squelch.kit.metrics.specification import MetricSpec, Section, Table, gauge, product
 
 SCOPES = ("first_turn", "trajectory")
 TESTED = ("retrieval_accuracy", "mi_est", "mi_seq_est")
-"""Proxies with a null, see `actors.diagnosis.uncertainty`."""
+"""Proxies with a null, see `kit.diagnosis.uncertainty`."""
 REGIMES = ("mute", "template", "blind", "decorative", "private_code", "grounded", "unknown")
-"""See `actors.diagnosis.regime`."""
+"""See `kit.diagnosis.regime`."""
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Shares of the reasoning in the truncation curve of `actors.diagnosis.links`."""
+"""Shares of the reasoning in the truncation curve of `kit.diagnosis.links`."""
 LINKS = ("information", "information_upper", "dependence", "past_reasoning")
 DEPENDENCE_SHARE = "dependence_share"
 """D as a share of the answer's surprise; the links themselves are in nats."""
@@ -30,11 +30,11 @@ LINK_KEYS = (
     *(f"{key_of(share)}{end}" for share in SHARES for end in ("", "_low", "_high")),
     *("ceiling", "surprise", "answer_entropy", "references_ratio", "follows", "answers"),
 )
-"""The metrics of `actors.diagnosis.links.LinksEvaluation`."""
+"""The metrics of `kit.diagnosis.links.LinksEvaluation`."""
 
 
 PARTS = ("picture", "text")
-"""The parts of a prompt with pictures, see `actors.diagnosis.modality`."""
+"""The parts of a prompt with pictures, see `kit.diagnosis.modality`."""
 MODALITY_KEYS = (
     *(f"{part}{end}" for part in PARTS for end in ("", "_low", "_high", "_standard_error")),
     *(f"{part}_{metric}" for part in PARTS for metric in ("surprise", "p_value", "depends")),

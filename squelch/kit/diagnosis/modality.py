@@ -16,7 +16,7 @@ q(Z | T_i, V_j) over the W other tasks j that were scored, the correction is
 
     log q = log q^ + s^2 / (2 W q^^2)
 
-as D's (`actors.diagnosis.links`), in which the draws are reasonings. Here they are tasks, each of which counts with its
+as D's (`kit.diagnosis.links`), in which the draws are reasonings. Here they are tasks, each of which counts with its
 reasonings and in the mixtures of the others. So the interval is Student's t of the delete-one jackknife over tasks,
 with one degree of freedom less than there are tasks. Null: in each of RESAMPLES random deals, a task has one of the
 parts under which its reasonings were scored as their own, for all of them the same. Where a part says nearly all, the
@@ -40,9 +40,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from squelch.actors.diagnosis.fixed_probe import MIN_TASKS, bounds_of
-from squelch.actors.diagnosis.links import MIN_DEPENDENCE_NATS, MIN_DEPENDENCE_SHARE
-from squelch.actors.diagnosis.uncertainty import LEVEL, RESAMPLES, Interval, Null, null_of, t_quantile
+from squelch.kit.diagnosis.fixed_probe import MIN_TASKS, bounds_of
+from squelch.kit.diagnosis.links import MIN_DEPENDENCE_NATS, MIN_DEPENDENCE_SHARE
+from squelch.kit.diagnosis.uncertainty import LEVEL, RESAMPLES, Interval, Null, null_of, t_quantile
 
 
 @dataclass(frozen=True)

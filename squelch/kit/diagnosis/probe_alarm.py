@@ -1,7 +1,7 @@
 """The alarm on the fixed probe: reasoning depends less on its task, or the answer depends less on the reasoning.
 
 Two metrics of each probe evaluation are watched, in nats: MI of task and reasoning (`probe/mi`), and D, the dependence
-of the answer on its reasoning (`probe/link/dependence`). Each has its own one-sided CUSUM (`actors.diagnosis.alarm`).
+of the answer on its reasoning (`probe/link/dependence`). Each has its own one-sided CUSUM (`kit.diagnosis.alarm`).
 The probe uses the same tasks each time, so a level is known after `BASELINE` evaluations, fewer than the alarm on
 scorer steps needs. A metric may lose the share `DRIFT` of its best level, because both metrics shrink as the policy
 becomes more certain of its answers. The alarm is raised while one of the two is. One low evaluation never raises it;
@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from squelch.actors.diagnosis.alarm import DependenceAlarm
+from squelch.kit.diagnosis.alarm import DependenceAlarm
 
 WATCHED: Mapping[str, str] = {"mi": "probe/mi", "dependence": "probe/link/dependence"}
 """Keys of the watched metrics by name; each also has keys with `_standard_error` and `_p_value` appended."""

@@ -9,9 +9,9 @@
     grounded        both are significant, and the judge, if there is one, finds no loss of truth
     unknown         the metric that decides is unknown, for example the judge's because the reasoning states too little
 
-The first rule that applies decides. MI comes from the scorer step; D (`actors.diagnosis.links`) comes from the last
+The first rule that applies decides. MI comes from the scorer step; D (`kit.diagnosis.links`) comes from the last
 evaluation of the fixed probe, whatever the scope, and the judge reads first turns only. What depends on which part of
-the prompt (`actors.diagnosis.modality`) comes from the fixed probe for first turns and from the scorer step for the
+the prompt (`kit.diagnosis.modality`) comes from the fixed probe for first turns and from the scorer step for the
 trajectory scope; where it is not known, as where all texts are equal, nothing is called blind. H(Z|X) does not affect
 the regime: in each regime the reasoning may be varied or always the same.
 
@@ -33,7 +33,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from squelch.actors.diagnosis.metrics import REGIMES
+from squelch.kit.diagnosis.metrics import REGIMES
 
 MUTE, TEMPLATE, BLIND, DECORATIVE, PRIVATE_CODE, GROUNDED, UNKNOWN = REGIMES
 BASELINE_STEPS, RECENT_STEPS = 3, 2
@@ -170,7 +170,7 @@ class RegimeGauge:
 
 def true_share(names: float, right: float, judged: int) -> float:
     """Share of true ones among the reasonings that state anything; NaN if fewer than `FEWEST_JUDGED` do, or without a
-    judge. `names`, `right`: shares of the `judged` reasonings (`actors.diagnosis.grounding`)."""
+    judge. `names`, `right`: shares of the `judged` reasonings (`kit.diagnosis.grounding`)."""
     return right / names if round(names * judged, 6) >= FEWEST_JUDGED else math.nan
 
 

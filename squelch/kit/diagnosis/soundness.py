@@ -1,6 +1,6 @@
 """When each bad state of the reasoning began, so that the checkpoint from before it can be kept.
 
-    mute, template, decorative    the regime of first turns (`actors.diagnosis.regime`)
+    mute, template, decorative    the regime of first turns (`kit.diagnosis.regime`)
     blind                         that of either scope, in an environment whose pictures alone show the task: elsewhere
                                   reasoning that does without them is no fault
     untrue                        the judge's verdict, whatever the regime
@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from squelch.actors.diagnosis.metrics import REGIMES, SCOPES
-from squelch.actors.diagnosis.regime import BLIND, DECORATIVE, MUTE, TEMPLATE, UNKNOWN
+from squelch.kit.diagnosis.metrics import REGIMES, SCOPES
+from squelch.kit.diagnosis.regime import BLIND, DECORATIVE, MUTE, TEMPLATE, UNKNOWN
 
 UNTRUE = "untrue"
 REGIME = "first_turn/regime/{}"

@@ -39,7 +39,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from squelch.actors.diagnosis.proxies import RECALL_AT, Compat, Proxies, Scores, by_prompt, log_mixture, prompt_mass
+from squelch.kit.diagnosis.proxies import RECALL_AT, Compat, Proxies, Scores, by_prompt, log_mixture, prompt_mass
 
 LEVEL = 0.95
 Z95 = NormalDist().inv_cdf((1 + LEVEL) / 2)

@@ -29,7 +29,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from squelch.actors.filter.metrics import mean
+from squelch.kit.filter.metrics import mean
 
 MAX_NAME = 40
 DIGITS = 6

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from squelch.actors.filter.rules import RULES
+from squelch.kit.filter.rules import RULES
 
 if TYPE_CHECKING:
-    from squelch.actors.filter.selection import Code
+    from squelch.kit.filter.selection import Code
 
 Verdict = Literal["kept", "dropped", "refused"]
 Action = Literal["learn", "skip", "abort"]
@@ -60,7 +60,7 @@ class StepDecision:
     filter: str
     """The rule and its settings as text, for the archive."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """The step's metrics by flat key (`actors.filter.metrics.step_metrics`)."""
+    """The step's metrics by flat key (`kit.filter.metrics.step_metrics`)."""
     rejection: str = ""
     """Why the rule selected nothing, and which setting would have kept groups; empty in a sliding window, and if it
     selected a group."""

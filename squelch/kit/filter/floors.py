@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from squelch.actors.filter.scores import ZERO
-from squelch.actors.filter.selection import Code
-from squelch.actors.filter.settings import FilterConfig
+from squelch.kit.filter.scores import ZERO
+from squelch.kit.filter.selection import Code
+from squelch.kit.filter.settings import FilterConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def added_by_floors(
     """The groups that the floors add to those that are kept: name and reason.
 
     `groups`: the step's groups so far, without refused ones. `played`, `kept`: groups of each kind in the window of
-    `filter.kind_window` groups before the step (`actors.filter.coverage`).
+    `filter.kind_window` groups before the step (`kit.filter.coverage`).
     """
     spare = sorted((group for group in groups if group.dropped), key=lambda group: group.rank)
     added: dict[str, str] = {}

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from squelch.actors.equal_rewards import are_equal
-from squelch.actors.filter.policy_variance import are_replayed
-from squelch.actors.filter.rules import RULES
-from squelch.actors.filter.scores import STATISTICS, ZERO, Column, Compat, Statistic, mean, sample_variance
-from squelch.envs.lookup import look_up
+from squelch.kit.base.lookup import look_up
+from squelch.kit.filter.policy_variance import are_replayed
+from squelch.kit.filter.rules import RULES
+from squelch.kit.filter.scores import STATISTICS, ZERO, Column, Compat, Statistic, mean, sample_variance
+from squelch.kit.records.equal_rewards import are_equal
 
 if TYPE_CHECKING:
-    from squelch.actors.records import GroupSummary
+    from squelch.kit.records.records import GroupSummary
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from squelch.actors.filter.scores import ZERO
-from squelch.actors.metrics.specification import MetricSpec, Section, counter, gauge, product
+from squelch.kit.filter.scores import ZERO
+from squelch.kit.metrics.specification import MetricSpec, Section, counter, gauge, product
 
 DECISIONS = ("kept", "dropped", "refused")
 VARIANCE_BANDS = ("0", "0.001", "0.003", "0.01", "0.03", "0.1", "0.3", "1", "3", "10", "+Inf")

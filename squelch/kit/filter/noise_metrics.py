@@ -11,15 +11,15 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from squelch.actors.filter.metrics import mean
-from squelch.actors.filter.policy_variance import FEWEST, STANDARD_ERRORS, are_replayed, policy_variance, standard_error
-from squelch.actors.filter.scores import ZERO, sample_variance
-from squelch.actors.metrics.specification import Section, Table, counter, gauge
+from squelch.kit.filter.metrics import mean
+from squelch.kit.filter.policy_variance import FEWEST, STANDARD_ERRORS, are_replayed, policy_variance, standard_error
+from squelch.kit.filter.scores import ZERO, sample_variance
+from squelch.kit.metrics.specification import Section, Table, counter, gauge
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from squelch.actors.records import GroupSummary
+    from squelch.kit.records.records import GroupSummary
 
 METRICS: Table = {
     Section.FILTER: (

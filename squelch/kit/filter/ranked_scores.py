@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from squelch.actors.filter.scores import ROUNDING
+from squelch.kit.filter.scores import ROUNDING
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 To add a rule, write a function of the ranked groups, and one of its stricter settings, and add an entry to `RULES`:
 settings, `squelch filter` and docs/guide/filter.md take its name from this table. This module does not import numpy,
 because settings check rule names against the table and the command line must start fast;
-`actors.filter.ranked_scores` has the shared array operations.
+`kit.filter.ranked_scores` has the shared array operations.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from squelch.actors.filter.scores import ROUNDING, ZERO
+from squelch.kit.filter.scores import ROUNDING, ZERO
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from squelch.actors.filter.ranked_scores import RankedScores
+    from squelch.kit.filter.ranked_scores import RankedScores
 
 EpsilonUnit = Literal["relative", "absolute"]
 Picked = tuple["np.ndarray", float | None]
@@ -30,7 +30,7 @@ LEAST_RHO, MOST_RHO = 0.1, 0.95
 
 
 class RuleSettings(Protocol):
-    """The settings that rules read; `actors.filter.settings.FilterConfig` has them, and names rules by this table."""
+    """The settings that rules read; `kit.filter.settings.FilterConfig` has them, and names rules by this table."""
 
     @property
     def rule(self) -> str: ...

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from squelch.actors.filter.policy_variance import FEWEST, significant_policy_variance
+from squelch.kit.filter.policy_variance import FEWEST, significant_policy_variance
 
 if TYPE_CHECKING:
     import numpy as np

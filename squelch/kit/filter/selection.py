@@ -16,11 +16,11 @@ from typing import Literal
 
 import numpy as np
 
-from squelch.actors.filter.metrics import count_zero, kept_fraction, kept_mass
-from squelch.actors.filter.ranked_scores import RankedScores
-from squelch.actors.filter.rules import RULES
-from squelch.actors.filter.scores import ROUNDING, STATISTICS, ZERO
-from squelch.actors.filter.settings import FilterConfig
+from squelch.kit.filter.metrics import count_zero, kept_fraction, kept_mass
+from squelch.kit.filter.ranked_scores import RankedScores
+from squelch.kit.filter.rules import RULES
+from squelch.kit.filter.scores import ROUNDING, STATISTICS, ZERO
+from squelch.kit.filter.settings import FilterConfig
 
 Code = Literal["selected", "floor", "zero", "no_signal", "below_threshold", "refused", "passthrough"]
 """Short causes for metric labels; the reason's text is for people and the archive."""

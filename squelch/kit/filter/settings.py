@@ -4,9 +4,9 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from squelch.actors.filter.rules import RULES, EpsilonUnit
-from squelch.actors.filter.scores import STATISTICS
-from squelch.envs.settings import Settings
+from squelch.kit.base.settings import Settings
+from squelch.kit.filter.rules import RULES, EpsilonUnit
+from squelch.kit.filter.scores import STATISTICS
 
 DEFAULT_REPLAYS = 4
 """Replays of a trajectory if the statistic needs them. They generate no tokens. With 2, intervals of the policy
@@ -17,13 +17,13 @@ class FilterConfig(Settings):
     """Selection of the groups that are learned from (paper, section 3.3 and appendix G)."""
 
     statistic: Literal[*STATISTICS] = "reward_variance"
-    """Statistic by which groups are scored, an entry of `actors.filter.scores.STATISTICS`."""
+    """Statistic by which groups are scored, an entry of `kit.filter.scores.STATISTICS`."""
     replays: int | None = Field(None, ge=2, le=64)
     """Replays of each trajectory under fresh environment noise, from which the policy variance is estimated; nothing is
     replayed where the environment declares no noise. Unset: 4 under `statistic=policy_variance`, else none. Set under
     another statistic, the policy variance is exported and does not select."""
     rule: Literal[*RULES] = "top_p"
-    """Rule by which groups are selected from their scores, an entry of `actors.filter.rules.RULES`."""
+    """Rule by which groups are selected from their scores, an entry of `kit.filter.rules.RULES`."""
     rho: float = Field(0.9, gt=0, le=1)
     """top_p: kept mass. top_k: kept share of groups. min_p: share of the largest score."""
     band: tuple[float, float] = (0.0, 1.0)

@@ -25,18 +25,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from squelch.actors.filter.coverage import Coverage, Seen, kind_name
-from squelch.actors.filter.decisions import Action, Decision, StepDecision, Verdict
-from squelch.actors.filter.floors import Ranked, added_by_floors, may_add
-from squelch.actors.filter.measure import GroupStatistics, measure
-from squelch.actors.filter.metrics import count_zero, environment_metrics, step_metrics
-from squelch.actors.filter.rules import RULES
-from squelch.actors.filter.selection import Code, Mask, best_first, explain, pick, tied
-from squelch.actors.filter.settings import FilterConfig
-from squelch.actors.filter.tickets import RecentGroups, ticket_key, ticket_order
+from squelch.kit.filter.coverage import Coverage, Seen, kind_name
+from squelch.kit.filter.decisions import Action, Decision, StepDecision, Verdict
+from squelch.kit.filter.floors import Ranked, added_by_floors, may_add
+from squelch.kit.filter.measure import GroupStatistics, measure
+from squelch.kit.filter.metrics import count_zero, environment_metrics, step_metrics
+from squelch.kit.filter.rules import RULES
+from squelch.kit.filter.selection import Code, Mask, best_first, explain, pick, tied
+from squelch.kit.filter.settings import FilterConfig
+from squelch.kit.filter.tickets import RecentGroups, ticket_key, ticket_order
 
 if TYPE_CHECKING:
-    from squelch.actors.records import GroupSummary
+    from squelch.kit.records.records import GroupSummary
 
 
 class FilterChanged(ValueError):
@@ -251,7 +251,7 @@ class FilterWindow:
         return entry.label if self.config.scope == "environment" else ""
 
     def _raise_to_floors(self, found: _Step, fresh: Collection[str]) -> None:
-        """Keeps further groups among the `fresh` ones, as `actors.filter.floors` says."""
+        """Keeps further groups among the `fresh` ones, as `kit.filter.floors` says."""
         if not (self.config.kind_floor or self.config.min_groups):
             return
         for peers in self._peers(entry for entry in found.entries.values() if entry.verdict != "refused"):

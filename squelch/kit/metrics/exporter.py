@@ -1,4 +1,4 @@
-"""Serves the store of `actors.metrics.series` to Prometheus over HTTP, at `/metrics`.
+"""Serves the store of `kit.metrics.series` to Prometheus over HTTP, at `/metrics`.
 
 Invariants:
 
@@ -28,12 +28,12 @@ from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from squelch.actors.metrics.registry import Registry
-from squelch.actors.metrics.series import Flat, MetricStore
-from squelch.actors.metrics.settings import RecorderConfig
-from squelch.actors.metrics.specification import LabelValues, MetricSpec
-from squelch.actors.process.loopback import is_loopback
-from squelch.envs.untrusted.secrets import token_in
+from squelch.kit.base.loopback import is_loopback
+from squelch.kit.metrics.registry import Registry
+from squelch.kit.metrics.series import Flat, MetricStore
+from squelch.kit.metrics.settings import RecorderConfig
+from squelch.kit.metrics.specification import LabelValues, MetricSpec
+from squelch.kit.untrusted.secrets import token_in
 
 PORTS = range(9464, 9474)
 """Ports that are tried in order if none is set, so that several runs fit on a machine; the shipped Prometheus

@@ -21,9 +21,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
-from squelch.actors.metrics.registry import Registry
-from squelch.actors.metrics.series import Flat
-from squelch.actors.metrics.settings import RecorderConfig
+from squelch.kit.metrics.registry import Registry
+from squelch.kit.metrics.series import Flat
+from squelch.kit.metrics.settings import RecorderConfig
 
 PACKAGES = {"tensorboard": "tensorboard.summary", "wandb": "wandb"}
 """The module that each logger needs; the extra has the logger's name."""
@@ -37,7 +37,7 @@ class Logger(Protocol):
 
 
 class Exporter(Logger, Protocol):
-    """Takes single values between two steps too (`actors.metrics.exporter`)."""
+    """Takes single values between two steps too (`kit.metrics.exporter`)."""
 
     def set(self, name: str, value: float | None, **labels: str) -> None:
         """Sets a gauge."""
@@ -98,12 +98,12 @@ def open_loggers(
     """
 
     def tensorboard() -> RunLogger:
-        from squelch.actors.metrics.tensorboard_log import TensorBoardLog
+        from squelch.kit.metrics.tensorboard_log import TensorBoardLog
 
         return TensorBoardLog(registry, run_dir / "tensorboard", clock)
 
     def wandb() -> RunLogger:
-        from squelch.actors.metrics.wandb_log import WandbLog
+        from squelch.kit.metrics.wandb_log import WandbLog
 
         return WandbLog(config, registry, run_dir, name, settings)
 

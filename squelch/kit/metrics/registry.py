@@ -1,7 +1,7 @@
 """Registry of all metrics of a run, composed of the tables that components declare (composed in `cluster.metrics`).
 
 A training step reports one flat dict, e.g. `{"success": 0.41, "first_turn/retrieval_accuracy": 0.38}`. The dict is
-written to `metrics.jsonl` unchanged, and `actors.metrics.series` maps it to Prometheus series through the registry.
+written to `metrics.jsonl` unchanged, and `kit.metrics.series` maps it to Prometheus series through the registry.
 Dashboards, alert rules and `docs/reference/metrics.md` use the same registry, so all of them agree on names.
 
 Invariants:
@@ -23,8 +23,8 @@ import re
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 
-from squelch.actors.metrics.specification import LabelValues, MetricSpec, Section, Table
-from squelch.envs.lookup import nearest
+from squelch.kit.base.lookup import nearest
+from squelch.kit.metrics.specification import LabelValues, MetricSpec, Section, Table
 
 Series = tuple[MetricSpec, LabelValues]
 KEYS = 16384

@@ -6,7 +6,7 @@ Invariants:
   0), a counter is 0. A null in a step's dict sets a gauge to NaN and leaves a counter unchanged.
 - A step with a wrong key or value raises an error and changes no series.
 - `forget` ends the series of a label value; a later value of it starts a new series.
-- A store is not thread-safe; its owner holds a lock (`actors.metrics.exporter.Recorder`). Nothing waits.
+- A store is not thread-safe; its owner holds a lock (`kit.metrics.exporter.Recorder`). Nothing waits.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from squelch.actors.metrics.registry import Registry
-from squelch.actors.metrics.specification import LabelValues, MetricSpec
+from squelch.kit.metrics.registry import Registry
+from squelch.kit.metrics.specification import LabelValues, MetricSpec
 
 Flat = Mapping[str, float | int | bool | None]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable, Mapping
 
-from squelch.actors.metrics.exporter import Recorder
-from squelch.actors.metrics.registry import Registry
-from squelch.actors.metrics.settings import RecorderConfig
+from squelch.kit.metrics.exporter import Recorder
+from squelch.kit.metrics.registry import Registry
+from squelch.kit.metrics.settings import RecorderConfig
 
 
 def serve(

@@ -15,7 +15,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Literal
 
-from squelch.envs.lookup import nearest
+from squelch.kit.base.lookup import nearest
 
 Kind = Literal["counter", "gauge", "histogram"]
 LabelValues = tuple[str, ...]

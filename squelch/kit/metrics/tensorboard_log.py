@@ -13,8 +13,8 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import SummaryMetadata
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from squelch.actors.metrics.registry import Registry
-from squelch.actors.metrics.series import Flat
+from squelch.kit.metrics.registry import Registry
+from squelch.kit.metrics.series import Flat
 
 
 class TensorBoardLog:

@@ -5,7 +5,7 @@ A run of Squelch has many more (`cluster.metrics`); that of another trainer has 
 
 from __future__ import annotations
 
-from squelch.actors.metrics.specification import MetricSpec, Section, Table, counter, gauge, product
+from squelch.kit.metrics.specification import MetricSpec, Section, Table, counter, gauge, product
 
 STEP_BUCKETS = (0.5, 1.0, 2.0, 3.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 2560.0)
 """Seconds; 3.5 is the documented bound on a step of the demo."""

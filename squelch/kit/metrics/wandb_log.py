@@ -20,11 +20,11 @@ from typing import Any
 import wandb
 from wandb.sdk.lib.settings_file import SettingsFiles
 
-from squelch.actors.metrics.registry import Registry
-from squelch.actors.metrics.series import Flat
-from squelch.actors.metrics.settings import RecorderConfig
-from squelch.actors.process.disk import write_whole
-from squelch.envs.untrusted.files import is_file, read_bytes, reason
+from squelch.kit.base.disk import write_whole
+from squelch.kit.metrics.registry import Registry
+from squelch.kit.metrics.series import Flat
+from squelch.kit.metrics.settings import RecorderConfig
+from squelch.kit.untrusted.files import is_file, read_bytes, reason
 
 MAX_FILE = 4096
 

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from squelch.actors.model_folder import FLOATING, INDEX, MAX_JSON, SHOWN, WEIGHTS, load_model_folder
-from squelch.actors.tensor_files import read_header
-from squelch.actors.text.tokenizer import TOKENIZER_FILE
-from squelch.envs.untrusted.files import Unreadable, brief, decoding, is_file, is_folder, read_bytes
-from squelch.envs.untrusted.text import parse_object
+from squelch.kit.models.model_folder import FLOATING, INDEX, MAX_JSON, SHOWN, WEIGHTS, load_model_folder
+from squelch.kit.models.tensor_files import read_header
+from squelch.kit.text.tokenizer import TOKENIZER_FILE
+from squelch.kit.untrusted.files import Unreadable, brief, decoding, is_file, is_folder, read_bytes
+from squelch.kit.untrusted.text import parse_object
 
 if TYPE_CHECKING:
     import torch

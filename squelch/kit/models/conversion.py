@@ -27,7 +27,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from squelch.envs.untrusted.files import Unreadable, brief
+from squelch.kit.untrusted.files import Unreadable, brief
 
 if TYPE_CHECKING:
     from torch import Tensor

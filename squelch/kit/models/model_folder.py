@@ -3,7 +3,7 @@
 A folder may come from anybody. Of a folder that passes `check_model_folder` holds:
 
 - Its configuration is a bounded JSON object of a decoder-only causal language model, perhaps with a vision tower that
-  is proven (`actors.pictures.geometry`), and asks for no code of its own, no quantisation, no adapter and no other
+  is proven (`kit.pictures.geometry`), and asks for no code of its own, no quantisation, no adapter and no other
   source of weights.
 - transformers and vLLM would read the same files of it: `model.safetensors` alone, or the files of its index, which are
   files of the folder. Nothing but safetensors is read.
@@ -26,11 +26,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squelch.actors.conversion import require_experts
-from squelch.actors.pictures.geometry import PROVEN, is_proven
-from squelch.actors.tensor_files import TensorHeader, read_header
-from squelch.envs.untrusted.files import MIB, Unreadable, brief, decoding, is_file, is_folder, read_bytes
-from squelch.envs.untrusted.text import parse_object
+from squelch.kit.models.conversion import require_experts
+from squelch.kit.models.tensor_files import TensorHeader, read_header
+from squelch.kit.pictures.geometry import PROVEN, is_proven
+from squelch.kit.untrusted.files import MIB, Unreadable, brief, decoding, is_file, is_folder, read_bytes
+from squelch.kit.untrusted.text import parse_object
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from squelch.envs.untrusted.files import MIB, Unreadable, decoding, open_file, size_text
+from squelch.kit.untrusted.files import MIB, Unreadable, decoding, open_file, size_text
 
 MAX_HEADER = 16 * MIB
 """Bytes of one header. A model with a hundred thousand tensors needs about 12 MiB."""

@@ -1,14 +1,14 @@
 """Attention over a packed layout, as a function of transformers' attention interface, with one implementation per
 device.
 
-A token attends to itself and to the tokens before it in its own rows, and to no others; `actors.packed.packing`
+A token attends to itself and to the tokens before it in its own rows, and to no others; `kit.packed.packing`
 defines the mask. The implementations are:
 
-- CPU: `actors.packed.block_attention`, matrix products of blocks of queries with the keys that they see.
+- CPU: `kit.packed.block_attention`, matrix products of blocks of queries with the keys that they see.
 - CUDA: compiled FlexAttention, with a block mask derived from the layout's mask rule; within a layer that is compiled
   (`learner.compile`) it is a part of the layer's graph. Where there is no GPU, the tests run this implementation,
   including gradients, with FlexAttention's dense form.
-- `learner.kernels: plain`, and CUDA in a torch without FlexAttention: `actors.packed.plain.row_attention`.
+- `learner.kernels: plain`, and CUDA in a torch without FlexAttention: `kit.packed.plain.row_attention`.
 
 A layer that needs more than scaling (soft caps, sinks, dropout) is refused by name.
 """
@@ -24,10 +24,10 @@ from torch.nn import functional
 from transformers import PreTrainedConfig
 from transformers.modeling_utils import AttentionInterface
 
-from squelch.actors.packed.block_attention import Plan
-from squelch.actors.packed.layout import Layout
-from squelch.actors.packed.plain import row_attention
-from squelch.actors.process.compiled import compiled
+from squelch.kit.packed.block_attention import Plan
+from squelch.kit.packed.layout import Layout
+from squelch.kit.packed.plain import row_attention
+from squelch.kit.process.compiled import compiled
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ blocks of unequal shape are padded into one batch.
 
 Weights (the softmax) are kept for the backward pass if a block has at most `KEPT_KEYS` keys, and recomputed otherwise,
 so that the kept memory grows linearly with the number of tokens. Only the mask of the present micro-batch grows with
-the square of a row's length, at one byte per pair (`actors.packed.attention.plan`). All computation is in float32.
+the square of a row's length, at one byte per pair (`kit.packed.attention.plan`). All computation is in float32.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from squelch.actors.packed.operators import softmax_backward_
-from squelch.actors.packed.packing import Forest, Span
+from squelch.kit.packed.operators import softmax_backward_
+from squelch.kit.packed.packing import Forest, Span
 
 KEY_COST = 16
 """Cost of one more key in a block, in query-key pairs."""

@@ -9,17 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from squelch.actors.packed.block_attention import Block, blocks
-from squelch.actors.packed.packing import Forest
+from squelch.kit.packed.block_attention import Block, blocks
+from squelch.kit.packed.packing import Forest
 
 if TYPE_CHECKING:
-    from squelch.actors.packed.seeing import PictureTensors
+    from squelch.kit.packed.seeing import PictureTensors
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
     """A `Forest` on the device. `position_ids` and `ends`: (num_tokens,) int64; see
-    `actors.packed.packing.Forest`."""
+    `kit.packed.packing.Forest`."""
 
     position_ids: Tensor
     ends: Tensor

@@ -1,13 +1,13 @@
 """The private operator of torch that attention's backward pass calls on CPU, and its plain form.
 
 In a torch without the operator, the plain form is used, with one warning that names the operator and the slower
-computation (`actors.process.private_operators`).
+computation (`kit.process.private_operators`).
 """
 
 import torch
 from torch import Tensor
 
-from squelch.actors.process.private_operators import private_operator
+from squelch.kit.process.private_operators import private_operator
 
 
 def softmax_backward_(grad: Tensor, weights: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from squelch.actors.packed.layout import Layout
+from squelch.kit.packed.layout import Layout
 
 
 def row_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, layout: Layout, window: int) -> Tensor:

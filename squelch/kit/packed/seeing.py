@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from squelch.actors.model_folder import has_tower
-from squelch.actors.pictures.arrays import PictureArrays
+from squelch.kit.models.model_folder import has_tower
+from squelch.kit.pictures.arrays import PictureArrays
 
 
 @dataclass(frozen=True, eq=False)

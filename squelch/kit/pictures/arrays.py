@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from squelch.actors.content import Picture
-from squelch.actors.pictures.geometry import Grid, Vision
-from squelch.actors.pictures.patches import patches
-from squelch.actors.pictures.rope import rope_positions
+from squelch.kit.pictures.geometry import Grid, Vision
+from squelch.kit.pictures.patches import patches
+from squelch.kit.pictures.rope import rope_positions
+from squelch.kit.records.content import Picture
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def arrays_of(
     rows: Sequence[Sequence[Shown]], places: Sequence[np.ndarray], num_tokens: int, vision: Vision
 ) -> PictureArrays:
     """The arrays of packed rows. `places`: per row, the indices of its tokens among the `num_tokens` fed ones
-    (`actors.packed.packing.Forest`)."""
+    (`kit.packed.packing.Forest`)."""
     rope = np.zeros((3, num_tokens), np.int64)
     fed: dict[int, tuple[np.ndarray, Shown]] = {}
     for shown, at in zip(rows, places, strict=True):

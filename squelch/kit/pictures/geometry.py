@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from squelch.envs.untrusted.files import MIB, Unreadable, brief, is_file, read_bytes
-from squelch.envs.untrusted.text import parse_object
+from squelch.kit.untrusted.files import MIB, Unreadable, brief, is_file, read_bytes
+from squelch.kit.untrusted.text import parse_object
 
 PROVEN = ("Qwen2_5_VLForConditionalGeneration",)
 """Architectures whose patches and positions were compared with the published ones."""

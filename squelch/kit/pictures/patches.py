@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from squelch.actors.pictures.geometry import Vision
+from squelch.kit.pictures.geometry import Vision
 
 
 def patches(rgb: np.ndarray, vision: Vision) -> np.ndarray:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from squelch.actors.pictures.geometry import Grid
+from squelch.kit.pictures.geometry import Grid
 
 
 def rope_positions(length: int, shown: Sequence[tuple[int, Grid]], merge: int) -> np.ndarray:

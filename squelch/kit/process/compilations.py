@@ -2,7 +2,7 @@
 
 A compilation takes minutes and makes no mark of progress, and may come at any call: for new shapes, or for the first
 backward pass. While one is under way, an answer suffices as a sign that the process is not hung
-(`cluster.control.progress`). Pure: `actors.process.compiled` hears of them from torch.
+(`cluster.control.progress`). Pure: `kit.process.compiled` hears of them from torch.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from squelch.actors.process import compilations
-from squelch.actors.process.compile_cache import own_compile_cache
+from squelch.kit.process import compilations
+from squelch.kit.process.compile_cache import own_compile_cache
 
 VARIANTS = 64
 """Compiled forms of one function that torch may keep. FlexAttention has one for each combination of one token, one tile

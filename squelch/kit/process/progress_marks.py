@@ -21,8 +21,8 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import median
 
-from squelch.actors.process import compilations
-from squelch.actors.process.processor_wait import ProcessorWait
+from squelch.kit.process import compilations
+from squelch.kit.process.processor_wait import ProcessorWait
 
 WATCHING = {"watch": 2}
 """Ray's concurrency group of an actor's `live` and `progress`, each with a thread, so that both are answered in the

@@ -30,8 +30,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 
-from squelch.cluster.leaving import leave
-from squelch.cluster.terminal import remark
+from squelch.kit.process.leaving import leave
+from squelch.kit.process.terminal import remark
 
 Answer = Callable[[signal.Signals], None]
 LAST_S = 15.0

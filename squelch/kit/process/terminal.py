@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-from squelch.cluster.errors import UserError
-from squelch.envs.untrusted.files import reason, shortened
-from squelch.envs.untrusted.secrets import masked
+from squelch.kit.base.errors import UserError
+from squelch.kit.untrusted.files import reason, shortened
+from squelch.kit.untrusted.secrets import masked
 
 EVERY_S = 15.0
 """Most seconds for which a command is silent on a terminal."""

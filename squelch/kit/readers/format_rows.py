@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, TypeGuard
 
-from squelch.cluster.commands.other_trainers.records import Record
-from squelch.cluster.errors import UserError
-from squelch.envs.untrusted.files import brief
+from squelch.kit.base.errors import UserError
+from squelch.kit.readers.records import Record
+from squelch.kit.untrusted.files import brief
 
 Row = dict[str, Any]
 

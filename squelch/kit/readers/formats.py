@@ -28,12 +28,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from squelch.cluster.commands.other_trainers import format_rows, message_graph
-from squelch.cluster.commands.other_trainers.format_rows import LeftOut, Row
-from squelch.cluster.commands.other_trainers.records import SUFFIXES, Record, columns_of, records
-from squelch.cluster.commands.other_trainers.weights import WeightsRule
-from squelch.cluster.errors import UserError, did_you_mean
-from squelch.envs.untrusted.files import is_folder, shortened
+from squelch.kit.base.errors import UserError, did_you_mean
+from squelch.kit.readers import format_rows, message_graph
+from squelch.kit.readers.format_rows import LeftOut, Row
+from squelch.kit.readers.records import SUFFIXES, Record, columns_of, records
+from squelch.kit.readers.weights import WeightsRule
+from squelch.kit.untrusted.files import is_folder, shortened
 
 
 @dataclass(frozen=True)

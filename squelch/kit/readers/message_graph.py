@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from squelch.cluster.commands.other_trainers.format_rows import LeftOut, Row, as_float, is_number
-from squelch.cluster.commands.other_trainers.records import Record
-from squelch.cluster.errors import UserError
+from squelch.kit.base.errors import UserError
+from squelch.kit.readers.format_rows import LeftOut, Row, as_float, is_number
+from squelch.kit.readers.records import Record
 
 EVALUATION = "an evaluation within a training run"
 NOT_TRAINED = "said by an agent that is not trained"

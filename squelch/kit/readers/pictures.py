@@ -27,17 +27,17 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squelch.api.messages import PICTURE_BLOCKS, VIDEO_BLOCKS
-from squelch.cluster.commands.other_trainers.format_rows import Row
-from squelch.cluster.commands.other_trainers.records import Record
-from squelch.cluster.errors import UserError
-from squelch.envs.pictures import Picture
-from squelch.envs.untrusted.files import Unreadable, brief, is_folder, read_bytes, reason, shortened
-from squelch.envs.untrusted.pictures import MAX_FILE, picture_of_file
+from squelch.kit.api.messages import PICTURE_BLOCKS, VIDEO_BLOCKS
+from squelch.kit.base.errors import UserError
+from squelch.kit.readers.format_rows import Row
+from squelch.kit.readers.records import Record
+from squelch.kit.records.picture_files import MAX_FILE, picture_of_file
+from squelch.kit.records.pictures import Picture
+from squelch.kit.untrusted.files import Unreadable, brief, is_folder, read_bytes, reason, shortened
 
 if TYPE_CHECKING:
-    from squelch.actors.pictures.geometry import Vision
-    from squelch.api.pictures import Given
+    from squelch.kit.api.pictures import Given
+    from squelch.kit.pictures.geometry import Vision
 
 PICTURES, VIDEOS = ("images", "image"), ("videos", "video")
 """Names of the columns."""
@@ -210,7 +210,7 @@ def _bare(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def decoded(rows: Sequence[tuple[int, Row]], vision: Vision, resize: bool) -> list[tuple[int, Row]]:
-    """The rows with their pictures as `squelch.api.pictures.Given`. UserError for one that is no picture or does not
+    """The rows with their pictures as `squelch.kit.api.pictures.Given`. UserError for one that is no picture or does not
     fit the model, unless `resize` makes it fit."""
     known: dict[str, Given] = {}
     found = []
@@ -224,8 +224,8 @@ def decoded(rows: Sequence[tuple[int, Row]], vision: Vision, resize: bool) -> li
 
 
 def _given(one: Encoded, vision: Vision, resize: bool) -> Given:
-    from squelch.actors.content import Picture as Placed
-    from squelch.api.pictures import Given
+    from squelch.kit.api.pictures import Given
+    from squelch.kit.records.content import Picture as Placed
 
     try:
         picture = picture_of_file(one.data, one.where)

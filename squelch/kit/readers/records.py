@@ -9,10 +9,10 @@
 Invariants:
 
 - A file of any size takes the memory of a few records: lines are read one by one, tables a batch at a time.
-- This process does not import Arrow: what Arrow decodes is decoded apart (`squelch/envs/untrusted/apart.py`).
+- This process does not import Arrow: what Arrow decodes is decoded apart (`squelch/kit/untrusted/apart.py`).
 - A last line that ends within a record is left out with a note, because its trainer may be writing it. Any other damage
   is refused; the error names the file and the record's number, from 1.
-- Files may be hostile (`squelch/envs/untrusted`).
+- Files may be hostile (`squelch/kit/untrusted`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from squelch.cluster.errors import UserError
-from squelch.envs.untrusted.apart import apart
-from squelch.envs.untrusted.files import MIB, Unreadable, decoding, is_file, open_file
-from squelch.envs.untrusted.parquet import table_names, table_rows
-from squelch.envs.untrusted.text import lines_of, parse_object
+from squelch.kit.base.errors import UserError
+from squelch.kit.untrusted.apart import apart
+from squelch.kit.untrusted.files import MIB, Unreadable, decoding, is_file, open_file
+from squelch.kit.untrusted.parquet import table_names, table_rows
+from squelch.kit.untrusted.text import lines_of, parse_object
 
 Record = dict[str, Any]
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".parquet")
@@ -79,7 +79,7 @@ def _is_array(path: Path) -> bool:
 
 
 def _array(path: Path) -> Iterator[tuple[int, Record]]:
-    from squelch.envs.untrusted.json_rows import JsonShard
+    from squelch.kit.untrusted.json_rows import JsonShard
 
     shard = JsonShard(path, None)
     yield from ((index + 1, shard.row(index)) for index in range(len(shard)))

@@ -14,12 +14,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from squelch.cluster.commands.other_trainers.format_rows import SAID_BY_TRL, LeftOut, as_float, is_number, whole_step
-from squelch.cluster.commands.other_trainers.formats import Format, files_of, format_named, trainers_format
-from squelch.cluster.commands.other_trainers.records import Record, columns_of, records
-from squelch.cluster.errors import UserError, bad_files_are_the_users, did_you_mean
-from squelch.envs.untrusted.apart import bounded_reading
-from squelch.envs.untrusted.files import brief, shortened
+from squelch.kit.base.errors import UserError, bad_files_are_the_users, did_you_mean
+from squelch.kit.readers.format_rows import SAID_BY_TRL, LeftOut, as_float, is_number, whole_step
+from squelch.kit.readers.formats import Format, files_of, format_named, trainers_format
+from squelch.kit.readers.records import Record, columns_of, records
+from squelch.kit.untrusted.apart import bounded_reading
+from squelch.kit.untrusted.files import brief, shortened
 
 GROUP_COLUMNS = ("group_id", "prompt_id", "uid", "prompt", "input", "input_prompt", "prompt_ids")
 """Columns that tell groups apart, in this order."""

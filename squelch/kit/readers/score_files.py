@@ -1,6 +1,6 @@
 """Reads the files of `squelch score`: prompts and completions of any trainer, converted to ids that the model scores.
 
-`formats.py` recognises a file and reads its records as rows, `squelch.api.samples` converts the rows, with the model
+`formats.py` recognises a file and reads its records as rows, `squelch.kit.api.samples` converts the rows, with the model
 folder's tokenizer.json and its chat template. Only the rows of the wanted step are kept, so a file of a whole run need
 not fit into memory.
 
@@ -17,22 +17,22 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squelch.api.completions import Markers
-from squelch.api.messages import BadSample, MessageRenderer, is_messages, is_tools
-from squelch.api.pictures import place_of
-from squelch.api.samples import Reasonings, Row, SampleReader
-from squelch.api.turns import Turns
-from squelch.cluster.commands.other_trainers.format_rows import NEEDED, LeftOut, is_sample, whole_step
-from squelch.cluster.commands.other_trainers.formats import Format, files_of, format_named, format_of
-from squelch.cluster.commands.other_trainers.pictures import PICTURES, PLACE, VIDEOS, PictureFiles, decoded
-from squelch.cluster.commands.other_trainers.records import SUFFIXES, records, suffix_of
-from squelch.cluster.errors import UserError, as_user_error, bad_files_are_the_users
-from squelch.envs.untrusted.apart import bounded_reading
-from squelch.envs.untrusted.files import brief, is_file, is_folder, read_bytes, shortened, state
-from squelch.envs.untrusted.text import MAX_LINE, parse_object
+from squelch.kit.api.completions import Markers
+from squelch.kit.api.messages import BadSample, MessageRenderer, is_messages, is_tools
+from squelch.kit.api.pictures import place_of
+from squelch.kit.api.samples import Reasonings, Row, SampleReader
+from squelch.kit.api.turns import Turns
+from squelch.kit.base.errors import UserError, as_user_error, bad_files_are_the_users
+from squelch.kit.readers.format_rows import NEEDED, LeftOut, is_sample, whole_step
+from squelch.kit.readers.formats import Format, files_of, format_named, format_of
+from squelch.kit.readers.pictures import PICTURES, PLACE, VIDEOS, PictureFiles, decoded
+from squelch.kit.readers.records import SUFFIXES, records, suffix_of
+from squelch.kit.untrusted.apart import bounded_reading
+from squelch.kit.untrusted.files import brief, is_file, is_folder, read_bytes, shortened, state
+from squelch.kit.untrusted.text import MAX_LINE, parse_object
 
 if TYPE_CHECKING:
-    from squelch.actors.pictures.geometry import Vision
+    from squelch.kit.pictures.geometry import Vision
 
 LARGEST_ID = 2**31 - 1
 """Tokenizers have ids of 32 bits, and no model has a vocabulary near that."""
@@ -221,7 +221,7 @@ def _is_ids(value: Any) -> bool:
 
 
 class Reader:
-    """Converts the rows of a file to ids with a model folder's tokenizer; see `squelch.api.samples.SampleReader`.
+    """Converts the rows of a file to ids with a model folder's tokenizer; see `squelch.kit.api.samples.SampleReader`.
     `vision`: how the model is shown pictures, None if it cannot be; `resize`: whether these are made to fit.
     ValueError if the folder has no tokenizer.json."""
 
@@ -236,14 +236,14 @@ class Reader:
         vision: Vision | None = None,
         resize: bool = False,
     ) -> None:
-        from squelch.actors.text.tokenizer import TOKENIZER_FILE, check_vocabulary, read_tokenizer
+        from squelch.kit.text.tokenizer import TOKENIZER_FILE, check_vocabulary, read_tokenizer
 
         tokenizer = read_tokenizer(model_dir, of_a_stranger=True)
         check_vocabulary(model_dir / TOKENIZER_FILE, tokenizer, vocab_size)
         self._tokenizer, self._vision, self._resize, self._place = tokenizer, vision, resize, ""
 
         def renderer() -> MessageRenderer:
-            from squelch.actors.text.chat_template import read_chat_template, read_chat_tokenizer
+            from squelch.kit.text.chat_template import read_chat_template, read_chat_tokenizer
 
             template = read_chat_template(model_dir, read_chat_tokenizer(model_dir))
             return MessageRenderer(template, tokenizer, markers or (), str(path), self._place)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from squelch.envs.untrusted.files import is_folder
+from squelch.kit.untrusted.files import is_folder
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from squelch.envs import pictures as shown_pictures
+from squelch.kit.records import pictures as shown_pictures
 
 KEY_BYTES = 16
 
@@ -30,7 +30,7 @@ class Picture:
     media_type: str
     """Media type of the encoded bytes, e.g. `image/png`."""
     digest: str
-    """The first 128 bits of the identity of its pixels (`envs.pictures`), in hexadecimal."""
+    """The first 128 bits of the identity of its pixels (`kit.records.pictures`), in hexadecimal."""
     data: bytes | None = None
     """The encoded bytes."""
     reference: str | None = None
@@ -39,14 +39,14 @@ class Picture:
     @classmethod
     def of(cls, position: int, picture: shown_pictures.Picture) -> Picture:
         """The picture as a PNG."""
-        from squelch.envs.untrusted.pictures import png_of  # reads pictures too, which most users of keys never do
+        from squelch.kit.records.picture_files import png_of  # reads pictures too, which most users of keys never do
 
         return cls(position, "image/png", picture.identity[: 2 * KEY_BYTES], png_of(picture))
 
     def decoded(self, where: str) -> shown_pictures.Picture:
         """The pixels. Raises ValueError, beginning with `where`, for a picture without its bytes or that cannot be
         decoded."""
-        from squelch.envs.untrusted.pictures import own_picture_of_png
+        from squelch.kit.records.picture_files import own_picture_of_png
 
         if self.data is None:
             raise ValueError(f"{where}: the picture at {self.position} comes without its bytes ({self.reference})")

@@ -1,6 +1,6 @@
 """What a judge of reasonings is: it reads states and claims, and decides whether the claims are true. Pure.
 
-An environment declares its judge (`envs.contract.Judged`); `actors.diagnosis.grounding` counts with it.
+An environment declares its judge (`envs.contract.Judged`); `kit.diagnosis.grounding` counts with it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # its pixels need numpy, which the table of environments does not load
-    from squelch.envs.pictures import Picture
+    from squelch.kit.records.pictures import Picture
 
 
 class Judge(Protocol):

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from squelch.envs.pictures import Picture, Shown
-from squelch.envs.untrusted.files import MIB, Unreadable, brief, decoding, reason, size_text
+from squelch.kit.records.pictures import Picture, Shown
+from squelch.kit.untrusted.files import MIB, Unreadable, brief, decoding, reason, size_text
 
 if TYPE_CHECKING:
     from PIL.Image import Image

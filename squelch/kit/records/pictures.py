@@ -10,7 +10,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from squelch.envs.untrusted.files import brief
+from squelch.kit.untrusted.files import brief
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,4 +1,4 @@
-"""Records of tasks, tickets, trajectories and groups. `actors.archive.rows` makes tables of them.
+"""Records of tasks, tickets, trajectories and groups. `kit.archive.rows` makes tables of them.
 
 Invariants:
 
@@ -29,9 +29,9 @@ from typing import Any
 
 import numpy as np
 
-from squelch.actors.content import Picture, Prompt, pictures_within
-from squelch.actors.failures import Failure
-from squelch.envs.splits import Split
+from squelch.kit.records.content import Picture, Prompt, pictures_within
+from squelch.kit.records.failures import Failure
+from squelch.kit.records.splits import Split
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class VersionSpan:
 
 @dataclass
 class Turn:
-    """One turn of a trajectory; positions index the trajectory's `token_ids`. See `actors.archive.schema.TURN`."""
+    """One turn of a trajectory; positions index the trajectory's `token_ids`. See `kit.archive.schema.TURN`."""
 
     sample_start: int
     sample_end: int

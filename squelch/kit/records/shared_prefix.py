@@ -7,9 +7,9 @@ without pictures is its ids.
 Each user saves computation on a shared prefix in its own way:
 
 - The learner needs gradients from every row through the shared tokens, hence one pass over all rows. It packs the rows
-  into a forest in which every token attends along its path (`actors.packed.packing`).
+  into a forest in which every token attends along its path (`kit.packed.packing`).
 - The scorer needs no gradient, and has more pairs of prompt and reasoning than fit into one pass. It reuses the keys
-  and values of a prefix in several passes (`actors.scorer.cross_scoring`).
+  and values of a prefix in several passes (`kit.scoring.cross_scoring`).
 - The warm-up gives every batch the system message's keys and values, with their gradient (`learner.warmup.training`).
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from squelch.actors.content import Picture
+from squelch.kit.records.content import Picture
 
 
 def identities(rows: Sequence[np.ndarray], pictures: Sequence[Sequence[Picture]]) -> list[np.ndarray]:

@@ -3,20 +3,20 @@
 Computation is shared as follows. The ids that all prompts have in common at their beginning are forwarded once, and
 each prompt's remaining ids once. Each reasoning is scored against a prompt's keys and values without copying them: the
 queries of a whole batch attend to the shared prefix in one call, and causally to their own tokens
-(`actors.scorer.prefix_attention`). The log-probability of Z's first token comes from the prompt's last position, so
+(`kit.scoring.prefix_attention`). The log-probability of Z's first token comes from the prompt's last position, so
 only |Z| - 1 tokens are forwarded, and the output head is applied at these positions only. Equal reasonings and equal
 prompts are scored once. `path_sums` scores answers too: continuations of a prompt that begin alike, such as several
-answers after one reasoning, are one row, a tree of tokens (`actors.scorer.token_trees`).
+answers after one reasoning, are one row, a tree of tokens (`kit.scoring.token_trees`).
 
 A prompt whose continuations do not fill a pass can share one with other prompts: their rows are packed into a forest
-(`actors.packed.packing`), which is forwarded at once. Of the two ways, `columns="measured"` takes for each matrix the
-one that is expected to take less time on this device (`actors.scorer.passes`).
+(`kit.packed.packing`), which is forwarded at once. Of the two ways, `columns="measured"` takes for each matrix the
+one that is expected to take less time on this device (`kit.scoring.passes`).
 
 Invariants:
 
 - All entries of a matrix are computed with the same weights, and in the same way.
 - The result equals one plain forward for each pair to 1e-4 nats per token in float32
-  (tests/actors/scorer/test_cross_scoring.py).
+  (tests/kit/scoring/test_cross_scoring.py).
 - Memory beyond the weights is bounded: at most `token_budget` forwarded tokens at a time (or one sequence), on a CPU
   `CPU_TOKENS`; keys and values of one batch of prompts (none of packed prompts), `prefix_attention.MAX_SCORES`
   attention scores and `MAX_LOGITS` logits (`actors.scorer.memory`).
@@ -39,14 +39,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from squelch.actors.content import PlacedPictures
-from squelch.actors.packed.layout import Layout
-from squelch.actors.packed.packing import Forest, pack
-from squelch.actors.packed.seeing import decoder, use_attention
-from squelch.actors.pictures.geometry import Vision
-from squelch.actors.process.progress_marks import Marks, Progress
-from squelch.actors.scorer.models import plain_log_probs, probe_ids, refuse_other_attention
-from squelch.actors.scorer.passes import (
+from squelch.kit.packed.layout import Layout
+from squelch.kit.packed.packing import Forest, pack
+from squelch.kit.packed.seeing import decoder, use_attention
+from squelch.kit.pictures.geometry import Vision
+from squelch.kit.process.progress_marks import Marks, Progress
+from squelch.kit.records.content import PlacedPictures
+from squelch.kit.records.shared_prefix import distinct
+from squelch.kit.scoring.models import plain_log_probs, probe_ids, refuse_other_attention
+from squelch.kit.scoring.passes import (
     Columns,
     OneAPass,
     PassCosts,
@@ -57,10 +58,9 @@ from squelch.actors.scorer.passes import (
     refuse_bad_paths,
     refuse_bad_rows,
 )
-from squelch.actors.scorer.picture_features import PictureFeatures, Pictures, Spot
-from squelch.actors.scorer.prefix_attention import NAMES, LayerCache, PrefixContext
-from squelch.actors.scorer.token_trees import Path, TokenTree
-from squelch.actors.shared_prefix import distinct
+from squelch.kit.scoring.picture_features import PictureFeatures, Pictures, Spot
+from squelch.kit.scoring.prefix_attention import NAMES, LayerCache, PrefixContext
+from squelch.kit.scoring.token_trees import Path, TokenTree
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class CrossScorer:
 
         Prompts and reasonings are 1-D integer arrays of at least one id. `wanted`: (num_reasonings, num_prompts) bool,
         the pairs to score; other pairs are NaN. `pictures`: the prompts' pictures; prompts are merged, and share keys
-        and values, by ids and pictures. `positions`: of the prompts' tokens, as of `actors.scorer.passes.Columns`, if
+        and values, by ids and pictures. `positions`: of the prompts' tokens, as of `kit.scoring.passes.Columns`, if
         no pictures give them; equal content has equal positions. Raises ValueError if a pair, even an unwanted one,
         exceeds the context, and for pictures that the model cannot be fed.
         """

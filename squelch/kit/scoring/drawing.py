@@ -9,7 +9,7 @@ Invariants:
 - X is the exact ids that were fed in the turn's segment, up to and including the opening of the reasoning; Z is the
   sampled ids that lie completely inside the reasoning. No text is decoded and encoded again.
 - A draw is a function of the groups' ids, the trajectories' indices and the seed, but not of the order of arrival.
-- Prompts with the same content, ids and pictures (`actors.content.content_key`), are one column. Its weight is the mass
+- Prompts with the same content, ids and pictures (`kit.records.content.content_key`), are one column. Its weight is the mass
   of its draws, so that the mixture over columns equals the mixture over draws. In the first-turn scope each group has
   mass 1; in the trajectory scope each draw has mass 1.
 - Reasonings that cannot be scored are counted by reason.
@@ -26,8 +26,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from squelch.actors.content import Picture, content_key
-from squelch.actors.records import Trajectory
+from squelch.kit.records.content import Picture, content_key
+from squelch.kit.records.records import Trajectory
 
 Groups = Mapping[str, Sequence[Trajectory]]
 """Trajectories by group id."""
@@ -152,7 +152,7 @@ def reasoned_share(groups: Groups, first_turns: bool) -> float:
 
 
 def unusable(trajectory: Trajectory, index: int, oldest_version: int) -> str | None:
-    """The reason, one of `actors.scorer.metrics.EXCLUSIONS`, why that turn's reasoning cannot be scored, or None."""
+    """The reason, one of `kit.scoring.metrics.EXCLUSIONS`, why that turn's reasoning cannot be scored, or None."""
     return "failed" if trajectory.failure is not None else unusable_turn(trajectory, index, oldest_version)
 
 

@@ -1,4 +1,4 @@
-"""Scores the fixed probe's reasonings under the prompts of their tasks' twins (`actors.diagnosis.hard_negatives`).
+"""Scores the fixed probe's reasonings under the prompts of their tasks' twins (`kit.diagnosis.hard_negatives`).
 
 The prompts come with the evaluation (`actors.messages.Cluster`), made by an environment actor
 (`actors.play.clusters`). Imports neither torch nor Ray.
@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from squelch.actors.content import Prompt, content_key
-from squelch.actors.diagnosis.hard_negatives import read_hard
-from squelch.actors.records import Cluster
+from squelch.kit.diagnosis.hard_negatives import read_hard
+from squelch.kit.records.content import Prompt, content_key
+from squelch.kit.records.records import Cluster
 
 if TYPE_CHECKING:
-    from squelch.actors.scorer.linking import Engine
-    from squelch.actors.scorer.probe_drawing import ProbeDraw
+    from squelch.kit.scoring.linking import Engine
+    from squelch.kit.scoring.probe_drawing import ProbeDraw
 
 METRICS = ("mi", "mi_low", "mi_high", "mi_standard_error", "ceiling", "answers_changed", "tasks", "pairs")
 """Keys of the metrics; `answers_changed`: share of the twins with another best answer; `pairs`: scored for this."""

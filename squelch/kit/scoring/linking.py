@@ -1,7 +1,7 @@
 """Scores the links of reasonings and answers: the continuations of each prompt, and the use of their likelihoods.
 
 The pairs are n reasonings Z_s with their answers A_s, each sampled under its prompt X_s. Under each prompt X_j the
-engine scores rows that begin with one reasoning (`actors.scorer.token_trees`):
+engine scores rows that begin with one reasoning (`kit.scoring.token_trees`):
 
     reasoning r      wanted under X_j                                       belongs to
     any              Z_r itself                                             `reasonings` [r, j], as for the MI
@@ -22,17 +22,17 @@ from typing import Protocol
 
 import numpy as np
 
-from squelch.actors.content import Picture
-from squelch.actors.diagnosis.links import LinksEvaluation, read_links
-from squelch.actors.diagnosis.metrics import SHARES
-from squelch.actors.scorer.token_trees import Path
+from squelch.kit.diagnosis.links import LinksEvaluation, read_links
+from squelch.kit.diagnosis.metrics import SHARES
+from squelch.kit.records.content import Picture
+from squelch.kit.scoring.token_trees import Path
 
 PROMPTS_AT_ONCE = 8
 """Prompts whose continuations are in memory at once; the ids that all prompts share are fed once for each such set."""
 
 
 class PathEngine(Protocol):
-    """The part of `actors.scorer.cross_scoring.CrossScorer` that scores continuations."""
+    """The part of `kit.scoring.cross_scoring.CrossScorer` that scores continuations."""
 
     def path_sums(
         self,
@@ -45,7 +45,7 @@ class PathEngine(Protocol):
 
 
 class Engine(PathEngine, Protocol):
-    """The part of `actors.scorer.cross_scoring.CrossScorer` that the scorer and the fixed probe use."""
+    """The part of `kit.scoring.cross_scoring.CrossScorer` that the scorer and the fixed probe use."""
 
     context_length: int
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from squelch.actors.diagnosis.fixed_probe import saturated
-from squelch.actors.diagnosis.proxies import METRIC_KEYS, RECALL_AT, Proxies
-from squelch.actors.diagnosis.uncertainty import Uncertainty
+from squelch.kit.diagnosis.fixed_probe import saturated
+from squelch.kit.diagnosis.proxies import METRIC_KEYS, RECALL_AT, Proxies
+from squelch.kit.diagnosis.uncertainty import Uncertainty
 
 UNKNOWN = (
     dict.fromkeys((*METRIC_KEYS, *(f"recall@{k}" for k in RECALL_AT), "prompts_needed", "mi_saturated"), math.nan)

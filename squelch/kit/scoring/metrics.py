@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from squelch.actors.diagnosis.metrics import LINKS, LINKS_TESTED, PARTS, SCOPES, SHARES, scoped
-from squelch.actors.metrics.specification import MetricSpec, Section, Table, counter, gauge, product
+from squelch.kit.diagnosis.metrics import LINKS, LINKS_TESTED, PARTS, SCOPES, SHARES, scoped
+from squelch.kit.metrics.specification import MetricSpec, Section, Table, counter, gauge, product
 
 OUTCOMES = ("done", "skipped", "refused", "late", "failed", "withdrawn")
 """What a scorer step that is due may come to; a late one ends as another of these."""
@@ -105,7 +105,7 @@ PROBE = (
     gauge("squelch_probe_version", "probe/version", "Policy version of the probe's last evaluation"),
     gauge("squelch_probe_cpu_seconds", "probe/cpu_seconds", "CPU seconds of the probe's last evaluation"),
 )
-"""Metrics of the fixed probe (`actors.diagnosis.fixed_probe`)."""
+"""Metrics of the fixed probe (`kit.diagnosis.fixed_probe`)."""
 
 _SHARES = product(tuple(f"{100 * share:.0f}" for share in SHARES))
 
@@ -205,7 +205,7 @@ ANSWERS = (
         "D of the fixed probe's tasks of one kind, nats per answer; NaN without a scored answer",
     ),
 )
-"""Metrics of the links from reasoning to answer (`actors.diagnosis.links`)."""
+"""Metrics of the links from reasoning to answer (`kit.diagnosis.links`)."""
 
 _READ = ("probe", "trajectory")
 MODALITY = (
@@ -260,7 +260,7 @@ MODALITY = (
         "What a reasoning loses if its pictures are blank (their mean colour), nats per sequence; not an MI",
     ),
 )
-"""Metrics of MI by modality (`actors.diagnosis.modality`)."""
+"""Metrics of MI by modality (`kit.diagnosis.modality`)."""
 
 METRICS: Table = {
     Section.REASONING: (

@@ -1,4 +1,4 @@
-"""Scores reasonings under other prompts' pictures or texts alone (`actors.diagnosis.modality`): those of the fixed
+"""Scores reasonings under other prompts' pictures or texts alone (`kit.diagnosis.modality`): those of the fixed
 probe's tasks, and those of the trajectory scope, whose contexts count as tasks.
 
 Pictures are swapped together, and only between prompts of one layout: as many pictures, of the same sizes. Imports
@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from squelch.actors.content import Picture, content_key
-from squelch.actors.diagnosis.metrics import MODALITY_KEYS, PARTS
-from squelch.actors.diagnosis.modality import PartEvaluation, counted, read_part, text_alone
-from squelch.actors.scorer.settings import PROBE_OTHERS
-from squelch.envs import pictures as envs_pictures
+from squelch.kit.diagnosis.metrics import MODALITY_KEYS, PARTS
+from squelch.kit.diagnosis.modality import PartEvaluation, counted, read_part, text_alone
+from squelch.kit.records import pictures as envs_pictures
+from squelch.kit.records.content import Picture, content_key
+from squelch.kit.scoring.settings import PROBE_OTHERS
 
 if TYPE_CHECKING:
-    from squelch.actors.scorer.linking import Engine
+    from squelch.kit.scoring.linking import Engine
 
 Shown = tuple[Picture, ...]
 WHERE = "MI by modality"

@@ -1,7 +1,7 @@
 """Passes that hold the continuations of many prompts, and what a pass costs on the device at hand. Pure numpy.
 
 A forward pass of few tokens takes as long as its launches do. One prompt's continuations are often few, so the scorer
-packs those of many prompts into one pass (`actors.packed.packing`), in which each prompt is fed once for all its
+packs those of many prompts into one pass (`kit.packed.packing`), in which each prompt is fed once for all its
 continuations. A prompt whose continuations fill a pass is cheaper on its own keys and values, which several passes
 reuse. `PassCosts` says which of the two ways is faster, from what passes have cost so far.
 """
@@ -14,10 +14,10 @@ from functools import cached_property
 
 import numpy as np
 
-from squelch.actors.packed.packing import MIN_SAVED, Forest
-from squelch.actors.pictures.arrays import Shown
-from squelch.actors.scorer.token_trees import Path, tree_of
-from squelch.actors.shared_prefix import common_length, common_lengths, in_order
+from squelch.kit.packed.packing import MIN_SAVED, Forest
+from squelch.kit.pictures.arrays import Shown
+from squelch.kit.records.shared_prefix import common_length, common_lengths, in_order
+from squelch.kit.scoring.token_trees import Path, tree_of
 
 ENOUGH_TOKENS = 512
 """Tokens in a batch beyond which throughput no longer grows on a CPU core (0.8 M parameters)."""
@@ -63,8 +63,8 @@ def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
 class Columns:
     """Prompts and the continuations to score after each.
 
-    `prompts`: (length,) int64 ids each; `shown`: their identities (`actors.shared_prefix.identities`); `rows`: by
-    prompt, the paths of each row (`actors.scorer.token_trees`); `positions`: by prompt the position of each of its
+    `prompts`: (length,) int64 ids each; `shown`: their identities (`kit.records.shared_prefix.identities`); `rows`: by
+    prompt, the paths of each row (`kit.scoring.token_trees`); `positions`: by prompt the position of each of its
     tokens, (length,) or (axes, length), int64; None: they count from 0. Tokens after a prompt count on from its largest
     position, in every axis. `pictures`: by prompt, what is fed of its pictures; None for a model without a tower.
     """

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from squelch.actors.content import Picture, PlacedPictures
-from squelch.actors.packed.packing import Forest
-from squelch.actors.packed.seeing import features
-from squelch.actors.pictures.arrays import Shown, positions_of, shown_of
-from squelch.actors.pictures.geometry import Vision
-from squelch.actors.scorer.passes import Columns, Place
-from squelch.actors.shared_prefix import identities
+from squelch.kit.packed.packing import Forest
+from squelch.kit.packed.seeing import features
+from squelch.kit.pictures.arrays import Shown, positions_of, shown_of
+from squelch.kit.pictures.geometry import Vision
+from squelch.kit.records.content import Picture, PlacedPictures
+from squelch.kit.records.shared_prefix import identities
+from squelch.kit.scoring.passes import Columns, Place
 
 Pictures = Sequence[Sequence[Picture]]
 """The pictures of each prompt."""

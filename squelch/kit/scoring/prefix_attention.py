@@ -10,7 +10,7 @@ The prefix's keys and values are computed once and not copied for each row. Ther
 - With `learner.kernels: plain`, each row's keys are the prefix's keys followed by its own, under a mask. This form
   defines the result of the other two.
 
-A pass over packed rows, which share no prefix outside it, has the attention of `actors.packed.attention`.
+A pass over packed rows, which share no prefix outside it, has the attention of `kit.packed.attention`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from squelch.actors.packed.attention import packed_attention, plain_attention
-from squelch.actors.packed.layout import Layout
-from squelch.actors.process.private_operators import private_operator
+from squelch.kit.packed.attention import packed_attention, plain_attention
+from squelch.kit.packed.layout import Layout
+from squelch.kit.process.private_operators import private_operator
 
 CPU_FLASH = "ops.aten._scaled_dot_product_flash_attention_for_cpu"
 CUDA_FLASH = "ops.aten._scaled_dot_product_flash_attention"

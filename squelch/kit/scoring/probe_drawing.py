@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from squelch.actors.content import Picture, content_key, pictures_within
-from squelch.actors.records import Trajectory
-from squelch.actors.scorer.drawing import Groups, unusable_turn
+from squelch.kit.records.content import Picture, content_key, pictures_within
+from squelch.kit.records.records import Trajectory
+from squelch.kit.scoring.drawing import Groups, unusable_turn
 
 AnswerEnd = Callable[[np.ndarray], int | None]
 """Number of ids of the answer among the ids sampled from the reasoning's end on (`ChatCodec.answer_end`)."""

@@ -1,9 +1,9 @@
 """The fixed probe's evaluations: scores the reasonings of its tasks, and remembers the first evaluation.
 
 The coordinator plays the probe's tasks with fixed request seeds (`cluster.loop.watchers.probing`), and
-`actors.scorer.probe_drawing` chooses what can be scored. The estimators are
-`actors.diagnosis.fixed_probe` for the reasonings and `actors.diagnosis.links` for the answers that follow them, which
-are scored in the same pass (`actors.scorer.linking`). Imports neither torch nor Ray.
+`kit.scoring.probe_drawing` chooses what can be scored. The estimators are
+`kit.diagnosis.fixed_probe` for the reasonings and `kit.diagnosis.links` for the answers that follow them, which
+are scored in the same pass (`kit.scoring.linking`). Imports neither torch nor Ray.
 
 Invariants:
 
@@ -20,19 +20,19 @@ from typing import Any
 
 import numpy as np
 
-from squelch.actors.diagnosis.budget import draw_pairs
-from squelch.actors.diagnosis.fixed_probe import ProbeEvaluation, read_probe
-from squelch.actors.diagnosis.links import LinksEvaluation
-from squelch.actors.diagnosis.metrics import LINK_KEYS, MODALITY_KEYS
-from squelch.actors.filter.coverage import SHOWN_KINDS, kind_name
-from squelch.actors.records import Cluster
-from squelch.actors.scorer import hard_scoring
-from squelch.actors.scorer.drawing import Groups
-from squelch.actors.scorer.linking import Engine, Pairs, draw_references, read_scored, score_links
-from squelch.actors.scorer.metrics import ANSWER_EXCLUSIONS
-from squelch.actors.scorer.modality_scoring import modality_metrics
-from squelch.actors.scorer.probe_drawing import AnswerEnd, ProbeDraw, answers_of, draw_probe
-from squelch.actors.scorer.settings import ProbeConfig
+from squelch.kit.diagnosis.budget import draw_pairs
+from squelch.kit.diagnosis.fixed_probe import ProbeEvaluation, read_probe
+from squelch.kit.diagnosis.links import LinksEvaluation
+from squelch.kit.diagnosis.metrics import LINK_KEYS, MODALITY_KEYS
+from squelch.kit.filter.coverage import SHOWN_KINDS, kind_name
+from squelch.kit.records.records import Cluster
+from squelch.kit.scoring import hard_scoring
+from squelch.kit.scoring.drawing import Groups
+from squelch.kit.scoring.linking import Engine, Pairs, draw_references, read_scored, score_links
+from squelch.kit.scoring.metrics import ANSWER_EXCLUSIONS
+from squelch.kit.scoring.modality_scoring import modality_metrics
+from squelch.kit.scoring.probe_drawing import AnswerEnd, ProbeDraw, answers_of, draw_probe
+from squelch.kit.scoring.settings import ProbeConfig
 
 METRICS = (
     *("mi", "mi_low", "mi_high", "mi_standard_error", "mi_upper", "mi_upper_low", "mi_upper_high"),

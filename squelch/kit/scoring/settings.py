@@ -2,12 +2,12 @@
 
 from pydantic import Field
 
-from squelch.envs.settings import Settings
+from squelch.kit.base.settings import Settings
 
 PROBE_TASKS, PROBE_SAMPLES = 32, 4
 """Tasks of the fixed probe, and trajectories of each, if they are not set."""
 PROBE_TWINS = 7
-"""Other prompts of a task's cluster of hard negatives, at most (`actors.diagnosis.hard_negatives`)."""
+"""Other prompts of a task's cluster of hard negatives, at most (`kit.diagnosis.hard_negatives`)."""
 OTHERS = 7
 """Other prompts under which the probe is scored under a budget."""
 REFERENCES = 2
@@ -33,12 +33,12 @@ class ProbeConfig(Settings):
     """Other prompts under which each reasoning is scored, drawn at random; unset: all of them."""
     hard: bool | None = None
     """Whether each reasoning is also scored under the prompts of seven near variations of its task (hard negatives,
-    `actors.diagnosis.hard_negatives`). Unset: if the environment has such variations and `scorer.share` has room.
+    `kit.diagnosis.hard_negatives`). Unset: if the environment has such variations and `scorer.share` has room.
     `true`: whatever it costs, and where the environment has none under the nearest of 1,000 further tasks, which are
     started once when the run starts; refused where they are pictures."""
     links: bool | None = None
     """Whether the answers are scored too, to measure whether they follow from the reasoning
-    (`actors.diagnosis.links`). Unset: yes, unless even the fewest would cost more than `scorer.share` allows."""
+    (`kit.diagnosis.links`). Unset: yes, unless even the fewest would cost more than `scorer.share` allows."""
     answer_tasks: int | None = Field(None, ge=4)
     """Tasks whose answers are scored, the first of the probe's, each after reasonings of the others among them; unset:
     all. From 8 on the intervals were tested (docs/research/known-links.md)."""

@@ -2,7 +2,7 @@
 
 Invariants:
 
-- A template is rendered in a child process with bounded memory and CPU time (`squelch/actors/text/render.py`). A
+- A template is rendered in a child process with bounded memory and CPU time (`squelch/kit/text/render.py`). A
   template that exceeds them, or raises an error, is refused with the folder's name.
 - `parts` renders a placeholder in place of each content, and of each reasoning (`reasoning_content`): a word that
   nobody can guess, between the text's own white space, because templates may strip it. What stands in the word's place
@@ -23,10 +23,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from squelch.actors.text import render, trial
-from squelch.actors.text.child import Broken, answer_of
-from squelch.actors.text.stamp import read_stamp
-from squelch.actors.text.tokenizer import (
+from squelch.kit.text import render, trial
+from squelch.kit.text.child import Broken, answer_of
+from squelch.kit.text.stamp import read_stamp
+from squelch.kit.text.tokenizer import (
     DAMAGED,
     FILES,
     REMEDY,
@@ -35,7 +35,7 @@ from squelch.actors.text.tokenizer import (
     encode_completely,
     read_tokenizer,
 )
-from squelch.envs.untrusted.files import Unreadable, decoding
+from squelch.kit.untrusted.files import Unreadable, decoding
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -1,7 +1,7 @@
 """Renders a chat template in a process of its own, which has little memory and little time. Run as a script.
 
 A template is a program of the model folder's author: it can loop, or double a string until the memory is gone, inside
-jinja's sandbox, too. `squelch/actors/text/chat_template.py` starts this script, writes one JSON object to its standard
+jinja's sandbox, too. `squelch/kit/text/chat_template.py` starts this script, writes one JSON object to its standard
 input (the arguments of `rendered`) and reads one from its standard output: `texts`, or `error` with the `index` of the
 conversation at fault. The arguments are the bounds: bytes of memory and seconds of CPU time.
 

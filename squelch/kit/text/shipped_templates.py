@@ -16,10 +16,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from squelch.actors.process.disk import put_in_place
-from squelch.actors.text.chat_template import MAX_TEMPLATE_CHARACTERS
-from squelch.actors.text.stamp import STAMP_FILE, Stamp, read_stamp
-from squelch.envs.untrusted.files import decoding, is_file, is_folder, read_bytes
+from squelch.kit.base.disk import put_in_place
+from squelch.kit.text.chat_template import MAX_TEMPLATE_CHARACTERS
+from squelch.kit.text.stamp import STAMP_FILE, Stamp, read_stamp
+from squelch.kit.untrusted.files import decoding, is_file, is_folder, read_bytes
 
 FOLDER = Path(__file__).parent / "templates"
 SHIPPED = tuple(sorted(path.stem for path in FOLDER.glob("*.jinja")))

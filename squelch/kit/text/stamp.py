@@ -7,8 +7,8 @@ from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
-from squelch.actors.text.tokenizer import read_object
-from squelch.envs.untrusted.files import Unreadable
+from squelch.kit.text.tokenizer import read_object
+from squelch.kit.untrusted.files import Unreadable
 
 STAMP_FILE = "squelch_format.json"
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from tokenizers import Tokenizer, models
 
-from squelch.actors.text import trial
-from squelch.actors.text.child import Broken, answer_of
-from squelch.envs.untrusted.files import (
+from squelch.kit.text import trial
+from squelch.kit.text.child import Broken, answer_of
+from squelch.kit.untrusted.files import (
     MAX_REASON,
     MIB,
     Unreadable,
@@ -33,7 +33,7 @@ from squelch.envs.untrusted.files import (
     size_text,
     state,
 )
-from squelch.envs.untrusted.text import parse_object
+from squelch.kit.untrusted.text import parse_object
 
 MAX_FILE_BYTES = 64 * MIB
 TOKENIZER_FILE = "tokenizer.json"

@@ -1,7 +1,7 @@
 """Lets a tokenizer encode and decode a sample, in a process that has little memory and time. Run as a script.
 
 A tokenizer.json is a program of the model folder's author: replacements can double a text again and again, and damaged
-fields make the Rust library panic. `squelch/actors/text/tokenizer.py` starts this script, which reads the file from
+fields make the Rust library panic. `squelch/kit/text/tokenizer.py` starts this script, which reads the file from
 standard input and writes the fault, if there is one. The arguments are the bounds: bytes of memory and seconds of CPU
 time.
 """

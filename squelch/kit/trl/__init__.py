@@ -31,17 +31,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from squelch.trl.groups import GroupFilter
-    from squelch.trl.observer import Observer
-    from squelch.trl.trainer import SquelchGRPOTrainer, SquelchMixin
+    from squelch.kit.trl.groups import GroupFilter
+    from squelch.kit.trl.observer import Observer
+    from squelch.kit.trl.trainer import SquelchGRPOTrainer, SquelchMixin
 
 __all__ = ["GroupFilter", "Observer", "SquelchGRPOTrainer", "SquelchMixin"]
 
 _MODULES = {
-    "GroupFilter": "squelch.trl.groups",
-    "Observer": "squelch.trl.observer",
-    "SquelchGRPOTrainer": "squelch.trl.trainer",
-    "SquelchMixin": "squelch.trl.trainer",
+    "GroupFilter": "squelch.kit.trl.groups",
+    "Observer": "squelch.kit.trl.observer",
+    "SquelchGRPOTrainer": "squelch.kit.trl.trainer",
+    "SquelchMixin": "squelch.kit.trl.trainer",
 }
 
 

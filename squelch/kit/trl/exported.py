@@ -1,5 +1,5 @@
 """A TRL run at `/metrics`, under the names that a run of Squelch exports, so that its dashboards and alerts serve both
-(`api.metrics`)."""
+(`kit.api.metrics`)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import squelch
-from squelch.actors.metrics.served import serve
-from squelch.actors.metrics.settings import RecorderConfig
-from squelch.api.metrics import REGISTRY
+from squelch.kit.api.metrics import REGISTRY
+from squelch.kit.metrics.served import serve
+from squelch.kit.metrics.settings import RecorderConfig
 
 LOGGED_BY_TRL = {
     "loss": "learner/loss",

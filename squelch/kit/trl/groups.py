@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 import squelch
-from squelch.actors.filter.metrics import step_metrics
+from squelch.kit.filter.metrics import step_metrics
 
 OVER_TOKENS = ("dapo", "cispo", "vespo")
 OVER_ROWS = ("grpo", "sapo", "luspo", "dr_grpo")

@@ -31,14 +31,14 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import gather_object
 from transformers import TrainerCallback
 
-from squelch.actors.diagnosis.metrics import REGIMES
-from squelch.actors.process.disk import write_whole
-from squelch.actors.scorer.borrowed import SHARDED, inner_model
-from squelch.api.completions import Markers
-from squelch.api.messages import is_messages
-from squelch.api.monitor import Monitor
-from squelch.api.scoring import MARKERS
-from squelch.trl.exported import Endpoint
+from squelch.kit.api.completions import Markers
+from squelch.kit.api.messages import is_messages
+from squelch.kit.api.monitor import Monitor
+from squelch.kit.api.scoring import MARKERS
+from squelch.kit.base.disk import write_whole
+from squelch.kit.diagnosis.metrics import REGIMES
+from squelch.kit.scoring.borrowed import SHARDED, inner_model
+from squelch.kit.trl.exported import Endpoint
 
 PREFIX = "squelch/"
 LOGGED = (

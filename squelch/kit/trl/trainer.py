@@ -13,9 +13,9 @@ import torch
 import trl
 from trl import GRPOTrainer
 
-from squelch.trl.groups import GroupFilter, filter_metrics, total_rewards
-from squelch.trl.observer import PREFIX, Observer, tell
-from squelch.trl.releases import require_proven
+from squelch.kit.trl.groups import GroupFilter, filter_metrics, total_rewards
+from squelch.kit.trl.observer import PREFIX, Observer, tell
+from squelch.kit.trl.releases import require_proven
 
 FILTER_LOGGED = ("kept_fraction", "kept_mass", "zero_variance_groups", "reward_mean_kept")
 

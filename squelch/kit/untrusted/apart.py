@@ -30,8 +30,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, ParamSpec, TypeVar
 
-from squelch.envs.untrusted.files import MIB, Unreadable, decoding
-from squelch.envs.untrusted.memory import MOST_BYTES, memory_of_at_most
+from squelch.kit.untrusted.files import MIB, Unreadable, decoding
+from squelch.kit.untrusted.memory import MOST_BYTES, memory_of_at_most
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,7 +39,7 @@ T = TypeVar("T")
 _VARIABLES = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.stdin.buffer.readline()); "
-    "from squelch.envs.untrusted.apart import serve; serve()"
+    "from squelch.kit.untrusted.apart import serve; serve()"
 )
 _ITEM, _END, _FAULT = b"+", b".", b"!"
 """First byte of a line of the answer."""

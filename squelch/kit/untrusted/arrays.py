@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from squelch.envs.untrusted.files import MIB, Unreadable, decoding, open_file, shortened, size_text
+from squelch.kit.untrusted.files import MIB, Unreadable, decoding, open_file, shortened, size_text
 
 if TYPE_CHECKING:
     import numpy as np

@@ -20,7 +20,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError, MaxRetryError
 from urllib3.util import Retry, Timeout
 
-from squelch.envs.untrusted.files import brief
+from squelch.kit.untrusted.files import brief
 
 FIRST_BACKOFF_S = 0.25
 MAX_BODY = 4 * 2**20

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from squelch.envs.data.json_spans import array_spans, line_spans
-from squelch.envs.untrusted.files import Unreadable, decoding, open_file, shortened, size_text
-from squelch.envs.untrusted.text import MAX_LINE, parse_object
+from squelch.kit.untrusted.files import Unreadable, decoding, open_file, shortened, size_text
+from squelch.kit.untrusted.json_spans import array_spans, line_spans
+from squelch.kit.untrusted.text import MAX_LINE, parse_object
 
 
 class Shard(ABC):

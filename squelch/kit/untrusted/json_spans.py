@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from squelch.envs.untrusted.files import Unreadable, brief
-from squelch.envs.untrusted.text import MAX_LINE
+from squelch.kit.untrusted.files import Unreadable, brief
+from squelch.kit.untrusted.text import MAX_LINE
 
 MAX_ROWS = 2**25
 """Rows of one JSON file; where they begin and end takes 24 bytes a row."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from squelch.envs.untrusted.files import MIB, Unreadable
+from squelch.kit.untrusted.files import MIB, Unreadable
 
 MOST_BYTES = 1024 * MIB
 _DATA_FIELD = 5
@@ -20,7 +20,7 @@ def memory_of_at_most(where: str, num_bytes: int = MOST_BYTES) -> Iterator[None]
 
     The kernel fails the allocation, and Python raises MemoryError. The limit holds for every thread of the process, so
     it is for a command's own process while it reads, never for an actor, and not for what Arrow decodes
-    (`envs.untrusted.apart`).
+    (`kit.untrusted.apart`).
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     wanted = _data_bytes() + num_bytes

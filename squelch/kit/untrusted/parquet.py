@@ -18,8 +18,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from squelch.envs.untrusted.apart import apart
-from squelch.envs.untrusted.files import MIB, Unreadable, decoding, open_file, shortened, size_text
+from squelch.kit.untrusted.apart import apart
+from squelch.kit.untrusted.files import MIB, Unreadable, decoding, open_file, shortened, size_text
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -6,7 +6,7 @@ import math
 from numbers import Real
 from typing import Any
 
-from squelch.envs.untrusted.files import brief
+from squelch.kit.untrusted.files import brief
 
 
 def finite_reward(reward: Any, method: str = "step") -> float:

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Literal
 
-from squelch.envs.untrusted.files import MIB, Unreadable, brief, decoding, reason, size_text, text_of
+from squelch.kit.untrusted.files import MIB, Unreadable, brief, decoding, reason, size_text, text_of
 
 MAX_RECIPE = MIB
 """Bytes of a recipe or another YAML text."""

@@ -15,11 +15,11 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from transformers import PreTrainedConfig
 
-from squelch.actors.conversion import published as as_published
-from squelch.actors.pictures.geometry import PREPROCESSOR
-from squelch.actors.text.chat_template import reads_as_written
-from squelch.actors.text.stamp import STAMP_FILE
-from squelch.actors.text.tokenizer import TOKENIZER_FILE, read_object, write_settings
+from squelch.kit.models.conversion import published as as_published
+from squelch.kit.pictures.geometry import PREPROCESSOR
+from squelch.kit.text.chat_template import reads_as_written
+from squelch.kit.text.stamp import STAMP_FILE
+from squelch.kit.text.tokenizer import TOKENIZER_FILE, read_object, write_settings
 from squelch.learner.checkpoint.shards import numbered
 from squelch.learner.checkpoint.together import WRITE_ERRORS, on_rank_zero
 from squelch.learner.policy.model import Policy

@@ -48,8 +48,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from squelch.actors.process.disk import partial_path, put_in_place
 from squelch.actors.process.folders import Whole, as_it_is
+from squelch.kit.base.disk import partial_path, put_in_place
 from squelch.learner.checkpoint import shards
 from squelch.learner.checkpoint.export import export
 from squelch.learner.checkpoint.manifest import (

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
-from squelch.envs.untrusted.files import MIB, Unreadable, brief, is_file, read_bytes
-from squelch.envs.untrusted.text import parse_object
+from squelch.kit.untrusted.files import MIB, Unreadable, brief, is_file, read_bytes
+from squelch.kit.untrusted.text import parse_object
 
 FORMAT = 2
 MANIFEST, LOOP, SHARDED, EXPORT = "model.json", "loop.json", "sharded", "hf"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from squelch.actors.process.disk import partial_path, put_in_place
+from squelch.kit.base.disk import partial_path, put_in_place
 
 
 def seal(path: Path) -> None:

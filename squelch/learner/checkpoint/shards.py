@@ -37,10 +37,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from squelch.actors.process.disk import sync
 from squelch.actors.process.folders import Whole, as_it_is
-from squelch.actors.tensor_files import TensorHeader, read_header
-from squelch.envs.untrusted.files import Unreadable, brief, decoding, is_folder
+from squelch.kit.base.disk import sync
+from squelch.kit.models.tensor_files import TensorHeader, read_header
+from squelch.kit.untrusted.files import Unreadable, brief, decoding, is_folder
 
 PART_BYTES = 1 << 30
 MAX_FILES = 100_000

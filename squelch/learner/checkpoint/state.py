@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from squelch.envs.untrusted.files import brief
+from squelch.kit.untrusted.files import brief
 from squelch.learner.checkpoint.manifest import CONFIG, EXPORT, TOKENIZER, Manifest, Module, shown, tokenizer_digest
 from squelch.learner.checkpoint.shards import STEP, Piece, held
 from squelch.learner.policy.model import Policy

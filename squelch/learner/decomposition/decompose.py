@@ -24,8 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from squelch.actors.equal_rewards import are_equal
-from squelch.actors.records import Trajectory
+from squelch.kit.records.equal_rewards import are_equal
+from squelch.kit.records.records import Trajectory
 from squelch.learner import batching
 from squelch.learner.batching import Groups, Row
 from squelch.learner.config import KLConfig, ObjectiveConfig

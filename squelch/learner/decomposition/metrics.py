@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from squelch.actors.metrics.specification import Section, Table, gauge, product
+from squelch.kit.metrics.specification import Section, Table, gauge, product
 
 BUCKETS = ("1", "2", "3", "4", "5", "6")
 

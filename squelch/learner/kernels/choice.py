@@ -2,7 +2,7 @@
 
 | part | fast | plain |
 |---|---|---|
-| attention over packed rows | blocks on CPU, FlexAttention on CUDA (`actors.packed`) | `actors.packed.plain` |
+| attention over packed rows | blocks on CPU, FlexAttention on CUDA (`kit.packed`) | `kit.packed.plain` |
 | linear layers, float32 on CPU | oneDNN (`linear`) | the model's own |
 | gated feed-forward block, float32 on CPU | one function (`gated`) | the model's own |
 | log-probability and entropy | tiles of logits (`head`), compiled on CUDA | `plain.log_probabilities` |
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from squelch.actors.packed import attention
+from squelch.kit.packed import attention
 from squelch.learner.kernels import head, plain
 from squelch.learner.kernels.gated import use_gated_blocks
 from squelch.learner.kernels.linear import use_fast_products

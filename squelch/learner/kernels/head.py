@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from squelch.actors.process.compiled import compiled
+from squelch.kit.process.compiled import compiled
 from squelch.learner.kernels.linear import outer, product
 
 TILE_VOCABULARY, LEAST_VOCABULARY = 8192, 1024

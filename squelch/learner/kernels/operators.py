@@ -1,7 +1,7 @@
 """The private operators of torch that the learner's CPU kernels call, each next to its plain form.
 
 In a torch without the operator, the plain form is used, with one warning that names the operator and the slower
-computation (`actors.process.private_operators`). No other module of the learner calls a private operator of torch.
+computation (`kit.process.private_operators`). No other module of the learner calls a private operator of torch.
 """
 
 from functools import cache
@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from squelch.actors.process.private_operators import private_operator
+from squelch.kit.process.private_operators import private_operator
 
 
 @cache

@@ -1,7 +1,7 @@
 """The plain definition of the output head, in PyTorch's public operators.
 
 The fast kernel computes the same results. `learner.kernels: plain` runs this definition, with the model's own linear
-layers and gated blocks, and with the definition of attention over packed rows (`actors.packed.plain`). It is slower and
+layers and gated blocks, and with the definition of attention over packed rows (`kit.packed.plain`). It is slower and
 needs more memory, because it computes all logits at once. The same tests cover both forms.
 """
 

@@ -5,14 +5,14 @@ Invariants:
 - A group whose returns do not differ has advantage 0 everywhere, or, with a KL term in the reward, the centred costs of
   that term; no function here divides by a standard deviation that is only rounding error.
 - Advantages are computed from the rewards and, if configured, from format penalties, the over-long penalty and a KL
-  term in the reward. The filter uses the rewards alone (`actors.filter.measure`).
+  term in the reward. The filter uses the rewards alone (`kit.filter.measure`).
 - With a critic, advantages do not compare the trajectories of a group: see `learner.objective.gae`.
 """
 
 import numpy as np
 
-from squelch.actors.equal_rewards import are_equal
-from squelch.actors.records import Trajectory
+from squelch.kit.records.equal_rewards import are_equal
+from squelch.kit.records.records import Trajectory
 from squelch.learner.config import ObjectiveConfig, OverlongConfig
 from squelch.learner.objective.components import ADVANTAGES, centred
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from squelch.actors.equal_rewards import RELATIVE_ZERO
+from squelch.kit.records.equal_rewards import RELATIVE_ZERO
 
 
 def gae(

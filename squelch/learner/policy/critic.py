@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
-from squelch.actors.packed.layout import Layout
+from squelch.kit.packed.layout import Layout
 from squelch.learner.config import LearnerConfig
 from squelch.learner.objective.objectives import value_loss
 from squelch.learner.policy.loading import Unloaded

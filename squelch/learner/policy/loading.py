@@ -15,7 +15,7 @@ Invariants:
 - What is real before `fill` (adapters, a value head, buffers) keeps its values.
 
 transformers converts the tensors of some architectures while it loads them: it merges the matrices of experts
-(`actors.conversion`). A rank merges those of its own experts alone, one chunk at a time; of a weight that is converted
+(`kit.models.conversion`). A rank merges those of its own experts alone, one chunk at a time; of a weight that is converted
 otherwise it makes the whole weight, takes its rows, and drops the rest. `learner.memory` counts either.
 """
 
@@ -32,10 +32,10 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from squelch.actors.conversion import Assembled, assembled
-from squelch.actors.model_folder import auto_model, check_model_folder, weight_files, weight_headers
-from squelch.actors.packed.seeing import use_attention
-from squelch.envs.untrusted.files import Unreadable, decoding
+from squelch.kit.models.conversion import Assembled, assembled
+from squelch.kit.models.model_folder import auto_model, check_model_folder, weight_files, weight_headers
+from squelch.kit.packed.seeing import use_attention
+from squelch.kit.untrusted.files import Unreadable, decoding
 from squelch.learner.checkpoint.shards import Piece, held
 from squelch.learner.checkpoint.together import if_every_rank_can
 from squelch.learner.kernels.choice import KERNELS
@@ -48,7 +48,7 @@ CHUNK_BYTES = 64 << 20
 class Unloaded:
     """The model of a folder, in evaluation mode, whose parameters have no storage yet.
 
-    Raises ValueError for a folder that cannot be used (`actors.model_folder`) and for a model that cannot be trained.
+    Raises ValueError for a folder that cannot be used (`kit.models.model_folder`) and for a model that cannot be trained.
     """
 
     def __init__(self, model_dir: Path, kernels: str = "fast", resumes: bool = False) -> None:

@@ -2,10 +2,10 @@
 
 Invariants:
 
-- The model comes from a local folder that passed `actors.model_folder`: safetensors only, nothing is downloaded, and no
+- The model comes from a local folder that passed `kit.models.model_folder`: safetensors only, nothing is downloaded, and no
   code of the folder is run.
 - Master weights are float32; forward and backward run in `learner.dtype`; log-probabilities and entropies are float32.
-- Rows are packed (`actors.packed.packing`), and every layer's attention is one of `actors.packed.attention`.
+- Rows are packed (`kit.packed.packing`), and every layer's attention is one of `kit.packed.attention`.
 - The setting `learner.kernels` selects the fast kernels or their plain definitions (`learner.kernels.choice`).
 - Gradients are summed over ranks, not averaged: the loss's weights already contain the whole step's normaliser.
 - The output head runs at sampled positions only, on packed hidden states. This is correct only for a model without soft
@@ -28,9 +28,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from squelch.actors.packed.layout import Layout
-from squelch.actors.packed.seeing import tower
-from squelch.actors.process.compiled import compiled
+from squelch.kit.packed.layout import Layout
+from squelch.kit.packed.seeing import tower
+from squelch.kit.process.compiled import compiled
 from squelch.learner.config import LearnerConfig, LoraSettings
 from squelch.learner.kernels.choice import KERNELS
 from squelch.learner.policy.lora import adapters_of, add_adapters

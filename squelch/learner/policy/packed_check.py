@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from squelch.actors.model_folder import auto_model, has_tower
 from squelch.actors.model_size import SUPPORTED, architecture, decoder_config
-from squelch.actors.packed.attention import prepare
-from squelch.actors.packed.layout import Layout
-from squelch.actors.packed.packing import MIN_SAVED, pack
-from squelch.actors.packed.seeing import PictureTensors, packed_states, use_attention
-from squelch.actors.pictures.arrays import Shown, arrays_of
-from squelch.actors.pictures.geometry import Grid, Vision
-from squelch.envs.untrusted.files import decoding
+from squelch.kit.models.model_folder import auto_model, has_tower
+from squelch.kit.packed.attention import prepare
+from squelch.kit.packed.layout import Layout
+from squelch.kit.packed.packing import MIN_SAVED, pack
+from squelch.kit.packed.seeing import PictureTensors, packed_states, use_attention
+from squelch.kit.pictures.arrays import Shown, arrays_of
+from squelch.kit.pictures.geometry import Grid, Vision
+from squelch.kit.untrusted.files import decoding
 from squelch.learner.kernels.choice import KERNELS
 
 MOST = {"vocab_size": 256, "intermediate_size": 64, "moe_intermediate_size": 64}
@@ -145,7 +145,7 @@ def _narrow(text: PreTrainedConfig) -> None:
 
 
 class _Row(NamedTuple):
-    """Ids, what distinguishes them from another row's (`actors.shared_prefix.identities`), and pictures."""
+    """Ids, what distinguishes them from another row's (`kit.records.shared_prefix.identities`), and pictures."""
 
     ids: np.ndarray
     identity: np.ndarray

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from squelch.actors.play.codec import Message
-from squelch.envs.tags import THINK_OPEN
-from squelch.envs.untrusted.apart import bounded_reading
-from squelch.envs.untrusted.files import Unreadable, brief, open_file
-from squelch.envs.untrusted.parquet import table_names, table_rows
-from squelch.envs.untrusted.text import lines_of, parse_object
+from squelch.kit.text.tags import THINK_OPEN
+from squelch.kit.untrusted.apart import bounded_reading
+from squelch.kit.untrusted.files import Unreadable, brief, open_file
+from squelch.kit.untrusted.parquet import table_names, table_rows
+from squelch.kit.untrusted.text import lines_of, parse_object
 from squelch.learner.warmup.demonstrations import Transcript
 
 COLUMN = "messages"

@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from squelch.actors.content import Picture
 from squelch.actors.play.codec import ChatCodec
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.mixture import Mixture
-from squelch.envs.untrusted.files import brief
+from squelch.kit.records.content import Picture
+from squelch.kit.untrusted.files import brief
 from squelch.learner.batching import Row
 from squelch.learner.warmup.chat_files import read_transcripts
 from squelch.learner.warmup.demonstrations import Demonstration, Transcript, encode, mixed

@@ -18,17 +18,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from squelch.actors.content import PlacedPictures
 from squelch.actors.play.codec import ChatCodec, Fed, Message
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import Demonstrator, Environment, require
 from squelch.envs.episode import Episode
 from squelch.envs.format import well_formed
 from squelch.envs.mixture import Mixture
-from squelch.envs.pictures import Shown, text_of
 from squelch.envs.registry import make
-from squelch.envs.splits import Split
 from squelch.envs.wording import DemonstrationQuality
+from squelch.kit.records.content import PlacedPictures
+from squelch.kit.records.pictures import Shown, text_of
+from squelch.kit.records.splits import Split
 
 _NOISE_SALT = 7_919
 """Added to the seed of the demonstrator's generator, so that its draws are not those of the task's own generator."""

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from squelch.actors.packed.seeing import features
-from squelch.actors.pictures.arrays import Shown, positions_of
-from squelch.actors.pictures.geometry import Vision
-from squelch.envs.pictures import Picture
+from squelch.kit.packed.seeing import features
+from squelch.kit.pictures.arrays import Shown, positions_of
+from squelch.kit.pictures.geometry import Vision
+from squelch.kit.records.pictures import Picture
 from squelch.learner.warmup.demonstrations import Demonstration
 
 

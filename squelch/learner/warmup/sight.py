@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from squelch.actors.packed.seeing import decoder
 from squelch.actors.play.codec import ChatCodec, Fed
 from squelch.envs.contract import Judged, lacking
 from squelch.envs.episode import Episode
 from squelch.envs.mixture import Mixture
-from squelch.envs.pictures import Picture, Shown
 from squelch.envs.registry import environment_class, make
-from squelch.envs.tags import THINK_CLOSE
 from squelch.envs.wording import DemonstrationQuality
+from squelch.kit.packed.seeing import decoder
+from squelch.kit.records.pictures import Picture, Shown
+from squelch.kit.text.tags import THINK_CLOSE
 from squelch.learner.warmup.demonstrations import Demonstration, Transcript, transcripts
 from squelch.learner.warmup.inputs import inputs
 from squelch.learner.warmup.tiny_recipe import shows_pictures

@@ -36,8 +36,8 @@ from squelch.envs.config import EnvironmentConfig
 from squelch.envs.format import phrases, reads_words
 from squelch.envs.mixture import Mixture
 from squelch.envs.registry import environment_class, resolved
-from squelch.envs.untrusted.files import MIB, read_bytes
-from squelch.envs.untrusted.text import parse_object
+from squelch.kit.untrusted.files import MIB, read_bytes
+from squelch.kit.untrusted.text import parse_object
 from squelch.learner.refusal import SettingRefused
 from squelch.learner.warmup.demonstrations import Demonstration, Transcript, encode, mixed
 from squelch.learner.warmup.tiny_recipe import TinyRecipe, qualities_of, recipe_of

@@ -16,9 +16,9 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from squelch.actors.model_folder import has_tower
-from squelch.actors.pictures.geometry import PREPROCESSOR
 from squelch.actors.play.codec import ChatCodec
+from squelch.kit.models.model_folder import has_tower
+from squelch.kit.pictures.geometry import PREPROCESSOR
 from squelch.learner.warmup.tiny_recipe import TinyRecipe, TinyTower
 from squelch.learner.warmup.tiny_tokenizer import VISION_TOKENS, control_tokens
 

@@ -8,8 +8,8 @@ from squelch.envs.config import EnvironmentConfig
 from squelch.envs.format import reads_words
 from squelch.envs.mixture import Mixture
 from squelch.envs.registry import environment_class, make
-from squelch.envs.settings import Settings
 from squelch.envs.wording import DemonstrationQuality
+from squelch.kit.base.settings import Settings
 
 
 class TinyTower(Settings):

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from squelch.actors.text.tokenizer import write_settings
+from squelch.kit.text.tokenizer import write_settings
 
 UNKNOWN, PAD, END = "<unk>", "<|pad|>", "<|end|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")

@@ -20,10 +20,10 @@ from torch import nn
 from torch.nn import functional
 from transformers import DynamicCache, PreTrainedModel
 
-from squelch.actors.packed.seeing import decoder, tower
-from squelch.actors.pictures.geometry import Vision
 from squelch.actors.process.stage import OnStage, unheard
-from squelch.actors.shared_prefix import common_length
+from squelch.kit.packed.seeing import decoder, tower
+from squelch.kit.pictures.geometry import Vision
+from squelch.kit.records.shared_prefix import common_length
 from squelch.learner.warmup.demonstrations import Demonstration
 from squelch.learner.warmup.inputs import inputs
 from squelch.learner.warmup.muon import Muon

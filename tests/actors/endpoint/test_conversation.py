@@ -16,7 +16,7 @@ from squelch.actors.endpoint.config import EndpointConfig
 from squelch.actors.endpoint.session import Session
 from squelch.actors.play.codec import ChatCodec
 from tests.actors.endpoint.support import CALLING, LIMIT, TOOL, Policy, codec, seeds, shown, whole
-from tests.actors.text.made import chatml_bpe, save_folder
+from tests.kit.text.made import chatml_bpe, save_folder
 
 RULES, QUESTION, NEXT = Said("system", "You are brief."), Said("user", "What is 1 + 2?"), Said("user", "And then?")
 ORDINARY = [index for index in range(300) if codec().token_bytes(index)]

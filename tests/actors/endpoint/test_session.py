@@ -7,8 +7,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from squelch.actors.failures import FailureCause
 from squelch.actors.play.generation import GenerationFailed
+from squelch.kit.records.failures import FailureCause
 from tests.actors.endpoint.support import (
     CALLING,
     CONTEXT,
@@ -29,7 +29,7 @@ from tests.actors.endpoint.support import (
 )
 from tests.actors.formats.test_own import SHOWS_TOOLS
 from tests.actors.formats.test_own import codec as codec_of
-from tests.actors.text.made import CHATML
+from tests.kit.text.made import CHATML
 
 pytestmark = pytest.mark.usefixtures("rendered_here")
 

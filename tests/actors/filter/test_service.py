@@ -1,9 +1,9 @@
 """The filter service passes lists through."""
 
 from squelch.actors.filter.service import FilterService
-from squelch.actors.filter.settings import FilterConfig
-from squelch.actors.filter.windows import FilterWindow
-from tests.actors.filter.summaries import summary
+from squelch.kit.filter.settings import FilterConfig
+from squelch.kit.filter.windows import FilterWindow
+from tests.kit.filter.summaries import summary
 
 
 def test_the_service_decides_as_the_window_does() -> None:

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from squelch.actors.formats.families import FAMILIES
 from squelch.actors.formats.packaged import PackagedFormat, is_installed
-from tests.actors.text.made import CHATML, CORPUS, save_folder
+from tests.kit.text.made import CHATML, CORPUS, save_folder
 
 TEMPLATES = Path(__file__).parents[3] / ".cache" / "trl" / "trl" / "chat_templates"
 """Chat templates of many models, as the models' folders have them; they come with TRL (`deploy/setup.sh trl`)."""

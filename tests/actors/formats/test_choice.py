@@ -10,11 +10,11 @@ import pytest
 from squelch.actors.formats.choice import chosen, open_format, squelch_turns, stamped
 from squelch.actors.formats.families import FAMILIES, NAMES, known_format
 from squelch.actors.play.codec import ChatCodec
-from squelch.actors.text.shipped_templates import with_stamp, with_template
-from squelch.actors.text.stamp import Stamp, read_stamp
-from squelch.cluster.errors import UserError
+from squelch.kit.base.errors import UserError
+from squelch.kit.text.shipped_templates import with_stamp, with_template
+from squelch.kit.text.stamp import Stamp, read_stamp
 from tests.actors.formats.made import FILES, folder_of, format_of, needs_package, needs_templates, source
-from tests.actors.text.made import CHATML, chatml_bpe, save_folder
+from tests.kit.text.made import CHATML, chatml_bpe, save_folder
 
 
 @needs_templates

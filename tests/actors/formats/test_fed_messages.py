@@ -10,8 +10,8 @@ from squelch.actors.formats.conformity import TOOLS
 from squelch.actors.formats.fed_messages import fed_messages
 from squelch.actors.formats.tokens import ModelTokens
 from tests.actors.formats.made import families, format_of, needs_package
-from tests.actors.text.made import HOSTILE
-from tests.actors.text.test_control_tokens import hostile_texts
+from tests.kit.text.made import HOSTILE
+from tests.kit.text.test_control_tokens import hostile_texts
 
 pytestmark = [pytest.mark.usefixtures("rendered_here"), needs_package]
 RULES, ASKED = {"role": "system", "content": "You are brief."}, {"role": "user", "content": "What is 2 + 3?"}

@@ -18,8 +18,8 @@ from squelch.actors.formats.protocol import ToolsRefused
 from squelch.actors.formats.retention import message_of
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.squelch_format import SquelchFormat
-from tests.actors.text.made import CHATML, chatml_bpe, save_folder
-from tests.actors.text.test_control_tokens import hostile_texts
+from tests.kit.text.made import CHATML, chatml_bpe, save_folder
+from tests.kit.text.test_control_tokens import hostile_texts
 
 SHOWS_TOOLS = (
     "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"

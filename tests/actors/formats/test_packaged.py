@@ -24,8 +24,8 @@ from tests.actors.formats.made import (
     needs_templates,
     without,
 )
-from tests.actors.text.made import HOSTILE
-from tests.actors.text.test_control_tokens import hostile_texts
+from tests.kit.text.made import HOSTILE
+from tests.kit.text.test_control_tokens import hostile_texts
 
 pytestmark = [pytest.mark.usefixtures("rendered_here"), needs_package]
 RULES, ASKED = {"role": "system", "content": "You are brief."}, {"role": "user", "content": "What is 2 + 3?"}

@@ -15,7 +15,7 @@ from squelch.actors.formats.protocol import Format
 from squelch.actors.formats.retention import Kept, message_of
 from squelch.actors.formats.tokens import ModelTokens
 from squelch.actors.play.codec import ChatCodec
-from squelch.actors.text import chat_template
+from squelch.kit.text import chat_template
 from tests.actors.formats.made import families, folder_of, format_of, is_installed, needs_package, needs_templates
 
 pytestmark = [pytest.mark.usefixtures("rendered_here"), needs_templates]

@@ -9,9 +9,9 @@ import pytest
 
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
 from squelch.actors.play.actor import EnvironmentActor, _try_environment
-from squelch.actors.records import Task, Ticket
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.wording import PromptName
+from squelch.kit.records.records import Task, Ticket
 from tests.actors.play.test_codec import byte_level_bpe, save_model
 
 

@@ -14,16 +14,16 @@ import pytest
 
 from docs.examples.frozen_lake_agent import OPTIONS
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
-from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.generation import GenerationFailed
 from squelch.actors.play.player import EnvironmentPlayer
 from squelch.actors.play.seeds import noise_seed
-from squelch.actors.records import Group, Task, Ticket
-from squelch.actors.scorer.probe_scoring import draw_probe
 from squelch.envs.agent import called
 from squelch.envs.config import EnvironmentConfig, EnvironmentEntry
 from squelch.envs.mixture import Mixture
+from squelch.kit.records.failures import Failure, FailureCause
+from squelch.kit.records.records import Group, Task, Ticket
+from squelch.kit.scoring.probe_scoring import draw_probe
 from tests.actors.play.test_player import LIMIT, Policy
 
 USER = Path(__file__).parents[2] / "envs" / "agent" / "user_agent.py"

@@ -15,11 +15,11 @@ from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.near import edit_distances, nearest
 from squelch.actors.play.player import EnvironmentPlayer
 from squelch.actors.play.step_pool import CallFailed
-from squelch.actors.records import Cluster, Ticket
-from squelch.actors.scorer.settings import PROBE_TWINS
 from squelch.cluster.control.admission import task_of
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.mixture import Mixture
+from squelch.kit.records.records import Cluster, Ticket
+from squelch.kit.scoring.settings import PROBE_TWINS
 
 ROWS = st.lists(st.integers(0, 3), max_size=8)
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from squelch.actors.play.codec import ChatCodec
-from squelch.actors.text.shipped_templates import with_template
-from squelch.actors.text.tokenizer import byte_alphabet
+from squelch.kit.text.shipped_templates import with_template
+from squelch.kit.text.tokenizer import byte_alphabet
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

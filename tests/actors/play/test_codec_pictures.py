@@ -8,8 +8,8 @@ import pytest
 
 from squelch.actors.play.codec import ChatCodec
 from squelch.envs.config import EnvironmentConfig
-from squelch.envs.pictures import Picture, Shown
 from squelch.envs.registry import resolved
+from squelch.kit.records.pictures import Picture, Shown
 from squelch.learner.warmup.tiny import write_tokenizer
 from squelch.learner.warmup.tiny_model import new_model, write_configs
 from squelch.learner.warmup.tiny_recipe import TinyRecipe, TinyTower

@@ -22,7 +22,6 @@ from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.player import EnvironmentPlayer
 from squelch.actors.play.seeds import noise_seed
-from squelch.actors.records import Group, Task, Ticket, Trajectory, summarise
 from squelch.envs.base import TextEnv
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import Environment
@@ -31,6 +30,7 @@ from squelch.envs.registry import ADAPTERS, ENVIRONMENTS, environment_names, mak
 from squelch.envs.remote.__main__ import server_of
 from squelch.envs.sandbox.backends import choose
 from squelch.envs.wording import DemonstrationQuality
+from squelch.kit.records.records import Group, Task, Ticket, Trajectory, summarise
 from tests.envs.remote.serving import served
 
 PENALTY = -0.1

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from squelch.actors.play.codec import MARKERS, ChatCodec
-from tests.actors.text.made import CHATML, CHATML_TOKENS, HOSTILE, TEMPLATES, TOKENIZERS, save_folder
-from tests.actors.text.test_control_tokens import hostile_texts, plain_texts
+from tests.kit.text.made import CHATML, CHATML_TOKENS, HOSTILE, TEMPLATES, TOKENIZERS, save_folder
+from tests.kit.text.test_control_tokens import hostile_texts, plain_texts
 
 PAIRS = [("chatml", name) for name in ("chatml", "stripped", "system joined to user")]
 PAIRS += [("swallows white space", "stripped of line breaks")]

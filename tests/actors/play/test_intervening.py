@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
-from squelch.actors.diagnosis.interventions import Effect, Intervention, LeftOut, Swap, read_interventions
-from squelch.actors.failures import FailureCause
 from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.generation import GenerationFailed
 from squelch.actors.play.intervening import Intervening, best_answer
 from squelch.actors.play.seeds import request_seed
 from squelch.actors.play.step_pool import StepPool
-from squelch.actors.records import Task, Ticket
 from squelch.envs.config import EnvironmentConfig, FormatConfig
 from squelch.envs.episode import Episode
 from squelch.envs.grid_worlds.frozen_lake import FrozenLake
 from squelch.envs.registry import make
 from squelch.envs.wording import Rng
+from squelch.kit.diagnosis.interventions import Effect, Intervention, LeftOut, Swap, read_interventions
+from squelch.kit.records.failures import FailureCause
+from squelch.kit.records.records import Task, Ticket
 from tests.moved_clock import BOUND_S, PAST_IT_S, MovedClock
 
 CLOSE, LIMIT = "</think>", 60

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from squelch.actors.archive.rows import from_table, to_table
-from squelch.actors.content import content_key
-from squelch.actors.diagnosis.interventions import Swap, read_interventions
 from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.codec import ChatCodec
-from squelch.actors.records import Task, Ticket
-from squelch.actors.scorer.settings import PROBE_TWINS
 from squelch.envs.grid_worlds.picture import rows_of
 from squelch.envs.registry import make
-from squelch.envs.untrusted.pictures import picture_of_png
+from squelch.kit.archive.rows import from_table, to_table
+from squelch.kit.diagnosis.interventions import Swap, read_interventions
+from squelch.kit.records.content import content_key
+from squelch.kit.records.picture_files import picture_of_png
+from squelch.kit.records.records import Task, Ticket
+from squelch.kit.scoring.settings import PROBE_TWINS
 from tests.actors.play.test_codec import CHATML, byte_level_bpe, save_model
 from tests.actors.play.test_intervening import play as intervene
 from tests.actors.play.test_player import LIMIT, Policy, play, player, ticket

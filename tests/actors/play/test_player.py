@@ -13,21 +13,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.archive.rows import from_table, to_table
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
-from squelch.actors.failures import Failure, FailureCause
 from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play import step_pool
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.generation import GenerationFailed
 from squelch.actors.play.player import EnvironmentPlayer
 from squelch.actors.play.seeds import derive_seed, noise_seed, request_seed
-from squelch.actors.records import Group, Task, Ticket, VersionSpan, summarise
 from squelch.cluster.control.admission import TicketSource
 from squelch.envs.config import EnvironmentConfig, EnvironmentEntry, FormatConfig
 from squelch.envs.grid_worlds.frozen_lake import FrozenLake
 from squelch.envs.mixture import Mixture
 from squelch.envs.registry import make
+from squelch.kit.archive.rows import from_table, to_table
+from squelch.kit.records.failures import Failure, FailureCause
+from squelch.kit.records.records import Group, Task, Ticket, VersionSpan, summarise
 from tests.moved_clock import BOUND_S, PAST_IT_S, MovedClock
 
 LIMIT = 40

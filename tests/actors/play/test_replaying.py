@@ -10,19 +10,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from squelch.actors.archive.rows import from_table, to_table
-from squelch.actors.filter.settings import FilterConfig
 from squelch.actors.play import replaying, step_pool
 from squelch.actors.play.replaying import Replayed, notes_on_replays, replay
 from squelch.actors.play.seeds import noise_seed, replay_seed
 from squelch.actors.play.step_pool import StepPool
-from squelch.actors.records import Task, Trajectory, summarise
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.grid_worlds.frozen_lake import FrozenLake
 from squelch.envs.mixture import Mixture
 from squelch.envs.noise.replay import Replay
 from squelch.envs.noise.reward_noise import RewardNoise
 from squelch.envs.registry import make
+from squelch.kit.archive.rows import from_table, to_table
+from squelch.kit.filter.settings import FilterConfig
+from squelch.kit.records.records import Task, Trajectory, summarise
 from tests.actors.play.test_player import Answers, Policy, play, player, ticket
 from tests.moved_clock import BOUND_S, PAST_IT_S, MovedClock
 

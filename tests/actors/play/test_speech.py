@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from squelch.actors.archive.rows import from_table, to_table
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
 from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.player import EnvironmentPlayer
-from squelch.actors.records import Group, Task, Ticket, Trajectory
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import Environment
+from squelch.kit.archive.rows import from_table, to_table
+from squelch.kit.records.records import Group, Task, Ticket, Trajectory
 from tests.actors.formats.made import folder_of, needs_templates
-from tests.actors.text.made import CHATML, rendering_here
+from tests.kit.text.made import CHATML, rendering_here
 
 pytestmark = needs_templates
 QUESTIONS = ["What is 2 + 3?", "And 3 + 4?", "And 4 + 5?", "And 5 + 6?"]

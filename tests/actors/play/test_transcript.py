@@ -7,7 +7,7 @@ import numpy as np
 from squelch.actors.messages import Completion
 from squelch.actors.play.attempt import Attempt
 from squelch.actors.play.transcript import Transcript, joined
-from squelch.actors.records import Segment, VersionSpan
+from squelch.kit.records.records import Segment, VersionSpan
 
 
 def _sampled(*ids: int, versions: tuple[int, int] = (3, 3), finish: str = "stop", spans: tuple = ()) -> Completion:

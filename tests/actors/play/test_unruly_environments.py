@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
-from squelch.actors.failures import FailureCause
 from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.player import EnvironmentPlayer
-from squelch.actors.records import Group, Task, Ticket
 from squelch.envs.config import EnvironmentConfig
+from squelch.kit.records.failures import FailureCause
+from squelch.kit.records.records import Group, Task, Ticket
 from tests.envs.own_process.unruly import UnrulyInProcess
 
 ENVIRONMENT = f"{UnrulyInProcess.__module__}:UnrulyInProcess"

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from squelch.actors.model_folder import load_model_folder
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.pretrained import gguf_file
 from squelch.actors.pretrained.gguf_file import STAMP, converted, intact
 from squelch.actors.process.folders import file_digest
-from squelch.envs.untrusted.files import Unreadable
+from squelch.kit.models.model_folder import load_model_folder
+from squelch.kit.untrusted.files import Unreadable
 from tests.actors.pretrained.made_up import write_gguf
 
 

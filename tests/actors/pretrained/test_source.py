@@ -14,7 +14,7 @@ from squelch.actors.pretrained import source
 from squelch.actors.pretrained.gguf_file import STAMP, folder_of
 from squelch.actors.pretrained.source import PACKAGED, resolved
 from squelch.actors.process.folders import file_digest, listing
-from squelch.envs.untrusted.files import Unreadable
+from squelch.kit.untrusted.files import Unreadable
 
 COMMIT = "a" * 40
 WHOLE = ("config.json", "tokenizer.json", "model.safetensors")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from squelch.actors.process.progress_marks import Marks
+from squelch.kit.process.progress_marks import Marks
 
 if TYPE_CHECKING:
     from tests.stand_ins.engine_core import StubEngine

@@ -14,15 +14,15 @@ import pytest
 import torch
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from squelch.actors.content import PlacedPictures
 from squelch.actors.messages import WeightBundle
-from squelch.actors.pictures.geometry import Vision, vision_of
-from squelch.actors.pictures.patches import patches
-from squelch.actors.pictures.rope import rope_positions
 from squelch.actors.rollout.engine_settings import engine_arguments
 from squelch.actors.rollout.memory import BATCHED_TOKENS
 from squelch.actors.rollout.worker import Engine
 from squelch.actors.weights import checksum
+from squelch.kit.pictures.geometry import Vision, vision_of
+from squelch.kit.pictures.patches import patches
+from squelch.kit.pictures.rope import rope_positions
+from squelch.kit.records.content import PlacedPictures
 from tests.actors.rollout import vllm_support as support
 from tests.seeing import END, PLACEHOLDER, START, board, make_seeing_model
 

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from squelch.actors.config import RolloutConfig
-from squelch.actors.content import PlacedPictures
 from squelch.actors.messages import Completion, GenerationRequest, TransferRefused, WeightBundle
-from squelch.actors.process.progress_marks import Marks
 from squelch.actors.rollout.engine import LoadTimes, VllmEngine
 from squelch.actors.rollout.engine_settings import engine_environment, require_build
 from squelch.actors.rollout.mailboxes import CLIENT_GONE_S
 from squelch.actors.rollout.worker import Engine
+from squelch.kit.process.progress_marks import Marks
+from squelch.kit.records.content import PlacedPictures
 from tests.fakes.clock import run
 
 PROBE = np.arange(3, dtype=np.int32)

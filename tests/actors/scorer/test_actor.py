@@ -14,18 +14,18 @@ import torch
 from ray.exceptions import RayActorError
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from squelch.actors.archive.rows import packed, to_table
-from squelch.actors.diagnosis.proxies import proxies_of_samples
 from squelch.actors.messages import WeightBundle
 from squelch.actors.process.shell import threaded
-from squelch.actors.records import Group, Task, Ticket
 from squelch.actors.scorer.actor import LEAST_PRIORITY, PARITY_BOUND, _step_back, by_group, load_model
-from squelch.actors.scorer.drawing import draw_first_turn
 from squelch.actors.scorer.fixed_model import check_scorer_model
 from squelch.actors.scorer.pace import ScoringPace
 from squelch.actors.weights import checksum
 from squelch.cluster.control.calls import SCORER
-from tests.actors.scorer.windows import CONFIG, trajectory, window
+from squelch.kit.archive.rows import packed, to_table
+from squelch.kit.diagnosis.proxies import proxies_of_samples
+from squelch.kit.records.records import Group, Task, Ticket
+from squelch.kit.scoring.drawing import draw_first_turn
+from tests.kit.scoring.windows import CONFIG, trajectory, window
 
 pytestmark = pytest.mark.ray
 
@@ -177,7 +177,7 @@ def test_a_fixed_model_scores_every_version_and_never_loads_the_policy(
     threads = [int(task.name) for task in Path(f"/proc/{process}/task").iterdir()]
     assert os.SCHED_IDLE in {os.sched_getscheduler(thread) for thread in threads}  # Ray started it at niceness 15
 
-    from squelch.actors.scorer.cross_scoring import CrossScorer
+    from squelch.kit.scoring.cross_scoring import CrossScorer
 
     draw = draw_first_turn(window(5, 6), CONFIG.max_prompts, CONFIG.samples_per_prompt, (1, 1, 0), 5)
     matrix = CrossScorer(model, CONFIG.token_budget, 0.7).matrix(draw.prompts, draw.reasonings)
@@ -216,7 +216,7 @@ def refuse(*_: object) -> None:
 
 
 def test_bfloat16_weights_score_nearly_as_float32_does(tmp_path: Path) -> None:
-    from squelch.actors.scorer.cross_scoring import CrossScorer
+    from squelch.kit.scoring.cross_scoring import CrossScorer
 
     folder, _ = tiny(tmp_path)
     draw = draw_first_turn(window(0, 20), 64, 2, (1, 1, 0), 0)

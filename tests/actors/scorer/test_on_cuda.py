@@ -8,8 +8,8 @@ import torch
 
 from benchmarks.cross_scoring.work import random_policy, random_rows, small_shape
 from squelch.actors.config import ScorerConfig
-from squelch.actors.scorer.cross_scoring import CrossScorer
-from squelch.actors.scorer.token_trees import Path
+from squelch.kit.scoring.cross_scoring import CrossScorer
+from squelch.kit.scoring.token_trees import Path
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 DEVICE = "cuda"

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from squelch.actors.config import ScorerConfig
-from squelch.actors.failures import Failure, FailureCause
-from squelch.actors.records import Trajectory, Turn
 from squelch.actors.scorer.scorer import SCOPES, Followed, Scorer
-from squelch.actors.scorer.token_trees import Path
 from squelch.cluster.metrics import REGISTRY
-from tests.actors.scorer.windows import CONFIG, trajectory, window
+from squelch.kit.records.failures import Failure, FailureCause
+from squelch.kit.records.records import Trajectory, Turn
+from squelch.kit.scoring.token_trees import Path
+from tests.kit.scoring.windows import CONFIG, trajectory, window
 from tests.pictures import placed
 
 PROXY_KEYS = (

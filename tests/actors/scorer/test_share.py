@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from squelch.actors.config import ScorerConfig
-from squelch.actors.scorer.settings import ProbeConfig
 from squelch.actors.scorer.share import (
     COST,
     FEWEST_PAIRS,
@@ -22,6 +21,7 @@ from squelch.actors.scorer.share import (
     scope_pairs,
     scoring_passes,
 )
+from squelch.kit.scoring.settings import ProbeConfig
 
 COUNTDOWN = StepWork(prompts=8, group_size=8, opening=120, turn=48, turns=1, passes=4)
 WORK = st.builds(

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from squelch.actors.archive.store import LocalStore
 from squelch.cluster.cli import main
 from squelch.cluster.commands.existing_runs import report
 from squelch.cluster.config import RunConfig
 from squelch.cluster.loop import run
 from squelch.cluster.loop.persistence.uploading import Uploads
 from squelch.cluster.runs.in_store.manifest import newest
-from squelch.cluster.signals import Interrupted
+from squelch.kit.archive.store import LocalStore
+from squelch.kit.process.signals import Interrupted
 
 
 def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, report_of: Callable[[Path], None], *words: str) -> int:

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squelch.actors.filter.decisions import StepDecision
-from squelch.actors.filter.settings import FilterConfig
-from squelch.actors.filter.windows import FilterWindow
-from squelch.actors.records import GroupSummary
 from squelch.cluster.control.early_stop import EarlyStop
-from tests.actors.filter.summaries import summary
+from squelch.kit.filter.decisions import StepDecision
+from squelch.kit.filter.settings import FilterConfig
+from squelch.kit.filter.windows import FilterWindow
+from squelch.kit.records.records import GroupSummary
+from tests.kit.filter.summaries import summary
 
 
 def decide(summaries: list[GroupSummary], rule: str = "top_p") -> StepDecision:

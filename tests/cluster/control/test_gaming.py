@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.filter.measure import GroupStatistics
-from squelch.actors.filter.settings import FilterConfig
-from squelch.actors.filter.windows import make_window
 from squelch.cluster.control.gaming import FEWEST, Gaming, is_flat, kept_variance, prefers_variance, trend_of
 from squelch.envs.grid_worlds.frozen_lake import FrozenLake
+from squelch.kit.filter.measure import GroupStatistics
+from squelch.kit.filter.settings import FilterConfig
+from squelch.kit.filter.windows import make_window
 
 EVERY, STEPS, GROUPS, SIZE, TASKS = 10, 20, 6, 8, 60
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from squelch.actors.failures import Failure, FailureCause
-from squelch.actors.filter.settings import FilterConfig
-from squelch.actors.filter.windows import FilterWindow
 from squelch.cluster.control.nothing_counts import LONGEST, why_nothing_counts
-from tests.actors.filter.summaries import summary
+from squelch.kit.filter.settings import FilterConfig
+from squelch.kit.filter.windows import FilterWindow
+from squelch.kit.records.failures import Failure, FailureCause
+from tests.kit.filter.summaries import summary
 
 RAISED, LATE = FailureCause.AGENT_ERROR, FailureCause.EPISODE_TIMEOUT
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squelch.actors.process.processor_wait import ProcessorWait
-from squelch.actors.process.progress_marks import Marks, Progress
 from squelch.cluster.control.progress import FACTOR, Patience, ProgressWatch
+from squelch.kit.process.processor_wait import ProcessorWait
+from squelch.kit.process.progress_marks import Marks, Progress
 
 STARTED = Progress(0, 0.0)
 RANKS = ["learner rank 0", "learner rank 1"]
@@ -69,7 +69,7 @@ def test_a_rank_that_marks_within_the_limit_is_never_hung_however_often_an_answe
 
 def test_marks_count_passes_and_leave_the_time_between_calls_out(monkeypatch) -> None:
     times = iter([0.0, 0.0, 100.0, 101.0, 103.0, 500.0, 501.0])
-    monkeypatch.setattr("squelch.actors.process.progress_marks.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("squelch.kit.process.progress_marks.time.monotonic", lambda: next(times))
     marks = Marks()
     monkeypatch.setattr(ProcessorWait, "seconds", lambda self: 2.5)
     assert marks.seen() == Progress(0, 0.0, waited_s=2.5)

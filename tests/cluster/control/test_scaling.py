@@ -8,7 +8,7 @@ from squelch.cluster.config import load
 from squelch.cluster.control.membership import FINAL, PLAYER_MOVES, WORKER_MOVES, Membership
 from squelch.cluster.control.membership import MemberState as State
 from squelch.cluster.control.scaling import LEAVING_ORDER, Kind, free_names, leavers, refusal, start_counts, start_names
-from squelch.cluster.errors import UserError
+from squelch.kit.base.errors import UserError
 
 
 def test_a_run_starts_with_the_recipes_numbers_and_auto_with_the_least() -> None:

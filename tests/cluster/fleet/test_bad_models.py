@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, Llama4T
 
 from squelch.cluster.cli import main
 from squelch.cluster.config import load
-from squelch.cluster.errors import UserError
 from squelch.cluster.sweep.cells import prepare
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.registry import resolved
+from squelch.kit.base.errors import UserError
 from squelch.learner.warmup.tiny import write_tokenizer
 from squelch.learner.warmup.tiny_model import new_model, write_configs
 from squelch.learner.warmup.tiny_recipe import TinyRecipe, TinyTower

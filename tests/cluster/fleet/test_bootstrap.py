@@ -14,7 +14,6 @@ import pytest
 
 from squelch.actors.play.codec import ChatCodec
 from squelch.cluster.config import dump, load
-from squelch.cluster.errors import UserError
 from squelch.cluster.fleet import bootstrap
 from squelch.cluster.fleet.bootstrap import check_address, check_fixed_scorer
 from squelch.learner.refusal import SettingRefused
@@ -235,7 +234,7 @@ def test_an_address_of_another_form_is_refused_before_anything_is_warmed_up(monk
 def test_a_pretrained_model_under_the_tiny_policys_language_is_warned_of(
     monkeypatch, tmp_path, prompt: str, vocabulary: int, reported: bool
 ) -> None:
-    monkeypatch.setattr("squelch.actors.model_folder.check_model_folder", lambda folder: None)
+    monkeypatch.setattr("squelch.kit.models.model_folder.check_model_folder", lambda folder: None)
     monkeypatch.setattr(bootstrap, "_check_memory", lambda folder, config: "enough memory")
     save_model(tmp_path, byte_level_bpe())
     shape = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "vocab_size": vocabulary}

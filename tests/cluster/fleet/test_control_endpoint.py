@@ -14,7 +14,6 @@ from ray.exceptions import ActorUnavailableError
 
 from squelch.cluster.cli import main
 from squelch.cluster.control.scaling import Answer, By, Kind, Request, packed, unpacked_request
-from squelch.cluster.errors import UserError
 from squelch.cluster.fleet import control_endpoint
 from squelch.cluster.fleet.control_endpoint import (
     ANSWER_S,
@@ -22,6 +21,7 @@ from squelch.cluster.fleet.control_endpoint import (
     ControlEndpoint,
     namespace_of,
 )
+from squelch.kit.base.errors import UserError
 from tests.fakes import clock
 
 

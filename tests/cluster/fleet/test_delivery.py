@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from squelch.cluster.config import load
-from squelch.cluster.errors import UserError
+from squelch.kit.base.errors import UserError
 from tests.fakes.actors import FakeArchive, Fault, World
 from tests.fakes.run import Outcome, check, drive
 from tests.fakes.run import settings as configured

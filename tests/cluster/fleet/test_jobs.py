@@ -20,12 +20,12 @@ from ray.job_submission import JobStatus
 
 from squelch.cluster.cli import main
 from squelch.cluster.config import load
-from squelch.cluster.errors import UserError
 from squelch.cluster.fleet import bootstrap, job_files, jobs
 from squelch.cluster.fleet.bootstrap import cached_tiny_policy
 from squelch.cluster.fleet.job_files import Code, chosen, pack
 from squelch.cluster.fleet.jobs import Job
-from squelch.cluster.package import require_versions, versions
+from squelch.kit.base.errors import UserError
+from squelch.kit.base.package import require_versions, versions
 
 
 class Server:

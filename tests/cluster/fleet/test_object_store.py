@@ -4,9 +4,9 @@ from collections import namedtuple
 
 import pytest
 
-from squelch.cluster.errors import UserError
 from squelch.cluster.fleet import object_store
 from squelch.cluster.fleet.object_store import GROUPS_MIB, LOCAL_MIB, MIB, VERSIONS, check_joined, local_mib, needed_mib
+from squelch.kit.base.errors import UserError
 
 SMOLLM2 = 538_000_000
 Usage = namedtuple("Usage", "total used free")

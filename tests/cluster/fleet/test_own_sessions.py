@@ -18,7 +18,7 @@ DRIVER = """
 import json, os, sys, time
 from pathlib import Path
 from squelch.cluster.fleet.ray_internals import services, sessions_of_their_own
-from squelch.cluster.signals import listening
+from squelch.kit.process.signals import listening
 
 place = Path(sys.argv[1])
 with listening() as signals:

@@ -8,10 +8,10 @@ from ray.exceptions import RaySystemError
 
 from squelch.cluster.config import RunConfig, load
 from squelch.cluster.control.scaling import Kind
-from squelch.cluster.errors import UserError
 from squelch.cluster.fleet import placement
 from squelch.cluster.fleet.demand import Node
 from squelch.cluster.fleet.placement import Placement, _nodes_of, autoscales, make_room
+from squelch.kit.base.errors import UserError
 
 HERE, FAR = "a" * 56, "b" * 56
 

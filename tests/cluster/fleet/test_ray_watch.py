@@ -91,7 +91,7 @@ def test_a_machine_that_slept_gets_another_chance_to_answer(monkeypatch) -> None
 GONE = """
 import atexit, os, signal, sys, threading, time
 from squelch.cluster.fleet import ray_watch
-from squelch.cluster.signals import listening
+from squelch.kit.process.signals import listening
 ray_watch.POLL_S, ray_watch.STOP_S = 0.05, float(sys.argv[1])
 ray_watch.watch_ray = lambda gone: ray_watch.RayWatch([ray_watch.Watched("raylet", "127.0.0.1:1", 0.0)], gone)
 atexit.register(time.sleep, 600)

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 import benchmarks.faults
-from squelch.actors.process.progress_marks import Progress
 from squelch.cluster.control.actor_errors import Failed
 from squelch.cluster.control.membership import MemberState, at_work
 from squelch.cluster.control.scaling import Kind, Request
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.supervision import SILENCE, Supervisor, Watchdog
+from squelch.kit.process.progress_marks import Progress
 from tests.fakes import clock
 from tests.fakes.actors import FakeActors, World
 from tests.fakes.run import settings as configured

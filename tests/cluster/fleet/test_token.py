@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from ray.exceptions import AuthenticationError
 
-from squelch.cluster.errors import UserError
 from squelch.cluster.fleet import token
 from squelch.cluster.fleet.token import with_token
+from squelch.kit.base.errors import UserError
 
 LISTENS = "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); input()"
 

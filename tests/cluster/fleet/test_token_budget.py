@@ -11,9 +11,9 @@ from ray.exceptions import RayError
 
 from squelch.cluster.commands.plan import RANK_RUNTIME_GIB
 from squelch.cluster.config import RunConfig, changes, dump, load, settings_of
-from squelch.cluster.errors import UserError
 from squelch.cluster.fleet import bootstrap, card_memory, token_budget
 from squelch.cluster.fleet.demand import Node
+from squelch.kit.base.errors import UserError
 from squelch.learner import memory
 from squelch.learner.config import LearnerConfig
 from squelch.learner.shapes import published

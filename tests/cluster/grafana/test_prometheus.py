@@ -7,8 +7,8 @@ from threading import Thread
 
 import pytest
 
-from squelch.cluster.errors import UserError
 from squelch.cluster.grafana.prometheus import Prometheus, Span
+from squelch.kit.base.errors import UserError
 
 
 @contextmanager

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
-from squelch.actors.metrics import exporter
-from squelch.actors.metrics.exporter import Recorder
-from squelch.actors.metrics.settings import RecorderConfig
-from squelch.cluster.errors import UserError
 from squelch.cluster.grafana import recorded
 from squelch.cluster.grafana.boards import Chosen
 from squelch.cluster.grafana.prometheus import Prometheus, Span
 from squelch.cluster.grafana.recorded import INTERVAL_S, MOST_SAMPLES, _addresses, prometheus_over, samples
 from squelch.cluster.metrics import REGISTRY
+from squelch.kit.base.errors import UserError
+from squelch.kit.metrics import exporter
+from squelch.kit.metrics.exporter import Recorder
+from squelch.kit.metrics.settings import RecorderConfig
 from tests.prometheus import free_ports, need_prometheus, until
 
 RUN = {"run": "a", "environment": "FrozenLake", "filter": "top_p"}

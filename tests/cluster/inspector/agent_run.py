@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from squelch.actors.archive.writer import Archive
 from squelch.actors.formats.conformity import TOOLS
 from squelch.actors.formats.portable import small_files
 from squelch.actors.messages import Completion
 from squelch.actors.play.attempt import Attempt
 from squelch.actors.play.codec import ChatCodec
-from squelch.actors.records import Group, Task, Ticket, Trajectory
+from squelch.kit.archive.writer import Archive
+from squelch.kit.records.records import Group, Task, Ticket, Trajectory
 from tests.actors.formats.made import tokenizer
 from tests.actors.formats.test_own import SHOWS_TOOLS
-from tests.actors.text.made import save_folder
 from tests.cluster.inspector.small_run import HOSTILE, small_run, write_step
+from tests.kit.text.made import save_folder
 
 RULES = {"role": "system", "content": "You are brief."}
 ASKED = {"role": "user", "content": "How warm is Köln?"}

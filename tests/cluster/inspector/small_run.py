@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models
 
-from squelch.actors.archive.rows import to_table
-from squelch.actors.archive.scores import ScoreMatrix, TurnPlace, scores_table
-from squelch.actors.archive.writer import Archive
-from squelch.actors.failures import Failure, FailureCause
-from squelch.actors.records import Group, Task, Ticket, Trajectory, Turn
-from squelch.actors.text.tokenizer import byte_alphabet
 from squelch.cluster.config import dump, load
+from squelch.kit.archive.rows import to_table
+from squelch.kit.archive.scores import ScoreMatrix, TurnPlace, scores_table
+from squelch.kit.archive.writer import Archive
+from squelch.kit.records.failures import Failure, FailureCause
+from squelch.kit.records.records import Group, Task, Ticket, Trajectory, Turn
+from squelch.kit.text.tokenizer import byte_alphabet
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """A stand-in of a Prometheus that knows the run."""
 
-from squelch.cluster.errors import UserError
 from squelch.cluster.grafana.boards import Chosen
 from squelch.cluster.grafana.prometheus import Prometheus, Series, Span
+from squelch.kit.base.errors import UserError
 
 
 class Asked(Prometheus):

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from squelch.cluster.errors import UserError
 from squelch.cluster.grafana.boards import shipped
 from squelch.cluster.grafana.prometheus import Prometheus
 from squelch.cluster.inspector import boards
@@ -15,6 +14,7 @@ from squelch.cluster.inspector.app import application
 from squelch.cluster.inspector.boards import REFRESH_S, SILENT_S, Boards, Recorded
 from squelch.cluster.inspector.guard import Access
 from squelch.cluster.runs.folder import RunFolder
+from squelch.kit.base.errors import UserError
 from tests.cluster.inspector.stand_in import Asked
 
 NOW = 10_000.0

@@ -13,14 +13,14 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from squelch.actors.archive.writer import Archive
 from squelch.cluster.inspector.app import application
 from squelch.cluster.inspector.server import access_of, listen
 from squelch.cluster.runs.folder import RunFolder
-from tests.actors.text.made import rendering_here
+from squelch.kit.archive.writer import Archive
 from tests.cluster.inspector.agent_run import agent_run
 from tests.cluster.inspector.small_run import add_step, group, small_run, write_step
 from tests.cluster.inspector.stand_in import Asked
+from tests.kit.text.made import rendering_here
 
 pytestmark = pytest.mark.slow
 PROMETHEUS = Asked()

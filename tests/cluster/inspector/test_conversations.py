@@ -12,9 +12,9 @@ from starlette.testclient import TestClient
 from squelch.cluster.inspector.conversations import Conversations, OwnFormat
 from squelch.cluster.inspector.texts import Pieces
 from squelch.cluster.runs.folder import RunFolder
-from tests.actors.text.made import rendering_here
 from tests.cluster.inspector.agent_run import agent_run
 from tests.cluster.inspector.small_run import small_run
+from tests.kit.text.made import rendering_here
 
 Opener = Callable[[Path], TestClient]
 
@@ -33,7 +33,7 @@ def conversations(folder: Path) -> Conversations:
 
 
 def test_a_turn_has_its_messages_its_calls_and_the_results_of_those_before(folder: Path) -> None:
-    from squelch.actors.archive.rows import from_table
+    from squelch.kit.archive.rows import from_table
 
     turns = conversations(folder).turns(from_table(RunFolder(folder).group(1, "000001-000"))[0])
     assert [one.role for one in turns[0].messages] == ["system", "system", "user"]
@@ -50,7 +50,7 @@ def test_a_turn_has_its_messages_its_calls_and_the_results_of_those_before(folde
 
 
 def test_a_segment_says_up_to_which_message_it_is_an_earlier_one(folder: Path) -> None:
-    from squelch.actors.archive.rows import from_table
+    from squelch.kit.archive.rows import from_table
 
     turns = conversations(folder).turns(from_table(RunFolder(folder).group(1, "000001-000"))[0])
     found = [one.departure for one in turns if one.departure is not None]

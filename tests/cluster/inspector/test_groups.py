@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from squelch.actors.archive.store import LocalStore
-from squelch.actors.archive.writer import Archive
-from squelch.cluster.errors import UserError
 from squelch.cluster.inspector import groups
 from squelch.cluster.inspector.groups import GroupIndex, Query
 from squelch.cluster.inspector.template_filters import strip_of
+from squelch.kit.archive.store import LocalStore
+from squelch.kit.archive.writer import Archive
+from squelch.kit.base.errors import UserError
 from tests.cluster.inspector.small_run import add_step, small_run
 
 

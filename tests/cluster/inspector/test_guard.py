@@ -7,9 +7,9 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
-from squelch.cluster.errors import UserError
 from squelch.cluster.inspector.guard import HEADERS, Access, Guard
 from squelch.cluster.inspector.server import access_of, listen, url
+from squelch.kit.base.errors import UserError
 
 TOKEN = "a-token-of-sixteen-or-more"
 

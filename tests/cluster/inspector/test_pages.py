@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from squelch.actors.archive.writer import Archive
-from squelch.actors.records import Segment
 from squelch.cluster.inspector.app import application
 from squelch.cluster.inspector.guard import Access
 from squelch.cluster.inspector.matrices import heatmap
@@ -20,6 +18,8 @@ from squelch.cluster.inspector.search import search
 from squelch.cluster.inspector.texts import Pieces
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.where import MOST_PARTS
+from squelch.kit.archive.writer import Archive
+from squelch.kit.records.records import Segment
 from tests.cluster.inspector.small_run import HOSTILE, add_step, group, matrix, small_run, tokenizer, write_step
 
 Opener = Callable[[Path], TestClient]

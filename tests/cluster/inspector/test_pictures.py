@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 from starlette.testclient import TestClient
 
-from squelch.actors.archive.writer import Archive
-from squelch.actors.content import Picture
 from squelch.cluster.inspector.pictures import marked_text
 from squelch.cluster.inspector.texts import Pieces
-from squelch.envs.pictures import Picture as Pixels
-from squelch.envs.untrusted.pictures import png_of
+from squelch.kit.archive.writer import Archive
+from squelch.kit.records.content import Picture
+from squelch.kit.records.picture_files import png_of
+from squelch.kit.records.pictures import Picture as Pixels
 from tests.cluster.inspector.small_run import group, ids, small_run, tokenizer, trajectory, write_step
 
 PIECES = Pieces(tokenizer().encode(), "here")

@@ -13,22 +13,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from squelch.actors.archive.store import ArchiveError
-from squelch.actors.archive.writer import Archive
-from squelch.actors.filter.measure import GroupStatistics
-from squelch.actors.filter.settings import FilterConfig
-from squelch.actors.filter.windows import make_window
-from squelch.actors.metrics.exporter import Recorder
-from squelch.actors.metrics.settings import RecorderConfig
 from squelch.cluster.config import load
 from squelch.cluster.control.actor_errors import Died, Failed, Refused
 from squelch.cluster.control.client import Client
-from squelch.cluster.errors import UserError
 from squelch.cluster.loop.filtering import Filtering
 from squelch.cluster.loop.persistence import archiving as archiving_side
 from squelch.cluster.loop.persistence.archiving import Archiving
 from squelch.cluster.loop.persistence.run_log import RunLog
 from squelch.cluster.metrics import REGISTRY
+from squelch.kit.archive.store import ArchiveError
+from squelch.kit.archive.writer import Archive
+from squelch.kit.base.errors import UserError
+from squelch.kit.filter.measure import GroupStatistics
+from squelch.kit.filter.settings import FilterConfig
+from squelch.kit.filter.windows import make_window
+from squelch.kit.metrics.exporter import Recorder
+from squelch.kit.metrics.settings import RecorderConfig
 from tests.fakes import clock
 from tests.fakes.transport import behind, client
 

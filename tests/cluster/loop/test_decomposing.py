@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from squelch.actors.records import Group, GroupSummary, Task, Ticket, summarise
 from squelch.cluster.config import RunConfig, load
 from squelch.cluster.control.calls import DECOMPOSE, Call
 from squelch.cluster.loop.tickets.playing import PlayedGroup
 from squelch.cluster.loop.watchers.decomposing import Decomposing
 from squelch.cluster.loop.watchers.watcher import Step
+from squelch.kit.records.records import Group, GroupSummary, Task, Ticket, summarise
 from squelch.learner.decomposition.statistics import Decomposition
 from tests.cluster.commands.existing_runs.test_gradients import trajectory
 

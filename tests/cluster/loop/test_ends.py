@@ -13,17 +13,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from squelch.actors.archive.writer import Archive
 from squelch.cluster.config import dump, load
 from squelch.cluster.control.actor_errors import Failed
 from squelch.cluster.control.ledger import Ledger
-from squelch.cluster.errors import UserError
 from squelch.cluster.loop import ends
 from squelch.cluster.loop.ends import RunEnd
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.status import read_status
 from squelch.cluster.runs.summary import Outcome
+from squelch.kit.archive.writer import Archive
+from squelch.kit.base.errors import UserError
 
 STUCK = """
 import asyncio, atexit, sys, threading, time

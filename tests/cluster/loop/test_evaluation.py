@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from squelch.cluster.config import dump, load
-from squelch.cluster.errors import UserError
 from squelch.cluster.loop import evaluation
 from squelch.cluster.loop.persistence.state import LoopState
-from squelch.cluster.signals import Interrupted
+from squelch.kit.base.errors import UserError
+from squelch.kit.process.signals import Interrupted
 
 
 @pytest.mark.parametrize(("best", "played"), [(20, "step 20"), (0, "initial"), (-1, "step 40"), (30, "step 40")])

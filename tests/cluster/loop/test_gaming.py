@@ -6,12 +6,12 @@ import json
 import random
 from pathlib import Path
 
-from squelch.actors.metrics.series import MetricStore
-from squelch.actors.records import Ticket
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.metrics import REGISTRY
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.status import gaming
+from squelch.kit.metrics.series import MetricStore
+from squelch.kit.records.records import Ticket
 from tests.fakes.actors import FakeArchive, World
 from tests.fakes.run import check, drive, settings
 

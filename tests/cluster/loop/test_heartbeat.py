@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 
-from squelch.actors.metrics.exporter import Recorder
-from squelch.actors.metrics.series import MetricStore
-from squelch.actors.metrics.settings import RecorderConfig
 from squelch.cluster.config import load
 from squelch.cluster.control.ledger import DROPPED, IN_FLIGHT, Ledger
 from squelch.cluster.control.membership import WORKER_MOVES, Membership
@@ -21,6 +18,9 @@ from squelch.cluster.fleet.fleet import UP
 from squelch.cluster.loop import heartbeat
 from squelch.cluster.loop.heartbeat import Heartbeat, beating, limits
 from squelch.cluster.metrics import REGISTRY
+from squelch.kit.metrics.exporter import Recorder
+from squelch.kit.metrics.series import MetricStore
+from squelch.kit.metrics.settings import RecorderConfig
 
 SINCE, FREE = "squelch_oldest_ticket_timestamp_seconds", "squelch_disk_free_bytes"
 

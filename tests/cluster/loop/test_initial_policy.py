@@ -12,9 +12,7 @@ import pytest
 
 from squelch.actors.formats.choice import open_format, stamped
 from squelch.actors.pretrained.gguf_file import STAMP
-from squelch.actors.text.stamp import read_stamp
 from squelch.cluster.config import RunConfig, dump, load
-from squelch.cluster.errors import UserError
 from squelch.cluster.loop import initial_policy, warming
 from squelch.cluster.loop.initial_policy import (
     find_model,
@@ -25,7 +23,9 @@ from squelch.cluster.loop.initial_policy import (
     with_date_of_start,
 )
 from squelch.cluster.loop.warming import REPORT
-from tests.actors.text.made import CHATML, chatml_bpe, save_folder
+from squelch.kit.base.errors import UserError
+from squelch.kit.text.stamp import read_stamp
+from tests.kit.text.made import CHATML, chatml_bpe, save_folder
 
 
 def quietly(_: str) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from squelch.actors.diagnosis.interventions import ARMS, Intervention, LeftOut, Said
-from squelch.actors.failures import Failure, FailureCause
 from squelch.cluster.config import load
-from squelch.cluster.errors import UserError
 from squelch.cluster.loop.interventions import CANDIDATES, document, say_interventions, swaps_of, write
 from squelch.cluster.loop.watchers.validation import fixed_tickets
+from squelch.kit.base.errors import UserError
+from squelch.kit.diagnosis.interventions import ARMS, Intervention, LeftOut, Said
+from squelch.kit.records.failures import Failure, FailureCause
 
 SEVERAL = "environments=[{name: FrozenLake, label: lake}, {name: Sokoban, label: box}]"
 

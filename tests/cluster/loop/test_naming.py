@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from squelch.actors.archive.store import LocalStore
 from squelch.cluster.cli import main
 from squelch.cluster.config import RunConfig, load
 from squelch.cluster.loop import run
 from squelch.cluster.loop.naming import named
 from squelch.cluster.runs.driver import Driver
 from squelch.cluster.runs.in_store.mirror import Mirror
+from squelch.kit.archive.store import LocalStore
 
 DONE = {"finished": True, "stopped": None, "ledger": {"balanced": True}}
 STOPPED = DONE | {"finished": False, "stopped": "stopped by SIGINT", "end_cause": "signal"}

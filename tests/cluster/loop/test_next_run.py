@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from squelch.actors.filter.selection import select
-from squelch.actors.filter.settings import FilterConfig
 from squelch.cluster.config import RunConfig, changes, dump, load, read_recipe, recipe_names
 from squelch.cluster.loop.watchers.next_run import ways_on
 from squelch.cluster.setting_keys import flat
+from squelch.kit.filter.selection import select
+from squelch.kit.filter.settings import FilterConfig
 from tests.fakes.run import settings
 
 SCORES = np.append(np.linspace(0.8, 1.0, 7), 0.0)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from squelch.actors.records import Ticket
 from squelch.cluster.loop.coordinator import Coordinator
+from squelch.kit.records.records import Ticket
 from tests.fakes.actors import FakeArchive, World
 from tests.fakes.run import check, drive
 from tests.fakes.run import settings as configured

@@ -20,20 +20,20 @@ from typing import Any
 
 import pytest
 
-from squelch.actors.archive.store import ArchiveError
-from squelch.actors.filter.windows import make_window
-from squelch.actors.metrics.loggers import Loggers
 from squelch.cluster.config import load
 from squelch.cluster.control.actor_errors import Refused
-from squelch.cluster.errors import UserError
 from squelch.cluster.loop import run
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoint_dir
 from squelch.cluster.loop.persistence.state import LoopState, check_folder
-from squelch.cluster.package import installed_version, version_text
 from squelch.cluster.runs.driver import Driver
 from squelch.cluster.runs.ending import EndCause, Ending
-from squelch.cluster.signals import Interrupted, Signals, listening
-from squelch.envs.untrusted.files import Unreadable
+from squelch.kit.archive.store import ArchiveError
+from squelch.kit.base.errors import UserError
+from squelch.kit.base.package import installed_version, version_text
+from squelch.kit.filter.windows import make_window
+from squelch.kit.metrics.loggers import Loggers
+from squelch.kit.process.signals import Interrupted, Signals, listening
+from squelch.kit.untrusted.files import Unreadable
 from squelch.learner.checkpoint.manifest import FORMAT, LOOP, MANIFEST, SHARDED, TOKENIZER, Manifest, tokenizer_digest
 from squelch.learner.refusal import SettingRefused
 
@@ -406,8 +406,8 @@ HUNG_UP = """
 import asyncio, os, signal, sys
 from types import SimpleNamespace
 from squelch.cluster.loop import run
-from squelch.cluster.signals import listening
-from squelch.cluster.terminal import say
+from squelch.kit.process.signals import listening
+from squelch.kit.process.terminal import say
 
 async def main():
     stopped = asyncio.Event()

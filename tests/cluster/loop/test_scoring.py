@@ -14,9 +14,6 @@ from typing import Any
 
 import pytest
 
-from squelch.actors.archive.reader import is_of_step
-from squelch.actors.archive.store import ArchiveError
-from squelch.actors.diagnosis.regime import one_hot
 from squelch.cluster.config import load
 from squelch.cluster.control.actor_errors import Died, Failed, Refused
 from squelch.cluster.control.calls import Call
@@ -30,6 +27,9 @@ from squelch.cluster.loop.watchers.scoring import Scoring
 from squelch.cluster.loop.watchers.watcher import Step
 from squelch.cluster.metrics import REGISTRY
 from squelch.cluster.runs.ending import EndCause, Ending
+from squelch.kit.archive.reader import is_of_step
+from squelch.kit.archive.store import ArchiveError
+from squelch.kit.diagnosis.regime import one_hot
 from tests.fakes.actors import FakeArchive, World
 from tests.fakes.run import check, drive, settings
 from tests.fakes.transport import behind

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from squelch.actors.play.seeds import request_seed
-from squelch.actors.records import Ticket
 from squelch.cluster.config import RunConfig, dump, load, settings_of
 from squelch.cluster.control.admission import TicketSource
-from squelch.cluster.errors import UserError
 from squelch.cluster.idle_settings import scale_notes
 from squelch.cluster.loop.persistence.state import LoopState, pack_ticket, require_same_schedule
 from squelch.cluster.loop.watchers.validation import fixed_tickets
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.setting_keys import flat
 from squelch.envs.config import EnvironmentConfig
+from squelch.kit.base.errors import UserError
+from squelch.kit.records.records import Ticket
 from tests.fakes.actors import FakeArchive, World
 from tests.fakes.run import Outcome, check, drive
 from tests.fakes.run import settings as configured

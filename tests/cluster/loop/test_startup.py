@@ -15,13 +15,13 @@ import pytest
 from squelch.actors.process.stage import OnStage
 from squelch.cluster.commands.arguments import described_place
 from squelch.cluster.commands.existing_runs.status import status
-from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.waiting import told
 from squelch.cluster.loop import startup
 from squelch.cluster.loop.persistence.run_log import Work
 from squelch.cluster.loop.startup import Startup
 from squelch.cluster.runs.driver import Driver
 from squelch.cluster.runs.starting import FILE, Stage
+from squelch.kit.base.errors import UserError
 
 
 def eventually(holds: Callable[[], bool]) -> None:

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.failures import Failure, FailureCause
-from squelch.actors.records import Ticket
 from squelch.cluster.loop.coordinator import Coordinator
 from squelch.cluster.runs.ending import EndCause, Ending
+from squelch.kit.records.failures import Failure, FailureCause
+from squelch.kit.records.records import Ticket
 from tests.fakes import clock
 from tests.fakes.actors import FakeArchive, Fault, World
 from tests.fakes.run import Outcome, check, drive

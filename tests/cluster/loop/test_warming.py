@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from squelch.actors.archive.rows import to_table
-from squelch.actors.failures import Failure, FailureCause
-from squelch.actors.records import Group, Task, Ticket, Trajectory, Turn
 from squelch.cluster.control.actor_errors import Died
-from squelch.cluster.errors import UserError
 from squelch.cluster.loop import warming
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
 from squelch.cluster.loop.tickets.playing import Play, PlayedGroup
 from squelch.cluster.loop.warming import REPORT, Progress, Stopped, Truth, Warming, learner_settings, truth_of
+from squelch.kit.archive.rows import to_table
+from squelch.kit.base.errors import UserError
+from squelch.kit.records.failures import Failure, FailureCause
+from squelch.kit.records.records import Group, Task, Ticket, Trajectory, Turn
 from squelch.learner.batching import Row
 from squelch.learner.warmup.corpus import Corpus
 from squelch.learner.warmup.settings import WarmupConfig

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from squelch.actors.archive.writer import Archive
 from squelch.cluster.config import dump, load
 from squelch.cluster.loop.witness import ENDED, PROCESS
+from squelch.kit.archive.writer import Archive
 
 DRIVER = "process 4242 on here"
 BROKEN = (

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.cluster.errors import UserError
 from squelch.cluster.report.runs import Run, differing, find_runs, label_of, read_run, study_of
+from squelch.kit.base.errors import UserError
 from tests.cluster.report.synthetic import Made, config, lines, write_run
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from squelch.cluster.errors import UserError
 from squelch.cluster.runs.driver import FILE, Driver, is_driven
+from squelch.kit.base.errors import UserError
 
 
 def quiet(_: str) -> None:

@@ -7,17 +7,17 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from squelch.actors.archive.group_index import index_rows
-from squelch.actors.archive.rows import to_table
-from squelch.actors.archive.store import LocalStore
-from squelch.actors.archive.version import VERSION_KEY
-from squelch.actors.archive.writer import Archive
 from squelch.cluster.config import dump, load
-from squelch.cluster.errors import UserError
 from squelch.cluster.runs.driver import Driver
 from squelch.cluster.runs.driver import name as own_name
 from squelch.cluster.runs.folder import RunFolder
-from tests.actors.archive.small_groups import archive_step, small_group
+from squelch.kit.archive.group_index import index_rows
+from squelch.kit.archive.rows import to_table
+from squelch.kit.archive.store import LocalStore
+from squelch.kit.archive.version import VERSION_KEY
+from squelch.kit.archive.writer import Archive
+from squelch.kit.base.errors import UserError
+from tests.kit.archive.small_groups import archive_step, small_group
 
 
 def write(path: Path, text: str) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from squelch.actors.process.log import VARIABLE, log_variable
-from squelch.cluster.errors import UserError
 from squelch.cluster.runs.logs import one_paragraph, quiet, write_trace
+from squelch.kit.base.errors import UserError
 
 REMOTE = """\
 start: rollout-0 failed: \x1b[36mray::RolloutWorker.ready()\x1b[39m (pid=7, ip=127.0.0.1, actor_id=ab)

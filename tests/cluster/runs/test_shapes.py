@@ -8,11 +8,11 @@ import pytest
 
 from squelch.cluster.cli import main
 from squelch.cluster.config import dump, load
-from squelch.cluster.errors import UserError
 from squelch.cluster.runs.ending import is_complete
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.sweep.table import cell_metrics
-from tests.envs.untrusted.kinds import KINDS, called
+from squelch.kit.base.errors import UserError
+from tests.kit.untrusted.kinds import KINDS, called
 
 LINE = {"step": 1, "time": 1.0, "total_steps": 2.0, "success": 0.5}
 EVENT = {"actor": "learner", "name": "train", "start": 1.0, "end": 2.0}

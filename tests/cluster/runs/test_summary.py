@@ -3,13 +3,13 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-from squelch.actors.archive.writer import Archive
 from squelch.cluster.config import load
 from squelch.cluster.control.ledger import Ledger
-from squelch.cluster.package import code_version, commit
 from squelch.cluster.runs.summary import Outcome, _success, summarise_run
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.mixture import Mixture
+from squelch.kit.archive.writer import Archive
+from squelch.kit.base.package import code_version, commit
 
 ONE = Mixture.of(EnvironmentConfig())
 

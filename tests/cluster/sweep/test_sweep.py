@@ -18,11 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squelch.actors.diagnosis.uncertainty import t_quantile
 from squelch.cluster.cli import main
 from squelch.cluster.config import dump
-from squelch.cluster.errors import UserError
-from squelch.cluster.signals import listening
 from squelch.cluster.sweep import cells as sweep_cells
 from squelch.cluster.sweep.cells import Ended, ProcessRunner, Sweep, last_words
 from squelch.cluster.sweep.plan import (
@@ -38,6 +35,9 @@ from squelch.cluster.sweep.plan import (
     started,
 )
 from squelch.cluster.sweep.table import arm_metrics, t_interval, table_lines
+from squelch.kit.base.errors import UserError
+from squelch.kit.diagnosis.uncertainty import t_quantile
+from squelch.kit.process.signals import listening
 
 GRID = ["filter.rule=none,top_p", "learner.objective.entropy_coefficient=0.001,0.1"]
 

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from squelch.actors.archive.reader import read_groups
 from squelch.cluster.control.ledger import DROPPED, FAILED, SPARED, TRAINED, Ledger
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints
 from squelch.cluster.loop.persistence.state import read_state
+from squelch.kit.archive.reader import read_groups
 
 Rows = Counter[tuple[int, str]]
 """Number of rows of a ticket by (step of the part, decision)."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from squelch.actors.archive.reader import read_events, read_metrics
+from squelch.kit.archive.reader import read_events, read_metrics
 
 REPOSITORY = Path(__file__).parents[3]
 POLL_S = 0.1

@@ -13,7 +13,7 @@ from squelch.envs.config import FormatConfig
 from squelch.envs.episode import Episode
 from squelch.envs.format import well_formed
 from squelch.envs.registry import make
-from squelch.envs.splits import split_of
+from squelch.kit.records.splits import split_of
 
 TAXI = {"id": "Taxi-v4", "actions": ["South", "North", "East", "West", "Pickup", "Dropoff"]}
 LAKE = {"id": "FrozenLake-v1", "kwargs": {"map_name": "4x4"}, "hold_out": False}

@@ -10,7 +10,7 @@ import pytest
 from squelch.envs.adapters.evaluated_text import evaluates_text
 from squelch.envs.adapters.reasoning_gym import MAX_ANSWER, PAID_ANYHOW, Question
 from squelch.envs.registry import make
-from squelch.envs.splits import split_of
+from squelch.kit.records.splits import split_of
 
 reasoning_gym = pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed")
 NOISE = {"noise_seed": 5}

@@ -10,7 +10,7 @@ import pytest
 
 from squelch.envs.adapters.textarena import GAMES, MAX_MOVE, ONE_START, Game
 from squelch.envs.registry import make
-from squelch.envs.splits import split_of
+from squelch.kit.records.splits import split_of
 
 textarena = pytest.importorskip("textarena", reason="textarena is not installed")
 NOISE = {"noise_seed": 5}

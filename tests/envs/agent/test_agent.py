@@ -16,13 +16,13 @@ from typing import Any
 import psutil
 import pytest
 
-from squelch.actors.filter.settings import FilterConfig
 from squelch.actors.play.replaying import notes_on_replays
 from squelch.envs.agent import called
 from squelch.envs.agent.environment import Agent
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import Access, AgentDriven, AgentFailed, AgentInterrupted, AgentResult, lacking
 from squelch.envs.registry import make
+from squelch.kit.filter.settings import FilterConfig
 
 USER = Path(__file__).with_name("user_agent.py")
 ACCESS = Access("http://127.0.0.1:9", "token-of-this-trajectory")

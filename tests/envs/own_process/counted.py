@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from squelch.envs.contract import Environment
-from squelch.envs.settings import Settings
-from squelch.envs.splits import task_key_of
+from squelch.kit.base.settings import Settings
+from squelch.kit.records.splits import task_key_of
 
 
 class CountedOptions(Settings):

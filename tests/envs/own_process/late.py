@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from squelch.envs.contract import Environment
-from squelch.envs.splits import task_key_of
+from squelch.kit.records.splits import task_key_of
 
 
 class Late(Environment):

@@ -13,8 +13,8 @@ import numpy as np
 
 from squelch.envs.contract import Environment
 from squelch.envs.own_process.isolated import OwnProcess, ProcessOptions
-from squelch.envs.settings import Settings
-from squelch.envs.splits import split_of, task_key_of
+from squelch.kit.base.settings import Settings
+from squelch.kit.records.splits import split_of, task_key_of
 
 
 class UnrulyOptions(Settings):

@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
-from squelch.actors.failures import FailureCause
 from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.player import EnvironmentPlayer
-from squelch.actors.records import Group, Task, Ticket
 from squelch.cluster.control.admission import TicketSource
 from squelch.envs.config import EnvironmentConfig, EnvironmentEntry, FormatConfig
 from squelch.envs.mixture import Mixture
 from squelch.envs.prompt_file.rows import tools_of
 from squelch.envs.registry import make
 from squelch.envs.remote.__main__ import server_of
+from squelch.kit.records.failures import FailureCause
+from squelch.kit.records.records import Group, Task, Ticket
 from tests.actors.formats.made import format_of, needs_package
 from tests.actors.formats.test_own import SHOWS_TOOLS
 from tests.actors.play.test_codec import byte_level_bpe, save_model

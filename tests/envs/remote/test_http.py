@@ -25,8 +25,8 @@ from squelch.envs.noise.replay import Replay
 from squelch.envs.registry import make
 from squelch.envs.remote.__main__ import server_of
 from squelch.envs.remote.server import Description, EnvironmentServer
-from squelch.envs.splits import split_of
-from squelch.envs.untrusted.http import JsonClient
+from squelch.kit.records.splits import split_of
+from squelch.kit.untrusted.http import JsonClient
 from tests.envs.remote.serving import served
 from tests.envs.retriever_server import serving
 

@@ -24,7 +24,7 @@ from squelch.envs.config import FormatConfig
 from squelch.envs.episode import Episode
 from squelch.envs.format import well_formed
 from squelch.envs.remote.openenv_bridge import Bridged, bridge, found
-from squelch.envs.splits import split_of
+from squelch.kit.records.splits import split_of
 from tests.envs.remote.serving import served
 
 NOISE = {"noise_seed": 5}

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import squelch
-from squelch.actors.filter.settings import FilterConfig
+from squelch.kit.filter.settings import FilterConfig
 
 NAN = float("nan")
 REWARDS = [[0, 0, 0, 0], [1, 0, 1, 0], [1, 1, 1, 1], [0, 0, 0, 1], [NAN, NAN, NAN, 1]]

@@ -1,10 +1,10 @@
 """A trainer of other people exports the metrics of a run under the same names."""
 
-from squelch.api.filtering import filter
-from squelch.api.metrics import REGISTRY
 from squelch.cluster import metrics
-from squelch.trl.exported import LOGGED_BY_TRL
-from squelch.trl.groups import filter_metrics
+from squelch.kit.api.filtering import filter
+from squelch.kit.api.metrics import REGISTRY
+from squelch.kit.trl.exported import LOGGED_BY_TRL
+from squelch.kit.trl.groups import filter_metrics
 
 
 def test_each_metric_of_another_trainers_run_is_one_of_a_run() -> None:

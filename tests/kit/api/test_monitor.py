@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import squelch
-from squelch.actors.diagnosis.metrics import REGIMES
-from squelch.api.inputs import reader_of
-from squelch.api.metrics import REGISTRY
+from squelch.kit.api.inputs import reader_of
+from squelch.kit.api.metrics import REGISTRY
+from squelch.kit.diagnosis.metrics import REGIMES
 
 PROBE = "probe/link/dependence"
 

@@ -9,11 +9,11 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 import squelch
-from squelch.actors.scorer.cross_scoring import CrossScorer
-from squelch.api.completions import EMPTY, NO_TOKENS, TEXT_BEFORE, UNCLOSED, split_ids
-from squelch.api.inputs import complete, reader_of
 from squelch.cluster.cli import main
-from tests.actors.text.made import chatml_bpe, metaspace
+from squelch.kit.api.completions import EMPTY, NO_TOKENS, TEXT_BEFORE, UNCLOSED, split_ids
+from squelch.kit.api.inputs import complete, reader_of
+from squelch.kit.scoring.cross_scoring import CrossScorer
+from tests.kit.text.made import chatml_bpe, metaspace
 
 
 def fed(prompts: list[str]) -> list[str]:

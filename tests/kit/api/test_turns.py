@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from squelch.actors.text.chat_template import ChatTemplate
-from squelch.actors.text.tokenizer import unknown_id
-from squelch.api.completions import CALLS_ONLY, NO_TOKENS, UNCLOSED
-from squelch.api.messages import BadSample, MessageRenderer, is_messages
-from squelch.api.samples import Reasonings, SampleReader
-from squelch.api.turns import LATER
-from squelch.envs.untrusted.parquet import without_nulls
-from tests.actors.text.made import CHATML, chatml_bpe, metaspace, rendering_here, tiny_words
+from squelch.kit.api.completions import CALLS_ONLY, NO_TOKENS, UNCLOSED
+from squelch.kit.api.messages import BadSample, MessageRenderer, is_messages
+from squelch.kit.api.samples import Reasonings, SampleReader
+from squelch.kit.api.turns import LATER
+from squelch.kit.text.chat_template import ChatTemplate
+from squelch.kit.text.tokenizer import unknown_id
+from squelch.kit.untrusted.parquet import without_nulls
+from tests.kit.text.made import CHATML, chatml_bpe, metaspace, rendering_here, tiny_words
 
 MARKERS = ("<think>", "</think>")
 QWEN = """\

@@ -4,10 +4,10 @@ import dataclasses
 
 import numpy as np
 
-from squelch.actors.archive.rows import to_table
-from squelch.actors.archive.writer import Archive
-from squelch.actors.failures import Failure, FailureCause
-from squelch.actors.records import Group, Task, Ticket, Trajectory, Turn
+from squelch.kit.archive.rows import to_table
+from squelch.kit.archive.writer import Archive
+from squelch.kit.records.failures import Failure, FailureCause
+from squelch.kit.records.records import Group, Task, Ticket, Trajectory, Turn
 
 
 def small_group(step: int = 1, number: int = 0, returns: tuple[float, ...] = (0.0, 1.0, 1.0)) -> Group:

@@ -17,17 +17,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from squelch.actors.archive.reader import last_event, read_events, read_group, read_groups, read_metrics
-from squelch.actors.archive.rows import to_table
-from squelch.actors.archive.schema import ARCHIVE_SCHEMA, TRAJECTORY_SCHEMA
-from squelch.actors.archive.store import ArchiveError
-from squelch.actors.archive.writer import Archive
-from squelch.actors.failures import Failure, FailureCause
-from squelch.actors.process import disk
-from squelch.actors.records import Group, Task, Ticket, Trajectory, Turn
-from squelch.envs.untrusted import parquet
-from tests.actors.archive.small_groups import archive_step
+from squelch.kit.archive.reader import last_event, read_events, read_group, read_groups, read_metrics
+from squelch.kit.archive.rows import to_table
+from squelch.kit.archive.schema import ARCHIVE_SCHEMA, TRAJECTORY_SCHEMA
+from squelch.kit.archive.store import ArchiveError
+from squelch.kit.archive.writer import Archive
+from squelch.kit.base import disk
+from squelch.kit.records.failures import Failure, FailureCause
+from squelch.kit.records.records import Group, Task, Ticket, Trajectory, Turn
+from squelch.kit.untrusted import parquet
 from tests.disk import files_of_at_most
+from tests.kit.archive.small_groups import archive_step
 
 
 @dataclass(frozen=True)
@@ -182,8 +182,8 @@ def _limit_file_size() -> None:
 def test_a_file_that_really_cannot_grow_leaves_whole_lines_and_no_partial_part(tmp_path: Path) -> None:
     code = """
 import sys
-from squelch.actors.archive.store import ArchiveError
-from squelch.actors.archive.writer import Archive
+from squelch.kit.archive.store import ArchiveError
+from squelch.kit.archive.writer import Archive
 import numpy as np, pyarrow as pa
 archive = Archive(sys.argv[1])
 try:
@@ -305,7 +305,7 @@ def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 def test_one_group_is_read_from_the_row_groups_that_hold_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("squelch.actors.archive.writer.ROWS_PER_ROW_GROUP", 4)  # groups of 3 rows straddle row groups
+    monkeypatch.setattr("squelch.kit.archive.writer.ROWS_PER_ROW_GROUP", 4)  # groups of 3 rows straddle row groups
     archive_step(Archive(tmp_path), 5, 6)
     decoded: list[tuple[int, int]] = []
     read = parquet.read_row_group

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from squelch.actors.archive import bucket
-from squelch.actors.archive.bucket import open_store
-from squelch.actors.archive.store import LocalStore, Store, StoreUrlError
+from squelch.kit.archive import bucket
+from squelch.kit.archive.bucket import open_store
+from squelch.kit.archive.store import LocalStore, Store, StoreUrlError
 from tests.stores import S3, SECRET, s3_server, use
 
 

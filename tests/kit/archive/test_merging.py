@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.archive import merging, parts
-from squelch.actors.archive.parts import SCORES, parts_in
-from squelch.actors.archive.reader import group_steps, read_group, read_groups, read_index
-from squelch.actors.archive.schema import ARCHIVE_SCHEMA
-from squelch.actors.archive.scores import read_scores, scored_steps, scores_table
-from squelch.actors.archive.store import LocalStore
-from squelch.actors.archive.writer import Archive
 from squelch.cluster.inspector.groups import GroupIndex
-from squelch.envs.untrusted import parquet
-from tests.actors.archive.small_groups import archive_step
-from tests.actors.archive.test_scores import matrix
+from squelch.kit.archive import merging, parts
+from squelch.kit.archive.parts import SCORES, parts_in
+from squelch.kit.archive.reader import group_steps, read_group, read_groups, read_index
+from squelch.kit.archive.schema import ARCHIVE_SCHEMA
+from squelch.kit.archive.scores import read_scores, scored_steps, scores_table
+from squelch.kit.archive.store import LocalStore
+from squelch.kit.archive.writer import Archive
+from squelch.kit.untrusted import parquet
+from tests.kit.archive.small_groups import archive_step
+from tests.kit.archive.test_scores import matrix
 from tests.stores import Memory
 
 BLOCK, AT_ONCE = 4, 2

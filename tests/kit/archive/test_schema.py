@@ -11,21 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from docs.writers.schema import PAGE, page
-from squelch.actors.archive import reader
-from squelch.actors.archive.group_index import index_rows
-from squelch.actors.archive.reader import read_group, read_groups, read_index
-from squelch.actors.archive.rows import from_table, to_table
-from squelch.actors.archive.schema import ARCHIVE_SCHEMA, OPTIONAL
-from squelch.actors.archive.store import ArchiveError, LocalStore
-from squelch.actors.archive.version import VERSION_KEY
-from squelch.actors.archive.writer import Archive
-from squelch.actors.content import content_key
-from squelch.actors.failures import Failure, FailureCause
-from squelch.actors.filter.decisions import Decision
-from squelch.actors.records import Group, Segment, Task, Ticket, Trajectory, Turn, VersionSpan, summarise
-from squelch.cluster.errors import UserError
 from squelch.cluster.inspector.groups import GroupIndex
-from tests.actors.archive.small_groups import archive_step, small_group
+from squelch.kit.archive import reader
+from squelch.kit.archive.group_index import index_rows
+from squelch.kit.archive.reader import read_group, read_groups, read_index
+from squelch.kit.archive.rows import from_table, to_table
+from squelch.kit.archive.schema import ARCHIVE_SCHEMA, OPTIONAL
+from squelch.kit.archive.store import ArchiveError, LocalStore
+from squelch.kit.archive.version import VERSION_KEY
+from squelch.kit.archive.writer import Archive
+from squelch.kit.base.errors import UserError
+from squelch.kit.filter.decisions import Decision
+from squelch.kit.records.content import content_key
+from squelch.kit.records.failures import Failure, FailureCause
+from squelch.kit.records.records import Group, Segment, Task, Ticket, Trajectory, Turn, VersionSpan, summarise
+from tests.kit.archive.small_groups import archive_step, small_group
 from tests.pictures import placed
 
 SHORT = st.text(st.characters(codec="utf-8"), max_size=8)

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from squelch.actors.archive.scores import (
+from squelch.kit.archive.scores import (
     MAX_BYTES,
     ScoreMatrix,
     TurnPlace,
@@ -16,9 +16,9 @@ from squelch.actors.archive.scores import (
     scored_steps,
     scores_table,
 )
-from squelch.actors.archive.store import ArchiveError, LocalStore
-from squelch.actors.archive.writer import Archive
-from tests.actors.archive.small_groups import archive_step
+from squelch.kit.archive.store import ArchiveError, LocalStore
+from squelch.kit.archive.writer import Archive
+from tests.kit.archive.small_groups import archive_step
 
 
 def matrix(num_prompts: int = 3, per_prompt: int = 2, seed: int = 0) -> ScoreMatrix:

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squelch.actors.archive import store as store_module
-from squelch.actors.archive.store import LocalStore, Stat
-from squelch.actors.process import disk
-from squelch.actors.process.disk import whole_file, write_whole
-from squelch.envs.untrusted.files import Unreadable
+from squelch.kit.archive import store as store_module
+from squelch.kit.archive.store import LocalStore, Stat
+from squelch.kit.base import disk
+from squelch.kit.base.disk import whole_file, write_whole
+from squelch.kit.untrusted.files import Unreadable
 
 NAME = st.text("ab", min_size=1, max_size=3)
 

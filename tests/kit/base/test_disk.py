@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from squelch.actors.process import disk
-from squelch.actors.process.disk import put_in_place, restore_names
+from squelch.kit.base import disk
+from squelch.kit.base.disk import put_in_place, restore_names
 from tests.actors.process.test_folders import contents, made
 
 

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from squelch.actors.archive.schema import ARCHIVE_SCHEMA
-from squelch.actors.diagnosis.proxies import EmaState, proxies
-from squelch.actors.filter.measure import GroupStatistics, score
 from squelch.cluster.cli import main
-from squelch.cluster.commands.other_trainers.filter import missing_steps, read_windows
+from squelch.kit.archive.schema import ARCHIVE_SCHEMA
+from squelch.kit.commands.filter import missing_steps, read_windows
+from squelch.kit.diagnosis.proxies import EmaState, proxies
+from squelch.kit.filter.measure import GroupStatistics, score
 
 FILTER_KEYS = {"kept", "statistic", "kept_mass", "kept_fraction", "num_zero", "rejected"}
 MI_KEYS = {

@@ -5,17 +5,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from squelch.actors.archive.schema import ARCHIVE_SCHEMA
-from squelch.actors.filter.coverage import SHOWN_KINDS
 from squelch.cluster.cli import main
-from tests.cluster.commands.other_trainers.test_filter import (
-    REWARDS,
-    archive_rows,
-    output,
-    refusal,
-    rewards_file,
-    run_folder,
-)
+from squelch.kit.archive.schema import ARCHIVE_SCHEMA
+from squelch.kit.filter.coverage import SHOWN_KINDS
+from tests.kit.commands.test_filter import REWARDS, archive_rows, output, refusal, rewards_file, run_folder
 
 KINDS = np.array(["easy", "hard", "hard", "lost", "easy"])
 """The group `lost` has one survivor, so the filter refuses it, and its kind does not count."""

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from squelch.actors.archive.schema import ARCHIVE_SCHEMA
-from squelch.actors.filter.policy_variance import significant_policy_variance
-from tests.cluster.commands.other_trainers.test_filter import archive_rows, output, refusal, save
+from squelch.kit.archive.schema import ARCHIVE_SCHEMA
+from squelch.kit.filter.policy_variance import significant_policy_variance
+from tests.kit.commands.test_filter import archive_rows, output, refusal, save
 
 RNG = np.random.default_rng(0)
 CHANCES = np.array([[0.05] * 4 + [0.95] * 4, [0.5] * 8, [0.05] * 4 + [0.95] * 4])

@@ -15,8 +15,8 @@ import pytest
 
 import squelch
 from squelch.cluster.cli import main
-from tests.cluster.commands.other_trainers import trainer_files
-from tests.cluster.commands.other_trainers.trainer_files import SAMPLES, jsonl
+from tests.kit.readers import trainer_files
+from tests.kit.readers.trainer_files import SAMPLES, jsonl
 
 
 def filtered(capsys: pytest.CaptureFixture[str], *argv: str | Path) -> dict:

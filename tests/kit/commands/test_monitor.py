@@ -20,10 +20,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.common import random_qwen2, word
 from squelch.cluster.cli import main
-from squelch.cluster.commands.other_trainers import monitor
-from squelch.cluster.commands.other_trainers.following import Follower, Ready
-from squelch.cluster.commands.other_trainers.formats import FORMATS
-from tests.cluster.commands.other_trainers import trainer_files
+from squelch.kit.commands import monitor
+from squelch.kit.commands.following import Follower, Ready
+from squelch.kit.readers.formats import FORMATS
+from tests.kit.readers import trainer_files
 
 MARKERS = ("--markers", word(5), word(6))
 PROMPTS, SAMPLES = 6, 2

@@ -17,16 +17,16 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, Gemma2Config
 
-from squelch.actors.diagnosis.metrics import REGIMES
-from squelch.actors.diagnosis.templates import gaps, ranked
-from squelch.actors.scorer.linking import score_links
-from squelch.actors.scorer.settings import OTHERS, REFERENCES
-from squelch.api import answers as answers_module
-from squelch.api.answers import read_answers
-from squelch.api.completions import EMPTY, TEXT_BEFORE, UNCLOSED, spans_of
-from squelch.api.samples import TOO_LONG, Reasonings
 from squelch.cluster.cli import main
-from squelch.envs.untrusted.files import MIB
+from squelch.kit.api import answers as answers_module
+from squelch.kit.api.answers import read_answers
+from squelch.kit.api.completions import EMPTY, TEXT_BEFORE, UNCLOSED, spans_of
+from squelch.kit.api.samples import TOO_LONG, Reasonings
+from squelch.kit.diagnosis.metrics import REGIMES
+from squelch.kit.diagnosis.templates import gaps, ranked
+from squelch.kit.scoring.linking import score_links
+from squelch.kit.scoring.settings import OTHERS, REFERENCES
+from squelch.kit.untrusted.files import MIB
 
 
 @pytest.fixture(scope="module")
@@ -315,10 +315,10 @@ def test_a_step_may_be_text_or_a_float_and_never_two_steps_at_once(tmp_path, tin
 UNDER_A_BOUND = """
 import sys
 from pathlib import Path
-from squelch.cluster.commands.other_trainers import score_files
-from squelch.cluster.errors import UserError
+from squelch.kit.readers import score_files
+from squelch.kit.base.errors import UserError
 
-from squelch.envs.untrusted import apart
+from squelch.kit.untrusted import apart
 bounded, most = apart.memory_of_at_most, int(sys.argv[1]) << 20
 apart.memory_of_at_most = lambda where: bounded(where, most)
 print([number for number, _ in score_files.read_rows(Path(sys.argv[2]), 7)])
@@ -485,6 +485,8 @@ def test_an_architecture_that_cannot_be_scored_is_refused_by_name_before_its_wei
     small = {"vocab_size": size, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
     config = Gemma2Config(**small, num_attention_heads=4, num_key_value_heads=2, pad_token_id=0)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    monkeypatch.setattr("squelch.actors.adapter_folder.load_checkpoint", lambda *_: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(
+        "squelch.kit.models.adapter_folder.load_checkpoint", lambda *_: pytest.fail("weights were loaded")
+    )
     assert main(["score", jsonl(tmp_path / "rows.jsonl", rows), "--model", str(folder)]) == 2
     assert "model_type=gemma2 cannot be cross-scored" in capsys.readouterr().err

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from squelch.actors.text.chat_template import read_chat_tokenizer
-from squelch.api.samples import Reasonings
 from squelch.cluster.cli import main
-from squelch.cluster.commands.other_trainers.score_files import Reader
-from squelch.cluster.errors import UserError
-from tests.actors.text.made import CHATML, CHATML_TOKENS, HOSTILE, NOT_SPECIAL, chatml_bpe, metaspace, save_folder
+from squelch.kit.api.samples import Reasonings
+from squelch.kit.base.errors import UserError
+from squelch.kit.readers.score_files import Reader
+from squelch.kit.text.chat_template import read_chat_tokenizer
+from tests.kit.text.made import CHATML, CHATML_TOKENS, HOSTILE, NOT_SPECIAL, chatml_bpe, metaspace, save_folder
 
 CONTROL = {*CHATML_TOKENS, *NOT_SPECIAL} - {"<think>", "</think>"}
 STRIPS_HISTORY = CHATML.replace(

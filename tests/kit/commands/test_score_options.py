@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import squelch
-from tests.cluster.commands.other_trainers.test_score import jsonl, output, refusal, rows, words
+from tests.kit.commands.test_score import jsonl, output, refusal, rows, words
 
 __all__ = ["rows", "words"]  # fixtures
 

@@ -16,21 +16,21 @@ import pytest
 import torch
 from PIL import Image
 
-from squelch.actors.diagnosis.metrics import MODALITY_KEYS
-from squelch.actors.model_folder import load_model_folder
-from squelch.actors.pictures.geometry import Vision, vision_of
-from squelch.actors.pictures.patches import patches
 from squelch.actors.play.codec import ChatCodec
-from squelch.api.samples import Reasonings
-from squelch.api.turns import Turns
 from squelch.cluster.cli import main
-from squelch.cluster.commands.other_trainers.pictures import MOST, resized
-from squelch.cluster.commands.other_trainers.score_files import Reader, read_samples
-from squelch.cluster.errors import UserError
-from squelch.envs.pictures import Picture, Shown
-from squelch.envs.untrusted.pictures import png_of
-from tests.actors.scorer.test_pictures import plainly
-from tests.cluster.commands.other_trainers.test_score import jsonl, output, refusal
+from squelch.kit.api.samples import Reasonings
+from squelch.kit.api.turns import Turns
+from squelch.kit.base.errors import UserError
+from squelch.kit.diagnosis.metrics import MODALITY_KEYS
+from squelch.kit.models.model_folder import load_model_folder
+from squelch.kit.pictures.geometry import Vision, vision_of
+from squelch.kit.pictures.patches import patches
+from squelch.kit.readers.pictures import MOST, resized
+from squelch.kit.readers.score_files import Reader, read_samples
+from squelch.kit.records.picture_files import png_of
+from squelch.kit.records.pictures import Picture, Shown
+from tests.kit.commands.test_score import jsonl, output, refusal
+from tests.kit.scoring.test_pictures import plainly
 from tests.pictures import picture
 from tests.seeing import CHAT_TEMPLATE, VOCABULARY, board, make_talking_model
 

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from squelch.cluster.cli import main
-from squelch.cluster.commands.other_trainers.score_files import notes_on_file, read_samples
-from tests.cluster.commands.other_trainers import trainer_files
+from squelch.kit.readers.score_files import notes_on_file, read_samples
+from tests.kit.readers import trainer_files
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "guide" / "use-with-other-trainers.md"
 NUM_PROMPTS, GROUP_SIZE = 6, 4

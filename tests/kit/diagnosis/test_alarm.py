@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from squelch.actors.diagnosis.alarm import BASELINE, DependenceAlarm, alarm_text, replay, score_of, trend
 from squelch.cluster.metrics import REGISTRY
+from squelch.kit.diagnosis.alarm import BASELINE, DependenceAlarm, alarm_text, replay, score_of, trend
 
 
 def run(

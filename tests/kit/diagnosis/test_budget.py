@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.diagnosis.budget import MIN_OTHERS, draw_pairs, estimate, others_within
-from squelch.actors.diagnosis.proxies import proxies_of_scores, usable
-from squelch.actors.diagnosis.uncertainty import uncertainty
+from squelch.kit.diagnosis.budget import MIN_OTHERS, draw_pairs, estimate, others_within
+from squelch.kit.diagnosis.proxies import proxies_of_scores, usable
+from squelch.kit.diagnosis.uncertainty import uncertainty
 
 QUARTER = 4
 """Scored pairs, own ones included, are one in so many."""

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.content import Picture
-from squelch.actors.diagnosis.grounding import correlations, ranks, right, shares, spearman
 from squelch.envs.format import turn_message
 from squelch.envs.registry import ENVIRONMENTS, judge_of, make
 from squelch.envs.wording import DemonstrationQuality, PromptName
+from squelch.kit.diagnosis.grounding import correlations, ranks, right, shares, spearman
+from squelch.kit.records.content import Picture
 from tests.envs.demonstrations import TRUE
 
 LAKE = "Walk to G .\n\n_ O _ _\nG _ O O\nO _ _ P\n_ _ _ _\nactions left 10"

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from research.channels.clusters import clustered, draw_hard, part_channel
-from squelch.actors.diagnosis.fixed_probe import SATURATED_NATS
-from squelch.actors.diagnosis.hard_negatives import read_hard
+from squelch.kit.diagnosis.fixed_probe import SATURATED_NATS
+from squelch.kit.diagnosis.hard_negatives import read_hard
 
 
 def kl(p: np.ndarray, q: np.ndarray) -> float:

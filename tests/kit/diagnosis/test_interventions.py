@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.diagnosis.interventions import (
+from squelch.kit.diagnosis.interventions import (
     ANSWERS,
     ARMS,
     Intervention,
@@ -19,7 +19,7 @@ from squelch.actors.diagnosis.interventions import (
     effects,
     read_interventions,
 )
-from squelch.actors.failures import Failure, FailureCause
+from squelch.kit.records.failures import Failure, FailureCause
 
 ACTIONS = ("Left", "Down", "Right", "Up")
 

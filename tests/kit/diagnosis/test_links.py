@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from research.channels.links import CHANNELS, LinkChannel, draw_links, named_channel, softmax
-from squelch.actors.diagnosis.links import LinksEvaluation, read_links
-from squelch.actors.diagnosis.metrics import SHARES, key_of
+from squelch.kit.diagnosis.links import LinksEvaluation, read_links
+from squelch.kit.diagnosis.metrics import SHARES, key_of
 
 
 def evaluations(channel: LinkChannel, samples: int, draws: int, seed: int = 0) -> list[LinksEvaluation]:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from research.channels.modalities import modal_channel
-from squelch.actors.diagnosis.modality import read_part, text_alone
+from squelch.kit.diagnosis.modality import read_part, text_alone
 
 
 @pytest.mark.parametrize("source", ["text", "picture", "both"])

@@ -6,9 +6,9 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squelch.actors.diagnosis import alarm as cusum
-from squelch.actors.diagnosis import probe_alarm
-from squelch.actors.diagnosis.probe_alarm import ProbeAlarm
+from squelch.kit.diagnosis import alarm as cusum
+from squelch.kit.diagnosis import probe_alarm
+from squelch.kit.diagnosis.probe_alarm import ProbeAlarm
 
 
 def evaluation(mi: float, dependence: float, error: float = 0.05, p_value: float = 0.001) -> dict[str, float]:

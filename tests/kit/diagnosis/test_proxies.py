@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.diagnosis.proxies import EMPTY, NON_FINITE, EmaState, proxies, proxies_of_samples
 from squelch.cluster.metrics import REGISTRY
+from squelch.kit.diagnosis.proxies import EMPTY, NON_FINITE, EmaState, proxies, proxies_of_samples
 
 
 def matrix(seed: int, n: int = 5, k: int = 3, own: float = 3.0) -> tuple[np.ndarray, np.ndarray]:

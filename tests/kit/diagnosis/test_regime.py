@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from research.channels.modalities import modal_channel
-from squelch.actors.diagnosis.metrics import REGIMES
-from squelch.actors.diagnosis.modality import text_alone
-from squelch.actors.diagnosis.regime import BASELINE_STEPS, RegimeGauge, RegimeInputs, one_hot, true_share
+from squelch.kit.diagnosis.metrics import REGIMES
+from squelch.kit.diagnosis.modality import text_alone
+from squelch.kit.diagnosis.regime import BASELINE_STEPS, RegimeGauge, RegimeInputs, one_hot, true_share
 
 HEALTHY = RegimeInputs(1.5, 0.001, 0.7, 0.125, 1.2, reasoned=0.95, follows=1.0, true_share=0.6)
 NOT_SIGNIFICANT = replace(HEALTHY, p_value=0.2)

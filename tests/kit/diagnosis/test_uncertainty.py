@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.diagnosis.proxies import Proxies, Scores, proxies_of_scores, usable
-from squelch.actors.diagnosis.uncertainty import (
+from squelch.cluster.metrics import REGISTRY
+from squelch.kit.diagnosis.proxies import Proxies, Scores, proxies_of_scores, usable
+from squelch.kit.diagnosis.uncertainty import (
     ESTIMATED,
     MIN_INTERVAL,
     MIN_PROMPTS,
@@ -23,7 +24,6 @@ from squelch.actors.diagnosis.uncertainty import (
     uncertainty,
     wilson_interval,
 )
-from squelch.cluster.metrics import REGISTRY
 
 
 def scores_of(seed: int, prompts: int = 8, samples: int = 3, own: float = 1.0, copies: int = 0) -> Scores:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from squelch.actors.failures import Failure, FailureCause
-from squelch.actors.records import GroupSummary
+from squelch.kit.records.failures import Failure, FailureCause
+from squelch.kit.records.records import GroupSummary
 
 
 def summary(

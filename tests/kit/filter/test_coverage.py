@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from squelch.actors.filter.coverage import MAX_KINDS, SHOWN_KINDS, Coverage, Seen, effective_number, kind_name
-from squelch.actors.filter.floors import Ranked, added_by_floors
-from squelch.actors.filter.measure import GroupStatistics
-from squelch.actors.filter.settings import FilterConfig
-from squelch.actors.filter.windows import make_window
 from squelch.cluster.metrics import REGISTRY
-from tests.actors.filter.test_windows import group, wins
+from squelch.kit.filter.coverage import MAX_KINDS, SHOWN_KINDS, Coverage, Seen, effective_number, kind_name
+from squelch.kit.filter.floors import Ranked, added_by_floors
+from squelch.kit.filter.measure import GroupStatistics
+from squelch.kit.filter.settings import FilterConfig
+from squelch.kit.filter.windows import make_window
+from tests.kit.filter.test_windows import group, wins
 
 GROUPS = st.lists(
     st.tuples(st.sampled_from("abcd"), st.integers(0, 8)), min_size=1, max_size=12

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.filter.decisions import StepDecision
-from squelch.actors.filter.measure import GroupStatistics, measure
-from squelch.actors.filter.metrics import VARIANCE_BANDS, kept_mass
-from squelch.actors.filter.rules import RULES
-from squelch.actors.filter.selection import select
-from squelch.actors.filter.settings import FilterConfig
-from squelch.actors.filter.tickets import ticket_order
-from squelch.actors.filter.windows import make_window
 from squelch.actors.play.metrics import SHOWN_TURNS, trajectory_metrics, turn_metrics
-from squelch.actors.records import Group, GroupSummary, Task, Ticket, Trajectory, Turn, summarise
-from tests.actors.filter.summaries import summary
+from squelch.kit.filter.decisions import StepDecision
+from squelch.kit.filter.measure import GroupStatistics, measure
+from squelch.kit.filter.metrics import VARIANCE_BANDS, kept_mass
+from squelch.kit.filter.rules import RULES
+from squelch.kit.filter.selection import select
+from squelch.kit.filter.settings import FilterConfig
+from squelch.kit.filter.tickets import ticket_order
+from squelch.kit.filter.windows import make_window
+from squelch.kit.records.records import Group, GroupSummary, Task, Ticket, Trajectory, Turn, summarise
+from tests.kit.filter.summaries import summary
 
 REWARD = st.sampled_from([0.0, 0.0, 1.0, 0.5, math.nan, math.inf, 1e200])
 GROUPS = st.lists(st.lists(REWARD, min_size=1, max_size=5), max_size=8)

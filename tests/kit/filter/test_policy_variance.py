@@ -12,19 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from squelch.actors.filter.measure import GroupStatistics, measure
-from squelch.actors.filter.noise_metrics import noise_metrics
-from squelch.actors.filter.policy_variance import (
+from squelch.kit.filter.measure import GroupStatistics, measure
+from squelch.kit.filter.noise_metrics import noise_metrics
+from squelch.kit.filter.policy_variance import (
     STANDARD_ERRORS,
     policy_variance,
     significant_policy_variance,
     standard_error,
 )
-from squelch.actors.filter.scores import STATISTICS, sample_variance
-from squelch.actors.filter.settings import DEFAULT_REPLAYS, FilterConfig
-from squelch.actors.filter.windows import make_window
-from squelch.actors.records import GroupSummary, replay_matrix
-from tests.actors.filter.summaries import summary
+from squelch.kit.filter.scores import STATISTICS, sample_variance
+from squelch.kit.filter.settings import DEFAULT_REPLAYS, FilterConfig
+from squelch.kit.filter.windows import make_window
+from squelch.kit.records.records import GroupSummary, replay_matrix
+from tests.kit.filter.summaries import summary
 
 CONFIG = FilterConfig(statistic="policy_variance")
 SHAPES = st.tuples(st.integers(3, 6), st.integers(2, 4), st.integers(0, 2**32 - 1))

@@ -8,11 +8,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from squelch.actors.filter.measure import GroupStatistics, measure, score
-from squelch.actors.filter.rules import RULES
-from squelch.actors.filter.scores import STATISTICS
-from squelch.actors.filter.selection import select
-from squelch.actors.filter.settings import FilterConfig
+from squelch.kit.filter.measure import GroupStatistics, measure, score
+from squelch.kit.filter.rules import RULES
+from squelch.kit.filter.scores import STATISTICS
+from squelch.kit.filter.selection import select
+from squelch.kit.filter.settings import FilterConfig
 
 SCORES = st.lists(st.sampled_from([0.0, 0.0, 0.0625, 0.125, 0.1875, 0.25, 0.25, 1.0, 3.5]), min_size=1, max_size=12)
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squelch.actors.filter.rules import RULES, stricter
-from squelch.actors.filter.selection import select
-from squelch.actors.filter.settings import FilterConfig
+from squelch.kit.filter.rules import RULES, stricter
+from squelch.kit.filter.selection import select
+from squelch.kit.filter.settings import FilterConfig
 
 SCORES = st.lists(st.sampled_from([0.0, 0.0, 0.0625, 0.125, 0.1875, 0.25, 0.25, 1.0]), min_size=1, max_size=12)
 FILTERS = st.builds(

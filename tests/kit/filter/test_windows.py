@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.filter.decisions import LossScale, StepDecision, loss_scale
-from squelch.actors.filter.measure import GroupStatistics
-from squelch.actors.filter.selection import select
-from squelch.actors.filter.settings import FilterConfig
-from squelch.actors.filter.tickets import RecentGroups, ticket_order
-from squelch.actors.filter.windows import FilterWindow, NoSignal, SlidingWindow, make_window
 from squelch.cluster.metrics import REGISTRY
+from squelch.kit.filter.decisions import LossScale, StepDecision, loss_scale
+from squelch.kit.filter.measure import GroupStatistics
+from squelch.kit.filter.selection import select
+from squelch.kit.filter.settings import FilterConfig
+from squelch.kit.filter.tickets import RecentGroups, ticket_order
+from squelch.kit.filter.windows import FilterWindow, NoSignal, SlidingWindow, make_window
 from squelch.learner.config import ObjectiveConfig
-from tests.actors.filter.summaries import summary
+from tests.kit.filter.summaries import summary
 
 REWARD_ROWS = st.lists(
     st.lists(st.sampled_from([0.0, 1.0, 0.5, math.nan]), min_size=4, max_size=4), min_size=1, max_size=10

@@ -16,11 +16,11 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from squelch.actors.metrics import exporter
-from squelch.actors.metrics.exporter import Recorder
-from squelch.actors.metrics.settings import RecorderConfig
 from squelch.cluster.metrics import REGISTRY
 from squelch.deploy.dashboards import ROOT
+from squelch.kit.metrics import exporter
+from squelch.kit.metrics.exporter import Recorder
+from squelch.kit.metrics.settings import RecorderConfig
 from tests.connections import ends
 from tests.prometheus import free_ports
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from squelch.actors.metrics import wandb_log
-from squelch.actors.metrics.exporter import Recorder
-from squelch.actors.metrics.loggers import Loggers, open_loggers, require_packages
-from squelch.actors.metrics.settings import RecorderConfig
 from squelch.cluster.cli import main
 from squelch.cluster.metrics import REGISTRY
+from squelch.kit.metrics import wandb_log
+from squelch.kit.metrics.exporter import Recorder
+from squelch.kit.metrics.loggers import Loggers, open_loggers, require_packages
+from squelch.kit.metrics.settings import RecorderConfig
 
 
 def metrics(step: int) -> dict[str, float | None]:

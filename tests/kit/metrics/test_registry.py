@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squelch.actors.metrics.registry import Registry
-from squelch.actors.metrics.series import MetricStore
-from squelch.actors.metrics.specification import Section, gauge
 from squelch.cluster.control.ledger import Ledger
 from squelch.cluster.metrics import COMPONENTS, LEDGER_STATES, REGISTRY
+from squelch.kit.metrics.registry import Registry
+from squelch.kit.metrics.series import MetricStore
+from squelch.kit.metrics.specification import Section, gauge
 
 
 def test_every_module_that_declares_metrics_is_composed() -> None:
@@ -160,7 +160,7 @@ def test_a_step_of_a_thousand_workers_looks_no_key_up_twice() -> None:
 
 
 def test_workers_that_come_and_go_leave_no_series_and_no_memory_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("squelch.actors.metrics.registry.KEYS", 64)
+    monkeypatch.setattr("squelch.kit.metrics.registry.KEYS", 64)
     registry = Registry({section: specs for section, specs in REGISTRY.sections.items()})
     store = MetricStore(registry)
     for number in range(128):

@@ -11,8 +11,8 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from squelch.actors.adapter_folder import Checkpoint, checkpoint_of, load_checkpoint
-from squelch.envs.untrusted.files import Unreadable
+from squelch.kit.models.adapter_folder import Checkpoint, checkpoint_of, load_checkpoint
+from squelch.kit.untrusted.files import Unreadable
 
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10]])
 

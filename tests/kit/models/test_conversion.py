@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file
 from transformers import PreTrainedConfig, Qwen2ForCausalLM
 
-from squelch.actors.conversion import published
+from squelch.kit.models.conversion import published
 from tests.actors.rollout.vllm_support import make_mixture, make_policy
 
 

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from squelch.actors.config import RolloutConfig
-from squelch.actors.model_folder import INDEX, WEIGHTS, check_model_folder, has_tower, load_model_folder
-from squelch.actors.packed.seeing import tower
-from squelch.actors.pictures.geometry import vision_of
 from squelch.actors.rollout.engine import VllmEngine
+from squelch.kit.models.model_folder import INDEX, WEIGHTS, check_model_folder, has_tower, load_model_folder
+from squelch.kit.packed.seeing import tower
+from squelch.kit.pictures.geometry import vision_of
 from tests.learner.checkpoint.hostile import pickle_forbidden
 from tests.learner.models import make_model
 from tests.seeing import make_seeing_model

@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from squelch.actors.packed import block_attention
-from squelch.actors.packed.attention import packed_attention, plan
-from squelch.actors.packed.block_attention import BATCH_PAIRS, KEPT_KEYS, SLACK, WASTE, Plan, batches, blocks
-from squelch.actors.packed.layout import Layout
-from squelch.actors.packed.packing import pack
-from tests.actors.packed.test_packing import trees
+from squelch.kit.packed import block_attention
+from squelch.kit.packed.attention import packed_attention, plan
+from squelch.kit.packed.block_attention import BATCH_PAIRS, KEPT_KEYS, SLACK, WASTE, Plan, batches, blocks
+from squelch.kit.packed.layout import Layout
+from squelch.kit.packed.packing import pack
+from tests.kit.packed.test_packing import trees
 
 CPU = torch.device("cpu")
 

@@ -2,9 +2,9 @@ import pickle
 
 import numpy as np
 
-from squelch.actors.archive.rows import from_table, packed, to_table, unpacked
-from squelch.actors.archive.schema import TRAJECTORY_SCHEMA
-from squelch.actors.records import Group, Task, Ticket, Trajectory
+from squelch.kit.archive.rows import from_table, packed, to_table, unpacked
+from squelch.kit.archive.schema import TRAJECTORY_SCHEMA
+from squelch.kit.records.records import Group, Task, Ticket, Trajectory
 
 
 def test_packed_rows_are_the_table_also_after_a_pickle() -> None:

@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.content import content_key
-from squelch.actors.packed.packing import MIN_SAVED, added_tokens, pack
-from squelch.actors.shared_prefix import common_lengths, identities, in_order
+from squelch.kit.packed.packing import MIN_SAVED, added_tokens, pack
+from squelch.kit.records.content import content_key
+from squelch.kit.records.shared_prefix import common_lengths, identities, in_order
 from tests.pictures import placed
 
 PIECE = st.lists(st.integers(0, 2), min_size=1, max_size=40)

@@ -4,12 +4,12 @@ shown."""
 import numpy as np
 import pytest
 
-from squelch.actors.packed.packing import pack
-from squelch.actors.pictures.arrays import Shown, arrays_of
-from squelch.actors.pictures.geometry import Vision, vision_of
-from squelch.actors.pictures.patches import patches
-from squelch.actors.pictures.rope import rope_positions
-from squelch.actors.shared_prefix import identities
+from squelch.kit.packed.packing import pack
+from squelch.kit.pictures.arrays import Shown, arrays_of
+from squelch.kit.pictures.geometry import Vision, vision_of
+from squelch.kit.pictures.patches import patches
+from squelch.kit.pictures.rope import rope_positions
+from squelch.kit.records.shared_prefix import identities
 from tests.pictures import picture, placed
 
 BEFORE = 20

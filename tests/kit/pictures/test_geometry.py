@@ -2,8 +2,8 @@
 
 import pytest
 
-from squelch.actors.pictures.geometry import Grid, vision_of
-from squelch.envs.untrusted.files import Unreadable
+from squelch.kit.pictures.geometry import Grid, vision_of
+from squelch.kit.untrusted.files import Unreadable
 
 
 def test_a_picture_becomes_one_token_for_each_merged_square_of_patches(folder_with) -> None:

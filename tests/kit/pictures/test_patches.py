@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from squelch.actors.pictures.geometry import vision_of
-from squelch.actors.pictures.patches import patches
+from squelch.kit.pictures.geometry import vision_of
+from squelch.kit.pictures.patches import patches
 
 SIZES = [(8, 8), (32, 32), (48, 32), (16, 72), (128, 128)]
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from squelch.actors.pictures.geometry import Grid
-from squelch.actors.pictures.rope import rope_positions
+from squelch.kit.pictures.geometry import Grid
+from squelch.kit.pictures.rope import rope_positions
 
 ROWS: list[list[int | Grid]] = [
     [7],

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from squelch.actors.process.compile_cache import VARIABLE, own_compile_cache
+from squelch.kit.process.compile_cache import VARIABLE, own_compile_cache
 
 
 @pytest.fixture(autouse=True)

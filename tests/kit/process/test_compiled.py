@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from squelch.actors.process.compiled import watch_compilations
-from squelch.actors.process.progress_marks import Marks
+from squelch.kit.process.compiled import watch_compilations
+from squelch.kit.process.progress_marks import Marks
 
 
 def test_no_mark_is_expected_while_torch_compiles_also_after_the_first_mark() -> None:

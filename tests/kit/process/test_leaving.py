@@ -9,9 +9,9 @@ import pytest
 PROGRAM = """
 import atexit, sys, time
 from squelch.cluster import cli
-from squelch.cluster.errors import Fault
-from squelch.cluster.leaving import before_leaving, must_leave
-from squelch.cluster.terminal import say
+from squelch.kit.base.errors import Fault
+from squelch.kit.process.leaving import before_leaving, must_leave
+from squelch.kit.process.terminal import say
 
 def command(argv):
     before_leaving(lambda: say("killed"))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from squelch.actors.process.processor_wait import ProcessorWait
+from squelch.kit.process.processor_wait import ProcessorWait
 
 SECONDS = 1.0
 SPIN = "import os\nos.sched_setaffinity(0, {%d})\nprint(flush=True)\nwhile True: pass"

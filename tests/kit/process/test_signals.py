@@ -11,16 +11,16 @@ from queue import Queue
 
 import pytest
 
-from squelch.cluster import signals as module
-from squelch.cluster.signals import Interrupted, Signals, listening
+from squelch.kit.process import signals as module
+from squelch.kit.process.signals import Interrupted, Signals, listening
 
 pytestmark = pytest.mark.usefixtures("hangups_count")
 START = """
 import ctypes, os, signal, sys, threading, time
-from squelch.cluster import signals as module
-from squelch.cluster.leaving import before_leaving
-from squelch.cluster.signals import listening
-from squelch.cluster.terminal import say
+from squelch.kit.process import signals as module
+from squelch.kit.process.leaving import before_leaving
+from squelch.kit.process.signals import listening
+from squelch.kit.process.terminal import say
 
 def stuck():
     "A call that neither returns nor lets Python's handlers run, as Ray's without its head."

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squelch.cluster import terminal
 from squelch.cluster.cli import _show_bug, main
-from squelch.cluster.terminal import MAX_PARAGRAPH, aligned, complain, one_line, say, say_json, visible
+from squelch.kit.process import terminal
+from squelch.kit.process.terminal import MAX_PARAGRAPH, aligned, complain, one_line, say, say_json, visible
 
 ROOT = Path(__file__).parents[2]
 

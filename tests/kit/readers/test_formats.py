@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from squelch.cluster.commands.other_trainers.format_rows import split_uid
-from squelch.cluster.commands.other_trainers.formats import FORMATS, format_of, steps_in
-from squelch.cluster.commands.other_trainers.score_files import SampleFile, notes_on_file, read_samples
-from squelch.cluster.errors import UserError
-from tests.cluster.commands.other_trainers import trainer_files
-from tests.cluster.commands.other_trainers.trainer_files import PROMPTS, SAID, SAMPLES
+from squelch.kit.base.errors import UserError
+from squelch.kit.readers.format_rows import split_uid
+from squelch.kit.readers.formats import FORMATS, format_of, steps_in
+from squelch.kit.readers.score_files import SampleFile, notes_on_file, read_samples
+from tests.kit.readers import trainer_files
+from tests.kit.readers.trainer_files import PROMPTS, SAID, SAMPLES
 
 Writer = Callable[[Path], Path]
 WRITERS: dict[str, Writer] = {

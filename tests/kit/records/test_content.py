@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squelch.actors.content import Picture, content_key, pictures_within
+from squelch.kit.records.content import Picture, content_key, pictures_within
 from tests.pictures import placed
 
 PICTURES = st.lists(st.builds(placed, st.integers(0, 3), st.binary(max_size=3)), max_size=3)

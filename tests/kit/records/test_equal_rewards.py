@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.equal_rewards import are_equal
-from squelch.api.filtering import filter
+from squelch.kit.api.filtering import filter
+from squelch.kit.records.equal_rewards import are_equal
 from squelch.learner.objective.advantages import group_advantages
 
 

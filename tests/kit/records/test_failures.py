@@ -2,7 +2,7 @@
 
 import pytest
 
-from squelch.actors.failures import Failure, FailureCause, failure_of
+from squelch.kit.records.failures import Failure, FailureCause, failure_of
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from squelch.envs.config import FormatConfig
 from squelch.envs.episode import Episode
-from squelch.envs.pictures import Picture, Shown, shown_of
 from squelch.envs.registry import make
+from squelch.kit.records.pictures import Picture, Shown, shown_of
 
 
 def coloured(value: int, height: int = 2, width: int = 3) -> Picture:

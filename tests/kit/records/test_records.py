@@ -5,8 +5,8 @@ from dataclasses import fields, replace
 import numpy as np
 from hypothesis import given, settings
 
-from squelch.actors.records import Group, Segment, Trajectory, Turn, summarise
-from tests.actors.archive.test_schema import groups
+from squelch.kit.records.records import Group, Segment, Trajectory, Turn, summarise
+from tests.kit.archive.test_schema import groups
 
 
 def test_each_turn_sees_its_own_segment_from_the_start_and_no_other() -> None:

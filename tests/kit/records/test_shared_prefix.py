@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.content import content_key
-from squelch.actors.shared_prefix import common_length, common_lengths, distinct, identities, in_order
+from squelch.kit.records.content import content_key
+from squelch.kit.records.shared_prefix import common_length, common_lengths, distinct, identities, in_order
 from tests.pictures import placed
 
 ROW = st.lists(st.integers(0, 2), min_size=1, max_size=6).map(np.array)

@@ -9,8 +9,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from squelch.actors.scorer.borrowed import borrowed, inner_model
-from squelch.actors.scorer.cross_scoring import CrossScorer
+from squelch.kit.scoring.borrowed import borrowed, inner_model
+from squelch.kit.scoring.cross_scoring import CrossScorer
 
 SMALL = {
     "vocab_size": 61,

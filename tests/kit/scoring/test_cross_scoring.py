@@ -18,12 +18,12 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from squelch.actors.process.private_operators import private_operator
-from squelch.actors.scorer import cross_scoring, prefix_attention
-from squelch.actors.scorer.cross_scoring import CrossScorer
-from squelch.actors.scorer.models import load_arrays
-from squelch.actors.scorer.passes import common_prefix_length, token_batches
-from squelch.actors.scorer.token_trees import Path, tree_of
+from squelch.kit.process.private_operators import private_operator
+from squelch.kit.scoring import cross_scoring, prefix_attention
+from squelch.kit.scoring.cross_scoring import CrossScorer
+from squelch.kit.scoring.models import load_arrays
+from squelch.kit.scoring.passes import common_prefix_length, token_batches
+from squelch.kit.scoring.token_trees import Path, tree_of
 
 VOCABULARY = 61
 SMALL = {

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.failures import Failure, FailureCause
-from squelch.actors.records import Segment, Trajectory, Turn
-from squelch.actors.scorer.drawing import (
+from squelch.kit.records.failures import Failure, FailureCause
+from squelch.kit.records.records import Segment, Trajectory, Turn
+from squelch.kit.scoring.drawing import (
     Draw,
     draw_first_turn,
     draw_trajectory,

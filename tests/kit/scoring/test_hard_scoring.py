@@ -5,14 +5,14 @@ import math
 import numpy as np
 import pytest
 
-from squelch.actors.records import Cluster
-from squelch.actors.scorer import hard_scoring
-from squelch.actors.scorer.hard_scoring import METRICS
-from squelch.actors.scorer.probe_scoring import FixedProbe
-from squelch.actors.scorer.settings import ProbeConfig
 from squelch.cluster.metrics import REGISTRY
+from squelch.kit.records.records import Cluster
+from squelch.kit.scoring import hard_scoring
+from squelch.kit.scoring.hard_scoring import METRICS
+from squelch.kit.scoring.probe_scoring import FixedProbe
+from squelch.kit.scoring.settings import ProbeConfig
 from tests.actors.scorer.test_scorer import Oracle
-from tests.actors.scorer.windows import window
+from tests.kit.scoring.windows import window
 from tests.pictures import placed
 
 CONFIG = ProbeConfig(tasks=8, samples=4)

@@ -8,16 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from squelch.actors.diagnosis.metrics import LINK_KEYS, SHARES
-from squelch.actors.records import Trajectory, Turn
-from squelch.actors.scorer.cross_scoring import CrossScorer
-from squelch.actors.scorer.linking import LinkScores, Pairs, draw_references, read_scored, score_links
-from squelch.actors.scorer.probe_drawing import answers_of, draw_probe
-from squelch.actors.scorer.probe_scoring import FixedProbe
-from squelch.actors.scorer.settings import ProbeConfig
 from squelch.cluster.metrics import REGISTRY
-from tests.actors.scorer.test_cross_scoring import one_by_one, qwen2, rows
+from squelch.kit.diagnosis.metrics import LINK_KEYS, SHARES
+from squelch.kit.records.records import Trajectory, Turn
+from squelch.kit.scoring.cross_scoring import CrossScorer
+from squelch.kit.scoring.linking import LinkScores, Pairs, draw_references, read_scored, score_links
+from squelch.kit.scoring.probe_drawing import answers_of, draw_probe
+from squelch.kit.scoring.probe_scoring import FixedProbe
+from squelch.kit.scoring.settings import ProbeConfig
 from tests.actors.scorer.test_scorer import Oracle
+from tests.kit.scoring.test_cross_scoring import one_by_one, qwen2, rows
 
 CLOSE, END = 50, 51
 """Ids that close the reasoning and end the answer."""

@@ -6,10 +6,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from squelch.actors.content import Picture, content_key
-from squelch.actors.diagnosis.metrics import MODALITY_KEYS
-from squelch.actors.scorer.modality_scoring import modality_metrics
-from squelch.actors.scorer.probe_drawing import ProbeDraw
+from squelch.kit.diagnosis.metrics import MODALITY_KEYS
+from squelch.kit.records.content import Picture, content_key
+from squelch.kit.scoring.modality_scoring import modality_metrics
+from squelch.kit.scoring.probe_drawing import ProbeDraw
 from tests.seeing import board
 
 TASKS, EACH = 8, 3

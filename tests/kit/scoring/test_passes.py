@@ -11,19 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from squelch.actors.config import ScorerConfig
-from squelch.actors.diagnosis.budget import draw_pairs
 from squelch.actors.model_counts import model_size
-from squelch.actors.packed.block_attention import BATCH_PAIRS
-from squelch.actors.packed.packing import pack
-from squelch.actors.records import Cluster
-from squelch.actors.scorer import cross_scoring, memory, prefix_attention
-from squelch.actors.scorer.cross_scoring import CrossScorer, Ways
-from squelch.actors.scorer.passes import Columns, OneAPass, PassCosts, Work, packed_passes
-from squelch.actors.scorer.probe_scoring import FixedProbe
-from squelch.actors.scorer.settings import ProbeConfig
-from squelch.actors.scorer.token_trees import Path
-from tests.actors.scorer.test_cross_scoring import branching, one_by_one, per_token_error, qwen2, rows
-from tests.actors.scorer.test_linking import answer_end, played
+from squelch.actors.scorer import memory
+from squelch.kit.diagnosis.budget import draw_pairs
+from squelch.kit.packed.block_attention import BATCH_PAIRS
+from squelch.kit.packed.packing import pack
+from squelch.kit.records.records import Cluster
+from squelch.kit.scoring import cross_scoring, prefix_attention
+from squelch.kit.scoring.cross_scoring import CrossScorer, Ways
+from squelch.kit.scoring.passes import Columns, OneAPass, PassCosts, Work, packed_passes
+from squelch.kit.scoring.probe_scoring import FixedProbe
+from squelch.kit.scoring.settings import ProbeConfig
+from squelch.kit.scoring.token_trees import Path
+from tests.kit.scoring.test_cross_scoring import branching, one_by_one, per_token_error, qwen2, rows
+from tests.kit.scoring.test_linking import answer_end, played
 
 ADD = PassCosts.add
 WAYS: tuple[Ways, ...] = ("one", "packed", "measured")

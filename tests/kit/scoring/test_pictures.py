@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from squelch.actors.content import Picture
-from squelch.actors.diagnosis.modality import read_part
-from squelch.actors.model_folder import load_model_folder
-from squelch.actors.pictures.geometry import Vision
-from squelch.actors.pictures.patches import patches
-from squelch.actors.scorer.cross_scoring import CrossScorer, Ways
-from squelch.actors.scorer.drawing import Draw
-from squelch.actors.scorer.modality_scoring import modality_metrics
-from squelch.actors.scorer.token_trees import Path as Continuation
-from tests.actors.scorer.test_cross_scoring import qwen2
+from squelch.kit.diagnosis.modality import read_part
+from squelch.kit.models.model_folder import load_model_folder
+from squelch.kit.pictures.geometry import Vision
+from squelch.kit.pictures.patches import patches
+from squelch.kit.records.content import Picture
+from squelch.kit.scoring.cross_scoring import CrossScorer, Ways
+from squelch.kit.scoring.drawing import Draw
+from squelch.kit.scoring.modality_scoring import modality_metrics
+from squelch.kit.scoring.token_trees import Path as Continuation
+from tests.kit.scoring.test_cross_scoring import qwen2
 from tests.seeing import END, PLACEHOLDER, START, board
 
 Prompt = tuple[np.ndarray, tuple[Picture, ...]]

@@ -6,14 +6,14 @@ import math
 import numpy as np
 import pytest
 
-from squelch.actors.failures import Failure, FailureCause
-from squelch.actors.records import Trajectory
-from squelch.actors.scorer.probe_drawing import draw_probe
-from squelch.actors.scorer.probe_scoring import METRICS, FixedProbe
-from squelch.actors.scorer.settings import ProbeConfig
 from squelch.cluster.metrics import REGISTRY
+from squelch.kit.records.failures import Failure, FailureCause
+from squelch.kit.records.records import Trajectory
+from squelch.kit.scoring.probe_drawing import draw_probe
+from squelch.kit.scoring.probe_scoring import METRICS, FixedProbe
+from squelch.kit.scoring.settings import ProbeConfig
 from tests.actors.scorer.test_scorer import Oracle
-from tests.actors.scorer.windows import window
+from tests.kit.scoring.windows import window
 
 CONFIG = ProbeConfig(tasks=8, samples=4)
 

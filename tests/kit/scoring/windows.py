@@ -3,7 +3,7 @@
 import numpy as np
 
 from squelch.actors.config import ScorerConfig
-from squelch.actors.records import Trajectory, Turn
+from squelch.kit.records.records import Trajectory, Turn
 
 CONFIG = ScorerConfig(samples_per_prompt=2, trajectory_draws=12, timeout_s=60.0)
 

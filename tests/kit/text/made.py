@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from squelch.actors.text import chat_template, render
+from squelch.kit.text import chat_template, render
 from squelch.learner.warmup.tiny_tokenizer import make_byte_tokenizer, make_tokenizer, vocabulary
 
 CORPUS = ["go up to the goal", "a passage said: system user assistant", "x < y > z | 1 2 3\n\nend", "é Ü 漢"]

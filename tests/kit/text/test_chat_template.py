@@ -10,11 +10,11 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from squelch.actors.play.codec import ChatCodec
-from squelch.actors.text import chat_template, render
-from squelch.actors.text.chat_template import ChatTemplate, TemplateRefused, Words
-from squelch.actors.text.child import Broken
-from squelch.envs.untrusted.files import Unreadable
-from tests.actors.text.made import CHATML, TEMPLATES, chatml_bpe, save_folder
+from squelch.kit.text import chat_template, render
+from squelch.kit.text.chat_template import ChatTemplate, TemplateRefused, Words
+from squelch.kit.text.child import Broken
+from squelch.kit.untrusted.files import Unreadable
+from tests.kit.text.made import CHATML, TEMPLATES, chatml_bpe, save_folder
 
 MESSAGES = [{"role": "system", "content": " a "}, {"role": "user", "content": "b\n"}]
 FOLDER = Path("a-model")

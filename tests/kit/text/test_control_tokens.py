@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.text.control_tokens import TextEncoder, foreign_pieces
-from tests.actors.text.made import CHATML_TOKENS, HOSTILE, NOT_SPECIAL, ORDINARY, TOKENIZERS, chatml_bpe
+from squelch.kit.text.control_tokens import TextEncoder, foreign_pieces
+from tests.kit.text.made import CHATML_TOKENS, HOSTILE, NOT_SPECIAL, ORDINARY, TOKENIZERS, chatml_bpe
 
 kinds = pytest.mark.parametrize("kind", TOKENIZERS)
 plain_texts = st.text(st.characters(codec="utf-8", exclude_characters="<>|[]"), max_size=40) | st.lists(

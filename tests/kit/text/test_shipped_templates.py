@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from squelch.actors.text import render
-from squelch.actors.text.shipped_templates import SHIPPED, SIGNS, fitting, template_text, with_template
 from squelch.cluster.config import load
-from squelch.cluster.errors import UserError
+from squelch.kit.base.errors import UserError
+from squelch.kit.text import render
+from squelch.kit.text.shipped_templates import SHIPPED, SIGNS, fitting, template_text, with_template
 
 THOUGHT = "<think> so\n\nup </think> <answer> Up </answer>"
 CHAT = [

@@ -11,12 +11,12 @@ from tokenizers import Tokenizer
 
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.scorer.fixed_model import check_scorer_model
-from squelch.actors.text import child
-from squelch.actors.text import tokenizer as module
-from squelch.actors.text.chat_template import read_chat_tokenizer
-from squelch.actors.text.tokenizer import check_vocabulary, read_tokenizer, try_tokenizer, unknown_id
-from squelch.envs.untrusted.files import Unreadable, decoding
-from tests.actors.text.made import TOKENIZERS, chatml_bpe, save_folder
+from squelch.kit.text import child
+from squelch.kit.text import tokenizer as module
+from squelch.kit.text.chat_template import read_chat_tokenizer
+from squelch.kit.text.tokenizer import check_vocabulary, read_tokenizer, try_tokenizer, unknown_id
+from squelch.kit.untrusted.files import Unreadable, decoding
+from tests.kit.text.made import TOKENIZERS, chatml_bpe, save_folder
 
 MESSAGES = [{"role": "system", "content": "go up " * 40}, {"role": "user", "content": "goal " * 40}]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.conftest import model, samples, texts, tokenizer  # noqa: F401  # fixtures
+from tests.kit.api.conftest import model, samples, texts, tokenizer  # noqa: F401  # fixtures
 
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / ".cache" / "trl"
@@ -53,13 +53,13 @@ def trl_site() -> Path:
 
 @pytest.fixture(scope="session")
 def runs(trl_site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of `tests.trl.runs`."""
+    """The folder of `tests.kit.trl.runs`."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "trl-runs"
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "done").exists():
-            in_trl(folder, "tests.trl.runs")
+            in_trl(folder, "tests.kit.trl.runs")
             (folder / "done").touch()
     return folder

@@ -24,10 +24,10 @@ from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
 from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.player import EnvironmentPlayer
-from squelch.actors.records import Group, Task, Ticket
-from squelch.actors.text.shipped_templates import template_text
 from squelch.envs.config import EnvironmentConfig
-from tests.trl import work
+from squelch.kit.records.records import Group, Task, Ticket
+from squelch.kit.text.shipped_templates import template_text
+from tests.kit.trl import work
 
 REWARDS = '''
 import re

@@ -1,4 +1,4 @@
-"""TRL's runs for the tests: python -m tests.trl.runs FOLDER, in TRL's environment. Each part writes what it found, as
+"""TRL's runs for the tests: python -m tests.kit.trl.runs FOLDER, in TRL's environment. Each part writes what it found, as
 JSON or Parquet, into a folder of its name; `test_live.py` reads it."""
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from peft import LoraConfig
+from squelch.trl import GroupFilter, Observer, SquelchGRPOTrainer
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 import squelch
-from squelch.trl import GroupFilter, Observer, SquelchGRPOTrainer
-from squelch.trl.groups import OVER_KEPT_TOKENS, OVER_ROWS, OVER_TOKENS
-from tests.trl import work
-from tests.trl.prompts import rewarded  # noqa: F401  # a part
+from squelch.kit.trl.groups import OVER_KEPT_TOKENS, OVER_ROWS, OVER_TOKENS
+from tests.kit.trl import work
+from tests.kit.trl.prompts import rewarded  # noqa: F401  # a part
 
 USERS = [importlib.import_module(name) for name in ("actors", "cluster", "deploy", "envs", "learner")]
 RANKS, RANK_ROWS = 2, 10
@@ -98,7 +98,7 @@ def adapted(folder: Path, model: Path) -> None:
         def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
             batch = super()._generate_and_score_completions(inputs)
             merged = copy.deepcopy(self.model).merge_and_unload()
-            prompts, completions = squelch.trl.trainer.sampled_ids(batch, self.processing_class)
+            prompts, completions = squelch.kit.trl.trainer.sampled_ids(batch, self.processing_class)
             score = squelch.score(merged, self.processing_class, prompts, completions)
             found[str(self.state.global_step + 1)] = score.metrics()["mi_seq_est"]
             return batch
@@ -147,7 +147,7 @@ def tools(folder: Path, model: Path) -> None:
 
         def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
             batch = super()._generate_and_score_completions(inputs)
-            prompts, first = squelch.trl.trainer.sampled_ids(batch, self.processing_class)
+            prompts, first = squelch.kit.trl.trainer.sampled_ids(batch, self.processing_class)
             pq.write_table(pa.table({"prompt_ids": prompts, "completion_ids": first}), folder / "first.parquet")
             found["said"] = self.processing_class.batch_decode(first[:2])
             found["prompt"] = self.processing_class.decode(batch["prompt_ids"][0])

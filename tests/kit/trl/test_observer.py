@@ -5,9 +5,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
 from squelch.trl import Observer
-from squelch.trl.observer import require_whole
+
+from squelch.kit.trl.observer import require_whole
 
 STATE = {"global_step": 0, "max_steps": 10, "is_world_process_zero": True}
 
@@ -36,7 +36,7 @@ def begun(observer: Observer, model: Any, tokenizer: Any, tmp_path: Path) -> Obs
 @pytest.fixture
 def unsharded(monkeypatch: pytest.MonkeyPatch) -> None:
     state = SimpleNamespace(distributed_type=SimpleNamespace(value="NO"))
-    monkeypatch.setattr("squelch.trl.observer.AcceleratorState", lambda: state)
+    monkeypatch.setattr("squelch.kit.trl.observer.AcceleratorState", lambda: state)
 
 
 def test_no_row_gets_a_reward_and_none_has_an_effect_before_training() -> None:

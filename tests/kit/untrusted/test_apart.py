@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from squelch.envs.untrusted.apart import apart, bounded_reading
-from squelch.envs.untrusted.files import Unreadable
+from squelch.kit.untrusted.apart import apart, bounded_reading
+from squelch.kit.untrusted.files import Unreadable
 
 VALUES = [1, -0.5, math.inf, "ä\n\ud800", None, True, {"a": [b"\0\xff", {"b": b""}]}, {"\0bytes": [1]}]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from squelch.envs.untrusted.arrays import MOST_BYTES, read_npz
-from squelch.envs.untrusted.files import Unreadable
-from tests.envs.untrusted.kinds import KINDS
+from squelch.kit.untrusted.arrays import MOST_BYTES, read_npz
+from squelch.kit.untrusted.files import Unreadable
+from tests.kit.untrusted.kinds import KINDS
 
 
 def npy(array: np.ndarray) -> bytes:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from squelch.envs.untrusted.files import (
+from squelch.kit.untrusted.files import (
     Missing,
     Unreadable,
     WrongKind,
@@ -22,7 +22,7 @@ from squelch.envs.untrusted.files import (
     state,
     text_of,
 )
-from tests.envs.untrusted.kinds import KINDS, called
+from tests.kit.untrusted.kinds import KINDS, called
 
 
 @pytest.mark.timeout(5)

@@ -4,8 +4,8 @@ import resource
 
 import pytest
 
-from squelch.envs.untrusted.files import Unreadable
-from squelch.envs.untrusted.memory import memory_of_at_most
+from squelch.kit.untrusted.files import Unreadable
+from squelch.kit.untrusted.memory import memory_of_at_most
 
 
 def test_too_much_memory_is_an_error_that_names_the_file() -> None:

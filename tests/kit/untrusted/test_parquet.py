@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from squelch.envs.untrusted import parquet
-from squelch.envs.untrusted.files import Unreadable
-from squelch.envs.untrusted.parquet import open_parquet, row_groups
+from squelch.kit.untrusted import parquet
+from squelch.kit.untrusted.files import Unreadable
+from squelch.kit.untrusted.parquet import open_parquet, row_groups
 
 
 def read(path: Path, columns: list[str]) -> list[pa.Table]:
@@ -77,8 +77,8 @@ def test_a_damaged_file_is_named(tmp_path: Path, data: bytes) -> None:
 READ_EVERY_CHANGE = """
 import io, sys
 from pathlib import Path
-from squelch.envs.untrusted.files import Unreadable
-from squelch.envs.untrusted.parquet import open_parquet, row_groups
+from squelch.kit.untrusted.files import Unreadable
+from squelch.kit.untrusted.parquet import open_parquet, row_groups
 
 whole, refused = Path(sys.argv[1]).read_bytes(), 0
 for place in range(len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"), len(whole) - 8):

@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from squelch.envs.pictures import Picture, Shown
-from squelch.envs.untrusted.files import Unreadable
-from squelch.envs.untrusted.pictures import (
+from squelch.kit.records.picture_files import (
     MAX_PIXELS,
     MAX_PNG,
     json_of,
@@ -22,6 +20,8 @@ from squelch.envs.untrusted.pictures import (
     png_of,
     shown_of_json,
 )
+from squelch.kit.records.pictures import Picture, Shown
+from squelch.kit.untrusted.files import Unreadable
 
 PICTURE = Picture(np.arange(8 * 6 * 3, dtype=np.uint8).reshape(8, 6, 3))
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squelch.envs.untrusted.secrets import MASK, know_secrets, masked, masked_settings, stand_for_secrets
+from squelch.kit.untrusted.secrets import MASK, know_secrets, masked, masked_settings, stand_for_secrets
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,6 @@ def test_settings_without_secrets_stay(given: object) -> None:
 
 
 def test_a_secret_of_the_settings_is_masked_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("squelch.envs.untrusted.secrets._known", set())
+    monkeypatch.setattr("squelch.kit.untrusted.secrets._known", set())
     know_secrets(["agent", "--api-key", "sk-12345678", "--url=https://h/?token=tt-12345678&a=1"])
     assert masked("usage: agent sk-12345678 or tt-12345678; agent") == f"usage: agent {MASK} or {MASK}; agent"

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squelch.envs.untrusted.files import Unreadable
-from squelch.envs.untrusted.text import (
+from squelch.kit.untrusted.files import Unreadable
+from squelch.kit.untrusted.text import (
     MAX_LINE,
     YamlVersion,
     depth_exceeds,

@@ -27,14 +27,14 @@ from transformers import (
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from squelch.actors.messages import GenerationRequest
-from squelch.actors.model_folder import check_model_folder
-from squelch.actors.pictures.geometry import vision_of
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.pretrained.gguf_file import converted
 from squelch.actors.rollout.engine_settings import engine_environment
 from squelch.actors.rollout.worker import Engine
-from squelch.actors.text.chat_template import reads_as_written
 from squelch.envs.config import EnvironmentConfig
+from squelch.kit.models.model_folder import check_model_folder
+from squelch.kit.pictures.geometry import vision_of
+from squelch.kit.text.chat_template import reads_as_written
 from squelch.learner.batching import Row, collate
 from squelch.learner.checkpoint import export as exporting
 from squelch.learner.checkpoint.export import export
@@ -46,7 +46,7 @@ from squelch.learner.warmup.demonstrations import transcripts
 from squelch.learner.warmup.tiny import build_tiny
 from tests.actors.pretrained.made_up import write_gguf
 from tests.actors.rollout import vllm_support
-from tests.actors.text.made import CHATML, CHATML_TOKENS
+from tests.kit.text.made import CHATML, CHATML_TOKENS
 from tests.learner.models import make_config
 from tests.learner.warmup.small import LAKE, SMALL
 from tests.seeing import make_seeing_model

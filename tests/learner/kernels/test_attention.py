@@ -13,11 +13,11 @@ from torch.nn.attention import flex_attention as flex
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config
 
-from squelch.actors.packed import attention
-from squelch.actors.packed.attention import TILE, block_mask, mask_rule, packed_attention, plain_attention
-from squelch.actors.packed.layout import Layout
-from squelch.actors.packed.packing import pack
-from squelch.actors.process import compiled
+from squelch.kit.packed import attention
+from squelch.kit.packed.attention import TILE, block_mask, mask_rule, packed_attention, plain_attention
+from squelch.kit.packed.layout import Layout
+from squelch.kit.packed.packing import pack
+from squelch.kit.process import compiled
 from squelch.learner.batching import Row, collate, to_rows
 from squelch.learner.config import LearnerConfig, ObjectiveConfig
 from squelch.learner.kernels import head
@@ -26,7 +26,7 @@ from squelch.learner.objective.components import StepSize
 from squelch.learner.objective.objectives import TokenBatch, policy_loss, sequences_of, token_weights
 from squelch.learner.policy.model import Policy
 from squelch.learner.tensors import inputs_of
-from tests.actors.packed.test_packing import trees
+from tests.kit.packed.test_packing import trees
 from tests.learner.models import VOCABULARY, load_model, make_groups, make_model
 from tests.learner.plain import plain_gradients, plain_model, plain_scores
 

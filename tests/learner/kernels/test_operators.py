@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from squelch.actors.packed import attention
-from squelch.actors.packed.layout import Layout
-from squelch.actors.packed.operators import softmax_backward_
-from squelch.actors.packed.packing import pack
-from squelch.actors.process.private_operators import private_operator
+from squelch.kit.packed import attention
+from squelch.kit.packed.layout import Layout
+from squelch.kit.packed.operators import softmax_backward_
+from squelch.kit.packed.packing import pack
+from squelch.kit.process.private_operators import private_operator
 from squelch.learner.kernels.linear import product, serves
 from squelch.learner.kernels.operators import has_onednn_linear, silu_backward
 from squelch.learner.policy.model import Policy

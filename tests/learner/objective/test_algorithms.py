@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from squelch.actors.filter.selection import select
-from squelch.actors.records import Trajectory, Turn
 from squelch.cluster.config import RunConfig, load
-from squelch.cluster.errors import UserError
+from squelch.kit.base.errors import UserError
+from squelch.kit.filter.selection import select
+from squelch.kit.records.records import Trajectory, Turn
 from squelch.learner.batching import Row, to_rows
 from squelch.learner.config import CriticConfig, LearnerConfig, ObjectiveConfig
 from squelch.learner.objective.algorithms import ALGORITHMS, differences, nested

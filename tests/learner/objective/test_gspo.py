@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.packed.packing import MIN_SAVED
+from squelch.kit.packed.packing import MIN_SAVED
 from squelch.learner.batching import Row, collate, to_rows
 from squelch.learner.config import LearnerConfig, ObjectiveConfig
 from squelch.learner.objective.components import RATIOS, StepSize

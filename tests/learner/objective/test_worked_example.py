@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from squelch.actors.filter.measure import GroupStatistics, measure
-from squelch.actors.filter.selection import Selection, select
-from squelch.actors.filter.settings import FilterConfig
+from squelch.kit.filter.measure import GroupStatistics, measure
+from squelch.kit.filter.selection import Selection, select
+from squelch.kit.filter.settings import FilterConfig
 from squelch.learner.config import LearnerConfig
 from squelch.learner.objective.advantages import group_advantages
 from squelch.learner.objective.components import StepSize, clipped_surrogate

@@ -14,7 +14,7 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch.nn.attention import flex_attention as flex
 from transformers import AutoModelForCausalLM, MistralConfig, Qwen2Config
 
-from squelch.actors.packed import attention
+from squelch.kit.packed import attention
 from squelch.learner.batching import collate, to_rows
 from squelch.learner.policy.model import local
 from squelch.learner.tensors import inputs_of

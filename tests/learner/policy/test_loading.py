@@ -24,7 +24,7 @@ from transformers import (
 from transformers.core_model_loading import Chunk, WeightConverter
 from transformers.models.mixtral import MixtralConfig, MixtralForCausalLM
 
-from squelch.actors.model_folder import load_model_folder
+from squelch.kit.models.model_folder import load_model_folder
 from squelch.learner import memory
 from squelch.learner.policy import loading, packed_check
 from squelch.learner.policy.loading import Unloaded

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from squelch.envs.untrusted.files import Unreadable
+from squelch.kit.untrusted.files import Unreadable
 from squelch.learner.warmup.chat_files import read_transcripts
 
 SYSTEM = {"role": "system", "content": "the rules"}

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from squelch.actors.pictures.patches import patches
 from squelch.actors.play.codec import ChatCodec
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.mixture import Mixture
 from squelch.envs.registry import resolved
+from squelch.kit.pictures.patches import patches
 from squelch.learner.warmup.corpus import Corpus, Limits, make_corpus
 from squelch.learner.warmup.demonstrations import Demonstration, encode, transcripts
 from squelch.learner.warmup.settings import WarmupConfig

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from squelch.cluster.commands.arguments import add_changed, add_run_place, in_store, run_folder
-from squelch.cluster.commands.other_trainers.arguments import positive
-from squelch.cluster.terminal import say
+from squelch.kit.commands.arguments import positive
+from squelch.kit.process.terminal import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,14 +20,14 @@ from rich.console import Console
 from rich.table import Table
 
 from squelch.cluster.commands.arguments import add_changed, add_run_dir, run_folder
-from squelch.cluster.errors import UserError
 from squelch.cluster.runs.folder import RunFolder
-from squelch.cluster.terminal import known, one_line, say_json
+from squelch.kit.base.errors import UserError
+from squelch.kit.process.terminal import known, one_line, say_json
 from squelch.learner.decomposition.statistics import BUCKETS, MAX_GRADIENTS, BucketMetrics, Decomposition
 
 if TYPE_CHECKING:
-    from squelch.actors.records import Trajectory
     from squelch.cluster.config import RunConfig
+    from squelch.kit.records.records import Trajectory
     from squelch.learner.config import LearnerConfig
     from squelch.learner.trainer import Trainer
 
@@ -149,7 +149,7 @@ def archived_groups(run_dir: Path, step: int) -> list[ArchivedGroup]:
     """The groups of one step that have at least two survivors, in order of their ids."""
     import pyarrow.compute as pc
 
-    from squelch.actors.archive.rows import from_table
+    from squelch.kit.archive.rows import from_table
 
     table = RunFolder(run_dir).groups([step])
     ids = table.column("group_id")
@@ -217,8 +217,8 @@ def _trainer(config: RunConfig, learner: LearnerConfig, checkpoint: Path | None)
     import torch
     from transformers.utils import logging as hf_logging
 
-    from squelch.actors.model_folder import model_config
     from squelch.cluster.loop.initial_policy import prepare_model
+    from squelch.kit.models.model_folder import model_config
     from squelch.learner import memory
     from squelch.learner.checkpoint.folder import load_weights
     from squelch.learner.checkpoint.manifest import read_manifest

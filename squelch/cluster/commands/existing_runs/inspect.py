@@ -10,11 +10,11 @@ import os
 from pathlib import Path
 
 from squelch.cluster.commands.arguments import add_run_place, place_of
-from squelch.cluster.commands.other_trainers.arguments import natural
-from squelch.cluster.errors import UserError
 from squelch.cluster.grafana.address import address
 from squelch.cluster.runs.folder import RunFolder
-from squelch.cluster.terminal import say
+from squelch.kit.base.errors import UserError
+from squelch.kit.commands.arguments import natural
+from squelch.kit.process.terminal import say
 
 PORT = 8420
 TOKEN = "SQUELCH_INSPECT_TOKEN"

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from squelch.cluster.commands.arguments import in_store, named, place_of
-from squelch.cluster.errors import UserError
-from squelch.cluster.package import variables
-from squelch.cluster.terminal import say
-from squelch.envs.untrusted.files import require_output
+from squelch.kit.base.errors import UserError
+from squelch.kit.base.package import variables
+from squelch.kit.process.terminal import say
+from squelch.kit.untrusted.files import require_output
 
 TIMEOUT_S = 90.0
 PAGE = "report.html"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from squelch.cluster.commands.other_trainers.arguments import natural
-from squelch.cluster.errors import UserError
-from squelch.cluster.terminal import say
+from squelch.kit.base.errors import UserError
+from squelch.kit.commands.arguments import natural
+from squelch.kit.process.terminal import say
 
 CUT_OFF = (
     "Ray ended this command, as it does where the cluster's node does not answer in time; the run may have taken the "

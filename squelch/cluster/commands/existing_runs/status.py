@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from squelch.actors.archive.store import Store
 from squelch.cluster.commands.arguments import RUNS, described_place, in_store, named, place_of
-from squelch.cluster.errors import UserError, bad_files_are_the_users
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.listing import is_run, runs_below, statuses, table
 from squelch.cluster.runs.status import read_status
 from squelch.cluster.runs.status_text import headline, status_rows
-from squelch.cluster.terminal import say
-from squelch.envs.untrusted.memory import memory_of_at_most
+from squelch.kit.archive.store import Store
+from squelch.kit.base.errors import UserError, bad_files_are_the_users
+from squelch.kit.process.terminal import say
+from squelch.kit.untrusted.memory import memory_of_at_most
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

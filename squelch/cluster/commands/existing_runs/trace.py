@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 
 from squelch.cluster.commands.arguments import add_run_dir, run_folder
-from squelch.cluster.errors import UserError, bad_files_are_the_users
 from squelch.cluster.runs.folder import RunFolder
-from squelch.cluster.terminal import say
-from squelch.envs.untrusted.memory import memory_of_at_most
+from squelch.kit.base.errors import UserError, bad_files_are_the_users
+from squelch.kit.process.terminal import say
+from squelch.kit.untrusted.memory import memory_of_at_most
 
 NAME = "trace.json.gz"
 
@@ -44,10 +44,10 @@ def run(options: argparse.Namespace) -> int:
 
 def trace(run_dir: Path, out: Path | None = None) -> tuple[Path, int]:
     """Writes the trace of a run; returns the file and the number of its events. UserError if the run has no span."""
-    from squelch.actors.archive.store import writing
-    from squelch.actors.process.disk import whole_file
     from squelch.cluster.runs.shapes import checked_event
     from squelch.cluster.runs.timing.perfetto import trace_events, write_trace
+    from squelch.kit.archive.store import writing
+    from squelch.kit.base.disk import whole_file
 
     folder, path = RunFolder(run_dir).require(), out or run_dir / NAME
     with bad_files_are_the_users():

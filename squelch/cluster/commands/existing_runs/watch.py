@@ -28,10 +28,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from squelch.actors.archive.reader import EVENTS, METRICS
-from squelch.actors.archive.store import Stat, Store
 from squelch.cluster.commands.arguments import add_run_place, described_place, in_store, named
-from squelch.cluster.errors import UserError, bad_files_are_the_users
 from squelch.cluster.runs import driver
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.following import LineFollower
@@ -39,9 +36,12 @@ from squelch.cluster.runs.listing import is_run
 from squelch.cluster.runs.shapes import check_metrics
 from squelch.cluster.runs.status import Line, RunStatus, is_scorer_step_alone, status_of
 from squelch.cluster.runs.status_text import headline, is_late, sparkline, status_rows, step_text
-from squelch.cluster.signals import Interrupted
-from squelch.cluster.terminal import duration, one_line, say
-from squelch.envs.untrusted.memory import memory_of_at_most
+from squelch.kit.archive.reader import EVENTS, METRICS
+from squelch.kit.archive.store import Stat, Store
+from squelch.kit.base.errors import UserError, bad_files_are_the_users
+from squelch.kit.process.signals import Interrupted
+from squelch.kit.process.terminal import duration, one_line, say
+from squelch.kit.untrusted.memory import memory_of_at_most
 
 FOLDER_TIMEOUT_S = 60.0
 """Seconds after which the watcher gives up a run without a folder, which `squelch train` makes after its checks."""

@@ -5,7 +5,7 @@
     part, a checkpoint, a recovery                   names the folder
     rows of a written part            the disk       the same
 
-An error of the disk ends the run too and names the file (`actors.archive.store.ArchiveError`). A disk that hangs, as a
+An error of the disk ends the run too and names the file (`kit.archive.store.ArchiveError`). A disk that hangs, as a
 mounted one may, keeps the thread of its call and nothing else (`cluster.own_thread`).
 
 The driver has the rows before the learner trains on the step (`Play.rows`), and `Archiving` holds them until they are
@@ -21,11 +21,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from squelch.actors.archive.store import ArchiveError
-from squelch.actors.filter.decisions import StepDecision
 from squelch.cluster.control.calls import Payload
 from squelch.cluster.control.protocols import Archive, Payloads
 from squelch.cluster.own_thread import OwnThread
+from squelch.kit.archive.store import ArchiveError
+from squelch.kit.filter.decisions import StepDecision
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,8 +10,8 @@ import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from squelch.actors.process.disk import partial_path, restore_names
 from squelch.cluster.runs.folder import RunFolder
+from squelch.kit.base.disk import partial_path, restore_names
 
 
 def checkpoint_dir(run_dir: Path, step: int) -> Path:

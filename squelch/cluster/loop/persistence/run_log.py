@@ -25,7 +25,7 @@ from squelch.cluster.fleet.waiting import outcomes
 from squelch.cluster.metrics import WAITED_FOR
 from squelch.cluster.runs.step_line import step_line
 from squelch.cluster.runs.timing.intervals import clip_intervals, union_seconds
-from squelch.cluster.terminal import columns
+from squelch.kit.process.terminal import columns
 
 Counted = Callable[[], tuple[int, int, str]]
 """How much of the present work is done, of how much (0 if that is not known), and of what. Any thread may

@@ -18,18 +18,18 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from squelch.actors.filter.settings import FilterConfig
-from squelch.actors.filter.windows import FilterChanged, make_window
-from squelch.actors.process.disk import write_whole
-from squelch.actors.records import Ticket
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.admission import task_of
 from squelch.cluster.control.ledger import Ledger
-from squelch.cluster.errors import UserError
 from squelch.cluster.runs.folder import LOOP_FILE
 from squelch.cluster.setting_keys import labels_of, weights_of
 from squelch.envs.mixture import Entry, Mixture
-from squelch.envs.untrusted.files import brief, reason, require_own
+from squelch.kit.base.disk import write_whole
+from squelch.kit.base.errors import UserError
+from squelch.kit.filter.settings import FilterConfig
+from squelch.kit.filter.windows import FilterChanged, make_window
+from squelch.kit.records.records import Ticket
+from squelch.kit.untrusted.files import brief, reason, require_own
 from squelch.learner.checkpoint.manifest import EXPORT, read_loop
 
 ANEW = {

@@ -28,17 +28,17 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from squelch.actors.archive.bucket import open_store
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.protocols import Archive
-from squelch.cluster.errors import UserError
 from squelch.cluster.parts import UploadConfig
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.in_store.lease import Lease, acquire, this_process
 from squelch.cluster.runs.in_store.manifest import Superseded, answering, newest, require_base, words
 from squelch.cluster.runs.in_store.mirror import Mirror, Stopped
-from squelch.cluster.signals import listening
+from squelch.kit.archive.bucket import open_store
+from squelch.kit.base.errors import UserError
+from squelch.kit.process.signals import listening
 
 SLOW_S = 60.0
 """Seconds without progress after which an upload under way is reported."""
@@ -50,7 +50,7 @@ PATIENT_S, SAY_EVERY_S = 5.0, 30.0
 
 
 class Gauges(Protocol):
-    """Takes single metrics (`actors.metrics.exporter.Recorder`)."""
+    """Takes single metrics (`kit.metrics.exporter.Recorder`)."""
 
     def set(self, name: str, value: float | None, **labels: str) -> None: ...
     def add(self, name: str, amount: float, **labels: str) -> None: ...

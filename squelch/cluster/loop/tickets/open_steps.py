@@ -21,9 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from squelch.actors.filter.decisions import StepDecision
-from squelch.actors.filter.windows import make_window
-from squelch.actors.records import Ticket
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import Failed, reason_of
 from squelch.cluster.control.admission import Admission, TicketSource
@@ -36,6 +33,9 @@ from squelch.cluster.loop.learner_client.saving import RetrySteps
 from squelch.cluster.loop.persistence.state import LoopState, pack_ticket
 from squelch.cluster.loop.tickets.playing import Play, PlayedGroup
 from squelch.cluster.loop.tickets.window import Window
+from squelch.kit.filter.decisions import StepDecision
+from squelch.kit.filter.windows import make_window
+from squelch.kit.records.records import Ticket
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -28,16 +28,16 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from squelch.actors.archive.rows import to_table
-from squelch.actors.diagnosis.interventions import TURNS_AT_ONCE, Intervention, LeftOut, Swap
-from squelch.actors.failures import Failure, FailureCause
-from squelch.actors.records import Cluster, Group, GroupSummary, Ticket, Trajectory, summarise
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import ActorError, Died, reason_of
 from squelch.cluster.control.calls import CLUSTERS, EVALUATE, INTERVENE, PLAY, Payload
 from squelch.cluster.control.client import Client
 from squelch.cluster.control.membership import CutOff, Member, at_work
 from squelch.cluster.fleet.fleet import Fleet
+from squelch.kit.archive.rows import to_table
+from squelch.kit.diagnosis.interventions import TURNS_AT_ONCE, Intervention, LeftOut, Swap
+from squelch.kit.records.failures import Failure, FailureCause
+from squelch.kit.records.records import Cluster, Group, GroupSummary, Ticket, Trajectory, summarise
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -6,12 +6,12 @@ import asyncio
 from dataclasses import dataclass, field
 
 from squelch.actors.endpoint.metrics import agent_metrics
-from squelch.actors.filter.decisions import Decision, StepDecision
-from squelch.actors.filter.noise_metrics import noise_metrics
 from squelch.actors.play.metrics import trajectory_metrics, turn_metrics
-from squelch.actors.records import GroupSummary, Ticket
 from squelch.cluster.control.autoscaling import StepTimes
 from squelch.cluster.loop.tickets.playing import PlayedGroup
+from squelch.kit.filter.decisions import Decision, StepDecision
+from squelch.kit.filter.noise_metrics import noise_metrics
+from squelch.kit.records.records import GroupSummary, Ticket
 
 
 @dataclass

@@ -19,14 +19,14 @@ import time
 
 import numpy as np
 
-from squelch.actors.process.disk import write_whole
-from squelch.actors.records import GroupSummary, Ticket
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.admission import task_of
 from squelch.cluster.control.calls import DECOMPOSE
 from squelch.cluster.loop.learner_client.learning import Learning
 from squelch.cluster.loop.tickets.playing import Play, PlayedGroup
 from squelch.cluster.loop.watchers.watcher import Step, Watcher
+from squelch.kit.base.disk import write_whole
+from squelch.kit.records.records import GroupSummary, Ticket
 
 log = logging.getLogger(__name__)
 FOLDER = "gradients"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from squelch.actors.filter.rules import stricter
 from squelch.cluster.config import RunConfig
+from squelch.kit.filter.rules import stricter
 from squelch.learner.objective.algorithms import ALGORITHMS, as_written
 
 

@@ -1,4 +1,4 @@
-"""Plays the tasks of the fixed probe (`actors.scorer.probe_scoring`), and hands their groups to the scorer.
+"""Plays the tasks of the fixed probe (`kit.scoring.probe_scoring`), and hands their groups to the scorer.
 
 The probe is evaluated before step 1, every `scorer.probe.every` steps, and after the last.
 
@@ -23,7 +23,6 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from squelch.actors.records import Cluster, Ticket
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.admission import validation_tickets
 from squelch.cluster.loop.persistence.run_log import RunLog
@@ -32,6 +31,7 @@ from squelch.cluster.loop.watchers.scoring import Scoring
 from squelch.cluster.loop.watchers.watcher import Step, Watcher
 from squelch.cluster.runs.ending import Ending
 from squelch.envs.registry import has_twins
+from squelch.kit.records.records import Cluster, Ticket
 
 log = logging.getLogger(__name__)
 

@@ -21,15 +21,12 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from squelch.actors.archive.store import ArchiveError
 from squelch.actors.messages import WeightBundle
-from squelch.actors.records import Cluster
 from squelch.actors.scorer.pace import ScoringPace
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import ActorError, Died, Refused, reason_of
 from squelch.cluster.control.calls import PROBE, SCORE, SCORER_RESTORE
 from squelch.cluster.control.client import Client
-from squelch.cluster.errors import UserError
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.loop.persistence.run_log import RunLog
 from squelch.cluster.loop.stopping import Stopping
@@ -37,6 +34,9 @@ from squelch.cluster.loop.tickets.playing import PlayedGroup
 from squelch.cluster.loop.watchers.alarms import Alarms
 from squelch.cluster.loop.watchers.watcher import Step, Watcher
 from squelch.cluster.runs.ending import Ending
+from squelch.kit.archive.store import ArchiveError
+from squelch.kit.base.errors import UserError
+from squelch.kit.records.records import Cluster
 
 if TYPE_CHECKING:
     import pyarrow as pa

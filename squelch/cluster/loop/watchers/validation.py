@@ -19,8 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from squelch.actors.failures import Failure
-from squelch.actors.records import Ticket
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.admission import validation_tickets
 from squelch.cluster.loop.persistence.run_log import RunLog
@@ -28,6 +26,8 @@ from squelch.cluster.loop.tickets.playing import Play, failed_text, failures
 from squelch.cluster.loop.watchers.watcher import Step, Watcher
 from squelch.cluster.runs.ending import Ending
 from squelch.cluster.runs.gain import Part, parts_of, success_interval, success_of, weighted_gain
+from squelch.kit.records.failures import Failure
+from squelch.kit.records.records import Ticket
 
 
 def fixed_tickets(config: RunConfig) -> list[Ticket]:

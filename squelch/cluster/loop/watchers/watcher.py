@@ -31,10 +31,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from squelch.actors.filter.decisions import StepDecision
 from squelch.cluster.loop.tickets.playing import PlayedGroup
 from squelch.cluster.loop.tickets.window import Window
 from squelch.cluster.runs.ending import Ending
+from squelch.kit.filter.decisions import StepDecision
 
 
 @dataclass

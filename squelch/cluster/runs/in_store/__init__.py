@@ -5,5 +5,5 @@
     mirror    sends closed files, then the manifest; restores a folder from the newest manifest
     reading   the newest state as files that can only be read, on a host that has no folder of the run
 
-`cluster.loop.persistence.uploading` decides when a run does so; `actors.archive.store` and `bucket` are the stores.
+`cluster.loop.persistence.uploading` decides when a run does so; `kit.archive.store` and `bucket` are the stores.
 """

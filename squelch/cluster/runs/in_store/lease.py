@@ -34,12 +34,12 @@ from typing import Any
 import psutil
 from pydantic import ConfigDict, Field, ValidationError
 
-from squelch.actors.archive.store import Store
-from squelch.cluster.errors import UserError, bad_files_are_the_users
 from squelch.cluster.own_thread import OwnThread
-from squelch.envs.settings import Settings
-from squelch.envs.untrusted.files import Unreadable, read_bounded, reason
-from squelch.envs.untrusted.text import parse_object
+from squelch.kit.archive.store import Store
+from squelch.kit.base.errors import UserError, bad_files_are_the_users
+from squelch.kit.base.settings import Settings
+from squelch.kit.untrusted.files import Unreadable, read_bounded, reason
+from squelch.kit.untrusted.text import parse_object
 
 log = logging.getLogger(__name__)
 FOLDER = "lease"

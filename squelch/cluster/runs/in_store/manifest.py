@@ -36,12 +36,12 @@ from typing import Annotated, Any, BinaryIO, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from squelch.actors.archive.bucket import StoreUrlError, open_store
-from squelch.actors.archive.store import LocalStore, RangeReader, Stat, Store
-from squelch.cluster.errors import UserError, bad_files_are_the_users
-from squelch.envs.settings import Settings
-from squelch.envs.untrusted.files import MIB, Unreadable, read_bounded
-from squelch.envs.untrusted.text import parse_object
+from squelch.kit.archive.bucket import StoreUrlError, open_store
+from squelch.kit.archive.store import LocalStore, RangeReader, Stat, Store
+from squelch.kit.base.errors import UserError, bad_files_are_the_users
+from squelch.kit.base.settings import Settings
+from squelch.kit.untrusted.files import MIB, Unreadable, read_bounded
+from squelch.kit.untrusted.text import parse_object
 
 SCHEMA = 3
 READ_BY = "03d7dc21"

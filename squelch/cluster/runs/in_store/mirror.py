@@ -18,7 +18,7 @@ The folder records the number of its newest manifest (`Mark`) before it commits 
 one, another folder has continued the run, perhaps a copy of this one, and this folder is refused.
 
 A part of `upload` that fails raises OSError, and the folder and the newest manifest are as they were; the next call
-continues with the rest. Every request of a bucket is bounded (`actors.archive.bucket`); a mounted folder answers when
+continues with the rest. Every request of a bucket is bounded (`kit.archive.bucket`); a mounted folder answers when
 its file system does.
 """
 
@@ -37,11 +37,6 @@ from itertools import accumulate, takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from squelch.actors.archive.parts import GROUPS, SCORES
-from squelch.actors.archive.reader import CONFIG, EVENTS
-from squelch.actors.archive.store import LocalStore, Store
-from squelch.actors.process.disk import partial_path, sync, whole_file, write_whole
-from squelch.cluster.errors import UserError, bad_files_are_the_users
 from squelch.cluster.runs.folder import CHECKPOINTS, LOOP_FILE, RunFolder
 from squelch.cluster.runs.in_store.manifest import (
     CHUNK_BYTES,
@@ -58,8 +53,13 @@ from squelch.cluster.runs.in_store.manifest import (
     newest,
     numbers,
 )
-from squelch.envs.untrusted.files import Unreadable, read_bytes, reason
-from squelch.envs.untrusted.text import parse_object
+from squelch.kit.archive.parts import GROUPS, SCORES
+from squelch.kit.archive.reader import CONFIG, EVENTS
+from squelch.kit.archive.store import LocalStore, Store
+from squelch.kit.base.disk import partial_path, sync, whole_file, write_whole
+from squelch.kit.base.errors import UserError, bad_files_are_the_users
+from squelch.kit.untrusted.files import Unreadable, read_bytes, reason
+from squelch.kit.untrusted.text import parse_object
 
 log = logging.getLogger(__name__)
 MARK = ".store.json"

@@ -13,9 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from squelch.actors.archive.bucket import open_store
-from squelch.actors.archive.store import LocalStore, Stat
-from squelch.actors.process.disk import whole_file
 from squelch.cluster.runs.in_store.manifest import (
     ReadOnly,
     Snapshot,
@@ -25,6 +22,9 @@ from squelch.cluster.runs.in_store.manifest import (
     numbers,
 )
 from squelch.cluster.runs.listing import runs_in
+from squelch.kit.archive.bucket import open_store
+from squelch.kit.archive.store import LocalStore, Stat
+from squelch.kit.base.disk import whole_file
 
 FOLLOW_S = 5.0
 

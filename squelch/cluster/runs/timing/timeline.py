@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from squelch.actors.archive.reader import EVENTS
-from squelch.actors.archive.store import Store
-from squelch.cluster.errors import bad_files_are_the_users
 from squelch.cluster.runs.following import LineFollower
 from squelch.cluster.runs.shapes import checked_event
 from squelch.cluster.runs.timing.intervals import clip_intervals, union_seconds
-from squelch.envs.untrusted.files import Unreadable
+from squelch.kit.archive.reader import EVENTS
+from squelch.kit.archive.store import Store
+from squelch.kit.base.errors import bad_files_are_the_users
+from squelch.kit.untrusted.files import Unreadable
 
 LEARNER, ENVELOPE = "learner", "call"
 """The actor whose waiting is a bubble, and its span that only encloses the others: from the call to its answer."""

@@ -10,10 +10,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from squelch.actors.archive.rows import to_table
-from squelch.actors.archive.writer import Archive
-from squelch.actors.failures import Failure, FailureCause
-from squelch.actors.records import Group, Task, Ticket, Trajectory, Turn
 from squelch.cluster.cli import main
 from squelch.cluster.commands.existing_runs.gradients import (
     archived_groups,
@@ -23,9 +19,13 @@ from squelch.cluster.commands.existing_runs.gradients import (
     show,
 )
 from squelch.cluster.config import dump, load
-from squelch.cluster.errors import UserError
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoint_dir
 from squelch.cluster.loop.persistence.state import LoopState
+from squelch.kit.archive.rows import to_table
+from squelch.kit.archive.writer import Archive
+from squelch.kit.base.errors import UserError
+from squelch.kit.records.failures import Failure, FailureCause
+from squelch.kit.records.records import Group, Task, Ticket, Trajectory, Turn
 from squelch.learner.decomposition.statistics import Decomposition, GroupMetrics, summarise_bucket
 from tests.learner.checkpoint.hostile import write_older
 

@@ -8,7 +8,7 @@ import pytest
 
 from squelch.cluster.cli import main
 from squelch.cluster.commands.existing_runs import report
-from squelch.cluster.errors import UserError
+from squelch.kit.base.errors import UserError
 from tests.cluster.report.synthetic import Made, write_run
 
 

@@ -15,12 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from squelch.actors.archive.store import LocalStore
-from squelch.actors.archive.writer import Archive
 from squelch.cluster.cli import main
 from squelch.cluster.commands.existing_runs.status import status
 from squelch.cluster.commands.existing_runs.watch import watch
-from squelch.cluster.errors import UserError
 from squelch.cluster.inspector.run_metrics import RunMetrics
 from squelch.cluster.runs import status as statuses
 from squelch.cluster.runs import status_text
@@ -28,7 +25,10 @@ from squelch.cluster.runs.driver import FILE, Driver, named
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.status import seconds_per_step
 from squelch.cluster.runs.status_text import SPARKS, sparkline, step_text
-from squelch.cluster.terminal import duration
+from squelch.kit.archive.store import LocalStore
+from squelch.kit.archive.writer import Archive
+from squelch.kit.base.errors import UserError
+from squelch.kit.process.terminal import duration
 
 NOW = 1_000_000.0
 

@@ -6,10 +6,7 @@ from typing import Any
 
 import pytest
 
-from squelch.actors.process.disk import partial_path
-from squelch.actors.records import Task, Ticket
 from squelch.cluster.config import RunConfig, load
-from squelch.cluster.errors import UserError
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoint_dir, checkpoints, prune
 from squelch.cluster.loop.persistence.state import LoopState, amend, pack_ticket, read_state
 from squelch.cluster.loop.stopping import Stopping
@@ -21,6 +18,9 @@ from squelch.cluster.loop.watchers.validation import Validation
 from squelch.cluster.loop.watchers.watcher import Watcher
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.mixture import Mixture
+from squelch.kit.base.disk import partial_path
+from squelch.kit.base.errors import UserError
+from squelch.kit.records.records import Task, Ticket
 from tests.disk import files_of_at_most
 
 

@@ -15,11 +15,7 @@ from typing import Any
 
 import pytest
 
-from squelch.actors.archive.store import LocalStore
-from squelch.actors.metrics.exporter import Recorder
-from squelch.actors.metrics.settings import RecorderConfig
 from squelch.cluster.config import load
-from squelch.cluster.errors import UserError
 from squelch.cluster.loop.persistence import uploading
 from squelch.cluster.loop.persistence.uploading import Uploads, open_uploads
 from squelch.cluster.metrics import REGISTRY
@@ -29,6 +25,10 @@ from squelch.cluster.runs.in_store import lease, mirror
 from squelch.cluster.runs.in_store.lease import acquire, this_process
 from squelch.cluster.runs.in_store.manifest import newest
 from squelch.cluster.runs.in_store.mirror import Mirror
+from squelch.kit.archive.store import LocalStore
+from squelch.kit.base.errors import UserError
+from squelch.kit.metrics.exporter import Recorder
+from squelch.kit.metrics.settings import RecorderConfig
 from tests.stores import Memory
 
 
@@ -263,7 +263,7 @@ import threading, time
 from pathlib import Path
 from squelch.cluster.loop.persistence import uploading
 from tests.cluster.loop.persistence.test_uploading import Memory, Watched, hanging
-from tests.cluster.test_signals import START
+from tests.kit.process.test_signals import START
 exec(START)
 uploading.WATCH_S = 0.02
 watched = Watched(Path(sys.argv[1]), Memory(), every_s=0.02, give_up_after_s=900.0)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from squelch.actors.failures import Failure, FailureCause
-from squelch.actors.records import Ticket
 from squelch.cluster.control.actor_errors import Failed
 from squelch.cluster.loop.tickets.playing import Play, PlayedGroup
+from squelch.kit.records.failures import Failure, FailureCause
+from squelch.kit.records.records import Ticket
 from tests.fakes.actors import FakeArchive, Fault, World
 from tests.fakes.run import Outcome, check, drive
 from tests.fakes.run import settings as configured

@@ -5,14 +5,14 @@ from types import SimpleNamespace
 
 from hypothesis import given, settings
 
-from squelch.actors.filter.noise_metrics import noise_metrics
-from squelch.actors.filter.settings import FilterConfig
 from squelch.actors.play.metrics import trajectory_metrics, turn_metrics
-from squelch.actors.records import Task, Ticket
 from squelch.cluster.control.autoscaling import StepTimes
 from squelch.cluster.loop.tickets.window import Window
 from squelch.cluster.metrics import REGISTRY
-from tests.actors.filter.test_metrics import CONFIGS, GROUPS, decide
+from squelch.kit.filter.noise_metrics import noise_metrics
+from squelch.kit.filter.settings import FilterConfig
+from squelch.kit.records.records import Task, Ticket
+from tests.kit.filter.test_metrics import CONFIGS, GROUPS, decide
 
 
 @given(GROUPS, CONFIGS)

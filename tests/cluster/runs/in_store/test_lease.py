@@ -9,9 +9,9 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from squelch.cluster.errors import UserError
 from squelch.cluster.runs.in_store import lease
 from squelch.cluster.runs.in_store.lease import Driver, Lease, acquire, key_of, this_process
+from squelch.kit.base.errors import UserError
 from tests.stores import Down, Memory
 
 ONE, OTHER = Driver("process 1 on one", "one", 1, 0.0), Driver("process 1 on other", "other", 1, 0.0)

@@ -15,11 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.archive.parts import by_step, merged_key, parts_in
-from squelch.actors.archive.store import LocalStore, Store
 from squelch.cluster.commands.arguments import place_of
 from squelch.cluster.commands.existing_runs.status import status
-from squelch.cluster.errors import UserError
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints, prune
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.in_store import manifest as manifests
@@ -35,6 +32,9 @@ from squelch.cluster.runs.in_store.manifest import (
     numbers,
 )
 from squelch.cluster.runs.in_store.mirror import MARK, Mirror, Stopped
+from squelch.kit.archive.parts import by_step, merged_key, parts_in
+from squelch.kit.archive.store import LocalStore, Store
+from squelch.kit.base.errors import UserError
 from tests.stores import Memory, tree
 
 

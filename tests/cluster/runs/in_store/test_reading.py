@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from squelch.actors.archive.store import LocalStore
 from squelch.cluster.cli import main
 from squelch.cluster.commands.arguments import place_of
 from squelch.cluster.commands.existing_runs.status import status
 from squelch.cluster.commands.existing_runs.watch import watch
-from squelch.cluster.errors import UserError
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.in_store import reading
 from squelch.cluster.runs.in_store.manifest import Manifest, Snapshot, Span, StoredFile, manifest_key, newest
 from squelch.cluster.runs.in_store.mirror import Mirror
 from squelch.cluster.runs.in_store.reading import Followed, local_copy
+from squelch.kit.archive.store import LocalStore
+from squelch.kit.base.errors import UserError
 from tests.cluster.report.synthetic import Made, write_run
 from tests.stores import Memory
 

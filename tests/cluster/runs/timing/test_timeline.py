@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.archive.store import LocalStore
-from squelch.actors.archive.writer import Archive
 from squelch.cluster.commands.existing_runs.trace import trace
-from squelch.cluster.errors import UserError
 from squelch.cluster.runs.following import LineFollower
 from squelch.cluster.runs.timing.perfetto import trace_events, write_trace
 from squelch.cluster.runs.timing.timeline import MOST_NAMES, Timeline
+from squelch.kit.archive.store import LocalStore
+from squelch.kit.archive.writer import Archive
+from squelch.kit.base.errors import UserError
 
 
 def timeline(folder: Path, *spans: tuple[str, str, float, float]) -> Timeline:
