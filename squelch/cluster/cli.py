@@ -19,30 +19,42 @@ from squelch.kit.process.terminal import complain, open_standard_streams, remark
 from squelch.kit.untrusted.files import reason, shortened
 
 COMMANDS = {
-    "train": ("train", "train a policy"),
-    "submit": ("submit", "run `train` as a job on a Ray cluster that is up"),
-    "job": ("job", "list submitted jobs; show status or logs of one, or stop it"),
-    "status": ("existing_runs.status", "show the progress of a run once; alone: list the runs"),
-    "watch": ("existing_runs.watch", "show the progress of a run live"),
-    "inspect": ("existing_runs.inspect", "show a run's groups, trajectories and spans in the browser"),
-    "trace": ("existing_runs.trace", "write who worked when, for Perfetto"),
-    "scale": ("existing_runs.scale", "change the number of rollout workers or environment actors of a live run"),
-    "eval": ("existing_runs.eval", "measure success on the fixed validation tasks"),
-    "tiny": ("tiny", "build the embedded tiny policy"),
-    "warmup": ("warmup", "fine-tune a model on demonstrations or conversations before training"),
-    "filter": ("other_trainers.filter", "show which groups the filter keeps, from a file of rewards"),
-    "mi": ("other_trainers.mi", "measure whether reasoning depends on its input, from a score matrix"),
-    "score": ("other_trainers.score", "the same from prompts and completions of any trainer"),
-    "monitor": ("other_trainers.monitor", "the same live, from the folder into which another trainer writes"),
-    "gradients": ("existing_runs.gradients", "measure task and regulariser gradients by reward variance (Figure 3)"),
-    "report": ("existing_runs.report", "write the paper's figures of one or several runs as an HTML file"),
-    "sweep": ("sweep", "run a recipe over settings and seeds, with one table at the end"),
-    "dashboards": ("dashboards", "push the dashboards to Grafana, or export them"),
-    "plan": ("plan", "estimate memory and step time of a recipe, and how many rollout workers it needs"),
-    "config": ("config", "print all settings of a recipe, or the list of recipes"),
-    "doctor": ("doctor", "list what this machine lacks, and how to install it"),
+    "train": ("cluster.commands.train", "train a policy"),
+    "submit": ("cluster.commands.submit", "run `train` as a job on a Ray cluster that is up"),
+    "job": ("cluster.commands.job", "list submitted jobs; show status or logs of one, or stop it"),
+    "status": ("cluster.commands.existing_runs.status", "show the progress of a run once; alone: list the runs"),
+    "watch": ("cluster.commands.existing_runs.watch", "show the progress of a run live"),
+    "inspect": ("cluster.commands.existing_runs.inspect", "show a run's groups, trajectories and spans in the browser"),
+    "trace": ("cluster.commands.existing_runs.trace", "write who worked when, for Perfetto"),
+    "scale": (
+        "cluster.commands.existing_runs.scale",
+        "change the number of rollout workers or environment actors of a live run",
+    ),
+    "eval": ("cluster.commands.existing_runs.eval", "measure success on the fixed validation tasks"),
+    "tiny": ("cluster.commands.tiny", "build the embedded tiny policy"),
+    "warmup": ("cluster.commands.warmup", "fine-tune a model on demonstrations or conversations before training"),
+    "filter": ("kit.commands.filter", "show which groups the filter keeps, from a file of rewards"),
+    "mi": ("kit.commands.mi", "measure whether reasoning depends on its input, from a score matrix"),
+    "score": ("kit.commands.score", "the same from prompts and completions of any trainer"),
+    "monitor": ("kit.commands.monitor", "the same live, from the folder into which another trainer writes"),
+    "gradients": (
+        "cluster.commands.existing_runs.gradients",
+        "measure task and regulariser gradients by reward variance (Figure 3)",
+    ),
+    "report": (
+        "cluster.commands.existing_runs.report",
+        "write the paper's figures of one or several runs as an HTML file",
+    ),
+    "sweep": ("cluster.commands.sweep", "run a recipe over settings and seeds, with one table at the end"),
+    "dashboards": ("cluster.commands.dashboards", "push the dashboards to Grafana, or export them"),
+    "plan": (
+        "cluster.commands.plan",
+        "estimate memory and step time of a recipe, and how many rollout workers it needs",
+    ),
+    "config": ("cluster.commands.config", "print all settings of a recipe, or the list of recipes"),
+    "doctor": ("cluster.commands.doctor", "list what this machine lacks, and how to install it"),
 }
-"""Name, module in `cluster.commands`, and one line of help. The module defines `add_arguments(parser)` and
+"""Name, module below `squelch`, and one line of help. The module defines `add_arguments(parser)` and
 `run(options)`."""
 
 EPILOG = """\
@@ -212,7 +224,7 @@ def build_parser(command: str | None = None) -> Parser:
     for name, (module, text) in COMMANDS.items():
         of_command = commands.add_parser(name, help=text)
         if name == command:
-            loaded = importlib.import_module(f"squelch.cluster.commands.{module}")
+            loaded = importlib.import_module(f"squelch.{module}")
             loaded.add_arguments(of_command)
             of_command.set_defaults(run=loaded.run, flags=_flags(of_command))
     return parser

@@ -129,7 +129,8 @@ class TextEnv(gymnasium.Env[str, str], Environment):
         """The current state as the policy sees it, within `observation_space`."""
 
     def shown(self) -> Any:
-        """The observation, with pictures where the environment shows any (`kit.records.pictures.Shown`). Gymnasium's types
+        """The observation, with pictures where the environment shows any (`kit.records.pictures.Shown`). Gymnasium's
+        types
         know text alone."""
         return self.observation()
 

@@ -243,7 +243,8 @@ def _versions(trajectory: Trajectory) -> np.ndarray:
 
 
 def shown(rows: Sequence[Row]) -> list[np.ndarray]:
-    """Per row, the identities of its inputs (`kit.records.shared_prefix.identities`), (length,): rows share inputs as far as
+    """Per row, the identities of its inputs (`kit.records.shared_prefix.identities`), (length,): rows share inputs as
+    far as
     these are equal."""
     return identities([row.token_ids for row in rows], [row.pictures for row in rows])
 

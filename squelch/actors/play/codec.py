@@ -46,7 +46,8 @@ from squelch.kit.text.shipped_templates import SHIPPED, fitting
 from squelch.kit.text.tags import ANSWER_CLOSE, ANSWER_OPEN, THINK_CLOSE, THINK_OPEN
 
 Message = dict[str, Any]
-"""`role`, and `content`: text, `kit.records.pictures.Shown` where pictures are allowed, or the pieces of `hermes.as_text`."""
+"""`role`, and `content`: text, `kit.records.pictures.Shown` where pictures are allowed, or the pieces of
+`hermes.as_text`."""
 
 _CACHED_TURNS = 4096
 _SAMPLE = " ".join(["A b  c\n\nd\t<e> & \"f\" 'g' {h} [i] (j) \\ é Ü 漢 1,000.5 | % # $ @ ~ ` ^ * _ -- x"] * 50)

@@ -99,7 +99,8 @@ class VllmEngine:
     async def start(self) -> None:
         """Start the engine's process, which loads the model folder. Does nothing if the engine already runs.
 
-        Raises ValueError for a folder that cannot be used (`kit.models.model_folder`); vLLM itself accepts some of them.
+        Raises ValueError for a folder that cannot be used (`kit.models.model_folder`); vLLM itself accepts some of
+        them.
         """
         if self._llm is None:
             self._llm = await asyncio.to_thread(self._create)

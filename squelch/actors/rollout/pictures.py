@@ -8,8 +8,9 @@ nothing. A model without a tower imports nothing of this.
 Invariants:
 
 - A picture is known by its place in the ids. A placeholder id elsewhere, which the policy sampled, is text.
-- vLLM's prefix and encoder caches know a picture by the digest of its pixels (`kit.records.pictures.Picture.identity`), so
-  equal ids with other pictures share nothing from the first that differs on. Both are cleared when weights are loaded.
+- vLLM's prefix and encoder caches know a picture by the digest of its pixels (`kit.records.pictures.Picture.identity`),
+  so equal ids with other pictures share nothing from the first that differs on. Both are cleared when weights are
+  loaded.
 - Patches arrive normalised. vLLM would normalise them once more on the device, without an error, unless
   `mm_device_do_normalize` is off.
 

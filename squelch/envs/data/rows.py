@@ -98,8 +98,8 @@ def split_rows(
     the row.
 
     A published validation split is used as it is, and training rows of its groups are excluded. Without one, groups of
-    `train` are held out by their digest (`kit.records.splits.split_of`); if it leaves a split empty, that gets the group whose
-    digest is nearest. A published `test` is never read.
+    `train` are held out by their digest (`kit.records.splits.split_of`); if it leaves a split empty, that gets the
+    group whose digest is nearest. A published `test` is never read.
     """
     rows, published = _opened(source, row_type, subset)
     if split == "validation" and published is not None:

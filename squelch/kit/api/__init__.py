@@ -12,7 +12,7 @@
                                 │              │              │               │
     squelch filter, mi, score ──┴──── the same functions ─────┴───────────────┘
                                                │
-                            actors.filter, actors.diagnosis, actors.scorer
+                              kit.filter, kit.diagnosis, kit.scoring
 
 Contract:
 
@@ -23,7 +23,6 @@ Contract:
 - Scoring leaves the model as it was: training mode of each module, attention implementation, weights and their dtype,
   gradients, hooks, random states (`kit.scoring.borrowed`). It runs in the caller's thread and waits for nobody.
 - The same arguments and seed give the same result.
-- This package imports `actors` and `envs` alone, so that the commands, which read files, can use it.
 
 Public is what `squelch.__all__` names; the rest of the package may change in any release. A name that will be removed
 stays for one minor release, in which its use raises a DeprecationWarning with its successor (`squelch.DEPRECATED`).

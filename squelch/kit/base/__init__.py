@@ -1,0 +1,1 @@
+"""What every module may use: the base of settings, errors of the user, look-ups, durable writes."""

@@ -12,7 +12,8 @@ Invariants:
 - A step that cannot be scored is skipped with its reason, and nothing but bad arguments or a signal ends the monitor
   before `--idle`: a damaged file, a checkpoint that is pruned while it is read, a model that does not fit the rows.
 - It waits for the trainer alone, at most `--wait` for a checkpoint and `--idle` for anything new, and says so.
-- A signal ends it at once (`kit.process.signals`), with 128 + signal; the step under way is scored again by the next start.
+- A signal ends it at once (`kit.process.signals`), with 128 + signal; the step under way is scored again by the next
+  start.
 
 One process, one model at a time; no Ray, no vLLM. torch is loaded with the first step that is ready.
 """

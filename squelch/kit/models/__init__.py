@@ -1,0 +1,1 @@
+"""Model folders and adapters on disk: which are refused, and how one is loaded."""

@@ -2,8 +2,8 @@
 
 The rows of a micro-batch form a forest. A segment is a run of tokens that one or more rows have in common; its parent
 is the segment before it in those rows; and a row consists of the tokens on a path from a root to a segment. This covers
-system prompts, prompts of a group, common turns, and equal beginnings of two answers. `kit.records.shared_prefix` determines
-which tokens rows have in common.
+system prompts, prompts of a group, common turns, and equal beginnings of two answers. `kit.records.shared_prefix`
+determines which tokens rows have in common.
 
 Invariants:
 
@@ -83,8 +83,8 @@ def added_tokens(lengths: np.ndarray, common: np.ndarray) -> np.ndarray:
 def pack(rows: Sequence[np.ndarray], share: bool = True, identities: Sequence[np.ndarray] | None = None) -> Forest:
     """The layout of these rows, each (length,) with at least one token; without `share`, each row is one segment.
 
-    `identities`: identities of the inputs (`kit.records.shared_prefix.identities`), by which common prefixes are determined;
-    None: the rows' token ids.
+    `identities`: identities of the inputs (`kit.records.shared_prefix.identities`), by which common prefixes are
+    determined; None: the rows' token ids.
     """
     shown = rows if identities is None else identities
     order = in_order(shown) if share else np.arange(len(rows))

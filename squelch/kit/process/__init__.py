@@ -1,0 +1,1 @@
+"""What a process of Squelch does besides its work: signals, its end, the terminal, progress, compiled code."""

@@ -210,7 +210,8 @@ def _bare(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def decoded(rows: Sequence[tuple[int, Row]], vision: Vision, resize: bool) -> list[tuple[int, Row]]:
-    """The rows with their pictures as `squelch.kit.api.pictures.Given`. UserError for one that is no picture or does not
+    """The rows with their pictures as `squelch.kit.api.pictures.Given`. UserError for one that is no picture or does
+    not
     fit the model, unless `resize` makes it fit."""
     known: dict[str, Given] = {}
     found = []

@@ -1,8 +1,8 @@
 """Reads the files of `squelch score`: prompts and completions of any trainer, converted to ids that the model scores.
 
-`formats.py` recognises a file and reads its records as rows, `squelch.kit.api.samples` converts the rows, with the model
-folder's tokenizer.json and its chat template. Only the rows of the wanted step are kept, so a file of a whole run need
-not fit into memory.
+`formats.py` recognises a file and reads its records as rows, `squelch.kit.api.samples` converts the rows, with the
+model folder's tokenizer.json and its chat template. Only the rows of the wanted step are kept, so a file of a whole run
+need not fit into memory.
 
 A malformed row is refused; the error names the file and the row's number. A row whose reasoning cannot be scored is
 counted under a reason. This module imports neither torch nor Ray.

@@ -1,0 +1,1 @@
+"""What several folders exchange: tasks, trajectories and groups, pictures, content keys, failures."""

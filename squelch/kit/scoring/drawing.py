@@ -9,9 +9,9 @@ Invariants:
 - X is the exact ids that were fed in the turn's segment, up to and including the opening of the reasoning; Z is the
   sampled ids that lie completely inside the reasoning. No text is decoded and encoded again.
 - A draw is a function of the groups' ids, the trajectories' indices and the seed, but not of the order of arrival.
-- Prompts with the same content, ids and pictures (`kit.records.content.content_key`), are one column. Its weight is the mass
-  of its draws, so that the mixture over columns equals the mixture over draws. In the first-turn scope each group has
-  mass 1; in the trajectory scope each draw has mass 1.
+- Prompts with the same content, ids and pictures (`kit.records.content.content_key`), are one column. Its weight is the
+  mass of its draws, so that the mixture over columns equals the mixture over draws. In the first-turn scope each group
+  has mass 1; in the trajectory scope each draw has mass 1.
 - Reasonings that cannot be scored are counted by reason.
 
 Pure: imports neither torch, Ray nor vLLM.

@@ -15,8 +15,8 @@ Invariants:
 - What is real before `fill` (adapters, a value head, buffers) keeps its values.
 
 transformers converts the tensors of some architectures while it loads them: it merges the matrices of experts
-(`kit.models.conversion`). A rank merges those of its own experts alone, one chunk at a time; of a weight that is converted
-otherwise it makes the whole weight, takes its rows, and drops the rest. `learner.memory` counts either.
+(`kit.models.conversion`). A rank merges those of its own experts alone, one chunk at a time; of a weight that is
+converted otherwise it makes the whole weight, takes its rows, and drops the rest. `learner.memory` counts either.
 """
 
 import math
@@ -48,7 +48,8 @@ CHUNK_BYTES = 64 << 20
 class Unloaded:
     """The model of a folder, in evaluation mode, whose parameters have no storage yet.
 
-    Raises ValueError for a folder that cannot be used (`kit.models.model_folder`) and for a model that cannot be trained.
+    Raises ValueError for a folder that cannot be used (`kit.models.model_folder`) and for a model that cannot be
+    trained.
     """
 
     def __init__(self, model_dir: Path, kernels: str = "fast", resumes: bool = False) -> None:

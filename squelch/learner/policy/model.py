@@ -2,8 +2,8 @@
 
 Invariants:
 
-- The model comes from a local folder that passed `kit.models.model_folder`: safetensors only, nothing is downloaded, and no
-  code of the folder is run.
+- The model comes from a local folder that passed `kit.models.model_folder`: safetensors only, nothing is downloaded,
+  and no code of the folder is run.
 - Master weights are float32; forward and backward run in `learner.dtype`; log-probabilities and entropies are float32.
 - Rows are packed (`kit.packed.packing`), and every layer's attention is one of `kit.packed.attention`.
 - The setting `learner.kernels` selects the fast kernels or their plain definitions (`learner.kernels.choice`).

@@ -46,7 +46,7 @@ def test_every_public_name_exists_and_says_what_it_is() -> None:
 
 
 def test_the_version_is_that_of_the_distribution() -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     assert squelch.__version__ == project["version"]
 
 

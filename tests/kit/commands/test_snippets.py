@@ -18,7 +18,7 @@ from squelch.cluster.cli import main
 from squelch.kit.readers.score_files import notes_on_file, read_samples
 from tests.kit.readers import trainer_files
 
-DOCUMENT = Path(__file__).parents[4] / "docs" / "guide" / "use-with-other-trainers.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "guide" / "use-with-other-trainers.md"
 NUM_PROMPTS, GROUP_SIZE = 6, 4
 
 

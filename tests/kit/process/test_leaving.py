@@ -30,6 +30,6 @@ sys.exit(cli.main([]))
 )
 def test_a_command_that_ray_does_not_let_go_ends_with_its_own_code(end: str, code: int, said: str) -> None:
     command = [sys.executable, "-c", PROGRAM.format(end=end)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=Path(__file__).parents[2])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=Path(__file__).parents[3])
     assert (done.returncode, done.stdout) == (code, said)
     assert ("ZeroDivisionError" in done.stderr) == (code == 1)

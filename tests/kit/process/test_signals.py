@@ -41,7 +41,7 @@ def send(*numbers, pause=1.2):
 def command(text: str, timeout_s: float = 300.0) -> tuple[int, list[str], float]:
     """(exit code, lines, seconds) of a program that begins with START."""
     began, program = time.monotonic(), START + textwrap.dedent(text)
-    root, words = Path(__file__).parents[2], [sys.executable, "-c", program]
+    root, words = Path(__file__).parents[3], [sys.executable, "-c", program]
     done = subprocess.run(words, capture_output=True, text=True, timeout=timeout_s, cwd=root, check=False)
     return done.returncode, [*done.stdout.splitlines(), *done.stderr.splitlines()], time.monotonic() - began
 

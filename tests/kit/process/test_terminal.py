@@ -18,7 +18,7 @@ from squelch.cluster.cli import _show_bug, main
 from squelch.kit.process import terminal
 from squelch.kit.process.terminal import MAX_PARAGRAPH, aligned, complain, one_line, say, say_json, visible
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @given(st.text(st.characters(), max_size=50))

@@ -26,7 +26,7 @@ WRITERS: dict[str, Writer] = {
     "skyrl": trainer_files.skyrl,
     "verifiers": trainer_files.prime_rl,
 }
-PAGE = Path(__file__).parents[4] / "docs" / "guide" / "use-with-other-trainers.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guide" / "use-with-other-trainers.md"
 
 
 def refused(path: Path, step: int | None = None, name: str | None = None) -> str:

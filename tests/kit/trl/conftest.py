@@ -11,7 +11,7 @@ import pytest
 
 from tests.kit.api.conftest import model, samples, texts, tokenizer  # noqa: F401  # fixtures
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SITE = ROOT / ".cache" / "trl"
 ROOMS = ("actors", "cluster", "deploy", "envs", "learner")
 RUN_S = 900.0

@@ -1,4 +1,5 @@
-"""TRL's runs for the tests: python -m tests.kit.trl.runs FOLDER, in TRL's environment. Each part writes what it found, as
+"""TRL's runs for the tests: python -m tests.kit.trl.runs FOLDER, in TRL's environment. Each part writes what it found,
+as
 JSON or Parquet, into a folder of its name; `test_live.py` reads it."""
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from peft import LoraConfig
-from squelch.trl import GroupFilter, Observer, SquelchGRPOTrainer
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 import squelch
 from squelch.kit.trl.groups import OVER_KEPT_TOKENS, OVER_ROWS, OVER_TOKENS
+from squelch.trl import GroupFilter, Observer, SquelchGRPOTrainer
 from tests.kit.trl import work
 from tests.kit.trl.prompts import rewarded  # noqa: F401  # a part
 

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from squelch.trl import GroupFilter
 
 from squelch.kit.trl.groups import filter_metrics, total_rewards
 from squelch.kit.trl.releases import require_proven
+from squelch.trl import GroupFilter
 
 
 def test_settings_are_those_of_the_filter_and_are_refused_at_once() -> None:

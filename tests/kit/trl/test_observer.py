@@ -5,9 +5,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from squelch.trl import Observer
 
 from squelch.kit.trl.observer import require_whole
+from squelch.trl import Observer
 
 STATE = {"global_step": 0, "max_steps": 10, "is_world_process_zero": True}
 
