@@ -1,4 +1,4 @@
-"""What a user of another trainer needs: filter, diagnosis, scoring, archive, readers, commands. No other room is imported.
+"""What a user of another trainer needs: filter, diagnosis, scoring, archive, readers, commands. Imports no other room.
 
     commands                                          `squelch filter`, `mi`, `score`, `monitor`
        │      trl                                     inside TRL's trainer
