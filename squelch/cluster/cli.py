@@ -144,6 +144,15 @@ def _main(argv: Sequence[str] | None) -> int:
     except UserError as error:
         complain(f"squelch: {error}")
         return error.exit_code
+    except ModuleNotFoundError as error:
+        from squelch.kit.base.package import needs_installation
+
+        words = sys.argv[1:] if argv is None else argv
+        command = next((word for word in words if word in COMMANDS), "train")
+        if (line := needs_installation(error, of_kit=COMMANDS[command][0].startswith("kit."))) is None:
+            raise
+        complain(f"squelch: {command}: {line}")
+        return 2
     except OSError as error:  # e.g. a name that is too long, or a folder that may not be entered
         complain(f"squelch: {error.filename or 'a file'}: {reason(error)}")
         return 1 if error.errno in DISK_FAILED else 2

@@ -17,6 +17,7 @@ from squelch.envs.contract import Environment, Judged, Twinned, lacking
 from squelch.envs.options import nearest, read_options
 from squelch.envs.user_files import with_absolute_paths
 from squelch.envs.wording import PromptName
+from squelch.kit.base.package import needs_installation
 from squelch.kit.records.judge import Judge
 from squelch.kit.records.splits import Split, check_split
 from squelch.kit.untrusted.files import brief, reason
@@ -102,7 +103,9 @@ def judge_of(environment: str) -> Judge | None:
 
 def _cause(error: Exception) -> str:
     """The error of an import in one line, with its file and line number if the text lacks them."""
-    if isinstance(error, ImportError | ValueError):
+    if isinstance(error, ImportError):
+        return needs_installation(error) or reason(error)
+    if isinstance(error, ValueError):
         return reason(error)
     last = traceback.extract_tb(error.__traceback__)[-1]
     place = "" if isinstance(error, SyntaxError) else f" ({Path(last.filename).name}, line {last.lineno})"

@@ -16,6 +16,13 @@ from squelch.kit.base.errors import UserError
 
 DISTRIBUTION = "squelch-rl"
 GIT_TIMEOUT_S = 5.0
+_SCORE = ("torch", "transformers", "safetensors", "peft")
+_TRAIN = (
+    *("ray", "accelerate", "gymnasium", "math_verify", "bm25s", "rapidfuzz", "jsonschema", "matplotlib"),
+    *("rich", "xxhash", "psutil", "starlette", "uvicorn", "aiohttp"),
+)
+NEEDED_BY = {**dict.fromkeys(_SCORE, "score"), **dict.fromkeys(_TRAIN, "train"), "vllm": "cpu"}
+"""The extra that brings a package which the kit lacks, by the module that is imported."""
 
 
 def installed_version() -> str:
@@ -36,6 +43,17 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
         raise UserError(
             f"{what} needs the package {error.name}, which is not installed: pip install '{DISTRIBUTION}[{extra}]'"
         ) from error
+
+
+def needs_installation(error: ImportError, of_kit: bool = False) -> str | None:
+    """What to install for a package that is not there; None if no extra brings it. `of_kit`: whether a command of the
+    kit needs it; every other needs the whole system."""
+    package = (error.name or "").partition(".")[0]
+    if package not in NEEDED_BY:
+        return None
+    extra = NEEDED_BY[package] if of_kit or package == "vllm" else "train"
+    how = f"pip install '{DISTRIBUTION}[{extra}]'" + (", or [gpu] on a machine with GPUs" if package == "vllm" else "")
+    return f"the package {package} is not installed: {how}"
 
 
 def variables() -> dict[str, str]:

@@ -10,7 +10,7 @@ import pytest
 import squelch
 
 HEAVY = frozenset({"accelerate", "gymnasium", "matplotlib", "ray", "torch", "transformers", "vllm"})
-ROOMS = ("actors", "api", "cluster", "deploy", "envs", "learner")
+ROOMS = ("actors", "cluster", "deploy", "envs", "kit", "learner", "trl")
 
 
 def loaded(code: str) -> set[str]:
