@@ -16,7 +16,7 @@ from squelch.kit.base.errors import UserError
 
 DISTRIBUTION = "squelch-rl"
 GIT_TIMEOUT_S = 5.0
-_SCORE = ("torch", "transformers", "safetensors", "peft")
+_SCORE = ("torch", "transformers", "huggingface_hub", "safetensors", "peft")
 _TRAIN = (
     *("ray", "accelerate", "gymnasium", "math_verify", "bm25s", "rapidfuzz", "jsonschema", "matplotlib"),
     *("rich", "xxhash", "psutil", "starlette", "uvicorn", "aiohttp"),
