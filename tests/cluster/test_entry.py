@@ -24,7 +24,7 @@ sys.meta_path.insert(0, Blocks())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("module", ["squelch.cluster.cli", "pydantic", "squelch.kit.process.signals"])
+@pytest.mark.parametrize("module", ["squelch.cluster.cli", "argparse", "squelch.kit.process.signals"])
 def test_a_signal_while_the_command_is_imported_ends_it_with_its_code_and_without_a_trace(
     tmp_path: Path, module: str, number: signal.Signals
 ) -> None:
