@@ -41,7 +41,7 @@ SIGNALS = ("zero", "some")
 _SEARCHED = ("group_id", "task_key", "environment", "task_kind", "reason", "worker")
 _CODED = ("environment", "split", "task_kind", "decision", "reason", "worker")
 _ZERO = 1e-10
-"""A reward variance of at most this is zero (`actors.filter`)."""
+"""A reward variance of at most this is zero (`kit.filter`)."""
 
 
 @dataclass(frozen=True)
