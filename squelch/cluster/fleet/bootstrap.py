@@ -43,6 +43,12 @@ from squelch.envs.contract import (
 from squelch.envs.format import phrases
 from squelch.envs.mixture import Entry
 from squelch.envs.registry import environment_class, has_twins, plays_whole_turns
+from squelch.kit.base.errors import UserError, as_user_error
+from squelch.kit.base.package import checkout
+from squelch.kit.diagnosis.fixed_probe import MIN_TASKS
+from squelch.kit.diagnosis.uncertainty import MIN_INTERVAL
+from squelch.kit.pictures.geometry import PROVEN, vision_of
+from squelch.kit.records.pictures import text_of
 from squelch.learner.refusal import SettingRefused
 from squelch.learner.warmup.tiny_recipe import shows_pictures
 

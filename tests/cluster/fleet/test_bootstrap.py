@@ -16,6 +16,7 @@ from squelch.actors.play.codec import ChatCodec
 from squelch.cluster.config import dump, load
 from squelch.cluster.fleet import bootstrap
 from squelch.cluster.fleet.bootstrap import check_address, check_fixed_scorer
+from squelch.kit.base.errors import UserError
 from squelch.learner.refusal import SettingRefused
 from tests.actors.formats.test_own import SHOWS_TOOLS
 from tests.actors.play.test_codec import byte_level_bpe, save_model
