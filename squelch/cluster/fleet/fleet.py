@@ -9,7 +9,7 @@
     `replace_filter`   the back-off                        the clock               -
 
 The fleet replaces environment actors, rollout workers, the filter service and the scorer after their death, and the
-learner with all of its ranks, each as often as the budget allows, with its back-off (`cluster.control.restarts`).
+learner with all of its ranks, each as often as the budget allows, with its back-off (`cluster.control.restart_budget`).
 A pool each (`cluster.fleet.pool`) starts, replaces and removes rollout workers and environment actors, beside the run;
 `cluster.fleet.joining` makes a new one healthy. `cluster.fleet.supervision` notices the deaths and ends hung actors.
 Only healthy members get work (`cluster.control.membership`). `cluster.loop.learner_client.recovery` rebuilds the
@@ -35,12 +35,12 @@ from squelch.cluster.control.membership import MemberState as State
 from squelch.cluster.control.protocols import Actors
 from squelch.cluster.control.rank_client import LEARNER, LearnerClient
 from squelch.cluster.control.resizing import Resizing
-from squelch.cluster.control.restarts import RestartBudget
+from squelch.cluster.control.restart_budget import RestartBudget
 from squelch.cluster.control.scaling import Kind, start_counts, start_names
 from squelch.cluster.fleet.delivery import Delivery
 from squelch.cluster.fleet.joining import Joining, Published
 from squelch.cluster.fleet.pool import Pool
-from squelch.cluster.fleet.restarting import Restarts
+from squelch.cluster.fleet.restart_counts import Restarts
 from squelch.cluster.fleet.waiting import bounded, each_within, told
 
 log = logging.getLogger(__name__)

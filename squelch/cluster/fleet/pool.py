@@ -36,7 +36,7 @@ from squelch.cluster.control.membership import FINAL, Member, Membership
 from squelch.cluster.control.membership import MemberState as State
 from squelch.cluster.control.resizing import Actions, Resizing
 from squelch.cluster.control.scaling import WORDS, By, Request
-from squelch.cluster.fleet.restarting import Restarts
+from squelch.cluster.fleet.restart_counts import Restarts
 from squelch.cluster.fleet.waiting import bounded, within
 from squelch.cluster.own_thread import OwnThread
 

@@ -16,8 +16,8 @@ step was trained on (the driver or the archive has their rows), and the factor o
     rows              the archive's part                 disk                     the run ends and names the path
     train, publish    every rank                         the ranks                as in a step; again
 
-"Again" is another recovery: each counts against the budget of restarts (`cluster.control.restarts`), and without one
-left the run ends with the cause of the last loss. Ranks that are moved because their node will be taken away
+"Again" is another recovery: each counts against the budget of restarts (`cluster.control.restart_budget`), and without
+one left the run ends with the cause of the last loss. Ranks that are moved because their node will be taken away
 (`plan_move`) count as no restart. Bad input (`Refused`) ends the run at once.
 
 The version that was published last is gathered again and its checksum compared. If the two are equal, the loss cost

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squelch.cluster.control.restarts import LONGEST_BACKOFF_S, RestartBudget
+from squelch.cluster.control.restart_budget import LONGEST_BACKOFF_S, RestartBudget
 
 
 def test_each_further_restart_waits_twice_as_long_and_one_too_many_names_the_last_cause() -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 
 from squelch.cluster.control.client import loop_time
-from squelch.cluster.control.restarts import RestartBudget
+from squelch.cluster.control.restart_budget import RestartBudget
 
 log = logging.getLogger(__name__)
 
