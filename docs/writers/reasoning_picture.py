@@ -2,8 +2,8 @@
 
     python -m docs.writers.reasoning_picture runs/frozenlake docs/reasoning-view.svg
 
-A Prometheus that holds what the run recorded (`cluster.grafana.recorded`) answers the dashboard's own queries, and the
-answers are drawn in the dashboard's layout (`cluster.plots.panels`).
+A Prometheus that holds what the run recorded (`cluster.grafana.run_prometheus`) answers the dashboard's own queries,
+and the answers are drawn in the dashboard's layout (`cluster.plots.panels`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from squelch.cluster.grafana import boards
 from squelch.cluster.grafana.prometheus import Span
-from squelch.cluster.grafana.recorded import prometheus_over
+from squelch.cluster.grafana.run_prometheus import prometheus_over
 from squelch.cluster.plots import panels
 from squelch.cluster.plots.style import standalone
 from squelch.cluster.runs.folder import RunFolder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from squelch.cluster.settings import Block, of_environment, of_run
+from squelch.cluster.settings_reference import Block, of_environment, of_run
 from squelch.envs.registry import ADAPTERS, environment_names
 
 PAGE = Path(__file__).resolve().parents[1] / "reference" / "settings.md"

@@ -204,7 +204,7 @@ def _meant(unknown: Sequence[str], options: argparse.Namespace) -> str:
     if meant := [f"{flag} ({text})" for flag, text in options.flags.items() if word in text.split()]:
         return f"; did you mean {' or '.join(meant)}?"
     if "overrides" in options:
-        from squelch.cluster.settings import flag_meant
+        from squelch.cluster.settings_reference import flag_meant
 
         given = unknown[1] if len(unknown) > 1 else next(iter(options.overrides), None)
         if said := flag_meant(unknown[0], given):

@@ -1,5 +1,5 @@
-"""The configuration tree of a run, composed of the settings of every package and of `parts`; YAML recipes and dotted
-overrides.
+"""The configuration tree of a run, composed of the settings of every package and of `loop_config`; YAML recipes and
+dotted overrides.
 
 A recipe is a YAML file of this tree; it may extend another recipe (`extends: NAME`). `load` reads the file, applies
 overrides (`filter.rho=0.5`) and validates everything before the run starts; its error is one paragraph that names the
@@ -28,7 +28,7 @@ from squelch.actors.config import EnvironmentActorConfig, RolloutConfig, Samplin
 from squelch.actors.formats.families import ALL
 from squelch.cluster.first_task import made
 from squelch.cluster.kept_secrets import with_secrets, without_secrets
-from squelch.cluster.parts import (
+from squelch.cluster.loop_config import (
     ClusterConfig,
     GradientsConfig,
     LoopConfig,

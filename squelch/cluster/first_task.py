@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from squelch.cluster.own_thread import OwnThread
+from squelch.cluster.daemon_thread import OwnThread
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import Environment, Opening
 from squelch.envs.data.files import NotCachedError, cached_only

@@ -10,7 +10,7 @@ from squelch.cluster.cli import main
 from squelch.cluster.config import RunConfig, changes, dump, load, read_recipe, recipe_names, settings_of
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.setting_keys import flat
-from squelch.cluster.settings import of_run
+from squelch.cluster.settings_reference import of_run
 from squelch.kit.base.errors import UserError
 
 NEEDS = {"reasoning-gym": "reasoning_gym", "textarena": "textarena"}

@@ -12,8 +12,8 @@ import pytest
 from squelch.cluster.commands.config import explained
 from squelch.cluster.config import RunConfig, changes, dump, load, read_recipe, recipe_names
 from squelch.cluster.idle_settings import notes_on_settings
-from squelch.cluster.loop.ends import nothing_left
 from squelch.cluster.loop.persistence.state import require_same_schedule
+from squelch.cluster.loop.run_end import nothing_left
 from squelch.cluster.presets import from_preset, preset_names
 from squelch.cluster.report.figures import FIGURES
 from squelch.cluster.report.outcomes import noise
@@ -22,7 +22,7 @@ from squelch.cluster.report.runs import find_runs, study_of
 from squelch.cluster.report.tables import table_4, table_5, table_of_savings
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.setting_keys import environment_name, flat, labels_of, of_each, weights_of
-from squelch.cluster.settings import every_setting
+from squelch.cluster.settings_reference import every_setting
 from squelch.cluster.sweep.plan import Arm, make_plan
 from squelch.cluster.sweep.table import arm_metrics
 from squelch.envs.config import EnvironmentConfig

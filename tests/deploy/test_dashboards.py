@@ -19,7 +19,7 @@ from squelch.cluster.control.membership import WORKER_MOVES, Membership
 from squelch.cluster.grafana.boards import expressions as filled_in
 from squelch.cluster.grafana.boards import shipped
 from squelch.cluster.grafana.prometheus import Span
-from squelch.cluster.grafana.recorded import prometheus_over
+from squelch.cluster.grafana.run_prometheus import prometheus_over
 from squelch.cluster.loop.heartbeat import Heartbeat, limits
 from squelch.cluster.metrics import REGISTRY
 from squelch.deploy import dashboards

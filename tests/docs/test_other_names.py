@@ -7,7 +7,7 @@ from pathlib import Path
 from docs.writers.other_names import PAGE, page
 from squelch.cluster.commands import train
 from squelch.cluster.other_names import rows
-from squelch.cluster.settings import of_run
+from squelch.cluster.settings_reference import of_run
 
 
 def test_every_name_of_ours_is_a_setting_or_a_flag_of_train() -> None:

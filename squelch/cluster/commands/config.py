@@ -15,7 +15,7 @@ from squelch.kit.untrusted.files import brief, shortened
 
 if TYPE_CHECKING:
     from squelch.cluster.config import RunConfig
-    from squelch.cluster.settings import Setting
+    from squelch.cluster.settings_reference import Setting
 
 
 TEMPLATE = "_template.yaml"
@@ -91,7 +91,7 @@ def explained(config: RunConfig, words: list[str], origins: Mapping[str, str] | 
     finds nothing. `origins`: the preset that set it, by setting."""
     from squelch.cluster.other_names import answer
     from squelch.cluster.setting_keys import flat
-    from squelch.cluster.settings import every_setting
+    from squelch.cluster.settings_reference import every_setting
 
     settings, values = every_setting(config), flat(config.model_dump(mode="json"))
     values |= {"environments": config.mixture.labels}  # whose settings have keys of their own

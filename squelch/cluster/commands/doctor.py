@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from squelch.cluster.fleet.processor import emulates_16_bits, vectors
+from squelch.cluster.fleet.emulated_dtypes import emulates_16_bits, vectors
 from squelch.envs import surroundings
 from squelch.kit.base.package import DISTRIBUTION, checkout
 from squelch.kit.process.terminal import say

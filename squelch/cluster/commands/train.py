@@ -53,8 +53,8 @@ def _run(options: argparse.Namespace, shown: Callable[[], None]) -> int:
     if preset:
         say(f"preset={preset} sets {len(its)} settings: `squelch config {options.recipe} preset={preset}` lists them")
     from squelch.cluster.commands.existing_runs.report import after_the_run
-    from squelch.cluster.loop.naming import named
     from squelch.cluster.loop.run import train
+    from squelch.cluster.loop.run_name import named
 
     with nullcontext(config) if _has_name(options, config) else named(config, options.resume, say) as own:
 

@@ -26,11 +26,11 @@ from squelch.cluster.config import RunConfig, read_resolved
 from squelch.cluster.first_task import first_task
 from squelch.cluster.fleet import local_ray
 from squelch.cluster.fleet.demand import Node, needed, needs, shortfall
+from squelch.cluster.fleet.emulated_dtypes import emulated
 from squelch.cluster.fleet.object_store import check_joined, local_mib
 from squelch.cluster.fleet.placement import make_room
-from squelch.cluster.fleet.processor import emulated
 from squelch.cluster.fleet.ray_internals import resources_here
-from squelch.cluster.fleet.token import take_token
+from squelch.cluster.fleet.ray_token import take_token
 from squelch.cluster.fleet.token_budget import settled
 from squelch.envs.contract import (
     AgentDriven,

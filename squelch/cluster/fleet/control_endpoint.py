@@ -34,7 +34,7 @@ from squelch.cluster.control.scaling import Answer, Request, packed
 from squelch.cluster.fleet import local_ray
 from squelch.cluster.fleet.bootstrap import probe
 from squelch.cluster.fleet.ray_internals import enable_token_auth_by_default
-from squelch.cluster.fleet.token import take_token
+from squelch.cluster.fleet.ray_token import take_token
 from squelch.cluster.runs.driver import is_driven
 from squelch.kit.base.errors import UserError
 from squelch.kit.process.progress_marks import IDLE, Progress

@@ -10,7 +10,7 @@ The job's driver runs on the head node, in the interpreter with which Ray was st
 in the environment that Ray makes for the job. Paths in the recipe are the driver's: `runs_dir` must outlive the job,
 unless `store` keeps the run; a model folder reaches the other nodes through Ray.
 
-Authentication is Ray's own (`cluster.fleet.token`).
+Authentication is Ray's own (`cluster.fleet.ray_token`).
 
 Waiting: every request to the job server at most `ANSWER_TIMEOUT_S`, an upload `UPLOAD_TIMEOUT_S`, a cluster that has
 just started `ACCEPT_TIMEOUT_S`. Following a job has no bound, because a run has none; the job goes on if it is
@@ -38,7 +38,7 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 
 from squelch.cluster.config import RunConfig
 from squelch.cluster.fleet.job_files import NOTHING, Code, pack
-from squelch.cluster.fleet.token import with_token
+from squelch.cluster.fleet.ray_token import with_token
 from squelch.kit.base.errors import UserError
 from squelch.kit.base.package import versions
 from squelch.kit.process.terminal import aligned

@@ -33,6 +33,7 @@ from typing import Any
 import ray
 
 from squelch.actors.process.preparation import START_FOLDER
+from squelch.cluster.daemon_thread import OwnThread
 from squelch.cluster.fleet.leftovers import end_processes, remove_semaphores
 from squelch.cluster.fleet.ray_internals import (
     Config,
@@ -44,7 +45,6 @@ from squelch.cluster.fleet.ray_internals import (
     services,
     sessions_of_their_own,
 )
-from squelch.cluster.own_thread import OwnThread
 from squelch.kit.base.disk import write_whole
 from squelch.kit.base.errors import UserError
 from squelch.kit.base.package import checkout

@@ -36,9 +36,9 @@ from squelch.cluster.control.membership import FINAL, Member, Membership
 from squelch.cluster.control.membership import MemberState as State
 from squelch.cluster.control.resizing import Actions, Resizing
 from squelch.cluster.control.scaling import WORDS, By, Request
+from squelch.cluster.daemon_thread import OwnThread
 from squelch.cluster.fleet.restart_counts import Restarts
 from squelch.cluster.fleet.waiting import bounded, within
-from squelch.cluster.own_thread import OwnThread
 
 log = logging.getLogger(__name__)
 

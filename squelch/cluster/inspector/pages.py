@@ -21,19 +21,19 @@ from starlette.templating import Jinja2Templates
 from squelch.cluster.grafana.prometheus import Prometheus
 from squelch.cluster.inspector import curves, matrices
 from squelch.cluster.inspector.boards import AXES, FIRST, REFRESH_S, WINDOWS, Boards, Recorded, axis_of
+from squelch.cluster.inspector.by_kind_and_turn import HEIGHT, WIDTH
 from squelch.cluster.inspector.conversations import OwnFormat
 from squelch.cluster.inspector.groups import GroupIndex, Query
-from squelch.cluster.inspector.parts import HEIGHT, WIDTH
 from squelch.cluster.inspector.run_metrics import CHARTS, CURVES, SMOOTHED, RunMetrics
 from squelch.cluster.inspector.search import search
 from squelch.cluster.inspector.template_filters import FILTERS, strip_of
 from squelch.cluster.inspector.texts import SHARES, Pieces
 from squelch.cluster.inspector.trajectories import GroupView, group_view
 from squelch.cluster.plots.style import dark_css, dark_rules
+from squelch.cluster.runs.by_kind_and_turn import DIMENSIONS
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.timing.perfetto import trace_events
 from squelch.cluster.runs.timing.timeline import Timeline
-from squelch.cluster.runs.where import DIMENSIONS
 from squelch.kit.base.errors import UserError
 from squelch.kit.untrusted.files import brief
 

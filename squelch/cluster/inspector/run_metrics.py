@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from squelch.cluster.inspector.parts import Parts, Row
+from squelch.cluster.inspector.by_kind_and_turn import Parts, Row
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.following import LineFollower
 from squelch.cluster.runs.shapes import check_metrics

@@ -74,7 +74,7 @@ def _prometheus(
     """The Prometheus that is given, or one of our own while the context lasts."""
     if given != OWN:
         return nullcontext(None if given is None else Prometheus(given))
-    from squelch.cluster.grafana.recorded import prometheus_over
+    from squelch.cluster.grafana.run_prometheus import prometheus_over
 
     live = folder.driven() is not False and folder.current_summary() is None
     return prometheus_over(folder.metrics(), folder.settings(), folder.name, live, say)

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.ledger import Ledger
 from squelch.cluster.control.membership import MemberState
+from squelch.cluster.daemon_thread import OwnThread
 from squelch.cluster.fleet.fleet import Fleet
-from squelch.cluster.own_thread import OwnThread
 
 BEAT_S = 5.0
 DISK_S = 0.05

@@ -52,17 +52,16 @@ from squelch.cluster.fleet.bootstrap import (
     starts_ray,
     weight_bytes,
 )
-from squelch.cluster.fleet.card_memory import memory_of_a_card
 from squelch.cluster.fleet.fleet import Fleet, actor_names
+from squelch.cluster.fleet.gpu_memory import memory_of_a_card
 from squelch.cluster.fleet.ray_actors import RayActors
 from squelch.cluster.fleet.token_budget import choose_token_budget
 from squelch.cluster.idle_settings import notes_on_settings
 from squelch.cluster.kept_secrets import without_secrets
 from squelch.cluster.loop.coordinator import Coordinator
-from squelch.cluster.loop.ends import EXIT_FAILED, RunEnd, last_checkpoint, nothing_left, with_trace
+from squelch.cluster.loop.first_lines import opening_lines
 from squelch.cluster.loop.heartbeat import Heartbeat, beating, limits
 from squelch.cluster.loop.initial_policy import prepare_model, with_date_of, with_date_of_start
-from squelch.cluster.loop.opening import opening_lines
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints, restore
 from squelch.cluster.loop.persistence.state import (
     LoopState,
@@ -72,6 +71,7 @@ from squelch.cluster.loop.persistence.state import (
     require_usable,
 )
 from squelch.cluster.loop.persistence.uploading import Uploads, open_uploads, watched
+from squelch.cluster.loop.run_end import EXIT_FAILED, RunEnd, last_checkpoint, nothing_left, with_trace
 from squelch.cluster.loop.startup import FirstStep, Startup
 from squelch.cluster.loop.stopping import interruptible
 from squelch.cluster.loop.wiring import make_coordinator

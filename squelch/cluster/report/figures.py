@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from squelch.cluster.plots.style import render
-from squelch.cluster.report import by_part, dynamics, mechanism, outcomes
+from squelch.cluster.report import by_kind_and_turn, dynamics, mechanism, outcomes
 from squelch.cluster.report.points import Row
 from squelch.cluster.report.runs import Study
 
@@ -59,12 +59,13 @@ FIGURES = (
         "where",
         "Where it collapses",
         "Each turn and each kind of task by itself: a run's means may stand while its late turns, or its hard kinds, "
-        f"have collapsed. Means over seeds. At most {by_part.MOST_LINES} parts of {by_part.TOGETHER} arms are drawn; "
-        "the data has all. MI: nats per token. D: of the fixed probe, nats per answer, measured at first turns alone. "
-        "Kept: share of the groups of a kind, or of the trajectories that have the turn.",
+        f"have collapsed. Means over seeds. At most {by_kind_and_turn.MOST_LINES} parts of "
+        f"{by_kind_and_turn.TOGETHER} arms are drawn; the data has all. MI: nats per token. D: of the fixed probe, nats "
+        "per answer, measured at first turns alone. Kept: share of the groups of a kind, or of the trajectories that "
+        "have the turn.",
         "a run of several turns, or of several kinds of tasks",
-        by_part.where,
-        by_part.draw_where,
+        by_kind_and_turn.where,
+        by_kind_and_turn.draw_where,
     ),
     ReportFigure(
         6,

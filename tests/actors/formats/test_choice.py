@@ -107,7 +107,7 @@ def test_a_family_cannot_write_squelchs_turns() -> None:
 
 
 def test_every_name_is_one_of_the_settings() -> None:
-    from squelch.cluster.parts import ModelConfig
+    from squelch.cluster.loop_config import ModelConfig
 
     for name in NAMES:
         assert ModelConfig(path="somewhere", format=name).format == name

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from squelch.cluster.commands.doctor import _compiler, _surroundings, diagnose
-from squelch.cluster.fleet.processor import PRODUCTS
+from squelch.cluster.fleet.emulated_dtypes import PRODUCTS
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the line names the GPU instead")
@@ -13,7 +13,7 @@ def test_a_processor_that_emulates_bfloat16_is_named(
     vectors: str, emulates: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: vectors)
-    monkeypatch.setattr("squelch.cluster.fleet.processor.flags", lambda: PRODUCTS)
+    monkeypatch.setattr("squelch.cluster.fleet.emulated_dtypes.flags", lambda: PRODUCTS)
     monkeypatch.setattr("squelch.cluster.commands.doctor._sandbox", list)
     (said,) = (one.line() for one in diagnose() if one.what == "accelerator")
     assert vectors in said

@@ -11,7 +11,7 @@ from ray.exceptions import RayError
 
 from squelch.cluster.commands.plan import RANK_RUNTIME_GIB
 from squelch.cluster.config import RunConfig, changes, dump, load, settings_of
-from squelch.cluster.fleet import bootstrap, card_memory, token_budget
+from squelch.cluster.fleet import bootstrap, gpu_memory, token_budget
 from squelch.cluster.fleet.demand import Node
 from squelch.kit.base.errors import UserError
 from squelch.learner import memory
@@ -105,15 +105,15 @@ def on_cards(
 
     nodes = [Node("10.0.0.1", {"GPU": 8}, {KIND: kind, "pool": "learner"}) for kind in kinds]
     others = [Node("10.0.0.2", {"GPU": 8}, {KIND: "T4"}), Node("10.0.0.3", {"CPU": 8}, {"pool": "learner"})]
-    monkeypatch.setattr(card_memory, "alive_nodes", lambda: [*nodes, *others])
+    monkeypatch.setattr(gpu_memory, "alive_nodes", lambda: [*nodes, *others])
     fake = SimpleNamespace(
         remote=remote, wait=wait, get=answer, cancel=lambda task: asked.append({"cancelled": task, "waits": waits})
     )
-    monkeypatch.setattr(card_memory, "ray", fake)
+    monkeypatch.setattr(gpu_memory, "ray", fake)
     return asked
 
 
-KIND = card_memory.CARD_LABEL
+KIND = gpu_memory.CARD_LABEL
 POOL = ["learner.label_selector={pool: learner}", "cluster.address=10.0.0.1:6379", "learner.ranks=1"]
 
 
@@ -126,14 +126,14 @@ def test_a_card_of_each_kind_that_ranks_may_get_is_asked_and_the_smallest_counts
 ) -> None:
     asked = on_cards(monkeypatch, {"A100": 80, "L4": 24}, gpus=0.5)
     config = with_card(gpus=0.5)
-    assert card_memory.memory_of_a_card(config) == 12 * GIB
+    assert gpu_memory.memory_of_a_card(config) == 12 * GIB
     assert [one["label_selector"] for one in asked] == [
         {"pool": "learner", KIND: "A100"},
         {"pool": "learner", KIND: "L4"},
     ]
     assert all((one["num_gpus"], one["num_cpus"]) == (0.5, 0) for one in asked)
     said: list[str] = []
-    token_budget.choose_token_budget(config, make_model(tmp_path), False, said.append, 0, card_memory.memory_of_a_card)
+    token_budget.choose_token_budget(config, make_model(tmp_path), False, said.append, 0, gpu_memory.memory_of_a_card)
     assert "for 12.0 GiB of a GPU per rank" in said[0]
 
 
@@ -141,7 +141,7 @@ def test_a_kind_whose_cards_are_taken_is_left_out_soon_after_the_first_answer_an
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = on_cards(monkeypatch, {"A100": 80, "H100": 90, "L4": 0})
-    assert card_memory.memory_of_a_card(with_card()) == 80 * GIB
+    assert gpu_memory.memory_of_a_card(with_card()) == 80 * GIB
     assert asked[-1] == {"cancelled": "L4", "waits": [300.0, 20.0]}
     assert caplog.messages == ["learner.token_budget=auto: left out, all taken: the L4 of the cluster"]
 
@@ -149,10 +149,10 @@ def test_a_kind_whose_cards_are_taken_is_left_out_soon_after_the_first_answer_an
 def test_only_unlabelled_cards_answer_for_unlabelled_ones() -> None:
     nodes = [Node(f"10.0.0.{i}", {"GPU": 1}, {KIND: kind} if kind else {}) for i, kind in enumerate(("A100", "", "L4"))]
     unknown = "a node of the cluster without a label of its card"
-    asked = card_memory.card_selectors(LearnerConfig(num_gpus=1), nodes)
+    asked = gpu_memory.card_selectors(LearnerConfig(num_gpus=1), nodes)
     assert asked.pop(unknown) == {KIND: "!in(A100, L4)"}
     assert asked == {f"the {kind} of the cluster": {KIND: kind} for kind in ("A100", "L4")}
-    assert card_memory.card_selectors(LearnerConfig(num_gpus=1), nodes[1:2]) == {unknown: {}}
+    assert gpu_memory.card_selectors(LearnerConfig(num_gpus=1), nodes[1:2]) == {unknown: {}}
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_cards_that_do_not_answer_are_refused_and_the_reason_named(
 ) -> None:
     on_cards(monkeypatch, kinds)
     with pytest.raises(UserError, match=message):
-        card_memory.memory_of_a_card(with_card())
+        gpu_memory.memory_of_a_card(with_card())
 
 
 def test_on_one_machine_the_driver_asks_no_task_and_refuses_cards_that_torch_does_not_see(
@@ -178,10 +178,10 @@ def test_on_one_machine_the_driver_asks_no_task_and_refuses_cards_that_torch_doe
     asked, config = on_cards(monkeypatch, {"A100": 80}), with_card("cluster.address=''")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(memory, "available", lambda learner: 24 * GIB)
-    assert card_memory.memory_of_a_card(config) == 24 * GIB and asked == []
+    assert gpu_memory.memory_of_a_card(config) == 24 * GIB and asked == []
     monkeypatch.setattr(memory, "available", lambda learner: None)
     with pytest.raises(UserError, match="torch sees no CUDA device on this machine, although Ray lends its GPUs"):
-        card_memory.memory_of_a_card(config)
+        gpu_memory.memory_of_a_card(config)
 
 
 def test_a_small_card_of_the_driver_refuses_no_model_that_a_cluster_trains(

@@ -11,13 +11,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from squelch.cluster.inspector.app import application
+from squelch.cluster.inspector.by_kind_and_turn import MOST_POINTS, Parts
 from squelch.cluster.inspector.guard import Access
 from squelch.cluster.inspector.matrices import heatmap
-from squelch.cluster.inspector.parts import MOST_POINTS, Parts
 from squelch.cluster.inspector.search import search
 from squelch.cluster.inspector.texts import Pieces
+from squelch.cluster.runs.by_kind_and_turn import MOST_PARTS
 from squelch.cluster.runs.folder import RunFolder
-from squelch.cluster.runs.where import MOST_PARTS
 from squelch.kit.archive.writer import Archive
 from squelch.kit.records.records import Segment
 from tests.cluster.inspector.small_run import HOSTILE, add_step, group, matrix, small_run, tokenizer, write_step

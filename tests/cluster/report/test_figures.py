@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.cluster.report import by_part, mechanism, outcomes
+from squelch.cluster.report import by_kind_and_turn, mechanism, outcomes
 from squelch.cluster.report.figures import FIGURES
 from squelch.cluster.report.page import make_report
 from squelch.cluster.report.runs import Study, study_of
-from squelch.cluster.runs.where import MOST_PARTS
+from squelch.cluster.runs.by_kind_and_turn import MOST_PARTS
 from tests.cluster.report.synthetic import Made
 from tests.cluster.report.test_runs import a_run
 
@@ -81,7 +81,7 @@ def test_a_report_shows_each_figure_or_says_what_it_needs(runs: list[Made]) -> N
 
 
 def test_a_collapse_of_late_turns_and_of_hard_kinds_shows_where_it_is() -> None:
-    rows = by_part.where(study(Made("a", rule="none"), Made("b", 1, rule="none")))
+    rows = by_kind_and_turn.where(study(Made("a", rule="none"), Made("b", 1, rule="none")))
     ends = {(row["by"], row["figure"], row["part"]): row["mean"] for row in rows}
     assert ends["turn", "success", "3"] < 0.1 * ends["turn", "success", "1"] < 0.1
     assert ends["kind", "success", "10 moves"] < 0.3 * ends["kind", "success", "2 moves"]
@@ -92,19 +92,19 @@ def test_a_collapse_of_late_turns_and_of_hard_kinds_shows_where_it_is() -> None:
 def test_of_many_parts_those_from_the_first_to_the_last_are_drawn_and_a_runs_file_has_no_say_in_how_many() -> None:
     kinds = tuple(f"{moves} moves" for moves in range(40))
     own = study(Made("a", steps=6, turns=1, kinds=kinds))
-    rows = by_part.where(own)
+    rows = by_kind_and_turn.where(own)
     assert len({row["part"] for row in rows}) == MOST_PARTS
     (svg,) = (figure.svg(rows, own) for figure in FIGURES if figure.name == "where")
-    assert [f">{moves} moves<" in svg for moves in (0, 6, 11, 12, 17, 23)].count(True) == by_part.MOST_LINES
+    assert [f">{moves} moves<" in svg for moves in (0, 6, 11, 12, 17, 23)].count(True) == by_kind_and_turn.MOST_LINES
     assert ">0 moves<" in svg and ">23 moves<" in svg and "by kind" in svg and "by turn" not in svg
 
 
 def test_a_run_of_one_turn_and_one_kind_has_a_report_without_parts() -> None:
     """One run, and several of which one has a second turn."""
     one, two = Made("a", turns=1, kinds=("words",)), Made("b", 1, turns=2, kinds=("words",))
-    assert by_part.where(study(one)) == []
+    assert by_kind_and_turn.where(study(one)) == []
     own = study(one, two)
-    rows = by_part.where(own)
+    rows = by_kind_and_turn.where(own)
     assert {row["by"] for row in rows} == {"turn"} and {row["part"] for row in rows} == {"1", "2"}
     assert "by turn" in next(figure.svg(rows, own) for figure in FIGURES if figure.name == "where")
 

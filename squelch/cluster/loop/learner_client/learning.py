@@ -52,6 +52,7 @@ from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import Died, Failed, Refused
 from squelch.cluster.control.calls import PUBLISH, TRAIN_STEP, WRITE, Call, Payload
 from squelch.cluster.control.rank_client import LEARNER
+from squelch.cluster.daemon_thread import answered
 from squelch.cluster.fleet.delivery import SenderLost
 from squelch.cluster.fleet.fleet import Fleet, UpdateFailed
 from squelch.cluster.fleet.supervision import Watchdog
@@ -61,7 +62,6 @@ from squelch.cluster.loop.persistence.archiving import Archiving
 from squelch.cluster.loop.persistence.run_log import Counted, RunLog
 from squelch.cluster.loop.persistence.state import LoopState
 from squelch.cluster.loop.tickets.playing import FETCH_TIMEOUT_S, PlayedGroup
-from squelch.cluster.own_thread import answered
 from squelch.learner.checkpoint.seal import seal
 from squelch.learner.metrics import publication_metrics
 

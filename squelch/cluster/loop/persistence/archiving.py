@@ -6,7 +6,7 @@
     rows of a written part            the disk       the same
 
 An error of the disk ends the run too and names the file (`kit.archive.store.ArchiveError`). A disk that hangs, as a
-mounted one may, keeps the thread of its call and nothing else (`cluster.own_thread`).
+mounted one may, keeps the thread of its call and nothing else (`cluster.daemon_thread`).
 
 The driver has the rows before the learner trains on the step (`Play.rows`), and `Archiving` holds them until they are
 written. A host that is lost later therefore takes none of them with it, even if the step must be replayed. If rows are
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from squelch.cluster.control.calls import Payload
 from squelch.cluster.control.protocols import Archive, Payloads
-from squelch.cluster.own_thread import OwnThread
+from squelch.cluster.daemon_thread import OwnThread
 from squelch.kit.archive.store import ArchiveError
 from squelch.kit.filter.decisions import StepDecision
 

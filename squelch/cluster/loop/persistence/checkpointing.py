@@ -19,6 +19,7 @@ import time
 from typing import Any
 
 from squelch.cluster.config import RunConfig
+from squelch.cluster.daemon_thread import answered
 from squelch.cluster.loop.learner_client.learning import Learning
 from squelch.cluster.loop.persistence.archiving import Archiving
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoint_dir, checkpoints, prune
@@ -27,7 +28,6 @@ from squelch.cluster.loop.persistence.state import LoopState, amend
 from squelch.cluster.loop.stopwatch import Stopwatch
 from squelch.cluster.loop.watchers.alarms import Alarms
 from squelch.cluster.loop.watchers.validation import Validation
-from squelch.cluster.own_thread import answered
 
 
 class Checkpointing:

@@ -30,7 +30,7 @@ from typing import Any, Protocol
 
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.protocols import Archive
-from squelch.cluster.parts import UploadConfig
+from squelch.cluster.loop_config import UploadConfig
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.in_store.lease import Lease, acquire, this_process

@@ -34,7 +34,7 @@ from typing import Any
 import psutil
 from pydantic import ConfigDict, Field, ValidationError
 
-from squelch.cluster.own_thread import OwnThread
+from squelch.cluster.daemon_thread import OwnThread
 from squelch.kit.archive.store import Store
 from squelch.kit.base.errors import UserError, bad_files_are_the_users
 from squelch.kit.base.settings import Settings

@@ -18,8 +18,8 @@ import pytest
 from squelch.cluster.config import load
 from squelch.cluster.loop.persistence import uploading
 from squelch.cluster.loop.persistence.uploading import Uploads, open_uploads
+from squelch.cluster.loop_config import UploadConfig
 from squelch.cluster.metrics import REGISTRY
-from squelch.cluster.parts import UploadConfig
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.in_store import lease, mirror
 from squelch.cluster.runs.in_store.lease import acquire, this_process

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from squelch.cluster.config import load
-from squelch.cluster.loop.opening import opening_lines
+from squelch.cluster.loop.first_lines import opening_lines
 
 
 def test_the_first_lines_say_what_a_newcomer_asks(tiny_policy: Path, monkeypatch) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from ray.exceptions import AuthenticationError
 
-from squelch.cluster.fleet import token
-from squelch.cluster.fleet.token import with_token
+from squelch.cluster.fleet import ray_token
+from squelch.cluster.fleet.ray_token import with_token
 from squelch.kit.base.errors import UserError
 
 LISTENS = "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); input()"
@@ -22,22 +22,22 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Neither the variables nor the token that Ray has read in this process before."""
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
-    token.AuthenticationTokenLoader.instance().reset_cache()
+    ray_token.AuthenticationTokenLoader.instance().reset_cache()
     yield
-    token.AuthenticationTokenLoader.instance().reset_cache()
+    ray_token.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, own: bool, held: bool, right: bool = True) -> list[str]:
     """Asks a cluster that wants a token; returns what was sent, or raises what is said."""
     sent, enabled = list[str](), list[int]()
-    monkeypatch.setattr(token, "_is_own", lambda address: own)
-    monkeypatch.setattr(token, "_has_token", lambda: held)
+    monkeypatch.setattr(ray_token, "_is_own", lambda address: own)
+    monkeypatch.setattr(ray_token, "_has_token", lambda: held)
 
     def enable() -> None:
         monkeypatch.setenv("RAY_AUTH_MODE", "token")
         enabled.append(1)
 
-    monkeypatch.setattr(token, "enable_token_auth", enable)
+    monkeypatch.setattr(ray_token, "enable_token_auth", enable)
 
     def ask() -> list[str]:
         sent.append("token" if enabled else "nothing")
@@ -73,7 +73,7 @@ def test_a_token_that_is_to_be_sent_and_is_missing_is_said_before_ray_ends_the_p
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "none"))
     with pytest.raises(UserError, match=r"none has none\. Type `export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=FILE`"):
-        token.take_token("127.0.0.1:1")
+        ray_token.take_token("127.0.0.1:1")
 
 
 @pytest.fixture
@@ -99,8 +99,8 @@ def test_ones_own_is_a_ray_of_this_user_on_this_machine(ports, monkeypatch) -> N
     ray, tunnel = ports["ray/head.py"], ports["tunnel.py"]
     with socket.create_server(("127.0.0.1", 0)) as unused:
         free = unused.getsockname()[1]
-    assert token._is_own(f"http://127.0.0.1:{ray}") and token._is_own(f"localhost:{ray}")
+    assert ray_token._is_own(f"http://127.0.0.1:{ray}") and ray_token._is_own(f"localhost:{ray}")
     for other in (f"127.0.0.1:{tunnel}", f"127.0.0.1:{free}", f"192.0.2.77:{ray}", "ray-head.example:6379"):
-        assert not token._is_own(other)
+        assert not ray_token._is_own(other)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert not token._is_own(f"127.0.0.1:{ray}")
+    assert not ray_token._is_own(f"127.0.0.1:{ray}")

@@ -10,7 +10,7 @@ from docs.writers.settings import PAGE, page
 from squelch.cluster.commands.config import explained
 from squelch.cluster.config import RunConfig, load
 from squelch.cluster.setting_keys import flat
-from squelch.cluster.settings import of_environment, of_run
+from squelch.cluster.settings_reference import of_environment, of_run
 from squelch.envs.registry import ADAPTERS, environment_names
 from squelch.kit.base.errors import UserError
 from squelch.kit.base.settings import Settings
@@ -91,7 +91,7 @@ class Foreign:
 
 
 def test_an_option_of_a_type_that_no_setting_has_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("squelch.cluster.settings.environment_class", lambda name: Foreign)
+    monkeypatch.setattr("squelch.cluster.settings_reference.environment_class", lambda name: Foreign)
     (one,) = of_environment("their.module:Foreign").settings
     assert (one.default, one.values, one.meaning) == ('"tasks"', "Path", "Folder of the tasks.")
 

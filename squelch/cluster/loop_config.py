@@ -1,5 +1,5 @@
-"""The settings of a run's parts that belong to no other room: the initial policy, the loop, validation, the gradient
-decomposition, the Ray cluster and uploads. `config.RunConfig` composes them with those of the other rooms."""
+"""Settings of the initial policy, the loop, validation, the gradient decomposition, the Ray cluster and uploads.
+`config.RunConfig` composes them with those of the other packages."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from squelch.cluster.config import load
-from squelch.cluster.fleet import processor
-from squelch.cluster.fleet.processor import emulated
+from squelch.cluster.fleet import emulated_dtypes
+from squelch.cluster.fleet.emulated_dtypes import emulated
 
 BFLOAT16 = ["learner.dtype=bfloat16", "rollout.dtype=bfloat16"]
 
@@ -34,6 +34,6 @@ def test_16_bit_numbers_on_a_processor_that_emulates_them_are_reported_at_the_st
     monkeypatch: pytest.MonkeyPatch, vectors: str, flags: str, settings: list[str], named: str
 ) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: vectors)
-    monkeypatch.setattr(processor, "flags", lambda: frozenset(flags.split()))
+    monkeypatch.setattr(emulated_dtypes, "flags", lambda: frozenset(flags.split()))
     found = emulated(load("frozenlake", settings))
     assert found.startswith(named) and bool(found) == bool(named)

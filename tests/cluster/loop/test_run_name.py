@@ -11,7 +11,7 @@ import pytest
 from squelch.cluster.cli import main
 from squelch.cluster.config import RunConfig, load
 from squelch.cluster.loop import run
-from squelch.cluster.loop.naming import named
+from squelch.cluster.loop.run_name import named
 from squelch.cluster.runs.driver import Driver
 from squelch.cluster.runs.in_store.mirror import Mirror
 from squelch.kit.archive.store import LocalStore

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from squelch.cluster.grafana import recorded
+from squelch.cluster.grafana import run_prometheus
 from squelch.cluster.grafana.boards import Chosen
 from squelch.cluster.grafana.prometheus import Prometheus, Span
-from squelch.cluster.grafana.recorded import INTERVAL_S, MOST_SAMPLES, _addresses, prometheus_over, samples
+from squelch.cluster.grafana.run_prometheus import INTERVAL_S, MOST_SAMPLES, _addresses, prometheus_over, samples
 from squelch.cluster.metrics import REGISTRY
 from squelch.kit.base.errors import UserError
 from squelch.kit.metrics import exporter
@@ -89,8 +89,8 @@ def configured(
         yield str(folder)
 
     said: list[str] = []
-    monkeypatch.setattr(recorded, "_program", str)
-    monkeypatch.setattr(recorded, "_serving", serving)
+    monkeypatch.setattr(run_prometheus, "_program", str)
+    monkeypatch.setattr(run_prometheus, "_serving", serving)
     with prometheus_over([], settings, name, live=True, say=said.append) as prometheus:
         folder = Path(prometheus.url)
         yield folder, yaml.safe_load((folder / "prometheus.yml").read_text())["scrape_configs"], said
@@ -134,7 +134,7 @@ def test_a_port_that_is_no_number_is_no_address(port) -> None:
 
 def test_a_run_that_took_the_first_free_port_is_found_by_its_name(monkeypatch) -> None:
     monkeypatch.setattr(exporter, "PORTS", free_ports(3))
-    monkeypatch.setattr(recorded, "PORTS", exporter.PORTS)
+    monkeypatch.setattr(run_prometheus, "PORTS", exporter.PORTS)
     recorders = [Recorder(RecorderConfig(), REGISTRY) for _ in range(2)]
     for recorder, name in zip(recorders, ("another", "a"), strict=True):
         recorder.start()
@@ -151,7 +151,7 @@ def test_the_token_is_not_sent_to_an_address_elsewhere_that_a_runs_folder_names(
         return 401, ""
 
     monkeypatch.setenv("SQUELCH_METRICS_TOKEN", "a-token-of-20-letters")
-    monkeypatch.setattr(recorded, "_answer", asked)
+    monkeypatch.setattr(run_prometheus, "_answer", asked)
     with configured(monkeypatch, SETTINGS | {"recorder.host": "192.0.2.7"}) as (_, jobs, said):
         assert jobs == []
         assert said == [

@@ -1,4 +1,5 @@
-"""MI, D, kept share and success of each kind of task and of each turn (`cluster.runs.where`), over the run's steps.
+"""MI, D, kept share and success of each kind of task and of each turn (`cluster.runs.by_kind_and_turn`), over the
+run's steps.
 
 Values are kept by part and column as two arrays of numbers, so that a long run costs some megabytes; a run's file may
 be hostile, so at most `MOST_PARTS` parts of a dimension are kept. Pure.
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from squelch.cluster.runs.where import DIMENSIONS, FIRST, MOST_PARTS, Column, part_of, place
+from squelch.cluster.runs.by_kind_and_turn import DIMENSIONS, FIRST, MOST_PARTS, Column, part_of, place
 
 MOST_POINTS = 60
 """Points of a cell's line; a longer run shows means of neighbouring values."""

@@ -11,7 +11,7 @@ from squelch.cluster.report.compare import TOGETHER
 from squelch.cluster.report.dynamics import line_of
 from squelch.cluster.report.points import Row, grouped, over_steps
 from squelch.cluster.report.runs import LONGEST_WORD, Arm, Study
-from squelch.cluster.runs.where import DIMENSIONS, FIRST, MOST_PARTS, Column, part_of, place
+from squelch.cluster.runs.by_kind_and_turn import DIMENSIONS, FIRST, MOST_PARTS, Column, part_of, place
 from squelch.kit.process.terminal import one_line
 from squelch.kit.untrusted.files import shortened
 
