@@ -86,7 +86,7 @@ def random_smollm2(folder: Path, seed: int) -> PreTrainedConfig:
     import torch
     from transformers import LlamaForCausalLM
 
-    from squelch.learner.shapes import published
+    from squelch.learner.model_shapes import published
 
     torch.manual_seed(seed)
     config = published("SmolLM2-135M")

@@ -4,7 +4,7 @@
 
 256 requests of 256 tokens run through vLLM's own engine core, message codec and output processor, in one process, with
 a model that costs nothing (`tests.stand_ins.engine_core`): once with vLLM's scheduler, which sends every token, and
-once with `actors.rollout.gathering`, which sends each turn once; for engines on CPU, which schedule a step after the
+once with `actors.rollout.scheduler`, which sends each turn once; for engines on CPU, which schedule a step after the
 one before it, and for those on CUDA, which schedule it meanwhile. Processor milliseconds a token step, medians:
 
     scheduler   scheduling, and taking in what was sampled
@@ -77,7 +77,7 @@ def once(settings: Any, size: Size, log_probs_of: Callable[[CompletionOutput], n
 
 def measure(size: Size, folder: Path) -> dict[str, dict[str, float]]:
     """Medians of each way, whose rounds alternate."""
-    from squelch.actors.rollout.gathering import log_probs_of, scheduler_of
+    from squelch.actors.rollout.scheduler import log_probs_of, scheduler_of
     from tests.stand_ins.engine_core import settings_of
 
     settings = {

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from squelch.actors.cards.peaks import peak_of
-from squelch.learner.shapes import published
+from squelch.actors.gpus.peaks import peak_of
+from squelch.learner.model_shapes import published
 
 GIB = 2**30
 QWEN, SMOLLM = "Qwen2.5-0.5B", "SmolLM2-135M"

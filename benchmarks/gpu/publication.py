@@ -20,13 +20,13 @@ import torch
 
 from benchmarks.gpu.common import GIB, QWEN, Setting, alone, shape_of, write_model
 from benchmarks.gpu.step import QUICK, settings
-from squelch.actors import card_weights
-from squelch.actors.cards.memory import CardMemory
+from squelch.actors import gpu_weights
+from squelch.actors.gpus.memory import CardMemory
 from squelch.actors.messages import WeightBundle
 from squelch.actors.weights import checksum
 from squelch.actors.weights_file import ArraySpec, opened, read_arrays, written_arrays
-from squelch.learner.frozen import Copies
 from squelch.learner.publish import publish
+from squelch.learner.published_copy import Copies
 from squelch.learner.trainer import Trainer
 
 LONGEST_S = 60.0
@@ -101,7 +101,7 @@ def opening_s(bundle: WeightBundle) -> float:
         start = time.perf_counter()
         with (
             opened(bundle.shared),
-            card_weights.read(memory, bundle.shared.card, bundle.table, bundle.checksum) as weights,
+            gpu_weights.read(memory, bundle.shared.card, bundle.table, bundle.checksum) as weights,
         ):
             for _, tensor in weights:
                 tensor.clone()

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from squelch.actors.endpoint.config import EndpointConfig
-from squelch.actors.labels import LabelSelector, require_gpu_share
+from squelch.actors.node_labels import LabelSelector, require_gpu_share
 from squelch.envs.user_files import NAMES_FILES
 from squelch.kit.base.settings import Settings, whole_or_auto
 from squelch.kit.scoring.settings import ProbeConfig
@@ -36,7 +36,7 @@ class EnvironmentActorConfig(Settings):
     num_cpus: float = Field(0.25, ge=0)
     """Ray CPUs that each actor requests."""
     label_selector: LabelSelector = Field(default_factory=dict)
-    """Labels of the nodes that may run them (`actors.labels`); empty: near a rollout worker if there is room."""
+    """Labels of the nodes that may run them (`actors.node_labels`); empty: near a rollout worker if there is room."""
     step_threads: int = Field(1, ge=1)
     """Threads for environment steps; more than one helps with environments that wait, such as sandboxed code."""
     step_timeout_s: float = Field(10.0, gt=0)
@@ -67,7 +67,7 @@ class RolloutConfig(Settings):
     """Ray GPUs that each worker requests, all on one node: 0 runs vLLM's CPU build, a fraction shares a GPU, and
     its memory."""
     label_selector: LabelSelector = Field(default_factory=dict)
-    """Labels of the nodes that may run them (`actors.labels`); empty: any node with the resources."""
+    """Labels of the nodes that may run them (`actors.node_labels`); empty: any node with the resources."""
     tensor_parallel_size: int = Field(1, ge=1)
     """GPUs over which vLLM splits the model."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -202,7 +202,7 @@ class ScorerConfig(Settings):
     num_gpus: float = Field(0.0, ge=0, le=1)
     """Ray GPUs that the scorer requests: 0 scores on a CPU thread, 1 on its own GPU, a fraction on a shared GPU."""
     label_selector: LabelSelector = Field(default_factory=dict)
-    """Labels of the nodes that may run it (`actors.labels`); empty: the driver's node if it has room."""
+    """Labels of the nodes that may run it (`actors.node_labels`); empty: the driver's node if it has room."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the scorer's weights. Log-probabilities are float32 and their sums float64 with both types."""
     max_prompts: int = Field(64, ge=2)

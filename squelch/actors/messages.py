@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from squelch.actors.cards.records import CardUse, Operations
+from squelch.actors.gpus.records import CardUse, Operations
 from squelch.kit.records.content import PlacedPictures
 from squelch.kit.records.records import VersionSpan
 
@@ -86,7 +86,7 @@ class GroupMember:
 
 @dataclass(frozen=True)
 class OnCard:
-    """A version's weights in a block of a card's memory (`actors.card_weights`)."""
+    """A version's weights in a block of a card's memory (`actors.gpu_weights`)."""
 
     card: str
     """UUID of the card."""

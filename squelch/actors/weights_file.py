@@ -6,7 +6,7 @@ its path among the writer's open files, which the kernel gives to processes of t
 the writer) in the same process namespace. The path and the table are plain text and numbers.
 
 A reader holds the memory's shared lock, which the kernel releases when the reader closes it or ends, however it ends. A
-writer that also has something else to reuse (`actors.card_weights`) waits for the exclusive one.
+writer that also has something else to reuse (`actors.gpu_weights`) waits for the exclusive one.
 """
 
 from __future__ import annotations

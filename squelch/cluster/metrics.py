@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from types import ModuleType
 
-import squelch.actors.cards.metrics
 import squelch.actors.endpoint.metrics
+import squelch.actors.gpus.metrics
 import squelch.actors.play.metrics
 import squelch.actors.rollout.metrics
 import squelch.kit.diagnosis.metrics
@@ -224,7 +224,7 @@ COMPONENTS: tuple[ModuleType, ...] = (
     squelch.learner.metrics,
     squelch.learner.decomposition.metrics,
     squelch.actors.rollout.metrics,
-    squelch.actors.cards.metrics,
+    squelch.actors.gpus.metrics,
 )
 """Modules with a table `METRICS`: that of any trainer, then in the order of a training step."""
 

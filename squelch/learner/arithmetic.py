@@ -15,7 +15,7 @@ from typing import cast
 from torch import nn
 from transformers import PreTrainedModel
 
-from squelch.actors.cards.records import Operations
+from squelch.actors.gpus.records import Operations
 from squelch.actors.model_counts import expert_weights, used_numbers
 from squelch.actors.model_size import decoder_config
 from squelch.kit.packed.seeing import tower

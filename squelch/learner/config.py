@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from squelch.actors.labels import LabelSelector, require_gpu_share
+from squelch.actors.node_labels import LabelSelector, require_gpu_share
 from squelch.kit.base.settings import Settings, whole_or_auto
 from squelch.learner.objective.algorithms import ALGORITHMS, with_algorithm
 from squelch.learner.objective.components import ADVANTAGES, AGGREGATIONS, RATIOS
@@ -233,7 +233,7 @@ class LearnerConfig(Settings):
     """`pack`: ranks on as few nodes as possible. `spread`: on as many as possible, for nodes whose memory holds one
     rank only; collectives then cross the network."""
     label_selector: LabelSelector = Field(default_factory=dict)
-    """Labels of the nodes that may run ranks (`actors.labels`); empty: any node with the resources."""
+    """Labels of the nodes that may run ranks (`actors.node_labels`); empty: any node with the resources."""
     num_threads: int = Field(2, ge=1)
     """Torch threads of each rank on CPU."""
     dtype: Literal["float32", "bfloat16"] = "float32"

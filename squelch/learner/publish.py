@@ -6,8 +6,8 @@ Invariants:
   full chunk to `put`: besides the model, it holds at most `chunk_bytes` and the largest parameter twice. `put` gets
   copies, never views of live parameters. The probe, which runs first, gathers FSDP's root (embedding, head, layers
   below `learner.min_num_params`) and one layer at a time.
-- A version that processes of the host share is frozen first (`learner.frozen`), once and whole, and the object store is
-  filled from that copy, in the background.
+- A version that processes of the host share is frozen first (`learner.published_copy`), once and whole, and the object
+  store is filled from that copy, in the background.
 - Adapters are merged, and the digest's sums are computed, on the device: of each parameter, one copy leaves it.
 - Names and order are those of the model's Hugging Face state dict. A tied output head is omitted, as in a saved model;
   the receiver ties it again.
@@ -39,9 +39,9 @@ from squelch.kit.pictures.arrays import Shown, arrays_of
 from squelch.kit.pictures.geometry import Vision
 from squelch.kit.records.content import PlacedPictures
 from squelch.kit.records.pictures import Picture
-from squelch.learner.frozen import CHUNK_BYTES, Copies, as_array
 from squelch.learner.policy.lora import merged, published_name
 from squelch.learner.policy.model import Policy, one_layer_at_a_time
+from squelch.learner.published_copy import CHUNK_BYTES, Copies, as_array
 
 Put = Callable[[dict[str, np.ndarray]], Any]
 """Stores a chunk and returns the reference that the bundle holds: `ray.put`, or the identity in tests."""

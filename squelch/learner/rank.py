@@ -36,8 +36,8 @@ import torch
 from ray.exceptions import GetTimeoutError
 from transformers.utils import logging as hf_logging
 
-from squelch.actors.cards.memory import CardMemory
-from squelch.actors.cards.watch import Counters, watch_card
+from squelch.actors.gpus.memory import CardMemory
+from squelch.actors.gpus.watch import Counters, watch_card
 from squelch.actors.messages import GroupMember, Imitation, StepReport, StepTerms, WeightBundle
 from squelch.actors.process.folders import Entry
 from squelch.actors.process.interfaces import bind_nccl, listen
@@ -50,9 +50,9 @@ from squelch.learner.batching import Groups, Row
 from squelch.learner.config import LearnerConfig
 from squelch.learner.decomposition.decompose import decompose
 from squelch.learner.decomposition.statistics import Decomposition
-from squelch.learner.frozen import Copies
 from squelch.learner.memory import full_card_explained
 from squelch.learner.network import LOOPBACK, Endpoint, RankProcess, unreachable
+from squelch.learner.published_copy import Copies
 from squelch.learner.staging import Staging
 from squelch.learner.trainer import Trainer
 

@@ -11,7 +11,7 @@ from squelch.kit.packed.seeing import PictureTensors
 from squelch.learner.batching import MicroBatch, OptimizerStep, Row
 from squelch.learner.config import ObjectiveConfig
 from squelch.learner.objective.components import StepSize
-from squelch.learner.objective.objectives import TokenBatch, sequence_mask, sequences_of, token_weights
+from squelch.learner.objective.losses import TokenBatch, sequence_mask, sequences_of, token_weights
 
 Inputs = tuple[Tensor, Tensor, Tensor, Layout]
 """(input_ids, positions, targets, layout), as `Policy.forward` takes them."""

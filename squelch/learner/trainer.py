@@ -34,15 +34,15 @@ from squelch.learner.checkpoint import folder as checkpoint
 from squelch.learner.checkpoint.export import export
 from squelch.learner.clock import Clock
 from squelch.learner.config import LearnerConfig, LoraSettings, ObjectiveConfig, OptimizerConfig
-from squelch.learner.culprit import Search
-from squelch.learner.frozen import Copies
+from squelch.learner.gradient_signal import signal
+from squelch.learner.nonfinite_group import Search
 from squelch.learner.objective import credit
-from squelch.learner.objective.objectives import MISMATCH_NAMES, SUM_NAMES, mismatch_metrics, mismatch_sums, policy_loss
+from squelch.learner.objective.losses import MISMATCH_NAMES, SUM_NAMES, mismatch_metrics, mismatch_sums, policy_loss
 from squelch.learner.policy.critic import ValueLearner
 from squelch.learner.policy.loading import Unloaded
 from squelch.learner.policy.model import Policy, equip, local, passes, reshard, shard, storage
+from squelch.learner.published_copy import Copies
 from squelch.learner.refusal import StepRefused
-from squelch.learner.signal import signal
 from squelch.learner.snapshot import Pages, Snapshot
 from squelch.learner.tensors import Batch, Inputs, scored, to_batch
 

@@ -21,7 +21,7 @@ from squelch.kit.filter.selection import select
 from squelch.learner.objective.algorithms import ALGORITHMS
 from squelch.learner.objective.components import StepSize
 from squelch.learner.objective.gae import gae
-from squelch.learner.objective.objectives import token_weights
+from squelch.learner.objective.losses import token_weights
 
 OPTIONAL = {"reasoning-gym", "textarena"}
 PUBLISHED = "preset=published"

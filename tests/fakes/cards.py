@@ -1,4 +1,4 @@
-"""A card's memory in the host's (`actors.cards.memory.CardMemory`): other processes open a block by its handle, which
+"""A card's memory in the host's (`actors.gpus.memory.CardMemory`): other processes open a block by its handle, which
 is plain bytes here as well."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from squelch.actors.cards.memory import HANDLE_BYTES, CardRefused
+from squelch.actors.gpus.memory import HANDLE_BYTES, CardRefused
 
 
 class FakeCard:

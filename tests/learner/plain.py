@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from squelch.learner.batching import Row
 from squelch.learner.config import ObjectiveConfig
 from squelch.learner.objective.components import StepSize
-from squelch.learner.objective.objectives import TokenBatch, policy_loss, sequences_of, token_weights
+from squelch.learner.objective.losses import TokenBatch, policy_loss, sequences_of, token_weights
 
 
 def plain_model(model_dir: Path) -> torch.nn.Module:

@@ -15,7 +15,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from squelch.actors.cards.records import CardUse, Operations
+from squelch.actors.gpus.records import CardUse, Operations
 from squelch.actors.messages import StepReport
 from squelch.actors.model_counts import model_size
 from squelch.cluster.control.calls import slowest

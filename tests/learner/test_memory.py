@@ -17,9 +17,9 @@ from squelch.learner import rank as rank_module
 from squelch.learner.config import LearnerConfig
 from squelch.learner.decomposition.statistics import MAX_GRADIENTS
 from squelch.learner.kernels.linear import use_fast_products
+from squelch.learner.model_shapes import SHAPES, published
 from squelch.learner.policy.model import decoder_layers, hidden_states
 from squelch.learner.rank import LearnerRank
-from squelch.learner.shapes import SHAPES, published
 from tests.learner import memory_worker as learner_memory_worker
 
 pytestmark = pytest.mark.slow

@@ -24,7 +24,7 @@ from squelch.learner.clock import Clock
 from squelch.learner.config import LearnerConfig, ObjectiveConfig
 from squelch.learner.decomposition.decompose import group_parts
 from squelch.learner.objective.components import AGGREGATIONS, RATIOS
-from squelch.learner.objective.objectives import policy_loss
+from squelch.learner.objective.losses import policy_loss
 from squelch.learner.refusal import SettingRefused
 from squelch.learner.tensors import scored, to_batch
 from squelch.learner.trainer import Trainer

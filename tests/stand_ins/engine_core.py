@@ -34,7 +34,7 @@ from vllm.v1.request import Request
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from squelch.actors.config import RolloutConfig
-from squelch.actors.rollout.engine_settings import engine_arguments
+from squelch.actors.rollout.engine_args import engine_arguments
 
 BLOCK_SIZE = 16
 

@@ -40,7 +40,7 @@ def prepare(folder: Path, work: CardWork) -> Path:
 
 def shape_of(work: CardWork) -> PreTrainedConfig:
     """The configuration of the published shape; for a quick work a tiny one, whose heads vLLM has on CPU too."""
-    from squelch.learner.shapes import published
+    from squelch.learner.model_shapes import published
 
     config = published(work.shape)
     if not work.quick:

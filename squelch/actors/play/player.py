@@ -41,8 +41,8 @@ from squelch.actors.formats.protocol import Format
 from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.agent_episode import AgentEpisodes, Bounds
 from squelch.actors.play.attempt import Attempt, AttemptFailed
-from squelch.actors.play.clusters import clusters_of
 from squelch.actors.play.generation import Generate, GenerationFailed, generate_within
+from squelch.actors.play.hard_negatives import clusters_of
 from squelch.actors.play.replaying import replay
 from squelch.actors.play.seeds import noise_seed, request_seed
 from squelch.actors.play.speech import Feed, Speech, speech_of
@@ -126,7 +126,7 @@ class EnvironmentPlayer:
         )
 
     async def clusters(self, tickets: Sequence[Ticket]) -> dict[str, Cluster]:
-        """The clusters of the tickets' tasks, as `actors.play.clusters.clusters_of`."""
+        """The clusters of the tickets' tasks, as `actors.play.hard_negatives.clusters_of`."""
         return await clusters_of(tickets, self._codec, self._mixture, self.steps, self._make_env)
 
     def close(self) -> None:

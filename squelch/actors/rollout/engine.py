@@ -1,5 +1,5 @@
 """Adapter of vLLM's asynchronous engine. Only this module, the scheduler that it gives to the engine
-(`actors.rollout.gathering` and `slots`), the plugin `actors.rollout.weight_transfer`, and the kernels and the model
+(`actors.rollout.scheduler` and `slots`), the plugin `actors.rollout.weight_transfer`, and the kernels and the model
 that the plugin makes known, `actors.rollout.norms` and `pictures`, import vLLM, so all code that depends on the
 interface of vLLM 0.32 is in these six.
 
@@ -41,7 +41,7 @@ from squelch.actors.config import RolloutConfig
 from squelch.actors.messages import Completion, GenerationRequest, GroupMember, TransferRefused, WeightBundle
 from squelch.actors.process.imports import importing
 from squelch.actors.rollout.early_process import EarlyProcess, begun, serving
-from squelch.actors.rollout.engine_settings import engine_arguments, engine_environment, require_build
+from squelch.actors.rollout.engine_args import engine_arguments, engine_environment, require_build
 from squelch.actors.rollout.stop_strings import Spell, StopStrings
 from squelch.actors.weights_file import written_arrays
 from squelch.kit.models.model_folder import check_model_folder
@@ -125,7 +125,7 @@ class VllmEngine:
             from vllm.v1.engine import utils as engine_processes
             from vllm.v1.engine.async_llm import AsyncLLM
 
-            from squelch.actors.rollout.gathering import mark_steps, scheduler_of
+            from squelch.actors.rollout.scheduler import mark_steps, scheduler_of
 
         arguments = engine_arguments(self._model_dir, self._config, self._vision is not None)
         settings = AsyncEngineArgs(**arguments, served_model_name=self.name).create_engine_config()
@@ -182,7 +182,7 @@ class VllmEngine:
 
     async def complete(self, request: GenerationRequest) -> Completion:
         """One sampled turn. Errors that vLLM raises for this request pass through; cancelling stops the sampling."""
-        from squelch.actors.rollout.gathering import log_probs_of
+        from squelch.actors.rollout.scheduler import log_probs_of
 
         watch = self._watch(request)
         parameters = self._parameters(

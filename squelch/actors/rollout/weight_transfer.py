@@ -2,7 +2,7 @@
 
 Weights reach the engine's process in one of four ways:
 
-- The learner, on the same card, has written them to a block of its memory (`actors.card_weights`), which the engine's
+- The learner, on the same card, has written them to a block of its memory (`actors.gpu_weights`), which the engine's
   process opens by its handle.
 - The learner, on the same host, has written them to one file in memory (`actors.weights_file`), whose path the rollout
   worker sends to the engine's process, which maps the file.
@@ -52,9 +52,9 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.models import ModelRegistry
 from vllm.platforms import current_platform
 
-from squelch.actors import card_weights
-from squelch.actors.cards.memory import CardMemory
+from squelch.actors import gpu_weights
 from squelch.actors.device_sums import DeviceDigest
+from squelch.actors.gpus.memory import CardMemory
 from squelch.actors.messages import GroupMember, OnCard, TensorEntry
 from squelch.actors.process.parent_watch import watch_parent
 from squelch.actors.rollout import norms
@@ -145,7 +145,7 @@ class SquelchWeightTransferEngine(WeightTransferEngine[MemberInfo, UpdateInfo]):
     def _load_from_card(self, update_info: UpdateInfo, card: OnCard) -> None:
         entries, memory = update_info.entries(), CardMemory(self.device)
         try:
-            with card_weights.read(memory, card, entries, update_info.checksum) as weights:
+            with gpu_weights.read(memory, card, entries, update_info.checksum) as weights:
                 self._load(iter(weights), update_info.version)
         except Unreachable as error:
             raise RuntimeError(f"{error}; {NOTHING_LOADED}") from error

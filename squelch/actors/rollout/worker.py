@@ -42,9 +42,9 @@ from typing import Any
 
 import numpy as np
 
-from squelch.actors.cards.watch import watch_card
 from squelch.actors.config import RolloutConfig
 from squelch.actors.formats.choice import open_format
+from squelch.actors.gpus.watch import watch_card
 from squelch.actors.messages import (
     Completion,
     GenerationRequest,

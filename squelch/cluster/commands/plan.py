@@ -185,7 +185,7 @@ def _shape(config: RunConfig) -> PreTrainedConfig | None:
 
 def _given_shape(config: RunConfig) -> PreTrainedConfig:
     from squelch.kit.models.model_folder import model_config
-    from squelch.learner.shapes import PACKAGED, SHAPES, published
+    from squelch.learner.model_shapes import PACKAGED, SHAPES, published
 
     path = Path(config.model.path)
     name = path.name.partition("@")[0]  # OWNER/NAME@REVISION of the hub

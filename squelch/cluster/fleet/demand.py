@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from squelch.actors.labels import admits, spelled
+from squelch.actors.node_labels import admits, spelled
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.scaling import Kind, start_counts
 

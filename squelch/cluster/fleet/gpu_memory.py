@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import ray
 from ray.exceptions import RayError
 
-from squelch.actors.labels import admits, spelled
+from squelch.actors.node_labels import admits, spelled
 from squelch.cluster.config import RunConfig
 from squelch.cluster.fleet.bootstrap import starts_ray
 from squelch.cluster.fleet.demand import Node

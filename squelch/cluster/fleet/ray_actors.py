@@ -22,7 +22,7 @@ import pyarrow as pa
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from squelch.actors.labels import admits
+from squelch.actors.node_labels import admits
 from squelch.actors.process.allocator import ALLOCATOR
 from squelch.actors.process.log import log_variable
 from squelch.actors.process.ray_errors import DEAD, cause_of_death

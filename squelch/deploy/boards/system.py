@@ -69,7 +69,7 @@ TIME = row(
 )
 
 NO_CARD = "the run is on CPUs"
-NO_PEAK = "the run is on CPUs, or on a card without a row in squelch/actors/cards/peaks.py"
+NO_PEAK = "the run is on CPUs, or on a card without a row in squelch/actors/gpus/peaks.py"
 NO_NVML = "the run is on CPUs, or nvidia-ml-py is not installed"
 
 WORK = row(

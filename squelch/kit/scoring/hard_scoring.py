@@ -1,7 +1,7 @@
 """Scores the fixed probe's reasonings under the prompts of their tasks' twins (`kit.diagnosis.hard_negatives`).
 
 The prompts come with the evaluation (`actors.messages.Cluster`), made by an environment actor
-(`actors.play.clusters`). Imports neither torch nor Ray.
+(`actors.play.hard_negatives`). Imports neither torch nor Ray.
 
 Invariants:
 

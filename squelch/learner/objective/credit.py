@@ -19,7 +19,7 @@ from squelch.learner.batching import Row
 from squelch.learner.config import ObjectiveConfig
 from squelch.learner.objective.advantages import group_advantages_with_costs
 from squelch.learner.objective.gae import Moments, explained_variance, gae, whiten
-from squelch.learner.objective.objectives import kl_estimate
+from squelch.learner.objective.losses import kl_estimate
 from squelch.learner.refusal import StepRefused
 from squelch.learner.tensors import Batch
 

@@ -1,6 +1,6 @@
 """Estimators of KL(policy || reference) at tokens that the policy sampled (Schulman, "Approximating KL divergence").
 
-Each maps d = log reference - log policy, nats, of any shape, to nats of that shape; `objectives.kl_estimate` clamps d
+Each maps d = log reference - log policy, nats, of any shape, to nats of that shape; `losses.kl_estimate` clamps d
 to 20 nats either way before. Which one a run uses:
 `learner.objective.kl.estimator`, k3 by default. k1's mean over samples is unbiased, but its gradient on policy is 0.
 """

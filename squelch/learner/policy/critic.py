@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from squelch.kit.packed.layout import Layout
 from squelch.learner.config import LearnerConfig
-from squelch.learner.objective.objectives import value_loss
+from squelch.learner.objective.losses import value_loss
 from squelch.learner.policy.loading import Unloaded
 from squelch.learner.policy.model import equip, hidden_states, local, reshard, shard, storage
 from squelch.learner.tensors import Batch, Inputs

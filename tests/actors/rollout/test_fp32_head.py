@@ -2,7 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from squelch.actors.config import RolloutConfig
-from squelch.actors.rollout.engine_settings import engine_arguments
+from squelch.actors.rollout.engine_args import engine_arguments
 
 pytestmark = pytest.mark.ray
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from squelch.actors.config import RolloutConfig
-from squelch.actors.rollout.engine_settings import engine_arguments
+from squelch.actors.rollout.engine_args import engine_arguments
 
 pytestmark = pytest.mark.ray
 TYPES = {torch.float32: 1e-6, torch.bfloat16: 2**-7}

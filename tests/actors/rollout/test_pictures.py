@@ -15,7 +15,7 @@ import torch
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from squelch.actors.messages import WeightBundle
-from squelch.actors.rollout.engine_settings import engine_arguments
+from squelch.actors.rollout.engine_args import engine_arguments
 from squelch.actors.rollout.memory import BATCHED_TOKENS
 from squelch.actors.rollout.worker import Engine
 from squelch.actors.weights import checksum

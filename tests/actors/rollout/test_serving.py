@@ -17,7 +17,7 @@ import pytest
 from squelch.actors.config import RolloutConfig
 from squelch.actors.messages import Completion, GenerationRequest, TransferRefused, WeightBundle
 from squelch.actors.rollout.engine import LoadTimes, VllmEngine
-from squelch.actors.rollout.engine_settings import engine_environment, require_build
+from squelch.actors.rollout.engine_args import engine_environment, require_build
 from squelch.actors.rollout.mailboxes import CLIENT_GONE_S
 from squelch.actors.rollout.worker import Engine
 from squelch.kit.process.progress_marks import Marks

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import Qwen2Config
 
-from squelch.actors.card_weights import CardWeights
+from squelch.actors.gpu_weights import CardWeights
 from squelch.actors.messages import GroupMember, TensorEntry, WeightBundle
 from squelch.actors.process.interfaces import listen
 from squelch.actors.weight_group import WeightGroup

@@ -12,11 +12,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from squelch.actors.cards.watch import watch_card
+from squelch.actors.gpus.watch import watch_card
 from squelch.actors.messages import Completion, GroupMember, OnCard, SharedWeights, UpdateReport, WeightBundle
 from squelch.actors.rollout.early_process import EarlyProcess
 from squelch.actors.rollout.engine import VllmEngine
-from squelch.actors.rollout.engine_settings import engine_arguments
+from squelch.actors.rollout.engine_args import engine_arguments
 from squelch.actors.rollout.worker import Engine, RolloutWorker
 from squelch.actors.weight_group import WeightGroup
 from squelch.actors.weights_file import WeightsFile

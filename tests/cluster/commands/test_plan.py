@@ -16,7 +16,7 @@ from squelch.cluster.config import dump, load
 from squelch.cluster.fleet.demand import needed
 from squelch.cluster.runs.timing.counted_step import DEVICES, PRODUCTS, counted, device_of
 from squelch.learner import memory as learner_memory
-from squelch.learner.shapes import published
+from squelch.learner.model_shapes import published
 
 SIZE = model_size(learner_memory.skeleton(published("Qwen2.5-0.5B")))
 GIB = 2**30

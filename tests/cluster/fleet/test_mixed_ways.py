@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-from squelch.actors import card_weights
+from squelch.actors import gpu_weights
 from squelch.actors.messages import TensorEntry, UpdateReport, WeightBundle
 from squelch.actors.weights import checksum
 from squelch.actors.weights_file import ArraySpec, Unreachable, opened, read_arrays
 from squelch.cluster.control.actor_errors import Failed
 from squelch.cluster.control.scaling import Kind
-from squelch.learner.frozen import Copies, as_array
+from squelch.learner.published_copy import Copies, as_array
 from squelch.learner.refusal import SettingRefused
 from tests.cluster.loop.test_scaling import changing
 from tests.fakes import actors
@@ -106,7 +106,7 @@ class Reading(Worker):
                     found = read_arrays(path, map(ArraySpec.of, bundle.shared.arrays)).items()
                 else:
                     card = FakeCard(card="GPU-1" if self.name == ELSEWHERE else "GPU-0")
-                    reading = card_weights.read(card, bundle.shared.card, bundle.table, bundle.checksum)
+                    reading = gpu_weights.read(card, bundle.shared.card, bundle.table, bundle.checksum)
                     found = ((name, as_array(tensor)) for name, tensor in held.enter_context(reading))
                 way, digits = "shared_memory" if bundle.shared.card is None else "ipc", checksum(found)
         except Unreachable as error:

@@ -16,7 +16,7 @@ from squelch.cluster.fleet.demand import Node
 from squelch.kit.base.errors import UserError
 from squelch.learner import memory
 from squelch.learner.config import LearnerConfig
-from squelch.learner.shapes import published
+from squelch.learner.model_shapes import published
 from tests.learner.models import make_model
 
 GIB, SHAPE = memory.GIB, published("Qwen2.5-0.5B")

@@ -29,7 +29,7 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 from squelch.actors.messages import GenerationRequest
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.pretrained.gguf_file import converted
-from squelch.actors.rollout.engine_settings import engine_environment
+from squelch.actors.rollout.engine_args import engine_environment
 from squelch.actors.rollout.worker import Engine
 from squelch.envs.config import EnvironmentConfig
 from squelch.kit.models.model_folder import check_model_folder

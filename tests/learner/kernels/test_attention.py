@@ -23,7 +23,7 @@ from squelch.learner.config import LearnerConfig, ObjectiveConfig
 from squelch.learner.kernels import head
 from squelch.learner.kernels.choice import KERNELS
 from squelch.learner.objective.components import StepSize
-from squelch.learner.objective.objectives import TokenBatch, policy_loss, sequences_of, token_weights
+from squelch.learner.objective.losses import TokenBatch, policy_loss, sequences_of, token_weights
 from squelch.learner.policy.model import Policy
 from squelch.learner.tensors import inputs_of
 from tests.kit.packed.test_packing import trees

@@ -18,7 +18,7 @@ from squelch.learner.config import CriticConfig, LearnerConfig, ObjectiveConfig
 from squelch.learner.objective.algorithms import ALGORITHMS, differences, nested
 from squelch.learner.objective.components import StepSize
 from squelch.learner.objective.credit import assign
-from squelch.learner.objective.objectives import TokenBatch, policy_loss, sequences_of, token_weights
+from squelch.learner.objective.losses import TokenBatch, policy_loss, sequences_of, token_weights
 
 
 def of(name: str, **objective: object) -> ObjectiveConfig:

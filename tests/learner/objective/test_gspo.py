@@ -14,7 +14,7 @@ from squelch.kit.packed.packing import MIN_SAVED
 from squelch.learner.batching import Row, collate, to_rows
 from squelch.learner.config import LearnerConfig, ObjectiveConfig
 from squelch.learner.objective.components import RATIOS, StepSize
-from squelch.learner.objective.objectives import TokenBatch, policy_loss, sequences_of, token_weights
+from squelch.learner.objective.losses import TokenBatch, policy_loss, sequences_of, token_weights
 from squelch.learner.policy.model import Policy
 from squelch.learner.tensors import inputs_of
 from tests.learner.models import load_model, make_groups

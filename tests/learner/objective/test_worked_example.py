@@ -13,7 +13,7 @@ from squelch.kit.filter.settings import FilterConfig
 from squelch.learner.config import LearnerConfig
 from squelch.learner.objective.advantages import group_advantages
 from squelch.learner.objective.components import StepSize, clipped_surrogate
-from squelch.learner.objective.objectives import (
+from squelch.learner.objective.losses import (
     SUM_NAMES,
     LossTerms,
     TokenBatch,

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from squelch.actors.cards.metrics import Efficiency
+from squelch.actors.gpus.metrics import Efficiency
 from squelch.cluster.control.actor_errors import Died
 from squelch.cluster.control.calls import TAKE_SPANS
 from squelch.cluster.control.protocols import Archive, MetricsSink
@@ -165,7 +165,7 @@ class RunLog:
         """Says once of which cards the peak is not known, so that they have no MFU."""
         new = [name for name in self.efficiency.unknown() if name not in self._unknown]
         for name in new:
-            self.say(f"no MFU: the peak of {name} is not known (squelch/actors/cards/peaks.py)")
+            self.say(f"no MFU: the peak of {name} is not known (squelch/actors/gpus/peaks.py)")
         self._unknown += new
 
     def _put(self, step: int, flat: dict[str, float]) -> None:

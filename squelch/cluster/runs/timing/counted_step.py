@@ -17,7 +17,7 @@ respect.
 
 from __future__ import annotations
 
-from squelch.actors.cards.peaks import CARDS, Card
+from squelch.actors.gpus.peaks import CARDS, Card
 from squelch.actors.model_size import BYTES, ModelSize
 from squelch.cluster.config import RunConfig
 from squelch.cluster.runs.timing.step_time import StepModel

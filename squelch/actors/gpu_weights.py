@@ -27,8 +27,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from squelch.actors.cards.memory import CardMemory, CardRefused
 from squelch.actors.device_sums import DeviceDigest
+from squelch.actors.gpus.memory import CardMemory, CardRefused
 from squelch.actors.messages import OnCard, SharedWeights, TensorEntry
 from squelch.actors.weight_group import Bucket, buckets, fill, views
 from squelch.actors.weights_file import Unreachable, WeightsFile

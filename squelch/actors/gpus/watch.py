@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 
 import psutil
 
-from squelch.actors.cards.peaks import peak_of
-from squelch.actors.cards.records import CardUse
+from squelch.actors.gpus.peaks import peak_of
+from squelch.actors.gpus.records import CardUse
 
 SAMPLE_S = 0.25
 """NVML itself averages over a sixth of a second to a second."""

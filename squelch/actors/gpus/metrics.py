@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
-from squelch.actors.cards.records import CardUse, Operations
+from squelch.actors.gpus.records import CardUse, Operations
 from squelch.kit.metrics.specification import Section, Table, gauge, product
 
 LEARNED = ("forward_backward", "train", "step")
@@ -31,7 +31,7 @@ METRICS: Table = {
             "squelch_mfu_ratio",
             "mfu/{part}/{kind}",
             "These as a share of the peak of the cards on which the part runs (MFU); NaN on CPUs, and on cards without "
-            "a row in squelch/actors/cards/peaks.py",
+            "a row in squelch/actors/gpus/peaks.py",
             SERIES,
         ),
         gauge(

@@ -2,8 +2,8 @@
 
 An environment actor makes them, because it has the environment and the format. The variations are the environment's own
 (`envs.contract.Twinned`); where it has none, those of `DRAWN` further tasks of the split whose prompts are nearest
-(`actors.play.near`), by their ids, which tell no pictures apart. Both follow from the seeds of the tasks, so that a
-resumed run has the same clusters.
+(`actors.play.edit_distance`), by their ids, which tell no pictures apart. Both follow from the seeds of the tasks, so
+that a resumed run has the same clusters.
 
 | waits for | unblocked by | on time-out |
 |---|---|---|
@@ -20,7 +20,7 @@ from functools import partial
 from typing import cast
 
 from squelch.actors.formats.protocol import Format
-from squelch.actors.play.near import nearest
+from squelch.actors.play.edit_distance import nearest
 from squelch.actors.play.seeds import noise_seed
 from squelch.actors.play.speech import speech_of
 from squelch.actors.play.step_pool import StepPool

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from squelch.actors.cards.metrics import Efficiency
-from squelch.actors.cards.records import CardUse, Operations
+from squelch.actors.gpus.metrics import Efficiency
+from squelch.actors.gpus.records import CardUse, Operations
 
 FLAT = {
     "seconds/step": 7.0,

@@ -4,7 +4,7 @@ it while the learner goes on. Live parameters are read once, in the publication 
 | copy | lies in | lasts until |
 |---|---|---|
 | `HostCopy` | sealed memory of the host (`actors.weights_file`) | the next training step, and until it is stored |
-| `CardCopy` | one block on the learner's card (`actors.card_weights`) | the next publication |
+| `CardCopy` | one block on the learner's card (`actors.gpu_weights`) | the next publication |
 
 | waits | for | unblocked by | on time-out |
 |---|---|---|---|
@@ -25,9 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from squelch.actors.card_weights import CardWeights
-from squelch.actors.cards.memory import CardMemory, CardRefused
 from squelch.actors.device_sums import as_bytes
+from squelch.actors.gpu_weights import CardWeights
+from squelch.actors.gpus.memory import CardMemory, CardRefused
 from squelch.actors.messages import SharedWeights, TensorEntry
 from squelch.actors.weight_group import Bucket, buckets, views
 from squelch.actors.weights_file import ArraySpec, WeightsFile, read_arrays

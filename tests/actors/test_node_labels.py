@@ -2,7 +2,7 @@
 
 import pytest
 
-from squelch.actors.labels import admits
+from squelch.actors.node_labels import admits
 from squelch.cluster.config import load
 from squelch.kit.base.errors import UserError
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
-from squelch.actors.play import clusters
+from squelch.actors.play import hard_negatives
 from squelch.actors.play.codec import ChatCodec
-from squelch.actors.play.near import edit_distances, nearest
+from squelch.actors.play.edit_distance import edit_distances, nearest
 from squelch.actors.play.player import EnvironmentPlayer
 from squelch.actors.play.step_pool import CallFailed
 from squelch.cluster.control.admission import task_of
@@ -59,7 +59,7 @@ def test_a_cluster_is_the_prompt_that_is_played_and_its_twins(codec: ChatCodec, 
 
 
 def test_without_twins_the_nearest_of_drawn_tasks_stand_in(codec: ChatCodec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clusters, "DRAWN", 30)
+    monkeypatch.setattr(hard_negatives, "DRAWN", 30)
     found = made(codec, "MetaMathQA", 2)
     for cluster in found.values():
         assert len(cluster.twins) == PROBE_TWINS and cluster.answers_changed is None

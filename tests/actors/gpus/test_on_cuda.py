@@ -1,4 +1,4 @@
-"""CUDA's own calls of `actors.cards.memory`: a block that another process opens by its handle."""
+"""CUDA's own calls of `actors.gpus.memory`: a block that another process opens by its handle."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import sys
 import pytest
 import torch
 
-from squelch.actors.cards.memory import HANDLE_BYTES, CardMemory, CardRefused
+from squelch.actors.gpus.memory import HANDLE_BYTES, CardMemory, CardRefused
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 SIZE = (3 << 20) + 8
 READER = """
 import sys, torch
-from squelch.actors.cards.memory import CardMemory
+from squelch.actors.gpus.memory import CardMemory
 memory = CardMemory(torch.device("cuda", 0))
 for _ in range(2):
     with memory.opened(bytes.fromhex(sys.argv[1]), int(sys.argv[2])) as block:

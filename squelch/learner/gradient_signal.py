@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from squelch.learner.config import ObjectiveConfig
-from squelch.learner.objective.objectives import TokenBatch
+from squelch.learner.objective.losses import TokenBatch
 from squelch.learner.tensors import Batch
 
 

@@ -1,5 +1,5 @@
 """Weights on a card that two processes share, with the host's memory in the card's place: everything but CUDA's own
-calls, in which `tests/actors/cards/test_on_cuda.py` takes their place."""
+calls, in which `tests/actors/gpus/test_on_cuda.py` takes their place."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from squelch.actors import card_weights
-from squelch.actors.card_weights import CardWeights
-from squelch.actors.cards.memory import CardRefused
+from squelch.actors import gpu_weights
+from squelch.actors.gpu_weights import CardWeights
+from squelch.actors.gpus.memory import CardRefused
 from squelch.actors.messages import OnCard, SharedWeights, TensorEntry
 from squelch.actors.weights import checksum
 from squelch.actors.weights_file import Unreachable, opened
@@ -25,7 +25,7 @@ from tests.fakes.cards import FakeCard
 TABLE = (TensorEntry("a", "float32", (3, 2)), TensorEntry("b", "bfloat16", (5,)), TensorEntry("c", "int64", ()))
 READER = """
 import json, sys, time
-from squelch.actors import card_weights
+from squelch.actors import gpu_weights
 from squelch.actors.messages import OnCard, SharedWeights, TensorEntry
 from squelch.actors.weights_file import opened
 from tests.fakes.cards import FakeCard
@@ -33,7 +33,7 @@ told = json.loads(sys.argv[1])
 card = OnCard(told["card"], bytes.fromhex(told["handle"]), told["num_bytes"], told["number"])
 shared = SharedWeights(told["path"], told["name"], told["ticket_bytes"], (), card)
 table = [TensorEntry(name, dtype, tuple(shape)) for name, dtype, shape in told["table"]]
-with opened(shared), card_weights.read(FakeCard(), card, table, told["checksum"]) as weights:
+with opened(shared), gpu_weights.read(FakeCard(), card, table, told["checksum"]) as weights:
     print(json.dumps({name: tensor.tolist() for name, tensor in weights}), flush=True)
     time.sleep(600)
 """
@@ -73,7 +73,7 @@ def writer() -> Iterator[CardWeights]:
 
 @contextmanager
 def reading(shared: SharedWeights, digits: str, card: FakeCard | None = None):
-    with opened(shared), card_weights.read(card or FakeCard(), shared.card, TABLE, digits) as weights:
+    with opened(shared), gpu_weights.read(card or FakeCard(), shared.card, TABLE, digits) as weights:
         yield dict(weights)
 
 

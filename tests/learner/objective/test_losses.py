@@ -18,7 +18,7 @@ from squelch.learner.objective.components import (
     dual_clipped,
 )
 from squelch.learner.objective.kl_estimators import KL_ESTIMATORS
-from squelch.learner.objective.objectives import (
+from squelch.learner.objective.losses import (
     SUM_NAMES,
     TokenBatch,
     entropy,

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squelch.learner.culprit import Search
+from squelch.learner.nonfinite_group import Search
 
 pytestmark = pytest.mark.usefixtures("alone")
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from squelch.actors.cards import watch
-from squelch.actors.cards.watch import CardWatch, Counters, first_visible, load_nvml, watch_card
+from squelch.actors.gpus import watch
+from squelch.actors.gpus.watch import CardWatch, Counters, first_visible, load_nvml, watch_card
 
 OTHERS = 4_194_304
 """Above the largest process id of Linux, so that no process has it."""

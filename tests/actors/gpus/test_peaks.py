@@ -2,7 +2,7 @@
 
 import pytest
 
-from squelch.actors.cards.peaks import card_of, peak_of
+from squelch.actors.gpus.peaks import card_of, peak_of
 
 
 @pytest.mark.parametrize(

