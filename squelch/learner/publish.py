@@ -135,8 +135,7 @@ class Probe:
         ids[np.isin(ids, sorted(vision.control_ids))] = 0
         side = vision.side_multiple * max(2, math.ceil(math.sqrt(vision.least_pixels) / vision.side_multiple))
         picture, before = Picture(random.integers(0, 256, (side, side, 3)).astype(np.uint8)), PROBE_LENGTH // 2
-        shown = [vision.start_id, *[vision.picture_id] * vision.tokens(side, side), vision.end_id]
-        whole = np.concatenate([ids[:before], shown, ids[before:]]).astype(np.int32)
+        whole = np.concatenate([ids[:before], vision.placeholders(side, side), ids[before:]]).astype(np.int32)
         return cls(whole, ((before + 1, picture),), vision)
 
     def layout(self, device: torch.device) -> Layout:

@@ -340,8 +340,7 @@ class ChatCodec(ModelTokens):
                 f"the model in {self._dir} has no vision tower, so it cannot be shown a picture; models that can: "
                 f"{', '.join(PROVEN)}"
             )
-        count = self.vision.tokens(*picture.size)
-        return [self.vision.start_id, *[self.vision.picture_id] * count, self.vision.end_id]
+        return self.vision.placeholders(*picture.size)
 
 
 def _described(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -185,7 +185,7 @@ class VllmEngine:
         from squelch.actors.rollout.scheduler import log_probs_of
 
         watch = self._watch(request)
-        parameters = self._parameters(
+        parameters = self._sampling_params(
             watch is not None,
             temperature=request.temperature,
             max_tokens=request.max_tokens,
@@ -225,16 +225,16 @@ class VllmEngine:
     async def token(self) -> None:
         """Sample one token and discard it: a check that the engine answers."""
         prompt = np.zeros(1, dtype=np.int32)
-        await self._generate(prompt, self._parameters(False, temperature=1.0, max_tokens=1, logprobs=0, seed=0))
+        await self._generate(prompt, self._sampling_params(False, temperature=1.0, max_tokens=1, logprobs=0, seed=0))
 
     async def prompt_log_probs(self, ids: np.ndarray, pictures: PlacedPictures = ()) -> np.ndarray:
         """(num_ids - 1,) float64: log-probabilities (nats) of ids 1.. at temperature 1, under the current weights."""
-        parameters = self._parameters(False, temperature=1.0, max_tokens=1, prompt_logprobs=0)
+        parameters = self._sampling_params(False, temperature=1.0, max_tokens=1, prompt_logprobs=0)
         output = await self._generate(ids, parameters, pictures=pictures)
         return np.asarray(_flat(output.prompt_logprobs), dtype=np.float64)
 
     @staticmethod
-    def _parameters(step_by_step: bool, **chosen: Any) -> SamplingParams:
+    def _sampling_params(step_by_step: bool, **chosen: Any) -> SamplingParams:
         """`step_by_step`: whether the request yields what was sampled so far after each step, and not once."""
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 

@@ -125,6 +125,10 @@ class Vision:
         right = self.fitting(width, height)
         return f"; {right[0]} x {right[1]} would fit"
 
+    def placeholders(self, width: int, height: int) -> list[int]:
+        """The ids that a policy is fed for a picture: start, one placeholder for each of its tokens, end."""
+        return [self.start_id, *[self.picture_id] * self.tokens(width, height), self.end_id]
+
     def tokens(self, width: int, height: int) -> int:
         """Number of placeholder ids of a picture, without the two around them. Raises ValueError as `grid` does."""
         grid = self.grid(width, height)

@@ -1,4 +1,5 @@
-"""Advantages of a group's trajectories, and the reward of every sampled token. Pure numpy, float64.
+"""Advantages of a group's trajectories, and the reward of every sampled token. Pure numpy, float64. A new estimator is
+an entry of `ADVANTAGES` in `learner.objective.components`.
 
 Invariants:
 

@@ -190,7 +190,7 @@ def test_equal_ids_with_other_pictures_share_no_cache_beyond_the_first_picture_t
 
     async def cached(seeds: list[int]) -> int:
         shown = prompt(seeds, words=40)
-        parameters = engine._parameters(False, temperature=1.0, max_tokens=1, seed=1)
+        parameters = engine._sampling_params(False, temperature=1.0, max_tokens=1, seed=1)
         output = await engine._generate(shown[0], parameters, pictures=shown[1])
         assert output.prompt_token_ids == shown[0].tolist(), "placeholders are not expanded a second time"
         return output.num_cached_tokens
