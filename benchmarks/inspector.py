@@ -41,7 +41,7 @@ from squelch.kit.archive.parts import GROUPS, SCORES, STEPS_PER_BLOCK, block_of,
 from squelch.kit.archive.reader import block_key, read_index, stream_groups
 from squelch.kit.archive.rows import to_table
 from squelch.kit.archive.schema import ARCHIVE_SCHEMA, DECISION, INDEX_SCHEMA
-from squelch.kit.archive.scores import ScoreMatrix, TurnPlace, encoded, scores_table
+from squelch.kit.archive.score_matrices import ScoreMatrix, TurnPlace, encoded, scores_table
 from squelch.kit.archive.writer import ROWS_PER_ROW_GROUP
 from squelch.kit.records.records import Group, Task, Ticket, Trajectory, Turn
 

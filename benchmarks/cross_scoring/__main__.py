@@ -31,7 +31,7 @@ from benchmarks.common import arguments, print_metrics, restart_with
 from benchmarks.cross_scoring.answers import answers
 from benchmarks.cross_scoring.work import POLICIES, Operations, padded, random_policy, random_rows, small_shape
 from squelch.actors.process.allocator import ALLOCATOR
-from squelch.kit.diagnosis.budget import draw_pairs
+from squelch.kit.diagnosis.pair_budget import draw_pairs
 from squelch.kit.scoring.cross_scoring import CPU_TOKENS, CrossScorer, Ways
 
 PROMPTS, SAMPLES, REASONING = 64, 8, 22

@@ -23,7 +23,7 @@ from benchmarks.gpu.common import GIB, QWEN, Setting, shape_of, share_of_peak
 from squelch.actors.config import ScorerConfig
 from squelch.actors.model_counts import model_size
 from squelch.actors.scorer import memory
-from squelch.kit.diagnosis.budget import draw_pairs
+from squelch.kit.diagnosis.pair_budget import draw_pairs
 from squelch.kit.scoring.cross_scoring import CrossScorer, Ways
 
 SAMPLES = 8

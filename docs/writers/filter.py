@@ -6,7 +6,7 @@ from pathlib import Path
 
 from docs.writers.tables import replaced, table
 from squelch.kit.filter.rules import RULES
-from squelch.kit.filter.scores import STATISTICS
+from squelch.kit.filter.statistics import STATISTICS
 
 PAGE = Path(__file__).resolve().parents[1] / "guide" / "filter.md"
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from squelch.kit.diagnosis.budget import draw_pairs
 from squelch.kit.diagnosis.fixed_probe import ProbeEvaluation, read_probe
 from squelch.kit.diagnosis.links import LinksEvaluation, read_links
 from squelch.kit.diagnosis.metrics import SHARES
+from squelch.kit.diagnosis.pair_budget import draw_pairs
 
 
 @dataclass(frozen=True)

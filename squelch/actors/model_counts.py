@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from squelch.actors.model_size import ModelSize, decoder_config
-from squelch.kit.packed.seeing import tower
+from squelch.kit.packed.vision import tower
 
 
 def expert_weights(model: PreTrainedModel) -> dict[str, nn.Parameter]:

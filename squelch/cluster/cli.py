@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from squelch.actors.process.preparation import protect, settle
 from squelch.kit.base.errors import UserError, bad_files_are_the_users, did_you_mean
-from squelch.kit.process.leaving import has_to_leave, leave
+from squelch.kit.process.process_exit import has_to_leave, leave
 from squelch.kit.process.signals import Interrupted, current, listening
 from squelch.kit.process.terminal import complain, open_standard_streams, remark, say
 from squelch.kit.untrusted.files import reason, shortened

@@ -48,8 +48,8 @@ from squelch.envs.user_files import option_of_missing, settings_with_absolute_pa
 from squelch.kit.archive.store import check_store
 from squelch.kit.base.errors import UserError, as_user_error, bad_files_are_the_users, did_you_mean
 from squelch.kit.base.settings import Settings
-from squelch.kit.filter.scores import STATISTICS
 from squelch.kit.filter.settings import FilterConfig
+from squelch.kit.filter.statistics import STATISTICS
 from squelch.kit.metrics.settings import RecorderConfig
 from squelch.kit.untrusted.files import Unreadable, brief, is_file, read_bytes, state, text_of
 from squelch.kit.untrusted.text import MAX_RECIPE, YamlVersion, parse_yaml, written_yaml

@@ -19,7 +19,7 @@ from squelch.cluster.setting_keys import flat, unplaced
 from squelch.envs.mixture import Entry
 from squelch.envs.registry import environment_class
 from squelch.kit.filter.rules import RULES
-from squelch.kit.filter.scores import STATISTICS
+from squelch.kit.filter.statistics import STATISTICS
 from squelch.learner.objective.algorithms import as_written
 
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from squelch.actors.gpus.records import Operations
 from squelch.actors.model_counts import expert_weights, used_numbers
 from squelch.actors.model_size import decoder_config
-from squelch.kit.packed.seeing import tower
+from squelch.kit.packed.vision import tower
 from squelch.learner.policy.lora import Adapters
 
 

@@ -24,7 +24,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from squelch.actors.model_size import decoder_config
 from squelch.kit.models.model_folder import auto_model, has_tower
 from squelch.kit.packed import block_attention
-from squelch.kit.packed.seeing import tower
+from squelch.kit.packed.vision import tower
 from squelch.learner.checkpoint.export import EXPORT_BYTES
 from squelch.learner.checkpoint.shards import PART_BYTES
 from squelch.learner.config import LearnerConfig

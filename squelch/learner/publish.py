@@ -34,7 +34,7 @@ from squelch.actors.messages import TensorEntry, WeightBundle
 from squelch.actors.weight_group import WeightGroup, num_bytes
 from squelch.kit.packed.layout import Layout
 from squelch.kit.packed.packing import pack
-from squelch.kit.packed.seeing import PictureTensors
+from squelch.kit.packed.vision import PictureTensors
 from squelch.kit.pictures.arrays import Shown, arrays_of
 from squelch.kit.pictures.geometry import Vision
 from squelch.kit.records.content import PlacedPictures

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from squelch.kit.packed.layout import Layout
-from squelch.kit.packed.seeing import PictureTensors
+from squelch.kit.packed.vision import PictureTensors
 from squelch.learner.batching import MicroBatch, OptimizerStep, Row
 from squelch.learner.config import ObjectiveConfig
 from squelch.learner.objective.components import StepSize

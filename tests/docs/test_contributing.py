@@ -51,7 +51,7 @@ import asyncio
 from types import SimpleNamespace
 
 import numpy as np
-from squelch.kit.filter.scores import STATISTICS
+from squelch.kit.filter.statistics import STATISTICS
 from squelch.cluster.config import load
 from squelch.cluster.metrics import REGISTRY
 from squelch.envs.registry import make

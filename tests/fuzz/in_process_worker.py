@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from squelch.kit.untrusted.apart import one_interpreter
+from squelch.kit.untrusted.decoder_process import one_interpreter
 from tests.fuzz.target import Outcome, Target, outcome
 
 HANG_S = 10.0

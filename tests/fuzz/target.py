@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from squelch.envs.retrieval.found import RetrieverError
+from squelch.envs.retrieval.retriever import RetrieverError
 from squelch.kit.base.errors import UserError
 from squelch.kit.untrusted.files import Unreadable
 

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from squelch.kit.models.model_folder import load_model_folder
-from squelch.kit.packed.seeing import use_attention
+from squelch.kit.packed.vision import use_attention
 from squelch.kit.records.records import Segment, Trajectory, Turn
 from squelch.learner.config import LearnerConfig
 from squelch.learner.kernels.choice import KERNELS

@@ -10,7 +10,7 @@ import stat
 import tempfile
 from typing import Any
 
-from squelch.envs import surroundings
+from squelch.envs import environment_variables
 
 HOOK = f"{__name__}.prepare"
 """For Ray's `worker_process_setup_hook`: runs in every worker process before its actor is created."""
@@ -30,7 +30,7 @@ def prepare() -> None:
     from squelch.actors.process.log import take_output
 
     protect()
-    surroundings.clear()
+    environment_variables.clear()
     own: Any = multiprocessing.current_process()
     own._config["semprefix"] = f"/{SEMAPHORES}"  # there is no public name for it
     os.chdir(os.environ.get(START_FOLDER, "."))
@@ -45,7 +45,7 @@ def settle() -> None:
     Raises:
         PermissionError: the folder that would be the home is another user's.
     """
-    surroundings.clear()
+    environment_variables.clear()
     user = os.geteuid()
     if os.path.expanduser("~") == "~":
         home = os.path.join(tempfile.gettempdir(), f"squelch-home-{user}")

@@ -36,7 +36,7 @@ from squelch.actors.scorer.fixed_model import FIXED_VERSION
 from squelch.actors.scorer.scorer import Followed, Scorer
 from squelch.actors.weights import checksum
 from squelch.kit.archive.rows import from_table, unpacked
-from squelch.kit.archive.scores import scores_table
+from squelch.kit.archive.score_matrices import scores_table
 from squelch.kit.models.model_folder import load_model_folder
 from squelch.kit.pictures.geometry import vision_of
 from squelch.kit.process.progress_marks import Progress
@@ -115,8 +115,8 @@ class ScorerActor:
     ) -> tuple[dict[str, float], dict[str, Any], pa.Table]:
         """Metrics of the step whose groups `row_refs` refer to, under the bundle's weights (which are fetched here if
         they are not loaded), or under the fixed model; the state; and the score matrices
-        (`kit.archive.scores.SCORES_SCHEMA`). `replaces`: as in `Scorer.score`. All in one call: an evaluation of the
-        probe, with weights of its own, may wait behind it."""
+        (`kit.archive.score_matrices.SCORES_SCHEMA`). `replaces`: as in `Scorer.score`. All in one call: an evaluation
+        of the probe, with weights of its own, may wait behind it."""
         metrics = self._score(step, bundle, row_refs, replaces)
         return metrics, self.state(), scores_table(self._scorer.matrices, int(metrics["scorer/version"]))
 

@@ -27,11 +27,11 @@ import numpy as np
 
 from squelch.actors.config import ScorerConfig
 from squelch.envs.registry import judge_of
-from squelch.kit.archive.scores import ScoreMatrix, TurnPlace
-from squelch.kit.diagnosis.budget import draw_pairs, estimate, information_each, others_within
+from squelch.kit.archive.score_matrices import ScoreMatrix, TurnPlace
 from squelch.kit.diagnosis.fixed_probe import saturated
 from squelch.kit.diagnosis.grounding import JUDGED, shares
 from squelch.kit.diagnosis.metrics import SCOPES
+from squelch.kit.diagnosis.pair_budget import draw_pairs, estimate, information_each, others_within
 from squelch.kit.diagnosis.proxies import EmaState, proxies_of_scores, usable
 from squelch.kit.diagnosis.regime import RegimeGauge, RegimeInputs, one_hot, true_share
 from squelch.kit.diagnosis.uncertainty import MIN_INTERVAL, uncertainty

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from squelch.actors.config import ScorerConfig
-from squelch.kit.diagnosis.budget import others_within
 from squelch.kit.diagnosis.metrics import SHARES
+from squelch.kit.diagnosis.pair_budget import others_within
 from squelch.kit.scoring.settings import (
     OTHERS,
     PROBE_OTHERS,
@@ -102,7 +102,7 @@ def scoring_passes(work: StepWork, scorer: ScorerConfig, max_pairs: int | None) 
 
 def scope_pairs(work: StepWork, scorer: ScorerConfig, max_pairs: int | None) -> tuple[int, int]:
     """Pairs of the first-turn and of the trajectory scope; more than `max_pairs` where that would leave a reasoning
-    fewer than `kit.diagnosis.budget.MIN_OTHERS` other prompts."""
+    fewer than `kit.diagnosis.pair_budget.MIN_OTHERS` other prompts."""
     prompts, columns = _columns(work, scorer)
     swapped = _swapped(work, scorer)
 

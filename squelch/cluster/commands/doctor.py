@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from squelch.cluster.fleet.emulated_dtypes import emulates_16_bits, vectors
-from squelch.envs import surroundings
+from squelch.envs import environment_variables
 from squelch.kit.base.package import DISTRIBUTION, checkout
 from squelch.kit.process.terminal import say
 
@@ -175,7 +175,7 @@ def _programs() -> Iterator[Finding]:
 
 
 def _surroundings() -> Iterator[Finding]:
-    for name, fate in surroundings.found():
+    for name, fate in environment_variables.found():
         yield Finding(name, f"set here; {fate}")
 
 

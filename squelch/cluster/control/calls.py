@@ -330,9 +330,9 @@ SCORE: Call[[int, WeightBundle, Sequence[Payload], bool], tuple[dict[str, float]
     SCORER.row("score", None)
 )
 """The flat metrics of a step's groups, the scorer's state after them as in `state`, and the score matrices
-(`kit.archive.scores`), under these weights of the policy. The last argument: whether the step was scored before,
-with groups that are lost, so that its effect on the state is forgotten. Nothing waits for a scorer step; supervision
-ends a hung scorer."""
+(`kit.archive.score_matrices`), under these weights of the policy. The last argument: whether the step was scored
+before, with groups that are lost, so that its effect on the state is forgotten. Nothing waits for a scorer step;
+supervision ends a hung scorer."""
 PROBE: Call[[int, WeightBundle, Sequence[Payload], Mapping[str, Cluster]], tuple[dict[str, float], dict[str, Any]]] = (
     SCORER.row("probe", lambda config, *_: 2 * config.scorer.timeout_s)
 )

@@ -33,8 +33,8 @@ import numpy as np
 
 from squelch.cluster.runs.gain import gain_interval
 from squelch.kit.filter.rules import RULES
-from squelch.kit.filter.scores import STATISTICS
 from squelch.kit.filter.settings import FilterConfig
+from squelch.kit.filter.statistics import STATISTICS
 
 SURE = 3.0
 FEWEST = 6

@@ -48,7 +48,7 @@ from squelch.cluster.fleet.ray_internals import (
 from squelch.kit.base.disk import write_whole
 from squelch.kit.base.errors import UserError
 from squelch.kit.base.package import checkout
-from squelch.kit.process.leaving import before_leaving, has_to_leave, leave, must_leave
+from squelch.kit.process.process_exit import before_leaving, has_to_leave, leave, must_leave
 from squelch.kit.process.signals import take_back
 
 log = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ def start(
 
 def stop() -> None:
     """Leaves the cluster to which this process is connected; ends it and removes its files if `start` started it. If
-    Ray does not let go within END_S, the end of this process does that (`leaving`)."""
+    Ray does not let go within END_S, the end of this process does that (`process_exit`)."""
     try:
         OwnThread().submit(ray.shutdown).result(END_S)
     except KeyboardInterrupt:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import ray
 
 from squelch.cluster.fleet.bootstrap import probe
-from squelch.kit.process.leaving import leave
+from squelch.kit.process.process_exit import leave
 from squelch.kit.process.signals import current
 
 POLL_S = 1.0

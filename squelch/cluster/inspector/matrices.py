@@ -23,7 +23,7 @@ from squelch.cluster.inspector.trajectories import (
     reasoning_log_probs,
 )
 from squelch.cluster.runs.folder import RunFolder
-from squelch.kit.archive.scores import ScoreMatrix, TurnPlace
+from squelch.kit.archive.score_matrices import ScoreMatrix, TurnPlace
 from squelch.kit.base.errors import UserError
 from squelch.kit.diagnosis.templates import Template, gaps, ranked
 from squelch.kit.records.records import Trajectory

@@ -91,7 +91,7 @@ from squelch.kit.base.package import installed_version, needs_extra, version_tex
 from squelch.kit.metrics.exporter import PORTS, Recorder
 from squelch.kit.metrics.loggers import Loggers, open_loggers, require_packages
 from squelch.kit.metrics.served import serve
-from squelch.kit.process.leaving import before_leaving
+from squelch.kit.process.process_exit import before_leaving
 from squelch.kit.process.signals import Interrupted, Signals, listening
 from squelch.kit.untrusted.files import Unreadable
 from squelch.learner.checkpoint.manifest import read_manifest, require_same_algorithm, require_same_folder

@@ -45,7 +45,7 @@ from squelch.cluster.setting_keys import unplaced
 from squelch.kit.archive.store import ArchiveError
 from squelch.kit.archive.writer import Archive
 from squelch.kit.base.errors import UserError
-from squelch.kit.process.leaving import leave
+from squelch.kit.process.process_exit import leave
 from squelch.kit.process.signals import current
 from squelch.kit.untrusted.files import Unreadable, reason
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from squelch.cluster.config import RunConfig
-    from squelch.kit.archive.scores import ScoreMatrix
+    from squelch.kit.archive.score_matrices import ScoreMatrix
 
 SUMMARY, LOOP_FILE = "summary.json", "loop.json"
 EARLIER_SUMMARY = "summary.earlier.json"
@@ -163,14 +163,14 @@ class RunFolder:
 
     def scored(self) -> list[int]:
         """The steps that have score matrices, ascending."""
-        from squelch.kit.archive.scores import scored_steps
+        from squelch.kit.archive.score_matrices import scored_steps
 
         with bad_files_are_the_users():
             return scored_steps(self.store)
 
     def scores(self, step: int) -> dict[str, ScoreMatrix]:
-        """The score matrices of a step by scope (`kit.archive.scores`)."""
-        from squelch.kit.archive.scores import read_scores
+        """The score matrices of a step by scope (`kit.archive.score_matrices`)."""
+        from squelch.kit.archive.score_matrices import read_scores
 
         with bad_files_are_the_users():
             return read_scores(self.store, step)

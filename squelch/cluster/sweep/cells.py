@@ -41,7 +41,7 @@ from squelch.cluster.runs.ending import EndCause, ending_of
 from squelch.cluster.runs.folder import SUMMARY, RunFolder
 from squelch.cluster.sweep.plan import Cell, Plan, check_folders, is_finished, started
 from squelch.cluster.sweep.table import INTERVAL, Metrics, arm_metrics, cell_metrics, table_lines
-from squelch.envs.surroundings import CELL, without
+from squelch.envs.environment_variables import CELL, without
 from squelch.kit.base.disk import write_whole
 from squelch.kit.base.errors import Fault, UserError, as_user_error
 from squelch.kit.base.package import variables

@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from squelch.envs.agent.environment_variables import hidden, of_python, shared
 from squelch.envs.agent.host import BLOCKED, HEAD, MAX_FRAME
 from squelch.envs.agent.kept import Kept
-from squelch.envs.agent.surroundings import hidden, of_python, shared
 from squelch.envs.contract import Access, AgentFailed, AgentInterrupted
 from squelch.kit.untrusted.files import shortened
 from squelch.kit.untrusted.secrets import masked

@@ -1,7 +1,8 @@
 """An agent as a command: one process, with all that it starts, for one trajectory.
 
 The process gets its task as JSON on standard input, and the endpoint in the variables that OpenAI's and Anthropic's
-clients read (`surroundings.py`). Its result is the last line of its standard output, or the file `SQUELCH_RESULT`.
+clients read (`environment_variables.py`). Its result is the last line of its standard output, or the file
+`SQUELCH_RESULT`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from squelch.envs.agent.environment_variables import hidden, of_trajectory, shared
 from squelch.envs.agent.kept import Kept
-from squelch.envs.agent.surroundings import hidden, of_trajectory, shared
 from squelch.envs.contract import Access, AgentFailed
 from squelch.kit.untrusted.files import MIB, Unreadable, is_file, read_bytes
 from squelch.kit.untrusted.text import parse_object

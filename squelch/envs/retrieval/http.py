@@ -13,7 +13,7 @@ import json
 
 from pydantic import BaseModel, ValidationError
 
-from squelch.envs.retrieval.found import Found, RetrieverError
+from squelch.envs.retrieval.retriever import Found, RetrieverError
 from squelch.kit.untrusted.files import brief, shortened
 from squelch.kit.untrusted.http import JsonClient, NoAnswer
 from squelch.kit.untrusted.secrets import masked

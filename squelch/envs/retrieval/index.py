@@ -47,7 +47,7 @@ import numpy as np
 from platformdirs import user_cache_path
 
 from squelch.envs.file_lock import held
-from squelch.envs.retrieval.found import Found
+from squelch.envs.retrieval.retriever import Found
 from squelch.kit.untrusted.files import brief, reason
 
 if TYPE_CHECKING:  # the filter's commands import `envs` and must start fast: pyarrow is loaded with the first index

@@ -21,7 +21,7 @@ Contract:
 - `import squelch` loads no module of this package. `filter` and `mi` load neither torch, transformers, Ray nor vLLM;
   `score` and `Monitor` load torch and transformers when they are given a model. Nothing here starts a process of Ray.
 - Scoring leaves the model as it was: training mode of each module, attention implementation, weights and their dtype,
-  gradients, hooks, random states (`kit.scoring.borrowed`). It runs in the caller's thread and waits for nobody.
+  gradients, hooks, random states (`kit.scoring.borrowed_model`). It runs in the caller's thread and waits for nobody.
 - The same arguments and seed give the same result.
 
 Public is what `squelch.__all__` names; the rest of the package may change in any release. A name that will be removed

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from squelch.kit.api.samples import Reasonings
-from squelch.kit.diagnosis.budget import draw_pairs
 from squelch.kit.diagnosis.links import LinksEvaluation
+from squelch.kit.diagnosis.pair_budget import draw_pairs
 from squelch.kit.diagnosis.regime import RegimeGauge, RegimeInputs
 from squelch.kit.scoring.linking import Pairs, PathEngine, draw_references, read_scored, score_links
 from squelch.kit.scoring.settings import OTHERS, REFERENCES

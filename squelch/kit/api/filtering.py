@@ -12,10 +12,10 @@ from pydantic import ValidationError
 from squelch.kit.api.arrays import labels, numbers
 from squelch.kit.filter.measure import GroupStatistics, measure
 from squelch.kit.filter.rules import RULES, EpsilonUnit
-from squelch.kit.filter.scores import STATISTICS, Compat
 from squelch.kit.filter.selection import Code, select
 from squelch.kit.filter.settings import FilterConfig
-from squelch.kit.filter.tickets import ticket_order
+from squelch.kit.filter.statistics import STATISTICS, Compat
+from squelch.kit.filter.ticket_order import ticket_order
 
 RANGES = {
     "rho": "in (0, 1]",
@@ -92,7 +92,7 @@ def filter(
         rule: selection rule, an entry of `kit.filter.rules.RULES` (top_p, top_k, min_p, …, none).
         rho: top_p: share of the summed statistic to keep; top_k: share of groups; min_p: share of the largest score; in
             (0, 1].
-        statistic: what groups are ranked by, an entry of `kit.filter.scores.STATISTICS`.
+        statistic: what groups are ranked by, an entry of `kit.filter.statistics.STATISTICS`.
         keep: whether the groups with the largest or the smallest scores are kept.
         include_zero: whether groups whose |score| <= 1e-10 may be kept.
         epsilon: top_p: tolerance of the threshold, in `epsilon_unit`; at least 0.

@@ -214,7 +214,7 @@ class Monitor:
     @contextmanager
     def _engine(self, model: Any) -> Iterator[tuple[CrossScorer, SampleReader]]:
         """What scores under the model, and what converts rows for it."""
-        from squelch.kit.scoring.borrowed import borrowed
+        from squelch.kit.scoring.borrowed_model import borrowed
         from squelch.kit.scoring.cross_scoring import CrossScorer
 
         with borrowed(model) as own:

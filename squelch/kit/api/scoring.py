@@ -97,7 +97,7 @@ def score(
 
     Args:
         model: a causal language model of transformers with full attention, on its device; the weights that sampled the
-            completions. It may be training, and wrapped (`kit.scoring.borrowed`).
+            completions. It may be training, and wrapped (`kit.scoring.borrowed_model`).
         tokenizer: its fast tokenizer, or a processor that holds one. It is needed for ids too, to find the markers.
         prompts: one for each completion: text as fed to the model, or messages, or token ids.
         completions: text, or messages, or sampled token ids. Ids are exact and may follow any kind of prompt; text goes
@@ -123,7 +123,7 @@ def score(
             prompts have a usable reasoning, the model finds the reasonings less likely than random tokens, or it
             cannot be scored (sharded, a sliding window, no causal model). Rows count from 0.
     """
-    from squelch.kit.scoring.borrowed import borrowed
+    from squelch.kit.scoring.borrowed_model import borrowed
     from squelch.kit.scoring.cross_scoring import CrossScorer
 
     if not temperature > 0:

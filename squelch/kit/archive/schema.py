@@ -254,7 +254,7 @@ OPTIONAL = frozenset(column.name for column in (*TRAJECTORY, *DECISION) if colum
 INDEX_SCHEMA = _schema(INDEX)
 """One row per group, without tokens."""
 SCORES_SCHEMA = _schema(SCORE)
-"""One row per scored pair of a reasoning and a prompt (`kit.archive.scores`)."""
+"""One row per scored pair of a reasoning and a prompt (`kit.archive.score_matrices`)."""
 
 
 def text_columns(schema: pa.Schema) -> list[str]:

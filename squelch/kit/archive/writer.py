@@ -3,11 +3,12 @@
     runs/<name>/groups/step-000012.parquet       every group of step 12, kept or not, `ARCHIVE_SCHEMA`, zstd; the parts
                                                  of finished blocks of steps are merged (`kit.archive.parts`)
     runs/<name>/groups/index-000000.parquet      one row per group of steps 0 to 99 (`kit.archive.group_index`)
-    runs/<name>/scores/step-000012.parquet       step 12's score matrices, if it was scored (`kit.archive.scores`)
-    runs/<name>/tokenizer.json                   the policy's tokenizer, with which the groups' ids are read
-    runs/<name>/format.json                      the files with which they are parsed, if turns are in its own format
-    runs/<name>/metrics.jsonl                    one object per line and step; copied to `metrics.parquet` at the end
-    runs/<name>/events.jsonl                     one span per line: actor, name, start, end (Unix seconds), facts
+    runs/<name>/scores/step-000012.parquet       step 12's score matrices, if it was scored
+    (`kit.archive.score_matrices`) runs/<name>/tokenizer.json                   the policy's tokenizer, with which the
+    groups' ids are read runs/<name>/format.json                      the files with which they are parsed, if turns
+    are in its own format runs/<name>/metrics.jsonl                    one object per line and step; copied to
+    `metrics.parquet` at the end runs/<name>/events.jsonl                     one span per line: actor, name, start,
+    end (Unix seconds), facts
 
 Invariants:
 
@@ -53,7 +54,7 @@ from squelch.kit.archive.reader import (
     stream_groups,
 )
 from squelch.kit.archive.schema import ARCHIVE_SCHEMA, DECISION, INDEX_SCHEMA, TRAJECTORY_SCHEMA, text_columns
-from squelch.kit.archive.scores import DICTIONARY, MERGED_SCHEMA, encoded, rows_to_merge
+from squelch.kit.archive.score_matrices import DICTIONARY, MERGED_SCHEMA, encoded, rows_to_merge
 from squelch.kit.archive.store import ArchiveError, LocalStore, Store, writing
 from squelch.kit.archive.version import VERSION, VERSION_KEY
 from squelch.kit.base.disk import whole_file
@@ -137,7 +138,7 @@ class Archive:
             file.write(json.dumps(files).encode())
 
     def write_scores(self, step: int, table: pa.Table) -> None:
-        """Writes the score matrices of a step (`kit.archive.scores`). Then merges a few older ones."""
+        """Writes the score matrices of a step (`kit.archive.score_matrices`). Then merges a few older ones."""
         key = part_key(SCORES, step)
         self._scores.written_again(step)
         with writing(self.store.where(key)), self.store.put(key) as file:

@@ -24,12 +24,12 @@ from squelch.kit.base.lookup import look_up
 from squelch.kit.commands.arguments import add_compat, add_file, add_format
 from squelch.kit.commands.filter_table import filter_table
 from squelch.kit.filter.rules import RULES, EpsilonUnit
-from squelch.kit.filter.scores import STATISTICS
 from squelch.kit.filter.settings import FilterConfig
+from squelch.kit.filter.statistics import STATISTICS
 from squelch.kit.process.terminal import aligned, remark, say, say_json
 from squelch.kit.readers.formats import names_in
 from squelch.kit.readers.records import SUFFIXES, columns_of, suffix_of
-from squelch.kit.untrusted.apart import apart, bounded_reading
+from squelch.kit.untrusted.decoder_process import apart, bounded_reading
 from squelch.kit.untrusted.files import is_file, is_folder, state
 from squelch.kit.untrusted.memory import memory_of_at_most
 

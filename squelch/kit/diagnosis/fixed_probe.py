@@ -20,7 +20,7 @@ by task: the mean of the differences of the tasks' means, over the tasks that bo
 Invariants:
 
 - Equal prompts are one column with their mass; `leave own out` leaves out all of that mass.
-- Under a budget of pairs the mixtures are those of `kit.diagnosis.budget`, corrected for their bias. The mixture
+- Under a budget of pairs the mixtures are those of `kit.diagnosis.pair_budget`, corrected for their bias. The mixture
   without the own prompt is not corrected: its logarithm is biased downwards, so that MI- stays an upper bound.
 - A task without a usable reasoning stays in the mixtures and is left out of the means.
 - A task with one usable reasoning contributes the mean variance of the others to SE^2.
@@ -37,7 +37,7 @@ from typing import Any
 
 import numpy as np
 
-from squelch.kit.diagnosis.budget import candidate_nulls, mixtures
+from squelch.kit.diagnosis.pair_budget import candidate_nulls, mixtures
 from squelch.kit.diagnosis.proxies import information_bound
 from squelch.kit.diagnosis.uncertainty import LEVEL, Interval, Null, t_quantile
 

@@ -63,9 +63,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from squelch.kit.diagnosis.budget import candidate_nulls, mixtures
 from squelch.kit.diagnosis.fixed_probe import MIN_TASKS, TaskMeans, bounds_of, task_means
 from squelch.kit.diagnosis.metrics import DEPENDENCE_SHARE, LINK_KEYS, LINKS, LINKS_TESTED, SHARES, key_of
+from squelch.kit.diagnosis.pair_budget import candidate_nulls, mixtures
 from squelch.kit.diagnosis.uncertainty import RESAMPLES, Null, null_of
 
 MIN_DEALS = 20

@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from squelch.kit.filter.scores import ZERO
 from squelch.kit.filter.selection import Code
 from squelch.kit.filter.settings import FilterConfig
+from squelch.kit.filter.statistics import ZERO
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import numpy as np
 from squelch.kit.base.lookup import look_up
 from squelch.kit.filter.policy_variance import are_replayed
 from squelch.kit.filter.rules import RULES
-from squelch.kit.filter.scores import STATISTICS, ZERO, Column, Compat, Statistic, mean, sample_variance
+from squelch.kit.filter.statistics import STATISTICS, ZERO, Column, Compat, Statistic, mean, sample_variance
 from squelch.kit.records.equal_rewards import are_equal
 
 if TYPE_CHECKING:

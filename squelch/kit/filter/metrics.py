@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from squelch.kit.filter.scores import ZERO
+from squelch.kit.filter.statistics import ZERO
 from squelch.kit.metrics.specification import MetricSpec, Section, counter, gauge, product
 
 DECISIONS = ("kept", "dropped", "refused")

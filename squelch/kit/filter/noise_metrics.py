@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from squelch.kit.filter.metrics import mean
 from squelch.kit.filter.policy_variance import FEWEST, STANDARD_ERRORS, are_replayed, policy_variance, standard_error
-from squelch.kit.filter.scores import ZERO, sample_variance
+from squelch.kit.filter.statistics import ZERO, sample_variance
 from squelch.kit.metrics.specification import Section, Table, counter, gauge
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ Invariants:
 - V does not change if the same constant is added to all returns, or if the trajectories are reordered.
 - Without noise V is the reward variance.
 
-Arrays are (n, G, R) float64, n groups of the same shape, G >= 3 and R >= 2. Like `kit.filter.scores`, this module
+Arrays are (n, G, R) float64, n groups of the same shape, G >= 3 and R >= 2. Like `kit.filter.statistics`, this module
 does not import numpy, because settings must be read fast.
 """
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from squelch.kit.filter.scores import ROUNDING
+from squelch.kit.filter.statistics import ROUNDING
 
 
 @dataclass(frozen=True)

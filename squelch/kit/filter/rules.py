@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from squelch.kit.filter.scores import ROUNDING, ZERO
+from squelch.kit.filter.statistics import ROUNDING, ZERO
 
 if TYPE_CHECKING:
     import numpy as np

@@ -19,8 +19,8 @@ import numpy as np
 from squelch.kit.filter.metrics import count_zero, kept_fraction, kept_mass
 from squelch.kit.filter.ranked_scores import RankedScores
 from squelch.kit.filter.rules import RULES
-from squelch.kit.filter.scores import ROUNDING, STATISTICS, ZERO
 from squelch.kit.filter.settings import FilterConfig
+from squelch.kit.filter.statistics import ROUNDING, STATISTICS, ZERO
 
 Code = Literal["selected", "floor", "zero", "no_signal", "below_threshold", "refused", "passthrough"]
 """Short causes for metric labels; the reason's text is for people and the archive."""

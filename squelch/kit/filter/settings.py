@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from squelch.kit.base.settings import Settings
 from squelch.kit.filter.rules import RULES, EpsilonUnit
-from squelch.kit.filter.scores import STATISTICS
+from squelch.kit.filter.statistics import STATISTICS
 
 DEFAULT_REPLAYS = 4
 """Replays of a trajectory if the statistic needs them. They generate no tokens. With 2, intervals of the policy
@@ -17,7 +17,7 @@ class FilterConfig(Settings):
     """Selection of the groups that are learned from (paper, section 3.3 and appendix G)."""
 
     statistic: Literal[*STATISTICS] = "reward_variance"
-    """Statistic by which groups are scored, an entry of `kit.filter.scores.STATISTICS`."""
+    """Statistic by which groups are scored, an entry of `kit.filter.statistics.STATISTICS`."""
     replays: int | None = Field(None, ge=2, le=64)
     """Replays of each trajectory under fresh environment noise, from which the policy variance is estimated; nothing is
     replayed where the environment declares no noise. Unset: 4 under `statistic=policy_variance`, else none. Set under

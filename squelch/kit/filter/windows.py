@@ -33,7 +33,7 @@ from squelch.kit.filter.metrics import count_zero, environment_metrics, step_met
 from squelch.kit.filter.rules import RULES
 from squelch.kit.filter.selection import Code, Mask, best_first, explain, pick, tied
 from squelch.kit.filter.settings import FilterConfig
-from squelch.kit.filter.tickets import RecentGroups, ticket_key, ticket_order
+from squelch.kit.filter.ticket_order import RecentGroups, ticket_key, ticket_order
 
 if TYPE_CHECKING:
     from squelch.kit.records.records import GroupSummary

@@ -13,7 +13,7 @@ from squelch.kit.packed.block_attention import Block, blocks
 from squelch.kit.packed.packing import Forest
 
 if TYPE_CHECKING:
-    from squelch.kit.packed.seeing import PictureTensors
+    from squelch.kit.packed.vision import PictureTensors
 
 
 @dataclass(frozen=True, eq=False)

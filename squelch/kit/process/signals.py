@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 
-from squelch.kit.process.leaving import leave
+from squelch.kit.process.process_exit import leave
 from squelch.kit.process.terminal import remark
 
 Answer = Callable[[signal.Signals], None]

@@ -9,7 +9,7 @@
 Invariants:
 
 - A file of any size takes the memory of a few records: lines are read one by one, tables a batch at a time.
-- This process does not import Arrow: what Arrow decodes is decoded apart (`squelch/kit/untrusted/apart.py`).
+- This process does not import Arrow: what Arrow decodes is decoded apart (`squelch/kit/untrusted/decoder_process.py`).
 - A last line that ends within a record is left out with a note, because its trainer may be writing it. Any other damage
   is refused; the error names the file and the record's number, from 1.
 - Files may be hostile (`squelch/kit/untrusted`).
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from squelch.kit.base.errors import UserError
-from squelch.kit.untrusted.apart import apart
+from squelch.kit.untrusted.decoder_process import apart
 from squelch.kit.untrusted.files import MIB, Unreadable, decoding, is_file, open_file
 from squelch.kit.untrusted.parquet import table_names, table_rows
 from squelch.kit.untrusted.text import lines_of, parse_object

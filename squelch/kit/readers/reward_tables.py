@@ -18,7 +18,7 @@ from squelch.kit.base.errors import UserError, bad_files_are_the_users, did_you_
 from squelch.kit.readers.format_rows import SAID_BY_TRL, LeftOut, as_float, is_number, whole_step
 from squelch.kit.readers.formats import Format, files_of, format_named, trainers_format
 from squelch.kit.readers.records import Record, columns_of, records
-from squelch.kit.untrusted.apart import bounded_reading
+from squelch.kit.untrusted.decoder_process import bounded_reading
 from squelch.kit.untrusted.files import brief, shortened
 
 GROUP_COLUMNS = ("group_id", "prompt_id", "uid", "prompt", "input", "input_prompt", "prompt_ids")

@@ -27,7 +27,7 @@ from squelch.kit.readers.format_rows import NEEDED, LeftOut, is_sample, whole_st
 from squelch.kit.readers.formats import Format, files_of, format_named, format_of
 from squelch.kit.readers.pictures import PICTURES, PLACE, VIDEOS, PictureFiles, decoded
 from squelch.kit.readers.records import SUFFIXES, records, suffix_of
-from squelch.kit.untrusted.apart import bounded_reading
+from squelch.kit.untrusted.decoder_process import bounded_reading
 from squelch.kit.untrusted.files import brief, is_file, is_folder, read_bytes, shortened, state
 from squelch.kit.untrusted.text import MAX_LINE, parse_object
 

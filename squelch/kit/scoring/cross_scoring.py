@@ -41,7 +41,7 @@ from transformers import PreTrainedModel
 
 from squelch.kit.packed.layout import Layout
 from squelch.kit.packed.packing import Forest, pack
-from squelch.kit.packed.seeing import decoder, use_attention
+from squelch.kit.packed.vision import decoder, use_attention
 from squelch.kit.pictures.geometry import Vision
 from squelch.kit.process.progress_marks import Marks, Progress
 from squelch.kit.records.content import PlacedPictures

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from squelch.kit.packed.packing import Forest
-from squelch.kit.packed.seeing import features
+from squelch.kit.packed.vision import features
 from squelch.kit.pictures.arrays import Shown, positions_of, shown_of
 from squelch.kit.pictures.geometry import Vision
 from squelch.kit.records.content import Picture, PlacedPictures

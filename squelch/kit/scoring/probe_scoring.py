@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from squelch.kit.diagnosis.budget import draw_pairs
 from squelch.kit.diagnosis.fixed_probe import ProbeEvaluation, read_probe
 from squelch.kit.diagnosis.links import LinksEvaluation
 from squelch.kit.diagnosis.metrics import LINK_KEYS, MODALITY_KEYS
+from squelch.kit.diagnosis.pair_budget import draw_pairs
 from squelch.kit.filter.coverage import SHOWN_KINDS, kind_name
 from squelch.kit.records.records import Cluster
 from squelch.kit.scoring import hard_scoring

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from squelch.kit.text import render, trial
-from squelch.kit.text.child import Broken, answer_of
+from squelch.kit.text.script_process import Broken, answer_of
 from squelch.kit.text.stamp import read_stamp
 from squelch.kit.text.tokenizer import (
     DAMAGED,

@@ -20,7 +20,7 @@ from typing import Any
 from tokenizers import Tokenizer, models
 
 from squelch.kit.text import trial
-from squelch.kit.text.child import Broken, answer_of
+from squelch.kit.text.script_process import Broken, answer_of
 from squelch.kit.untrusted.files import (
     MAX_REASON,
     MIB,

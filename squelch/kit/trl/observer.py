@@ -37,7 +37,7 @@ from squelch.kit.api.monitor import Monitor
 from squelch.kit.api.scoring import MARKERS
 from squelch.kit.base.disk import write_whole
 from squelch.kit.diagnosis.metrics import REGIMES
-from squelch.kit.scoring.borrowed import SHARDED, inner_model
+from squelch.kit.scoring.borrowed_model import SHARDED, inner_model
 from squelch.kit.trl.exported import Endpoint
 
 PREFIX = "squelch/"

@@ -20,7 +20,7 @@ def memory_of_at_most(where: str, num_bytes: int = MOST_BYTES) -> Iterator[None]
 
     The kernel fails the allocation, and Python raises MemoryError. The limit holds for every thread of the process, so
     it is for a command's own process while it reads, never for an actor, and not for what Arrow decodes
-    (`kit.untrusted.apart`).
+    (`kit.untrusted.decoder_process`).
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     wanted = _data_bytes() + num_bytes

@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from squelch.kit.untrusted.apart import apart
+from squelch.kit.untrusted.decoder_process import apart
 from squelch.kit.untrusted.files import MIB, Unreadable, decoding, open_file, shortened, size_text
 
 if TYPE_CHECKING:

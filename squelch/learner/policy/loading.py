@@ -34,7 +34,7 @@ from transformers import PreTrainedModel
 
 from squelch.kit.models.conversion import Assembled, assembled
 from squelch.kit.models.model_folder import auto_model, check_model_folder, weight_files, weight_headers
-from squelch.kit.packed.seeing import use_attention
+from squelch.kit.packed.vision import use_attention
 from squelch.kit.untrusted.files import Unreadable, decoding
 from squelch.learner.checkpoint.shards import Piece, held
 from squelch.learner.checkpoint.together import if_every_rank_can

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from squelch.actors.model_counts import expert_weights
-from squelch.kit.packed.seeing import tower
+from squelch.kit.packed.vision import tower
 from squelch.learner.config import LoraSettings
 
 ROUTER = r"(.*\.)?([^.]*_)?(gate|router)(\..*)?"

@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from squelch.kit.packed.layout import Layout
-from squelch.kit.packed.seeing import tower
+from squelch.kit.packed.vision import tower
 from squelch.kit.process.compiled import compiled
 from squelch.learner.config import LearnerConfig, LoraSettings
 from squelch.learner.kernels.choice import KERNELS

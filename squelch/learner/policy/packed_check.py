@@ -20,7 +20,7 @@ from squelch.kit.models.model_folder import auto_model, has_tower
 from squelch.kit.packed.attention import prepare
 from squelch.kit.packed.layout import Layout
 from squelch.kit.packed.packing import MIN_SAVED, pack
-from squelch.kit.packed.seeing import PictureTensors, packed_states, use_attention
+from squelch.kit.packed.vision import PictureTensors, packed_states, use_attention
 from squelch.kit.pictures.arrays import Shown, arrays_of
 from squelch.kit.pictures.geometry import Grid, Vision
 from squelch.kit.untrusted.files import decoding

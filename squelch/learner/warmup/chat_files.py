@@ -18,7 +18,7 @@ from typing import Any
 
 from squelch.actors.play.codec import Message
 from squelch.kit.text.tags import THINK_OPEN
-from squelch.kit.untrusted.apart import bounded_reading
+from squelch.kit.untrusted.decoder_process import bounded_reading
 from squelch.kit.untrusted.files import Unreadable, brief, open_file
 from squelch.kit.untrusted.parquet import table_names, table_rows
 from squelch.kit.untrusted.text import lines_of, parse_object

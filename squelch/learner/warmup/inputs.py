@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from squelch.kit.packed.seeing import features
+from squelch.kit.packed.vision import features
 from squelch.kit.pictures.arrays import Shown, positions_of
 from squelch.kit.pictures.geometry import Vision
 from squelch.kit.records.pictures import Picture

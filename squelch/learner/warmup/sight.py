@@ -22,7 +22,7 @@ from squelch.envs.episode import Episode
 from squelch.envs.mixture import Mixture
 from squelch.envs.registry import environment_class, make
 from squelch.envs.wording import DemonstrationQuality
-from squelch.kit.packed.seeing import decoder
+from squelch.kit.packed.vision import decoder
 from squelch.kit.records.pictures import Picture, Shown
 from squelch.kit.text.tags import THINK_CLOSE
 from squelch.learner.warmup.demonstrations import Demonstration, Transcript, transcripts

@@ -21,7 +21,7 @@ from torch.nn import functional
 from transformers import DynamicCache, PreTrainedModel
 
 from squelch.actors.process.stage import OnStage, unheard
-from squelch.kit.packed.seeing import decoder, tower
+from squelch.kit.packed.vision import decoder, tower
 from squelch.kit.pictures.geometry import Vision
 from squelch.kit.records.shared_prefix import common_length
 from squelch.learner.warmup.demonstrations import Demonstration

@@ -24,7 +24,7 @@ from squelch.cluster.fleet import local_ray, ray_internals
 from squelch.cluster.fleet.local_ray import BELOW_FOLDER, LOOPBACK_ONLY, SOCKET_BYTES
 from squelch.cluster.fleet.ray_internals import Node, ray_constants, services
 from squelch.kit.base.errors import UserError
-from squelch.kit.process import leaving
+from squelch.kit.process import process_exit
 from squelch.kit.process.signals import Interrupted, listening
 
 
@@ -270,9 +270,9 @@ def test_a_ray_that_does_not_let_go_is_left_behind_after_the_bound(monkeypatch) 
     held = threading.Event()
     monkeypatch.setattr("ray.shutdown", lambda: held.wait(60.0))
     monkeypatch.setattr(local_ray, "END_S", 0.1)
-    monkeypatch.setattr("squelch.kit.process.leaving._held_by", [])
+    monkeypatch.setattr("squelch.kit.process.process_exit._held_by", [])
     local_ray.stop()
-    assert leaving.has_to_leave() == "Ray has not ended within 0.1 s"
+    assert process_exit.has_to_leave() == "Ray has not ended within 0.1 s"
     with pytest.raises(UserError, match=r"^Ray has not ended within 0\.1 s, so this process can use no other cluster"):
         local_ray.start(1, 1 << 20, {})
     held.set()
@@ -295,10 +295,10 @@ def test_sigterm_is_the_commands_again_once_rays_client_has_taken_it_below_pytho
 def test_a_signal_while_ray_ends_does_not_wait_for_it(monkeypatch) -> None:
     held = threading.Event()
     monkeypatch.setattr("ray.shutdown", lambda: os.kill(os.getpid(), signal.SIGINT) or held.wait(60.0))
-    monkeypatch.setattr("squelch.kit.process.leaving._held_by", [])
+    monkeypatch.setattr("squelch.kit.process.process_exit._held_by", [])
     with listening(), pytest.raises(KeyboardInterrupt):
         local_ray.stop()
-    assert leaving.has_to_leave() == "Ray had not ended when a signal came"
+    assert process_exit.has_to_leave() == "Ray had not ended when a signal came"
     held.set()
 
 

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from squelch.cluster.config import dump, load
 from squelch.kit.archive.rows import to_table
-from squelch.kit.archive.scores import ScoreMatrix, TurnPlace, scores_table
+from squelch.kit.archive.score_matrices import ScoreMatrix, TurnPlace, scores_table
 from squelch.kit.archive.writer import Archive
 from squelch.kit.records.failures import Failure, FailureCause
 from squelch.kit.records.records import Group, Task, Ticket, Trajectory, Turn

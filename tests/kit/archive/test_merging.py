@@ -18,12 +18,12 @@ from squelch.kit.archive import merging, parts
 from squelch.kit.archive.parts import SCORES, parts_in
 from squelch.kit.archive.reader import group_steps, read_group, read_groups, read_index
 from squelch.kit.archive.schema import ARCHIVE_SCHEMA
-from squelch.kit.archive.scores import read_scores, scored_steps, scores_table
+from squelch.kit.archive.score_matrices import read_scores, scored_steps, scores_table
 from squelch.kit.archive.store import LocalStore
 from squelch.kit.archive.writer import Archive
 from squelch.kit.untrusted import parquet
 from tests.kit.archive.small_groups import archive_step
-from tests.kit.archive.test_scores import matrix
+from tests.kit.archive.test_score_matrices import matrix
 from tests.stores import Memory
 
 BLOCK, AT_ONCE = 4, 2

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from research.channels.links import draw_probe as evaluate
 from research.channels.links import probe_channel as channel
 from research.channels.links import probe_information as information
-from squelch.kit.diagnosis.budget import draw_pairs
 from squelch.kit.diagnosis.fixed_probe import SATURATED_NATS, read_probe, saturated
+from squelch.kit.diagnosis.pair_budget import draw_pairs
 
 
 @pytest.mark.parametrize(("num_tasks", "samples"), [(8, 2), (8, 4), (32, 2), (32, 4)])

@@ -15,7 +15,7 @@ from squelch.kit.filter.metrics import VARIANCE_BANDS, kept_mass
 from squelch.kit.filter.rules import RULES
 from squelch.kit.filter.selection import select
 from squelch.kit.filter.settings import FilterConfig
-from squelch.kit.filter.tickets import ticket_order
+from squelch.kit.filter.ticket_order import ticket_order
 from squelch.kit.filter.windows import make_window
 from squelch.kit.records.records import Group, GroupSummary, Task, Ticket, Trajectory, Turn, summarise
 from tests.kit.filter.summaries import summary

@@ -20,8 +20,8 @@ from squelch.kit.filter.policy_variance import (
     significant_policy_variance,
     standard_error,
 )
-from squelch.kit.filter.scores import STATISTICS, sample_variance
 from squelch.kit.filter.settings import DEFAULT_REPLAYS, FilterConfig
+from squelch.kit.filter.statistics import STATISTICS, sample_variance
 from squelch.kit.filter.windows import make_window
 from squelch.kit.records.records import GroupSummary, replay_matrix
 from tests.kit.filter.summaries import summary

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from squelch.kit.filter.measure import GroupStatistics, measure, score
 from squelch.kit.filter.rules import RULES
-from squelch.kit.filter.scores import STATISTICS
 from squelch.kit.filter.selection import select
 from squelch.kit.filter.settings import FilterConfig
+from squelch.kit.filter.statistics import STATISTICS
 
 SCORES = st.lists(st.sampled_from([0.0, 0.0, 0.0625, 0.125, 0.1875, 0.25, 0.25, 1.0, 3.5]), min_size=1, max_size=12)
 

@@ -15,7 +15,7 @@ from squelch.kit.filter.decisions import LossScale, StepDecision, loss_scale
 from squelch.kit.filter.measure import GroupStatistics
 from squelch.kit.filter.selection import select
 from squelch.kit.filter.settings import FilterConfig
-from squelch.kit.filter.tickets import RecentGroups, ticket_order
+from squelch.kit.filter.ticket_order import RecentGroups, ticket_order
 from squelch.kit.filter.windows import FilterWindow, NoSignal, SlidingWindow, make_window
 from squelch.learner.config import ObjectiveConfig
 from tests.kit.filter.summaries import summary

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from squelch.actors.config import RolloutConfig
 from squelch.actors.rollout.engine import VllmEngine
 from squelch.kit.models.model_folder import INDEX, WEIGHTS, check_model_folder, has_tower, load_model_folder
-from squelch.kit.packed.seeing import tower
+from squelch.kit.packed.vision import tower
 from squelch.kit.pictures.geometry import vision_of
 from tests.learner.checkpoint.hostile import pickle_forbidden
 from tests.learner.models import make_model

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("hangups_count")
 START = """
 import ctypes, os, signal, sys, threading, time
 from squelch.kit.process import signals as module
-from squelch.kit.process.leaving import before_leaving
+from squelch.kit.process.process_exit import before_leaving
 from squelch.kit.process.signals import listening
 from squelch.kit.process.terminal import say
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from squelch.actors.config import ScorerConfig
 from squelch.actors.model_counts import model_size
 from squelch.actors.scorer import memory
-from squelch.kit.diagnosis.budget import draw_pairs
+from squelch.kit.diagnosis.pair_budget import draw_pairs
 from squelch.kit.packed.block_attention import BATCH_PAIRS
 from squelch.kit.packed.packing import pack
 from squelch.kit.records.records import Cluster

@@ -12,7 +12,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from squelch.actors.play.codec import ChatCodec
 from squelch.kit.text import chat_template, render
 from squelch.kit.text.chat_template import ChatTemplate, TemplateRefused, Words
-from squelch.kit.text.child import Broken
+from squelch.kit.text.script_process import Broken
 from squelch.kit.untrusted.files import Unreadable
 from tests.kit.text.made import CHATML, TEMPLATES, chatml_bpe, save_folder
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.scorer.fixed_model import check_scorer_model
-from squelch.kit.text import child
+from squelch.kit.text import script_process
 from squelch.kit.text import tokenizer as module
 from squelch.kit.text.chat_template import read_chat_tokenizer
 from squelch.kit.text.tokenizer import check_vocabulary, read_tokenizer, try_tokenizer, unknown_id
@@ -165,7 +165,7 @@ def test_a_trial_that_the_machines_load_ended_is_no_verdict_on_the_tokenizer(
     (tmp_path / "trial.py").write_text(script)
     with monkeypatch.context() as loaded:
         loaded.setattr(module.trial, "__file__", str(tmp_path / "trial.py"))
-        loaded.setattr(child, "WAIT_S", wait_s)
+        loaded.setattr(script_process, "WAIT_S", wait_s)
         with pytest.raises(Unreadable, match=r"here could not be tried \(.*\): the machine is short of time or memory"):
             try_tokenizer(data, "here")
     try_tokenizer(data, "here")

@@ -1,5 +1,5 @@
 """The watcher of the scorer's metrics: the alarms (`kit.diagnosis.alarm`, `probe_alarm`) and the state of the
-reasoning (`kit.diagnosis.soundness`). Waits for nobody.
+reasoning (`kit.diagnosis.bad_states`). Waits for nobody.
 
 The alarms run beside the coordinator and not in the scorer, because the first needs the rewards of every step too. They
 see each scorer step and each probe evaluation once, when it is recorded. While an alarm is raised, or the reasoning is
@@ -21,9 +21,9 @@ from squelch.cluster.loop.watchers.next_run import ways_on
 from squelch.cluster.loop.watchers.watcher import Step, Watcher
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.kit.diagnosis.alarm import DependenceAlarm, score_of
+from squelch.kit.diagnosis.bad_states import UNTRUE, Soundness
 from squelch.kit.diagnosis.probe_alarm import WORDS, ProbeAlarm
 from squelch.kit.diagnosis.regime import BLIND, MUTE
-from squelch.kit.diagnosis.soundness import UNTRUE, Soundness
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
+from squelch.kit.diagnosis.bad_states import UNTRUE, Soundness
 from squelch.kit.diagnosis.metrics import REGIMES
 from squelch.kit.diagnosis.regime import BLIND, DECORATIVE, GROUNDED, MUTE, PRIVATE_CODE, TEMPLATE, UNKNOWN, one_hot
-from squelch.kit.diagnosis.soundness import UNTRUE, Soundness
 
 
 def scored(regime: str = UNKNOWN, untrue: float = math.nan) -> dict[str, float]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from squelch.kit.untrusted.apart import apart, bounded_reading
+from squelch.kit.untrusted.decoder_process import apart, bounded_reading
 from squelch.kit.untrusted.files import Unreadable
 
 VALUES = [1, -0.5, math.inf, "ä\n\ud800", None, True, {"a": [b"\0\xff", {"b": b""}]}, {"\0bytes": [1]}]

@@ -6,7 +6,7 @@ import os
 import sys
 
 from squelch.envs.contract import Access
-from squelch.envs.surroundings import AGENT, ANTHROPIC, KEYS, OPENAI, spare_loopback, without
+from squelch.envs.environment_variables import AGENT, ANTHROPIC, KEYS, OPENAI, spare_loopback, without
 from squelch.kit.untrusted.secrets import masked
 
 _OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")

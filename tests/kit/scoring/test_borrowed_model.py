@@ -9,7 +9,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from squelch.kit.scoring.borrowed import borrowed, inner_model
+from squelch.kit.scoring.borrowed_model import borrowed, inner_model
 from squelch.kit.scoring.cross_scoring import CrossScorer
 
 SMALL = {

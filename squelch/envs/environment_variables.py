@@ -4,7 +4,7 @@ would take for its own: which are left out or replaced, for whom, and why. `sque
 | whose | done by |
 |---|---|
 | `EVERY`: every process of a run, its driver included | `clear`, when the process begins |
-| `AGENT`: the command that plays a trajectory | `envs.agent.surroundings` |
+| `AGENT`: the command that plays a trajectory | `envs.agent.environment_variables` |
 | `CELL`: the runs of a sweep | `cluster.sweep.cells` |
 """
 

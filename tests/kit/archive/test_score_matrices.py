@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from squelch.kit.archive.scores import (
+from squelch.kit.archive.score_matrices import (
     MAX_BYTES,
     ScoreMatrix,
     TurnPlace,

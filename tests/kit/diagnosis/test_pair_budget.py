@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.kit.diagnosis.budget import MIN_OTHERS, draw_pairs, estimate, others_within
+from squelch.kit.diagnosis.pair_budget import MIN_OTHERS, draw_pairs, estimate, others_within
 from squelch.kit.diagnosis.proxies import proxies_of_scores, usable
 from squelch.kit.diagnosis.uncertainty import uncertainty
 

@@ -39,7 +39,7 @@ T = TypeVar("T")
 _VARIABLES = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.stdin.buffer.readline()); "
-    "from squelch.kit.untrusted.apart import serve; serve()"
+    "from squelch.kit.untrusted.decoder_process import serve; serve()"
 )
 _ITEM, _END, _FAULT = b"+", b".", b"!"
 """First byte of a line of the answer."""

@@ -10,7 +10,7 @@ PROGRAM = """
 import atexit, sys, time
 from squelch.cluster import cli
 from squelch.kit.base.errors import Fault
-from squelch.kit.process.leaving import before_leaving, must_leave
+from squelch.kit.process.process_exit import before_leaving, must_leave
 from squelch.kit.process.terminal import say
 
 def command(argv):

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from squelch.envs import surroundings
-from squelch.envs.surroundings import AGENT, CELL, clear, found, without
+from squelch.envs import environment_variables
+from squelch.envs.environment_variables import AGENT, CELL, clear, found, without
 
 LINKS = {  # as Kubernetes sets them for a service `vllm` with the port 8000
     "VLLM_SERVICE_HOST": "10.0.0.1",
@@ -34,7 +34,7 @@ KEPT = {
 @pytest.fixture
 def around(monkeypatch):
     """Replaces the variables of this process."""
-    monkeypatch.setattr(surroundings, "left_out", {})
+    monkeypatch.setattr(environment_variables, "left_out", {})
 
     def put(variables):
         for name in {*LINKS, *RANKS, *KEPT, "NO_PROXY", "no_proxy"}:
@@ -52,7 +52,7 @@ def around(monkeypatch):
 @pytest.mark.parametrize("variables", [LINKS, RANKS], ids=["links", "ranks"])
 def test_a_process_of_a_run_has_none_of_the_variables_that_it_would_mistake(around, variables):
     assert around(variables) == variables.keys()
-    assert variables.items() <= surroundings.left_out.items() and variables.keys() <= dict(found()).keys()
+    assert variables.items() <= environment_variables.left_out.items() and variables.keys() <= dict(found()).keys()
 
 
 def test_settings_that_are_meant_for_the_run_stay(around):

@@ -13,7 +13,7 @@ scaled for drawing without replacement (Quenouille 1956):
 
 With all pairs scored the values are exact and the correction is 0. Bias remains if one of many other prompts dominates
 the mixture and S rarely contains it, as with rare near-duplicates of a prompt
-(tests/kit/diagnosis/test_budget.py has the numbers).
+(tests/kit/diagnosis/test_pair_budget.py has the numbers).
 
 Intervals are Student's t from the delete-one jackknife over prompts: a prompt is removed with its own reasonings, which
 carry the noise of their subsets, and from every other mixture; the effect on the mixtures is estimated from the scored
