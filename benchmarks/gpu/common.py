@@ -36,7 +36,7 @@ class Setting:
     deadline: float
 
     @property
-    def card(self) -> str:
+    def gpu(self) -> str:
         """PyTorch's name of the GPU, or `cpu`."""
         return torch.cuda.get_device_name() if self.device == "cuda" else "cpu"
 
@@ -106,6 +106,6 @@ def alone(device: str) -> None:
 
 
 def share_of_peak(operations_per_second: float, setting: Setting) -> float | None:
-    """Share of the card's dense bfloat16 peak; None for an unknown card."""
-    peak = peak_of(setting.card)
+    """Share of the GPU's dense bfloat16 peak; None for an unknown GPU."""
+    peak = peak_of(setting.gpu)
     return None if peak is None else operations_per_second / peak

@@ -18,7 +18,7 @@ at random. The parts
 | publication | seconds of a publication by each way, beside a plain copy of as many bytes |
 | learner, compiled | the step of Qwen2.5-0.5B with `learner.compile` |
 
-`--parts run` compares whole steps with TRL's on one card (`benchmarks.peer.on_card`, which needs Ray, vLLM and TRL):
+`--parts run` compares whole steps with TRL's on one GPU (`benchmarks.peer.on_card`, which needs Ray, vLLM and TRL):
 weight sync and steps with 4, 2 and 1 engines, TRL tuned and as it comes; publication; the update alone, for each
 setting that changes it; cross-scoring; staleness 1; answers of which half end early; TRL with sleep; and Qwen2.5-3B.
 It prints a table under the object. What is finished in `--out` is kept and not measured again, so that a second call

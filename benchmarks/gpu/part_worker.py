@@ -31,7 +31,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         setting = Setting(device, "--quick" in sys.argv[4:], Path(folder), deadline)
-        write(metrics, {"device": setting.card})
+        write(metrics, {"device": setting.gpu})
         module, _, function = PARTS[name].function.partition(":")
         for found in vars(importlib.import_module(module))[function](setting):
             write(metrics, found)

@@ -3,8 +3,8 @@
 `float32` and `bfloat16` are the types of the published weights. The chunks stay in this process: Ray's object store,
 and the load into vLLM, are not included. `stored_s` and `shared_s` are the seconds from the learner's parameters until
 an engine's process can load the weights, by the two ways: the rollout worker copies chunks into memory of its own,
-which the engine's process checks, or the learner's sealed memory is mapped where it lies. `card_s`, on a GPU, is the
-same for the block that both share on the card, which another process opens, checks and copies (`opened_s`).
+which the engine's process checks, or the learner's sealed memory is mapped where it lies. `gpu_s`, on a GPU, is the
+same for the block that both share on the GPU, which another process opens, checks and copies (`opened_s`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from benchmarks.gpu.common import GIB, QWEN, Setting, alone, shape_of, write_model
 from benchmarks.gpu.step import QUICK, settings
 from squelch.actors import gpu_weights
-from squelch.actors.gpus.memory import CardMemory
+from squelch.actors.gpus.memory import GpuMemory
 from squelch.actors.messages import WeightBundle
 from squelch.actors.weights import checksum
 from squelch.actors.weights_file import ArraySpec, opened, read_arrays, written_arrays
@@ -54,7 +54,7 @@ def measure(setting: Setting) -> Iterator[dict[str, Any]]:
         row |= {"checksum_s": checked_s, "copy_s": copied_s(setting, bundle.num_bytes)}
         row |= {"of_a_copy": seconds / row["copy_s"], "stored_s": stored, "shared_s": shared_s(setting, trainer, dtype)}
         if setting.device == "cuda":
-            row |= card_s(setting, trainer, dtype)
+            row |= gpu_s(setting, trainer, dtype)
         yield {str(dtype).removeprefix("torch."): row}
 
 
@@ -62,7 +62,7 @@ def shared_s(setting: Setting, trainer: Trainer, dtype: torch.dtype) -> float:
     """Seconds in which a version is published in memory, opened by its path, and mapped. What is sealed is not
     checked. The object store's part is not included, which follows in the background."""
     start = time.perf_counter()
-    copies = Copies("shared_memory", CardMemory(torch.device(setting.device)), LONGEST_S, lambda number: None)
+    copies = Copies("shared_memory", GpuMemory(torch.device(setting.device)), LONGEST_S, lambda number: None)
     bundle = publish(trainer.policy, trainer.device, 2, lambda chunk: chunk, dtype, copies=copies)
     assert bundle is not None and bundle.shared is not None, "rank 0 has the bundle"
     with opened(bundle.shared) as path:
@@ -72,11 +72,11 @@ def shared_s(setting: Setting, trainer: Trainer, dtype: torch.dtype) -> float:
     return seconds
 
 
-def card_s(setting: Setting, trainer: Trainer, dtype: torch.dtype) -> dict[str, float]:
-    """Seconds of a second version into the block on the card, and of another process that opens, checks and copies it;
+def gpu_s(setting: Setting, trainer: Trainer, dtype: torch.dtype) -> dict[str, float]:
+    """Seconds of a second version into the block on the GPU, and of another process that opens, checks and copies it;
     `background_s`: of its chunks into pinned pages, which training does not wait for."""
     numbers = list[int]()
-    copies = Copies("ipc", CardMemory(torch.device(setting.device)), LONGEST_S, numbers.append)
+    copies = Copies("ipc", GpuMemory(torch.device(setting.device)), LONGEST_S, numbers.append)
     publish(trainer.policy, trainer.device, 2, lambda chunk: chunk, dtype, copies=copies)
     start = time.perf_counter()
     for number in numbers:
@@ -86,22 +86,22 @@ def card_s(setting: Setting, trainer: Trainer, dtype: torch.dtype) -> dict[str, 
     bundle = publish(trainer.policy, trainer.device, 3, lambda chunk: chunk, dtype, copies=copies)
     assert bundle is not None and bundle.shared is not None, "rank 0 has the bundle"
     published = time.perf_counter() - start
-    if bundle.not_on_card:
-        raise RuntimeError(bundle.not_on_card)
+    if bundle.why_not_on_gpu:
+        raise RuntimeError(bundle.why_not_on_gpu)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as other:
         opened_s = other.submit(opening_s, bundle).result()
-    return {"background_s": fetched, "opened_s": opened_s, "card_s": published + opened_s}
+    return {"background_s": fetched, "opened_s": opened_s, "gpu_s": published + opened_s}
 
 
 def opening_s(bundle: WeightBundle) -> float:
     """In another process: the second time that it opens the block, compares the digest, and copies the weights."""
-    assert bundle.shared is not None and bundle.shared.card is not None, "the weights are on the card"
-    memory = CardMemory(torch.device("cuda", 0))
+    assert bundle.shared is not None and bundle.shared.gpu is not None, "the weights are on the GPU"
+    memory = GpuMemory(torch.device("cuda", 0))
     for _ in range(2):
         start = time.perf_counter()
         with (
             opened(bundle.shared),
-            gpu_weights.read(memory, bundle.shared.card, bundle.table, bundle.checksum) as weights,
+            gpu_weights.read(memory, bundle.shared.gpu, bundle.table, bundle.checksum) as weights,
         ):
             for _, tensor in weights:
                 tensor.clone()

@@ -1,7 +1,7 @@
 """The update of a whole step alone, without Ray and an engine: 32 prompts of 250 tokens x 8 answers of 257.
 
 Each case is a learner of its own in the same process, at the shape of Qwen2.5-0.5B in bfloat16: the token budgets that
-a card may hold, compiled layers, recomputed activations, several minibatches. A case that does not fit is recorded with
+a GPU may hold, compiled layers, recomputed activations, several minibatches. A case that does not fit is recorded with
 its reason, and the others go on. Seconds are the medians of the steps after the first two.
 """
 
@@ -44,7 +44,7 @@ def measure(setting: Setting) -> Iterator[dict[str, Any]]:
         try:
             counters.clear()
             yield {name: case_of(setting, Trainer(model, learner(setting, case)), groups) | _compiled(case)}
-        except (ValueError, torch.cuda.OutOfMemoryError) as error:  # the estimate, or the card, refuses it
+        except (ValueError, torch.cuda.OutOfMemoryError) as error:  # the estimate, or the GPU, refuses it
             yield {name: {"skipped": str(error)[:500]}}
 
 

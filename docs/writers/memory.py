@@ -35,8 +35,8 @@ GPUS = """\
 The column GiB is what the actor needs with the recipe's settings: a learner rank at the peak of a step, a rollout
 worker with all sequences that the recipe gives it at once, the scorer at its largest batch. A column of a device says
 whether the actor fits, or which settings make it fit. A rollout worker with a smaller `rollout.max_num_seqs` decodes
-fewer sequences at once, which is slower. The parties of `one-card` share a card, and its columns are of their shares;
-in the other recipes each has cards of its own, and can share one: [real-models.md](../guide/real-models.md#on-one-gpu).
+fewer sequences at once, which is slower. The actors of `one-card` share a GPU, and its columns are of their shares;
+in the other recipes each has GPUs of its own, and can share one: [real-models.md](../guide/real-models.md#on-one-gpu).
 
 """
 HOST = """\
@@ -46,18 +46,18 @@ HOST = """\
 
 The runtime of a rollout worker holds what its engine grows by (`PRIMITIVES` in `squelch/actors/rollout/memory.py`).
 
-| recipe | party | GiB of host memory | consists of | what helps |
+| recipe | actor | GiB of host memory | consists of | what helps |
 |---|---|---|---|---|
 """
 TINY_TITLE = "\n## Recipes with the tiny policy\n\n"
-TINY = f"Each party needs less than {TINY_GIB} GiB of host memory: "
+TINY = f"Each actor needs less than {TINY_GIB} GiB of host memory: "
 
 
 def page() -> str:
     """The page's text."""
     found = {name: needs_of(load(name), DEVICES_GIB) for name in recipe_names()}
     devices = "".join(f" {gib:g} GiB |" for gib in DEVICES_GIB)
-    head = f"| recipe | party | GiB |{devices}\n|---|---|---|{'---|' * len(DEVICES_GIB)}\n"
+    head = f"| recipe | actor | GiB |{devices}\n|---|---|---|{'---|' * len(DEVICES_GIB)}\n"
     on_gpus = {name: needs for name, needs in found.items() if any(need.device_gib is not None for need in needs)}
     on_host = {name: needs for name, needs in found.items() if needs and name not in on_gpus}
     tiny = [f"`{name}`" for name, needs in found.items() if not needs]

@@ -33,7 +33,7 @@ Three things work differently:
   ([filter.md](filter.md)). `filter.rule=none` trains on all groups, as the others do by default.
 - **Actors are counted, not colocated.** Rollout workers, learner ranks and environment actors have counts and
   resources of their own (`rollout.count`, `learner.ranks`, `environment_actor.count`); fractions of `num_gpus` put
-  several on one card ([real-models.md](real-models.md#on-one-gpu)).
+  several on one GPU ([real-models.md](real-models.md#on-one-gpu)).
 
 With one file of prompts, one reward function and the same settings TRL and Squelch learned the same: in three seeds the
 mean reward of the last ten of 60 steps differs by 0.002 [-0.009, +0.013] (`python -m benchmarks.peer.trl --learn`).

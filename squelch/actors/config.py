@@ -81,7 +81,7 @@ class RolloutConfig(Settings):
     """Most sequences that are decoded together."""
     kv_cache_gib: float | None = Field(None, gt=0)
     """Size of the key-value cache on each device, GiB. Unset: 1 on CPU; on a GPU vLLM measures what is left of its
-    share while it starts, and fails if another process frees memory of the card meanwhile. Set on a GPU, the cache has
+    share while it starts, and fails if another process frees memory of the GPU meanwhile. Set on a GPU, the cache has
     this size, whatever the share."""
     gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
     """Share of a GPU's memory that vLLM may use, and that must be free when it starts. Unset: `num_gpus` if that is a

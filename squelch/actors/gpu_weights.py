@@ -1,4 +1,4 @@
-"""A version's weights in a block of a card's memory, through which processes on that card pass them.
+"""A version's weights in a block of a GPU's memory, through which processes on that GPU pass them.
 
 The writer keeps one block, which each version overwrites. A version has a *ticket*: an empty sealed memory of the
 writer (`actors.weights_file`), which only processes of its host can open. A reader holds its lock while it reads.
@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from squelch.actors.device_sums import DeviceDigest
-from squelch.actors.gpus.memory import CardMemory, CardRefused
-from squelch.actors.messages import OnCard, SharedWeights, TensorEntry
+from squelch.actors.gpus.memory import GpuMemory, GpuRefused
+from squelch.actors.messages import OnGpu, SharedWeights, TensorEntry
 from squelch.actors.weight_group import Bucket, buckets, fill, views
 from squelch.actors.weights_file import Unreachable, WeightsFile
 
@@ -43,11 +43,11 @@ def layout(table: Sequence[TensorEntry]) -> Bucket:
     return next(iter(buckets(table, _WHOLE)), Bucket((), (), 0))
 
 
-class CardWeights:
-    """The writer's end, for versions with the parameters of `table`. CardRefused if the card has no room, or its driver
+class GpuWeights:
+    """The writer's end, for versions with the parameters of `table`. GpuRefused if the GPU has no room, or its driver
     cannot export memory."""
 
-    def __init__(self, memory: CardMemory, table: Sequence[TensorEntry]) -> None:
+    def __init__(self, memory: GpuMemory, table: Sequence[TensorEntry]) -> None:
         self.table, self._memory, self._layout = tuple(table), memory, layout(table)
         self._block, self._handle = memory.allocated(self._layout.num_bytes + _NUMBER_BYTES)
         self._ticket: WeightsFile | None = None
@@ -79,8 +79,8 @@ class CardWeights:
         assert self._ticket is not None and self._filled == len(self.table), "begin, then every parameter"
         number = 1 + secrets.randbits(62)
         self._number(number)
-        card = OnCard(self._memory.card, self._handle, self._block.numel(), number)
-        return replace(self._ticket.seal(), card=card)
+        gpu = OnGpu(self._memory.gpu, self._handle, self._block.numel(), number)
+        return replace(self._ticket.seal(), gpu=gpu)
 
     def piece(self, start: int, num_bytes: int) -> Tensor:
         """Bytes of the block, without a copy."""
@@ -93,7 +93,7 @@ class CardWeights:
 
 @contextmanager
 def read(
-    memory: CardMemory, card: OnCard, table: Sequence[TensorEntry], checksum: str
+    memory: GpuMemory, gpu: OnGpu, table: Sequence[TensorEntry], checksum: str
 ) -> Iterator[list[tuple[str, Tensor]]]:
     """A version's parameters in another process's block, which are not to be used after the context; the process holds
     the ticket, or its parent does.
@@ -105,33 +105,33 @@ def read(
     size = where.num_bytes + _NUMBER_BYTES
     with ExitStack() as opened:
         try:
-            if memory.card != card.card:
-                raise Unreachable(f"the weights are on card {card.card}, and this process is on {memory.card}")
-            if size != card.num_bytes:
-                raise Unreachable(f"the block on card {card.card} has {card.num_bytes} bytes, and its table {size}")
-            data = opened.enter_context(memory.opened(card.handle, card.num_bytes))
-        except CardRefused as error:
-            raise Unreachable(f"the block on card {card.card} cannot be opened: {error}") from error
+            if memory.gpu != gpu.gpu:
+                raise Unreachable(f"the weights are on {gpu.gpu}, and this process is on {memory.gpu}")
+            if size != gpu.num_bytes:
+                raise Unreachable(f"the block on {gpu.gpu} has {gpu.num_bytes} bytes, and its table {size}")
+            data = opened.enter_context(memory.opened(gpu.handle, gpu.num_bytes))
+        except GpuRefused as error:
+            raise Unreachable(f"the block on {gpu.gpu} cannot be opened: {error}") from error
         try:
             found = views(data, where)
-            _require(data, card, found, checksum)
+            _require(data, gpu, found, checksum)
             yield found
             memory.settle()
-            if int(_last(data)) != card.number:
-                raise RuntimeError(f"the weights on card {card.card} were overwritten while they were read")
+            if int(_last(data)) != gpu.number:
+                raise RuntimeError(f"the weights on {gpu.gpu} were overwritten while they were read")
         finally:
             del data  # before the block is closed
 
 
-def _require(data: Tensor, card: OnCard, found: Sequence[tuple[str, Tensor]], checksum: str) -> None:
+def _require(data: Tensor, gpu: OnGpu, found: Sequence[tuple[str, Tensor]], checksum: str) -> None:
     digest = DeviceDigest()
     for name, tensor in found:
         digest.add(name, tensor)
     digits = digest.hexdigest()
-    if int(_last(data)) != card.number:
-        raise Unreachable(f"the block on card {card.card} holds another version: newer weights replaced it")
+    if int(_last(data)) != gpu.number:
+        raise Unreachable(f"the block on {gpu.gpu} holds another version: newer weights replaced it")
     if digits != checksum:
-        raise Unreachable(f"the weights on card {card.card} have digest {digits}, published was {checksum}")
+        raise Unreachable(f"the weights on {gpu.gpu} have digest {digits}, published was {checksum}")
 
 
 def _last(block: Tensor) -> Tensor:

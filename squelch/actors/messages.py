@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from squelch.actors.gpus.records import CardUse, Operations
+from squelch.actors.gpus.records import GpuUse, Operations
 from squelch.kit.records.content import PlacedPictures
 from squelch.kit.records.records import VersionSpan
 
@@ -85,11 +85,11 @@ class GroupMember:
 
 
 @dataclass(frozen=True)
-class OnCard:
-    """A version's weights in a block of a card's memory (`actors.gpu_weights`)."""
+class OnGpu:
+    """A version's weights in a block of a GPU's memory (`actors.gpu_weights`)."""
 
-    card: str
-    """UUID of the card."""
+    gpu: str
+    """UUID of the GPU."""
     handle: bytes
     """CUDA's handle of the block."""
     num_bytes: int
@@ -102,7 +102,7 @@ class SharedWeights:
     """A version's weights in memory that processes of the learner's host can map (`actors.weights_file`), until the
     learner's next step: the path to it, its name, its size and the table of its arrays.
 
-    With `card`, the weights are in that block of the learner's card until the next publication, and whoever reads them
+    With `gpu`, the weights are in that block of the learner's GPU until the next publication, and whoever reads them
     holds the memory, which is empty, open meanwhile.
     """
 
@@ -110,7 +110,7 @@ class SharedWeights:
     name: str
     num_bytes: int
     arrays: tuple[dict[str, Any], ...]
-    card: OnCard | None = None
+    gpu: OnGpu | None = None
 
 
 Way = Literal["object_store", "shared_memory", "ipc", "broadcast"]
@@ -139,8 +139,8 @@ class WeightBundle:
     """All parameters in published order, for a broadcast."""
     shared: SharedWeights | None = None
     """The same weights for processes of the learner's host; None if they are not shared."""
-    not_on_card: str = ""
-    """The reason if the learner should share the weights on its card and cannot."""
+    why_not_on_gpu: str = ""
+    """The reason if the learner should share the weights on its GPU and cannot."""
     seconds_gathered: float = 0.0
     """Seconds in which the learner gathered weights from its shards and copied them, to the host or into the shared
     block. Neither this nor `seconds_sent` includes probe and digest."""
@@ -171,8 +171,8 @@ class UpdateReport:
     way: Way = "object_store"
     not_shared: str = ""
     """The reason if the learner shared the weights and this worker took them from the object store."""
-    card: CardUse | None = None
-    """The use of the worker's first card since the update before; None on CPU, and where NVML does not show it."""
+    gpu: GpuUse | None = None
+    """The use of the worker's first GPU since the update before; None on CPU, and where NVML does not show it."""
 
 
 @dataclass(frozen=True)
@@ -211,8 +211,8 @@ class StepReport:
     """The reason if the step was refused, e.g. `non-finite gradient in group 000003-002`."""
     operations: Operations | None = None
     """Of the policy's passes in the step's optimizer steps; None without an update."""
-    cards: tuple[CardUse, ...] = ()
-    """The use of each rank's card since the step before."""
+    gpus: tuple[GpuUse, ...] = ()
+    """The use of each rank's GPU since the step before."""
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ class RunConfig(Settings):
             "nccl": "broadcast by NCCL",
             "gloo": "broadcast by Gloo, between CPUs",
             "shared_memory": "in memory on the learner's host, elsewhere through Ray's object store",
-            "ipc": "in the learner's memory on their card, elsewhere through Ray's object store",
+            "ipc": "in the learner's memory on their GPU, elsewhere through Ray's object store",
             "object_store": "through Ray's object store",
         }
         why = self._no_nccl() if self.rollout.weight_transfer == "auto" else "rollout.weight_transfer says so"
@@ -161,8 +161,8 @@ class RunConfig(Settings):
         return ", ".join(f"{key}={number:g}" for key, number in short.items() if number < 1) or None
 
     def _no_ipc(self) -> str | None:
-        """The reason why learner and workers share no card; None if they may. Ray packs shares onto a card, so only the
-        worker knows whether its card is the learner's."""
+        """The reason why learner and workers share no GPU; None if they may. Ray packs shares onto a GPU, so only the
+        worker knows whether its GPU is the learner's."""
         shares = {"learner.num_gpus": self.learner.num_gpus, "rollout.num_gpus": self.rollout.num_gpus}
         apart = [f"{key}={number:g}" for key, number in shares.items() if not 0 < number < 1]
         if self.rollout.tensor_parallel_size > 1:

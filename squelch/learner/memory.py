@@ -132,7 +132,7 @@ class HostEstimate:
     staging: int
     """The most that a rank holds at once of a weight that is converted while it is loaded (`kit.models.conversion`), of
     a checkpoint's part, of an export's file and the copies of a layer's experts, or of a publication's chunks; of a
-    rank that is alone, also of a whole version, which it may share in memory with workers on its card; or of the state
+    rank that is alone, also of a whole version, which it may share in memory with workers on its GPU; or of the state
     that
     a resume reads, beyond the room that `state` and `snapshot` take later."""
 
@@ -291,20 +291,20 @@ def available(learner: LearnerConfig) -> int | None:
     if (given := configured(learner)) is not None:
         return given
     if learner.num_gpus > 0:
-        smallest = _smallest_card()
+        smallest = _smallest_gpu()
         return None if smallest is None else int(smallest * min(1, learner.num_gpus))
     return _free() // learner.ranks
 
 
-def _smallest_card() -> int | None:
-    """Asks for properties alone: `mem_get_info` would create a context, which keeps hundreds of MiB of the card for as
+def _smallest_gpu() -> int | None:
+    """Asks for properties alone: `mem_get_info` would create a context, which keeps hundreds of MiB of the GPU for as
     long as the process lives, and the run's driver lives as long as the run."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return min((torch.cuda.get_device_properties(card).total_memory for card in range(count)), default=None)
+    return min((torch.cuda.get_device_properties(gpu).total_memory for gpu in range(count)), default=None)
 
 
 @contextmanager
-def full_card_explained(learner: LearnerConfig, outside: Callable[[], int] = lambda: 0) -> Iterator[None]:
+def full_gpu_explained(learner: LearnerConfig, outside: Callable[[], int] = lambda: 0) -> Iterator[None]:
     """Within this context, memory that runs out on the rank's GPU is a RuntimeError which says who holds how much.
     `outside`: bytes that this process holds there, and PyTorch's allocator does not."""
     try:

@@ -203,7 +203,7 @@ def publish(
         table=entries,
         probe_pictures=probe.pictures,
         shared=shared,
-        not_on_card=copies.not_on_card if copies is not None else "",
+        why_not_on_gpu=copies.why_not_on_gpu if copies is not None else "",
         seconds_gathered=clock.seconds,
         seconds_sent=chunks.seconds,
     )

@@ -4,12 +4,12 @@ it while the learner goes on. Live parameters are read once, in the publication 
 | copy | lies in | lasts until |
 |---|---|---|
 | `HostCopy` | sealed memory of the host (`actors.weights_file`) | the next training step, and until it is stored |
-| `CardCopy` | one block on the learner's card (`actors.gpu_weights`) | the next publication |
+| `GpuCopy` | one block on the learner's GPU (`actors.gpu_weights`) | the next publication |
 
 | waits | for | unblocked by | on time-out |
 |---|---|---|---|
 | `Copies.next` | the chunks of the present version | the thread that stores them | RuntimeError, `timeout_s` |
-| `Copies.next` | readers on the card | their end | a warning; the late reader notices that its weights changed |
+| `Copies.next` | readers on the GPU | their end | a warning; the late reader notices that its weights changed |
 
 `chunk` runs in a thread of its own, one call after another; everything else in the learner's.
 """
@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from squelch.actors.device_sums import as_bytes
-from squelch.actors.gpu_weights import CardWeights
-from squelch.actors.gpus.memory import CardMemory, CardRefused
+from squelch.actors.gpu_weights import GpuWeights
+from squelch.actors.gpus.memory import GpuMemory, GpuRefused
 from squelch.actors.messages import SharedWeights, TensorEntry
 from squelch.actors.weight_group import Bucket, buckets, views
 from squelch.actors.weights_file import ArraySpec, WeightsFile, read_arrays
@@ -41,9 +41,9 @@ Store = Callable[[int], Any]
 
 
 class Pages:
-    """Pinned host memory, which one copy after another reuses: into new pages a card copies a tenth as fast."""
+    """Pinned host memory, which one copy after another reuses: into new pages a GPU copies a tenth as fast."""
 
-    def __init__(self, memory: CardMemory) -> None:
+    def __init__(self, memory: GpuMemory) -> None:
         self.memory = memory
         self._held: Tensor | None = None
 
@@ -141,11 +141,11 @@ class HostCopy(Copy):
         self._file.close()
 
 
-class CardCopy(Copy):
+class GpuCopy(Copy):
     """In the block of `weights`, which `begin` has taken back."""
 
     def __init__(
-        self, weights: CardWeights, pages: Pages, store: Store | None = None, chunk_bytes: int = CHUNK_BYTES
+        self, weights: GpuWeights, pages: Pages, store: Store | None = None, chunk_bytes: int = CHUNK_BYTES
     ) -> None:
         super().__init__(weights.table, pages, store, chunk_bytes)
         self._weights = weights
@@ -171,39 +171,39 @@ class Copies:
     """The copy of the version published last, and the next one. `transfer`: the run's way of weights; `store`: begins
     to store a chunk of the present copy."""
 
-    def __init__(self, transfer: str, memory: CardMemory, timeout_s: float, store: Store | None) -> None:
+    def __init__(self, transfer: str, memory: GpuMemory, timeout_s: float, store: Store | None) -> None:
         self.transfer, self.timeout_s, self.store = transfer, timeout_s, store
         self.pages = Pages(memory)
-        self.not_on_card = ""
-        """The reason if the weights should be shared on the card and cannot be."""
-        self._card: CardWeights | None = None
+        self.why_not_on_gpu = ""
+        """The reason if the weights should be shared on the GPU and cannot be."""
+        self._gpu: GpuWeights | None = None
         self._present: Copy | None = None
 
     @property
-    def card_bytes(self) -> int:
-        """Bytes of the block on the card, which PyTorch's allocator does not count."""
-        return 0 if self._card is None else self._card.num_bytes
+    def gpu_bytes(self) -> int:
+        """Bytes of the block on the GPU, which PyTorch's allocator does not count."""
+        return 0 if self._gpu is None else self._gpu.num_bytes
 
     def next(self, table: Sequence[TensorEntry]) -> Copy | None:
         """An empty copy for the next version, after the present one; None if the weights are not shared."""
         self.free()
         if self._present is not None:
             self._present.await_stored(self.timeout_s)
-        self._present = self._on_card(table) if self.transfer == "ipc" and not self.not_on_card else None
+        self._present = self._on_gpu(table) if self.transfer == "ipc" and not self.why_not_on_gpu else None
         if self._present is None and self.transfer in ("ipc", "shared_memory"):
             self._present = self._on_host(table)
         return self._present
 
-    def _on_card(self, table: Sequence[TensorEntry]) -> Copy | None:
+    def _on_gpu(self, table: Sequence[TensorEntry]) -> Copy | None:
         try:
-            if self._card is None or self._card.table != tuple(table):
-                self._card = CardWeights(self.pages.memory, table)
-        except CardRefused as error:
-            self.not_on_card = str(error)
+            if self._gpu is None or self._gpu.table != tuple(table):
+                self._gpu = GpuWeights(self.pages.memory, table)
+        except GpuRefused as error:
+            self.why_not_on_gpu = str(error)
             return None
-        if not self._card.begin(READERS_S):
+        if not self._gpu.begin(READERS_S):
             log.warning("a reader of the weights before did not end within %g s; they are overwritten", READERS_S)
-        return CardCopy(self._card, self.pages, self.store)
+        return GpuCopy(self._gpu, self.pages, self.store)
 
     def _on_host(self, table: Sequence[TensorEntry]) -> Copy | None:
         try:

@@ -36,8 +36,8 @@ import torch
 from ray.exceptions import GetTimeoutError
 from transformers.utils import logging as hf_logging
 
-from squelch.actors.gpus.memory import CardMemory
-from squelch.actors.gpus.watch import Counters, watch_card
+from squelch.actors.gpus.memory import GpuMemory
+from squelch.actors.gpus.watch import Counters, watch_gpu
 from squelch.actors.messages import GroupMember, Imitation, StepReport, StepTerms, WeightBundle
 from squelch.actors.process.folders import Entry
 from squelch.actors.process.interfaces import bind_nccl, listen
@@ -50,7 +50,7 @@ from squelch.learner.batching import Groups, Row
 from squelch.learner.config import LearnerConfig
 from squelch.learner.decomposition.decompose import decompose
 from squelch.learner.decomposition.statistics import Decomposition
-from squelch.learner.memory import full_card_explained
+from squelch.learner.memory import full_gpu_explained
 from squelch.learner.network import LOOPBACK, Endpoint, RankProcess, unreachable
 from squelch.learner.published_copy import Copies
 from squelch.learner.staging import Staging
@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 
 def counters() -> Counters:
-    """What torch knows of this rank's card; its largest reservation is that since the last call."""
+    """What torch knows of this rank's GPU; its largest reservation is that since the last call."""
     free, total = torch.cuda.mem_get_info()
     own = torch.cuda.max_memory_reserved()
     torch.cuda.reset_peak_memory_stats()
@@ -139,9 +139,9 @@ class LearnerRank:
         self.trainer = Trainer(model_dir, config, rank, len(endpoints), self.seed, self.temperature, resumes)
         self.marks = self.trainer.marks
         if rank == 0:
-            memory = CardMemory(self.trainer.device)
+            memory = GpuMemory(self.trainer.device)
             self._copies = Copies(self._transfer, memory, config.step_timeout_s, _in_background())
-        self._card = watch_card(f"learner-{rank}", config.num_gpus, config.dtype, counters)
+        self._gpu = watch_gpu(f"learner-{rank}", config.num_gpus, config.dtype, counters)
 
     def stop(self) -> None:
         """Leaves the process group."""
@@ -158,8 +158,8 @@ class LearnerRank:
         fetch = time.perf_counter() - start
         with self._explained():
             report = self.trainer.train_step(step, groups, terms)
-        card = self._card.take()
-        return replace(report, seconds={**report.seconds, "fetch": fetch}, cards=() if card is None else (card,))
+        gpu = self._gpu.take()
+        return replace(report, seconds={**report.seconds, "fetch": fetch}, gpus=() if gpu is None else (gpu,))
 
     def decompose(self, refs: Sequence[Any], group_ids: Sequence[str]) -> Decomposition:
         """The gradient decomposition of these groups; no update is made."""
@@ -179,7 +179,7 @@ class LearnerRank:
 
     def _explained(self) -> AbstractContextManager[None]:
         copies = self._copies
-        return full_card_explained(self.config, lambda: 0 if copies is None else copies.card_bytes)
+        return full_gpu_explained(self.config, lambda: 0 if copies is None else copies.gpu_bytes)
 
     def _fetch(self, what: str, refs: Sequence[Any], group_ids: Sequence[str]) -> Groups:
         """The groups' trajectories. Raises RuntimeError when their tables do not arrive within `step_timeout_s`."""

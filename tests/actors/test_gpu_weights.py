@@ -1,4 +1,4 @@
-"""Weights on a card that two processes share, with the host's memory in the card's place: everything but CUDA's own
+"""Weights on a GPU that two processes share, with the host's memory in the GPU's place: everything but CUDA's own
 calls, in which `tests/actors/gpus/test_on_cuda.py` takes their place."""
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ import pytest
 import torch
 
 from squelch.actors import gpu_weights
-from squelch.actors.gpu_weights import CardWeights
-from squelch.actors.gpus.memory import CardRefused
-from squelch.actors.messages import OnCard, SharedWeights, TensorEntry
+from squelch.actors.gpu_weights import GpuWeights
+from squelch.actors.gpus.memory import GpuRefused
+from squelch.actors.messages import OnGpu, SharedWeights, TensorEntry
 from squelch.actors.weights import checksum
 from squelch.actors.weights_file import Unreachable, opened
-from tests.fakes.cards import FakeCard
+from tests.fakes.gpus import FakeGpu
 
 TABLE = (TensorEntry("a", "float32", (3, 2)), TensorEntry("b", "bfloat16", (5,)), TensorEntry("c", "int64", ()))
 READER = """
 import json, sys, time
 from squelch.actors import gpu_weights
-from squelch.actors.messages import OnCard, SharedWeights, TensorEntry
+from squelch.actors.messages import OnGpu, SharedWeights, TensorEntry
 from squelch.actors.weights_file import opened
-from tests.fakes.cards import FakeCard
+from tests.fakes.gpus import FakeGpu
 told = json.loads(sys.argv[1])
-card = OnCard(told["card"], bytes.fromhex(told["handle"]), told["num_bytes"], told["number"])
-shared = SharedWeights(told["path"], told["name"], told["ticket_bytes"], (), card)
+gpu = OnGpu(told["gpu"], bytes.fromhex(told["handle"]), told["num_bytes"], told["number"])
+shared = SharedWeights(told["path"], told["name"], told["ticket_bytes"], (), gpu)
 table = [TensorEntry(name, dtype, tuple(shape)) for name, dtype, shape in told["table"]]
-with opened(shared), gpu_weights.read(FakeCard(), card, table, told["checksum"]) as weights:
+with opened(shared), gpu_weights.read(FakeGpu(), gpu, table, told["checksum"]) as weights:
     print(json.dumps({name: tensor.tolist() for name, tensor in weights}), flush=True)
     time.sleep(600)
 """
@@ -49,7 +49,7 @@ def digest(weights: list[tuple[str, torch.Tensor]]) -> str:
     return checksum((n, t.view(torch.uint16).numpy() if t.dtype == torch.bfloat16 else t.numpy()) for n, t in weights)
 
 
-def written(writer: CardWeights, number: int, timeout_s: float = 180.0) -> tuple[SharedWeights, str, bool]:
+def written(writer: GpuWeights, number: int, timeout_s: float = 180.0) -> tuple[SharedWeights, str, bool]:
     ended = writer.begin(timeout_s)
     for name, tensor in version(number):
         writer.add(name, tensor)
@@ -58,27 +58,27 @@ def written(writer: CardWeights, number: int, timeout_s: float = 180.0) -> tuple
 
 def in_plain_words(shared: SharedWeights, checksum_: str) -> str:
     """What a reader is told, as text: nothing of it needs a class."""
-    card = asdict(shared.card) | {"handle": shared.card.handle.hex()}
+    gpu = asdict(shared.gpu) | {"handle": shared.gpu.handle.hex()}
     table = [[entry.name, entry.dtype, list(entry.shape)] for entry in TABLE]
     ticket = {"path": shared.path, "name": shared.name, "ticket_bytes": shared.num_bytes}
-    return json.dumps(card | ticket | {"table": table, "checksum": checksum_})
+    return json.dumps(gpu | ticket | {"table": table, "checksum": checksum_})
 
 
 @pytest.fixture
-def writer() -> Iterator[CardWeights]:
-    card = FakeCard()
-    yield CardWeights(card, TABLE)
-    card.close()
+def writer() -> Iterator[GpuWeights]:
+    gpu = FakeGpu()
+    yield GpuWeights(gpu, TABLE)
+    gpu.close()
 
 
 @contextmanager
-def reading(shared: SharedWeights, digits: str, card: FakeCard | None = None):
-    with opened(shared), gpu_weights.read(card or FakeCard(), shared.card, TABLE, digits) as weights:
+def reading(shared: SharedWeights, digits: str, gpu: FakeGpu | None = None):
+    with opened(shared), gpu_weights.read(gpu or FakeGpu(), shared.gpu, TABLE, digits) as weights:
         yield dict(weights)
 
 
 def test_another_process_reads_a_version_by_plain_bytes_and_numbers_and_gives_it_back_if_it_is_killed(
-    writer: CardWeights,
+    writer: GpuWeights,
 ) -> None:
     written(writer, 1)
     shared, digits, _ = written(writer, 2)
@@ -90,7 +90,7 @@ def test_another_process_reads_a_version_by_plain_bytes_and_numbers_and_gives_it
     assert written(writer, 3)[2], "nobody reads any more"
 
 
-def test_the_next_version_waits_for_the_readers_of_the_present_one(writer: CardWeights) -> None:
+def test_the_next_version_waits_for_the_readers_of_the_present_one(writer: GpuWeights) -> None:
     shared, digits, _ = written(writer, 1)
     done = threading.Event()
     with reading(shared, digits) as weights:
@@ -101,12 +101,12 @@ def test_the_next_version_waits_for_the_readers_of_the_present_one(writer: CardW
     thread.join()
 
 
-def test_who_comes_late_is_told_that_the_version_was_replaced(writer: CardWeights) -> None:
+def test_who_comes_late_is_told_that_the_version_was_replaced(writer: GpuWeights) -> None:
     shared, digits, _ = written(writer, 1)
     newer, newest, _ = written(writer, 2)
     with pytest.raises(Unreachable, match="newer weights replaced it"), reading(shared, digits):
         pass
-    with pytest.raises(Unreachable, match="holds another version"), reading(replace(newer, card=shared.card), digits):
+    with pytest.raises(Unreachable, match="holds another version"), reading(replace(newer, gpu=shared.gpu), digits):
         pass
     with reading(newer, newest) as weights:
         assert (weights["b"] == 2).all()
@@ -116,22 +116,22 @@ def test_who_comes_late_is_told_that_the_version_was_replaced(writer: CardWeight
 
 
 def test_a_reader_that_does_not_end_is_not_awaited_for_ever_and_sees_that_its_weights_changed(
-    writer: CardWeights,
+    writer: GpuWeights,
 ) -> None:
-    card = FakeCard()
+    gpu = FakeGpu()
     shared, digits, _ = written(writer, 1)
-    with pytest.raises(RuntimeError, match="overwritten while they were read"), reading(shared, digits, card):
+    with pytest.raises(RuntimeError, match="overwritten while they were read"), reading(shared, digits, gpu):
         assert written(writer, 2, timeout_s=0.0)[2] is False
-    assert card.open == 0
+    assert gpu.open == 0
 
 
-def test_weights_that_cannot_be_read_are_refused_with_the_reason(writer: CardWeights) -> None:
+def test_weights_that_cannot_be_read_are_refused_with_the_reason(writer: GpuWeights) -> None:
     shared, digits, _ = written(writer, 1)
-    card: OnCard = shared.card
+    gpu: OnGpu = shared.gpu
     for reason, other, memory in [
-        (r"on card GPU-0, and this process is on GPU-1", shared, FakeCard(card="GPU-1")),
-        (r"cannot be opened: the driver refuses cuIpcOpen\w+: CUDA_ERROR", shared, FakeCard(refuses="opened")),
-        (r"has 9 bytes, and its table 72", replace(shared, card=replace(card, num_bytes=9)), FakeCard()),
+        (r"on GPU-0, and this process is on GPU-1", shared, FakeGpu(gpu="GPU-1")),
+        (r"cannot be opened: the driver refuses cuIpcOpen\w+: CUDA_ERROR", shared, FakeGpu(refuses="opened")),
+        (r"has 9 bytes, and its table 72", replace(shared, gpu=replace(gpu, num_bytes=9)), FakeGpu()),
     ]:
         with pytest.raises(Unreachable, match=reason), reading(other, digits, memory):
             pass
@@ -140,9 +140,9 @@ def test_weights_that_cannot_be_read_are_refused_with_the_reason(writer: CardWei
         pass
 
 
-def test_a_driver_that_cannot_export_and_a_parameter_out_of_order_are_errors(writer: CardWeights) -> None:
-    with pytest.raises(CardRefused, match=r"cuIpcGetMemHandle: CUDA_ERROR_NOT_SUPPORTED \(801\)"):
-        CardWeights(FakeCard(refuses="allocated"), TABLE)
+def test_a_driver_that_cannot_export_and_a_parameter_out_of_order_are_errors(writer: GpuWeights) -> None:
+    with pytest.raises(GpuRefused, match=r"cuIpcGetMemHandle: CUDA_ERROR_NOT_SUPPORTED \(801\)"):
+        GpuWeights(FakeGpu(refuses="allocated"), TABLE)
     writer.begin(0.0)
     with pytest.raises(ValueError, match=r"gathered b .* but the table expects"):
         writer.add(*version(1)[1])

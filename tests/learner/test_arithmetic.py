@@ -15,7 +15,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from squelch.actors.gpus.records import CardUse, Operations
+from squelch.actors.gpus.records import GpuUse, Operations
 from squelch.actors.messages import StepReport
 from squelch.actors.model_counts import model_size
 from squelch.cluster.control.calls import slowest
@@ -113,13 +113,13 @@ def test_a_step_without_an_update_has_no_operations(model_dir: Path) -> None:
     assert Trainer(model_dir, make_config()).train_step(1, []).operations is None
 
 
-def test_the_ranks_operations_are_added_and_their_cards_kept() -> None:
+def test_the_ranks_operations_are_added_and_their_gpus_kept() -> None:
     def report(rank: int) -> StepReport:
-        card = CardUse(f"learner-{rank}", str(rank), "NVIDIA H200", 989e12, 0.5, 1.0, 2.0, 1.0)
+        gpu = GpuUse(f"learner-{rank}", str(rank), "NVIDIA H200", 989e12, 0.5, 1.0, 2.0, 1.0)
         seconds = {"forward_backward": 1.0 + rank}
-        return StepReport(1, True, 1, 4, 9, {}, seconds, None, Operations(10.0, 1.0, 3.0), (card,))
+        return StepReport(1, True, 1, 4, 9, {}, seconds, None, Operations(10.0, 1.0, 3.0), (gpu,))
 
     both = slowest([report(0), report(1)])
     assert both.operations == Operations(20.0, 2.0, 3.0) and both.seconds == {"forward_backward": 2.0}
-    assert [card.actor for card in both.cards] == ["learner-0", "learner-1"]
+    assert [gpu.actor for gpu in both.gpus] == ["learner-0", "learner-1"]
     assert slowest([StepReport(1, False, 0, 0, 0)]).operations is None

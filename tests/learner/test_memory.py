@@ -36,12 +36,12 @@ PARAMETERS = {
 }
 
 
-def put_cards(monkeypatch: pytest.MonkeyPatch, *gib: float) -> None:
-    """The process sees cards of these sizes; whoever asks for free memory would create a context."""
+def put_gpus(monkeypatch: pytest.MonkeyPatch, *gib: float) -> None:
+    """The process sees GPUs of these sizes; whoever asks for free memory would create a context."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(gib))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gib))
     monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda card: SimpleNamespace(total_memory=gib[card] * memory.GIB)
+        torch.cuda, "get_device_properties", lambda gpu: SimpleNamespace(total_memory=gib[gpu] * memory.GIB)
     )
     monkeypatch.setattr(torch.cuda, "mem_get_info", None)
 
@@ -128,7 +128,7 @@ def test_what_cannot_fit_is_refused_with_what_would_make_it_fit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cards", "settings", "gib"),
+    ("gpus", "settings", "gib"),
     [
         ((80,), {"num_gpus": 1}, 80),
         ((80,), {"num_gpus": 0.4}, 32),
@@ -139,10 +139,10 @@ def test_what_cannot_fit_is_refused_with_what_would_make_it_fit() -> None:
         ((80,), {"num_gpus": 0.5, "max_memory_gib": 12}, 12),
     ],
 )
-def test_a_rank_has_its_share_of_the_smallest_card_and_no_context_is_made_to_know_it(
-    monkeypatch: pytest.MonkeyPatch, cards: tuple[float, ...], settings: dict[str, float], gib: float | None
+def test_a_rank_has_its_share_of_the_smallest_gpu_and_no_context_is_made_to_know_it(
+    monkeypatch: pytest.MonkeyPatch, gpus: tuple[float, ...], settings: dict[str, float], gib: float | None
 ) -> None:
-    put_cards(monkeypatch, *cards)
+    put_gpus(monkeypatch, *gpus)
     assert memory.available(LearnerConfig.model_validate(settings)) == (None if gib is None else gib * memory.GIB)
 
 
@@ -163,7 +163,7 @@ def test_a_rank_has_its_share_of_the_smallest_card_and_no_context_is_made_to_kno
         ),
     ],
 )
-def test_a_card_that_fills_in_mid_run_is_named_with_who_holds_how_much(
+def test_a_gpu_that_fills_in_mid_run_is_named_with_who_holds_how_much(
     monkeypatch: pytest.MonkeyPatch, own: int, outside: int, free: int, message: str
 ) -> None:
     def full(*_: object) -> None:
@@ -176,7 +176,7 @@ def test_a_card_that_fills_in_mid_run_is_named_with_who_holds_how_much(
     monkeypatch.setattr(rank, "trainer", SimpleNamespace(train_step=full, publish=full), raising=False)
     monkeypatch.setattr(rank, "_fetch", lambda *_: [])
     if outside:
-        copies = SimpleNamespace(card_bytes=outside * memory.GIB, free=lambda: None)
+        copies = SimpleNamespace(gpu_bytes=outside * memory.GIB, free=lambda: None)
         monkeypatch.setattr(rank, "_copies", copies)
     for call in (
         lambda: rank.train_step(1, [], [], StepTerms()),
@@ -212,7 +212,7 @@ def test_the_host_memory_of_ranks_on_gpus_is_counted_and_what_cannot_fit_is_refu
     assert (offloaded.state, offloaded.snapshot, plain.state) == (16 * size // 4, 0, 0)
     assert plain.staging == 12 * size // 4 and offloaded.staging < 5 * memory.GIB, "a resume reads weights and moments"
     assert memory.host_estimate(config, LearnerConfig(), 4) is None
-    put_cards(monkeypatch, 80)
+    put_gpus(monkeypatch, 80)
     monkeypatch.setattr(memory, "_free", lambda: 64 * memory.GIB)
     assert memory.check(config, learner, 4, sharing=2).startswith("learner needs")
     with pytest.raises(ValueError, match=r"the 4 ranks of this host have 64\.0 together: set learner\.minibatches=1"):

@@ -1,4 +1,4 @@
-"""The frozen copy of a published version, in sealed memory or on a card, and the object store filled from it."""
+"""The frozen copy of a published version, in sealed memory or on a GPU, and the object store filled from it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from squelch.actors.weights_file import ArraySpec, Unreachable, opened, read_arr
 from squelch.learner import published_copy
 from squelch.learner.published_copy import Copies
 from squelch.learner.trainer import Trainer
-from tests.fakes.cards import FakeCard
+from tests.fakes.gpus import FakeGpu
 from tests.learner.models import make_config, make_groups
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -30,7 +30,7 @@ class Later:
 
     def __init__(self, transfer: str, timeout_s: float = 180.0) -> None:
         self.numbers: list[int] = []
-        self.copies = Copies(transfer, FakeCard(), timeout_s, self.begun)
+        self.copies = Copies(transfer, FakeGpu(), timeout_s, self.begun)
 
     def begun(self, number: int) -> int:
         self.numbers.append(number)
@@ -45,8 +45,8 @@ class Later:
 def read(bundle: WeightBundle) -> str:
     """The digest of the weights that a process of the host reads."""
     with opened(bundle.shared) as path:
-        if bundle.shared.card is not None:
-            with gpu_weights.read(FakeCard(), bundle.shared.card, bundle.table, bundle.checksum):
+        if bundle.shared.gpu is not None:
+            with gpu_weights.read(FakeGpu(), bundle.shared.gpu, bundle.table, bundle.checksum):
                 return bundle.checksum
         return checksum(read_arrays(path, map(ArraySpec.of, bundle.shared.arrays)).items())
 
@@ -54,7 +54,7 @@ def read(bundle: WeightBundle) -> str:
 @pytest.fixture
 def in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of about a parameter each."""
-    small: dict[str, Callable[..., Any]] = {name: vars(published_copy)[name] for name in ("HostCopy", "CardCopy")}
+    small: dict[str, Callable[..., Any]] = {name: vars(published_copy)[name] for name in ("HostCopy", "GpuCopy")}
     for name, made in small.items():
         monkeypatch.setattr(published_copy, name, lambda *args, made=made: made(*args, chunk_bytes=4096))
 
@@ -103,12 +103,12 @@ def test_a_store_that_takes_nothing_is_not_awaited_for_ever(model_dir: Path) -> 
         trainer.publish(2, lambda chunk: chunk, copies=later.copies)
 
 
-def test_the_block_on_the_card_and_the_pages_are_made_once(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_block_on_the_gpu_and_the_pages_are_made_once(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, later, made = Trainer(model_dir, make_config()), Later("ipc"), list[str]()
     for name in ("allocated", "pages"):
-        call = getattr(FakeCard, name)
+        call = getattr(FakeGpu, name)
         monkeypatch.setattr(
-            FakeCard, name, lambda self, size, name=name, call=call: (made.append(name), call(self, size))[1]
+            FakeGpu, name, lambda self, size, name=name, call=call: (made.append(name), call(self, size))[1]
         )
     for version in (1, 2, 3):
         trainer.publish(version, lambda chunk: chunk, copies=later.copies)
@@ -116,12 +116,12 @@ def test_the_block_on_the_card_and_the_pages_are_made_once(model_dir: Path, monk
     assert sorted(made) == ["allocated", "pages"]
 
 
-def test_what_lies_on_the_card_stays_there_in_a_training_step_and_sealed_memory_is_freed(model_dir: Path) -> None:
+def test_what_lies_on_the_gpu_stays_there_in_a_training_step_and_sealed_memory_is_freed(model_dir: Path) -> None:
     for transfer in WAYS:
         trainer, later = Trainer(model_dir, make_config()), Later(transfer)
         bundle = trainer.publish(1, lambda chunk: chunk, copies=later.copies)
         later.copies.free()
-        assert (later.copies.card_bytes >= bundle.num_bytes) == (transfer == "ipc")
+        assert (later.copies.gpu_bytes >= bundle.num_bytes) == (transfer == "ipc")
         if transfer == "ipc":
             assert read(bundle) == bundle.checksum, "a worker that joins late reads it as well"
         else:
@@ -131,8 +131,8 @@ def test_what_lies_on_the_card_stays_there_in_a_training_step_and_sealed_memory_
 
 def test_a_driver_that_cannot_export_leaves_the_host_s_memory_and_the_reason(model_dir: Path) -> None:
     trainer = Trainer(model_dir, make_config())
-    copies = Copies("ipc", FakeCard(refuses="allocated"), 180.0, None)
+    copies = Copies("ipc", FakeGpu(refuses="allocated"), 180.0, None)
     bundle = trainer.publish(1, lambda chunk: chunk, copies=copies)
-    assert bundle.shared.card is None and read(bundle) == bundle.checksum
-    assert "CUDA_ERROR_NOT_SUPPORTED" in bundle.not_on_card
-    assert trainer.publish(2, lambda chunk: chunk, copies=copies).not_on_card == bundle.not_on_card
+    assert bundle.shared.gpu is None and read(bundle) == bundle.checksum
+    assert "CUDA_ERROR_NOT_SUPPORTED" in bundle.why_not_on_gpu
+    assert trainer.publish(2, lambda chunk: chunk, copies=copies).why_not_on_gpu == bundle.why_not_on_gpu

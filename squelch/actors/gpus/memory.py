@@ -1,4 +1,4 @@
-"""Blocks of a card's memory that other processes on the card can open: CUDA's calls behind one small class.
+"""Blocks of a GPU's memory that other processes on the GPU can open: CUDA's calls behind one small class.
 
 The calls go to the driver's own library, so a block is a plain allocation: PyTorch's allocator, with expandable
 segments or without, neither owns nor moves it. A block's handle is `HANDLE_BYTES` plain bytes. Any number of processes
@@ -20,39 +20,39 @@ _LAZY_PEER_ACCESS = 1
 """CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag that the call knows."""
 
 
-class CardRefused(RuntimeError):
+class GpuRefused(RuntimeError):
     """What the driver does not do, with its reason."""
 
 
-class CardMemory:
-    """The memory of the card of `device`, on which PyTorch has been started in this process."""
+class GpuMemory:
+    """The memory of the GPU of `device`, on which PyTorch has been started in this process."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     @property
-    def card(self) -> str:
-        """The card's UUID, which is the same in every process and container. CardRefused without CUDA."""
+    def gpu(self) -> str:
+        """The GPU's UUID, which is the same in every process and container. GpuRefused without CUDA."""
         if not torch.cuda.is_available():
-            raise CardRefused("this process has no CUDA device")
+            raise GpuRefused("this process has no CUDA device")
         return str(torch.cuda.get_device_properties(self.device).uuid)
 
     def allocated(self, num_bytes: int) -> tuple[Tensor, bytes]:
-        """A new block, (num_bytes,) uint8, and its handle; it lasts until this process ends. CardRefused if the memory
+        """A new block, (num_bytes,) uint8, and its handle; it lasts until this process ends. GpuRefused if the memory
         is short, or the driver cannot export it, as under WSL."""
         pointer, handle = ctypes.c_uint64(), _Handle()
         with self._current():
             _call("cuMemAlloc_v2", ctypes.byref(pointer), num_bytes)
             try:
                 _call("cuIpcGetMemHandle", ctypes.byref(handle), pointer)
-            except CardRefused:
+            except GpuRefused:
                 _call("cuMemFree_v2", pointer)
                 raise
             return self._tensor(pointer, num_bytes), bytes(handle)
 
     @contextmanager
     def opened(self, handle: bytes, num_bytes: int) -> Iterator[Tensor]:
-        """Another process's block, (num_bytes,) uint8, which must not be used after the context. CardRefused if the
+        """Another process's block, (num_bytes,) uint8, which must not be used after the context. GpuRefused if the
         driver does not open it."""
         pointer = ctypes.c_uint64()
         with self._current():
@@ -64,15 +64,15 @@ class CardMemory:
                 _call("cuIpcCloseMemHandle", pointer)
 
     def settle(self) -> None:
-        """Returns once the card has done what this process asked of it."""
+        """Returns once the GPU has done what this process asked of it."""
         torch.cuda.synchronize(self.device)
 
     def pages(self, num_bytes: int) -> Tensor:
-        """Pinned memory of the host, (num_bytes,) uint8: the card copies into it at the bus's speed."""
+        """Pinned memory of the host, (num_bytes,) uint8: the GPU copies into it at the bus's speed."""
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def fetch(self, source: Tensor, pages: Tensor) -> None:
-        """Copies bytes of the card into pages, beside whatever the card computes; returns once they are there."""
+        """Copies bytes of the GPU into pages, beside whatever the GPU computes; returns once they are there."""
         with torch.cuda.stream(_stream(self.device)):
             pages.copy_(source, non_blocking=True)
         _stream(self.device).synchronize()
@@ -82,7 +82,7 @@ class CardMemory:
 
     @contextmanager
     def _current(self) -> Iterator[None]:
-        """Makes the card's context the calling thread's, which the driver's calls use."""
+        """Makes the GPU's context the calling thread's, which the driver's calls use."""
         with torch.cuda.device(self.device):
             torch.cuda.synchronize()
             yield
@@ -121,7 +121,7 @@ def _driver(library: str = "libcuda.so.1") -> ctypes.CDLL:
     try:
         found = ctypes.CDLL(library)
     except OSError as error:
-        raise CardRefused(f"the driver's library cannot be loaded: {error}") from error
+        raise GpuRefused(f"the driver's library cannot be loaded: {error}") from error
     for name, types in _CALLS.items():
         call = getattr(found, name)
         call.argtypes, call.restype = types, ctypes.c_int
@@ -134,7 +134,7 @@ def _call(name: str, *arguments: object) -> None:
     if result:
         text = ctypes.c_char_p()
         driver.cuGetErrorName(result, ctypes.byref(text))
-        raise CardRefused(f"the driver refuses {name}: {(text.value or b'error').decode()} ({result})")
+        raise GpuRefused(f"the driver refuses {name}: {(text.value or b'error').decode()} ({result})")
 
 
 @cache

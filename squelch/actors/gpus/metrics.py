@@ -1,4 +1,4 @@
-"""Metrics of the work of a step against what its cards could do. Pure.
+"""Metrics of the work of a step against what its GPUs could do. Pure.
 
 Model FLOPs are those of the matrix products that the step needs: the learner's passes over packed rows, and one forward
 pass for each sampled token. Attention's products are counted apart, because they depend on the lengths; recomputed
@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
-from squelch.actors.gpus.records import CardUse, Operations
+from squelch.actors.gpus.records import GpuUse, Operations
 from squelch.kit.metrics.specification import Section, Table, gauge, product
 
 LEARNED = ("forward_backward", "train", "step")
@@ -30,7 +30,7 @@ METRICS: Table = {
         gauge(
             "squelch_mfu_ratio",
             "mfu/{part}/{kind}",
-            "These as a share of the peak of the cards on which the part runs (MFU); NaN on CPUs, and on cards without "
+            "These as a share of the peak of the GPUs on which the part runs (MFU); NaN on CPUs, and on GPUs without "
             "a row in squelch/actors/gpus/peaks.py",
             SERIES,
         ),
@@ -44,13 +44,13 @@ METRICS: Table = {
         gauge(
             "squelch_gpu_busy_ratio",
             "gpu/{actor}/busy",
-            "Share of the time since the last step in which any process used the card of a learner rank or rollout "
+            "Share of the time since the last step in which any process used the GPU of a learner rank or rollout "
             "worker (NVML)",
         ),
         gauge(
             "squelch_gpu_memory_bytes",
             "gpu/{actor}/memory_{what}",
-            "Memory of that card: used by all processes, in total, and what the actor holds (by NVML, or torch's "
+            "Memory of that GPU: used by all processes, in total, and what the actor holds (by NVML, or torch's "
             "largest reservation where NVML does not show this process)",
         ),
     ),
@@ -58,26 +58,26 @@ METRICS: Table = {
 
 
 class Efficiency:
-    """Collects what the actors report of their work and cards, and compares both when a step is recorded."""
+    """Collects what the actors report of their work and GPUs, and compares both when a step is recorded."""
 
     def __init__(self) -> None:
         self._work = Operations()
-        self._learners: dict[str, CardUse] = {}
-        self._workers: dict[str, CardUse] = {}
+        self._learners: dict[str, GpuUse] = {}
+        self._workers: dict[str, GpuUse] = {}
 
-    def trained(self, work: Operations | None, cards: Iterable[CardUse]) -> None:
+    def trained(self, work: Operations | None, gpus: Iterable[GpuUse]) -> None:
         """Takes the learner's report; `work` is None for a step without an update."""
         self._work = work or self._work
-        self._learners = {card.actor: card for card in cards} or self._learners
+        self._learners = {gpu.actor: gpu for gpu in gpus} or self._learners
 
-    def updated(self, cards: Iterable[CardUse | None]) -> None:
+    def updated(self, gpus: Iterable[GpuUse | None]) -> None:
         """Takes the rollout workers' reports of a weight update."""
-        found = {card.actor: card for card in cards if card is not None}
+        found = {gpu.actor: gpu for gpu in gpus if gpu is not None}
         self._workers = found or self._workers
 
     def unknown(self) -> list[str]:
-        """Names of cards whose peak is not known."""
-        return sorted({card.name for card in self._all().values() if math.isnan(card.peak)})
+        """Names of GPUs whose peak is not known."""
+        return sorted({gpu.name for gpu in self._all().values() if math.isnan(gpu.peak)})
 
     def metrics(self, flat: Mapping[str, float], sampling_s: float) -> dict[str, float]:
         """Flat metrics of a step with these times, in which engines sampled for `sampling_s` seconds."""
@@ -103,20 +103,20 @@ class Efficiency:
                     found[f"mfu/{part}/{kind}"] = rate / peaks[part]
         tokens = {"rollout": flat["tokens/sampled"], "train": flat.get("tokens/trained", 0.0)}
         found |= {f"tokens_per_second/{part}": n / seconds[part] for part, n in tokens.items() if seconds[part] > 0}
-        return found | self._card_metrics()
+        return found | self._gpu_metrics()
 
-    def _all(self) -> dict[str, CardUse]:
+    def _all(self) -> dict[str, GpuUse]:
         return self._learners | self._workers
 
-    def _card_metrics(self) -> dict[str, float]:
+    def _gpu_metrics(self) -> dict[str, float]:
         found: dict[str, float] = {}
-        for actor, card in self._all().items():
-            known = {"busy": card.busy, "memory_used": card.used, "memory_total": card.total, "memory_own": card.own}
+        for actor, gpu in self._all().items():
+            known = {"busy": gpu.busy, "memory_used": gpu.used, "memory_total": gpu.total, "memory_own": gpu.own}
             found |= {f"gpu/{actor}/{what}": value for what, value in known.items() if not math.isnan(value)}
         return found
 
 
-def _peak(cards: Mapping[str, CardUse]) -> float:
-    """The peak of the cards together, each counted once, in the faster of the types in which its actors compute; NaN
-    if one is not known, 0 without cards."""
-    return sum({card.identity: card.peak for card in sorted(cards.values(), key=attrgetter("peak"))}.values())
+def _peak(gpus: Mapping[str, GpuUse]) -> float:
+    """The peak of the GPUs together, each counted once, in the faster of the types in which its actors compute; NaN
+    if one is not known, 0 without GPUs."""
+    return sum({gpu.identity: gpu.peak for gpu in sorted(gpus.values(), key=attrgetter("peak"))}.values())

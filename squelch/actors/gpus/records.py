@@ -1,4 +1,4 @@
-"""What an actor reports of its work and of its card. Pure."""
+"""What an actor reports of its work and of its GPU. Pure."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class Operations:
 
 
 @dataclass(frozen=True)
-class CardUse:
-    """The use of the (first) card of an actor since the last report. NaN: not known."""
+class GpuUse:
+    """The use of the (first) GPU of an actor since the last report. NaN: not known."""
 
     actor: str
     identity: str
-    """Equal for actors that share the card."""
+    """Equal for actors that share the GPU."""
     name: str
     peak: float
     """Dense products in the type in which the actor computes, FLOP/s."""
     busy: float
-    """Share of the time in which any process had a kernel on the card."""
+    """Share of the time in which any process had a kernel on the GPU."""
     used: float
-    """Bytes of the card in use by all processes."""
+    """Bytes of the GPU in use by all processes."""
     total: float
     own: float
     """Bytes that the actor's processes hold: of NVML, or torch's largest reservation."""

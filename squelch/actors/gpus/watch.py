@@ -1,6 +1,6 @@
-"""The use of an actor's card: NVML in a thread of the actor's process, torch's counters for what NVML does not show.
+"""The use of an actor's GPU: NVML in a thread of the actor's process, torch's counters for what NVML does not show.
 
-The package `nvidia-ml-py` and a driver are optional: without them a card has no utilisation, and that is no error.
+The package `nvidia-ml-py` and a driver are optional: without them a GPU has no utilisation, and that is no error.
 NVML numbers processes as the host does. Their memory is taken from it only if every process that it lists is one of
 this process's namespace; in a container, torch's counters take its place.
 """
@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import psutil
 
 from squelch.actors.gpus.peaks import peak_of
-from squelch.actors.gpus.records import CardUse
+from squelch.actors.gpus.records import GpuUse
 
 SAMPLE_S = 0.25
 """NVML itself averages over a sixth of a second to a second."""
@@ -30,7 +30,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Counters:
-    """What torch knows of this process's card, in bytes."""
+    """What torch knows of this process's GPU, in bytes."""
 
     name: str
     used: float
@@ -39,7 +39,7 @@ class Counters:
 
 
 def first_visible(environment: Mapping[str, str]) -> str:
-    """The first card that CUDA_VISIBLE_DEVICES leaves to the process: an index, or a UUID. Ray sets the variable."""
+    """The first GPU that CUDA_VISIBLE_DEVICES leaves to the process: an index, or a UUID. Ray sets the variable."""
     return (environment.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0].strip()
 
 
@@ -58,9 +58,9 @@ def load_nvml() -> Any:
     return nvml
 
 
-class CardWatch:
-    """Samples an actor's card from its creation to the end of the process. `counters`: torch's, where this process
-    itself uses the card; `nvml`: the module, as of `load_nvml`; without both nothing is known."""
+class GpuWatch:
+    """Samples an actor's GPU from its creation to the end of the process. `counters`: torch's, where this process
+    itself uses the GPU; `nvml`: the module, as of `load_nvml`; without both nothing is known."""
 
     def __init__(
         self, actor: str, dtype: str, counters: Callable[[], Counters] | None = None, nvml: Any = None
@@ -68,23 +68,23 @@ class CardWatch:
         self.actor, self.dtype, self._counters, self._nvml = actor, dtype, counters, nvml
         self._lock = threading.Lock()
         self._busy: list[float] = []
-        self._card = None if nvml is None else self._asked(self._find)
-        if self._card is not None:
-            threading.Thread(target=self._sample, name="card", daemon=True).start()
+        self._gpu = None if nvml is None else self._asked(self._find)
+        if self._gpu is not None:
+            threading.Thread(target=self._sample, name="gpu", daemon=True).start()
 
-    def take(self) -> CardUse | None:
-        """The use since the last call; None if neither NVML nor torch shows the card."""
+    def take(self) -> GpuUse | None:
+        """The use since the last call; None if neither NVML nor torch shows the GPU."""
         counters = None if self._counters is None else self._counters()
-        if self._card is not None and (seen := self._asked(self._seen)) is not None:
+        if self._gpu is not None and (seen := self._asked(self._seen)) is not None:
             return replace(seen, own=counters.own) if math.isnan(seen.own) and counters is not None else seen
         if counters is None:
             return None
         identity = f"{counters.name} {first_visible(os.environ)}"
         return self._use(identity, counters.name, math.nan, counters.used, counters.total, counters.own)
 
-    def _use(self, identity: str, name: str, busy: float, used: float, total: float, own: float) -> CardUse:
+    def _use(self, identity: str, name: str, busy: float, used: float, total: float, own: float) -> GpuUse:
         peak = peak_of(name, self.dtype)
-        return CardUse(self.actor, identity, name, math.nan if peak is None else peak, busy, used, total, own)
+        return GpuUse(self.actor, identity, name, math.nan if peak is None else peak, busy, used, total, own)
 
     def _asked(self, question: Callable[[], Answer]) -> Answer | None:
         """NVML's answer; None, with the reason in the log, if it has none."""
@@ -103,27 +103,27 @@ class CardWatch:
     def _sample(self) -> None:
         pause = threading.Event()
         while not pause.wait(SAMPLE_S):
-            rates = self._asked(lambda: self._nvml.nvmlDeviceGetUtilizationRates(self._card))
-            if rates is None:  # e.g. a part of a card (MIG), which has no utilisation of its own
+            rates = self._asked(lambda: self._nvml.nvmlDeviceGetUtilizationRates(self._gpu))
+            if rates is None:  # e.g. a part of a GPU (MIG), which has no utilisation of its own
                 return
             with self._lock:
                 self._busy.append(rates.gpu / 100)
 
-    def _seen(self) -> CardUse:
+    def _seen(self) -> GpuUse:
         with self._lock:
             samples, self._busy = self._busy, []
         busy = sum(samples) / len(samples) if samples else math.nan
-        memory = self._nvml.nvmlDeviceGetMemoryInfo(self._card)
+        memory = self._nvml.nvmlDeviceGetMemoryInfo(self._gpu)
         identity, name = self._text("nvmlDeviceGetUUID"), self._text("nvmlDeviceGetName")
         return self._use(identity, name, busy, float(memory.used), float(memory.total), self._own_bytes())
 
     def _text(self, function: str) -> str:
-        found = getattr(self._nvml, function)(self._card)
+        found = getattr(self._nvml, function)(self._gpu)
         return found.decode() if isinstance(found, bytes) else found
 
     def _own_bytes(self) -> float:
         """Bytes of this process and its children; NaN if NVML's processes are those of another namespace."""
-        listed = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._card)
+        listed = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._gpu)
         if not all(Path(f"/proc/{process.pid}").exists() for process in listed):
             return math.nan
         own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
@@ -131,6 +131,6 @@ class CardWatch:
         return float(sum(held)) if held and None not in held else math.nan
 
 
-def watch_card(actor: str, num_gpus: float, dtype: str, counters: Callable[[], Counters] | None = None) -> CardWatch:
-    """A watch of the actor's card, if it has one."""
-    return CardWatch(actor, dtype, counters, load_nvml()) if num_gpus > 0 else CardWatch(actor, dtype)
+def watch_gpu(actor: str, num_gpus: float, dtype: str, counters: Callable[[], Counters] | None = None) -> GpuWatch:
+    """A watch of the actor's GPU, if it has one."""
+    return GpuWatch(actor, dtype, counters, load_nvml()) if num_gpus > 0 else GpuWatch(actor, dtype)

@@ -336,10 +336,10 @@ class VllmEngine:
 
     @staticmethod
     def mapped(bundle: WeightBundle, path: Path) -> dict[str, Any]:
-        """A version in the learner's sealed memory, which is open as `path`, or on its card, for `load`."""
+        """A version in the learner's sealed memory, which is open as `path`, or on its GPU, for `load`."""
         assert bundle.shared is not None, "the learner shares this version"
-        if bundle.shared.card is not None:
-            return _in_order(bundle) | {"card": vars(bundle.shared.card)}
+        if bundle.shared.gpu is not None:
+            return _in_order(bundle) | {"gpu": vars(bundle.shared.gpu)}
         return _in_file(bundle, path, bundle.shared.arrays) | {"sealed": True}
 
     async def load(self, bundle: WeightBundle, copied: dict[str, Any]) -> LoadTimes:

@@ -2,7 +2,7 @@
 
 Weights reach the engine's process in one of four ways:
 
-- The learner, on the same card, has written them to a block of its memory (`actors.gpu_weights`), which the engine's
+- The learner, on the same GPU, has written them to a block of its memory (`actors.gpu_weights`), which the engine's
   process opens by its handle.
 - The learner, on the same host, has written them to one file in memory (`actors.weights_file`), whose path the rollout
   worker sends to the engine's process, which maps the file.
@@ -18,7 +18,7 @@ Invariants:
 - From a copy, nothing is loaded before the digest of all arrays equals the learner's: after a refused transfer the
   engine still has its previous weights. The learner's own file is sealed: nobody can have changed it since the digest
   was taken, and it is not read a second time.
-- From a block on the card, nothing is loaded before the digest of all parameters equals the learner's; if the block
+- From a block on the GPU, nothing is loaded before the digest of all parameters equals the learner's; if the block
   holds another version after loading, that is an error, and the weights are partly new.
 - From a group, one bucket is loaded after another, so that no second copy of the model is needed: each bucket's digest
   is compared before it is loaded, that of the version after the last, and after an error the weights are partly new.
@@ -54,8 +54,8 @@ from vllm.platforms import current_platform
 
 from squelch.actors import gpu_weights
 from squelch.actors.device_sums import DeviceDigest
-from squelch.actors.gpus.memory import CardMemory
-from squelch.actors.messages import GroupMember, OnCard, TensorEntry
+from squelch.actors.gpus.memory import GpuMemory
+from squelch.actors.messages import GroupMember, OnGpu, TensorEntry
 from squelch.actors.process.parent_watch import watch_parent
 from squelch.actors.rollout import norms
 from squelch.actors.weight_group import WeightGroup
@@ -81,7 +81,7 @@ class MemberInfo(WeightTransferInitInfo):
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
     """One version's weights and their digest: a file and the table of its arrays, or, without a path, the table of what
-    the block on the card holds, or of what the group is about to receive."""
+    the block on the GPU holds, or of what the group is about to receive."""
 
     version: int
     path: str | None = None
@@ -90,8 +90,8 @@ class UpdateInfo(WeightTransferUpdateInfo):
     table: list[tuple[str, str, list[int]]] = field(default_factory=list)
     sealed: bool = False
     """Whether the file is the learner's own, which is sealed."""
-    card: dict[str, Any] | None = None
-    """The fields of `OnCard`."""
+    gpu: dict[str, Any] | None = None
+    """The fields of `OnGpu`."""
 
     def specs(self) -> list[ArraySpec]:
         """The entries of the file's table, in published order."""
@@ -135,17 +135,17 @@ class SquelchWeightTransferEngine(WeightTransferEngine[MemberInfo, UpdateInfo]):
         or delivers damaged weights."""
         if update_info.path is not None:
             self._load(iter(_mapped(update_info, update_info.path)), update_info.version)
-        elif update_info.card is not None:
-            self._load_from_card(update_info, OnCard(**update_info.card))
+        elif update_info.gpu is not None:
+            self._load_from_gpu(update_info, OnGpu(**update_info.gpu))
         elif self._group is not None:
             self._load(self._received(self._group, update_info), update_info.version)
         else:
             raise RuntimeError(f"this engine is in no weight group; {NOTHING_LOADED}")
 
-    def _load_from_card(self, update_info: UpdateInfo, card: OnCard) -> None:
-        entries, memory = update_info.entries(), CardMemory(self.device)
+    def _load_from_gpu(self, update_info: UpdateInfo, gpu: OnGpu) -> None:
+        entries, memory = update_info.entries(), GpuMemory(self.device)
         try:
-            with gpu_weights.read(memory, card, entries, update_info.checksum) as weights:
+            with gpu_weights.read(memory, gpu, entries, update_info.checksum) as weights:
                 self._load(iter(weights), update_info.version)
         except Unreachable as error:
             raise RuntimeError(f"{error}; {NOTHING_LOADED}") from error

@@ -7,7 +7,7 @@ Invariants:
 
 - From the moment that a weight update pauses sampling until its parity probe passes, the worker delivers no completion
   and starts no request. Before, while the weights are fetched and copied for the engine, it serves on.
-- Engine processes map weights that the learner shares in memory, or open its block on their card, while this process
+- Engine processes map weights that the learner shares in memory, or open its block on their GPU, while this process
   holds the memory. Where it cannot, or nothing could be loaded, it takes the object store and says why in its report.
 - After a damaged transfer or a failed copy the worker keeps serving the old version. It never serves weights that
   failed the probe or were only partly loaded: it discards all completions that were sampled under them, and refuses
@@ -44,7 +44,7 @@ import numpy as np
 
 from squelch.actors.config import RolloutConfig
 from squelch.actors.formats.choice import open_format
-from squelch.actors.gpus.watch import watch_card
+from squelch.actors.gpus.watch import watch_gpu
 from squelch.actors.messages import (
     Completion,
     GenerationRequest,
@@ -413,7 +413,7 @@ class RolloutWorker:
         self._update_timeout_s = config.update_timeout_s
         self._started = asyncio.Lock()
         self._ready = False
-        self._card = watch_card(name, config.num_gpus, config.dtype)
+        self._gpu = watch_gpu(name, config.num_gpus, config.dtype)
 
     async def ready(self) -> dict[str, Any]:
         """Starts the engine at the first call; returns {worker, version, process_id, engine_process_ids}."""
@@ -450,7 +450,7 @@ class RolloutWorker:
         bundle's chunks from the object store; then does as `Engine.update_weights`."""
         if bundle.shared is None:
             return await self._from_store(bundle)
-        way = "shared_memory" if bundle.shared.card is None else "ipc"
+        way = "shared_memory" if bundle.shared.gpu is None else "ipc"
         try:
             with opened(bundle.shared) as path:
                 return self._reported(await self._engine.update_weights(bundle, path=path), way=way)
@@ -473,7 +473,7 @@ class RolloutWorker:
 
     def _reported(self, report: UpdateReport, **facts: Any) -> UpdateReport:
         """The engine's report with what this process knows."""
-        return replace(report, card=self._card.take(), **facts)
+        return replace(report, gpu=self._gpu.take(), **facts)
 
     async def join_group(self, member: GroupMember) -> None:
         """As `Engine.join_group`."""

@@ -151,8 +151,8 @@ def _accelerator() -> Finding:
 
     if torch.cuda.is_available():
         return Finding("accelerator", f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}")
-    cuda_without_card = torch.version.cuda is not None
-    mend = f"this torch is a CUDA build but finds no GPU; for the CPU set-up {SET_UP}" if cuda_without_card else ""
+    cuda_without_gpu = torch.version.cuda is not None
+    mend = f"this torch is a CUDA build but finds no GPU; for the CPU set-up {SET_UP}" if cuda_without_gpu else ""
     found = vectors()
     slow = " without products of 16 bits: it emulates bfloat16, slower than float32" if emulates_16_bits(found) else ""
     return Finding("accelerator", f"none, CPU with {found}{slow}", mend)

@@ -219,7 +219,7 @@ def _needs(config: RunConfig, shape: PreTrainedConfig, size: ModelSize, devices:
 
 
 def _published(config: RunConfig, size: ModelSize) -> int:
-    """Bytes of the weights that the learner shares on its card."""
+    """Bytes of the weights that the learner shares on its GPU."""
     from squelch.actors.model_size import BYTES
 
     return BYTES[config.rollout.dtype] * size.parameters if config.weight_transfer == "ipc" else 0

@@ -136,13 +136,13 @@ def every(results: Sequence[Any]) -> Any:
 
 def slowest(reports: Sequence[StepReport]) -> StepReport:
     """Rank 0's report, whose metrics are over all ranks, with the slowest rank's seconds of each part, and all ranks'
-    operations and cards."""
+    operations and GPUs."""
     parts, done = reports[0].seconds, [report.operations for report in reports if report.operations is not None]
     return replace(
         reports[0],
         seconds={part: max(report.seconds[part] for report in reports) for part in parts},
         operations=sum(done[1:], done[0]) if done else None,
-        cards=tuple(card for report in reports for card in report.cards),
+        gpus=tuple(gpu for report in reports for gpu in report.gpus),
     )
 
 

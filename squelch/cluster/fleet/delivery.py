@@ -1,5 +1,5 @@
 """Delivers a published version to the rollout workers: by broadcast if learner and workers have GPUs, else each worker
-reads it in the learner's memory, of their card or of their host, or fetches it from the object store.
+reads it in the learner's memory, of their GPU or of their host, or fetches it from the object store.
 
 A broadcast needs a weight group (`actors.weight_group`): learner rank 0 and the engines of all workers that the version
 goes to. A group never changes. If a worker has joined or left since the last version, or the learner was replaced, a
@@ -76,7 +76,7 @@ class Delivery:
         self._number = 0
         self._ended: dict[str, float] = {}
         self._said: dict[str, str] = {}
-        """Why each worker last did not read the learner's memory, and the learner did not share its card's."""
+        """Why each worker last did not read the learner's memory, and the learner did not share its GPU's."""
 
     async def deliver(
         self, bundle: WeightBundle, workers: Sequence[Member[Client]], learner: LearnerClient | None
@@ -84,7 +84,7 @@ class Delivery:
         """The report or error of each worker by name, and the loop's time at which each had loaded. SenderLost if the
         learner failed in a broadcast; SettingRefused if weights did not take the way that is asked for by name."""
         self._ended = {}
-        self._say(SENDER, bundle.not_on_card, "shares weights in the host's memory and not on its card")
+        self._say(SENDER, bundle.why_not_on_gpu, "shares weights in the host's memory and not on its GPU")
         return await self._outcomes(bundle, workers, learner), self._ended
 
     async def _outcomes(

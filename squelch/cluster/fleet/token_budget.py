@@ -25,11 +25,11 @@ def choose_token_budget(
     config: RunConfig, model_dir: Path, resume: bool, say: Callable[[str], None], weights: int, ask: Ask
 ) -> RunConfig:
     """The configuration with a number for `learner.token_budget`. Call it once Ray is connected. `weights`: bytes of
-    a published version, which the learner may share on its card; `ask`: the memory of a rank on a GPU, where Ray would
+    a published version, which the learner may share on its GPU; `ask`: the memory of a rank on a GPU, where Ray would
     place it.
 
     Raises:
-        UserError: not even the longest trajectory fits into a rank's memory, or no card answers.
+        UserError: not even the longest trajectory fits into a rank's memory, or no GPU answers.
     """
     if config.learner.token_budget != "auto":
         return config

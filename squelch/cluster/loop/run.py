@@ -53,7 +53,7 @@ from squelch.cluster.fleet.bootstrap import (
     weight_bytes,
 )
 from squelch.cluster.fleet.fleet import Fleet, actor_names
-from squelch.cluster.fleet.gpu_memory import memory_of_a_card
+from squelch.cluster.fleet.gpu_memory import memory_of_a_gpu
 from squelch.cluster.fleet.ray_actors import RayActors
 from squelch.cluster.fleet.token_budget import choose_token_budget
 from squelch.cluster.idle_settings import notes_on_settings
@@ -255,7 +255,7 @@ def _on_ray(config: RunConfig, model_dir: Path, notes: list[str], run: _Context)
         notes.append(scarce)
     connect(config, say, weights=weights, joined=run.end.watch_ray)
     run.driver.hold(say)
-    config = run.end.config = choose_token_budget(config, model_dir, resume, say, weights, memory_of_a_card)
+    config = run.end.config = choose_token_budget(config, model_dir, resume, say, weights, memory_of_a_gpu)
     if not resume:
         find_run(config, resume)  # another process may have begun it meanwhile
     _begin(config, _first_screen(config, model_dir, run.recorder), notes, run.output, say)

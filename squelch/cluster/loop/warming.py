@@ -144,7 +144,7 @@ def learner_settings(config: RunConfig, warmup: WarmupConfig, steps: int) -> Run
     )
     plain = {"algorithm": "grpo", "objective": ObjectiveConfig(), "critic": CriticConfig(), "optimizer": optimizer}
     scorer = config.scorer.model_copy(update={"enabled": False})
-    learner = config.learner.model_copy(update=plain).with_tokens(config.tokens_fed)  # before any card can be asked
+    learner = config.learner.model_copy(update=plain).with_tokens(config.tokens_fed)  # before any GPU can be asked
     return config.model_copy(update={"learner": learner, "scorer": scorer})
 
 

@@ -49,9 +49,9 @@ class RunStatus:
     seconds_left: float | None
     tokens_per_second: float | None
     mfu: float | None
-    """Share of the peak of the run's cards that the matrix products of the last step reached over its wall time."""
+    """Share of the peak of the run's GPUs that the matrix products of the last step reached over its wall time."""
     gpu_busy: float | None
-    """Share of the time in which the cards were busy, mean over the actors that report it."""
+    """Share of the time in which the GPUs were busy, mean over the actors that report it."""
     success: float | None
     """Success of the last step's training trajectories."""
     validation_success: float | None
@@ -165,7 +165,7 @@ def is_scorer_step_alone(line: Line) -> bool:
 
 
 def _gpu_busy(line: Line) -> float | None:
-    """The mean over the actors that report how busy their card is; None without any."""
+    """The mean over the actors that report how busy their GPU is; None without any."""
     known = [value for key, value in line.items() if re.fullmatch("gpu/[^/]+/busy", key) and value is not None]
     return sum(known) / len(known) if known else None
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from squelch.actors.gpus import memory as module
-from squelch.actors.gpus.memory import HANDLE_BYTES, CardMemory, CardRefused
+from squelch.actors.gpus.memory import HANDLE_BYTES, GpuMemory, GpuRefused
 
 DRIVER = r"""
 #include <stdlib.h>
@@ -33,7 +33,7 @@ int cuGetErrorName(int e, const char **s) { *s = e == 2 ? "CUDA_ERROR_OUT_OF_MEM
 """
 
 
-class OnHost(CardMemory):
+class OnHost(GpuMemory):
     """The driver's blocks are the host's, and no context is needed."""
 
     @contextmanager
@@ -65,11 +65,11 @@ def test_a_block_is_opened_by_its_handle_and_closed(memory: OnHost) -> None:
 
 
 def test_what_the_driver_refuses_is_named(memory: OnHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CardRefused, match=r"refuses cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY \(2\)"):
+    with pytest.raises(GpuRefused, match=r"refuses cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY \(2\)"):
         memory.allocated(1001)
-    wrong = pytest.raises(CardRefused, match=r"refuses cuIpcOpenMemHandle_v2: CUDA_ERROR \(201\)")
+    wrong = pytest.raises(GpuRefused, match=r"refuses cuIpcOpenMemHandle_v2: CUDA_ERROR \(201\)")
     with wrong, memory.opened(bytes(HANDLE_BYTES), 9):
         pass
     monkeypatch.undo()
-    with pytest.raises(CardRefused, match="the driver's library cannot be loaded: /no/such/libcuda"):
+    with pytest.raises(GpuRefused, match="the driver's library cannot be loaded: /no/such/libcuda"):
         module._driver("/no/such/libcuda.so.1")

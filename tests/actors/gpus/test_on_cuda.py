@@ -8,24 +8,24 @@ import sys
 import pytest
 import torch
 
-from squelch.actors.gpus.memory import HANDLE_BYTES, CardMemory, CardRefused
+from squelch.actors.gpus.memory import HANDLE_BYTES, GpuMemory, GpuRefused
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 SIZE = (3 << 20) + 8
 READER = """
 import sys, torch
-from squelch.actors.gpus.memory import CardMemory
-memory = CardMemory(torch.device("cuda", 0))
+from squelch.actors.gpus.memory import GpuMemory
+memory = GpuMemory(torch.device("cuda", 0))
 for _ in range(2):
     with memory.opened(bytes.fromhex(sys.argv[1]), int(sys.argv[2])) as block:
-        print(memory.card, int(block.long().sum()), block.is_cuda)
+        print(memory.gpu, int(block.long().sum()), block.is_cuda)
         block[:8] = 7
         memory.settle()
 """
 
 
 def test_another_process_reads_and_writes_a_block_by_its_handle_more_than_once() -> None:
-    memory = CardMemory(torch.device("cuda"))
+    memory = GpuMemory(torch.device("cuda"))
     block, handle = memory.allocated(SIZE)
     block.fill_(3)
     memory.settle()
@@ -33,16 +33,16 @@ def test_another_process_reads_and_writes_a_block_by_its_handle_more_than_once()
     found = subprocess.run(
         [sys.executable, "-c", READER, handle.hex(), str(SIZE)], capture_output=True, text=True, check=True
     )
-    assert found.stdout.split() == [memory.card, str(3 * SIZE), "True", memory.card, str(3 * SIZE + 8 * 4), "True"]
+    assert found.stdout.split() == [memory.gpu, str(3 * SIZE), "True", memory.gpu, str(3 * SIZE + 8 * 4), "True"]
     pages = memory.pages(SIZE)
     memory.fetch(block, pages)
     assert pages.is_pinned() and pages[:8].tolist() == [7] * 8 and (pages[8:] == 3).all()
 
 
 def test_a_handle_of_nothing_and_more_memory_than_there_is_are_refused() -> None:
-    memory = CardMemory(torch.device("cuda"))
-    refused = pytest.raises(CardRefused, match="the driver refuses cuIpcOpenMemHandle_v2: CUDA_ERROR")
+    memory = GpuMemory(torch.device("cuda"))
+    refused = pytest.raises(GpuRefused, match="the driver refuses cuIpcOpenMemHandle_v2: CUDA_ERROR")
     with refused, memory.opened(bytes(HANDLE_BYTES), SIZE):
         pass
-    with pytest.raises(CardRefused, match="the driver refuses cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY"):
+    with pytest.raises(GpuRefused, match="the driver refuses cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY"):
         memory.allocated(1 << 50)

@@ -1,8 +1,8 @@
-"""A share of the peak is told of known cards only."""
+"""A share of the peak is told of known GPUs only."""
 
 import pytest
 
-from squelch.actors.gpus.peaks import card_of, peak_of
+from squelch.actors.gpus.peaks import gpu_of, peak_of
 
 
 @pytest.mark.parametrize(
@@ -22,10 +22,10 @@ from squelch.actors.gpus.peaks import card_of, peak_of
         ("cpu", None),
     ],
 )
-def test_a_card_is_known_by_its_whole_name(name: str, half: float | None) -> None:
+def test_a_gpu_is_known_by_its_whole_name(name: str, half: float | None) -> None:
     assert peak_of(name) == half and peak_of(name, "float16") == half
 
 
 def test_float32_has_a_peak_of_its_own() -> None:
-    card = card_of("NVIDIA H200")
-    assert card is not None and card.peak("float32") == 67e12 < card.peak("bfloat16")
+    gpu = gpu_of("NVIDIA H200")
+    assert gpu is not None and gpu.peak("float32") == 67e12 < gpu.peak("bfloat16")

@@ -1,4 +1,4 @@
-"""The use of a card as NVML, which is faked, and torch's counters show it."""
+"""The use of a GPU as NVML, which is faked, and torch's counters show it."""
 
 import math
 import os
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from squelch.actors.gpus import watch
-from squelch.actors.gpus.watch import CardWatch, Counters, first_visible, load_nvml, watch_card
+from squelch.actors.gpus.watch import Counters, GpuWatch, first_visible, load_nvml, watch_gpu
 
 OTHERS = 4_194_304
 """Above the largest process id of Linux, so that no process has it."""
@@ -22,7 +22,7 @@ class NvmlError(Exception):
 
 
 class Nvml:
-    """NVML with two cards; `processes`: (pid, bytes) on them; `fails`: functions that raise."""
+    """NVML with two GPUs; `processes`: (pid, bytes) on them; `fails`: functions that raise."""
 
     NVMLError = NvmlError
 
@@ -39,25 +39,25 @@ class Nvml:
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
         self.asked.append(index)
-        return f"card {index}"
+        return f"GPU {index}"
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
         self.asked.append(uuid)
-        return "card 1"
+        return "GPU 1"
 
-    def nvmlDeviceGetUtilizationRates(self, card: str) -> SimpleNamespace:
+    def nvmlDeviceGetUtilizationRates(self, gpu: str) -> SimpleNamespace:
         return SimpleNamespace(gpu=31, memory=5)
 
-    def nvmlDeviceGetMemoryInfo(self, card: str) -> SimpleNamespace:
+    def nvmlDeviceGetMemoryInfo(self, gpu: str) -> SimpleNamespace:
         return SimpleNamespace(used=43 << 30, total=141 << 30, free=98 << 30)
 
-    def nvmlDeviceGetUUID(self, card: str) -> str:
-        return f"GPU-{card[-1]}"
+    def nvmlDeviceGetUUID(self, gpu: str) -> str:
+        return f"GPU-{gpu[-1]}"
 
-    def nvmlDeviceGetName(self, card: str) -> bytes:
+    def nvmlDeviceGetName(self, gpu: str) -> bytes:
         return b"NVIDIA H200"
 
-    def nvmlDeviceGetComputeRunningProcesses(self, card: str) -> list[SimpleNamespace]:
+    def nvmlDeviceGetComputeRunningProcesses(self, gpu: str) -> list[SimpleNamespace]:
         return [SimpleNamespace(pid=pid, usedGpuMemory=held) for pid, held in self.processes]
 
 
@@ -75,7 +75,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-def sampled(one: CardWatch) -> CardWatch:
+def sampled(one: GpuWatch) -> GpuWatch:
     """The watch once it has a sample."""
     end = time.monotonic() + 180
     while not one._busy:
@@ -84,16 +84,16 @@ def sampled(one: CardWatch) -> CardWatch:
     return one
 
 
-def test_nvml_shows_the_card_and_what_this_process_holds() -> None:
+def test_nvml_shows_the_gpu_and_what_this_process_holds() -> None:
     nvml = Nvml([(os.getpid(), 9 << 30), (1, 31 << 30)])
-    use = sampled(CardWatch("rollout-0", "bfloat16", nvml=nvml)).take()
+    use = sampled(GpuWatch("rollout-0", "bfloat16", nvml=nvml)).take()
     assert use is not None and (use.actor, use.identity, use.name) == ("rollout-0", "GPU-0", "NVIDIA H200")
     assert use.busy == pytest.approx(0.31) and use.peak == 989e12
     assert (use.used, use.total, use.own) == (43 << 30, 141 << 30, 9 << 30)
 
 
 def test_each_report_is_of_the_time_since_the_last() -> None:
-    one = sampled(CardWatch("rollout-0", "bfloat16", nvml=Nvml([])))
+    one = sampled(GpuWatch("rollout-0", "bfloat16", nvml=Nvml([])))
     one._asked(lambda: None)
     one.take()
     with one._lock:
@@ -115,7 +115,7 @@ def test_a_container_that_nvml_sees_from_outside_is_counted_by_torch(
     processes: list[tuple[int, int | None]], counted: Callable[[], Counters] | None, own: float
 ) -> None:
     """A process id of the host may be that of another process in the container."""
-    use = CardWatch("learner-0", "bfloat16", counted, Nvml(processes)).take()
+    use = GpuWatch("learner-0", "bfloat16", counted, Nvml(processes)).take()
     assert use is not None and use.own == pytest.approx(own, nan_ok=True) and use.used == 43 << 30
 
 
@@ -123,14 +123,14 @@ def test_a_container_that_nvml_sees_from_outside_is_counted_by_torch(
     "nvml", [None, Nvml([], ("nvmlDeviceGetHandleByIndex",)), Nvml([], ("nvmlDeviceGetMemoryInfo",))]
 )
 def test_without_nvml_torchs_counters_remain(nvml: Nvml | None) -> None:
-    use = CardWatch("learner-0", "float32", counters, nvml).take()
+    use = GpuWatch("learner-0", "float32", counters, nvml).take()
     assert use is not None and math.isnan(use.busy) and use.peak == 67e12
     assert (use.used, use.total, use.own) == (20.0, 80.0, 7.0)
-    assert CardWatch("rollout-0", "float32", None, nvml).take() is None
+    assert GpuWatch("rollout-0", "float32", None, nvml).take() is None
 
 
-def test_a_part_of_a_card_has_memory_and_no_utilisation(caplog: pytest.LogCaptureFixture) -> None:
-    one = CardWatch("learner-0", "bfloat16", nvml=Nvml([], ("nvmlDeviceGetUtilizationRates",)))
+def test_a_part_of_a_gpu_has_memory_and_no_utilisation(caplog: pytest.LogCaptureFixture) -> None:
+    one = GpuWatch("learner-0", "bfloat16", nvml=Nvml([], ("nvmlDeviceGetUtilizationRates",)))
     end = time.monotonic() + 180
     while "learner-0: the use of its GPU" not in caplog.text and time.monotonic() < end:
         time.sleep(0.001)
@@ -140,13 +140,13 @@ def test_a_part_of_a_card_has_memory_and_no_utilisation(caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize(("visible", "asked"), [(None, 0), ("3,4", 3), ("GPU-12ab,GPU-34cd", "GPU-12ab"), ("", 0)])
-def test_the_card_is_the_first_that_the_process_may_use(
+def test_the_gpu_is_the_first_that_the_process_may_use(
     visible: str | None, asked: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     nvml = Nvml([])
-    CardWatch("rollout-0", "bfloat16", nvml=nvml)
+    GpuWatch("rollout-0", "bfloat16", nvml=nvml)
     assert nvml.asked == [asked] and first_visible(os.environ) == str(asked)
 
 
@@ -161,6 +161,6 @@ def test_a_missing_package_and_a_missing_driver_are_no_errors(
     assert load_nvml() is None and "NVML does not start: Not Supported" in caplog.text
 
 
-def test_an_actor_on_cpus_has_no_card() -> None:
-    assert watch_card("rollout-0", 0.0, "float32").take() is None
-    assert watch_card("learner-0", 0.0, "float32", None).take() is None
+def test_an_actor_on_cpus_has_no_gpu() -> None:
+    assert watch_gpu("rollout-0", 0.0, "float32").take() is None
+    assert watch_gpu("learner-0", 0.0, "float32", None).take() is None

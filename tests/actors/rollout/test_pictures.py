@@ -246,5 +246,5 @@ def test_the_model_was_proven_on_the_installed_vllm() -> None:
 def test_only_a_model_with_a_tower_is_started_with_settings_for_pictures() -> None:
     text, sees = (engine_arguments("folder", support.CONFIG, one) for one in (False, True))
     assert text.items() < sees.items() and not sees["mm_device_do_normalize"]
-    on_card = engine_arguments("folder", support.CONFIG.model_copy(update={"num_gpus": 1.0}), True)
-    assert on_card["mm_encoder_attn_backend"] == "TORCH_SDPA" and "mm_encoder_attn_backend" not in sees
+    on_gpu = engine_arguments("folder", support.CONFIG.model_copy(update={"num_gpus": 1.0}), True)
+    assert on_gpu["mm_encoder_attn_backend"] == "TORCH_SDPA" and "mm_encoder_attn_backend" not in sees

@@ -14,13 +14,13 @@ import pytest
 import torch
 from transformers import Qwen2Config
 
-from squelch.actors.gpu_weights import CardWeights
+from squelch.actors.gpu_weights import GpuWeights
 from squelch.actors.messages import GroupMember, TensorEntry, WeightBundle
 from squelch.actors.process.interfaces import listen
 from squelch.actors.weight_group import WeightGroup
 from squelch.actors.weights import checksum
 from squelch.actors.weights_file import read_arrays, written_arrays
-from tests.fakes.cards import FakeCard
+from tests.fakes.gpus import FakeGpu
 
 
 @pytest.mark.ray
@@ -109,29 +109,29 @@ def test_weights_come_from_a_file_once_their_checksum_is_right(plugin, model):
 
 
 @pytest.mark.ray
-def test_weights_come_from_the_card_that_the_learner_shares(plugin, model, monkeypatch: pytest.MonkeyPatch):
+def test_weights_come_from_the_gpu_that_the_learner_shares(plugin, model, monkeypatch: pytest.MonkeyPatch):
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
     from squelch.actors.rollout import weight_transfer
     from squelch.actors.rollout.engine import VllmEngine
 
-    monkeypatch.setattr(weight_transfer, "CardMemory", FakeCard)
-    weights, card = new_weights(model), FakeCard()
+    monkeypatch.setattr(weight_transfer, "GpuMemory", FakeGpu)
+    weights, gpu = new_weights(model), FakeGpu()
     table = tuple(TensorEntry(name, "float32", tuple(tensor.shape)) for name, tensor in weights)
-    writer = CardWeights(card, table)
+    writer = GpuWeights(gpu, table)
     writer.begin(0.0)
     for name, tensor in weights:
         writer.add(name, tensor)
     digest = checksum((name, tensor.numpy()) for name, tensor in weights)
     bundle = WeightBundle(6, (), digest, np.zeros(1), np.zeros(0), table=table, shared=writer.seal())
     info = MsgpackDecoder(dict).decode(MsgpackEncoder().encode(VllmEngine.mapped(bundle, Path())))
-    for fault, reason in [({"checksum": "other"}, "have digest"), ({"card": info["card"] | {"card": "B"}}, "on card")]:
+    for fault, reason in [({"checksum": "other"}, "have digest"), ({"gpu": info["gpu"] | {"gpu": "B"}}, "on B, and")]:
         with pytest.raises(RuntimeError, match=rf"{reason} .*; nothing was loaded"):
             plugin.update_weights(info | fault)
     assert not torch.equal(model.head.weight, weights[-1][1])
     plugin.update_weights(info)
     assert all(torch.equal(dict(model.named_parameters())[name], tensor) for name, tensor in weights)
-    card.close()
+    gpu.close()
 
 
 @pytest.mark.ray

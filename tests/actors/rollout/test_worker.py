@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from squelch.actors.gpus.watch import watch_card
-from squelch.actors.messages import Completion, GroupMember, OnCard, SharedWeights, UpdateReport, WeightBundle
+from squelch.actors.gpus.watch import watch_gpu
+from squelch.actors.messages import Completion, GroupMember, OnGpu, SharedWeights, UpdateReport, WeightBundle
 from squelch.actors.rollout.early_process import EarlyProcess
 from squelch.actors.rollout.engine import VllmEngine
 from squelch.actors.rollout.engine_args import engine_arguments
@@ -235,7 +235,7 @@ def test_weights_in_the_learners_memory_are_served_and_what_cannot_be_mapped_com
 ):
     one = support.request("m", seed=5)
     worker = object.__new__(RolloutWorker)  # without Ray: the chunks are futures of this loop
-    worker._engine, worker._update_timeout_s, worker._card = engine, 60.0, watch_card("worker", 0, "float32")
+    worker._engine, worker._update_timeout_s, worker._gpu = engine, 60.0, watch_gpu("worker", 0, "float32")
 
     def update(version: int, policy: int, shared: SharedWeights) -> UpdateReport:
         async def updated() -> UpdateReport:
@@ -259,8 +259,8 @@ def test_weights_in_the_learners_memory_are_served_and_what_cannot_be_mapped_com
     (first, *others) = shared.arrays
     report = update(2, 0, replace(shared, arrays=({**first, "offset": 2**40}, *others)))
     assert report.way == "object_store" and "nothing was loaded" in report.not_shared
-    on_card = replace(shared, card=OnCard("GPU-0", bytes(range(64)), 8, 1))
-    report = update(3, 1, on_card)
+    on_gpu = replace(shared, gpu=OnGpu("GPU-0", bytes(range(64)), 8, 1))
+    report = update(3, 1, on_gpu)
     assert report.way == "object_store" and "no CUDA device; nothing was loaded" in report.not_shared
     file.close()
     report = update(4, 0, shared)

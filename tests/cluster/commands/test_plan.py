@@ -194,7 +194,7 @@ def test_actors_that_share_a_gpu_are_added_up(capsys: pytest.CaptureFixture[str]
         (141, ["learner.activation_checkpointing=false"], True),
     ],
 )
-def test_one_card_holds_learner_two_engines_and_scorer(gib: int, more: list[str], fits: bool, capsys) -> None:
+def test_one_gpu_holds_learner_two_engines_and_scorer(gib: int, more: list[str], fits: bool, capsys) -> None:
     assert main(["plan", "one-card", "--device-gib", str(gib), *more]) == 0
     said = capsys.readouterr().out
     shares = "1 x 0.5 for the learner + 2 x 0.15 for the rollout worker + 1 x 0.2 for the scorer = 1\n"
@@ -241,7 +241,7 @@ ON_SEVERAL = re.findall(r"^\| (\d+) \| `([^`]+)` \| (NCCL|shared memory) \|$", O
 
 
 @pytest.mark.parametrize(("recipe", "gib", "settings"), ON_ONE)
-def test_what_the_page_puts_on_one_card_fits(recipe: str, gib: str, settings: str) -> None:
+def test_what_the_page_puts_on_one_gpu_fits(recipe: str, gib: str, settings: str) -> None:
     config = load(recipe, settings.split())
     assert {need.advice for need in needs_of(config, [float(gib)])} == {""}
     assert needed(config, "GPU") <= 1

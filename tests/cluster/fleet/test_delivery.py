@@ -102,7 +102,7 @@ def test_whatever_dies_every_ticket_is_trained_on_once(tmp_path_factory, stalene
         (
             ("learner.ranks=1", "learner.num_gpus=0.5", "rollout.num_gpus=0.5"),
             "ipc",
-            "on their card, elsewhere through Ray's object store (learner.num_gpus=0.5, rollout.num_gpus=0.5)",
+            "on their GPU, elsewhere through Ray's object store (learner.num_gpus=0.5, rollout.num_gpus=0.5)",
         ),
         (("rollout.weight_transfer=gloo",), "gloo", "between CPUs (rollout.weight_transfer says so)"),
     ],

@@ -1,5 +1,5 @@
-"""A run whose workers read the learner's card, its sealed memory or the object store, by the real protocols on fakes of
-the card and of the store: every worker has every version's own weights, however they came."""
+"""A run whose workers read the learner's GPU, its sealed memory or the object store, by the real protocols on fakes of
+the GPU and of the store: every worker has every version's own weights, however they came."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from squelch.learner.refusal import SettingRefused
 from tests.cluster.loop.test_scaling import changing
 from tests.fakes import actors
 from tests.fakes.actors import FakeArchive, Fault, Learner, Worker, World
-from tests.fakes.cards import FakeCard
+from tests.fakes.gpus import FakeGpu
 from tests.fakes.run import check, drive
 from tests.fakes.run import settings as configured
 
 SHARES = ("learner.ranks=1", "learner.num_gpus=0.5", "rollout.num_gpus=0.2", "rollout.count=1", "validation.every=0")
 ELSEWHERE = "rollout-1"
-"""The worker on another card than the learner's."""
+"""The worker on another GPU than the learner's."""
 
 
 @dataclass
@@ -58,8 +58,8 @@ class Sharing(Learner):
 
     def __init__(self, world: Host, ranks: int, number: int) -> None:
         super().__init__(world, ranks, number)
-        card = FakeCard(refuses="allocated" if number > 1 else "")
-        self.copies = Copies(world.config.weight_transfer, card, 0.0, self._stored_later)
+        gpu = FakeGpu(refuses="allocated" if number > 1 else "")
+        self.copies = Copies(world.config.weight_transfer, gpu, 0.0, self._stored_later)
         self._version, self._storing = -1, set[asyncio.Task]()
 
     def _stored_later(self, number: int) -> int:
@@ -78,7 +78,7 @@ class Sharing(Learner):
     async def publish(self, version: int, dtype: str) -> WeightBundle:
         bundle = await super().publish(version, dtype)
         await asyncio.gather(*self._storing)
-        while self.copies._card is not None and not self._nobody_reads(self.copies._card._ticket):
+        while self.copies._gpu is not None and not self._nobody_reads(self.copies._gpu._ticket):
             await asyncio.sleep(0.1)
         weights, self._version = parameters(self.weights), version
         table = tuple(TensorEntry(n, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in weights)
@@ -87,7 +87,7 @@ class Sharing(Learner):
             copy.add(name, tensor)
         shared, digits = copy.seal(), checksum((name, as_array(tensor)) for name, tensor in weights)
         copy.stored()
-        return replace(bundle, shared=shared, table=table, checksum=digits, not_on_card=self.copies.not_on_card)
+        return replace(bundle, shared=shared, table=table, checksum=digits, why_not_on_gpu=self.copies.why_not_on_gpu)
 
     @staticmethod
     def _nobody_reads(ticket) -> bool:
@@ -102,13 +102,13 @@ class Reading(Worker):
         try:
             with opened(bundle.shared) as path, ExitStack() as held:
                 await self.while_alive(asyncio.sleep(self.world.pace("load")))
-                if bundle.shared.card is None:
+                if bundle.shared.gpu is None:
                     found = read_arrays(path, map(ArraySpec.of, bundle.shared.arrays)).items()
                 else:
-                    card = FakeCard(card="GPU-1" if self.name == ELSEWHERE else "GPU-0")
-                    reading = gpu_weights.read(card, bundle.shared.card, bundle.table, bundle.checksum)
+                    gpu = FakeGpu(gpu="GPU-1" if self.name == ELSEWHERE else "GPU-0")
+                    reading = gpu_weights.read(gpu, bundle.shared.gpu, bundle.table, bundle.checksum)
                     found = ((name, as_array(tensor)) for name, tensor in held.enter_context(reading))
-                way, digits = "shared_memory" if bundle.shared.card is None else "ipc", checksum(found)
+                way, digits = "shared_memory" if bundle.shared.gpu is None else "ipc", checksum(found)
         except Unreachable as error:
             why, way, digits = str(error), "object_store", checksum((await self._from_store(bundle)).items())
         report = await super().update_weights(bundle)
@@ -149,8 +149,8 @@ def test_workers_scaled_from_one_to_three_and_back_have_equal_versions_by_whatev
     digests = {version: {d for _, v, _, d in world.read if v == version} for _, version, *_ in world.read}
     own = {v: checksum((n, as_array(t)) for n, t in parameters(w)) for v, w in world.versions.items()}
     assert digests == {version: {own[version]} for version in digests} and max(digests) == 12
-    assert f"{ELSEWHERE} takes weights from the object store: the weights are on card GPU-0" in caplog.text
-    assert "learner shares weights in the host's memory and not on its card: the driver refuses" in caplog.text
+    assert f"{ELSEWHERE} takes weights from the object store: the weights are on GPU-0" in caplog.text
+    assert "learner shares weights in the host's memory and not on its GPU: the driver refuses" in caplog.text
     facts = [f for (_, name), f in zip(archive.events, archive.facts, strict=True) if name == "weights"]
     assert facts[0]["ways"] == {"ipc": 1} and facts[-1]["ways"] == {"shared_memory": 1}
 
@@ -161,12 +161,12 @@ def test_workers_scaled_from_one_to_three_and_back_have_equal_versions_by_whatev
         (
             2,
             0,
-            r"rollout-1 takes .* the object store: the weights are on card GPU-0, and this .* is on GPU-1",
+            r"rollout-1 takes .* the object store: the weights are on GPU-0, and this .* is on GPU-1",
         ),
-        (1, 1, r"learner shares .* and not on its card: the driver refuses cuIpcGetMemHandle"),
+        (1, 1, r"learner shares .* and not on its GPU: the driver refuses cuIpcGetMemHandle"),
     ],
 )
-def test_a_card_that_is_asked_for_by_name_and_cannot_be_shared_ends_the_run_with_the_reason(
+def test_a_gpu_that_is_asked_for_by_name_and_cannot_be_shared_ends_the_run_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, made: int, reason: str
 ) -> None:
     words = (*SHARES, f"rollout.count={count}", "rollout.weight_transfer=ipc")

@@ -22,7 +22,7 @@ from tests.learner.models import make_model
 GIB, SHAPE = memory.GIB, published("Qwen2.5-0.5B")
 
 
-def no_card(config: RunConfig) -> int:
+def no_gpu(config: RunConfig) -> int:
     raise AssertionError("the settings say how much memory a rank has")
 
 
@@ -52,19 +52,19 @@ def test_the_number_is_written_and_a_resumed_run_keeps_it(tmp_path: Path) -> Non
     said: list[str] = []
     words = [f"runs_dir={tmp_path}", "name=run", "learner.num_gpus=1", "rollout.num_gpus=1"]
     folder, config = make_model(tmp_path), load("frozenlake", [*words, AUTO, "learner.max_memory_gib=4"])
-    found = token_budget.choose_token_budget(config, folder, False, said.append, 0, no_card)
+    found = token_budget.choose_token_budget(config, folder, False, said.append, 0, no_gpu)
     assert isinstance(found.learner.token_budget, int) and "learner.max_memory_gib" not in said[0]
     assert said == [f"learner.token_budget={found.learner.token_budget}, for 4.0 GiB of a GPU per rank"]
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.yaml").write_text(dump(config))  # as a sweep writes it before the run's first start
-    assert token_budget.choose_token_budget(config, folder, True, said.append, 0, no_card) == found
+    assert token_budget.choose_token_budget(config, folder, True, said.append, 0, no_gpu) == found
     (tmp_path / "run/config.yaml").write_text(
         dump(found.model_copy(update={"learner": found.learner.with_tokens(999)}))
     )
-    assert token_budget.choose_token_budget(config, folder, True, said.append, 0, no_card).learner.token_budget == 999
+    assert token_budget.choose_token_budget(config, folder, True, said.append, 0, no_gpu).learner.token_budget == 999
     assert changes(settings_of(tmp_path / "run/config.yaml"), config) == []  # not the user's change
     chosen = load("frozenlake", [*words, "learner.token_budget=4096"])
-    assert token_budget.choose_token_budget(chosen, folder, True, said.append, 0, no_card) == chosen
+    assert token_budget.choose_token_budget(chosen, folder, True, said.append, 0, no_gpu) == chosen
 
 
 def test_memory_below_the_longest_trajectory_is_refused_with_the_figure(tmp_path: Path) -> None:
@@ -78,14 +78,12 @@ def test_memory_below_the_longest_trajectory_is_refused_with_the_figure(tmp_path
     config, folder = load("frozenlake", words), make_model(tmp_path)
     assert memory.RUNTIME == RANK_RUNTIME_GIB * GIB
     with pytest.raises(UserError, match=r"^learner\.token_budget=auto: the learner needs .* GiB .*, has 0\.0: "):
-        token_budget.choose_token_budget(config, folder, False, lambda line: None, 0, no_card)
+        token_budget.choose_token_budget(config, folder, False, lambda line: None, 0, no_gpu)
 
 
-def on_cards(
-    monkeypatch: pytest.MonkeyPatch, kinds: dict[str, float | Exception | None], gpus: float = 1
-) -> list[dict]:
-    """A cluster with a node of each kind of card, which says that its card has so many GiB, sees none (None), or fails
-    so; a kind of 0 GiB is busy. Returns the options with which cards were asked."""
+def on_gpus(monkeypatch: pytest.MonkeyPatch, kinds: dict[str, float | Exception | None], gpus: float = 1) -> list[dict]:
+    """A cluster with a node of each kind of GPU, which says that its GPU has so many GiB, sees none (None), or fails
+    so; a kind of 0 GiB is busy. Returns the options with which GPUs were asked."""
     asked: list[dict] = []
     waits: list[float] = []
 
@@ -113,46 +111,46 @@ def on_cards(
     return asked
 
 
-KIND = gpu_memory.CARD_LABEL
+KIND = gpu_memory.GPU_LABEL
 POOL = ["learner.label_selector={pool: learner}", "cluster.address=10.0.0.1:6379", "learner.ranks=1"]
 
 
-def with_card(*words: str, gpus: float = 1) -> RunConfig:
+def with_gpu(*words: str, gpus: float = 1) -> RunConfig:
     return load("frozenlake", [f"learner.num_gpus={gpus}", f"rollout.num_gpus={gpus}", AUTO, *POOL, *words])
 
 
-def test_a_card_of_each_kind_that_ranks_may_get_is_asked_and_the_smallest_counts(
+def test_a_gpu_of_each_kind_that_ranks_may_get_is_asked_and_the_smallest_counts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked = on_cards(monkeypatch, {"A100": 80, "L4": 24}, gpus=0.5)
-    config = with_card(gpus=0.5)
-    assert gpu_memory.memory_of_a_card(config) == 12 * GIB
+    asked = on_gpus(monkeypatch, {"A100": 80, "L4": 24}, gpus=0.5)
+    config = with_gpu(gpus=0.5)
+    assert gpu_memory.memory_of_a_gpu(config) == 12 * GIB
     assert [one["label_selector"] for one in asked] == [
         {"pool": "learner", KIND: "A100"},
         {"pool": "learner", KIND: "L4"},
     ]
     assert all((one["num_gpus"], one["num_cpus"]) == (0.5, 0) for one in asked)
     said: list[str] = []
-    token_budget.choose_token_budget(config, make_model(tmp_path), False, said.append, 0, gpu_memory.memory_of_a_card)
+    token_budget.choose_token_budget(config, make_model(tmp_path), False, said.append, 0, gpu_memory.memory_of_a_gpu)
     assert "for 12.0 GiB of a GPU per rank" in said[0]
 
 
-def test_a_kind_whose_cards_are_taken_is_left_out_soon_after_the_first_answer_and_named(
+def test_a_kind_whose_gpus_are_taken_is_left_out_soon_after_the_first_answer_and_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked = on_cards(monkeypatch, {"A100": 80, "H100": 90, "L4": 0})
-    assert gpu_memory.memory_of_a_card(with_card()) == 80 * GIB
+    asked = on_gpus(monkeypatch, {"A100": 80, "H100": 90, "L4": 0})
+    assert gpu_memory.memory_of_a_gpu(with_gpu()) == 80 * GIB
     assert asked[-1] == {"cancelled": "L4", "waits": [300.0, 20.0]}
     assert caplog.messages == ["learner.token_budget=auto: left out, all taken: the L4 of the cluster"]
 
 
-def test_only_unlabelled_cards_answer_for_unlabelled_ones() -> None:
+def test_only_unlabelled_gpus_answer_for_unlabelled_ones() -> None:
     nodes = [Node(f"10.0.0.{i}", {"GPU": 1}, {KIND: kind} if kind else {}) for i, kind in enumerate(("A100", "", "L4"))]
-    unknown = "a node of the cluster without a label of its card"
-    asked = gpu_memory.card_selectors(LearnerConfig(num_gpus=1), nodes)
+    unknown = "a node of the cluster without a label of its GPU"
+    asked = gpu_memory.gpu_selectors(LearnerConfig(num_gpus=1), nodes)
     assert asked.pop(unknown) == {KIND: "!in(A100, L4)"}
     assert asked == {f"the {kind} of the cluster": {KIND: kind} for kind in ("A100", "L4")}
-    assert gpu_memory.card_selectors(LearnerConfig(num_gpus=1), nodes[1:2]) == {unknown: {}}
+    assert gpu_memory.gpu_selectors(LearnerConfig(num_gpus=1), nodes[1:2]) == {unknown: {}}
 
 
 @pytest.mark.parametrize(
@@ -164,31 +162,31 @@ def test_only_unlabelled_cards_answer_for_unlabelled_ones() -> None:
         ({}, r"auto: no node that learner\.label_selector admits \(pool=learner\) has learner\.num_gpus=1 GPUs; "),
     ],
 )
-def test_cards_that_do_not_answer_are_refused_and_the_reason_named(
+def test_gpus_that_do_not_answer_are_refused_and_the_reason_named(
     monkeypatch: pytest.MonkeyPatch, kinds: dict[str, Any], message: str
 ) -> None:
-    on_cards(monkeypatch, kinds)
+    on_gpus(monkeypatch, kinds)
     with pytest.raises(UserError, match=message):
-        gpu_memory.memory_of_a_card(with_card())
+        gpu_memory.memory_of_a_gpu(with_gpu())
 
 
-def test_on_one_machine_the_driver_asks_no_task_and_refuses_cards_that_torch_does_not_see(
+def test_on_one_machine_the_driver_asks_no_task_and_refuses_gpus_that_torch_does_not_see(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked, config = on_cards(monkeypatch, {"A100": 80}), with_card("cluster.address=''")
+    asked, config = on_gpus(monkeypatch, {"A100": 80}), with_gpu("cluster.address=''")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(memory, "available", lambda learner: 24 * GIB)
-    assert gpu_memory.memory_of_a_card(config) == 24 * GIB and asked == []
+    assert gpu_memory.memory_of_a_gpu(config) == 24 * GIB and asked == []
     monkeypatch.setattr(memory, "available", lambda learner: None)
     with pytest.raises(UserError, match="torch sees no CUDA device on this machine, although Ray lends its GPUs"):
-        gpu_memory.memory_of_a_card(config)
+        gpu_memory.memory_of_a_gpu(config)
 
 
-def test_a_small_card_of_the_driver_refuses_no_model_that_a_cluster_trains(
+def test_a_small_gpu_of_the_driver_refuses_no_model_that_a_cluster_trains(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(memory, "available", lambda learner: 0)
-    folder, config = make_model(tmp_path), with_card()
+    folder, config = make_model(tmp_path), with_gpu()
     assert bootstrap._check_memory(folder, config).startswith("learner needs 0.")
     with pytest.raises(UserError, match=r"has 0\.0"):
-        bootstrap._check_memory(folder, with_card("learner.max_memory_gib=0.001"))
+        bootstrap._check_memory(folder, with_gpu("learner.max_memory_gib=0.001"))

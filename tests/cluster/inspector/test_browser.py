@@ -334,6 +334,6 @@ def test_the_trajectories_of_a_large_group_fill_a_grid(page: Page, folder: Path,
     write_step(archive, 5, [group(5, 0, tuple(float(n % 2) for n in range(16)))])
     archive.close()
     page.goto(f"{address}/group?step=5&group=000005-000")
-    boxes = [card.bounding_box() for card in page.locator(".trajectory").all()]
+    boxes = [gpu.bounding_box() for gpu in page.locator(".trajectory").all()]
     assert len(boxes) == 16 and len({box["y"] for box in boxes}) == 4
     assert max(box["x"] + box["width"] for box in boxes) <= 1280

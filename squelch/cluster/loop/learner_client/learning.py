@@ -113,7 +113,7 @@ class Learning:
             self.recovery.note_trained(TrainedStep(step, ids, terms))
         ended = time.time()
         self.run_log.event("learner", "call", started, ended, step=step)
-        self.run_log.efficiency.trained(report.operations, report.cards)
+        self.run_log.efficiency.trained(report.operations, report.gpus)
         worked = sum(seconds for part, seconds in report.seconds.items() if part != "fetch")
         self.run_log.worked("learner", ended - worked, ended)
         self.refused_in_a_row = self.refused_in_a_row + 1 if report.refused else 0
@@ -187,7 +187,7 @@ class Learning:
     async def _deliver(self, bundle: WeightBundle, started: float) -> dict[str, float]:
         self.recovery.note_published(bundle)
         reports = await self.fleet.update_workers(bundle)
-        self.run_log.efficiency.updated(report.card for report in reports)
+        self.run_log.efficiency.updated(report.gpu for report in reports)
         ways = dict(Counter(report.way for report in reports))
         facts = {"version": bundle.version, "checksum": bundle.checksum, "ways": ways}
         self.run_log.event("rollout", "weights", started, time.time(), **facts)

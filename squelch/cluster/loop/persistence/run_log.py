@@ -162,7 +162,7 @@ class RunLog:
         self._put(step, flat)
 
     def _say_unknown(self) -> None:
-        """Says once of which cards the peak is not known, so that they have no MFU."""
+        """Says once of which GPUs the peak is not known, so that they have no MFU."""
         new = [name for name in self.efficiency.unknown() if name not in self._unknown]
         for name in new:
             self.say(f"no MFU: the peak of {name} is not known (squelch/actors/gpus/peaks.py)")

@@ -17,13 +17,13 @@ respect.
 
 from __future__ import annotations
 
-from squelch.actors.gpus.peaks import CARDS, Card
+from squelch.actors.gpus.peaks import GPUS, Gpu
 from squelch.actors.model_size import BYTES, ModelSize
 from squelch.cluster.config import RunConfig
 from squelch.cluster.runs.timing.step_time import StepModel
 from squelch.learner.config import LearnerConfig
 
-DEVICES = {24: CARDS["A10"], 48: CARDS["L40S"], 80: CARDS["H100 80GB HBM3"], 141: CARDS["H200"]}
+DEVICES = {24: GPUS["A10"], 48: GPUS["L40S"], 80: GPUS["H100 80GB HBM3"], 141: GPUS["H200"]}
 """A usual device by its memory in GiB."""
 PRODUCTS, READING, PUBLISHED, DECODING_S = 0.2, 0.6, 5e8, 5e-3
 """The shares of the data sheet that products and memory reach, bytes per second of a publication, and seconds of a
@@ -32,7 +32,7 @@ Qwen2.5-0.5B, 0.18 to 0.23, the others on SmolLM2-135M, through Ray's object sto
 reading."""
 
 
-def device_of(gib: float) -> Card:
+def device_of(gib: float) -> Gpu:
     """The usual device with this memory, or the next smaller one."""
     return DEVICES[max((size for size in DEVICES if size <= gib), default=min(DEVICES))]
 
@@ -44,7 +44,7 @@ def _passes(learner: LearnerConfig) -> int:
     return trained + recomputed + (own.kl.coefficient > 0) + (1 + trained) * own.needs_critic
 
 
-def counted(size: ModelSize, config: RunConfig, device: Card) -> StepModel:
+def counted(size: ModelSize, config: RunConfig, device: Gpu) -> StepModel:
     """The model of the recipe's step on such devices."""
     loop, sampling, rollout, learner = config.loop, config.sampling, config.rollout, config.learner
     turns = config.mixture.most_turns

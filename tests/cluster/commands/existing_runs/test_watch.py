@@ -310,8 +310,8 @@ def test_status_as_text_shows_interval_chance_and_throughput(tmp_path: Path) -> 
 def test_the_use_of_gpus_is_shown_where_it_is_known(tmp_path: Path) -> None:
     archive = some_run(tmp_path, 1)
     assert "GPU" not in status(tmp_path) and "MFU" not in status(tmp_path)
-    cards = {"gpu/learner-0/busy": 0.25, "gpu/rollout-0/busy": 0.37, "gpu/rollout-0/memory_used": 9e9}
-    archive.metrics(2, step_metrics(2) | cards | {"mfu/step/products": 0.042})
+    gpus = {"gpu/learner-0/busy": 0.25, "gpu/rollout-0/busy": 0.37, "gpu/rollout-0/memory_used": 9e9}
+    archive.metrics(2, step_metrics(2) | gpus | {"mfu/step/products": 0.042})
     assert "s/step  GPUs 31% busy  MFU 4.2%" in status(tmp_path)
 
 

@@ -406,7 +406,7 @@ def test_an_error_that_a_new_group_raises_too_ends_the_run_after_one_recovery(tm
     assert world.calls["learner.start"] == 2
 
 
-def test_a_card_that_is_full_again_with_other_figures_ends_the_run_after_one_recovery(tmp_path: Path) -> None:
+def test_a_gpu_that_is_full_again_with_other_figures_ends_the_run_after_one_recovery(tmp_path: Path) -> None:
     full = (Fault("learner.save", 2, "fill"), Fault("learner.save", 3, "fill"))
     world = World(configured(tmp_path, "loop.checkpoint_every=1"), full, **MIXED)
     with pytest.raises(RuntimeError, match=r"^learner rank 0 failed in write: the memory ran out: 3 GiB are free$"):

@@ -1,4 +1,4 @@
-"""A card's memory in the host's (`actors.gpus.memory.CardMemory`): other processes open a block by its handle, which
+"""A GPU's memory in the host's (`actors.gpus.memory.GpuMemory`): other processes open a block by its handle, which
 is plain bytes here as well."""
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from squelch.actors.gpus.memory import HANDLE_BYTES, CardRefused
+from squelch.actors.gpus.memory import HANDLE_BYTES, GpuRefused
 
 
-class FakeCard:
-    """A process's view of a card. `refuses`: the call that its driver refuses."""
+class FakeGpu:
+    """A process's view of a GPU. `refuses`: the call that its driver refuses."""
 
-    def __init__(self, device: torch.device | str = "cpu", card: str = "GPU-0", refuses: str = "") -> None:
-        self.device, self.card, self.refuses = torch.device(device), card, refuses
+    def __init__(self, device: torch.device | str = "cpu", gpu: str = "GPU-0", refuses: str = "") -> None:
+        self.device, self.gpu, self.refuses = torch.device(device), gpu, refuses
         self.open = 0
         """Blocks of other processes that are open."""
         self._made: list[int] = []
 
     def allocated(self, num_bytes: int) -> tuple[Tensor, bytes]:
         if self.refuses == "allocated":
-            raise CardRefused("the driver refuses cuIpcGetMemHandle: CUDA_ERROR_NOT_SUPPORTED (801)")
-        file = os.memfd_create("card")
+            raise GpuRefused("the driver refuses cuIpcGetMemHandle: CUDA_ERROR_NOT_SUPPORTED (801)")
+        file = os.memfd_create("gpu")
         os.ftruncate(file, num_bytes)
         self._made.append(file)
         path = f"/proc/{os.getpid()}/fd/{file}"
@@ -35,7 +35,7 @@ class FakeCard:
     @contextmanager
     def opened(self, handle: bytes, num_bytes: int) -> Iterator[Tensor]:
         if self.refuses == "opened":
-            raise CardRefused("the driver refuses cuIpcOpenMemHandle_v2: CUDA_ERROR_INVALID_CONTEXT (201)")
+            raise GpuRefused("the driver refuses cuIpcOpenMemHandle_v2: CUDA_ERROR_INVALID_CONTEXT (201)")
         block = _mapped(handle.rstrip(b"\0").decode())
         assert block.numel() == num_bytes and len(handle) == HANDLE_BYTES
         self.open += 1
