@@ -13,10 +13,10 @@ from itertools import groupby
 from typing import Any
 
 from squelch.actors.endpoint.canonical import (
-    Asked,
+    Message,
     Refused,
     Reply,
-    Said,
+    Request,
     count_at,
     flag_at,
     malformed,
@@ -46,18 +46,18 @@ _TYPES = {
 }
 
 
-def asked(body: Mapping[str, Any], most_messages: int, temperature: float, may_override: bool) -> Asked:
+def request(body: Mapping[str, Any], most_messages: int, temperature: float, may_override: bool) -> Request:
     """The request in a body. Raises Refused with the field at fault."""
     if body.get("thread") is not None:
         raise Refused(400, _NO_THREADS, "thread is not supported: send the whole conversation with each call", "thread")
     adjusted, unknown = ANTHROPIC.sort(body, temperature, may_override)
-    said = [Said("system", text_at(body["system"], "system"))] if body.get("system") else []
+    said = [Message("system", text_at(body["system"], "system"))] if body.get("system") else []
     for index, one in enumerate(objects_at(body, "messages", most_messages)):
         said += _messages(one, f"messages[{index}]")
     thinking = body.get("thinking")
     if not isinstance(thinking, dict | None):
         raise malformed(f"thinking must be an object (got {brief(thinking)})", "thinking")
-    return Asked(
+    return Request(
         require_open_end(said),
         tuple(_tool(one, f"tools[{index}]") for index, one in enumerate(objects_at(body, "tools"))),
         max_tokens=count_at(body, "max_tokens"),
@@ -70,40 +70,40 @@ def asked(body: Mapping[str, Any], most_messages: int, temperature: float, may_o
     )
 
 
-def _messages(one: Mapping[str, Any], where: str) -> list[Said]:
+def _messages(one: Mapping[str, Any], where: str) -> list[Message]:
     """A message as one or several: results of tools are messages of their own."""
     role, content = one.get("role"), one.get("content")
     if role == "assistant":
         return [_assistants(content, f"{where}.content")]
     if role == "system":
-        return [Said("system", text_at(content, f"{where}.content"))]
+        return [Message("system", text_at(content, f"{where}.content"))]
     if role != "user":
         raise malformed(f"{where}.role must be user or assistant (got {brief(role)})", f"{where}.role")
     if not isinstance(content, list):
-        return [Said("user", text_at(content, f"{where}.content"))]
-    found: list[Said] = []
+        return [Message("user", text_at(content, f"{where}.content"))]
+    found: list[Message] = []
     numbered = [(index, block) for index, block in enumerate(content)]
     for is_result, group in groupby(numbered, lambda pair: _kind(pair[1]) == "tool_result"):
         places = [(block, f"{where}.content[{index}]") for index, block in group]
         if is_result:
             found += [_result(block, place) for block, place in places]
         else:
-            found.append(Said("user", "\n".join(part_text(block, place) for block, place in places)))
-    return found or [Said("user", "")]
+            found.append(Message("user", "\n".join(part_text(block, place) for block, place in places)))
+    return found or [Message("user", "")]
 
 
 def _kind(block: Any) -> Any:
     return block.get("type") if isinstance(block, dict) else None
 
 
-def _result(block: Mapping[str, Any], where: str) -> Said:
+def _result(block: Mapping[str, Any], where: str) -> Message:
     call_id = string_at(block, "tool_use_id", where)
-    return Said("tool", text_at(block.get("content"), f"{where}.content"), call_id=call_id)
+    return Message("tool", text_at(block.get("content"), f"{where}.content"), call_id=call_id)
 
 
-def _assistants(content: Any, where: str) -> Said:
+def _assistants(content: Any, where: str) -> Message:
     if not isinstance(content, list):
-        return Said("assistant", text_at(content, where))
+        return Message("assistant", text_at(content, where))
     texts, calls, thoughts = [], [], []
     for index, block in enumerate(content):
         kind, place = _kind(block), f"{where}[{index}]"
@@ -116,7 +116,7 @@ def _assistants(content: Any, where: str) -> Said:
             texts.append(part_text(block, place))
         else:
             raise unsupported(kind, place)
-    return Said("assistant", "\n".join(texts), tuple(calls), "\n".join(thoughts))
+    return Message("assistant", "\n".join(texts), tuple(calls), "\n".join(thoughts))
 
 
 def _tool(one: Mapping[str, Any], where: str) -> Mapping[str, Any]:
@@ -140,7 +140,7 @@ def _tool(one: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 # --- answers ---
 
 
-def answer(reply: Reply, request: Asked, created: int) -> dict[str, Any]:
+def answer(reply: Reply, request: Request, created: int) -> dict[str, Any]:
     """A `Message`."""
     del created  # it is no part of one
     return {
@@ -152,11 +152,11 @@ def answer(reply: Reply, request: Asked, created: int) -> dict[str, Any]:
     }
 
 
-def _frame(reply: Reply, request: Asked) -> dict[str, Any]:
+def _frame(reply: Reply, request: Request) -> dict[str, Any]:
     return {"id": f"msg_{reply.id}", "type": "message", "role": "assistant", "model": request.model}
 
 
-def _blocks(reply: Reply, request: Asked) -> list[dict[str, Any]]:
+def _blocks(reply: Reply, request: Request) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     if reply.reasoning and request.shows_reasoning:
         blocks.append({"type": "thinking", "thinking": reply.reasoning, "signature": ""})
@@ -167,7 +167,7 @@ def _blocks(reply: Reply, request: Asked) -> list[dict[str, Any]]:
     return blocks
 
 
-def events(reply: Reply, request: Asked, created: int) -> Iterator[bytes]:
+def events(reply: Reply, request: Request, created: int) -> Iterator[bytes]:
     """The answer as server-sent events, `RawMessageStreamEvent`s."""
     del created
     start = _frame(reply, request) | {

@@ -53,7 +53,7 @@ class ToolUse:
 
 
 @dataclass(frozen=True)
-class Said:
+class Message:
     """One message. `reasoning`: as the client sent it, empty if it did not."""
 
     role: Role
@@ -67,10 +67,10 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """A request for one completion."""
 
-    messages: tuple[Said, ...]
+    messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
@@ -216,7 +216,7 @@ def objects_at(of: Mapping[str, Any], key: str, most: int | None = None) -> list
     return value
 
 
-def require_open_end(messages: Sequence[Said]) -> tuple[Said, ...]:
+def require_open_end(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The messages of a request, of which the last must leave the word to the policy."""
     if not messages:
         raise malformed("messages must hold at least one message", "messages")

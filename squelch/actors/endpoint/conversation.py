@@ -41,9 +41,9 @@ from typing import Any
 
 import numpy as np
 
-from squelch.actors.endpoint.canonical import Asked, Said, ToolUse
+from squelch.actors.endpoint.canonical import Message, Request, ToolUse
 from squelch.actors.formats.protocol import Format
-from squelch.actors.formats.retention import CAUSE, Kept
+from squelch.actors.formats.retention import CAUSE, ShownReasoning
 from squelch.actors.messages import Completion
 from squelch.actors.play.transcript import Transcript
 
@@ -55,11 +55,11 @@ _FOLLOWERS = ("user", "tool")
 class Replied:
     """A sampled reply. `stop`: the stop string that ended it."""
 
-    said: Said
+    said: Message
     ids: np.ndarray
     stop: str = ""
 
-    def is_meant_by(self, other: Said) -> bool:
+    def is_meant_by(self, other: Message) -> bool:
         """Whether a client's message stands for this reply."""
         if other.role != "assistant" or other.calls != self.said.calls:
             return False
@@ -70,14 +70,14 @@ class Replied:
 
 
 @dataclass(frozen=True)
-class Stand:
+class ReplySpan:
     """Where a reply stands: the number of its message, and [start, end) of its ids in the segment. `kept`: what the
     segment shows of reasoning up to there; None where all of it stays."""
 
     index: int
     start: int
     replied: Replied
-    kept: Kept | None = None
+    kept: ShownReasoning | None = None
 
     @property
     def end(self) -> int:
@@ -87,7 +87,7 @@ class Stand:
 
 @dataclass
 class Path:
-    """A segment. `messages`: all that it shows, up to its last reply; `stands`: the replies among them, of this and of
+    """A segment. `messages`: all that it shows, up to its last reply; `spans`: the replies among them, of this and of
     other segments, in order; `digest`: of its first prompt; `occurrence`: how many segments before began with the
     same; `busy`: whether a call of it is being sampled."""
 
@@ -97,36 +97,36 @@ class Path:
     digest: str
     occurrence: int
     transcript: Transcript = field(default_factory=Transcript)
-    messages: list[Said] = field(default_factory=list)
-    stands: list[Stand] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    spans: list[ReplySpan] = field(default_factory=list)
     busy: bool = False
 
-    def common(self, messages: Sequence[Said]) -> int:
+    def common(self, messages: Sequence[Message]) -> int:
         """Number of leading messages that stand for the segment's own."""
-        replies = {stand.index: stand.replied for stand in self.stands}
+        replies = {span.index: span.replied for span in self.spans}
         for index, (own, other) in enumerate(zip(self.messages, messages, strict=False)):
             if not (replies[index].is_meant_by(other) if index in replies else own == other):
                 return index
         return min(len(self.messages), len(messages))
 
-    def last_stand(self, within: int) -> Stand | None:
+    def last_reply(self, within: int) -> ReplySpan | None:
         """The last reply among the first `within` messages."""
-        return next((stand for stand in reversed(self.stands) if stand.index < within), None)
+        return next((span for span in reversed(self.spans) if span.index < within), None)
 
 
 @dataclass(frozen=True)
-class Placed:
+class Placement:
     """Where a request belongs. `path`: the segment that it continues, None for a new one; `prompt`: all ids that it is
-    sampled from, of which `num_kept` are the segment's already; `stands`: the replies among them; `kept`: the reasoning
+    sampled from, of which `num_kept` are the segment's already; `spans`: the replies among them; `kept`: the reasoning
     that they show."""
 
-    asked: Asked
+    request: Request
     path: Path | None
     prompt: np.ndarray
     num_kept: int
-    stands: tuple[Stand, ...]
+    spans: tuple[ReplySpan, ...]
     cause: str
-    kept: Kept | None = None
+    kept: ShownReasoning | None = None
 
 
 class Conversation:
@@ -139,81 +139,81 @@ class Conversation:
 
     # --- where a request belongs ---
 
-    def place(self, asked: Asked) -> Placed:
+    def place(self, request: Request) -> Placement:
         """Where the request belongs; changes nothing. Raises ValueError for what the format cannot show."""
-        messages = asked.messages
+        messages = request.messages
         shared = [(path.common(messages), path) for path in self.paths]
         candidates = [
-            (stand, path)
+            (span, path)
             for count, path in shared
-            if path.tools_key == asked.tools_key and (stand := path.last_stand(count)) is not None
+            if path.tools_key == request.tools_key and (span := path.last_reply(count)) is not None
         ]
         if candidates:
-            stand, path = max(candidates, key=lambda pair: (pair[0].index, pair[1].number))
-            rest = messages[stand.index + 1 :]
-            if stand.kept is not None and stand.kept.removes(self._with_reasoning(messages)):
-                return self._of_template(asked, CAUSE)
-            if self._is_spliced(rest) and (stand.kept is None or all(one.role in _FOLLOWERS for one in rest)):
-                ids, before = path.transcript.token_ids()[: stand.end], path.stands[: path.stands.index(stand) + 1]
-                prompt, stands = self._behind(asked, ids, before)
-                if len(stands) > len(before):
-                    return Placed(asked, None, prompt, 0, stands, self._cause(asked, shared))
-                if stand.index < len(path.messages) - 1 or path.busy:
-                    return Placed(asked, None, prompt, 0, stands, "branch", stand.kept)
-                return Placed(asked, path, prompt, len(ids), stands, "", stand.kept)
+            span, path = max(candidates, key=lambda pair: (pair[0].index, pair[1].number))
+            rest = messages[span.index + 1 :]
+            if span.kept is not None and span.kept.removes(self._with_reasoning(messages)):
+                return self._of_template(request, CAUSE)
+            if self._is_spliced(rest) and (span.kept is None or all(one.role in _FOLLOWERS for one in rest)):
+                ids, before = path.transcript.token_ids()[: span.end], path.spans[: path.spans.index(span) + 1]
+                prompt, spans = self._behind(request, ids, before)
+                if len(spans) > len(before):
+                    return Placement(request, None, prompt, 0, spans, self._cause(request, shared))
+                if span.index < len(path.messages) - 1 or path.busy:
+                    return Placement(request, None, prompt, 0, spans, "branch", span.kept)
+                return Placement(request, path, prompt, len(ids), spans, "", span.kept)
         if not self._format.keeps_reasoning:
-            return self._of_template(asked, self._cause(asked, shared))
-        prompt, stands = self._rendered(asked)
-        return Placed(asked, None, prompt, 0, stands, self._cause(asked, shared))
+            return self._of_template(request, self._cause(request, shared))
+        prompt, spans = self._rendered(request)
+        return Placement(request, None, prompt, 0, spans, self._cause(request, shared))
 
-    def begin(self, placed: Placed) -> Path:
+    def begin(self, placed: Placement) -> Path:
         """The segment of a call that is about to be sampled, made if it is new. Nobody else continues it meanwhile."""
         path = placed.path
         if path is None:
             digest = blake2b(placed.prompt.tobytes(), digest_size=16).hexdigest()
             occurrence = sum(one.digest == digest for one in self.paths)
-            path = Path(len(self.paths), placed.cause, placed.asked.tools_key, digest, occurrence)
-            path.messages = list(placed.asked.messages)
+            path = Path(len(self.paths), placed.cause, placed.request.tools_key, digest, occurrence)
+            path.messages = list(placed.request.messages)
             self.paths.append(path)
         path.busy = True
         return path
 
-    def answered(self, placed: Placed, path: Path, completion: Completion, said: Said, stop: str) -> None:
+    def answered(self, placed: Placement, path: Path, completion: Completion, said: Message, stop: str) -> None:
         """Appends a sampled reply to the segment that `begin` gave."""
         replied = Replied(said, completion.token_ids, stop)
         path.transcript.add(placed.prompt[placed.num_kept :].copy())
         start = path.transcript.add_sampled(completion)
-        index = len(placed.asked.messages)
-        path.messages = [*placed.asked.messages, said]
-        kept = placed.kept and placed.kept.after([*self._with_reasoning(placed.asked.messages), *_as_messages([said])])
-        path.stands = [*placed.stands, Stand(index, start, replied, kept)]
+        messages = placed.request.messages
+        path.messages = [*messages, said]
+        kept = placed.kept and placed.kept.after([*self._with_reasoning(messages), *_as_messages([said])])
+        path.spans = [*placed.spans, ReplySpan(len(messages), start, replied, kept)]
         for text in {said.content.strip(), (said.content + stop).strip()}:
             self._known.setdefault((text, said.calls), []).append(replied)
 
-    def _cause(self, asked: Asked, shared: Sequence[tuple[int, Path]]) -> str:
+    def _cause(self, request: Request, shared: Sequence[tuple[int, Path]]) -> str:
         """Why a request begins a new segment, by the segment with the longest common beginning, then the latest."""
         if not shared:
             return ""
         count, nearest = max(shared, key=lambda pair: (pair[0], pair[1].number))
-        system = _leading_system(asked.messages)
+        system = _leading_system(request.messages)
         if system != _leading_system(nearest.messages):
             return "other system message"
-        if count <= system[0] < len(asked.messages):
+        if count <= system[0] < len(request.messages):
             return "new conversation"
-        if nearest.tools_key != asked.tools_key:
+        if nearest.tools_key != request.tools_key:
             return "other tools"
-        if count == len(asked.messages):
+        if count == len(request.messages):
             return "branch"
-        return "compaction" if len(asked.messages) < len(nearest.messages) else "history rewritten"
+        return "compaction" if len(request.messages) < len(nearest.messages) else "history rewritten"
 
     # --- the ids of a history ---
 
-    def _reply(self, message: Said) -> Replied | None:
+    def _reply(self, message: Message) -> Replied | None:
         """The latest reply that a message stands for."""
         known = self._known.get((message.content.strip(), message.calls), ())
         return next((one for one in reversed(known) if one.is_meant_by(message)), None)
 
-    def _is_spliced(self, rest: Sequence[Said]) -> bool:
+    def _is_spliced(self, rest: Sequence[Message]) -> bool:
         """Whether a reply can be followed by these messages: those of users and tools, and between them replies."""
         follows = False
         for message in rest:
@@ -225,7 +225,7 @@ class Conversation:
                 follows = False
         return follows
 
-    def _with_reasoning(self, messages: Sequence[Said]) -> list[dict[str, Any]]:
+    def _with_reasoning(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """The messages as formats take them, each reply with the reasoning that was sampled, as far as it is known."""
         replies = [self._reply(one) if one.role == "assistant" and not one.reasoning else None for one in messages]
         return _as_messages(
@@ -235,15 +235,15 @@ class Conversation:
             ]
         )
 
-    def _of_template(self, asked: Asked, cause: str) -> Placed:
+    def _of_template(self, request: Request, cause: str) -> Placement:
         """A new segment, as the template writes the whole history."""
-        messages = self._with_reasoning(asked.messages)
-        kept = Kept(self._format, asked.tools).begun(messages)
-        return Placed(asked, None, self._format.render(messages, asked.tools), 0, (), cause, kept)
+        messages = self._with_reasoning(request.messages)
+        kept = ShownReasoning(self._format, request.tools).begun(messages)
+        return Placement(request, None, self._format.render(messages, request.tools), 0, (), cause, kept)
 
-    def _rendered(self, asked: Asked) -> tuple[np.ndarray, tuple[Stand, ...]]:
+    def _rendered(self, request: Request) -> tuple[np.ndarray, tuple[ReplySpan, ...]]:
         """A whole history: rendered up to the first reply behind which it can be spliced."""
-        messages, first, follows = asked.messages, len(asked.messages), False
+        messages, first, follows = request.messages, len(request.messages), False
         for index in range(len(messages) - 1, 0, -1):
             if messages[index].role in _FOLLOWERS:
                 follows = True
@@ -251,39 +251,41 @@ class Conversation:
                 break
             else:
                 first, follows = index, False
-        ids = self._format.render(self._with_reasoning(messages[:first]), asked.tools)
+        ids = self._format.render(self._with_reasoning(messages[:first]), request.tools)
         if first == len(messages):
             return ids, ()
         replied = self._reply(messages[first])
         assert replied is not None
-        stand = Stand(first, len(ids), replied)
-        return self._behind(asked, np.concatenate([ids, replied.ids]), [stand])
+        span = ReplySpan(first, len(ids), replied)
+        return self._behind(request, np.concatenate([ids, replied.ids]), [span])
 
-    def _behind(self, asked: Asked, ids: np.ndarray, before: Sequence[Stand]) -> tuple[np.ndarray, tuple[Stand, ...]]:
+    def _behind(
+        self, request: Request, ids: np.ndarray, before: Sequence[ReplySpan]
+    ) -> tuple[np.ndarray, tuple[ReplySpan, ...]]:
         """The whole history, continued behind the last of the replies in `before`, with whose ids `ids` end."""
-        stands, messages = list(before), asked.messages
-        while (last := stands[-1]).index < len(messages) - 1:
+        spans, messages = list(before), request.messages
+        while (last := spans[-1]).index < len(messages) - 1:
             start = last.index + 1
             end = next((k for k in range(start, len(messages)) if messages[k].role not in _FOLLOWERS), len(messages))
             shown = _as_messages(messages[start:end], last.replied.said.calls)
-            fed = self._format.extend(ids[: last.start], last.replied.ids, shown, asked.tools)
+            fed = self._format.extend(ids[: last.start], last.replied.ids, shown, request.tools)
             if end == len(messages):
                 ids = np.concatenate([ids, fed])
                 break
             replied = self._reply(messages[end])
             assert replied is not None
-            stands.append(Stand(end, len(ids) + len(fed), replied))
+            spans.append(ReplySpan(end, len(ids) + len(fed), replied))
             ids = np.concatenate([ids, fed, replied.ids])
-        return ids.astype(np.int32, copy=False), tuple(stands)
+        return ids.astype(np.int32, copy=False), tuple(spans)
 
 
-def _leading_system(messages: Sequence[Said]) -> tuple[int, tuple[str, ...]]:
+def _leading_system(messages: Sequence[Message]) -> tuple[int, tuple[str, ...]]:
     """(number, contents) of the system messages at the beginning."""
     texts = [one.content for one in takewhile(lambda one: one.role == "system", messages)]
     return len(texts), tuple(texts)
 
 
-def _as_messages(messages: Sequence[Said], calls: Sequence[ToolUse] = ()) -> list[dict[str, Any]]:
+def _as_messages(messages: Sequence[Message], calls: Sequence[ToolUse] = ()) -> list[dict[str, Any]]:
     """The messages as formats take them, with the calls numbered. `calls`: those that the results among them answer,
     beside the calls of the messages themselves."""
     known = {call.id: (f"call_{number}", call.name) for number, call in enumerate(calls)}

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from squelch.actors.endpoint.canonical import (
-    Asked,
+    Message,
     Refused,
     Reply,
-    Said,
+    Request,
     ToolUse,
     count_at,
     flag_at,
@@ -36,7 +36,7 @@ _REASONS = {"stop": "stop", "length": "length", "tool_calls": "tool_calls", "sto
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-def asked(body: Mapping[str, Any], most_messages: int, temperature: float, may_override: bool) -> Asked:
+def request(body: Mapping[str, Any], most_messages: int, temperature: float, may_override: bool) -> Request:
     """The request in a body. Raises Refused with the field at fault."""
     adjusted, unknown = OPENAI.sort(body, temperature, may_override)
     if body.get("n") not in (None, 1):
@@ -46,7 +46,7 @@ def asked(body: Mapping[str, Any], most_messages: int, temperature: float, may_o
         raise malformed(f"stream_options must be an object (got {brief(options)})", "stream_options")
     limits = [count_at(body, key) for key in ("max_completion_tokens", "max_tokens")]
     messages = [_message(one, f"messages[{k}]") for k, one in enumerate(objects_at(body, "messages", most_messages))]
-    return Asked(
+    return Request(
         require_open_end(messages),
         tuple(_tool(one, f"tools[{index}]") for index, one in enumerate(objects_at(body, "tools"))),
         max_tokens=next((limit for limit in limits if limit is not None), None),
@@ -60,14 +60,14 @@ def asked(body: Mapping[str, Any], most_messages: int, temperature: float, may_o
     )
 
 
-def _message(one: Mapping[str, Any], where: str) -> Said:
+def _message(one: Mapping[str, Any], where: str) -> Message:
     role, content = one.get("role"), text_at(one.get("content"), f"{where}.content")
     if role in ("system", "developer"):
-        return Said("system", content)
+        return Message("system", content)
     if role == "user":
-        return Said("user", content)
+        return Message("user", content)
     if role == "tool":
-        return Said(
+        return Message(
             "tool",
             content,
             call_id=string_at(one, "tool_call_id", where),
@@ -76,7 +76,7 @@ def _message(one: Mapping[str, Any], where: str) -> Said:
     if role == "assistant":
         calls = objects_at(one, "tool_calls")
         reasoning = one.get("reasoning_content") or one.get("reasoning")
-        return Said(
+        return Message(
             "assistant",
             content,
             tuple(_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)),
@@ -106,7 +106,7 @@ def _tool(one: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 # --- answers ---
 
 
-def answer(reply: Reply, request: Asked, created: int) -> dict[str, Any]:
+def answer(reply: Reply, request: Request, created: int) -> dict[str, Any]:
     """A `ChatCompletion`."""
     return {
         "id": f"chatcmpl-{reply.id}",
@@ -139,7 +139,7 @@ def _shown(call: ToolUse) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def _log_probs(reply: Reply, request: Asked) -> dict[str, Any] | None:
+def _log_probs(reply: Reply, request: Request) -> dict[str, Any] | None:
     if not request.log_probs:
         return None
     return {"content": [_token(text, nats) for text, nats in reply.tokens], "refusal": None}
@@ -155,7 +155,7 @@ def _usage(reply: Reply) -> dict[str, int]:
     return {"prompt_tokens": reply.num_fed, "completion_tokens": reply.num_sampled, "total_tokens": both}
 
 
-def events(reply: Reply, request: Asked, created: int) -> Iterator[bytes]:
+def events(reply: Reply, request: Request, created: int) -> Iterator[bytes]:
     """The answer as server-sent events, `ChatCompletionChunk`s."""
     common = {
         "id": f"chatcmpl-{reply.id}",

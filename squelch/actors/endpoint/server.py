@@ -44,7 +44,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from squelch.actors.endpoint import anthropic_api, openai_api
-from squelch.actors.endpoint.canonical import Asked, Refused, Reply, ended, malformed
+from squelch.actors.endpoint.canonical import Refused, Reply, Request, ended, malformed
 from squelch.actors.endpoint.config import EndpointConfig
 from squelch.actors.endpoint.session import Answer, Sample, Seeds, Session
 from squelch.actors.formats.protocol import Format
@@ -71,14 +71,14 @@ LINGER_S, SHUTDOWN_S = 2.0, 5.0
 class _Api:
     """How one of the two APIs reads requests and writes answers."""
 
-    asked: Callable[[Mapping[str, Any], int, float, bool], Asked]
-    answer: Callable[[Reply, Asked, int], dict[str, Any]]
-    events: Callable[[Reply, Asked, int], Iterator[bytes]]
+    request: Callable[[Mapping[str, Any], int, float, bool], Request]
+    answer: Callable[[Reply, Request, int], dict[str, Any]]
+    events: Callable[[Reply, Request, int], Iterator[bytes]]
     error: Callable[[Refused], dict[str, Any]]
 
 
-_OPENAI = _Api(openai_api.asked, openai_api.answer, openai_api.events, openai_api.error)
-_ANTHROPIC = _Api(anthropic_api.asked, anthropic_api.answer, anthropic_api.events, anthropic_api.error)
+_OPENAI = _Api(openai_api.request, openai_api.answer, openai_api.events, openai_api.error)
+_ANTHROPIC = _Api(anthropic_api.request, anthropic_api.answer, anthropic_api.events, anthropic_api.error)
 _CALLS = {openai_api.PATH: _OPENAI, anthropic_api.PATH: _ANTHROPIC}
 
 
@@ -265,8 +265,8 @@ class Endpoint:
         except Unreadable as error:
             raise malformed(str(error)) from error
         config = self._config
-        asked = api.asked(parsed, config.max_messages, session.temperature, config.sampling == "override")
-        return session.answer(asked, key, self._countable)
+        chat = api.request(parsed, config.max_messages, session.temperature, config.sampling == "override")
+        return session.answer(chat, key, self._countable)
 
     def _countable(self, name: str) -> str:
         """The name under which an unknown field is counted."""
@@ -305,16 +305,16 @@ class Endpoint:
     # --- answers ---
 
     async def _deliver(self, request: web.BaseRequest, api: _Api, answer: Answer, reply: Reply) -> web.StreamResponse:
-        asked, now = answer.asked, int(time.time())
+        chat, now = answer.request, int(time.time())
         headers = {
             f"x-squelch-{name}": ", ".join(fields)
-            for name, fields in (("adjusted", asked.adjusted), ("unknown", asked.unknown))
+            for name, fields in (("adjusted", chat.adjusted), ("unknown", chat.unknown))
             if fields
         }
-        if asked.stream:
-            body: Any = b"".join(api.events(reply, asked, now))
+        if chat.stream:
+            body: Any = b"".join(api.events(reply, chat, now))
         else:
-            body = api.answer(reply, asked, now)
+            body = api.answer(reply, chat, now)
         response = await self._send(request, body, 200, headers)
         answer.delivered = answer.delivered or response.sent
         return response

@@ -33,9 +33,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from squelch.actors.endpoint.canonical import Asked, Refused, Reply, Said, ended, malformed, tool_use
+from squelch.actors.endpoint.canonical import Message, Refused, Reply, Request, ended, malformed, tool_use
 from squelch.actors.endpoint.config import EndpointConfig
-from squelch.actors.endpoint.conversation import Conversation, Path, Placed
+from squelch.actors.endpoint.conversation import Conversation, Path, Placement
 from squelch.actors.formats.protocol import Format, Parsed, ToolsRefused
 from squelch.actors.formats.retention import message_of
 from squelch.actors.messages import Completion
@@ -88,10 +88,10 @@ class Recorded:
 
 @dataclass
 class Answer:
-    """An answer to come. `asked`: the request without its messages and tools; `delivered`: whether a client got it;
+    """An answer to come. `request`: the request without its messages and tools; `delivered`: whether a client got it;
     `clients`: the connections that wait for it."""
 
-    asked: Asked
+    request: Request
     task: asyncio.Task[Reply]
     delivered: bool = False
     clients: list[asyncio.BaseTransport] = field(default_factory=list)
@@ -172,29 +172,29 @@ class Session:
         lost = [one for one in found if one.is_lost]
         return lost[-1] if lost else found[-1] if found and is_retry else None
 
-    def answer(self, asked: Asked, key: bytes, countable: Callable[[str], str]) -> Answer:
+    def answer(self, request: Request, key: bytes, countable: Callable[[str], str]) -> Answer:
         """Begins to sample a request. `countable`: the name under which an unknown field is counted. Raises Refused if
         it gets no completion."""
         self._require_room()
-        if asked.max_tokens is not None and asked.max_tokens > self.most_tokens:
-            asked = replace(asked, adjusted=tuple(sorted({*asked.adjusted, "max_tokens"})))
+        if request.max_tokens is not None and request.max_tokens > self.most_tokens:
+            request = replace(request, adjusted=tuple(sorted({*request.adjusted, "max_tokens"})))
         try:
-            placed = self._conversation.place(asked)
+            placed = self._conversation.place(request)
         except ValueError as error:
             what = "tools" if isinstance(error, ToolsRefused) else "messages"
             raise malformed(f"the model's format cannot show these {what}: {error}", what) from error
-        limit = min(self.most_tokens, asked.max_tokens or self.most_tokens)
+        limit = min(self.most_tokens, request.max_tokens or self.most_tokens)
         self._require_fitting(placed, limit)
         path = self._conversation.begin(placed)
         digest = path.digest if path.number else ""
         seed = self.seeds(digest, path.occurrence, len(path.transcript.turns))
-        inside = self.one.begins_inside(placed.prompt) if asked.stop else None
-        call = Call(self._num_calls, placed.prompt, limit, seed, asked.stop, inside)
+        inside = self.one.begins_inside(placed.prompt) if request.stop else None
+        call = Call(self._num_calls, placed.prompt, limit, seed, request.stop, inside)
         self._num_calls += 1
-        self.counts.update(["calls", *(f"adjusted/{name}" for name in asked.adjusted)])
-        self.counts.update(f"unknown/{countable(name)}" for name in asked.unknown)
+        self.counts.update(["calls", *(f"adjusted/{name}" for name in request.adjusted)])
+        self.counts.update(f"unknown/{countable(name)}" for name in request.unknown)
         self._num_reserved += len(placed.prompt) - placed.num_kept + limit
-        form = replace(asked, messages=(), tools=())  # histories of all calls would take memory of their square
+        form = replace(request, messages=(), tools=())  # histories of all calls would take memory of their square
         answer = Answer(form, asyncio.create_task(self._sampled(call, placed, path)))
         answer.task.add_done_callback(self._settle)
         self._answers.setdefault(key, []).append(answer)
@@ -217,7 +217,7 @@ class Session:
             self._truncated = True
             raise Refused(429, "too_many_calls", f"the trajectory has made its {self._most_calls} calls; end it")
 
-    def _require_fitting(self, placed: Placed, limit: int) -> None:
+    def _require_fitting(self, placed: Placement, limit: int) -> None:
         needed = len(placed.prompt) + limit
         if needed > self.max_model_len:
             self._truncated = True
@@ -239,7 +239,7 @@ class Session:
 
     # --- sampling ---
 
-    async def _sampled(self, call: Call, placed: Placed, path: Path) -> Reply:
+    async def _sampled(self, call: Call, placed: Placement, path: Path) -> Reply:
         try:
             completion = await self.sample(call)
         except (GenerationFailed, TimeoutError) as error:
@@ -258,27 +258,27 @@ class Session:
             503, "sampling_failed", f"the policy cannot be sampled ({self._failure}), so the trajectory has failed"
         )
 
-    def _record(self, call: Call, placed: Placed, path: Path, completion: Completion) -> Reply:
+    def _record(self, call: Call, placed: Placement, path: Path, completion: Completion) -> Reply:
         """Appends a completion to its segment; returns what its client sees."""
-        asked, ids = placed.asked, completion.token_ids
-        parsed = self.one.parse(ids, placed.prompt, asked.tools)
-        reply = self._reply(call, asked, completion, parsed)
-        said = Said("assistant", reply.content, reply.calls, reply.reasoning)
+        request, ids = placed.request, completion.token_ids
+        parsed = self.one.parse(ids, placed.prompt, request.tools)
+        reply = self._reply(call, request, completion, parsed)
+        said = Message("assistant", reply.content, reply.calls, reply.reasoning)
         self._conversation.answered(placed, path, completion, said, reply.stop)
         well_formed = completion.finish_reason == "stop" and not any(one.error for one in parsed.tool_calls)
         path.transcript.add_turn(completion, parsed.reasoning, well_formed, max(1, len(reply.calls)))
         self._turns.append(_Turn(call.number, path, len(path.transcript.turns) - 1, reply.content))
         return reply
 
-    def _reply(self, call: Call, asked: Asked, completion: Completion, parsed: Parsed) -> Reply:
+    def _reply(self, call: Call, request: Request, completion: Completion, parsed: Parsed) -> Reply:
         ids, broken = completion.token_ids, any(one.error for one in parsed.tool_calls)
         message = message_of(self.one, ids, parsed)
         content, reasoning = message["content"], message.get("reasoning_content", "")
         closed = completion.finish_reason == "stop"
         stop = ""
-        if closed and asked.stop and (not len(ids) or int(ids[-1]) not in self.one.stop_ids):
+        if closed and request.stop and (not len(ids) or int(ids[-1]) not in self.one.stop_ids):
             behind = behind_reasoning(self.one.text(ids), call.inside)
-            stop = _earliest(behind, asked.stop)
+            stop = _earliest(behind, request.stop)
             start = len(content) - len(behind) if self.one.whole_content else 0
             content = content[:start] + _before(content[start:], stop)
         calls = tuple(
@@ -286,7 +286,7 @@ class Session:
             for number, one in enumerate(() if broken else parsed.tool_calls)
         )
         finish = "length" if not closed else "tool_calls" if calls else "stop_string" if stop else "stop"
-        spelled = [self.one.text([index]) for index in ids.tolist()] if asked.log_probs else []
+        spelled = [self.one.text([index]) for index in ids.tolist()] if request.log_probs else []
         return Reply(
             f"{call.seed:016x}",
             content,

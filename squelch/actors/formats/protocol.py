@@ -3,7 +3,7 @@
     fed  = format.render(messages, tools)             system, user, assistant and tool messages, and JSON schemas
     said = format.parse(sampled, fed, tools)          reasoning with its exact tokens, content, calls of tools
     fed  = fed + sampled + format.extend(fed, sampled, [the next messages], tools)
-    fed  = format.render(all messages, tools)         instead, where the template removes reasoning (`retention.Kept`)
+    fed  = format.render(all messages, tools)         instead, where the template removes reasoning (`retention`)
 
 | implementation | for |
 |---|---|

@@ -25,18 +25,18 @@ CAUSE = "template"
 
 
 @dataclass(frozen=True)
-class Kept:
+class ShownReasoning:
     """The messages, by index, whose reasoning is among a segment's ids: `shown`."""
 
     format: Format
     tools: Tools = None
     shown: frozenset[int] = frozenset()
 
-    def begun(self, messages: Sequence[Message]) -> Kept:
+    def begun(self, messages: Sequence[Message]) -> ShownReasoning:
         """The same for a segment whose first prompt shows these messages."""
         return replace(self, shown=frozenset() if self.format.keeps_reasoning else self._now(messages))
 
-    def after(self, messages: Sequence[Message]) -> Kept:
+    def after(self, messages: Sequence[Message]) -> ShownReasoning:
         """The same once the last message was sampled in the segment."""
         return replace(self, shown=self.shown | reasoned(messages[-1:], len(messages) - 1))
 

@@ -22,8 +22,8 @@ from typing import cast
 from squelch.actors.formats.protocol import Format
 from squelch.actors.play.edit_distance import nearest
 from squelch.actors.play.seeds import noise_seed
-from squelch.actors.play.speech import speech_of
 from squelch.actors.play.step_pool import StepPool
+from squelch.actors.play.turn_format import speech_of
 from squelch.envs.contract import Environment, Twinned, lacking
 from squelch.envs.episode import Episode, Message
 from squelch.envs.mixture import Mixture

@@ -47,7 +47,7 @@ from squelch.envs.episode import Episode, Message
 from squelch.envs.format import joined, parse, well_formed
 from squelch.envs.mixture import Mixture
 from squelch.envs.wording import DemonstrationQuality
-from squelch.kit.diagnosis.interventions import Arm, Intervention, LeftOut, Reason, Said, Swap
+from squelch.kit.diagnosis.interventions import Arm, Intervention, LeftOut, Reason, SampledTurn, Swap
 from squelch.kit.records.content import PlacedPictures
 from squelch.kit.records.failures import Failure, FailureCause
 from squelch.kit.records.records import Task, Ticket
@@ -234,14 +234,14 @@ def _with_prompt(started: _Opened, codec: ChatCodec) -> _Opened:
         raise _Left("failed", Failure(FailureCause.ENVIRONMENT_ERROR, str(error))) from error
 
 
-def _said(opened: _Opened, codec: ChatCodec, rest: Completion, begun: np.ndarray = _NOTHING) -> Said:
+def _said(opened: _Opened, codec: ChatCodec, rest: Completion, begun: np.ndarray = _NOTHING) -> SampledTurn:
     """In a step thread: what a turn, which may have begun with some ids, says to the environment of its task."""
     text, cut = codec.text(np.concatenate([begun, rest.token_ids])), rest.finish_reason == "length"
     turn = parse(text, opened.most_actions, opened.env.read_action)
-    return Said(turn.actions, turn.valid and not cut)
+    return SampledTurn(turn.actions, turn.valid and not cut)
 
 
-def _spelt_as(env: Environment, said: Said, turns: Iterable[Said]) -> Said:
+def _spelt_as(env: Environment, said: SampledTurn, turns: Iterable[SampledTurn]) -> SampledTurn:
     """In a step thread: what was said, with the actions of the first of `turns` whose actions are the same."""
     same = next((turn for turn in turns if _same(env, said.actions, turn.actions)), said)
     return replace(said, actions=same.actions)

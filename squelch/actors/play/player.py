@@ -45,8 +45,8 @@ from squelch.actors.play.generation import Generate, GenerationFailed, generate_
 from squelch.actors.play.hard_negatives import clusters_of
 from squelch.actors.play.replaying import replay
 from squelch.actors.play.seeds import noise_seed, request_seed
-from squelch.actors.play.speech import Feed, Speech, speech_of
 from squelch.actors.play.step_pool import CallFailed, StepPool
+from squelch.actors.play.turn_format import NextIds, TurnFormat, speech_of
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import AgentDriven, Environment, GroupReward, GroupRewarded, lacking, require
 from squelch.envs.episode import Episode, Message, TurnOutcome
@@ -209,7 +209,7 @@ class EnvironmentPlayer:
         episode = Episode(env, ticket.task.seed, noise, chosen.format, chosen.reward_noise)
         return env, episode, episode.start()
 
-    def _fits(self, attempt: Attempt, feed: Feed, most: int) -> bool:
+    def _fits(self, attempt: Attempt, feed: NextIds, most: int) -> bool:
         """Whether the context has room for `feed` and a turn of `most` tokens. If not, the episode ends as
         truncated."""
         needed = (0 if feed.cause else attempt.segment.length) + len(feed.ids) + most
@@ -244,10 +244,10 @@ class EnvironmentPlayer:
         finally:
             attempt.seconds_generation += time.monotonic() - started
 
-    async def _act(self, episode: Episode, attempt: Attempt, completion: Completion, turns: Speech) -> TurnOutcome:
+    async def _act(self, episode: Episode, attempt: Attempt, completion: Completion, turns: TurnFormat) -> TurnOutcome:
         """Record a sampled turn and pass its text to the episode, with whether it was cut at its token limit."""
         ids = completion.token_ids
-        reasoning = turns.said(ids)
+        reasoning = turns.reasoning_of(ids)
         attempt.segment.add_sampled(completion)
         text, cut = self._codec.text(ids), completion.finish_reason == "length"
         outcome = await self._call(attempt, lambda: episode.act(text, cut))
@@ -308,7 +308,7 @@ class EnvironmentPlayer:
             attempt.seconds_environment += time.monotonic() - started
 
 
-def _shown(show: Callable[[], Feed]) -> Feed:
+def _shown(show: Callable[[], NextIds]) -> NextIds:
     """The ids of messages that the environment gave, which the format may not be able to show."""
     try:
         return show()

@@ -16,7 +16,7 @@ from squelch.actors.play.codec import ChatCodec
 
 
 class SquelchFormat:
-    """The turns that the codec writes for episodes (`actors.play.speech.SquelchTurns`); a `Format`."""
+    """The turns that the codec writes for episodes (`actors.play.turn_format.SquelchTurns`); a `Format`."""
 
     name, reasons, keeps_reasoning, whole_content = "squelch", True, True, True
 

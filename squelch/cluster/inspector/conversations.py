@@ -58,7 +58,7 @@ class Departure:
 
 
 @dataclass(frozen=True)
-class Said:
+class ConversationTurn:
     """What a turn adds to a conversation: the messages fed before it, the calls in it, and the departure of the segment
     that begins with it."""
 
@@ -73,7 +73,7 @@ class Conversations:
     def __init__(self, one: AnyFormat, pieces: Pieces) -> None:
         self._format, self._pieces = one, pieces
 
-    def turns(self, trajectory: Trajectory) -> list[Said]:
+    def turns(self, trajectory: Trajectory) -> list[ConversationTurn]:
         """What each turn adds."""
         found, before, last, names = [], -1, 0, list[str]()
         for number, turn in enumerate(trajectory.turns):
@@ -89,7 +89,7 @@ class Conversations:
             calls = tuple(
                 CallView(call.name, shown(call.arguments or call.raw), call.error) for call in said.tool_calls
             )
-            found.append(Said(tuple(_views(fed, names, again)), calls, departure))
+            found.append(ConversationTurn(tuple(_views(fed, names, again)), calls, departure))
             last, before, names = turn.sample_end, segment, [call.name for call in said.tool_calls]
         return found
 

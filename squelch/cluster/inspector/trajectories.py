@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from markupsafe import Markup
 
-from squelch.cluster.inspector.conversations import Conversations, Said
+from squelch.cluster.inspector.conversations import Conversations, ConversationTurn
 from squelch.cluster.inspector.pictures import PictureView, marked_text, picture_view
 from squelch.cluster.inspector.texts import Pieces, shown, tokens_html
 from squelch.envs.grid_worlds.claims import GridJudge
@@ -48,7 +48,7 @@ class TurnView:
     board: Board | None
     pictures: tuple[PictureView, ...]
     cause: str | None
-    said: Said | None
+    said: ConversationTurn | None
     """What it adds to a conversation in the model's own format; None for Squelch's turns."""
     tokens: Markup
     num_sampled: int
@@ -143,7 +143,7 @@ def trajectory_view(
     environment: str,
     pieces: Pieces,
     most_tokens: int | None = None,
-    said: Sequence[Said] | None = None,
+    said: Sequence[ConversationTurn] | None = None,
 ) -> TrajectoryView:
     """The view of one trajectory, of which at most `most_tokens` sampled tokens are shown. `said`: what each turn adds
     to a conversation."""

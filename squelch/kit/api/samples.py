@@ -25,7 +25,7 @@ from squelch.kit.api.completions import CALLS_ONLY, EMPTY, UNCLOSED, Markers
 from squelch.kit.api.encoding import RowEncoder
 from squelch.kit.api.messages import BadSample, MessageRenderer
 from squelch.kit.api.pictures import placed
-from squelch.kit.api.turns import Row, Said, Templates, TurnReader, Turns
+from squelch.kit.api.turns import Row, SampledTurn, Templates, TurnReader, Turns
 from squelch.kit.pictures.geometry import Vision
 from squelch.kit.records.content import Picture, content_key
 from squelch.kit.untrusted.files import brief
@@ -162,7 +162,7 @@ class SampleReader:
             pictures if any(pictures) else [],
         )
 
-    def _sample(self, number: int, said: Said | str, row: Row, turns: TurnReader) -> _Sample | str:
+    def _sample(self, number: int, said: SampledTurn | str, row: Row, turns: TurnReader) -> _Sample | str:
         """The sample of a turn, or the reason why it has none."""
         if isinstance(said, str):
             return said

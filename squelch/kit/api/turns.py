@@ -59,7 +59,7 @@ LATER = "a later turn whose prompt is not known"
 FED_ROLES = ("user", "human", "system", "developer", "tool", "function", "ipython", "environment")
 
 
-class Said(NamedTuple):
+class SampledTurn(NamedTuple):
     """One turn. `fed`: the ids before it; `ids`: those sampled; `spans`: positions in `ids`, without an answer that the
     tokenizer cannot express; `text`: of the reasoning; `calls`: whether it calls tools."""
 
@@ -116,7 +116,7 @@ class TurnReader:
         self._rendered = self._render(rows)
         self._opening: list[Piece] = [(markers[0], False)] if markers and self._lacks_opening(rows, markers[0]) else []
 
-    def of(self, number: int, row: Row) -> Iterator[Said | str]:
+    def of(self, number: int, row: Row) -> Iterator[SampledTurn | str]:
         """The turns of a row that are samples, or the reason why one cannot be scored, in order."""
         if self._which == "first" and row.get("turn"):
             self.counted += Counter(total=1, later=1)
@@ -133,19 +133,19 @@ class TurnReader:
 
     # --- the forms of a row ---
 
-    def _of_reasoning(self, number: int, row: Row) -> Said | str:
+    def _of_reasoning(self, number: int, row: Row) -> SampledTurn | str:
         """The only turn of a row whose reasoning is cut out already."""
         fed = self._fed(number, row)
         if row.get("reasoning_ids") is None and not row["reasoning"].strip():
             return EMPTY
         if row.get("reasoning_ids") is None:
             ids = self._encoder.encode(number, [(row["reasoning"], False)])
-            return Said(fed, ids, Spans(0, len(ids), None), row["reasoning"], False)
+            return SampledTurn(fed, ids, Spans(0, len(ids), None), row["reasoning"], False)
         ids, answer = list(row["reasoning_ids"]), list(row.get("answer_ids") or [])
         spans = Spans(0, len(ids), len(ids) + len(answer) if answer else None)
-        return Said(fed, ids + answer, spans, self._encoder.decode(ids), False) if ids else EMPTY
+        return SampledTurn(fed, ids + answer, spans, self._encoder.decode(ids), False) if ids else EMPTY
 
-    def _of_ids(self, number: int, row: Row) -> Iterator[Said | str]:
+    def _of_ids(self, number: int, row: Row) -> Iterator[SampledTurn | str]:
         fed, sampled = self._fed(number, row), list(row["completion_ids"])
         stretches = self._stretches(number, sampled, row.get("completion_mask"))
         for start, end in self._chosen(stretches):
@@ -153,7 +153,7 @@ class TurnReader:
             text = self._encoder.decode(ids)
             if self._markers is None:
                 yield (
-                    Said([*fed, *sampled[:start]], ids, Spans(0, len(ids), None), text, False)
+                    SampledTurn([*fed, *sampled[:start]], ids, Spans(0, len(ids), None), text, False)
                     if text.strip()
                     else EMPTY
                 )
@@ -163,7 +163,7 @@ class TurnReader:
                 yield spans
                 continue
             reasoning = self._encoder.decode(ids[spans.start : spans.end])
-            yield Said([*fed, *sampled[:start]], ids, spans, reasoning, calls_tools(text))
+            yield SampledTurn([*fed, *sampled[:start]], ids, spans, reasoning, calls_tools(text))
 
     def _stretches(self, number: int, ids: list[int], mask: Sequence[Any] | None) -> list[tuple[int, int]]:
         """(start, end) of each turn in a completion's ids."""
@@ -186,7 +186,7 @@ class TurnReader:
         spans = separators.divide(text).spans
         return [(ids_before(start, len(ids), end_of), ids_before(end, len(ids), end_of)) for start, end in spans]
 
-    def _of_text(self, number: int, row: Row) -> Iterator[Said | str]:
+    def _of_text(self, number: int, row: Row) -> Iterator[SampledTurn | str]:
         text, separators, after = row["completion"], self._templates.separators(), list[int]()
         spans, between = separators.divide(text) if separators else ([(0, len(text))], [])
         for place, (start, end) in enumerate(self._chosen(spans)):
@@ -196,7 +196,7 @@ class TurnReader:
             if place < len(between) and self._which == "all":
                 after = [*after, *self._encoder.encode(number, turn), *self._encoder.encode(number, between[place])]
 
-    def _of_messages(self, number: int, row: Row) -> Iterator[Said | str]:
+    def _of_messages(self, number: int, row: Row) -> Iterator[SampledTurn | str]:
         completion: Messages = row["completion"]
         for place in self._chosen(_places(completion)):
             parts, asked = spoken(completion[place]), self._asked(number, row, place)
@@ -244,12 +244,12 @@ class TurnReader:
             text = bare = bare.removesuffix(name)
         return [*pieces[:-1], (text, foreign)]
 
-    def _cut(self, number: int, pieces: list[Piece], calls: bool) -> Said | str:
+    def _cut(self, number: int, pieces: list[Piece], calls: bool) -> SampledTurn | str:
         """A turn's text, encoded whole and cut between its tokens; what was fed is left to the caller."""
         text = "".join(text for text, _ in pieces)
         if self._markers is None:
             ids = self._encoder.encode(number, pieces)
-            return Said([], ids, Spans(0, len(ids), None), text, calls) if text.strip() else EMPTY
+            return SampledTurn([], ids, Spans(0, len(ids), None), text, calls) if text.strip() else EMPTY
         spans = spans_of(text, self._markers)
         if isinstance(spans, str):
             return spans
@@ -262,7 +262,7 @@ class TurnReader:
             return NO_TOKENS
         if found.answer_end is not None and not self._encoder.knows(ids[found.end : found.answer_end]):
             found = found._replace(answer_end=None)
-        return Said([], ids, found, text[spans.start : spans.end], calls or calls_tools(text))
+        return SampledTurn([], ids, found, text[spans.start : spans.end], calls or calls_tools(text))
 
     def control_tokens(self) -> Counter[str]:
         """The control tokens in the distinct prompts that are text, apart from the markers."""

@@ -3,12 +3,11 @@
     runs/<name>/groups/step-000012.parquet       every group of step 12, kept or not, `ARCHIVE_SCHEMA`, zstd; the parts
                                                  of finished blocks of steps are merged (`kit.archive.parts`)
     runs/<name>/groups/index-000000.parquet      one row per group of steps 0 to 99 (`kit.archive.group_index`)
-    runs/<name>/scores/step-000012.parquet       step 12's score matrices, if it was scored
-    (`kit.archive.score_matrices`) runs/<name>/tokenizer.json                   the policy's tokenizer, with which the
-    groups' ids are read runs/<name>/format.json                      the files with which they are parsed, if turns
-    are in its own format runs/<name>/metrics.jsonl                    one object per line and step; copied to
-    `metrics.parquet` at the end runs/<name>/events.jsonl                     one span per line: actor, name, start,
-    end (Unix seconds), facts
+    runs/<name>/scores/step-000012.parquet       step 12's matrices, if it was scored (`kit.archive.score_matrices`)
+    runs/<name>/tokenizer.json                   the policy's tokenizer, with which the groups' ids are read
+    runs/<name>/format.json                      the files with which they are parsed, if turns are in its own format
+    runs/<name>/metrics.jsonl                    one object per line and step; copied to `metrics.parquet` at the end
+    runs/<name>/events.jsonl                     one span per line: actor, name, start, end (Unix seconds), facts
 
 Invariants:
 

@@ -64,7 +64,7 @@ class Swap:
 
 
 @dataclass(frozen=True)
-class Said:
+class SampledTurn:
     """A sampled turn. `actions`: those that the environment would play, in the spelling of `read_action`; `valid`: the
     turn is well formed."""
 
@@ -79,9 +79,9 @@ class Intervention:
     environment judges them the same (`same_action`); `twin`: whether the donor is a near twin of the task."""
 
     label: str
-    own: Said
-    donor: Said
-    again: Mapping[Arm, Said]
+    own: SampledTurn
+    donor: SampledTurn
+    again: Mapping[Arm, SampledTurn]
     twin: bool = False
 
 

@@ -55,7 +55,7 @@ def test_a_body_is_a_request_or_is_refused(api, fields: Fields, data: st.DataObj
     others = data.draw(st.dictionaries(st.sampled_from([*names(fields), "foo"]), VALUES, max_size=3))
     body = {**others, "messages": data.draw(MESSAGES | VALUES)}
     with suppress(Refused):
-        asked = api.asked(body, 100, 1.0, data.draw(st.booleans()))
+        request = api.request(body, 100, 1.0, data.draw(st.booleans()))
         with suppress(ValueError):  # the format's, which the session answers with 400
-            placed = Conversation(codec()).place(asked)
+            placed = Conversation(codec()).place(request)
             assert len(placed.prompt) and placed.path is None and not placed.cause

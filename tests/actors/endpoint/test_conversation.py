@@ -11,14 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.endpoint.canonical import Asked, Said, tool_use
+from squelch.actors.endpoint.canonical import Message, Request, tool_use
 from squelch.actors.endpoint.config import EndpointConfig
 from squelch.actors.endpoint.session import Session
 from squelch.actors.play.codec import ChatCodec
 from tests.actors.endpoint.support import CALLING, LIMIT, TOOL, Policy, codec, seeds, shown, whole
 from tests.kit.text.made import chatml_bpe, save_folder
 
-RULES, QUESTION, NEXT = Said("system", "You are brief."), Said("user", "What is 1 + 2?"), Said("user", "And then?")
+RULES, QUESTION, NEXT = (
+    Message("system", "You are brief."),
+    Message("user", "What is 1 + 2?"),
+    Message("user", "And then?"),
+)
 ORDINARY = [index for index in range(300) if codec().token_bytes(index)]
 
 pytestmark = pytest.mark.usefixtures("rendered_here")
@@ -31,12 +35,12 @@ def session_of(sample, context: int = 100_000) -> Session:
 NUMBERS = itertools.count()
 
 
-async def told(session: Session, *messages: Said, tools=()) -> Said:
+async def told(session: Session, *messages: Message, tools=()) -> Message:
     """The assistant's message that answers these."""
-    answer = session.answer(Asked(messages, tools), str(next(NUMBERS)).encode(), str)
+    answer = session.answer(Request(messages, tools), str(next(NUMBERS)).encode(), str)
     answer.delivered = True
     reply = await answer.task
-    return Said("assistant", reply.content, reply.calls, reply.reasoning)
+    return Message("assistant", reply.content, reply.calls, reply.reasoning)
 
 
 def causes_of(*texts: str):
@@ -68,7 +72,7 @@ VARIANTS = {
 def test_a_reply_is_recognised(variant) -> None:
     async def scenario(session):
         first = await told(session, QUESTION, tools=(TOOL,))
-        result = Said("tool", "3", call_id=first.calls[0].id)
+        result = Message("tool", "3", call_id=first.calls[0].id)
         await told(session, QUESTION, variant(first), result, tools=(TOOL,))
 
     recorded, _ = causes_of(f"<think>a</think>{CALLING}")(scenario)
@@ -94,7 +98,7 @@ def test_a_reply_whose_numbers_come_back_in_another_spelling_is_recognised(
         first = await told(session, QUESTION, tools=(TOOL,))
         (call,) = first.calls
         again = replace(first, calls=(tool_use(call.id, call.name, f'{{"a": {returned}}}', ""),))
-        await told(session, QUESTION, again, Said("tool", "3", call_id=call.id), tools=(TOOL,))
+        await told(session, QUESTION, again, Message("tool", "3", call_id=call.id), tools=(TOOL,))
 
     recorded, _ = causes_of(f'<tool_call>{{"name": "add", "arguments": {{"a": {sampled}}}}}</tool_call>')(scenario)
     assert len(recorded.segments) == (1 if is_same else 2)
@@ -136,22 +140,22 @@ def test_each_cause_of_a_new_segment_is_told() -> None:
         one = await told(session, RULES, QUESTION)
         two = await told(session, RULES, QUESTION, one, NEXT)
         await told(session, RULES, QUESTION, one, NEXT, two, QUESTION)
-        await told(session, RULES, QUESTION, one, Said("user", "Something else?"))  # branch
+        await told(session, RULES, QUESTION, one, Message("user", "Something else?"))  # branch
         await told(
             session,
             RULES,
             QUESTION,
-            Said("assistant", "mine"),
+            Message("assistant", "mine"),
             NEXT,
-            Said("assistant", "too"),
+            Message("assistant", "too"),
             NEXT,
-            Said("assistant", "x"),
+            Message("assistant", "x"),
             NEXT,
         )
-        await told(session, RULES, QUESTION, Said("user", "In short: 3."))  # compaction
-        await told(session, Said("system", "Be long."), QUESTION, one, NEXT)
+        await told(session, RULES, QUESTION, Message("user", "In short: 3."))  # compaction
+        await told(session, Message("system", "Be long."), QUESTION, one, NEXT)
         await told(session, RULES, QUESTION, one, NEXT, tools=(TOOL,))
-        await told(session, RULES, Said("user", "A task for another."))
+        await told(session, RULES, Message("user", "A task for another."))
 
     recorded, _ = causes_of("One.", "Two.", "Three.", "Four.")(scenario)
     assert recorded.causes == (
@@ -170,7 +174,7 @@ def test_of_several_segments_the_longest_history_is_continued_then_the_latest() 
     async def scenario(session):
         one = await told(session, QUESTION)
         two = await told(session, QUESTION, one, NEXT)
-        other = await told(session, QUESTION, one, Said("user", "B"))
+        other = await told(session, QUESTION, one, Message("user", "B"))
         assert other == two
         again = await told(session, QUESTION, one, NEXT)  # a branch with the same messages as the first segment
         await told(session, QUESTION, one, NEXT, again, QUESTION)
@@ -184,8 +188,8 @@ def test_replies_in_a_rewritten_history_stand_for_their_ids_where_they_can() -> 
 
     async def scenario(session):
         one = await told(session, RULES, QUESTION)
-        two = await told(session, RULES, QUESTION, one, Said("user", "A long result."))
-        await told(session, RULES, QUESTION, one, Said("user", "[cut]"), replace(two, reasoning=""), NEXT)
+        two = await told(session, RULES, QUESTION, one, Message("user", "A long result."))
+        await told(session, RULES, QUESTION, one, Message("user", "[cut]"), replace(two, reasoning=""), NEXT)
 
     recorded, policy = causes_of("<think>a</think>One.", "<think>b</think>Two.", "Three.")(scenario)
     assert recorded.causes == ("", "history rewritten")
@@ -199,7 +203,7 @@ def test_replies_in_a_rewritten_history_stand_for_their_ids_where_they_can() -> 
 
 
 def test_examples_of_the_agents_own_are_rendered_and_the_replies_after_them_are_ids() -> None:
-    example = (QUESTION, Said("assistant", "An example."), NEXT)
+    example = (QUESTION, Message("assistant", "An example."), NEXT)
 
     async def scenario(session):
         one = await told(session, *example)
@@ -227,7 +231,7 @@ def test_where_the_template_removes_reasoning_a_segment_begins_with_what_it_writ
     async def play():
         session = Session("", "token", one, EndpointConfig(), 100_000, policy, seeds, LIMIT)
         first = await told(session, QUESTION)
-        result = Said("tool", "3", call_id="call")
+        result = Message("tool", "3", call_id="call")
         second = await told(session, QUESTION, first, result)
         bare = [replace(reply, reasoning="") for reply in (first, second)]
         third = await told(session, QUESTION, bare[0], result, bare[1], NEXT)
@@ -236,7 +240,13 @@ def test_where_the_template_removes_reasoning_a_segment_begins_with_what_it_writ
 
     recorded = asyncio.run(play())
     assert recorded.causes == ("", "template") and recorded.calls == ((0, 0), (0, 1), (1, 0), (1, 1))
-    history = [QUESTION, Said("assistant", "One."), Said("tool", "3"), Said("assistant", "Two."), NEXT]
+    history = [
+        QUESTION,
+        Message("assistant", "One."),
+        Message("tool", "3"),
+        Message("assistant", "Two."),
+        NEXT,
+    ]
     wanted = one.render([{"role": said.role, "content": said.content} for said in history])
     np.testing.assert_array_equal(policy.calls[2].prompt_ids, wanted)
     joint = whole(recorded)
@@ -266,7 +276,7 @@ def test_whatever_an_agent_does_every_sampled_id_is_in_one_mask_once_and_is_neve
     async def play():
         policies = [Random(data), Random(data)]
         sessions = [session_of(policy) for policy in policies]
-        histories: list[list[list[Said]]] = [[], []]
+        histories: list[list[list[Message]]] = [[], []]
         for _ in range(data.draw(st.integers(1, 8))):
             who = data.draw(st.integers(0, 1))
             known = histories[who]
@@ -276,7 +286,7 @@ def test_whatever_an_agent_does_every_sampled_id_is_in_one_mask_once_and_is_neve
                 place = data.draw(st.integers(0, len(messages) - 1))
                 messages[place] = replace(messages[place], content=messages[place].content + "!")
             if kind != "new":
-                messages.append(Said(*data.draw(st.sampled_from([("user", "more"), ("tool", "3")]))))
+                messages.append(Message(*data.draw(st.sampled_from([("user", "more"), ("tool", "3")]))))
             before = len(policies[who].prompts)
             reply = await told(sessions[who], *messages)
             bare = data.draw(st.booleans())

@@ -12,7 +12,7 @@ import pytest
 from squelch.actors.formats.conformity import TOOLS, require_template
 from squelch.actors.formats.packaged import PackagedFormat
 from squelch.actors.formats.protocol import Format
-from squelch.actors.formats.retention import Kept, message_of
+from squelch.actors.formats.retention import ShownReasoning, message_of
 from squelch.actors.formats.tokens import ModelTokens
 from squelch.actors.play.codec import ChatCodec
 from squelch.kit.text import chat_template
@@ -61,7 +61,7 @@ def test_our_own_format_writes_them_too_with_a_template_that_removes_reasoning()
 @own_and_packaged
 def test_a_new_user_message_begins_a_segment_and_the_result_of_a_tool_does_not(name: str) -> None:
     one = qwen3(name)
-    kept = Kept(one, TOOLS).begun([RULES, ASKED]).after([RULES, ASKED, CALL])
+    kept = ShownReasoning(one, TOOLS).begun([RULES, ASKED]).after([RULES, ASKED, CALL])
     called = [RULES, ASKED, CALL, RESULT]
     assert kept.shown == {2} and not kept.removes(called)
     kept = kept.after([*called, REPLY])
@@ -74,14 +74,14 @@ def test_a_new_user_message_begins_a_segment_and_the_result_of_a_tool_does_not(n
 
 @own_and_packaged
 def test_reasoning_that_the_template_shows_in_a_prompt_counts_until_it_is_removed(name: str) -> None:
-    kept = Kept(qwen3(name), TOOLS).begun([ASKED, CALL, RESULT])
+    kept = ShownReasoning(qwen3(name), TOOLS).begun([ASKED, CALL, RESULT])
     assert kept.shown == {1}
     assert not kept.removes([ASKED, CALL, RESULT, RESULT]) and kept.removes([ASKED, CALL, RESULT, AGAIN])
 
 
 @needs_package
 def test_a_format_that_keeps_reasoning_removes_none() -> None:
-    kept = Kept(format_of("qwen3")).begun([ASKED]).after([ASKED, REPLY])
+    kept = ShownReasoning(format_of("qwen3")).begun([ASKED]).after([ASKED, REPLY])
     assert not kept.removes([ASKED, REPLY, AGAIN])
     with pytest.raises(ValueError, match="removes the reasoning of earlier turns"):
         ChatCodec(folder_of("qwen3", Path(mkdtemp())))
@@ -90,7 +90,7 @@ def test_a_format_that_keeps_reasoning_removes_none() -> None:
 def test_known_roles_render_no_template_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process for each call of an agent would cost more than all else that the endpoint does."""
     one = qwen3("own")
-    kept = Kept(one, TOOLS).begun([ASKED]).after([ASKED, CALL])
+    kept = ShownReasoning(one, TOOLS).begun([ASKED]).after([ASKED, CALL])
     assert not kept.removes([ASKED, CALL, RESULT])
     monkeypatch.setattr(chat_template, "_in_a_child", None)
     other = {**CALL, "tool_calls": [{"id": "c7", "function": {"name": "weather", "arguments": {"city": "Bonn"}}}]}
@@ -144,5 +144,5 @@ def test_a_sampled_turn_is_the_message_that_a_client_gets(name: str, said: str, 
 
 @needs_package
 def test_a_template_that_removes_reasoning_at_once_begins_a_segment_with_each_message() -> None:
-    kept = Kept(following("deepseek-r1")).begun([ASKED]).after([ASKED, REPLY])
+    kept = ShownReasoning(following("deepseek-r1")).begun([ASKED]).after([ASKED, REPLY])
     assert kept.removes([ASKED, REPLY, AGAIN])

@@ -11,7 +11,7 @@ from squelch.cluster.config import load
 from squelch.cluster.loop.interventions import CANDIDATES, document, say_interventions, swaps_of, write
 from squelch.cluster.loop.watchers.validation import fixed_tickets
 from squelch.kit.base.errors import UserError
-from squelch.kit.diagnosis.interventions import ARMS, Intervention, LeftOut, Said
+from squelch.kit.diagnosis.interventions import ARMS, Intervention, LeftOut, SampledTurn
 from squelch.kit.records.failures import Failure, FailureCause
 
 SEVERAL = "environments=[{name: FrozenLake, label: lake}, {name: Sokoban, label: box}]"
@@ -38,10 +38,10 @@ def test_an_environment_of_whole_turns_is_refused_by_name() -> None:
 
 
 def test_the_result_is_said_for_each_environment_and_written_by_step(tmp_path: Path) -> None:
-    up, left = Said(("Up",), True), Said(("Left", "Left"), True)
+    up, left = SampledTurn(("Up",), True), SampledTurn(("Left", "Left"), True)
     again = dict.fromkeys(ARMS, up) | {"donor": left}
     failure = Failure(FailureCause.STEP_TIMEOUT)
-    found = [Intervention("lake", Said(("Up",), i < 15), left, again, True) for i in range(30)]
+    found = [Intervention("lake", SampledTurn(("Up",), i < 15), left, again, True) for i in range(30)]
     found.append(LeftOut("lake", "failed", failure))
     found.append(LeftOut("box", "no_donor"))
     result = document(found, {"checkpoint": "step 40"})

@@ -14,7 +14,7 @@ from squelch.kit.diagnosis.interventions import (
     ARMS,
     Intervention,
     LeftOut,
-    Said,
+    SampledTurn,
     answer_of,
     effects,
     read_interventions,
@@ -28,14 +28,14 @@ def agent(rng: np.random.Generator, tasks: int, follows: float) -> list[Interven
     """An agent whose reasoning always names the best of four actions, and which does what its reasoning names in the
     share `follows` of its turns, else any action. Its change is follows^2."""
 
-    def acts(named: int) -> Said:
-        return Said((ACTIONS[named if rng.random() < follows else rng.integers(4)],), True)
+    def acts(named: int) -> SampledTurn:
+        return SampledTurn((ACTIONS[named if rng.random() < follows else rng.integers(4)],), True)
 
     found = []
     for _ in range(tasks):
         own, others = int(rng.integers(4)), 1 + int(rng.integers(3))
         best = (own + others) % 4
-        again = {"second": acts(own), "donor": acts(best), "blank": Said((), False)}
+        again = {"second": acts(own), "donor": acts(best), "blank": SampledTurn((), False)}
         found.append(Intervention("", acts(own), acts(best), again))
     return found
 
@@ -59,7 +59,7 @@ def test_an_agent_that_acts_on_its_reasoning_takes_the_donors_answer_and_one_tha
     assert read_interventions(deaf).change.value == 0 and read_interventions(deaf).answers["donor"]["own"].value == 1
 
 
-said = st.builds(Said, st.sampled_from([(), ("Up",), ("Up", "Down"), ("Left",)]), st.booleans())
+said = st.builds(SampledTurn, st.sampled_from([(), ("Up",), ("Up", "Down"), ("Left",)]), st.booleans())
 interventions = st.lists(
     st.builds(Intervention, st.just(""), said, said, st.fixed_dictionaries({arm: said for arm in ARMS}), st.booleans()),
     min_size=1,
@@ -72,7 +72,7 @@ interventions = st.lists(
 def test_every_action_is_one_of_four_and_a_broken_format_never_raises_the_change(found: list[Intervention]) -> None:
     effect = read_interventions(found)
     assert effect.tasks + sum(effect.left_out.values()) == len(found)
-    broken = [replace(one, again={**one.again, "donor": Said((), False)}) for one in found]
+    broken = [replace(one, again={**one.again, "donor": SampledTurn((), False)}) for one in found]
     if effect.tasks:
         for arm in ARMS:
             shares = effect.answers[arm]
@@ -87,18 +87,18 @@ def test_every_action_is_one_of_four_and_a_broken_format_never_raises_the_change
 
 @given(interventions)
 def test_what_a_blank_reasoning_leads_to_changes_nothing_that_is_judged(found: list[Intervention]) -> None:
-    other = [replace(one, again={**one.again, "blank": Said(("Right",), True)}) for one in found]
+    other = [replace(one, again={**one.again, "blank": SampledTurn(("Right",), True)}) for one in found]
     first, second = read_interventions(found).data(), read_interventions(other).data()
     assert first.pop("answers") | {"blank": 0} == second.pop("answers") | {"blank": 0} and first == second
 
 
 def test_tasks_are_left_out_by_reason_and_environments_are_read_apart() -> None:
-    up, left = Said(("Up",), True), Said(("Left",), True)
+    up, left = SampledTurn(("Up",), True), SampledTurn(("Left",), True)
     one = Intervention("lake", up, up, dict.fromkeys(ARMS, left), twin=True)
     assert answer_of(one, "donor") == "another"
     assert answer_of(replace(one, again=dict.fromkeys(ARMS, up)), "donor") == "own", "the donor answers alike"
     failure = Failure(FailureCause.STEP_TIMEOUT)
-    silent = replace(one, own=Said((), False))
+    silent = replace(one, own=SampledTurn((), False))
     found = effects([one, silent, LeftOut("lake", "failed", failure), LeftOut("box", "unclosed")])
     assert found["lake"].left_out == {"failed": 1, "no_action": 1} and found["lake"].twins == found["lake"].tasks == 1
     assert found["box"].tasks == 0 and found["box"].left_out == {"unclosed": 1}

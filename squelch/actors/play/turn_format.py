@@ -13,14 +13,14 @@ import numpy as np
 
 from squelch.actors.formats.choice import squelch_turns
 from squelch.actors.formats.protocol import Format, Tools
-from squelch.actors.formats.retention import CAUSE, Kept, message_of
+from squelch.actors.formats.retention import CAUSE, ShownReasoning, message_of
 from squelch.actors.play.codec import ChatCodec
 from squelch.envs.contract import Environment
 from squelch.envs.episode import Episode, Message
 from squelch.kit.records.content import PlacedPictures
 
 
-class Feed(NamedTuple):
+class NextIds(NamedTuple):
     """What is fed next. `ids`: (num_tokens,) int32; `cause`: why a new segment begins with them, empty if none does;
     `pictures`: each with the index in `ids` of its first placeholder."""
 
@@ -29,18 +29,18 @@ class Feed(NamedTuple):
     pictures: PlacedPictures = ()
 
 
-class Speech(Protocol):
-    """The turns of one trajectory, in order: `first`, then `said` and `following` for each sampled turn."""
+class TurnFormat(Protocol):
+    """The turns of one trajectory, in order: `first`, then `reasoning_of` and `following` for each sampled turn."""
 
-    def first(self, messages: list[Message]) -> Feed:
+    def first(self, messages: list[Message]) -> NextIds:
         """The first prompt. Raises ValueError for what the format cannot show."""
         ...
 
-    def said(self, ids: np.ndarray) -> tuple[int, int]:
+    def reasoning_of(self, ids: np.ndarray) -> tuple[int, int]:
         """(start, end) of the reasoning in a sampled turn."""
         ...
 
-    def following(self, message: Message, closed: bool) -> Feed:
+    def following(self, message: Message, closed: bool) -> NextIds:
         """What is fed behind that turn. `closed`: whether it ended with its end of turn."""
         ...
 
@@ -51,19 +51,19 @@ class SquelchTurns:
     def __init__(self, codec: ChatCodec) -> None:
         self._codec = codec
 
-    def first(self, messages: list[Message]) -> Feed:
-        """As `Speech.first`."""
+    def first(self, messages: list[Message]) -> NextIds:
+        """As `TurnFormat.first`."""
         ids, pictures = self._codec.first_fed(messages)
-        return Feed(ids, pictures=pictures)
+        return NextIds(ids, pictures=pictures)
 
-    def said(self, ids: np.ndarray) -> tuple[int, int]:
-        """As `Speech.said`."""
+    def reasoning_of(self, ids: np.ndarray) -> tuple[int, int]:
+        """As `TurnFormat.reasoning_of`."""
         return self._codec.reasoning_span(ids)
 
-    def following(self, message: Message, closed: bool) -> Feed:
-        """As `Speech.following`."""
+    def following(self, message: Message, closed: bool) -> NextIds:
+        """As `TurnFormat.following`."""
         ids, pictures = self._codec.next_fed(message, closed)
-        return Feed(ids, pictures=pictures)
+        return NextIds(ids, pictures=pictures)
 
 
 class ModelTurns:
@@ -73,15 +73,15 @@ class ModelTurns:
         self._format, self._tools = one, tools
         self._fed = self._sampled = np.zeros(0, np.int32)
         self._messages: list[dict[str, Any]] = []
-        self._kept = Kept(one, tools)
+        self._kept = ShownReasoning(one, tools)
 
-    def first(self, messages: list[Message]) -> Feed:
-        """As `Speech.first`."""
+    def first(self, messages: list[Message]) -> NextIds:
+        """As `TurnFormat.first`."""
         self._messages = [dict(message) for message in messages]
         return self._whole()
 
-    def said(self, ids: np.ndarray) -> tuple[int, int]:
-        """As `Speech.said`."""
+    def reasoning_of(self, ids: np.ndarray) -> tuple[int, int]:
+        """As `TurnFormat.reasoning_of`."""
         self._sampled = ids
         found = self._format.parse(ids, self._fed, self._tools)
         if not self._format.keeps_reasoning:
@@ -89,21 +89,21 @@ class ModelTurns:
             self._kept = self._kept.after(self._messages)
         return found.reasoning
 
-    def following(self, message: Message, closed: bool) -> Feed:
-        """As `Speech.following`."""
+    def following(self, message: Message, closed: bool) -> NextIds:
+        """As `TurnFormat.following`."""
         self._messages.append(dict(message))
         if self._kept.removes(self._messages):
             return self._whole(CAUSE)
         added = self._format.extend(self._fed, self._sampled, [message], self._tools)
         self._fed = np.concatenate([self._fed, self._sampled, added])
-        return Feed(added)
+        return NextIds(added)
 
-    def _whole(self, cause: str = "") -> Feed:
+    def _whole(self, cause: str = "") -> NextIds:
         self._fed, self._kept = self._format.render(self._messages, self._tools), self._kept.begun(self._messages)
-        return Feed(self._fed, cause)
+        return NextIds(self._fed, cause)
 
 
-def speech_of(one: Format, environment: Environment, name: str, episode: Episode) -> Speech:
+def speech_of(one: Format, environment: Environment, name: str, episode: Episode) -> TurnFormat:
     """The turns of a trajectory whose episode has started in the environment `name`."""
     if environment.whole_turns:
         return ModelTurns(one, episode.tools)
