@@ -102,7 +102,7 @@ class SharedWeights:
     """A version's weights in memory that processes of the learner's host can map (`actors.weights_file`), until the
     learner's next step: the path to it, its name, its size and the table of its arrays.
 
-    With `gpu`, the weights are in that block of the learner's GPU until the next publication, and whoever reads them
+    With `gpu`, the weights are in that block of the learner's GPU until the next weight sync, and whoever reads them
     holds the memory, which is empty, open meanwhile.
     """
 

@@ -5,7 +5,7 @@ The digest is a hash over name, type, shape and block sums of all parameters, in
 additions and products, so numpy on the host (here) and torch on a device (`actors.device_sums`) get the same bits in
 any order of summation.
 
-Pure numpy: the learner's publication and the rollout worker's engine process import this module, and neither may import
+Pure numpy: `learner.publish` and the rollout worker's engine process import this module, and neither may import
 the other's framework through it.
 
 Invariants:

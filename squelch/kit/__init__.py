@@ -1,4 +1,5 @@
-"""What a user of another trainer needs: filter, diagnosis, scoring, archive, readers, commands. Imports no other room.
+"""What a user of another trainer needs: filter, diagnosis, scoring, archive, readers, commands. Imports no other
+package of Squelch.
 
     commands                                          `squelch filter`, `mi`, `score`, `monitor`
        │      trl                                     inside TRL's trainer

@@ -131,7 +131,7 @@ class HostEstimate:
     """Pinned copies of master weights and moments, from which a refused step is undone."""
     staging: int
     """The most that a rank holds at once of a weight that is converted while it is loaded (`kit.models.conversion`), of
-    a checkpoint's part, of an export's file and the copies of a layer's experts, or of a publication's chunks; of a
+    a checkpoint's part, of an export's file and the copies of a layer's experts, or of a weight sync's chunks; of a
     rank that is alone, also of a whole version, which it may share in memory with workers on its GPU; or of the state
     that
     a resume reads, beyond the room that `state` and `snapshot` take later."""

@@ -1,4 +1,4 @@
-"""Metrics of the learner: metrics of a training step, and seconds and size of the weights' publication. Pure."""
+"""Metrics of the learner: metrics of a training step, and seconds and size of the weight sync. Pure."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ METRICS: Table = {
         gauge(
             "squelch_publish_seconds",
             "publish/seconds_{part}",
-            "Seconds that the learner took at the last publication to gather the weights from the shards (gathered) "
+            "Seconds that the learner took at the last weight sync to gather the weights from the shards (gathered) "
             "and to store them in the object store (sent)",
             product(("gathered", "sent")),
         ),
@@ -90,7 +90,7 @@ METRICS: Table = {
 
 
 def publication_metrics(bundle: WeightBundle) -> dict[str, float]:
-    """Size of a published version, and the seconds that its publication took in the learner."""
+    """Size of a published version, and the seconds that its weight sync took in the learner."""
     return {
         "weights/bytes": float(bundle.num_bytes),
         "publish/seconds_gathered": bundle.seconds_gathered,

@@ -1,4 +1,5 @@
-"""Publication: the policy's weights as a `WeightBundle`, with the parity probe by which a receiver verifies them.
+"""Weight sync, the learner's end: the policy's weights as a `WeightBundle`, with the parity probe by which a receiver
+verifies them.
 
 Invariants:
 

@@ -1,10 +1,10 @@
 """The frozen copy of a published version, on rank 0: workers read it where it lies, and the object store is filled from
-it while the learner goes on. Live parameters are read once, in the publication itself.
+it while the learner goes on. Live parameters are read once, in the weight sync itself.
 
 | copy | lies in | lasts until |
 |---|---|---|
 | `HostCopy` | sealed memory of the host (`actors.weights_file`) | the next training step, and until it is stored |
-| `GpuCopy` | one block on the learner's GPU (`actors.gpu_weights`) | the next publication |
+| `GpuCopy` | one block on the learner's GPU (`actors.gpu_weights`) | the next weight sync |
 
 | waits | for | unblocked by | on time-out |
 |---|---|---|---|
@@ -35,7 +35,7 @@ from squelch.actors.weights_file import ArraySpec, WeightsFile, read_arrays
 log = logging.getLogger(__name__)
 CHUNK_BYTES = 256 << 20
 READERS_S = 60.0
-"""Seconds that a publication waits for readers of the version before."""
+"""Seconds that a weight sync waits for readers of the version before."""
 Store = Callable[[int], Any]
 """Begins to store a chunk, by its number, in the background; the reference that the bundle holds."""
 

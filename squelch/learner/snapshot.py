@@ -2,7 +2,7 @@
 
 Snapshots are always kept in host memory: on a GPU they would take as much memory again as the master weights and both
 Adam moments together (12 bytes per parameter). GPU tensors are copied into pinned pages that the next snapshot reuses:
-into new pages a publication copied only 1.1 to 1.6 GiB a second (docs/research/results.md). Restored values are
+into new pages a weight sync copied only 1.1 to 1.6 GiB a second (docs/research/results.md). Restored values are
 bit-identical.
 
 On a GPU the copies run on a stream of their own, beside the first micro-batch, which only reads what they read. The

@@ -23,7 +23,7 @@ from squelch.actors.formats.protocol import Format
 from squelch.actors.play.edit_distance import nearest
 from squelch.actors.play.seeds import noise_seed
 from squelch.actors.play.step_pool import StepPool
-from squelch.actors.play.turn_format import speech_of
+from squelch.actors.play.turn_format import turn_format_of
 from squelch.envs.contract import Environment, Twinned, lacking
 from squelch.envs.episode import Episode, Message
 from squelch.envs.mixture import Mixture
@@ -53,7 +53,7 @@ async def clusters_of(
         noise = noise_seed(ticket, 0, env.shared_noise)
         episode = Episode(env, ticket.task.seed, noise, chosen.format, chosen.reward_noise)
         shown = await steps.run(partial(openings, episode))
-        fed = [speech_of(codec, env, ticket.task.environment, episode).first(one) for one in shown]
+        fed = [turn_format_of(codec, env, ticket.task.environment, episode).first(one) for one in shown]
         return [(one.ids, tuple(Picture.of(*placed) for placed in one.pictures)) for one in fed]
 
     async def first(seed: int) -> Prompt:

@@ -46,7 +46,7 @@ from squelch.actors.play.hard_negatives import clusters_of
 from squelch.actors.play.replaying import replay
 from squelch.actors.play.seeds import noise_seed, request_seed
 from squelch.actors.play.step_pool import CallFailed, StepPool
-from squelch.actors.play.turn_format import NextIds, TurnFormat, speech_of
+from squelch.actors.play.turn_format import NextIds, TurnFormat, turn_format_of
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import AgentDriven, Environment, GroupReward, GroupRewarded, lacking, require
 from squelch.envs.episode import Episode, Message, TurnOutcome
@@ -183,7 +183,7 @@ class EnvironmentPlayer:
         messages: list[Message],
     ) -> None:
         attempt.group_rewarded = not lacking(env, GroupRewarded)
-        turns = speech_of(self._codec, env, ticket.task.environment, episode)
+        turns = turn_format_of(self._codec, env, ticket.task.environment, episode)
         feed = _shown(lambda: turns.first(messages))
         most = self._mixture.labelled(ticket.task.label).tokens(self._max_tokens)
         while self._fits(attempt, feed, most):

@@ -103,7 +103,7 @@ class ModelTurns:
         return NextIds(self._fed, cause)
 
 
-def speech_of(one: Format, environment: Environment, name: str, episode: Episode) -> TurnFormat:
+def turn_format_of(one: Format, environment: Environment, name: str, episode: Episode) -> TurnFormat:
     """The turns of a trajectory whose episode has started in the environment `name`."""
     if environment.whole_turns:
         return ModelTurns(one, episode.tools)

@@ -139,7 +139,7 @@ CHARTS = (
         (
             Curve("seconds/rollout", "rollout"),
             Curve("seconds/train", "training"),
-            Curve("seconds/publish", "publication"),
+            Curve("seconds/publish", "weight sync"),
             Curve("seconds/step", "step", "reference"),
         ),
     ),

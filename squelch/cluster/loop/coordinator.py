@@ -27,7 +27,7 @@ everything else is cancelled. With `max_staleness` > 0 later steps are played wh
 Lost learner ranks are recovered inside the calls to the learner. If the recovered weights differ from the lost ones, or
 rows are lost too, such a call raises `RetrySteps`, which `_retrying` alone handles: the new weights are published, the
 filter returns to its state after the last step that was trained on, the tickets of every later step are retried, and
-the call is repeated. Four calls are made this way: a step up to its training, the publication, the checkpoint, and the
+the call is repeated. Four calls are made this way: a step up to its training, the weight sync, the checkpoint, and the
 move of the learner. A step that was trained on is no longer open (`OpenSteps.trained`), so the last three calls
 continue with the rebuilt weights and retry only later steps. A step whose rows are lost before the learner trains on it
 raises `RetrySteps` too; the driver holds the rows that the learner trains on.

@@ -88,7 +88,7 @@ class Learning:
         self.config, self.fleet, self.run_log, self.say = config, fleet, run_log, say
         self.refused_in_a_row = state.bad_steps
         self._published: dict[str, float] = {}
-        """The metrics of the last publication."""
+        """The metrics of the last weight sync."""
         self.saving = Saving()
         self._watchdog = watchdog
         self._recovering = asyncio.Lock()
@@ -160,7 +160,7 @@ class Learning:
 
     async def publish_trained(self) -> dict[str, float]:
         """Publishes the weights of the step that was trained on last under the next version, unless `publish_diverged`
-        has done so meanwhile; the flat metrics of that publication."""
+        has done so meanwhile; the flat metrics of that weight sync."""
         return self._published if self.recovery.newest_is_published else await self.publish(self.version + 1)
 
     async def publish(self, version: int) -> dict[str, float]:

@@ -26,7 +26,7 @@ from squelch.learner.config import LearnerConfig
 DEVICES = {24: GPUS["A10"], 48: GPUS["L40S"], 80: GPUS["H100 80GB HBM3"], 141: GPUS["H200"]}
 """A usual device by its memory in GiB."""
 PRODUCTS, READING, PUBLISHED, DECODING_S = 0.2, 0.6, 5e8, 5e-3
-"""The shares of the data sheet that products and memory reach, bytes per second of a publication, and seconds of a
+"""The shares of the data sheet that products and memory reach, bytes per second of a weight sync, and seconds of a
 decoding step beside its reading. Measured on an H100 (docs/research/results.md): products by the learner on
 Qwen2.5-0.5B, 0.18 to 0.23, the others on SmolLM2-135M, through Ray's object store and with CUDA graphs. Assumed:
 reading."""

@@ -1,6 +1,6 @@
 """A model of a training step's wall time against the number of rollout workers. Pure.
 
-A step plays a window of G groups; the learner's part follows: the filter's decision, the update, its publication, and
+A step plays a window of G groups; the learner's part follows: the filter's decision, the update, the weight sync, and
 the step's records. Alone on W rollout workers a window takes
 
     window(W) = serial + parallel * ceil(G / W) / G
@@ -205,7 +205,7 @@ def _undisturbed(before: Mapping[str, Any], line: Mapping[str, Any]) -> bool:
 
 
 def _other(line: Mapping[str, Any]) -> float:
-    """Seconds of a step outside of play, update and publication."""
+    """Seconds of a step outside of play, update and weight sync."""
     known = sum(line[f"seconds/{part}"] for part in ("rollout", "train", "publish"))
     return max(0.0, line["seconds/step"] - known)
 
