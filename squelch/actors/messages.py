@@ -169,7 +169,7 @@ class UpdateReport:
     seconds_copied: float = 0.0
     """Seconds in which the worker copied the chunks for its engine; it samples meanwhile."""
     way: Way = "object_store"
-    not_shared: str = ""
+    why_not_shared: str = ""
     """The reason if the learner shared the weights and this worker took them from the object store."""
     gpu: GpuUse | None = None
     """The use of the worker's first GPU since the update before; None on CPU, and where NVML does not show it."""

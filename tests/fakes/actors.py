@@ -639,7 +639,7 @@ class FakeActors:
     async def leaving(self) -> Mapping[str, float]:
         return self.world.draining
 
-    async def room_for_ranks(self) -> int:
+    async def ranks_that_fit(self) -> int:
         return min(self.world.config.learner.ranks, self.world.room(self.made["learner"]))
 
     def room(self) -> str:

@@ -192,7 +192,7 @@ class NoCluster:
         """No node is taken away."""
         return {}
 
-    async def room_for_ranks(self) -> int:
+    async def ranks_that_fit(self) -> int:
         """One rank has room."""
         return 1
 

@@ -269,7 +269,7 @@ class _Guard:
         return self._backend.decode([int(index) for index in ids], skip_special_tokens=skip_special_tokens)
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
-        """The id of a token, or of each of several; that of unknown text for one that is none."""
+        """The id of a token, or those of several; the unknown token's id for text that is no token."""
         if isinstance(tokens, str):
             found = self._backend.token_to_id(tokens)
             return self.unk_token_id if found is None else found

@@ -8,5 +8,5 @@ OnStage = Callable[[str, float | None], None]
 """Called with what happens at this moment, in a few words, and the share that is done, in [0, 1] or None."""
 
 
-def unheard(what: str, share: float | None) -> None:
-    """Drops it: nobody watches this start-up."""
+def ignore_stage(what: str, share: float | None) -> None:
+    """Does nothing: the stages of this start-up are shown nowhere."""

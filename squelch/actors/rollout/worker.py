@@ -455,7 +455,7 @@ class RolloutWorker:
             with opened(bundle.shared) as path:
                 return self._reported(await self._engine.update_weights(bundle, path=path), way=way)
         except (Unreachable, TransferRefused) as error:
-            return replace(await self._from_store(bundle), not_shared=str(error))
+            return replace(await self._from_store(bundle), why_not_shared=str(error))
 
     async def _from_store(self, bundle: WeightBundle) -> UpdateReport:
         started = time.monotonic()

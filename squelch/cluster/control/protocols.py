@@ -67,11 +67,11 @@ class Actors(Protocol):
         """Rollout workers and environment actors whose nodes will be taken away, and `learner` if a rank's will: the
         seconds until then by name, infinite if they are unknown."""
 
-    async def room_for_ranks(self) -> int:
+    async def ranks_that_fit(self) -> int:
         """Number of learner ranks, at most `learner.ranks`, for which the nodes that stay have room now; the ranks that
         are up on such a node count as room."""
 
-    def room(self) -> str:
+    def free_resources(self) -> str:
         """The free resources of the cluster and the actors without a node, for the message about a late start."""
 
 

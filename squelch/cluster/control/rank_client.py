@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 LEARNER = "learner"
 """The learner's name, in events and in what `Actors.leaving` returns."""
 ANSWERS = 6
-"""Times that ranks which do not answer are asked within the limit: on a machine under load an answer takes seconds."""
+"""How often a silent rank is asked before its time-out: on a machine under load an answer takes seconds."""
 
 
 class Watch(Protocol):
@@ -249,8 +249,8 @@ class LearnerClient:
         return found
 
     async def _answered(self, method: str) -> None:
-        """Returns once every rank has answered: one that froze since its last call is noticed here, as the call itself
-        could only run into its bound. `method`: the call that follows."""
+        """Returns once every rank has answered. Detects a rank that froze since its last call; the call itself would
+        only time out. `method`: the call that follows."""
         watch = self._progress_watch(True)
         try:
             while None in await self._ask(watch):

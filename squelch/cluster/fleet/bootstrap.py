@@ -20,7 +20,7 @@ from ray.exceptions import RayError
 from squelch.actors.config import ScorerConfig
 from squelch.actors.formats.families import OWN
 from squelch.actors.process.preparation import HOOK
-from squelch.actors.process.stage import OnStage, unheard
+from squelch.actors.process.stage import OnStage, ignore_stage
 from squelch.actors.scorer.share import CHOSEN, OFTEN, PROBE_CHOSEN, StepWork, as_chosen, chosen, in_words
 from squelch.cluster.config import RunConfig, read_resolved
 from squelch.cluster.first_task import first_task
@@ -184,7 +184,7 @@ def disconnect() -> None:
     local_ray.stop()
 
 
-def build_tiny_policy(config: RunConfig, say: Callable[[str], None], on_stage: OnStage = unheard) -> Path:
+def build_tiny_policy(config: RunConfig, say: Callable[[str], None], on_stage: OnStage = ignore_stage) -> Path:
     """Returns the folder of the tiny policy, which is built unless the cache holds it."""
     mixture = config.mixture
     for entry in mixture.entries:

@@ -111,7 +111,7 @@ class Delivery:
     async def _timed(self, name: str, update: Awaitable[UpdateReport]) -> UpdateReport:
         report = await update
         self._ended[name] = loop_time()
-        self._say(name, report.not_shared, "takes weights from the object store")
+        self._say(name, report.why_not_shared, "takes weights from the object store")
         return report
 
     def _say(self, name: str, why: str, what: str) -> None:

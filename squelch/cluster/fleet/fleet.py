@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from squelch.actors.messages import UpdateReport, WeightBundle
-from squelch.actors.process.stage import OnStage, unheard
+from squelch.actors.process.stage import OnStage, ignore_stage
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import ActorError, Died, Failed, reason_of
 from squelch.cluster.control.calls import FILTER_READY, HEALTH, READY, STOP_ENGINE, Bound
@@ -105,7 +105,7 @@ class Fleet:
 
     # -- start and stop --------------------------------------------------------------------------------------------
 
-    async def start(self, learning: bool = True, on_stage: OnStage = unheard, resumes: bool = False) -> None:
+    async def start(self, learning: bool = True, on_stage: OnStage = ignore_stage, resumes: bool = False) -> None:
         """Creates all actors and waits until each is ready; a TimeoutError names the late ones. Environment actors that
         hang are replaced beside the run if others are up.
 
@@ -125,7 +125,7 @@ class Fleet:
             found = await each_within(told(ready, self._parts(), on_stage), self._bounds(ready, bound), "start")
             self._replace_hung([one for one in self.players.present() if not found[one.name]], "start", bound)
         except TimeoutError as error:
-            raise TimeoutError(f"{error}; {self.actors.room()}") from error
+            raise TimeoutError(f"{error}; {self.actors.free_resources()}") from error
         for worker in self.workers.present():
             self.workers.move(worker, State.STALE)
             if not learning:

@@ -17,8 +17,8 @@ node, and shows where a worker will run before its process exists.
 | `player`: the bundles of new rollout workers | Ray | the actor is placed anywhere, `BUNDLES_S` |
 
 A request that exceeds what the cluster has is refused before any actor is created (`cluster.fleet.demand`). One that
-merely finds the resources taken by others waits like any actor, for `cluster.start_timeout_s`; `room` says what is
-free.
+merely finds the resources taken by others waits like any actor, for `cluster.start_timeout_s`; `free_resources` says
+what is free.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class Placement:
             request_resources(bundles=[])
             self._asked = False
 
-    def room(self) -> str:
+    def free_resources(self) -> str:
         """The free resources of the cluster, and the actors without a node; for the message about a late start."""
         free, total = ray.available_resources(), ray.cluster_resources()
         shown = [f"{free.get(kind, 0):g} of {total[kind]:g} {kind}" for kind in KINDS if total.get(kind)]

@@ -77,9 +77,9 @@ class RayActors:
     def _model(self) -> Folder:
         return self._offer(self.model_dir, MODEL_FILES)
 
-    def room(self) -> str:
+    def free_resources(self) -> str:
         """The free resources of the cluster, for the message about a late actor."""
-        return self.placement.room()
+        return self.placement.free_resources()
 
     def _process(self, name: str, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Ray's runtime environment for the process of the actor `name`."""
@@ -191,7 +191,7 @@ class RayActors:
         """Ids of the nodes of the learner's ranks; empty before they are up and after their end."""
         return self._learner.nodes if self._learner is not None else []
 
-    async def room_for_ranks(self) -> int:
+    async def ranks_that_fit(self) -> int:
         """See `Actors`. A rank needs its resources on one node, and the labels that its selector asks for."""
         learner = self.config.learner
         free = await _asked(_free, learner.label_selector)

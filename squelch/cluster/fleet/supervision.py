@@ -9,7 +9,8 @@ One task for each actor waits for its death and asks for its progress every `pol
     no sign for a fifth of it             the watchdog names the actor in a warning and an event; a gauge shows it
     it cannot work any more (`Failed`)    as a death; a rollout worker says so when its engine has died
 
-Nothing waits for the supervisor. The learner is not among its actors: its calls are watched by its client
+The tickets of a dead environment actor are retried by `cluster.loop.tickets.playing`, and `cluster.fleet.pool` replaces
+it. Nothing waits for the supervisor. The learner is not among its actors: its calls are watched by its client
 (`cluster.control.rank_client`), because only a call says which signs to expect; the watchdog is the same.
 """
 

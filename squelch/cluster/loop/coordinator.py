@@ -298,7 +298,7 @@ class Coordinator:
         """Writes a checkpoint if one is due, and moves the learner away from nodes that will be taken away. This
         happens after the step's record, so that a resumed run has the records of all its steps."""
         leaves = self.scaling.learner_leaves() and not step.is_last and not self.stopping.asked
-        moves = leaves and await self.learning.has_other_room()
+        moves = leaves and await self.learning.fits_elsewhere()
         if self.checkpointing.due(step.number) or moves or (leaves and not self.checkpointing.is_before_a_move):
             self.run_log.doing(f"step {step.number}: writing a checkpoint")
             await self._held(self.learning.saving.wait)  # first: at most one is written, of the state after the wait

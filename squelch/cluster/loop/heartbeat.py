@@ -60,7 +60,7 @@ class Heartbeat:
         self._members()
         for state, since in self._ledger.oldest().items():
             self._gauges.set("squelch_oldest_ticket_timestamp_seconds", since, state=state)
-        free, size = self._disk.room()
+        free, size = self._disk.free_space()
         self._gauges.set("squelch_disk_free_bytes", free)
         self._gauges.set("squelch_disk_size_bytes", size)
 
@@ -90,7 +90,7 @@ class _Disk:
         self._folder = folder
         self._asked: Future[Any] | None = None
 
-    def room(self) -> tuple[float | None, float | None]:
+    def free_space(self) -> tuple[float | None, float | None]:
         """Free bytes and size; not known while the disk does not answer."""
         late, self._asked = self._asked, self._asked or OwnThread().submit(shutil.disk_usage, self._folder)
         try:

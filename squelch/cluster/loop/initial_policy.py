@@ -31,7 +31,7 @@ from squelch.actors.formats.families import FAMILIES
 from squelch.actors.pretrained.gguf_file import STAMP, intact
 from squelch.actors.pretrained.source import resolved
 from squelch.actors.process.folders import file_digest
-from squelch.actors.process.stage import OnStage, unheard
+from squelch.actors.process.stage import OnStage, ignore_stage
 from squelch.cluster.config import RunConfig, settings_of
 from squelch.cluster.control.actor_errors import ActorError, Failed
 from squelch.cluster.fleet.bootstrap import (
@@ -66,7 +66,7 @@ WAIT_S = 4 * 3600.0
 
 
 def prepare_model(
-    config: RunConfig, say: Say, on_stage: OnStage = unheard, check: Callable[[Path], None] = lambda _: None
+    config: RunConfig, say: Say, on_stage: OnStage = ignore_stage, check: Callable[[Path], None] = lambda _: None
 ) -> Path:
     """The folder of the initial policy, checked for this run. Raises UserError if it cannot be used.
 
@@ -171,7 +171,7 @@ def warmed_up(
     out: Path,
     plays: bool,
     say: Say,
-    on_stage: OnStage = unheard,
+    on_stage: OnStage = ignore_stage,
 ) -> None:
     """Warms up the model in `folder` for `config` and writes it to `out`, unless it is there.
 

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from squelch.actors.process.stage import OnStage, unheard
+from squelch.actors.process.stage import OnStage, ignore_stage
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.admission import task_of
 from squelch.cluster.control.calls import EXPORT, IMITATE, IMITATION_LOSS, LOAD, PUBLISH, SAVE
@@ -163,7 +163,7 @@ class Warming:
         digest: str,
         say: Callable[[str], None],
         truth: Truth | None = None,
-        on_stage: OnStage = unheard,
+        on_stage: OnStage = ignore_stage,
     ) -> None:
         self.truth = truth
         self.config, self.warmup, self.corpus, self.plays, self.work = config, warmup, corpus, plays, work

@@ -31,7 +31,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from squelch.actors.play.codec import ChatCodec
-from squelch.actors.process.stage import OnStage, unheard
+from squelch.actors.process.stage import OnStage, ignore_stage
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.format import phrases, reads_words
 from squelch.envs.mixture import Mixture
@@ -104,7 +104,7 @@ def build_tiny(
     environment: EnvironmentConfig | Mixture,
     seed: int = 0,
     recipe: TinyRecipe | None = None,
-    on_stage: OnStage = unheard,
+    on_stage: OnStage = ignore_stage,
 ) -> TinyReport:
     """Build the tiny policy of an environment, or of several, in `directory`, or reuse the one there if its digest is
     the same.
@@ -304,7 +304,7 @@ def collect(
     codec: ChatCodec,
     demonstrations: Iterator[Transcript],
     num_tokens: int,
-    on_stage: OnStage = unheard,
+    on_stage: OnStage = ignore_stage,
 ) -> list[Demonstration]:
     """The first of the demonstrations that have at least `num_tokens` tokens in total."""
     found: list[Demonstration] = []

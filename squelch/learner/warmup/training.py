@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import DynamicCache, PreTrainedModel
 
-from squelch.actors.process.stage import OnStage, unheard
+from squelch.actors.process.stage import OnStage, ignore_stage
 from squelch.kit.packed.vision import decoder, tower
 from squelch.kit.pictures.geometry import Vision
 from squelch.kit.records.shared_prefix import common_length
@@ -188,7 +188,7 @@ def warm_up(
     recipe: TinyRecipe,
     seed: int,
     pad_id: int,
-    on_stage: OnStage = unheard,
+    on_stage: OnStage = ignore_stage,
     vision: Vision | None = None,
 ) -> tuple[list[float], int]:
     """Train on every demonstration once; returns (loss of each optimizer step, tokens seen). `vision`: of a model with

@@ -255,16 +255,16 @@ def test_weights_in_the_learners_memory_are_served_and_what_cannot_be_mapped_com
         file.add(name, array, False)
     shared = file.seal()
     report = update(1, 1, shared)
-    assert (report.way, report.not_shared, report.seconds_copied) == ("shared_memory", "", 0.0)
+    assert (report.way, report.why_not_shared, report.seconds_copied) == ("shared_memory", "", 0.0)
     (first, *others) = shared.arrays
     report = update(2, 0, replace(shared, arrays=({**first, "offset": 2**40}, *others)))
-    assert report.way == "object_store" and "nothing was loaded" in report.not_shared
+    assert report.way == "object_store" and "nothing was loaded" in report.why_not_shared
     on_gpu = replace(shared, gpu=OnGpu("GPU-0", bytes(range(64)), 8, 1))
     report = update(3, 1, on_gpu)
-    assert report.way == "object_store" and "no CUDA device; nothing was loaded" in report.not_shared
+    assert report.way == "object_store" and "no CUDA device; nothing was loaded" in report.why_not_shared
     file.close()
     report = update(4, 0, shared)
-    assert report.way == "object_store" and "no process here has it" in report.not_shared
+    assert report.way == "object_store" and "no process here has it" in report.why_not_shared
 
 
 def test_a_transfer_with_another_checksum_is_refused_and_the_old_weights_serve_on(loop, engine, policies):

@@ -113,7 +113,7 @@ class Reading(Worker):
             why, way, digits = str(error), "object_store", checksum((await self._from_store(bundle)).items())
         report = await super().update_weights(bundle)
         self.world.read.append((self.name, bundle.version, way, digits))
-        return replace(report, way=way, not_shared=why)
+        return replace(report, way=way, why_not_shared=why)
 
     async def _from_store(self, bundle: WeightBundle) -> dict[str, np.ndarray]:
         owner, _ = bundle.chunks

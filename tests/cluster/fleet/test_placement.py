@@ -146,7 +146,7 @@ def test_the_message_about_a_late_start_says_what_is_free_and_who_has_no_node(ra
     places = Placement(config())
     places.worker("rollout-0").group.nodes = [HERE]
     places.learner(2)
-    assert places.room() == "free in the cluster: 0.5 of 4 CPU; without a node: learner"
+    assert places.free_resources() == "free in the cluster: 0.5 of 4 CPU; without a node: learner"
 
 
 class Autoscaler:

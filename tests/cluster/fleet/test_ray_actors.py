@@ -107,13 +107,13 @@ def test_as_many_ranks_fit_as_all_of_their_resources_allow_and_no_more_than_want
         other = {"CPU": 1.0, "GPU": 9.0}  # a rank needs its resources on one node
         nodes = {"stays": free, "narrow": other, "leaves": {"CPU": 16.0, "GPU": 9.0}}
         monkeypatch.setattr(ray_actors.state, "available_resources_per_node", lambda nodes=nodes: nodes)
-        rooms.append(asyncio.run(actors.room_for_ranks()))
+        rooms.append(asyncio.run(actors.ranks_that_fit()))
     assert rooms == [4, 2, 1, 0]
     actors._learner = LearnerClient([], RayTransport(), actors.config)
     actors._learner.processes = [RankProcess(node, "10.0.0.1", 0) for node in ("stays", "leaves")]
-    assert asyncio.run(actors.room_for_ranks()) == 1, "the place of the rank that is up on a node that stays"
+    assert asyncio.run(actors.ranks_that_fit()) == 1, "the place of the rank that is up on a node that stays"
     actors._learner.kill()
-    assert asyncio.run(actors.room_for_ranks()) == 0
+    assert asyncio.run(actors.ranks_that_fit()) == 0
 
 
 def test_only_nodes_that_the_label_selector_admits_have_room_for_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_only_nodes_that_the_label_selector_admits_have_room_for_ranks(monkeypat
     monkeypatch.setattr(ray_actors.state, "get_draining_nodes", dict)
     free = {"a": {"CPU": 0.3}, "b": {"CPU": 64.0}, "c": {}}
     monkeypatch.setattr(ray_actors.state, "available_resources_per_node", lambda: free)
-    assert asyncio.run(actors.room_for_ranks()) == 3, "0.3 CPU hold three ranks of 0.1; 64 CPU elsewhere hold none"
+    assert asyncio.run(actors.ranks_that_fit()) == 3, "0.3 CPU hold three ranks of 0.1; 64 CPU elsewhere hold none"
 
 
 def test_the_scorer_asks_ray_for_what_its_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,9 +202,9 @@ class Learning:
             self.recovery.mark_dead(error)
         return self.recovery.cause is not None
 
-    async def has_other_room(self) -> bool:
+    async def fits_elsewhere(self) -> bool:
         """Whether the ranks that are up fit on nodes that will not be taken away; no if the cluster does not say."""
-        return (await self.recovery.room() or 0) >= self.recovery.learner.ranks
+        return (await self.recovery.ranks_that_fit() or 0) >= self.recovery.learner.ranks
 
     async def move(self) -> None:
         """Ends the ranks and restarts them on nodes that stay; nothing is lost. RetrySteps if the weights diverged."""

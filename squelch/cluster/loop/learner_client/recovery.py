@@ -110,10 +110,10 @@ class Recovery:
         learner.watch = self.watchdog
         return learner
 
-    async def room(self) -> int | None:
-        """Number of ranks for which the cluster has room, see `Actors.room_for_ranks`; None if it does not say."""
+    async def ranks_that_fit(self) -> int | None:
+        """Number of ranks for which the cluster has room, see `Actors.ranks_that_fit`; None if it does not say."""
         try:
-            return await bounded(self.fleet.actors.room_for_ranks(), ROOM_S)
+            return await bounded(self.fleet.actors.ranks_that_fit(), ROOM_S)
         except (ActorError, TimeoutError) as error:
             log.warning("the cluster did not say where learner ranks have room: %s", error)
             return None
@@ -207,7 +207,7 @@ class Recovery:
         do."""
         wanted, now = self.config.learner, asyncio.get_running_loop().time
         deadline = now() + wanted.regroup_timeout_s
-        while ((room := await self.room()) or 0) < enough and now() < deadline:
+        while ((room := await self.ranks_that_fit()) or 0) < enough and now() < deadline:
             await asyncio.sleep(ROOM_POLL_S)
         if not room:
             lacks = "does not say whether it has" if room is None else "has no"

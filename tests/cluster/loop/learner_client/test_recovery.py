@@ -160,7 +160,7 @@ def test_a_cluster_that_does_not_say_what_is_free_is_asked_again_until_the_bound
     """Silence and errors spend no restart."""
     asked, times = list[float](), list[float]()
 
-    async def room_for_ranks(_: FakeActors) -> int:
+    async def ranks_that_fit(_: FakeActors) -> int:
         asked.append(asyncio.get_running_loop().time())
         if len(asked) == 1:
             raise Failed("the cluster is busy", RuntimeError("busy"))
@@ -168,7 +168,7 @@ def test_a_cluster_that_does_not_say_what_is_free_is_asked_again_until_the_bound
             await asyncio.sleep(NEVER_S)
         return 2
 
-    monkeypatch.setattr(FakeActors, "room_for_ranks", room_for_ranks)
+    monkeypatch.setattr(FakeActors, "room_for_ranks", ranks_that_fit)
     world = World(configured(tmp_path, "cluster.max_restarts=1"), (Fault("learner.train", 2),), **MIXED)
     world.on_call = lambda kind, _: times.append(asyncio.get_running_loop().time())
     if answers:
