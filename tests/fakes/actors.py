@@ -642,7 +642,7 @@ class FakeActors:
     async def ranks_that_fit(self) -> int:
         return min(self.world.config.learner.ranks, self.world.room(self.made["learner"]))
 
-    def room(self) -> str:
+    def free_resources(self) -> str:
         return "free in the cluster: 1 of 8 CPU"
 
 

@@ -196,7 +196,7 @@ class NoCluster:
         """One rank has room."""
         return 1
 
-    def room(self) -> str:
+    def free_resources(self) -> str:
         """Stand-ins need no resources."""
         return ""
 

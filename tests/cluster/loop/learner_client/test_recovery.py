@@ -168,7 +168,7 @@ def test_a_cluster_that_does_not_say_what_is_free_is_asked_again_until_the_bound
             await asyncio.sleep(NEVER_S)
         return 2
 
-    monkeypatch.setattr(FakeActors, "room_for_ranks", ranks_that_fit)
+    monkeypatch.setattr(FakeActors, "ranks_that_fit", ranks_that_fit)
     world = World(configured(tmp_path, "cluster.max_restarts=1"), (Fault("learner.train", 2),), **MIXED)
     world.on_call = lambda kind, _: times.append(asyncio.get_running_loop().time())
     if answers:
