@@ -256,8 +256,7 @@ class Conversation:
             return ids, ()
         replied = self._reply(messages[first])
         assert replied is not None
-        span = ReplySpan(first, len(ids), replied)
-        return self._behind(request, np.concatenate([ids, replied.ids]), [span])
+        return self._behind(request, np.concatenate([ids, replied.ids]), [ReplySpan(first, len(ids), replied)])
 
     def _behind(
         self, request: Request, ids: np.ndarray, before: Sequence[ReplySpan]

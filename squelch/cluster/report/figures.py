@@ -59,10 +59,9 @@ FIGURES = (
         "where",
         "Where it collapses",
         "Each turn and each kind of task by itself: a run's means may stand while its late turns, or its hard kinds, "
-        f"have collapsed. Means over seeds. At most {by_kind_and_turn.MOST_LINES} parts of "
-        f"{by_kind_and_turn.TOGETHER} arms are drawn; the data has all. MI: nats per token. D: of the fixed probe, "
-        "nats per answer, measured at first turns alone. Kept: share of the groups of a kind, or of the trajectories "
-        "that have the turn.",
+        f"have collapsed. Means over seeds. At most {by_kind_and_turn.MOST_LINES} parts of {by_kind_and_turn.TOGETHER} "
+        "arms are drawn; the data has all. MI: nats per token. D: of the fixed probe, nats per answer, measured at "
+        "first turns alone. Kept: share of the groups of a kind, or of the trajectories that have the turn.",
         "a run of several turns, or of several kinds of tasks",
         by_kind_and_turn.where,
         by_kind_and_turn.draw_where,

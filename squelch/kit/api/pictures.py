@@ -58,8 +58,7 @@ def placed(ids: Sequence[int], given: Sequence[Given], vision: Vision) -> tuple[
             )
         found += ids[done:start]
         shown.append(replace(one.picture, position=len(found)))
-        found += [vision.picture_id] * count
-        done = end
+        found, done = [*found, *[vision.picture_id] * count], end
     return [*found, *ids[done:]], tuple(shown)
 
 
