@@ -36,7 +36,7 @@ Three things work differently:
   several on one card ([real-models.md](real-models.md#on-one-gpu)).
 
 With one file of prompts, one reward function and the same settings TRL and Squelch learned the same: in three seeds the
-mean reward of the last ten of 60 steps differs by 0.002 [-0.009, +0.013] (`python -m benchmarks.peer.trl --learn`).
+mean reward of the last ten of 60 steps differs by 0.002 [-0.009, +0.013] (`python -m benchmarks.peer.learning`).
 
 ![mean reward by step and by seconds, in Squelch and in TRL](../research/learns-like-trl.svg)
 
