@@ -35,15 +35,6 @@ def test_every_benchmark_can_be_quick_and_can_speak_json(name, monkeypatch, caps
     assert {"--quick", "--json"} <= flags_of(f"benchmarks.{name}", monkeypatch, capsys)
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_a_benchmark_refuses_a_flag_it_does_not_have(name, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [name, "--quick", "--json", "--no-such-flag"])
-    with pytest.raises(SystemExit) as ended:
-        importlib.import_module(f"benchmarks.{name}").main()
-    assert ended.value.code == 2
-    assert "--no-such-flag" in capsys.readouterr().err
-
-
 def test_a_text_has_exactly_the_ids_of_its_words(tmp_path):
     from transformers import PreTrainedTokenizerFast
 
