@@ -10,10 +10,7 @@ For 10, 100 and 1,000 rollout workers (and as many environment actors) it plays 
     coordinator   processor milliseconds of the driver's process per group; archive and exporter included
     filter        the same of the filter's process
     stand-ins     the same of the processes that answer for environment actors and rollout workers
-    p50, p99      milliseconds from the last group of a window, or from the end of the step before it if that is later,
-                  to the decision on the window
-    MiB, growth   resident memory of the driver's process at the end, and MiB more per 100,000 groups, from a tenth of
-                  the groups to the end
+    MiB           resident memory of the driver's process at the end
 
 The stand-ins use the same cores, so the rate is a lower bound. With `--ray` each actor is reached by one Ray call, as
 in a run, and Ray's own work is included. Every wait is bounded as in a real run.
@@ -24,26 +21,20 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import psutil
 
 from benchmarks.common import parser_of, print_metrics
 from squelch.cluster.config import RunConfig, load
 from squelch.cluster.fleet.fleet import Fleet, actor_names
-from squelch.cluster.loop.coordinator import Coordinator
-from squelch.cluster.loop.filtering import Filtering
 from squelch.cluster.loop.persistence.state import LoopState
-from squelch.cluster.loop.tickets.playing import PlayedGroup
 from squelch.cluster.loop.wiring import make_coordinator
 from squelch.cluster.metrics import REGISTRY
 from squelch.kit.archive.writer import Archive
-from squelch.kit.filter.decisions import StepDecision
 from squelch.kit.metrics.exporter import Recorder
 from tests.stand_ins.processes import ProcessStandIns
 
@@ -64,49 +55,6 @@ OVERRIDES = (
 )
 
 
-class TimedFiltering(Filtering):
-    """The coordinator's client of the filter, which also notes how long each decision follows its window's last group,
-    or the end of the step before it if that is later."""
-
-    def __init__(self, fleet: Fleet, played: Callable[[], list[PlayedGroup]]) -> None:
-        super().__init__(fleet, None, played)
-        self._last: dict[int, float] = {}
-        self.recorded_at = 0.0
-        """When the last step was recorded."""
-        self.waits: list[float] = []
-        """Seconds, one per decision."""
-
-    async def admit(self, groups: list[PlayedGroup]) -> None:
-        """As `Filtering.admit`."""
-        self._last |= {group.ticket.step: time.perf_counter() for group in groups}
-        await super().admit(groups)
-
-    async def close(self, step: int, final: bool, target: int) -> StepDecision:
-        """As `Filtering.close`."""
-        decision = await super().close(step, final, target)
-        self.waits.append(time.perf_counter() - max(self._last.pop(step), self.recorded_at))
-        return decision
-
-
-@dataclass
-class Memory:
-    """Resident memory of this process by number of archived groups."""
-
-    samples: list[tuple[int, float]] = field(default_factory=list)
-    """(groups so far, MiB)."""
-
-    def say(self, coordinator: Coordinator) -> None:
-        """Notes the present memory."""
-        groups = int(sum(coordinator.steps.ledger.counts()[state] for state in ("trained", "dropped", "failed")))
-        self.samples.append((groups, psutil.Process().memory_info().rss / 2**20))
-
-    def growth(self) -> float:
-        """MiB more per 100,000 groups, from a tenth of the groups to the end."""
-        groups, mib = self.samples[-1]
-        early, before = next(sample for sample in self.samples if sample[0] >= 0.1 * groups)
-        return 1e5 * (mib - before) / max(1, groups - early)
-
-
 def settings(workers: int, groups: int, prompts: int, folder: Path) -> RunConfig:
     """The run's configuration."""
     counts = (f"rollout.count={workers}", f"environment_actor.count={workers}")
@@ -123,21 +71,14 @@ async def measure(config: RunConfig, over_ray: bool) -> dict[str, float]:
     """Runs the configuration on stand-ins; returns the metrics of the module's head."""
     archive = Archive(config.run_dir)
     actors = stand_ins(config, over_ray)
-    fleet, memory = Fleet(config, actors, archive.event), Memory()
+    fleet = Fleet(config, actors, archive.event)
     names, everybody = actor_names(config)
     recorder = Recorder(config.recorder, REGISTRY, seeds={"worker": names, "actor": everybody})
     recorder.start()
     try:
         await actors.connect()
         await fleet.start()
-
-        def recorded(_: str) -> None:
-            timed.recorded_at = time.perf_counter()
-            memory.say(coordinator)
-
-        coordinator = make_coordinator(config, fleet, archive, recorder, LoopState(), recorded)
-        timed = TimedFiltering(fleet, coordinator.steps._played)
-        coordinator.steps.filtering = timed
+        coordinator = make_coordinator(config, fleet, archive, recorder, LoopState(), lambda _: None)
         service, hosts = await actors.pids()
         before = [cpu_seconds([service]), cpu_seconds(hosts), time.process_time()]
         began = time.perf_counter()
@@ -149,21 +90,17 @@ async def measure(config: RunConfig, over_ray: bool) -> dict[str, float]:
         actors.end()
         archive.close()
         recorder.close()
-    memory.say(coordinator)
-    groups = memory.samples[-1][0]
-    assert coordinator.steps.ledger.balanced() and groups == config.loop.steps * config.loop.prompts
+    counts, groups = coordinator.steps.ledger.counts(), config.loop.steps * config.loop.prompts
+    done = sum(counts[state] for state in ("trained", "dropped", "failed"))
+    assert coordinator.steps.ledger.balanced() and done == groups
     of_filter, of_hosts, of_driver = (1e3 * (b - a) / groups for a, b in zip(before, after, strict=True))
-    p50, p99 = np.percentile(1e3 * np.array(timed.waits), [50, 99])
     return {
         "groups": groups,
         "groups_per_second": groups / wall,
         "coordinator_ms": of_driver,
         "filter_ms": of_filter,
         "stand_ins_ms": of_hosts,
-        "decision_p50_ms": float(p50),
-        "decision_p99_ms": float(p99),
-        "mib_end": memory.samples[-1][1],
-        "mib_per_100k_groups": memory.growth(),
+        "mib_end": psutil.Process().memory_info().rss / 2**20,
     }
 
 
@@ -207,15 +144,15 @@ def main() -> int:
             with tempfile.TemporaryDirectory() as folder:
                 config = settings(count, options.groups, options.prompts, Path(folder))
                 found[str(count)] = asyncio.run(measure(config, options.ray))
-    columns = ("workers", "groups/s", "coordinator ms", "filter ms", "stand-ins ms", "p50 ms", "p99 ms")
-    keys = ("groups_per_second", "coordinator_ms", "filter_ms", "stand_ins_ms", "decision_p50_ms", "decision_p99_ms")
-    rows = [[name, *(f[key] for key in (*keys, "mib_end", "mib_per_100k_groups"))] for name, f in found.items()]
+    columns = ("workers", "groups/s", "coordinator ms", "filter ms", "stand-ins ms", "MiB")
+    keys = ("groups_per_second", "coordinator_ms", "filter_ms", "stand_ins_ms", "mib_end")
+    rows = [[name, *(f[key] for key in keys)] for name, f in found.items()]
     how = "one Ray call each" if options.ray else "one message a tick and process, no Ray"
     notes = [
         f"{options.groups} groups of {GROUP_SIZE} for each number of workers, {options.prompts} a step, staleness 1",
         f"calls to actors: {how}",
     ]
-    print_metrics(found, options.json, (*columns, "MiB", "growth"), rows, notes)
+    print_metrics(found, options.json, columns, rows, notes)
     return 0
 
 

@@ -1,10 +1,10 @@
 """Measures `squelch inspect` in headless Chromium on a run of 100,000 groups.
 
-    python -m benchmarks.inspector [--run RUN] [--keep FOLDER] [--quick] [--json]
+    python -m benchmarks.inspector [--keep FOLDER] [--quick] [--json]
 
 The run has 12,500 steps of 8 groups with the index, metrics and spans of such a run. Its tokens are those of 1,000
-groups, repeated: the groups of RUN, or FrozenLake as its demonstrator plays it. `--keep` builds the run in a folder and
-leaves it there; a run that is already in it is measured again.
+groups, repeated: FrozenLake as its demonstrator plays it. `--keep` builds the run in a folder and leaves it there; a
+run that is already in it is measured again.
 
 The server runs in a process of its own, as `squelch inspect` starts it. A metric is the time from the browser's request
 until the page is painted; a group is opened both as a new page and from the list, as a click does it. Memory is the
@@ -38,7 +38,7 @@ from squelch.cluster.config import dump, load
 from squelch.cluster.inspector.run_metrics import KEYS
 from squelch.kit.archive.group_index import index_rows
 from squelch.kit.archive.parts import GROUPS, SCORES, STEPS_PER_BLOCK, block_of, part_key
-from squelch.kit.archive.reader import block_key, read_index, stream_groups
+from squelch.kit.archive.reader import block_key, read_index
 from squelch.kit.archive.rows import to_table
 from squelch.kit.archive.schema import ARCHIVE_SCHEMA, DECISION, INDEX_SCHEMA
 from squelch.kit.archive.score_matrices import ScoreMatrix, TurnPlace, encoded, scores_table
@@ -70,28 +70,15 @@ OPEN = """async (path) => {
 # --- the run ---
 
 
-def build(folder: Path, real: Path | None, num_groups: int, num_real: int) -> None:
+def build(folder: Path, num_groups: int, num_real: int) -> None:
     """Writes the run: parts, index, score matrices, metrics, spans, configuration and tokenizer."""
     (folder / "groups").mkdir(parents=True)
     (folder / "scores").mkdir()
     (folder / "config.yaml").write_text(dump(load("frozenlake", [f"name={folder.name}"])))
-    steps = _taken(real, num_real, folder) if real else _played(num_real, folder)
+    steps = _played(num_real, folder)
     count = -(-num_groups // STEP_GROUPS)
     _write_groups(folder, steps, count)
     _write_lines(folder, count)
-
-
-def _taken(real: Path, num_real: int, folder: Path) -> list[pa.Table]:
-    """The first groups of a run, a table a step."""
-    tokenizers = sorted(real.glob("tokenizer.json")) or sorted(real.glob("checkpoints/*/hf/tokenizer.json"))
-    shutil.copy(tokenizers[-1], folder / "tokenizer.json")
-    tables, found = [], 0
-    for table in stream_groups(real):
-        tables.append(table)
-        found += len(set(table["group_id"].to_pylist()))
-        if found >= num_real:
-            break
-    return tables
 
 
 def _played(num_real: int, folder: Path) -> list[pa.Table]:
@@ -262,7 +249,6 @@ def _visit(page: Page, address: str, index: pa.Table) -> dict[str, float]:
 def main() -> int:
     """Prints the metrics; returns 1 if a target was missed, else 0."""
     parser = parser_of(__doc__, "2,000 groups instead of 100,000")
-    parser.add_argument("--run", type=Path, metavar="RUN", help="take the 1,000 groups from this run")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="build the run there, and leave it")
     args = parser.parse_args()
     chromium = shutil.which("chromium")
@@ -271,7 +257,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as made:
         folder = args.keep or Path(made) / "large"
         if not (folder / "config.yaml").exists():
-            build(folder, args.run, *((2_000, 80) if args.quick else (ALL_GROUPS, REAL_GROUPS)))
+            build(folder, *((2_000, 80) if args.quick else (ALL_GROUPS, REAL_GROUPS)))
         found = measure(folder, chromium)
     missed = [name for name, most in TARGETS.items() if found[name] > most]
     rows = [(name, value, f"<= {TARGETS[name]:g}" if name in TARGETS else "") for name, value in found.items()]

@@ -1,33 +1,29 @@
 """Measures what `squelch.Monitor.observe` adds to a training loop, at the size of a real language model on a CPU.
 
-python -m benchmarks.monitor [--trl] [--quick] [--json]
+python -m benchmarks.monitor [--quick] [--json]
 
 The work has the shape of Countdown: prompts of 120 tokens, 8 samples each of 48 new tokens, of which 36 are the
 reasoning and 11 the answer, for several numbers of prompts a step. The model has SmolLM2-135M's shape with random
 weights, on which no time depends, in float32 on one thread. A step is transformers' `generate`, a forward and a
-backward pass of all sequences and an update by AdamW, without what a trainer adds; with `--trl` TRL's own is measured
-too, of 8 prompts, in the environment of `benchmarks.peer.trl`. `observe` scores the samples of such a step by its
-defaults.
+backward pass of all sequences and an update by AdamW, without what a trainer adds. `observe` scores the samples of such
+a step by its defaults.
 
-`share` is the time of one `observe` over that of ten steps: what is added if every tenth step is observed. Times in
-this process are processor seconds, which other load disturbs less; TRL's are seconds. `--quick` has a few short
+`share` is the time of one `observe` over that of ten steps: what is added if every tenth step is observed. Times are
+processor seconds, which other load disturbs less. `--quick` has a few short
 samples: it shows that everything works, and judges nothing.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks import common
-from benchmarks.peer.work import SEED, Work
 
 WANTED = 0.10
 """Largest share."""
@@ -43,22 +39,33 @@ SEQUENCES = 8
 COLUMNS = ("prompts", "generate s", "update s", "step s", "observe s", "without links s", "share", "without links")
 
 
+@dataclass(frozen=True)
+class Work:
+    """The samples of a step, all of one length."""
+
+    num_prompts: int
+    num_samples: int
+    prompt_tokens: int
+    new_tokens: int
+
+
 def work_of(prompts: int, quick: bool) -> Work:
     """The work of a step."""
-    samples, tokens, new = (2, 24, 8) if quick else (SAMPLES, PROMPT_TOKENS, NEW_TOKENS)
-    return Work(1, prompts, samples, tokens, new, VOCABULARY, num_threads=1)
+    return Work(prompts, *((2, 24, 8) if quick else (SAMPLES, PROMPT_TOKENS, NEW_TOKENS)))
 
 
 def samples_of(work: Work) -> tuple[list[list[int]], list[list[int]]]:
     """Prompts and completions, ids, one of each for every sample."""
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(0)
     answer = max(1, round(ANSWER * work.new_tokens) - 1)
 
     def ids(size: int) -> list[int]:
-        return rng.integers(CLOSE + 1, work.vocabulary, size).tolist()
+        return rng.integers(CLOSE + 1, VOCABULARY, size).tolist()
 
     prompts = [[*ids(work.prompt_tokens - 1), OPEN] for _ in range(work.num_prompts)]
-    completions = [[*ids(work.new_tokens - answer - 1), CLOSE, *ids(answer)] for _ in range(work.num_sequences)]
+    completions = [
+        [*ids(work.new_tokens - answer - 1), CLOSE, *ids(answer)] for _ in range(work.num_prompts * work.num_samples)
+    ]
     return [prompt for prompt in prompts for _ in range(work.num_samples)], completions
 
 
@@ -105,7 +112,7 @@ def measure(folder: Path, prompts: int, quick: bool) -> dict[str, float]:
     import squelch
 
     work = work_of(prompts, quick)
-    torch.set_num_threads(work.num_threads)
+    torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     given, completions = samples_of(work)
@@ -130,44 +137,25 @@ def cpu_seconds(call: Any) -> float:
     return time.process_time() - start
 
 
-def trl_step(folder: Path, quick: bool) -> float:
-    """Seconds of TRL's step, the median without the first."""
-    from benchmarks.peer import trl
-
-    work = work_of(PROMPTS[0], quick)
-    work = replace(work, num_steps=3)
-    _, steps = trl.alternate(work, folder, trl.peer_python(not quick), ("trl",))
-    return statistics.median(step["step"] for step in steps["trl"][1:])
-
-
-def run(chosen: argparse.Namespace) -> dict[str, Any]:
+def run(quick: bool) -> dict[str, Any]:
     """All metrics."""
-    sizes = PROMPTS[:1] if chosen.quick else PROMPTS
     with tempfile.TemporaryDirectory(prefix="squelch-monitor-") as name:
-        folder = Path(name)
-        common.random_smollm2(folder, SEED)
-        found: dict[str, Any] = {"rows": {str(size): measure(folder, size, chosen.quick) for size in sizes}}
-        if chosen.trl:
-            found["trl_step"] = trl_step(folder, chosen.quick)
-    return found
+        common.random_smollm2(Path(name), 0)
+        sizes = PROMPTS[:1] if quick else PROMPTS
+        return {"rows": {str(size): measure(Path(name), size, quick) for size in sizes}}
 
 
 def notes(metrics: dict[str, Any], quick: bool) -> list[str]:
     """The lines under the table."""
     worst = max(row["share"] for row in metrics["rows"].values())
     verdict = "not judged on less than the whole work" if quick else "reached" if worst <= WANTED else "NOT reached"
-    lines = [f"one observe in {EVERY} steps adds at most {worst:.1%}; at most {WANTED:.0%} is wanted: {verdict}"]
-    if "trl_step" in metrics:
-        lines.append(f"TRL's step of {PROMPTS[0]} prompts: {metrics['trl_step']:.1f} s")
-    return lines
+    return [f"one observe in {EVERY} steps adds at most {worst:.1%}; at most {WANTED:.0%} is wanted: {verdict}"]
 
 
 def main() -> int:
     """Prints the table."""
-    parser = common.parser_of(__doc__, "8 prompts of a few short samples")
-    parser.add_argument("--trl", action="store_true", help="measure TRL's own step as well")
-    chosen = parser.parse_args()
-    metrics = run(chosen)
+    chosen = common.arguments(__doc__, "8 prompts of a few short samples")
+    metrics = run(chosen.quick)
     keys = ("generate", "update", "step", "observe", "without_links", "share", "share_without_links")
     rows = [[size, *(row[key] for key in keys)] for size, row in metrics["rows"].items()]
     common.print_metrics(metrics, chosen.json, COLUMNS, rows, notes(metrics, chosen.quick))

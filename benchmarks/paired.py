@@ -1,4 +1,4 @@
-"""Blocks that alternate between two checkouts, and the ratios of what they measured."""
+"""Blocks that alternate between two sides, and the ratios of what they measured."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,14 @@ WARM_UP = 2
 STEPS_ALONE = ("validation.every=0", "loop.checkpoint_every=1000000", "recorder.port=0", "scorer.enabled=false")
 """Settings under which a run does nothing beside its steps."""
 COLUMNS = ("before", "after", "ratio", "low", "high")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two that are compared: a checkout's code, and settings."""
+
+    checkout: Path
+    overrides: tuple[str, ...] = ()
 
 
 def run_in(checkout: Path, command: Sequence[str], timeout_s: float) -> str:
@@ -41,11 +50,9 @@ def run_in(checkout: Path, command: Sequence[str], timeout_s: float) -> str:
     return done.stdout
 
 
-def demo_steps(
-    checkout: Path, model: str, steps: int, overrides: Sequence[str], timeout_s: float
-) -> list[dict[str, Any]]:
-    """The metrics of a run of the recipe `frozenlake` with a checkout's code, without those of the first two steps."""
-    python = checkout / ".venv/bin/python" if checkout != HERE else Path(sys.executable)
+def demo_steps(side: Side, model: str, steps: int, overrides: Sequence[str], timeout_s: float) -> list[dict[str, Any]]:
+    """The metrics of a run of the recipe `frozenlake` by a side, without those of the first two steps."""
+    python = side.checkout / ".venv/bin/python" if side.checkout != HERE else Path(sys.executable)
     with tempfile.TemporaryDirectory() as folder:
         words = [
             "train",
@@ -55,19 +62,20 @@ def demo_steps(
             "name=block",
             f"loop.steps={steps}",
         ]
-        run_in(checkout, [str(python), "-m", "squelch.cluster.cli", *words, *STEPS_ALONE, *overrides], timeout_s)
+        words += [*STEPS_ALONE, *overrides, *side.overrides]
+        run_in(side.checkout, [str(python), "-m", "squelch.cluster.cli", *words], timeout_s)
         lines = (Path(folder) / "block" / "metrics.jsonl").read_text().splitlines()
     return [metrics for metrics in map(json.loads, lines) if metrics["step"] > WARM_UP]
 
 
-def alternating(other: Path, blocks: int, block: Callable[[Path, int], T]) -> list[tuple[T, T]]:
-    """Runs `block(checkout, number)` in both checkouts in turn; the one that begins alternates. Returns a pair (here,
-    other) for each number."""
+def alternating(after: Side, before: Side, blocks: int, block: Callable[[Side, int], T]) -> list[tuple[T, T]]:
+    """Runs `block(side, number)` for both sides in turn; the one that begins alternates. Returns a pair (after, before)
+    for each number."""
     pairs = []
     for number in range(blocks):
-        order = [HERE, other] if number % 2 else [other, HERE]
-        found = {checkout: block(checkout, number) for checkout in order}
-        pairs.append((found[HERE], found[other]))
+        order = [after, before] if number % 2 else [before, after]
+        found = {side: block(side, number) for side in order}
+        pairs.append((found[after], found[before]))
     return pairs
 
 

@@ -1,12 +1,10 @@
-"""Measures search and shopping without a model: building and querying an index, and steps of SearchQA and WebShop.
+"""Measures building and querying an index of passages; `benchmarks.environments` has steps of SearchQA and WebShop.
 
 python -m benchmarks.retrieval [--quick] [--json] [--passages N]
 
-Worlds and shop are generated. The index for searches is built once and kept in the folder that the variable
-SQUELCH_CACHE names, else in the user's cache folder; the index of `built_passages` is built each time, in a temporary
-folder. Episodes are played by the demonstrator, which errs, and by the solver; resets and the players' own time are
-included, in CPU seconds of one process on one core. Hostile actions have the right form with odd arguments, half-open
-brackets, or a megabyte of text.
+The world is generated. The index for searches is built once and kept in the folder that the variable SQUELCH_CACHE
+names, else in the user's cache folder; the index of `built_passages` is built each time, in a temporary folder. Times
+are CPU seconds of one process on one core.
 """
 
 from __future__ import annotations
@@ -15,72 +13,14 @@ import random
 import resource
 import tempfile
 import time
-from collections.abc import Callable
 from typing import Any
 
 from benchmarks.common import parser_of, print_metrics
-from benchmarks.environments.own import demonstrator_of, own_environment
-from squelch.envs.base import TextEnv
 from squelch.envs.registry import make
 from squelch.envs.retrieval import open_index
 from squelch.envs.search_qa.world import World
-from squelch.envs.wording import DEFAULT_QUALITY
-from tests.envs.hostile_searches import hostile_searches
 
-PASSAGES, PRODUCTS = 100_000, 10_000
-FRESH_SEED = 30_000_000  # above every other seed used here, so that no cached task improves a metric
-VERBS = {"SearchQA": ("search", "answer"), "WebShop": ("search", "click")}
-TARGET = 300  # steps per second
-
-
-def play(env: TextEnv, next_action: Callable[[], str], steps: int) -> tuple[float, float]:
-    """(steps per CPU second, share of episodes that succeed)."""
-    seed, played, episodes, solved = FRESH_SEED, 0, 0, 0
-    start = time.process_time()
-    while played < steps:
-        env.reset(seed=seed, options={"noise_seed": 0})
-        seed, episodes = seed + 1, episodes + 1
-        for _ in range(env.max_turns):
-            played += 1
-            _, _, terminated, _, info = env.step(next_action())
-            if terminated:
-                solved += info["success"]
-                break
-    return played / (time.process_time() - start), solved / episodes
-
-
-def slowest_action(env: TextEnv, count: int) -> tuple[float, str]:
-    """(seconds of the slowest of `count` hostile actions, that action)."""
-    slowest, what = 0.0, ""
-    env.reset(seed=0, options={"noise_seed": 0})
-    for number, text in enumerate(hostile_searches(random.Random(0), count, VERBS[env.name])):
-        start = time.perf_counter()
-        terminated = env.step(text)[2]
-        took = time.perf_counter() - start
-        if took > slowest:
-            slowest, what = took, f"{len(text)} characters, {text[:20]!a}"
-        if terminated:
-            env.reset(seed=number, options={"noise_seed": 0})
-    return slowest, what
-
-
-def measure_environment(name: str, options: dict[str, Any], steps: int, hostile: int) -> dict[str, Any]:
-    """All metrics of one environment."""
-    env, rng = own_environment(name, "train", options), random.Random(0)
-    demonstrator = demonstrator_of(env)
-    rate, success = play(env, lambda: demonstrator.demonstrate(rng, DEFAULT_QUALITY)[1][0], steps)
-    solver_rate, solver_success = play(env, lambda: (env.solution() or ["search[?]"])[0], steps)
-    slowest, what = slowest_action(env, hostile)
-    return {
-        "environment": name,
-        "steps_per_cpu_second": rate,
-        "success_demonstrator": success,
-        "steps_per_cpu_second_solver": solver_rate,
-        "success_solver": solver_success,
-        "hostile_actions": hostile,
-        "slowest_hostile_action_s": slowest,
-        "slowest_hostile_action": what,
-    }
+PASSAGES = 100_000
 
 
 def measure_index(passages: int, built: int, queries: int) -> dict[str, Any]:
@@ -112,18 +52,12 @@ def measure_index(passages: int, built: int, queries: int) -> dict[str, Any]:
 
 def main() -> None:
     """Prints the metrics."""
-    parser = parser_of(__doc__, "fewer steps and hostile actions")
+    parser = parser_of(__doc__, "fewer passages and queries")
     parser.add_argument("--passages", type=int, default=PASSAGES, help=f"passages to search (default {PASSAGES:,})")
     arguments = parser.parse_args()
-    steps, hostile = (2_000, 4_000) if arguments.quick else (10_000, 100_000)
-    index = measure_index(arguments.passages, 5_000 if arguments.quick else 50_000, steps // 2)
-    played = {"SearchQA": {"num_passages": arguments.passages}, "WebShop": {"num_products": PRODUCTS}}
-    environments = [measure_environment(name, options, steps, hostile) for name, options in played.items()]
-    rows = [[key, *(one[key] for one in environments)] for key in environments[0] if key != "environment"]
-    notes = [f"index: {key} {value if isinstance(value, int) else f'{value:,.4g}'}" for key, value in index.items()]
-    notes.append(f"target: {TARGET} steps/s on one core, resets included")
-    metrics = {"index": index, "environments": environments}
-    print_metrics(metrics, arguments.json, ("", *played), rows, notes)
+    built, queries = (5_000, 1_000) if arguments.quick else (50_000, 5_000)
+    index = measure_index(arguments.passages, built, queries)
+    print_metrics({"index": index}, arguments.json, ("metric", "value"), list(index.items()), ())
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def measure(setting: Setting, shape: str, **others: Any) -> Iterator[dict[str, A
     setting.forget_peak()
     learner = settings(work, setting.device, **others)
     trainer = Trainer(model, learner)
-    yield {"shape": shape, "tokens": random_work.tokens_fed(trainer, groups, [0]), "rows": work.num_groups * GROUP_SIZE}
+    yield {"shape": shape, "tokens": random_work.tokens_fed(trainer, groups), "rows": work.num_groups * GROUP_SIZE}
     seconds, parts = [], {}  # of every step, and of the last one by part
     for step in range(WARM_UP + work.steps):
         start = time.perf_counter()
@@ -121,7 +121,7 @@ def speed(setting: Setting, trainer: Trainer, groups: random_work.Groups, step_s
     operations = random_work.operations(trainer, groups, 0, padded=False)
     return {
         "step_s": step_s,
-        "tokens_per_second": random_work.tokens_fed(trainer, groups, [0]) / step_s,
+        "tokens_per_second": random_work.tokens_fed(trainer, groups) / step_s,
         "model_tflops": operations / 1e12,
         "model_tflops_per_second": operations / step_s / 1e12,
         "share_of_peak": share_of_peak(operations / step_s, setting),

@@ -5,8 +5,6 @@ Imports nothing that a run alone needs, so that `benchmarks.gpu` runs with few p
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from squelch.kit.packed.packing import pack
@@ -51,14 +49,12 @@ def operations(trainer: Trainer, groups: Groups, step: int, padded: bool) -> flo
     return total
 
 
-def tokens_fed(trainer: Trainer, groups: Groups, steps: Iterable[int]) -> float:
-    """Tokens that a packed training step feeds, mean over `steps`, each of which has other minibatches."""
+def tokens_fed(trainer: Trainer, groups: Groups) -> int:
+    """Tokens that the first packed training step feeds."""
     rows = batching.to_rows(groups, trainer.config.objective)
-    sizes = [
-        sum(fed([rows[i].token_ids for i in micro], False)[0] for part in plan for micro in part.micro_batches[0])
-        for plan in (trainer.plan(rows, trainer.config.minibatches, step) for step in steps)
-    ]
-    return float(np.mean(sizes))
+    plan = trainer.plan(rows, trainer.config.minibatches, 0)
+    micro_batches = [micro for part in plan for micro in part.micro_batches[0]]
+    return sum(fed([rows[i].token_ids for i in micro], False)[0] for micro in micro_batches)
 
 
 def fed(rows: list[np.ndarray], padded: bool) -> tuple[int, int]:

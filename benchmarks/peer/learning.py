@@ -1,13 +1,15 @@
-"""Whether Squelch learns what TRL learns: `python -m benchmarks.peer.trl --learn`.
+"""Whether Squelch learns what TRL learns.
 
-One file of prompts, one reward function (`even_ids.py`, the share of even ids) and the same GRPO
+    python -m benchmarks.peer.learning [--dir FOLDER] [--plot FILE.svg] [--quick] [--json]
+
+One file of prompts, one reward function (`on_card/reward.py`, the share of even ids) and the same GRPO
 in both, from the same random model of 3.3 M parameters: 60 steps of 8 prompts x 8 samples x at most 32 tokens, five
 seeds, on two threads. Squelch's curve is that of a run as users start it (`squelch train prompts KEY=VALUE ...`, with
 Ray, vLLM and weight updates), TRL's that of its own trainer (`learning_worker.py`). The filter is off: TRL has none.
 Seeds alternate between the trainers, so that other load on the machine affects both. `UNEQUAL` lists what remains
-different.
+different. TRL's packages lie beside this environment's (`deploy/setup.sh trl`).
 
-Invariant: a finished curve is a file `TRAINER-SEED.json` in the benchmark's folder and is not made again there, so an
+Invariant: a finished curve is a file `TRAINER-SEED.json` in the folder of `--dir` and is not made again there, so an
 interrupted benchmark goes on.
 
 | actor | waits for | on time-out |
@@ -17,7 +19,6 @@ interrupted benchmark goes on.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
@@ -37,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import common, paired
 from benchmarks.peer import work as peer_work
+from benchmarks.peer.on_card import trl_side
 from benchmarks.peer.work import Work
 from squelch.kit.archive.reader import is_of_step, read_metrics
 from squelch.kit.diagnosis.uncertainty import t_quantile
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-REWARD = Path(__file__).with_name("even_ids.py")
+REWARD = Path(__file__).with_name("on_card") / "reward.py"
 TRAINERS = ("squelch", "trl")
 NAMES = {"squelch": "Squelch", "trl": "TRL"}
 SEEDS = 5
@@ -71,8 +73,7 @@ UNEQUAL = (
 
 def work_of(quick: bool) -> Work:
     """The work of both trainers."""
-    steps, new = (3, 8) if quick else (60, 32)
-    return Work(steps, num_samples=8, prompt_tokens=16, new_tokens=new, learning_rate=2e-4)
+    return Work(3, 8) if quick else Work(60, 32)
 
 
 def prepare(folder: Path, work: Work, seed: int) -> None:
@@ -173,7 +174,7 @@ def settings(work: Work, folder: Path, seed: int) -> dict[str, Any]:
     }
 
 
-def curve(place: Path, trainer: str, seed: int, work: Work, python: Path) -> dict[str, Any]:
+def curve(place: Path, trainer: str, seed: int, work: Work) -> dict[str, Any]:
     """The curve of a trainer and a seed: `reward` and `seconds` of each step. It is made unless `place` has it."""
     kept = place / f"{trainer}-{seed}.json"
     if kept.is_file():
@@ -183,7 +184,7 @@ def curve(place: Path, trainer: str, seed: int, work: Work, python: Path) -> dic
         return found
     folder = place / f"work-{trainer}-{seed}"
     prepare(folder, work, seed)
-    found = by_squelch(work, folder, seed) if trainer == "squelch" else by_trl(work, folder, seed, python)
+    found = (by_squelch if trainer == "squelch" else by_trl)(work, folder, seed)
     kept.write_text(json.dumps(found))
     return found
 
@@ -197,10 +198,10 @@ def by_squelch(work: Work, folder: Path, seed: int) -> dict[str, Any]:
     return {"reward": [line["reward_mean"] for line in lines], "seconds": [line["seconds/step"] for line in lines]}
 
 
-def by_trl(work: Work, folder: Path, seed: int, python: Path) -> dict[str, Any]:
+def by_trl(work: Work, folder: Path, seed: int) -> dict[str, Any]:
     """The curve of TRL's trainer."""
-    variables = {"OMP_NUM_THREADS": str(work.num_threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    command = [str(python), "-m", "benchmarks.peer.learning_worker", str(folder), str(seed)]
+    variables = {"OMP_NUM_THREADS": str(work.num_threads), "HF_HUB_OFFLINE": "1", **trl_side.variables()}
+    command = [sys.executable, "-m", "benchmarks.peer.learning_worker", str(folder), str(seed)]
     trained(command, variables, folder, f"TRL, seed {seed}")
     return json.loads((folder / "trl.json").read_text())
 
@@ -233,14 +234,14 @@ def trained(command: Sequence[str], variables: Mapping[str, str], folder: Path, 
         raise RuntimeError(f"the training {name} {what}; its log ends with:\n{log.read_text()[-LOG_TAIL:]}")
 
 
-def run(place: Path, quick: bool, python: Path) -> dict[str, Any]:
+def run(place: Path, quick: bool) -> dict[str, Any]:
     """All curves, seeds by turns, and their comparison."""
     work = work_of(quick)
     place.mkdir(parents=True, exist_ok=True)
     curves: dict[str, list[dict[str, Any]]] = {trainer: [] for trainer in TRAINERS}
     for seed in range(1 if quick else SEEDS):
         for trainer in TRAINERS if seed % 2 == 0 else TRAINERS[::-1]:
-            curves[trainer].append(curve(place, trainer, seed, work, python))
+            curves[trainer].append(curve(place, trainer, seed, work))
     return summary(work, curves)
 
 
@@ -352,11 +353,21 @@ def notes(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def main(chosen: argparse.Namespace, python: Path) -> int:
+def main() -> int:
     """Makes the curves, prints the comparison, and draws it if asked. Returns the exit code."""
+    parser = common.parser_of(__doc__, "one seed, three steps of 8 tokens")
+    parser.add_argument("--dir", help="folder that keeps the finished curves")
+    parser.add_argument("--plot", type=Path, help="file for the figure (SVG)")
+    chosen = parser.parse_args()
+    if (reason := trl_side.missing()) is not None:
+        parser.error(reason)
     with tempfile.TemporaryDirectory(prefix="squelch-learning-") as name:
-        found = run(Path(chosen.dir or name).resolve(), chosen.quick, python)
+        found = run(Path(chosen.dir or name).resolve(), chosen.quick)
     if chosen.plot:
-        Path(chosen.plot).write_text(figure(found))
+        chosen.plot.write_text(figure(found))
     common.print_metrics(found, chosen.json, COLUMNS, table(found), notes(found))
     return int(found["reached"] is False)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

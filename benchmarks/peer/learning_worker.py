@@ -1,7 +1,8 @@
 """TRL's training of `benchmarks.peer.learning`: python -m benchmarks.peer.learning_worker FOLDER SEED
 
-In TRL's own environment it trains the folder's model with GRPOTrainer on `data/train.jsonl` and writes each step's
-mean reward and seconds to `trl.json`. Every setting that Squelch's run gets as well is given explicitly.
+With TRL's packages (`benchmarks.peer.on_card.trl_side`) it trains the folder's model with GRPOTrainer on
+`data/train.jsonl` and writes each step's mean reward and seconds to `trl.json`. Every setting that Squelch's run gets
+as well is given explicitly.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import trl
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 
-from benchmarks.peer import even_ids
 from benchmarks.peer import work as peer_work
+from benchmarks.peer.on_card import reward
 from benchmarks.peer.work import Work
 
 
@@ -93,7 +94,7 @@ def main() -> None:
     steps = Steps()
     trainer = trl.GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32),
-        reward_funcs=even_ids.share,
+        reward_funcs=reward.share,
         args=settings(work, folder, seed),
         train_dataset=Dataset.from_list(rows),
         processing_class=PreTrainedTokenizerFast.from_pretrained(folder / "model"),

@@ -35,8 +35,8 @@ Three things work differently:
   resources of their own (`rollout.count`, `learner.ranks`, `environment_actor.count`); fractions of `num_gpus` put
   several on one GPU ([real-models.md](real-models.md#on-one-gpu)).
 
-With one file of prompts, one reward function and the same settings TRL and Squelch learned the same: in three seeds the
-mean reward of the last ten of 60 steps differs by 0.002 [-0.009, +0.013] (`python -m benchmarks.peer.trl --learn`).
+With the same prompts, reward function and settings TRL and Squelch learned the same: in three seeds the mean reward of
+the last ten of 60 steps differs by 0.002 [-0.009, +0.013] (`python -m benchmarks.peer.learning`).
 
 ![mean reward by step and by seconds, in Squelch and in TRL](../research/learns-like-trl.svg)
 

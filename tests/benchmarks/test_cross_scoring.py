@@ -24,11 +24,3 @@ def test_operations_are_counted_as_the_layout_needs_them():
     assert count.plain(40, 22) == 62 * (count.linear + count.head) + count.attention * 62 * 63 / 2
     shared = 21 * (count.linear + count.head) + count.attention * (21 * 40 + 21 * 22 / 2)
     assert count.engine(40, 22, 10**12) == pytest.approx(shared)
-
-
-def test_the_fit_finds_what_the_values_are_made_of():
-    sizes = (8, 16, 32)
-    found = cross_scoring._fit(sizes, [3 * n + 0.5 * n**2 for n in sizes])
-    assert (found["linear"], found["quadratic"]) == pytest.approx((3, 0.5))
-    assert found["largest_relative_error"] < 1e-9
-    assert cross_scoring._fit(sizes, [n**3 for n in sizes])["largest_relative_error"] > 0.1

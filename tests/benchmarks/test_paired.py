@@ -1,22 +1,22 @@
-"""Blocks of two checkouts: who begins, and what a ratio says."""
+"""Blocks of two sides: who begins, and what a ratio says."""
 
 from pathlib import Path
 
 import pytest
 
-from benchmarks.paired import HERE, alternating, ratio, run_in
+from benchmarks.paired import HERE, Side, alternating, ratio, run_in
 
 
 def test_the_side_that_begins_alternates_and_pairs_are_of_one_number() -> None:
-    other, ran = Path("/other"), []
+    here, other, ran = Side(HERE, ("a=1",)), Side(HERE), []
 
-    def block(checkout: Path, number: int) -> str:
-        ran.append(checkout)
-        return f"{checkout.name} {number}"
+    def block(side: Side, number: int) -> str:
+        ran.append(side)
+        return f"{len(side.overrides)} {number}"
 
-    pairs = alternating(other, 2, block)
-    assert ran == [other, HERE, HERE, other]
-    assert pairs == [(f"{HERE.name} {k}", f"other {k}") for k in (0, 1)]
+    pairs = alternating(here, other, 2, block)
+    assert ran == [other, here, here, other]
+    assert pairs == [("1 0", "0 0"), ("1 1", "0 1")]
 
 
 def test_a_ratio_is_that_of_this_checkout_to_the_other() -> None:

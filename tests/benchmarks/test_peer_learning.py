@@ -81,6 +81,6 @@ def test_the_figure_has_both_curves_and_the_table_all_figures() -> None:
 def test_a_finished_curve_is_kept_and_one_of_other_work_refused(tmp_path: Path) -> None:
     (kept,) = curves([0.9], 1.0)
     (tmp_path / "trl-0.json").write_text(json.dumps(kept))
-    assert learning.curve(tmp_path, "trl", 0, WORK, Path("no-python")) == kept
+    assert learning.curve(tmp_path, "trl", 0, WORK) == kept
     with pytest.raises(ValueError, match=r"trl-0.json has 60 steps, not 3; name another --dir"):
-        learning.curve(tmp_path, "trl", 0, learning.work_of(quick=True), Path("no-python"))
+        learning.curve(tmp_path, "trl", 0, learning.work_of(quick=True))

@@ -130,7 +130,7 @@ def test_seed_and_noise_seed_determine_the_episode(name):
     assert len({play(seed, 3)[0][0] for seed in range(count)}) > 0.7 * count
 
 
-# DeepCoder's actions are programs (tests/envs/sandbox); MetaMathQA has a test of its own with as many answers.
+# DeepCoder's actions are programs (tests/envs/sandbox); MetaMathQA has a property test of its own.
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("DeepCoder", "MetaMathQA")])
 def test_two_thousand_hostile_actions_neither_raise_nor_lead_out_of_the_spaces(name):
     env, rng = make(name), random.Random(0)

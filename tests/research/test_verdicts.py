@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.faults import report as faults
 from benchmarks.faults.__main__ import COMMITTED
-from research import gaming, noise, regimes
+from research import noise, regimes
 from research.claims import study as claims
 from research.judging import PAGES
 from research.kept import SHARE, read_all
@@ -27,11 +27,6 @@ def of_claims() -> dict[str, str]:
     return {f"{r['source']}: {r['says']} ({r['where']}; {r['statistic']})": r["verdict"] for r in rows}
 
 
-def of_gaming() -> dict[str, int]:
-    found = gaming.measure(gaming.committed(), gaming.QUICK_SERIES)
-    return {key: value["raised"] for key, value in found.items() if isinstance(value, dict)}
-
-
 def of_faults() -> dict[str, Any]:
     found = faults.summary(faults.read_boots(COMMITTED))
     return {key: found[key] for key in RECORDED["faults"]}
@@ -42,7 +37,6 @@ VERDICTS = {
     "noise": lambda: {f"{r['arm']} at {r['p']:g}": r["verdict"] for r in noise.report().metrics["rows"]},
     "regimes": lambda: {one.run.name: one.untrue for one in regimes.committed()},
     "regime_counts": lambda: regimes.counted(regimes.committed()),
-    "gaming": of_gaming,
     "faults": of_faults,
 }
 

@@ -1,8 +1,7 @@
 """Whole steps of Squelch and TRL on one card: the same model, prompts, reward and lengths, both loaded, one working.
 
 Each function is a part of `benchmarks.gpu` (`--parts run` names all of them, in order) and yields rows as they become
-known; `python -m benchmarks.peer.trl --device cuda` runs the first alone. `--device cpu --quick` runs all of it at a
-tiny shape, which shows that the scripts work.
+known. `--device cpu --quick` runs all of it at a tiny shape, which shows that the scripts work.
 """
 
 from __future__ import annotations

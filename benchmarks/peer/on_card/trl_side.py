@@ -25,6 +25,12 @@ def missing() -> str | None:
     return None if there else "TRL is not installed: deploy/setup.sh trl"
 
 
+def variables() -> dict[str, str]:
+    """With which TRL is imported: its folder comes after this environment's, whose torch and vLLM it uses."""
+    search = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"), str(SITE))))
+    return {"PYTHONPATH": search, "TOKENIZERS_PARALLELISM": "false"}
+
+
 class TrlSide(Side):
     """TRL's variants, one after another on one engine: with sleep for all of them, or for none."""
 
@@ -39,9 +45,8 @@ class TrlSide(Side):
         return [sys.executable, "-m", "benchmarks.peer.on_card.trl_worker", *own]
 
     def variables(self) -> Mapping[str, str]:
-        """TRL's folder comes after this environment's, whose torch and vLLM it uses."""
-        search = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"), str(SITE))))
-        return {"PYTHONPATH": search, "TOKENIZERS_PARALLELISM": "false"}
+        """Those of `variables`."""
+        return variables()
 
     def found(self) -> dict[str, dict[str, Any]]:
         """A row for each variant that has ended."""

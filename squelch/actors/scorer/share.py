@@ -15,8 +15,8 @@ with N groups of G trajectories a step. A pass in 16 bits counts half of one in 
 beside a learner in bfloat16 scores half as much. The probe may take up to two thirds of the share, and the scorer steps
 get what it leaves. A trajectory is taken to last half of its most turns, each turn to reach its limit, and every group
 to be trained on. So the scorer's share of a run's time is another: smaller where rollout workers decode at less than a
-processor's full speed, larger where a filter drops most groups. `python -m benchmarks.scorer_share` measures it in the
-demo; docs/research/results.md has a language model's."""
+processor's full speed, larger where a filter drops most groups. `python -m benchmarks.loop` prints it for the demo;
+docs/research/results.md has a language model's."""
 
 from __future__ import annotations
 

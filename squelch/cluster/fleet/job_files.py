@@ -33,7 +33,7 @@ from squelch.kit.untrusted.files import reason, size_text
 from squelch.kit.untrusted.text import written_yaml
 
 log = logging.getLogger(__name__)
-EXCLUDES = ["/.git", "/.venv", "/.bench-venv", "/.cache", "/runs", "**/__pycache__", "/.hypothesis", "/.pytest_cache"]
+EXCLUDES = ["/.git", "/.venv", "/.cache", "/runs", "**/__pycache__", "/.hypothesis", "/.pytest_cache"]
 """Files that are not sent, as in a .gitignore: a leading slash means the folder's own entry, not one of that name below
 it."""
 MAX_BYTES = DASHBOARD_CLIENT_MAX_SIZE - (1 << 20)
