@@ -1,20 +1,59 @@
-"""The wheel, installed away from the checkout: what its commands read travels with them."""
+"""The wheel, installed away from the checkout: what its commands read travels with them, and what each of its
+installations brings."""
 
+import json
 import os
+import re
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.wheel import build, git, install, present_commit
+from squelch.cluster.cli import COMMANDS
+from tests.earlier import lay
+from tests.wheel import NoIndex, build, git, install, install_alone, present_commit
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 LINKED = ("actors", "cluster", "envs", "learner")
 ROOMS = (*LINKED, "deploy")
+NOT_OF_THE_KIT = re.compile(
+    "ray|vllm.*|torch.*|triton.*|nvidia-.*|transformers|safetensors|gymnasium|matplotlib|accelerate|peft|datasets|rich"
+    "|aiohttp|starlette|fastapi|uvicorn|flask|grpcio"
+)
+RUN, SAMPLES, OUT = "runs/run", "rows.jsonl", "out"
+WITHOUT_TORCH = {
+    "score": (SAMPLES, "--model", f"{RUN}/checkpoints/step-2/hf"),
+    "monitor": (OUT, "--model", OUT),
+}
+OF_THE_SYSTEM = {
+    "train": ("frozenlake",),
+    "submit": ("frozenlake", "--address", "http://127.0.0.1:1"),
+    "job": ("list", "--address", "http://127.0.0.1:1"),
+    "watch": (RUN,),
+    "inspect": (RUN,),
+    "scale": (RUN, "--rollout-workers", "2"),
+    "eval": (RUN,),
+    "tiny": ("policy-of-mine",),
+    "warmup": ("smollm2", "warm", "--env", "Sokoban"),
+    "gradients": (RUN,),
+    "report": (RUN,),
+    "sweep": ("frozenlake", "--seeds", "0"),
+    "plan": ("frozenlake",),
+    "config": ("frozenlake",),
+}
+OF_THE_KIT = {
+    "filter": ((SAMPLES,), "2 of 3"),
+    "mi": (("m.npz",), "retrieval accuracy"),
+    "status": ((RUN,), "finished, step 2/2"),
+    "trace": ((RUN,), "perfetto"),
+    "dashboards": (("export", "boards"), "reasoning.json"),
+}
+"""Commands that need no other package, and words that they then print; some are of the system."""
 
 
 @pytest.fixture(scope="module")
@@ -96,3 +135,79 @@ def test_installed_code_is_no_checkout(installed: Path, tmp_path: Path) -> None:
     )
     file, root = found.stdout.split()
     assert Path(file).is_relative_to(installed.parents[1]) and root == "None"
+
+
+# What `pip install squelch-rl` brings
+
+
+@pytest.fixture(scope="module")
+def kit(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `squelch` of an environment with the wheel and what pip installs with it."""
+    try:
+        return install_alone(wheel, tmp_path_factory.mktemp("kit")) / "squelch"
+    except NoIndex as error:
+        pytest.skip(f"the package index does not answer: {error}")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run, a trainer's samples and a score matrix."""
+    folder = tmp_path_factory.mktemp("files")
+    lay(folder)
+    (folder / OUT).mkdir()
+    rows = [
+        {"prompt": f"p{n}", "completion": f"c{i} </think> a", "reward": n * i % 3} for n in range(3) for i in (0, 1)
+    ]
+    (folder / SAMPLES).write_text("\n".join(map(json.dumps, rows)))
+    np.savez(folder / "m.npz", log_likelihood=np.array([[[-1.0, -3.0]], [[-3.0, -1.0]]]), lengths=np.ones((2, 1)))
+    return folder
+
+
+def test_the_kit_brings_no_package_of_the_system(kit: Path) -> None:
+    words = ["--python", str(kit.with_name("python")), "list", "--format=json"]
+    listed = subprocess.run([sys.executable, "-m", "pip", *words], capture_output=True, text=True, timeout=180)
+    names = {one["name"].lower() for one in json.loads(listed.stdout)}
+    assert {"squelch-rl", "numpy", "pyarrow"} <= names
+    assert [name for name in names if NOT_OF_THE_KIT.fullmatch(name)] == []
+
+
+def test_the_kits_python_api_needs_no_other_package(kit: Path, tmp_path: Path) -> None:
+    code = "import squelch; assert squelch.filter([[0, 1], [1, 1]]).kept.tolist() == [True, False]; "
+    code += "squelch.mi([[[-1.0, -3.0]], [[-3.0, -1.0]]], [[1], [1]]); squelch.Monitor(None); squelch.score"
+    done = outside(kit.with_name("python"), tmp_path, "-P", "-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", OF_THE_KIT)
+def test_a_command_that_needs_no_other_package_runs_with_the_kit(command: str, kit: Path, files: Path) -> None:
+    words, printed = OF_THE_KIT[command]
+    done = outside(kit, files, command, *words)
+    assert done.returncode == 0 and printed in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("command", [*OF_THE_SYSTEM, *WITHOUT_TORCH])
+def test_every_other_command_says_in_one_line_which_installation_it_needs(command: str, kit: Path, files: Path) -> None:
+    extra = "score" if command in WITHOUT_TORCH else "train"
+    done = outside(kit, files, command, *(OF_THE_SYSTEM | WITHOUT_TORCH)[command])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(
+        rf"squelch: .*the package \w+ is not installed: pip install 'squelch-rl\[{extra}\]'\n", done.stderr
+    )
+
+
+def test_the_doctor_alone_tells_of_every_missing_package(kit: Path, files: Path) -> None:
+    assert {*OF_THE_KIT, *OF_THE_SYSTEM, *WITHOUT_TORCH} == COMMANDS.keys() - {"doctor"}
+    done = outside(kit, files, "doctor")
+    assert done.returncode == 1 and "squelch-rl[cpu]" in done.stdout and done.stderr == ""
+
+
+def test_beside_trl_pip_installs_the_wheel_and_changes_no_package(wheel: Path) -> None:
+    """Of the tests' environment, which has TRL's releases of everything."""
+    beside = ROOT / ".cache" / "trl"
+    if not beside.is_dir():
+        pytest.skip("TRL is not installed: deploy/setup.sh trl")
+    words = ["install", "--dry-run", "--quiet", "--no-index", "--report", "-", f"{wheel}[score]", "trl"]
+    env = os.environ | {"PYTHONPATH": str(beside)}
+    done = subprocess.run([sys.executable, "-m", "pip", *words], capture_output=True, text=True, timeout=180, env=env)
+    assert done.returncode == 0, done.stderr
+    assert [one["metadata"]["name"] for one in json.loads(done.stdout)["install"]] == ["squelch-rl"]

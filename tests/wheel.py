@@ -12,6 +12,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUILD_S = 180.0
+DOWNLOAD_S = 900.0
+NO_ANSWER = "Retrying (Retry("
+"""In what pip says if the index cannot be reached."""
+
+
+class NoIndex(Exception):
+    """The configured package index does not answer."""
 
 
 def git(*words: str) -> str:
@@ -47,4 +54,16 @@ def install(wheel: Path, folder: Path, beside: Sequence[Path] = ()) -> Path:
     site = next(folder.glob("lib/python*/site-packages"))
     packages = os.linesep.join([sysconfig.get_path("purelib"), *map(str, beside)])
     (site / "third-party.pth").write_text(packages + "\n")
+    return folder / "bin"
+
+
+def install_alone(wheel: Path, folder: Path) -> Path:
+    """The programs of a new environment that holds the wheel, what pip brings with it from the configured index, and
+    nothing else. Raises NoIndex."""
+    venv.create(folder, with_pip=False)
+    words = ["--python", str(folder / "bin" / "python"), "install", "--no-compile", "--retries", "1", str(wheel)]
+    done = subprocess.run([sys.executable, "-m", "pip", *words], capture_output=True, text=True, timeout=DOWNLOAD_S)
+    if done.returncode and NO_ANSWER in done.stderr:
+        raise NoIndex(done.stderr.splitlines()[-1])
+    assert done.returncode == 0, done.stderr
     return folder / "bin"

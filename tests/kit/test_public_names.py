@@ -1,6 +1,7 @@
-"""Names that programs of others import lie where they always lay, and are those of the kit."""
+"""Names that programs of others import, and that runs and jobs of earlier code hold, lie where they always lay."""
 
 import importlib
+import importlib.util
 import re
 from pathlib import Path
 
@@ -12,6 +13,25 @@ PUBLIC = {
     "squelch.envs.settings": "squelch.kit.base.settings",
     "squelch.envs.splits": "squelch.kit.records.splits",
 }
+OF_ENVIRONMENTS = (
+    *("contract:Environment", "contract:Demonstrator", "contract:Judge", "contract:Opening", "base:TextEnv"),
+    *("base:TwinnedEnv", "grid_worlds.base:GridEnv", "wording:Wording", "wording:DemonstrationQuality"),
+    *("config:FormatConfig", "episode:Episode", "registry:make", "registry:ENVIRONMENTS", "registry:ADAPTERS"),
+    *("pictures:Shown", "settings:Settings", "splits:task_key_of", "splits:split_of", "splits:no_task"),
+    *("splits:MAX_DRAWS", "text:printable", "own_process.isolated:OwnProcess"),
+    *("sandbox:Question", "sandbox:SandboxConfig", "sandbox:Test", "sandbox:judge", "sandbox:shared_pool"),
+    *("prompt_file.example:reward", "agent.verifiers_bridge:play", "grid_worlds.frozen_lake:FrozenLake"),
+)
+"""Below `squelch.envs`: what the guide names, and what a configuration may name by its import string."""
+HELD_AS_TEXT = (
+    *("squelch.cluster.entry:main", "squelch.cluster.cli:main", "squelch.cluster.loop.witness_process:main"),
+    *("squelch.deploy.dashboards:main", "squelch.envs.remote.__main__:main", "squelch.envs.remote.openenv_bridge:main"),
+    *("squelch.actors.rollout.weight_transfer:register", "squelch.actors.rollout.gathering:GatheringScheduler"),
+    *("squelch.actors.rollout.worker:RolloutWorker", "squelch.actors.play.actor:EnvironmentActor"),
+    *("squelch.actors.filter.service:FilterService", "squelch.actors.scorer.actor:ScorerActor"),
+    *("squelch.learner.rank:LearnerRank", "squelch.cluster.fleet.control_endpoint:ControlEndpoint"),
+)
+"""Programs, vLLM's plugin and scheduler, and actors' classes: entry points, commands of jobs and Ray hold these."""
 
 
 @pytest.mark.parametrize("module", PUBLIC)
@@ -27,6 +47,21 @@ def test_the_package_for_trl_has_the_kits_names() -> None:
     assert public.GroupFilter is kit.GroupFilter
     with pytest.raises(AttributeError, match=r"'squelch.trl' has no attribute 'Absent'; public are GroupFilter"):
         public.Absent  # noqa: B018
+
+
+@pytest.mark.parametrize("name", OF_ENVIRONMENTS)
+def test_an_environment_of_others_finds_what_the_guide_names(name: str) -> None:
+    module, _, attribute = name.partition(":")
+    assert hasattr(importlib.import_module(f"squelch.envs.{module}"), attribute)
+
+
+@pytest.mark.parametrize("name", HELD_AS_TEXT)
+def test_what_jobs_and_processes_hold_as_text_is_defined_where_the_text_says(name: str) -> None:
+    """Not imported: some load vLLM."""
+    module, _, attribute = name.partition(":")
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None
+    assert re.search(rf"^(class|def) {attribute}\b", Path(spec.origin).read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def test_no_module_of_squelch_imports_by_a_name_that_is_kept_for_others() -> None:

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 import squelch
@@ -54,6 +55,14 @@ def needs_installation(error: ImportError, of_kit: bool = False) -> str | None:
     extra = NEEDED_BY[package] if of_kit or package == "vllm" else "train"
     how = f"pip install '{DISTRIBUTION}[{extra}]'" + (", or [gpu] on a machine with GPUs" if package == "vllm" else "")
     return f"the package {package} is not installed: {how}"
+
+
+def require_scoring() -> None:
+    """Raises ModuleNotFoundError for the first package of the extra `score` that is not there; loads none. Adapters
+    alone need peft."""
+    for package in _SCORE:
+        if package != "peft" and find_spec(package) is None:
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
 
 def variables() -> dict[str, str]:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from squelch.kit.base.disk import write_whole
 from squelch.kit.base.errors import UserError, as_user_error, bad_files_are_the_users
-from squelch.kit.base.package import installed_version
+from squelch.kit.base.package import installed_version, require_scoring
 from squelch.kit.commands.arguments import natural, positive
 from squelch.kit.commands.following import Follower, Look, Ready
 from squelch.kit.commands.score import add_scoring
@@ -94,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Follows the run; returns 0 once nothing new came for `--idle`, or 128 + signal."""
     _check(args)
+    require_scoring()  # before the first step is waited for
     session = Session(args)
     try:
         with listening(), session.serving():

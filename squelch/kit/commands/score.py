@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from squelch.kit.base.disk import whole_file
 from squelch.kit.base.errors import UserError, as_user_error, bad_files_are_the_users
+from squelch.kit.base.package import require_scoring
 from squelch.kit.commands.arguments import add_compat, add_file, add_format, natural, positive
 from squelch.kit.process.terminal import aligned, say, say_json
 from squelch.kit.untrusted.files import MIB, Unreadable, is_folder, read_bytes, reason, require_output
@@ -135,6 +136,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.out is not None:
         _check_output(args.out, args.file)
+    require_scoring()  # before a large file is read
     from squelch.kit.readers.score_files import notes_on_file, read_samples
 
     file = read_samples(args.file, args.step, args.format, args.pictures)
