@@ -157,8 +157,14 @@ def test_a_probe_larger_than_the_validation_set_is_refused_and_an_unset_one_fits
     assert load("frozenlake", ["validation.tasks=16"]).scorer.probe.tasks is None
 
 
-def test_the_file_of_a_run_from_before_replays_went_is_read():
-    assert load("frozenlake", ["filter.replays=null"]) == load("frozenlake")
+@pytest.mark.parametrize("replays", ["null", "2"])
+def test_the_file_of_a_run_from_before_replays_went_is_read(tmp_path, replays):
+    file = tmp_path / "before.yaml"
+    file.write_text(f"extends: frozenlake\nfilter:\n  replays: {replays}\n")
+    assert load(str(file)) == load("frozenlake")
+    file.write_text("extends: frozenlake\nfilter:\n  statistic: policy_variance\n")
+    with pytest.raises(UserError, match=r"filter\.statistic"):
+        load(str(file))
 
 
 @pytest.mark.parametrize(

@@ -64,13 +64,6 @@ class FilterConfig(Settings):
     """Fewest groups that a step keeps if the rule keeps any and so many have a score above zero; the best of the
     dropped groups are added. 0: no floor."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _replays_are_gone(cls, given: Any) -> Any:
-        """Files of runs that began before replays went have `replays: null`; one with a number is refused."""
-        unset = isinstance(given, dict) and given.get("replays", 0) is None
-        return {name: value for name, value in given.items() if name != "replays"} if unset else given
-
     @model_validator(mode="after")
     def _floors_do_something(self) -> "FilterConfig":
         if self.rule == "none" and (self.kind_floor or self.min_groups):
