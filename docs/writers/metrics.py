@@ -64,7 +64,7 @@ def empty_queries(page: str) -> str:
     for board in BOARDS:
         for panel in (panel for row in board.rows for panel in row.panels):
             for reason in dict.fromkeys(query.empty_when for query in panel.queries if query.empty_when):
-                found.setdefault((board.title, reason), []).append(panel.title)
+                found.setdefault((board.name.title(), reason), []).append(panel.title)
     rows = ((board, ", ".join(titles), reason) for (board, reason), titles in found.items())
     return replaced(page, "empty queries", table(("dashboard", "panels with such queries", "no value when"), rows))
 

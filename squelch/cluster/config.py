@@ -57,6 +57,7 @@ from squelch.learner.config import LearnerConfig
 from squelch.learner.objective.algorithms import differences, merged, with_filter
 
 RECIPES = Path(__file__).parent / "recipes"
+GONE_FROM_FILTER = ("replays",)
 MAX_EXTENDED = 16
 """Recipes of which each extends the next."""
 Transfer = Literal["object_store", "shared_memory", "ipc", "nccl", "gloo"]
@@ -354,11 +355,19 @@ def load(recipe: str, overrides: list[str] | None = None, make: Make = made) -> 
 def validated(tree: dict[str, Any], overrides: list[str], recipe: str, make: Make = made) -> RunConfig:
     """The validated configuration of a recipe's tree, over which the preset that the overrides name and then the
     overrides are laid. Raises as `load`; the error names the `recipe`."""
-    given = _validated(with_secrets(layered(tree, overrides), recipe), recipe)
+    given = _validated(with_secrets(layered(_of_today(tree), overrides), recipe), recipe)
     config = given.with_each(lambda entry: _resolved(entry, given, recipe, make))
     with as_user_error(about=f"configuration {recipe}"):
         learner = _resolve_learner(config)
     return settings_with_absolute_paths(_validated({**dict(config), "learner": learner}, recipe))
+
+
+def _of_today(tree: dict[str, Any]) -> dict[str, Any]:
+    """The tree of a file without the settings of the filter that earlier files have and that decided nothing."""
+    chosen = tree.get("filter")
+    if not isinstance(chosen, dict):
+        return tree
+    return tree | {"filter": {name: value for name, value in chosen.items() if name not in GONE_FROM_FILTER}}
 
 
 def _validated(tree: dict[str, Any], recipe: str) -> RunConfig:

@@ -134,7 +134,7 @@ def scale_notes(config: RunConfig) -> list[str]:
     """A warning if the filter ranks groups of several environments together by a statistic of their rewards, whose
     scales may differ."""
     chosen, labels = config.filter, config.mixture.labels
-    of_rewards = STATISTICS[chosen.statistic].of in ("returns", "replay_returns")
+    of_rewards = STATISTICS[chosen.statistic].of == "returns"
     if len(labels) < 2 or chosen.scope != "run" or not RULES[chosen.rule].filters or not of_rewards:
         return []
     return [

@@ -14,7 +14,6 @@ import squelch.actors.play.metrics
 import squelch.actors.rollout.metrics
 import squelch.kit.diagnosis.metrics
 import squelch.kit.filter.metrics
-import squelch.kit.filter.noise_metrics
 import squelch.kit.metrics.training
 import squelch.kit.scoring.metrics
 import squelch.learner.decomposition.metrics
@@ -218,7 +217,6 @@ COMPONENTS: tuple[ModuleType, ...] = (
     squelch.actors.play.metrics,
     squelch.actors.endpoint.metrics,
     squelch.kit.filter.metrics,
-    squelch.kit.filter.noise_metrics,
     squelch.kit.diagnosis.metrics,
     squelch.kit.scoring.metrics,
     squelch.learner.metrics,

@@ -1,9 +1,9 @@
-"""Writes Grafana's dashboards, squelch/deploy/grafana/*.json, and the alert rules, squelch/deploy/alerts.yml.
+"""Writes Grafana's dashboards, squelch/deploy/grafana/*.json.
 
     python -m squelch.deploy.dashboards
 
-The sources are `cluster.metrics` (the registry), `deploy.boards` and `deploy.alert_rules`, so that renaming a metric
-cannot leave an empty panel. The dashboards can be imported or provisioned.
+The sources are `cluster.metrics` (the registry) and `deploy.boards`, so that renaming a metric cannot leave an empty
+panel. The dashboards can be imported or provisioned.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from squelch.deploy.alert_rules import rules_text
 from squelch.deploy.boards import BOARDS
 from squelch.deploy.boards.build import text
 
@@ -20,8 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def artefacts() -> Mapping[Path, str]:
     """The text of each generated file, by its path in the repository."""
-    boards = {Path(f"squelch/deploy/grafana/{board.title.lower()}.json"): text(board) for board in BOARDS}
-    return {**boards, Path("squelch/deploy/alerts.yml"): rules_text()}
+    return {Path(f"squelch/deploy/grafana/{board.name}.json"): text(board) for board in BOARDS}
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import Field
 
-from squelch.envs.noise.reward_noise import RewardNoise
+from squelch.envs.reward_noise import RewardNoise
 from squelch.envs.wording import PromptName
 from squelch.kit.base.settings import Settings
 

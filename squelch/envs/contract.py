@@ -61,9 +61,6 @@ class Environment(Protocol):
     stochastic: bool = False
     """Whether an episode depends on `noise_seed`. False declares that the same actions in the same task always earn the
     same rewards."""
-    replayable: bool = True
-    """Whether a task can be started again under another `noise_seed`, so that a trajectory's actions can be replayed
-    (`envs.noise.replay`). False where the noise does not follow the noise seed."""
     shared_noise: bool = False
     """Whether the trajectories of one group are reset with the same `noise_seed`."""
     prompt: PromptName = "tiny"

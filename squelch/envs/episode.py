@@ -2,8 +2,8 @@
 
 Invariants: an episode ends when the environment ends it or after `max_turns` turns; badly formatted turns count, too.
 The format penalty is separate from the environment's rewards. A turn that is cut at its token limit gets the penalty of
-a badly formatted turn, and the episode continues. An episode keeps its plan, so that it can be replayed under fresh
-noise (`envs.noise.replay`). An environment of whole turns (`Environment.whole_turns`) writes its messages itself.
+a badly formatted turn, and the episode continues. An environment of whole turns (`Environment.whole_turns`) writes its
+messages itself.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Any, Literal
 from squelch.envs.config import FormatConfig
 from squelch.envs.contract import AgentDriven, Environment, Twinned, lacking
 from squelch.envs.format import ParsedTurn, parse, system_message, turn_message
-from squelch.envs.noise.replay import Replay
-from squelch.envs.noise.reward_noise import NO_NOISE, RewardNoise
+from squelch.envs.reward_noise import NO_NOISE, RewardNoise
 from squelch.kit.records.pictures import Shown, shown_of
 from squelch.kit.untrusted.rewards import finite_reward
 
@@ -64,12 +63,9 @@ class Episode:
         """Most actions of a turn."""
         self._actions_left = self._max_turns * self.max_actions
         self._observation: str | Shown = ""
-        self._plan: list[str] = []
         self._turns = 0
         self._done = True
         self._success = False
-        self._paid = False
-        """Whether the episode has ended and was paid its reward noise, as one without room in its context never is."""
         self.task_key = ""
         """Digest of the task's content; known after `start`, as is `task_kind`."""
         self.task_kind: str | None = None
@@ -89,7 +85,7 @@ class Episode:
         self._observation = shown_of(observation, method)
         self.task_key, self.task_kind = _task_of(info)
         self._actions_left = self._max_turns * self.max_actions
-        self._plan, self._turns, self._done, self._success, self._paid = [], 0, False, False, False
+        self._turns, self._done, self._success = 0, False, False
         if self._env.whole_turns:
             self.tools = info.get("tools")
             return _required(info, "messages", "reset") if lacking(self._env, AgentDriven) else []
@@ -106,10 +102,9 @@ class Episode:
         whole = self._env.whole_turns
         parsed = ParsedTurn("", (text,), True, None) if whole else parse(text, self.max_actions, self._env.read_action)
         reward, played, ending = self._play(parsed)
-        self._plan += parsed.actions
         self._turns += 1
         self._actions_left -= played
-        self._done = self._paid = ending is not None or self._turns >= self._max_turns
+        self._done = ending is not None or self._turns >= self._max_turns
         valid = parsed.valid and not hit_token_limit
         return TurnOutcome(
             reward=reward + (self._reward_noise.draw(self._noise_seed) if self._done else 0.0),
@@ -123,17 +118,6 @@ class Episode:
             bootstrap_last_state=ending == "truncated" and self._turns < self._max_turns,
             next_message=None if self._done else {"role": "user", "content": self._turn_message(reward)},
         )
-
-    @property
-    def noisy(self) -> bool:
-        """Whether the environment declares noise, or reward noise is added."""
-        return self._env.stochastic or self._reward_noise.std > 0
-
-    def replay(self, noise_seed: int) -> Replay:
-        """A replay of the actions so far under that noise, in the same environment; the episode itself is over then."""
-        self._done = True
-        noise = self._reward_noise.draw(noise_seed) if self._paid else 0.0
-        return Replay(self._env, self._seed, self.task_key, tuple(self._plan), noise_seed, noise)
 
     def _play(self, parsed: ParsedTurn) -> tuple[float, int, Ending | None]:
         """(reward, number of executed actions, the environment's ending); actions after the end are dropped."""

@@ -46,10 +46,8 @@ def test_a_recipe_for_a_language_model_has_prompts_for_one(name):
         ("filter.statistic=reward_varianse", ["filter.statistic", "Did you mean 'reward_variance'?"]),
         ("learner.ranks=two", ["learner.ranks", "integer"]),
         ("sampling.group_size=1", ["sampling.group_size", "filter.rule=none"]),
-        ("filter.replays=1", ["filter.replays", "greater than or equal to 2"]),
+        ("filter.replays=4", ["filter.replays"]),
         ("learner.token_budget=512", ["learner.token_budget=512", "rollout.max_model_len=1024"]),
-        ("filter={statistic: policy_variance, rule: none}", ["filter", "selects nothing with rule=none"]),
-        ("filter={statistic: policy_variance, compat: ragen}", ["filter", "filter.compat=paper"]),
         ("environment.reward_noise.sd=1", ["environment.reward_noise.sd", "'std'"]),
         ("environment.reward_noise.std=-1", ["environment.reward_noise.std", "greater than or equal to 0"]),
         ("environment.name=FrozenLak", ["FrozenLak", "FrozenLake"]),
@@ -159,10 +157,14 @@ def test_a_probe_larger_than_the_validation_set_is_refused_and_an_unset_one_fits
     assert load("frozenlake", ["validation.tasks=16"]).scorer.probe.tasks is None
 
 
-def test_policy_variance_needs_groups_of_three():
-    with pytest.raises(UserError, match=r"group_size is 2, but filter.statistic=policy_variance needs at least 3"):
-        load("frozenlake", ["filter.statistic=policy_variance", "sampling.group_size=2"])
-    assert load("frozenlake", ["filter.statistic=policy_variance", "sampling.group_size=3"]).filter.num_replays == 4
+@pytest.mark.parametrize("replays", ["null", "2"])
+def test_the_file_of_a_run_from_before_replays_went_is_read(tmp_path, replays):
+    file = tmp_path / "before.yaml"
+    file.write_text(f"extends: frozenlake\nfilter:\n  replays: {replays}\n")
+    assert load(str(file)) == load("frozenlake")
+    file.write_text("extends: frozenlake\nfilter:\n  statistic: policy_variance\n")
+    with pytest.raises(UserError, match=r"filter\.statistic"):
+        load(str(file))
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,14 @@ import pytest
 import yaml
 
 from squelch.cluster.metrics import REGISTRY
-from squelch.deploy.alert_rules import RULES, RUNBOOK
 from squelch.deploy.dashboards import ROOT
 from squelch.kit.metrics.exporter import Recorder
 from squelch.kit.metrics.settings import RecorderConfig
-from tests.prometheus import alerts, need_prometheus, running_alertmanager, running_prometheus, until
+from tests.prometheus import ALERTS, RULES, alerts, need_prometheus, running_alertmanager, running_prometheus, until
 
 DEPLOY = ROOT / "deploy"
-ALERTS = ROOT / "squelch" / "deploy" / "alerts.yml"
+RUNBOOK = "docs/guide/runbook.md"
+"""Path in the repository; whoever serves the docs puts their address before it."""
 LONG = "x90"
 """Samples of a recorded series, one a minute."""
 FIRST = 'scope="first_turn"'
@@ -215,13 +215,13 @@ def anchor(rule: str) -> str:
 
 
 def case(name: str, series: dict[str, str], at: str, labels: dict[str, str] | None) -> dict[str, object]:
-    rule = next(rule for rule in RULES if rule.name == name)
-    summary = rule.summary
+    rule = next(rule for rule in RULES if rule["alert"] == name)
+    summary, advice = rule["annotations"]["summary"], rule["annotations"]["description"]
     for label, value in (labels or {}).items():
         summary = summary.replace(f"{{{{ $labels.{label} }}}}", value)
     fired = {
-        "exp_labels": {"severity": rule.severity, **(labels or {})},
-        "exp_annotations": {"summary": summary, "description": rule.advice, "runbook_url": anchor(name)},
+        "exp_labels": {**rule["labels"], **(labels or {})},
+        "exp_annotations": {"summary": summary, "description": advice, "runbook_url": anchor(name)},
     }
     return {
         "interval": "1m",
@@ -231,7 +231,7 @@ def case(name: str, series: dict[str, str], at: str, labels: dict[str, str] | No
 
 
 def test_every_rule_is_tried_firing_and_silent() -> None:
-    assert CASES.keys() == {rule.name for rule in RULES}
+    assert CASES.keys() == {rule["alert"] for rule in RULES}
     for name, cases in CASES.items():
         assert {labels is None for _, _, labels in cases} == {True, False}, name
 
@@ -261,9 +261,9 @@ def test_prometheus_and_alertmanager_accept_the_files(program: str, words: tuple
 
 def test_every_rule_has_a_section_of_the_runbook_and_every_section_a_rule() -> None:
     headings = re.findall(r"^## (Squelch\w+)$", (ROOT / RUNBOOK).read_text(), re.MULTILINE)
-    assert sorted(headings) == sorted(rule.name for rule in RULES)
-    linked = [rule["annotations"]["runbook_url"] for rule in written_rules()]
-    assert linked == [anchor(rule.name) for rule in RULES]
+    assert sorted(headings) == sorted(rule["alert"] for rule in RULES)
+    linked = [rule["annotations"]["runbook_url"] for rule in RULES]
+    assert linked == [anchor(rule["alert"]) for rule in RULES]
 
 
 def test_every_section_of_the_runbook_says_what_it_means_what_to_look_at_and_what_to_do() -> None:
@@ -271,15 +271,11 @@ def test_every_section_of_the_runbook_says_what_it_means_what_to_look_at_and_wha
         assert all(f"**{part}**" in section for part in ("Meaning.", "Look at.", "Do.")), section.splitlines()[0]
 
 
-def written_rules() -> list[dict]:
-    return yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
-
-
 def impatient(folder: Path) -> Path:
     """The rules, each of which fires as soon as its expression holds. That of the endpoint keeps its patience: a scrape
     that comes too late would fire it, and while it fires Alertmanager holds every other page back, its end included."""
     path = folder / "alerts.yml"
-    rules = [rule | ({} if rule["alert"] == "SquelchEndpointDown" else {"for": "0s"}) for rule in written_rules()]
+    rules = [rule | ({} if rule["alert"] == "SquelchEndpointDown" else {"for": "0s"}) for rule in RULES]
     path.write_text(yaml.safe_dump({"groups": [{"name": "squelch", "interval": "200ms", "rules": rules}]}))
     return path
 

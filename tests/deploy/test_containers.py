@@ -12,10 +12,9 @@ import yaml
 from check_jsonschema.builtin_schemas import get_builtin_schema
 from jsonschema import validators
 
-from squelch.deploy.alert_rules import JOB
 from squelch.deploy.dashboards import ROOT
 from tests.deploy.kuberay.schema import MANIFESTS
-from tests.prometheus import need_prometheus
+from tests.prometheus import JOB, need_prometheus
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"

@@ -10,12 +10,13 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
+import yaml
 from jsonschema import validators
 
 from docs.writers import filter, metrics
 from squelch.cluster.config import load
 from squelch.cluster.control.ledger import Ledger
-from squelch.cluster.control.membership import WORKER_MOVES, Membership
+from squelch.cluster.control.membership import WORKER_MOVES, Membership, MemberState
 from squelch.cluster.grafana.boards import expressions as filled_in
 from squelch.cluster.grafana.boards import shipped
 from squelch.cluster.grafana.prometheus import Span
@@ -23,15 +24,15 @@ from squelch.cluster.grafana.run_prometheus import prometheus_over
 from squelch.cluster.loop.heartbeat import Heartbeat, limits
 from squelch.cluster.metrics import REGISTRY
 from squelch.deploy import dashboards
-from squelch.deploy.alert_rules import RULES
 from squelch.deploy.boards import BOARDS
 from squelch.deploy.boards.build import BUILDERS
-from squelch.deploy.boards.panel import Kind, selector
+from squelch.deploy.boards.panel import Kind, checked, read_board
 from squelch.deploy.dashboards import ROOT
 from squelch.kit.diagnosis.metrics import REGIMES
 from squelch.kit.metrics.exporter import Recorder
 from squelch.kit.metrics.settings import RecorderConfig
 from tests.prometheus import (
+    RULES,
     alerts,
     dashboard_queries,
     need_prometheus,
@@ -48,7 +49,7 @@ WORKER_KEYS = ("seconds_paused", "seconds_loaded", "seconds_probe", "parity", "p
 
 
 def expressions() -> list[str]:
-    return [expr for _, expr, _ in dashboard_queries()] + [rule.expr for rule in RULES]
+    return [expr for _, expr, _ in dashboard_queries()] + [rule["expr"] for rule in RULES]
 
 
 def one_step(step: int) -> dict[str, float]:
@@ -104,14 +105,33 @@ def test_every_metric_of_a_run_is_shown_or_alerted_on() -> None:
     assert unseen == silent
 
 
-def test_a_selector_with_a_wrong_name_label_or_value_is_refused() -> None:
-    for name, labels in (
-        ("squelch_stepp", {}),
-        ("squelch_step", {"scope": "x"}),
-        ("squelch_mi_zscore", {"scope": "x"}),
-    ):
-        with pytest.raises(ValueError):
-            selector(name, **labels)
+@pytest.mark.parametrize("wrong", ["squelch_stepp", 'squelch_step{scope="x"}', 'squelch_mi_zscore{scope="x"}'])
+def test_a_selector_with_a_wrong_name_label_or_value_is_refused(wrong: str) -> None:
+    with pytest.raises(ValueError):
+        checked(f"1 + {wrong}")
+
+
+def test_every_selector_of_an_alert_rule_is_in_the_registry() -> None:
+    for rule in RULES:
+        assert checked(rule["expr"]) == rule["expr"]
+
+
+def test_a_field_that_no_panel_has_is_refused(tmp_path: Path) -> None:
+    panel = {"title": "T", "help": "H.", "queries": {"step": "squelch_step"}}
+    path = tmp_path / "board.yaml"
+    rows = [{"title": "R", "page": "p.md", "panels": [panel]}]
+    path.write_text(yaml.safe_dump({"question": "?", "rows": rows}))
+    assert read_board(path).rows[0].panels[0].title == "T"
+    panel["untt"] = "s"
+    path.write_text(yaml.safe_dump({"question": "?", "rows": rows}))
+    with pytest.raises(TypeError, match="untt"):
+        read_board(path)
+
+
+def test_the_timeline_of_members_has_every_state_in_its_order() -> None:
+    (panel,) = (panel for board in BOARDS for row in board.rows for panel in row.panels if panel.states)
+    states = [state.value for state in MemberState]
+    assert list(panel.states) == states == re.findall(r'state="(\w+)"', panel.queries[0].expr)
 
 
 def boards() -> dict[str, dict[str, Any]]:

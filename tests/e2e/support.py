@@ -147,7 +147,6 @@ def compared_run(folder: Path, model: Path) -> list[str]:
         "learner.objective.kl.coefficient=0.05",
         "gradients.every=3",
         "gradients.groups=7",
-        "filter.replays=2",
         "filter.min_groups=1",
         "recorder.loggers=[tensorboard]",
     )

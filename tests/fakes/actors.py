@@ -265,12 +265,12 @@ class Player(Fake):
         reward = self.world.rewards or default_reward
         if began is None or ended is None or (began != ended and not self.world.config.loop.max_staleness):
             early = ticket.group_size // 2 if began is not None and ended is None else 0  # ended before the worker did
-            members = [played(i, reward(ticket, i), began or 0, began or 0, ticket.replays) for i in range(early)]
+            members = [played(i, reward(ticket, i), began or 0, began or 0) for i in range(early)]
             gone = Failure(FailureCause.GENERATION_ERROR, "gone")
             members += [failed(i, gone) for i in range(early, ticket.group_size)]
             return Group(ticket, f"task-{ticket.task.seed}" if early else "", members)
         assert began >= 0, f"{ticket.worker} was given {ticket.ticket_id} before it held any version"
-        members = [played(i, reward(ticket, i), began, ended, ticket.replays) for i in range(ticket.group_size)]
+        members = [played(i, reward(ticket, i), began, ended) for i in range(ticket.group_size)]
         return Group(ticket, f"task-{ticket.task.seed}", members)
 
 
@@ -286,12 +286,11 @@ def default_reward(ticket: Ticket, index: int) -> float:
     return float(random.Random(f"{ticket.task.seed}/{index}").random() < bias)
 
 
-def played(index: int, reward: float, oldest: int, newest: int, replays: int = 0) -> Trajectory:
-    """A trajectory of two tokens, the second sampled, whose replays earn what it earned."""
+def played(index: int, reward: float, oldest: int, newest: int) -> Trajectory:
+    """A trajectory of two tokens, the second sampled."""
     turn = Turn(1, 2, 1, 1, reward, 0.0, True, False, 1, oldest, newest)
     tokens = np.array([1, 2], np.int32), np.array([False, True]), np.array([0.0, -0.5], np.float32)
-    again = (reward,) * replays if replays else None
-    return Trajectory(index, *tokens, [turn], reward > 0, False, replay_returns=again)
+    return Trajectory(index, *tokens, [turn], reward > 0, False)
 
 
 def failed(index: int, failure: Failure) -> Trajectory:

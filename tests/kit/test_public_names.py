@@ -26,7 +26,7 @@ OF_ENVIRONMENTS = (
 HELD_AS_TEXT = (
     *("squelch.cluster.entry:main", "squelch.cluster.cli:main", "squelch.cluster.loop.witness_process:main"),
     *("squelch.deploy.dashboards:main", "squelch.envs.remote.__main__:main", "squelch.envs.remote.openenv_bridge:main"),
-    *("squelch.actors.rollout.weight_transfer:register", "squelch.actors.rollout.gathering:GatheringScheduler"),
+    *("squelch.actors.rollout.weight_transfer:register", "squelch.actors.rollout.scheduler:GatheringScheduler"),
     *("squelch.actors.rollout.worker:RolloutWorker", "squelch.actors.play.actor:EnvironmentActor"),
     *("squelch.actors.filter.service:FilterService", "squelch.actors.scorer.actor:ScorerActor"),
     *("squelch.learner.rank:LearnerRank", "squelch.cluster.fleet.control_endpoint:ControlEndpoint"),

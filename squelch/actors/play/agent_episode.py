@@ -34,7 +34,7 @@ from squelch.actors.play.generation import Generate, generate_within
 from squelch.actors.play.seeds import derive_seed, noise_seed, request_seed
 from squelch.actors.play.squelch_format import SquelchFormat
 from squelch.envs.contract import Access, AgentDriven, AgentFailed, AgentInterrupted, AgentResult
-from squelch.envs.noise.reward_noise import RewardNoise
+from squelch.envs.reward_noise import RewardNoise
 from squelch.kit.records.failures import FailureCause
 from squelch.kit.records.records import Ticket
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from squelch.actors.play.replaying import NOT_REPLAYED, Replayed
 from squelch.actors.play.transcript import Transcript, joined
 from squelch.kit.records.content import PlacedPictures
 from squelch.kit.records.failures import Failure, FailureCause
@@ -41,7 +40,6 @@ class Attempt:
     bootstrap_last_state: bool = False
     seconds_environment: float = 0.0
     seconds_generation: float = 0.0
-    replayed: Replayed = NOT_REPLAYED
     endpoint_counts: Counter[str] = field(default_factory=Counter)
     """Of an agent's calls (`actors.endpoint.metrics`)."""
 
@@ -89,6 +87,4 @@ class Attempt:
             version_spans=whole.version_spans,
             segments=whole.segments,
             pictures=whole.pictures,
-            replay_returns=self.replayed.returns,
-            replay_failure=self.replayed.failure,
         )

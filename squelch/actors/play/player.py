@@ -14,8 +14,6 @@ Invariants:
 - An error fails one trajectory only, which records the cause (`kit.records.failures`) and keeps its tokens.
 - Randomness: each request's seed is a digest of (ticket seed, ticket, trajectory, turn). Each trajectory's noise seed
   is a digest of (ticket seed, ticket, trajectory), or of (ticket seed, ticket) if the environment shares its noise.
-- A ticket may ask for replays of its trajectories under fresh noise, which follow each episode
-  (`actors.play.replaying`).
 - The calls of an agent are turns as well; it ends them itself (`actors.play.agent_episode`).
 - An environment may reward the trajectories of a group together (`GroupRewarded`), once all have ended: each of them
   gets a reward, or fails with the reason why it has none.
@@ -43,7 +41,6 @@ from squelch.actors.play.agent_episode import AgentEpisodes, Bounds
 from squelch.actors.play.attempt import Attempt, AttemptFailed
 from squelch.actors.play.generation import Generate, GenerationFailed, generate_within
 from squelch.actors.play.hard_negatives import clusters_of
-from squelch.actors.play.replaying import replay
 from squelch.actors.play.seeds import noise_seed, request_seed
 from squelch.actors.play.step_pool import CallFailed, StepPool
 from squelch.actors.play.turn_format import NextIds, TurnFormat, turn_format_of
@@ -121,7 +118,6 @@ class EnvironmentPlayer:
             trajectories=[one.trajectory(index, ticket.worker) for index, one in enumerate(attempts)],
             seconds_environment=sum(one.seconds_environment for one in attempts) / len(attempts),
             seconds_generation=sum(one.seconds_generation for one in attempts) / len(attempts),
-            seconds_replays=sum(one.replayed.seconds for one in attempts),
             endpoint_counts=tuple(sorted(sum((one.endpoint_counts for one in attempts), Counter()).items())),
         )
 
@@ -155,10 +151,7 @@ class EnvironmentPlayer:
         except AttemptFailed as error:
             attempt.failure = error.failure
         else:
-            if not driven:
-                attempt.replayed = await replay(episode, ticket, index, self.steps, self._config.episode_timeout_s)
-            if not attempt.replayed.lost_environment:
-                self._idle.keep(ticket.task, env)
+            self._idle.keep(ticket.task, env)
         return attempt
 
     async def _agent(self, ticket: Ticket, index: int, attempt: Attempt, env: Environment) -> None:

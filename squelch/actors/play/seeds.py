@@ -25,8 +25,3 @@ def request_seed(ticket: Ticket, trajectory: int, turn: int) -> int:
 def noise_seed(ticket: Ticket, trajectory: int, shared: bool) -> int:
     """Seed of one trajectory's environment noise; if `shared`, the same for the whole group."""
     return derive_seed("noise", ticket.seed, ticket.ticket_id, *(() if shared else (trajectory,)))
-
-
-def replay_seed(ticket: Ticket, trajectory: int, replay: int) -> int:
-    """Seed of the environment noise of one replay of a trajectory; no other replay has it."""
-    return derive_seed("replay", ticket.seed, ticket.ticket_id, trajectory, replay)

@@ -407,7 +407,7 @@ def _counted(config: RunConfig, size: ModelSize, device: float | None) -> tuple[
     kind = device_of(device or 80.0)
     origin = (
         f"estimated: counted operations at {PRODUCTS:.0%} of the products and {READING:.0%} of the bandwidth of one "
-        f"{kind.name} for each actor, every turn at its limit, every group kept, no time in environments and replays; "
+        f"{kind.name} for each actor, every turn at its limit, every group kept, no time in environments; "
         "a model below a billion parameters takes longer (docs/guide/cluster.md). Give --run for times of your own "
         "machines"
     )

@@ -86,7 +86,6 @@ class TicketSource:
     run_seed: int
     temperature: float
     cursor: int = 0
-    replays: int = 0
 
     def __post_init__(self) -> None:
         self._schedule = self.mixture.schedule()
@@ -101,7 +100,6 @@ class TicketSource:
                 group_size=self.group_size,
                 seed=self.run_seed,
                 temperature=self.temperature,
-                replays=self.replays,
             )
             for i in range(count)
         ]

@@ -98,7 +98,7 @@ def kept_variance(metrics: Mapping[str, float]) -> float:
 def prefers_variance(config: FilterConfig) -> bool:
     """Whether the filter keeps the groups of most reward variance, so that a policy could game it."""
     entry = STATISTICS[config.statistic]
-    of_rewards = entry.of in ("returns", "replay_returns") and entry.needs > 1  # one return has no variance
+    of_rewards = entry.of == "returns" and entry.needs > 1  # one return has no variance
     return RULES[config.rule].filters and config.keep == "largest" and of_rewards
 
 

@@ -71,7 +71,7 @@ def samples(
     interval_s = interval_s or max(INTERVAL_S, math.ceil(seconds / MOST_SAMPLES))
     by_name: dict[str, list[str]] = {}
     for line, following in zip(lines, [*lines[1:], None], strict=True):
-        store.step({key: value for key, value in line.items() if key != "schema"})
+        store.step({key: value for key, value in line.items() if REGISTRY.has_key(key)})
         until = line["time"] + interval_s if following is None else following["time"]
         own = _exposed(registry, address)
         for tick in range(max(1, math.ceil((until - line["time"]) / interval_s))):

@@ -35,7 +35,6 @@ from functools import partial
 from pathlib import Path
 
 from squelch.actors.formats.portable import small_files
-from squelch.actors.play.replaying import notes_on_replays
 from squelch.cluster.config import RunConfig, changes, dump, settings_of
 from squelch.cluster.control.actor_errors import Refused
 from squelch.cluster.control.calls import LOAD
@@ -338,11 +337,11 @@ def _with_environments(config: RunConfig) -> tuple[RunConfig, list[str]]:
 
 def _started(entry: Entry, config: RunConfig) -> tuple[Entry, FirstTask, list[str]]:
     """The environment with its first task started, and notes for the user: its own, and filter settings that it does
-    not support. UserError if it cannot play, or cannot be replayed although the settings require it."""
+    not support. UserError if it cannot play."""
     chosen, selecting = entry.environment, config.filter
     try:
         first = first_task(chosen, config.cluster.start_timeout_s)
-        notes = [*first.environment.notes(), *notes_on_replays(first.environment, chosen, selecting)]
+        notes = [*first.environment.notes()]
         notes += notes_on_slow_calls(first.environment, chosen.name, config.environment_actor.step_timeout_s)
     except ValueError as error:
         raise UserError(f"environment {entry.name}: {entry.keyed(str(error))}") from error

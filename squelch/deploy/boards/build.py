@@ -21,8 +21,7 @@ from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat, QueryEditorMode
 from grafana_foundation_sdk.models.xychart import SeriesMapping, XYSeriesConfig, XYShowMode
 
-from squelch.deploy.boards import colors
-from squelch.deploy.boards.annotations import ANNOTATIONS
+from squelch.deploy.boards import ANNOTATIONS, colors
 from squelch.deploy.boards.panel import Annotation, Board, Kind, Panel, Query
 
 TAG = "squelch"
@@ -43,8 +42,8 @@ def text(board: Board) -> str:
 
 def _dashboard(board: Board) -> dashboard.Dashboard:
     built = (
-        grafana.Dashboard(f"Squelch: {board.title}")
-        .uid(board.uid)
+        grafana.Dashboard(f"Squelch: {board.name.title()}")
+        .uid(f"squelch-{board.name}")
         .description(board.question)
         .tags([TAG])
         .timezone("browser")

@@ -1,23 +1,50 @@
-"""Boards, rows, panels and their queries, whose names and labels are checked against the metric registry. Pure."""
+"""Boards, rows, panels and their queries, read from YAML; names and labels are checked against the registry. Pure.
+
+A board's file has its question and its rows. A row has a `title`, the `page` of the docs that explains it, and panels;
+a panel has the fields of `Panel`, or a `scale` that names some of them. Its queries are PromQL, by their legends. Where
+a healthy run may have no value of a query, `empty_when` says in which case: beside the query's `expr`, or once for a
+panel or a row.
+
+In PromQL the names of our metrics stand as they are: their selectors get the dashboard's runs. `per_second(SELECTOR)`
+is a counter's growth per second of the run's time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
 from typing import Any, Literal
+
+import yaml
 
 from squelch.cluster.metrics import REGISTRY
 
 Kind = Literal["timeseries", "stat", "heatmap", "state-timeline", "xychart"]
 """Grafana's names of the panel types that `deploy.boards.build` knows."""
+SCALES: Mapping[str, Mapping[str, Any]] = {
+    "amount": {"low": 0},
+    "share": {"unit": "percentunit", "low": 0, "high": 1},
+    "seconds": {"unit": "s", "low": 0},
+    "size": {"unit": "bytes", "low": 0},
+    "nats": {"unit": "suffix: nats"},
+}
+"""The unit and the limits of an axis, by the word that a panel names them with; its own fields count more."""
 INSTANCE = 'instance=~"$instance"'
 SCRAPE_LABELS = ("instance", "job", "le")
 """Labels that Prometheus adds, and the label of a histogram's buckets."""
 NO_STEP = "no step ended recently"
-NO_KINDS = "the environment declares no kinds of tasks"
-_WHOLE = 'part=~"step|validation|probe"'
-"""The parts that make up the whole time of a run."""
+_SELECTOR = re.compile(r"\b(squelch_\w+)(?:\{([^}]*)\})?")
+_MATCHER = re.compile(r'(\w+)(=~|=)"([^"]*)"')
+_PER_SECOND = re.compile(r"per_second\(([^()]+)\)")
+_OVER_THE_RUNS_TIME = (
+    r"increase(\1[$__rate_interval]) / on (instance, job) group_left () (sum by (instance, job) "
+    r'(increase(squelch_part_seconds_total{part=~"step|validation|probe"}[$__rate_interval])) > 0)'
+)
+"""The growth of a counter that grows when a step ends, by the time that the run spent. `rate` divides by its window,
+which is shorter than a long step: it shows 0 between two ends and several times the truth at each. Both sides of this
+quotient grow at the same scrapes, so that the length of a step does not matter."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +87,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Board:
-    """One dashboard. `uid`: its identity in Grafana, which links and updates rely on."""
+    """One dashboard. `name`: of its file; its identity in Grafana, on which links and updates rely, ends with it."""
 
-    uid: str
-    title: str
+    name: str
     question: str
     rows: tuple[Row, ...]
 
@@ -78,41 +104,59 @@ class Annotation:
     color: str
 
 
-def row(title: str, page: str, *panels: Panel) -> Row:
-    """A titled row of panels, and the page that explains them."""
-    return Row(title, page, panels)
+def read_board(path: Path) -> Board:
+    """The board of a file. ValueError if a query names no metric, label or value of the registry; TypeError for a field
+    that no panel has."""
+    written = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return Board(path.stem, written["question"], tuple(map(_row, written["rows"])))
 
 
-def panel(title: str, help: str, *queries: Query, **options: Any) -> Panel:
-    """A panel of these queries; `options` as of `Panel`."""
-    return Panel(title, help, queries, **options)
+def read_annotations(path: Path) -> tuple[Annotation, ...]:
+    """The marks of all boards. Errors as of `read_board`."""
+    written = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return tuple(Annotation(**mark | {"expr": of_the_runs(mark["expr"])}) for mark in written)
 
 
-stat = partial(panel, kind="stat")
-"""A panel that shows the last value in large type."""
-amount = partial(panel, low=0)
-share = partial(panel, unit="percentunit", low=0, high=1)
-seconds = partial(panel, unit="s", low=0)
-size = partial(panel, unit="bytes", low=0)
-nats = partial(panel, unit="suffix: nats")
+def _row(written: Mapping[str, Any]) -> Row:
+    empty_when = written.get("empty_when", "")
+    return Row(written["title"], written["page"], tuple(_panel(panel, empty_when) for panel in written["panels"]))
 
 
-def series(name: str, **labels: str) -> str:
-    """A selector of one metric of the registry for the dashboard's runs, e.g. `squelch_step{instance=~"$instance"}`."""
-    return selector(name, INSTANCE, **labels)
+def _panel(written: dict[str, Any], empty_when: str) -> Panel:
+    fields = {**SCALES.get(written.pop("scale", ""), {}), **written}
+    empty_when = fields.pop("empty_when", empty_when)
+    queries = tuple(_query(legend, query, empty_when) for legend, query in fields.pop("queries").items())
+    return Panel(queries=queries, states=tuple(fields.pop("states", ())), **fields)
 
 
-def selector(name: str, *matchers: str, **labels: str) -> str:
-    """The PromQL selector `name{matchers, labels}`. ValueError if the registry lacks the name or a label, or the value
-    of a label whose values are fixed."""
+def _query(legend: str, written: str | Mapping[str, str], empty_when: str) -> Query:
+    if isinstance(written, Mapping):
+        return _query(legend, written["expr"], written["empty_when"])
+    if _PER_SECOND.search(written):
+        empty_when = f"{empty_when}, or {NO_STEP}" if empty_when else NO_STEP
+    return Query(of_the_runs(written), legend, empty_when)
+
+
+def of_the_runs(expr: str) -> str:
+    """The PromQL of a file as Grafana evaluates it, for the dashboard's runs."""
+    return checked(_PER_SECOND.sub(_OVER_THE_RUNS_TIME, expr), INSTANCE)
+
+
+def checked(expr: str, *matchers: str) -> str:
+    """The PromQL with `matchers` first in each selector of our metrics. ValueError if the registry lacks the name or a
+    label, or the value of a label whose values are fixed."""
+    return _SELECTOR.sub(lambda found: _selector(found[1], found[2], matchers), expr)
+
+
+def _selector(name: str, labels: str | None, matchers: tuple[str, ...]) -> str:
     spec = REGISTRY.spec(_family(name))
-    for label, value in labels.items():
+    for label, operator, value in _MATCHER.findall(labels or ""):
         at = spec.labels.index(label) if label in spec.labels else -1
         if at < 0 and label not in SCRAPE_LABELS:
             raise ValueError(f"{name} has no label `{label}`; it has {spec.labels}")
-        if at >= 0 and not spec.open and all(seed[at] != value for seed in spec.seeds):
+        if operator == "=" and at >= 0 and not spec.open and all(seed[at] != value for seed in spec.seeds):
             raise ValueError(f"{name} has no series with {label}={value!r}")
-    inside = ",".join([*matchers, *(f'{label}="{value}"' for label, value in labels.items())])
+    inside = ",".join([*matchers, labels] if labels else matchers)
     return f"{name}{{{inside}}}" if inside else name
 
 
@@ -122,33 +166,3 @@ def _family(name: str) -> str:
         if name.endswith(suffix):
             return name.removesuffix(suffix)
     return name
-
-
-def panel_query(name: str, legend: str, empty_when: str = "", **labels: str) -> Query:
-    """A query for the metric's value."""
-    return Query(series(name, **labels), legend, empty_when)
-
-
-def one_of(name: str, label: str, values: Sequence[str]) -> str:
-    """The query of a metric that has one series for each of `values`, of which one is 1: i + 1 if that is the series of
-    `values[i]`; 0 if none is 1."""
-    return f" + ignoring ({label}) ".join(
-        f"{i} * {series(name, **{label: value})}" for i, value in enumerate(values, 1)
-    )
-
-
-def mean_of(name: str) -> str:
-    """The mean of all values that a histogram has counted."""
-    return f"{series(f'{name}_sum')} / {series(f'{name}_count')}"
-
-
-def per_second(name: str, legend: str, empty_when: str = "", most: int | None = None, **labels: str) -> Query:
-    """A query for a counter's growth per second of the run's time, where the counter grows when a step ends. `rate`
-    divides by its window, which is shorter than a long step: it shows 0 between two ends and several times the truth
-    at each. Both sides of this quotient grow at the same scrapes, so that the length of a step does not matter. `most`
-    is the largest quotient that is shown, where part of the counter's growth was spent before the window."""
-    grown = f"increase({series(name, **labels)}[$__rate_interval])"
-    passed = f"increase({selector('squelch_part_seconds_total', INSTANCE, _WHOLE)}[$__rate_interval])"
-    expr = f"{grown} / on (instance, job) group_left () (sum by (instance, job) ({passed}) > 0)"
-    expr = expr if most is None else f"clamp_max({expr}, {most})"
-    return Query(expr, legend, f"{empty_when}, or {NO_STEP}" if empty_when else NO_STEP)

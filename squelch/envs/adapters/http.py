@@ -75,7 +75,6 @@ class _Described(BaseModel):
     version: str = Field(max_length=MAX_VERSION)
     rules: str
     stochastic: bool
-    replayable: bool = True
     shared_noise: bool = False
     task_key: bool
     splits: bool
@@ -203,11 +202,6 @@ class Http(Environment):
     def shows_pictures(self) -> bool:
         """As the server declares; false if it does not."""
         return self._described.pictures
-
-    @property
-    def replayable(self) -> bool:
-        """As the server declares; true if it does not."""
-        return self._described.replayable
 
     @property
     def shared_noise(self) -> bool:

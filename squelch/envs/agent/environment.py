@@ -104,7 +104,6 @@ class Agent(Environment, AgentDriven, GroupRewarded):
     most_at_once: int | None = None
     whole_turns = True
     stochastic = True
-    replayable = False
 
     def __init__(self, split: Split = "train", **options: Any) -> None:
         super().__init__(split, **options)

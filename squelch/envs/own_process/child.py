@@ -5,7 +5,7 @@ class to make; every later frame is one call, which is answered before the next 
 
 | method | arguments | value |
 |---|---|---|
-| `make` | split, options, prompt, first_seed | rules, wording, the noise's three facts, the two limits of turns |
+| `make` | split, options, prompt, first_seed | rules, wording, the noise's two facts, the two limits of turns |
 | `notes` | | the lines |
 | `longest_openings` | | messages and tools of each |
 | `group_rewards` | completions, completion_ids | (reward, success) of each, or why it has none |
@@ -106,7 +106,7 @@ class Environments:
         if made.shows_pictures:
             raise ValueError("the environment shows pictures, which one in a process of its own cannot")
         words = None if made.wording is None else asdict(made.wording)
-        noise = [bool(made.stochastic), bool(made.replayable), bool(made.shared_noise)]
+        noise = [bool(made.stochastic), bool(made.shared_noise)]
         return [str(made.rules()), words, noise, [int(made.max_turns), int(made.max_actions_per_turn)]]
 
     def _notes(self, name: str) -> "list[str]":

@@ -102,14 +102,9 @@ class OwnProcess(Environment):
         return self._session.noise[0]
 
     @property
-    def replayable(self) -> bool:
-        """The environment's own."""
-        return self._session.noise[1]
-
-    @property
     def shared_noise(self) -> bool:
         """The environment's own."""
-        return self._session.noise[2]
+        return self._session.noise[1]
 
     @property
     def wording(self) -> Wording | None:

@@ -272,10 +272,10 @@ class Session:
         return self._make.value[1]
 
     @property
-    def noise(self) -> tuple[bool, bool, bool]:
-        """`stochastic`, `replayable` and `shared_noise` of the environment."""
-        stochastic, replayable, shared = self._make.value[2]
-        return stochastic, replayable, shared
+    def noise(self) -> tuple[bool, bool]:
+        """`stochastic` and `shared_noise` of the environment."""
+        stochastic, shared = self._make.value[2]
+        return stochastic, shared
 
     @property
     def turns(self) -> tuple[int, int]:

@@ -69,7 +69,6 @@ def server_of(
         version=f"{name} {prompt} {sorted(options.items())}",
         rules=environment.rules(),
         stochastic=environment.stochastic,
-        replayable=environment.replayable,
         shared_noise=environment.shared_noise,
         task_key=True,
         splits=True,

@@ -12,8 +12,7 @@ include Starlette and uvicorn) and no Squelch, run this file from Squelch's chec
 The two names are OpenEnv's `Environment` class and its `Action` class. A policy's text becomes the action's field
 `--field`; without it, the text must be the action as a JSON object. A text that is no action changes nothing and pays
 0. The policy reads the observation's fields, or the one that `--observation` names. `reset` gets the seed of the task;
-the client keeps training and validation apart by the first observation. OpenEnv has no seed of the noise alone, so its
-episodes cannot be replayed under fresh noise. A token for other hosts is read from the
+the client keeps training and validation apart by the first observation. A token for other hosts is read from the
 variable SQUELCH_ENVIRONMENT_TOKEN.
 """
 
@@ -86,7 +85,7 @@ def bridge(bridged: Bridged, rules: str, max_turns: int, token: str | None = Non
     """The server of the environment."""
     one = bridged.environment()
     about = one.get_metadata()
-    described = Description(str(about.name), str(about.version), rules, replayable=False, max_turns=max_turns)
+    described = Description(str(about.name), str(about.version), rules, max_turns=max_turns)
     return EnvironmentServer(described, lambda: OpenEnvSession(bridged), token)
 
 

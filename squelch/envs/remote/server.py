@@ -14,11 +14,10 @@ cannot be installed beside Squelch. `python -m squelch.envs.remote` serves Squel
 - `describe.task_key` says whether `reset` returns a digest of the task's content; if not, the client takes one of the
   first observation. `splits` says whether the environment keeps the tasks of `train` and `validation` apart itself; if
   not, the client draws seeds until a task's digest belongs to the split. `stochastic` says whether an episode depends
-  on `noise_seed`; `replayable` (optional, true) is false if its noise, if any, does not follow `noise_seed`;
-  `shared_noise` (optional, false) asks that all trajectories of a group get one `noise_seed`; `pictures` (optional,
-  false) says that an observation may be a list of parts, `{"text": TEXT}` and `{"png": BASE64}`, of 8-bit RGB, each at
-  most 1 MiB, and in all within the 4 MiB of an answer. `version` must change
-  with whatever changes tasks or rewards.
+  on `noise_seed`; `shared_noise` (optional, false) asks that all trajectories of a group get one `noise_seed`;
+  `pictures` (optional, false) says that an observation may be a list of parts, `{"text": TEXT}` and `{"png": BASE64}`,
+  of 8-bit RGB, each at most 1 MiB, and in all within the 4 MiB of an answer. `version` must change with whatever
+  changes tasks or rewards.
 - The client chooses the session's name. A session is one environment; `reset` makes it, or starts another task in it.
 - `request_id` makes retries harmless: a request with the id of the session's last request gets that request's answer,
   and no action is executed twice. While the first one is still being answered, the second one waits for it. A copy that
@@ -86,7 +85,6 @@ class Description:
     version: str
     rules: str
     stochastic: bool = False
-    replayable: bool = True
     shared_noise: bool = False
     task_key: bool = False
     splits: bool = False

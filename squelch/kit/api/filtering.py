@@ -79,7 +79,6 @@ def filter(
     lengths: Any = None,
     surprisals: Any = None,
     penalties: Any = None,
-    replay_returns: Any = None,
 ) -> FilterResult:
     """Decides which groups a step learns from. By default it keeps the fewest groups that hold 90% of the summed reward
     variance. `squelch filter` is this function on a file.
@@ -104,7 +103,6 @@ def filter(
         lengths: of the shape of `rewards`: sampled tokens, for statistic="length".
         surprisals: of that shape: mean -log p of the sampled tokens, nats, for the statistics of entropy.
         penalties: of that shape: format penalties, <= 0, for compat="ragen".
-        replay_returns: of that shape with a last axis of 2 or more replays, for statistic="policy_variance".
 
     Raises:
         ValueError: an array has another shape, a setting is unknown or out of its range, the statistic's array is
@@ -121,7 +119,7 @@ def filter(
         band=tuple(band),
         compat=compat,
     )
-    arrays = {"lengths": lengths, "surprisals": surprisals, "penalties": penalties, "replay_returns": replay_returns}
+    arrays = {"lengths": lengths, "surprisals": surprisals, "penalties": penalties}
     given = {name: numbers(name, array) for name, array in arrays.items() if array is not None}
     values = numbers("rewards", rewards)
     if group_ids is None:
@@ -217,7 +215,5 @@ def _owners(rewards: np.ndarray, given: np.ndarray) -> tuple[tuple[Any, ...], np
 
 def _require_shapes(rewards: np.ndarray, columns: dict[str, np.ndarray]) -> None:
     for name, array in columns.items():
-        of_replays = name == "replay_returns"
-        if (array.shape[:-1] if of_replays else array.shape) != rewards.shape or (of_replays and array.shape[-1] == 1):
-            wanted = f"{rewards.shape} and a last axis of 2 or more replays" if of_replays else f"{rewards.shape}"
-            raise ValueError(f"`{name}` has shape {array.shape}; it must be that of `rewards`, {wanted}")
+        if array.shape != rewards.shape:
+            raise ValueError(f"`{name}` has shape {array.shape}; it must be that of `rewards`, {rewards.shape}")

@@ -71,7 +71,6 @@ def _row(group: Group, trajectory: Trajectory) -> dict[str, Any]:
         "failure_cause": None if t.failure is None else t.failure.cause.value,
         "failure_detail": None if t.failure is None else masked(t.failure.detail),
         "worker": t.worker,
-        "replay_returns": t.replay_returns,
     }
 
 
@@ -107,7 +106,6 @@ def _trajectory(row: dict[str, Any], ids: np.ndarray, mask: np.ndarray, log_prob
         version_spans=None if spans is None else tuple(VersionSpan(**span) for span in spans),
         pictures=tuple(Picture(**picture) for picture in row["pictures"] or ()),
         segments=tuple(Segment(**segment) for segment in row["segments"] or ()),
-        replay_returns=None if row["replay_returns"] is None else tuple(row["replay_returns"]),
     )
 
 

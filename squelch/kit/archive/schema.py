@@ -153,14 +153,6 @@ TRAJECTORY = (
     ),
     Column("failure_detail", pa.string(), "The failure in words, may be empty; null if it did not fail", nullable=True),
     Column("worker", pa.string(), "Rollout worker that sampled the trajectory"),
-    Column(
-        "replay_returns",
-        pa.list_(pa.float64()),
-        "Return of each replay of the trajectory's actions under fresh environment noise; empty if the environment "
-        "declares no noise; null if the trajectory was not replayed or a replay failed",
-        "reward",
-        nullable=True,
-    ),
 )
 
 DECISION = (

@@ -48,9 +48,8 @@ section 3.3 and appendix G.1). Nothing is trained; the file is only read.
 FILE is one of
   an .npz with `rewards` (num_groups, group_size): episode returns without format penalty, NaN for a failed trajectory;
       optional, of the same shape: `lengths` (sampled tokens), `surprisals` (mean -log p of the sampled tokens, nats),
-      `penalties` (format penalties, used by --compat ragen); for --statistic policy_variance `replay_returns`
-      (num_groups, group_size, replays): returns of each trajectory's actions under fresh environment noise, NaN for a
-      failed replay; for the coverage of kinds of tasks `kinds` (num_groups,): names or numbers
+      `penalties` (format penalties, used by --compat ragen); for the coverage of kinds of tasks `kinds`
+      (num_groups,): names or numbers
   a run's folder, its groups/ folder, or one Parquet file of trajectories; each step is ranked separately
   what another trainer wrote (docs/guide/use-with-other-trainers.md), or a .jsonl, .json or .parquet with one
       completion per row: a column of prompts or groups, and one or more of rewards; a missing reward does not count"""
@@ -160,7 +159,7 @@ def _name_of(table: Mapping[str, Any], what: str) -> Callable[[str], str]:
 NEEDED = "give an .npz with `rewards`, a run's folder, or a .jsonl, .json or .parquet with rewards"
 COLUMNS = (
     *("group_id", "trajectory", "step", "split", "episode_return", "format_penalty", "failure_cause"),
-    *("loss_mask", "log_probs", "replay_returns", "task_kind", "label"),
+    *("loss_mask", "log_probs", "task_kind", "label"),
 )
 """Columns of the archive from which the filter's statistics are computed."""
 MEASURED = ("lengths", "surprisals")
@@ -269,7 +268,7 @@ def _windows_of_rewards(table: RewardTable) -> list[Window]:
 def _windows_of_npz(path: Path) -> list[Window]:
     from squelch.kit.api.filtering import groups_of
 
-    arrays = read_npz(path, "rewards", ("lengths", "surprisals", "penalties", "replay_returns", "kinds"))
+    arrays = read_npz(path, "rewards", ("lengths", "surprisals", "penalties", "kinds"))
     with as_user_error(about=path):
         groups = groups_of(**arrays)
     return [Window(None, list(range(len(groups))), groups)]
@@ -325,12 +324,9 @@ def _windows_of_rows(rows: Mapping[str, Sequence[Any]]) -> list[Window]:
 
 
 def _trajectory_columns(rows: Mapping[str, Sequence[Any]]) -> dict[str, np.ndarray]:
-    """(num_trajectories,) arrays by name; `alive` is False for a failed trajectory. `replays`: (), the largest number
-    of replays of a trajectory, -1 if none has any."""
+    """(num_trajectories,) arrays by name; `alive` is False for a failed trajectory."""
     import numpy as np
 
-    replays = np.empty(len(rows["step"]), dtype=object)
-    replays[:] = rows["replay_returns"]
     numbers = {
         name: np.array(rows[column], np.float64)
         for name, column in {
@@ -345,8 +341,6 @@ def _trajectory_columns(rows: Mapping[str, Sequence[Any]]) -> dict[str, np.ndarr
         "penalties": np.nan_to_num(numbers["penalties"]),
         "alive": np.array([cause is None for cause in rows["failure_cause"]]),
         "trajectory": np.array(rows["trajectory"]),
-        "replay_returns": replays,
-        "replays": np.array(max((len(one) for one in replays if one is not None), default=-1)),
         "kinds": np.array(rows["task_kind"], object),
         "labels": np.array(rows["label"], object),
     }
@@ -359,28 +353,10 @@ def _group(group_id: str, step: int, columns: Mapping[str, np.ndarray], rows: np
     returns, penalties, lengths, surprisals = (
         columns[name][alive] for name in ("returns", "penalties", "lengths", "surprisals")
     )
-    replays = _replays(group_id, columns["replay_returns"][alive].tolist(), int(columns["replays"]))
     indices, kind = tuple(columns["trajectory"][alive].tolist()), columns["kinds"][rows[0]]
     values = (returns, penalties, lengths, surprisals)
     label = columns["labels"][rows[0]] or ""
-    return GroupStatistics(group_id, step, len(rows), indices, *values, kind=kind, replay_returns=replays, label=label)
-
-
-def _replays(group_id: str, rows: Sequence[Sequence[float] | None], most: int) -> np.ndarray | None:
-    """(num_survivors, replays) returns, NaN where a trajectory has none; None if the file has no replays (`most` -1).
-    Groups may differ in their number, because a resumed run may ask for another. `most`: the largest in the file, which
-    is taken for a group without any."""
-    from squelch.kit.records.records import replay_matrix
-
-    if most < 0:
-        return None
-    lengths = {len(row) for row in rows if row is not None} or {most}
-    if len(lengths) > 1 or 1 in lengths:
-        raise UserError(
-            f"group {group_id} has trajectories with {sorted(lengths)} replays in `replay_returns`; every trajectory "
-            "of a group needs as many, 2 or more, or null, or none at all without noise"
-        )
-    return replay_matrix(rows, lengths.pop())
+    return GroupStatistics(group_id, step, len(rows), indices, *values, kind=kind, label=label)
 
 
 def filter_report(path: Path, windows: Sequence[Window], config: FilterConfig) -> dict[str, Any]:

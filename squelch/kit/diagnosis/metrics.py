@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from squelch.kit.metrics.specification import MetricSpec, Section, Table, gauge, product
+from squelch.kit.metrics.specification import MetricSpec, Section, Table, gauge, measured, product
 
 SCOPES = ("first_turn", "trajectory")
 TESTED = ("retrieval_accuracy", "mi_est", "mi_seq_est")
@@ -43,73 +43,61 @@ MODALITY_KEYS = (
 """The metrics of MI by modality."""
 
 
+_OVER_PROMPTS = " over prompts; NaN below 6 distinct prompts"
+
+
 def scoped(name: str, key: str, help: str) -> MetricSpec:
     """A proxy of Table 1 with one series per turn scope."""
     return gauge(name, "{scope}/" + key, help, product(SCOPES))
 
 
-def _interval(name: str, key: str, metric: str) -> MetricSpec:
-    """The 95% interval of a proxy over prompts, with one series per scope and end."""
-    seeds = product(SCOPES, ("low", "high"))
-    help = f"95% interval of {metric} over prompts; NaN below 6 distinct prompts"
-    return gauge(name, "{scope}/" + key + "_{bound}", help, seeds)
+def _estimated(
+    name: str, key: str, help: str, *, error: str | None = None, null: bool = False
+) -> tuple[MetricSpec, ...]:
+    """A proxy of Table 1 with its interval over prompts, as `measured`."""
+    return measured(scoped(name, key, help), interval=_OVER_PROMPTS, error=error, null=null)
 
 
 METRICS: Table = {
     Section.REASONING: (
-        scoped(
-            "squelch_retrieval_accuracy_ratio", "retrieval_accuracy", "Share of reasonings best explained by their X"
+        *_estimated(
+            "squelch_retrieval_accuracy_ratio",
+            "retrieval_accuracy",
+            "Share of reasonings best explained by their X",
+            null=True,
         ),
         scoped("squelch_retrieval_chance_ratio", "retrieval_chance", "Retrieval accuracy of reasoning that ignores X"),
-        gauge(
-            "squelch_recall_ratio",
-            "{scope}/recall@{k}",
-            "Share of reasonings whose own X is among the k that explain them best; NaN below k + 1 prompts",
-            product(SCOPES, ("2", "4", "8")),
+        *measured(
+            gauge(
+                "squelch_recall_ratio",
+                "{scope}/recall@{k}",
+                "Share of reasonings whose own X is among the k that explain them best; NaN below k + 1 prompts",
+                product(SCOPES, ("2", "4", "8")),
+            ),
+            interval=_OVER_PROMPTS,
         ),
-        scoped("squelch_mi_est_nats", "mi_est", "MI-Est (Table 1): matched less marginal, nats per token"),
-        scoped("squelch_mi_seq_est_nats", "mi_seq_est", "MI-Seq-Est (Table 1): nats per sequence"),
-        scoped("squelch_mi_zscore", "mi_zscore", "MI-ZScore (Table 1): MI-Est / batch std of the marginals"),
-        scoped("squelch_mi_zscore_ema", "mi_zscore_ema", "MI-ZScore-EMA (Table 1): the std is a moving average"),
-        scoped("squelch_conditional_entropy_nats", "conditional_entropy", "H(Z|X): reasoning given X, nats per token"),
-        scoped("squelch_marginal_entropy_nats", "marginal_entropy", "H(Z): reasoning, nats per token"),
+        *_estimated(
+            "squelch_mi_est_nats", "mi_est", "MI-Est (Table 1): matched less marginal, nats per token", null=True
+        ),
+        *_estimated(
+            "squelch_mi_seq_est_nats",
+            "mi_seq_est",
+            "MI-Seq-Est (Table 1): nats per sequence",
+            error=" over prompts",
+            null=True,
+        ),
+        *_estimated("squelch_mi_zscore", "mi_zscore", "MI-ZScore (Table 1): MI-Est / batch std of the marginals"),
+        *_estimated("squelch_mi_zscore_ema", "mi_zscore_ema", "MI-ZScore-EMA (Table 1): the std is a moving average"),
+        *_estimated(
+            "squelch_conditional_entropy_nats", "conditional_entropy", "H(Z|X): reasoning given X, nats per token"
+        ),
+        *_estimated("squelch_marginal_entropy_nats", "marginal_entropy", "H(Z): reasoning, nats per token"),
         scoped("squelch_mi_upper_bound_nats", "upper_bound", "Largest possible MI-Seq-Est: entropy of the prompts"),
-        _interval(
-            "squelch_retrieval_accuracy_interval_ratio", "retrieval_accuracy", "squelch_retrieval_accuracy_ratio"
-        ),
-        gauge(
-            "squelch_recall_interval_ratio",
-            "{scope}/recall@{k}_{bound}",
-            "95% interval of squelch_recall_ratio over prompts; NaN below 6 distinct prompts",
-            product(SCOPES, ("2", "4", "8"), ("low", "high")),
-        ),
-        _interval("squelch_mi_est_interval_nats", "mi_est", "squelch_mi_est_nats"),
-        _interval("squelch_mi_seq_est_interval_nats", "mi_seq_est", "squelch_mi_seq_est_nats"),
-        _interval("squelch_mi_zscore_interval", "mi_zscore", "squelch_mi_zscore"),
-        _interval("squelch_mi_zscore_ema_interval", "mi_zscore_ema", "squelch_mi_zscore_ema"),
-        _interval(
-            "squelch_conditional_entropy_interval_nats", "conditional_entropy", "squelch_conditional_entropy_nats"
-        ),
-        _interval("squelch_marginal_entropy_interval_nats", "marginal_entropy", "squelch_marginal_entropy_nats"),
-        scoped(
-            "squelch_mi_seq_est_standard_error_nats",
-            "mi_seq_est_standard_error",
-            "Standard error of MI-Seq-Est over prompts",
-        ),
         gauge(
             "squelch_dependence_p_value",
             "{scope}/{figure}_p_value",
             "p-value: share of random assignments of prompts to reasonings that reach the observed value, 0.001 to 1",
             product(SCOPES, TESTED),
-        ),
-        scoped(
-            "squelch_retrieval_accuracy_null_ratio",
-            "retrieval_accuracy_null_95",
-            "95% point of the null distribution of the retrieval accuracy",
-        ),
-        scoped("squelch_mi_est_null_nats", "mi_est_null_95", "95% point of the null distribution of MI-Est"),
-        scoped(
-            "squelch_mi_seq_est_null_nats", "mi_seq_est_null_95", "95% point of the null distribution of MI-Seq-Est"
         ),
         scoped(
             "squelch_prompts_needed",

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from squelch.kit.base.lookup import look_up
-from squelch.kit.filter.policy_variance import are_replayed
 from squelch.kit.filter.rules import RULES
-from squelch.kit.filter.statistics import STATISTICS, ZERO, Column, Compat, Statistic, mean, sample_variance
+from squelch.kit.filter.statistics import STATISTICS, Compat, Statistic, mean, sample_variance
 from squelch.kit.records.equal_rewards import are_equal
 
 if TYPE_CHECKING:
@@ -47,11 +46,6 @@ class GroupStatistics:
     """The kind of the task, if its environment declares one."""
     success: float = math.nan
     """Share of the survivors that solved the task; NaN if unknown."""
-    replay_returns: np.ndarray | None = None
-    """(num_survivors, replays) returns of replays under fresh noise, a row of NaN where they failed; (num_survivors, 0)
-    if the environment declares no noise."""
-    replay_failure: str | None = None
-    """Why the first replay that failed did so, if the source knows."""
     label: str = ""
     """Which of a run's several environments played it; empty in a run of one."""
 
@@ -69,15 +63,13 @@ class GroupStatistics:
             summary.surprisals,
             kind=summary.task_kind,
             success=float(summary.successes.mean()) if len(summary.successes) else math.nan,
-            replay_returns=summary.replay_returns,
-            replay_failure=summary.replay_failure,
             label=summary.label,
         )
 
     @classmethod
     def from_row(cls, group_id: str, step: int, rewards: np.ndarray, **columns: np.ndarray | None) -> GroupStatistics:
         """The statistics of one row of (group_size,) arrays; a NaN reward marks a failed trajectory. `columns` may
-        contain `penalties`, `lengths`, `surprisals`, and `replay_returns` of shape (group_size, replays)."""
+        contain `penalties`, `lengths` and `surprisals`."""
         alive = np.flatnonzero(~np.isnan(rewards))
         parts: dict[str, Any] = {
             key: None if value is None else np.asarray(value, np.float64)[alive] for key, value in columns.items()
@@ -110,16 +102,14 @@ def measure(
     refusals: list[str | None] = [None] * len(groups)
     by_shape: dict[_Shape, list[int]] = {}
     for position, group in enumerate(groups):
-        by_shape.setdefault(_shape(group, entry), []).append(position)
+        by_shape.setdefault(_Shape(len(group.indices), group.group_size), []).append(position)
     for shape, positions in by_shape.items():
         if reason := _too_few(shape, entry, filters):
             for position in positions:
-                why = groups[position].replay_failure if shape.replays else None
-                refusals[position] = f"{reason}; a replay failed: {why}" if why else reason
+                refusals[position] = reason
         else:
             members = [groups[position] for position in positions]
-            own = entry if shape.replays is None or shape.replays else STATISTICS[entry.without_noise]
-            found, reasons = _measure_equal(members, own, compat)
+            found, reasons = _measure_equal(members, entry, compat)
             measured[:, positions] = found
             for position, refusal in reasons.items():
                 refusals[positions[position]] = refusal
@@ -132,38 +122,17 @@ def score(statistic: str, group: GroupStatistics, compat: Compat = "paper") -> f
 
 
 class _Shape(NamedTuple):
-    """Groups of one shape are measured together. `scored`: survivors that the statistic is computed from; `replays`: of
-    each of them, None for a statistic that needs none."""
+    """Groups of one shape are measured together."""
 
     survivors: int
     group_size: int
-    scored: int
-    replays: int | None
-
-
-def _shape(group: GroupStatistics, statistic: Statistic) -> _Shape:
-    survivors = len(group.indices)
-    if statistic.of != "replay_returns" or group.replay_returns is None:
-        return _Shape(survivors, group.group_size, survivors, None)
-    whole, replays = _replayed(group.replay_returns), group.replay_returns.shape[1]
-    return _Shape(survivors, group.group_size, len(whole) if replays else survivors, replays)
-
-
-def _replayed(replay_returns: np.ndarray) -> np.ndarray:
-    """The rows of the trajectories whose replays did not fail."""
-    return replay_returns[are_replayed(replay_returns)]
 
 
 def _too_few(shape: _Shape, statistic: Statistic, filters: bool) -> str | None:
     """Why a group of that shape is refused; None if it has enough survivors. Two are needed at least, or one if one
     trajectory was to be played and the statistic is defined for it."""
     least = min(2, shape.group_size)
-    if shape.replays and shape.survivors >= statistic.needs:
-        if shape.scored < statistic.needs:
-            return f"replays of {shape.scored} trajectories of {shape.group_size}, needs {statistic.needs}"
-        return None
-    of = STATISTICS[statistic.without_noise] if shape.replays == 0 else statistic
-    needed = max(of.needs, least) if filters else least
+    needed = max(statistic.needs, least) if filters else least
     if shape.survivors >= needed:
         return None
     return f"{shape.survivors} survivor{'s' * (shape.survivors != 1)} of {shape.group_size}, needs {needed}"
@@ -184,9 +153,6 @@ def _measure_equal(
         measured = np.array([variances if known else reduction(values), variances, mean(returns)])
     if values is returns and statistic.needs > 1:
         measured[0, equal] = 0.0  # a difference of returns is rounding where the learner sees none
-    elif statistic.of == "replay_returns":
-        known_zero = (variances <= ZERO) & np.isfinite(measured[0])
-        measured[0, known_zero] = 0.0  # replays may differ where the returns, and so all advantages, do not
     reasons: dict[int, str] = {}
     finite = np.isfinite(measured)
     for position in () if finite.all() else np.flatnonzero(~finite.all(axis=0)).tolist():
@@ -199,19 +165,13 @@ def _values(groups: Sequence[GroupStatistics], statistic: Statistic, compat: Com
     """The statistic's input, (num_groups, num_survivors), for groups with the same number of survivors."""
     if statistic.of == "returns":
         return np.array([_rewards(group, compat) for group in groups], dtype=np.float64)
-    columns = [_column(group, statistic.of) for group in groups]
+    columns = [group.lengths if statistic.of == "lengths" else group.surprisals for group in groups]
     if any(column is None for column in columns):
-        shape = "(num_groups, group_size, replays)" if statistic.of == "replay_returns" else "(num_groups, group_size)"
         raise ValueError(
-            f"statistic {statistic.name} needs `{statistic.of}` of shape {shape}; the file has no such array"
+            f"statistic {statistic.name} needs `{statistic.of}` of shape (num_groups, group_size); the file has no "
+            "such array"
         )
     return np.array(columns, dtype=np.float64)
-
-
-def _column(group: GroupStatistics, name: Column) -> np.ndarray | None:
-    if name == "replay_returns":
-        return None if group.replay_returns is None else _replayed(group.replay_returns)
-    return group.lengths if name == "lengths" else group.surprisals
 
 
 def _rewards(group: GroupStatistics, compat: Compat) -> np.ndarray:
@@ -223,10 +183,8 @@ def _rewards(group: GroupStatistics, compat: Compat) -> np.ndarray:
 
 def _why_refused(group: GroupStatistics, values: np.ndarray, returns: np.ndarray, statistic: str) -> str:
     """The reason: the first trajectory whose reward, or other scored value, is not finite."""
-    whole = None if group.replay_returns is None else are_replayed(group.replay_returns)
-    scored = group.indices if values.ndim == 1 or whole is None else np.array(group.indices)[whole]
-    for name, row, indices in (("reward", returns, group.indices), (statistic, values, scored)):
-        bad = np.flatnonzero(~np.isfinite(row.reshape(len(row), -1)).all(axis=1))
+    for name, row in (("reward", returns), (statistic, values)):
+        bad = np.flatnonzero(~np.isfinite(row))
         if len(bad):
-            return f"non-finite {name} in trajectory {indices[bad[0]]}"
+            return f"non-finite {name} in trajectory {group.indices[bad[0]]}"
     return f"non-finite {statistic}: the rewards are finite, but too large to be squared"

@@ -8,20 +8,12 @@ from squelch.kit.base.settings import Settings
 from squelch.kit.filter.rules import RULES, EpsilonUnit
 from squelch.kit.filter.statistics import STATISTICS
 
-DEFAULT_REPLAYS = 4
-"""Replays of a trajectory if the statistic needs them. They generate no tokens. With 2, intervals of the policy
-variance are too short if few replays are rewarded (docs/research/policy-variance.md)."""
-
 
 class FilterConfig(Settings):
     """Selection of the groups that are learned from (paper, section 3.3 and appendix G)."""
 
     statistic: Literal[*STATISTICS] = "reward_variance"
     """Statistic by which groups are scored, an entry of `kit.filter.statistics.STATISTICS`."""
-    replays: int | None = Field(None, ge=2, le=64)
-    """Replays of each trajectory under fresh environment noise, from which the policy variance is estimated; nothing is
-    replayed where the environment declares no noise. Unset: 4 under `statistic=policy_variance`, else none. Set under
-    another statistic, the policy variance is exported and does not select."""
     rule: Literal[*RULES] = "top_p"
     """Rule by which groups are selected from their scores, an entry of `kit.filter.rules.RULES`."""
     rho: float = Field(0.9, gt=0, le=1)
@@ -114,26 +106,6 @@ class FilterConfig(Settings):
                 f"epsilon={self.epsilon:g} is a share of the largest score and cannot exceed 1; lower it, or set "
                 "filter.epsilon_unit=absolute"
             )
-        return self
-
-    @property
-    def num_replays(self) -> int:
-        """Replays of each trajectory; 0 for none."""
-        if self.replays is None:
-            return DEFAULT_REPLAYS if STATISTICS[self.statistic].of == "replay_returns" else 0
-        return self.replays
-
-    @model_validator(mode="after")
-    def _replays_are_ranked_by(self) -> "FilterConfig":
-        if STATISTICS[self.statistic].of != "replay_returns":
-            return self
-        if self.rule == "none":
-            raise ValueError(
-                f"statistic={self.statistic} selects nothing with rule=none; set filter.replays={self.num_replays} and "
-                "leave filter.statistic out to export the policy variance of unfiltered groups"
-            )
-        if self.compat == "ragen":
-            raise ValueError(f"statistic={self.statistic} is not in the authors' code; set filter.compat=paper")
         return self
 
     @model_validator(mode="after")

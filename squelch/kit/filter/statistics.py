@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from squelch.kit.filter.policy_variance import FEWEST, significant_policy_variance
-
 if TYPE_CHECKING:
     import numpy as np
 
@@ -23,11 +21,11 @@ ROUNDING = 1e-12
 """Scores that differ by at most this share tie, and a sum or score that misses its threshold by no more reaches it."""
 
 Compat = Literal["paper", "ragen"]
-Column = Literal["returns", "lengths", "surprisals", "replay_returns"]
+Column = Literal["returns", "lengths", "surprisals"]
 """A statistic's input, one value per trajectory: episode return, number of sampled tokens, mean surprisal of the
-tokens; or several: the returns of its replays."""
+tokens."""
 Reduction = Callable[["np.ndarray"], "np.ndarray"]
-"""(num_groups, num_survivors) -> (num_groups,), float64; of replays (num_groups, num_replayed, replays)."""
+"""(num_groups, num_survivors) -> (num_groups,), float64."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +39,9 @@ class Statistic:
     help: str
     """Description of the statistic; a noun phrase."""
     needs: int = 1
-    """Survivors that the statistic needs; a rule refuses groups with fewer. Of replays: replayed survivors."""
+    """Survivors that the statistic needs; a rule refuses groups with fewer."""
     zero: str = ""
     """The reason why a group has score 0; by default that the statistic is zero."""
-    without_noise: str = ""
-    """The statistic of groups whose environment declares no noise, for a statistic of replays."""
     may_be_negative: bool = False
     reduce_ragen: Reduction | None = None
     """The computation under this name in the authors' code, if it differs from the paper."""
@@ -95,17 +91,6 @@ STATISTICS: Mapping[str, Statistic] = {
             "reward",
             "sample standard deviation of the returns",
             needs=2,
-        ),
-        Statistic(
-            "policy_variance",
-            "replay_returns",
-            significant_policy_variance,
-            "reward²",
-            "reward variance without environment noise, from replays; 0 where it is at most 2 standard errors, and "
-            "where the returns that are trained on do not differ",
-            needs=FEWEST,
-            zero="policy variance not significant (at most 2 standard errors), or zero reward variance",
-            without_noise="reward_variance",
         ),
         Statistic("reward_sum", "returns", total, "reward", "sum of the returns", may_be_negative=True),
         Statistic("reward_mean", "returns", mean, "reward", "mean of the returns", may_be_negative=True),

@@ -118,3 +118,27 @@ gauge, counter = partial(_scalar, "gauge"), partial(_scalar, "counter")
 def product(*values: Iterable[str]) -> tuple[LabelValues, ...]:
     """Every combination of label values."""
     return tuple(itertools.product(*values))
+
+
+def measured(
+    spec: MetricSpec, *, interval: str | None = None, error: str | None = None, null: bool = False
+) -> tuple[MetricSpec, ...]:
+    """An estimate with its 95% interval, whose ends are the label `bound`, its standard error, and the 95% point of its
+    null distribution. `interval`, `error`: what their help says after the name; None for an estimate without."""
+    found = [spec]
+    if interval is not None:
+        bounded = tuple((*values, bound) for values in spec.seeds or ((),) for bound in ("low", "high"))
+        found.append(_beside(spec, "interval", "_{bound}", f"95% interval of {spec.name}{interval}", bounded))
+    if error is not None:
+        found.append(_beside(spec, "standard_error", "_standard_error", f"Standard error of {spec.name}{error}"))
+    if null:
+        found.append(_beside(spec, "null", "_null_95", f"95% point of the null distribution of {spec.name}"))
+    return tuple(found)
+
+
+def _beside(
+    spec: MetricSpec, word: str, suffix: str, help: str, seeds: tuple[LabelValues, ...] | None = None
+) -> MetricSpec:
+    """A gauge named as `spec`, with the word before the unit."""
+    name = re.sub(r"(_nats|_ratio)?$", rf"_{word}\1", spec.name, count=1)
+    return gauge(name, spec.key + suffix, help, spec.seeds if seeds is None else seeds)

@@ -20,9 +20,7 @@ Invariants:
 from __future__ import annotations
 
 import json
-import math
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -65,8 +63,6 @@ class Ticket:
     seed: int
     temperature: float = 1.0
     worker: str = ""
-    replays: int = 0
-    """Replays of each trajectory under fresh environment noise (`actors.play.replaying`)."""
     most_turns: int | None = None
     """Turns after which a trajectory is truncated even if its episode could continue; None: no such limit."""
 
@@ -148,11 +144,6 @@ class Trajectory:
     pictures: tuple[Picture, ...] = ()
     segments: tuple[Segment, ...] = ()
     """The segments after the first, in order; empty if the trajectory is one sequence."""
-    replay_returns: tuple[float, ...] | None = None
-    """Return of each replay of the trajectory's actions under fresh noise; empty if the environment declares no noise,
-    None if the trajectory was not replayed or a replay failed."""
-    replay_failure: str | None = None
-    """Why a replay failed; not archived."""
 
     @property
     def spans(self) -> list[tuple[int, int]]:
@@ -208,8 +199,6 @@ class Group:
     """Mean seconds that a trajectory waited for its environment."""
     seconds_generation: float = 0.0
     """Mean seconds that a trajectory waited for its tokens."""
-    seconds_replays: float = 0.0
-    """Seconds that replays waited for their environment, summed over trajectories."""
     endpoint_counts: tuple[tuple[str, int], ...] = ()
     """Calls of agents, and fields of their requests, by name (`actors.endpoint.metrics`)."""
 
@@ -255,26 +244,10 @@ class GroupSummary:
     seconds_generation: float = 0.0
     task_kind: str | None = None
     """The kind of the task, if its environment declares one."""
-    seconds_replays: float = 0.0
-    replays: int = 0
-    """Requested replays of each trajectory."""
-    replay_returns: np.ndarray | None = None
-    """(num_survivors, replays) float64, a row of NaN where they failed; (num_survivors, 0) if the environment declares
-    no noise; None if no replays were requested."""
-    replay_failure: str | None = None
-    """Why the first replay that failed did so; None if none did."""
     label: str = ""
     """The task's label."""
     endpoint_counts: tuple[tuple[str, int], ...] = ()
     """As of the group."""
-
-
-def replay_matrix(rows: Sequence[Sequence[float] | None], replays: int) -> np.ndarray:
-    """Returns of replays as `GroupSummary.replay_returns`; a row is `Trajectory.replay_returns`."""
-    if rows and all(row is not None and not len(row) for row in rows):
-        return np.zeros((len(rows), 0))
-    missing = (math.nan,) * replays
-    return np.array([missing if row is None else row for row in rows], dtype=np.float64).reshape(len(rows), replays)
 
 
 def summarise(group: Group) -> GroupSummary:
@@ -311,12 +284,6 @@ def summarise(group: Group) -> GroupSummary:
         seconds_environment=group.seconds_environment,
         seconds_generation=group.seconds_generation,
         task_kind=group.task_kind,
-        seconds_replays=group.seconds_replays,
-        replays=group.ticket.replays,
-        replay_returns=replay_matrix([t.replay_returns for t in alive], group.ticket.replays)
-        if group.ticket.replays
-        else None,
-        replay_failure=next((t.replay_failure for t in alive if t.replay_failure), None),
         label=group.ticket.task.label,
         endpoint_counts=group.endpoint_counts,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from squelch.kit.diagnosis.metrics import LINKS, LINKS_TESTED, PARTS, SCOPES, SHARES, scoped
-from squelch.kit.metrics.specification import MetricSpec, Section, Table, counter, gauge, product
+from squelch.kit.metrics.specification import MetricSpec, Section, Table, counter, gauge, measured, product
 
 OUTCOMES = ("done", "skipped", "refused", "late", "failed", "withdrawn")
 """What a scorer step that is due may come to; a late one ends as another of these."""
@@ -22,47 +22,29 @@ PART_METRICS = (
 """Metrics of a part of a matrix: of one turn, or of one environment."""
 
 
-def _probe_bounds(name: str, key: str, metric: str) -> MetricSpec:
-    """The 95% interval of a metric of the fixed probe, with one series per end."""
-    ends, help = product(("low", "high")), f"95% interval of {metric}, from the spread between a task's reasonings"
-    return gauge(name, f"probe/{key}_{{bound}}", help, ends)
+def _estimated(
+    name: str, key: str, help: str, *, error: str = " for its fixed tasks", null: bool = False
+) -> tuple[MetricSpec, ...]:
+    """A metric of the fixed probe with its interval and standard error, as `measured`."""
+    spec = gauge(name, f"probe/{key}", help)
+    return measured(spec, interval=", from the spread between a task's reasonings", error=error, null=null)
 
 
 PROBE = (
-    gauge("squelch_probe_mi_nats", "probe/mi", "Fixed probe: MI of task and first reasoning, nats"),
-    _probe_bounds("squelch_probe_mi_interval_nats", "mi", "squelch_probe_mi_nats"),
-    gauge(
-        "squelch_probe_mi_standard_error_nats",
-        "probe/mi_standard_error",
-        "Standard error of squelch_probe_mi_nats for its fixed tasks",
-    ),
-    gauge(
+    *_estimated("squelch_probe_mi_nats", "mi", "Fixed probe: MI of task and first reasoning, nats", null=True),
+    *_estimated(
         "squelch_probe_mi_upper_nats",
-        "probe/mi_upper",
+        "mi_upper",
         "Fixed probe: the form that leaves the own prompt out of the mixture, an upper bound in expectation",
-    ),
-    _probe_bounds("squelch_probe_mi_upper_interval_nats", "mi_upper", "squelch_probe_mi_upper_nats"),
-    gauge(
-        "squelch_probe_mi_upper_standard_error_nats",
-        "probe/mi_upper_standard_error",
-        "Standard error of squelch_probe_mi_upper_nats for its fixed tasks",
-    ),
-    gauge(
-        "squelch_probe_mi_null_nats", "probe/mi_null_95", "95% point of the null distribution of squelch_probe_mi_nats"
     ),
     gauge("squelch_probe_p_value", "probe/mi_p_value", "p-value of squelch_probe_mi_nats against its null, 0.001 to 1"),
     gauge("squelch_probe_ceiling_nats", "probe/ceiling", "Largest possible MI of the probe: entropy of its prompts"),
     gauge("squelch_probe_saturated", "probe/saturated", "1 while the probe's MI is within 0.25 nats of its ceiling"),
-    gauge(
+    *_estimated(
         "squelch_probe_mi_change_nats",
-        "probe/mi_change",
+        "mi_change",
         "Change of the probe's MI since the first evaluation, paired by task",
-    ),
-    _probe_bounds("squelch_probe_mi_change_interval_nats", "mi_change", "squelch_probe_mi_change_nats"),
-    gauge(
-        "squelch_probe_mi_change_standard_error_nats",
-        "probe/mi_change_standard_error",
-        "Standard error of squelch_probe_mi_change_nats",
+        error="",
     ),
     gauge(
         "squelch_probe_conditional_entropy_nats",
@@ -73,16 +55,11 @@ PROBE = (
     gauge("squelch_probe_reasonings", "probe/samples", "Usable reasonings of the probe"),
     gauge("squelch_probe_excluded_reasonings", "probe/num_excluded", "Reasonings of the probe that were left out"),
     gauge("squelch_probe_pairs_ratio", "probe/pairs_ratio", "Share of the probe's (reasoning, prompt) pairs scored"),
-    gauge(
+    *_estimated(
         "squelch_probe_hard_mi_nats",
-        "probe/hard/mi",
+        "hard/mi",
         "Fixed probe: MI of task and first reasoning among near variations of the task (hard negatives), nats",
-    ),
-    _probe_bounds("squelch_probe_hard_mi_interval_nats", "hard/mi", "squelch_probe_hard_mi_nats"),
-    gauge(
-        "squelch_probe_hard_mi_standard_error_nats",
-        "probe/hard/mi_standard_error",
-        "Standard error of squelch_probe_hard_mi_nats for its fixed tasks and their variations",
+        error=" for its fixed tasks and their variations",
     ),
     gauge(
         "squelch_probe_hard_ceiling_nats",
@@ -107,27 +84,17 @@ PROBE = (
 )
 """Metrics of the fixed probe (`kit.diagnosis.fixed_probe`)."""
 
-_SHARES = product(tuple(f"{100 * share:.0f}" for share in SHARES))
-
 ANSWERS = (
-    gauge(
-        "squelch_answer_link_nats",
-        "probe/link/{link}",
-        "Fixed probe (in squelch.Monitor without one: the step), nats per answer: I(A;Z|X) and its upper form, D (does "
-        "the answer follow from the reasoning), and the information of the prompt beyond the reasoning",
-        product(LINKS),
-    ),
-    gauge(
-        "squelch_answer_link_interval_nats",
-        "probe/link/{link}_{bound}",
-        "95% interval of squelch_answer_link_nats",
-        product(LINKS, ("low", "high")),
-    ),
-    gauge(
-        "squelch_answer_link_standard_error_nats",
-        "probe/link/{link}_standard_error",
-        "Standard error of squelch_answer_link_nats for its fixed tasks",
-        product(LINKS),
+    *measured(
+        gauge(
+            "squelch_answer_link_nats",
+            "probe/link/{link}",
+            "Fixed probe (in squelch.Monitor without one: the step), nats per answer: I(A;Z|X) and its upper form, D "
+            "(does the answer follow from the reasoning), and the information of the prompt beyond the reasoning",
+            product(LINKS),
+        ),
+        interval="",
+        error=" for its fixed tasks",
     ),
     gauge(
         "squelch_answer_link_p_value",
@@ -151,36 +118,25 @@ ANSWERS = (
         "probe/link/surprise",
         "-log p of the probe's answers under reasonings of other prompts, nats per answer",
     ),
-    gauge(
+    *_estimated(
         "squelch_answer_dependence_ratio",
-        "probe/link/dependence_share",
+        "link/dependence_share",
         "D as a share of squelch_answer_surprise_nats: what the own reasoning removes of it. Unlike D it does not grow "
         "with the length of the answer",
-    ),
-    _probe_bounds(
-        "squelch_answer_dependence_interval_ratio", "link/dependence_share", "squelch_answer_dependence_ratio"
-    ),
-    gauge(
-        "squelch_answer_dependence_standard_error_ratio",
-        "probe/link/dependence_share_standard_error",
-        "Standard error of squelch_answer_dependence_ratio for its fixed tasks",
     ),
     gauge(
         "squelch_answer_entropy_nats",
         "probe/link/answer_entropy",
         "H(A|X,Z): -log p of the probe's answers after their own reasoning, nats per answer",
     ),
-    gauge(
-        "squelch_answer_truncated_nats",
-        "probe/link/truncated@{share}",
-        "log p of the probe's answers after the first share (percent) of their reasoning, nats per answer",
-        _SHARES,
-    ),
-    gauge(
-        "squelch_answer_truncated_interval_nats",
-        "probe/link/truncated@{share}_{bound}",
-        "95% interval of squelch_answer_truncated_nats",
-        tuple((*share, bound) for share in _SHARES for bound in ("low", "high")),
+    *measured(
+        gauge(
+            "squelch_answer_truncated_nats",
+            "probe/link/truncated@{share}",
+            "log p of the probe's answers after the first share (percent) of their reasoning, nats per answer",
+            product(tuple(f"{100 * share:.0f}" for share in SHARES)),
+        ),
+        interval="",
     ),
     gauge(
         "squelch_answer_follows",
@@ -209,25 +165,17 @@ ANSWERS = (
 
 _READ = ("probe", "trajectory")
 MODALITY = (
-    gauge(
-        "squelch_modality_nats",
-        "{scope}/modality/{part}",
-        "Dependence of the reasoning on pictures (D_V) or text (D_T) alone, nats per sequence, of the fixed probe's "
-        "first turns and of the trajectory scope; NaN below 4 prompts of one layout, and where that part is always the "
-        "same",
-        product(_READ, PARTS),
-    ),
-    gauge(
-        "squelch_modality_interval_nats",
-        "{scope}/modality/{part}_{bound}",
-        "95% interval of squelch_modality_nats",
-        product(_READ, PARTS, ("low", "high")),
-    ),
-    gauge(
-        "squelch_modality_standard_error_nats",
-        "{scope}/modality/{part}_standard_error",
-        "Standard error of squelch_modality_nats",
-        product(_READ, PARTS),
+    *measured(
+        gauge(
+            "squelch_modality_nats",
+            "{scope}/modality/{part}",
+            "Dependence of the reasoning on pictures (D_V) or text (D_T) alone, nats per sequence, of the fixed "
+            "probe's first turns and of the trajectory scope; NaN below 4 prompts of one layout, and where that part "
+            "is always the same",
+            product(_READ, PARTS),
+        ),
+        interval="",
+        error="",
     ),
     gauge(
         "squelch_modality_surprise_nats",

@@ -25,7 +25,6 @@ from squelch.actors.play.seeds import noise_seed
 from squelch.envs.base import TextEnv
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import Environment
-from squelch.envs.noise.replay import Replay
 from squelch.envs.registry import ADAPTERS, ENVIRONMENTS, environment_names, make
 from squelch.envs.remote.__main__ import server_of
 from squelch.envs.sandbox.backends import choose
@@ -278,7 +277,7 @@ def game(request: pytest.FixtureRequest, codec: ChatCodec) -> Game:
             pytest.skip(f"no sandbox here: {error}")
     config = EnvironmentConfig(name=name, options=options)
     task = Task(name, 7, "train", tuple(options.items()))
-    ticket = Ticket("000001-000", 1, task, len(SCRIPTS), 3, 1.0, "rollout-0", replays=2)
+    ticket = Ticket("000001-000", 1, task, len(SCRIPTS), 3, 1.0, "rollout-0")
     policy = ScriptedPolicy(codec, config, ticket)
     bounds = EnvironmentActorConfig(step_timeout_s=60)
     sampling = SamplingConfig(max_tokens_per_turn=20_000)
@@ -323,21 +322,13 @@ def test_rewards_actions_and_penalties_are_the_twins(game: Game) -> None:
         assert trajectory.episode_return == pytest.approx(sum(said.reward for said in script.turns))
 
 
-def test_a_replay_under_the_noise_of_the_trajectory_pays_the_recorded_return(game: Game) -> None:
+def test_the_same_actions_under_the_noise_of_the_trajectory_pay_the_recorded_return(game: Game) -> None:
     ticket, options = game.group.ticket, game.config.options
     env = make(game.config.name, "train", options)
     for trajectory, script in game.pairs():
         noise = noise_seed(ticket, trajectory.index, env.shared_noise)
-        replay = Replay(env, ticket.task.seed, game.group.task_key, script.executed, noise, 0.0)
-        while (earned := replay.advance()) is None:
-            pass
-        assert earned == pytest.approx(trajectory.episode_return)
-
-
-def test_an_environment_that_declares_noise_is_replayed_and_no_other(game: Game) -> None:
-    declares = {"FrozenLake", "Gymnasium", "TextArena"}
-    for trajectory in game.group.trajectories:
-        assert len(trajectory.replay_returns) == (2 if game.config.name in declares else 0)
+        env.reset(seed=ticket.task.seed, options={"noise_seed": noise})
+        assert sum(env.step(action)[1] for action in script.executed) == pytest.approx(trajectory.episode_return)
 
 
 def test_the_solution_succeeds_and_nothing_pays_more(game: Game) -> None:

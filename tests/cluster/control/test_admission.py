@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squelch.cluster.control.admission import Admission, TicketSource, validation_tickets
+from squelch.cluster.control.admission import Admission, TicketSource
 from squelch.envs.config import EnvironmentConfig, EnvironmentEntry
-from squelch.envs.mixture import Entry, Mixture
+from squelch.envs.mixture import Mixture
 
 
 @given(
@@ -61,12 +61,6 @@ def test_tickets_walk_through_the_tasks_without_repeating_one():
     seeds = [t.task.seed for t in first + refill + second]
     ids = [t.ticket_id for t in first + refill + second]
     assert seeds == list(range(100, 118)) and len(set(ids)) == 18
-
-
-def test_tickets_ask_for_the_replays_of_the_run_and_validation_for_none():
-    (ticket,) = TicketSource(Mixture.of(EnvironmentConfig()), 4, 0, 1.0, replays=3).take(1, 1)
-    assert ticket.replays == 3
-    assert validation_tickets(Entry(EnvironmentConfig()), 1, 0, 1.0)[0].replays == 0
 
 
 def test_tickets_of_several_environments_walk_through_the_tasks_of_each():

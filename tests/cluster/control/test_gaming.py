@@ -155,7 +155,6 @@ def test_a_raised_warning_survives_a_resume_after_the_filters_setting_changed() 
     [
         ({}, True),
         ({"statistic": "reward_std"}, True),
-        ({"statistic": "policy_variance"}, True),
         ({"rule": "none"}, False),
         ({"rule": "top_k", "keep": "smallest"}, False),
         ({"statistic": "length"}, False),

@@ -38,6 +38,10 @@ def test_every_series_has_a_sample_at_every_interval_in_order_of_time() -> None:
     assert "squelch_validation_gain_ratio" not in text, "not measured"
 
 
+def test_a_metric_of_an_earlier_release_that_is_gone_is_left_out() -> None:
+    assert samples([line | {"policy_variance_mean": 0.5} for line in LINES], RUN) == samples(LINES, RUN)
+
+
 @pytest.mark.slow
 def test_a_prometheus_holds_the_run_and_answers_over_its_time(tmp_path: Path) -> None:
     need_prometheus("promtool")

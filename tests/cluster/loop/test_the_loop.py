@@ -268,19 +268,6 @@ def test_a_driver_killed_at_any_point_goes_on_from_its_last_checkpoint_without_t
         assert outcome.steps.admission.clock == 4
 
 
-def test_a_run_that_ranks_by_policy_variance_asks_for_replays_and_exports_what_they_tell(tmp_path: Path) -> None:
-    words = ("filter.statistic=policy_variance", "filter.replays=2", "sampling.group_size=4")
-    world = World(configured(tmp_path, *words), rewards=lambda t, i: float(i % 2))
-    outcome, archive = made(world)
-    metrics = archive.recorded[1]
-    assert metrics["replays"] == 2 * metrics["trajectories"] and metrics["replays_failed"] == 0
-    assert metrics["policy_variance_mean"] == pytest.approx(metrics["reward_variance_mean"]), "the replays are the same"
-    assert (metrics["replay_gap_mean"], metrics["noise_variance_mean"]) == (0, 0)
-    assert outcome.steps.admission.version == 4
-    _, plain = made(World(configured(tmp_path / "plain"), rewards=lambda t, i: float(i % 2)))
-    assert "replays" not in plain.recorded[1]
-
-
 @pytest.mark.parametrize("target", ["groups", "regulariser", "task"])
 def test_dropped_groups_enter_the_step_but_for_the_term_that_is_filtered(tmp_path: Path, target: str) -> None:
     mixed = World(

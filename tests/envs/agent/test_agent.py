@@ -16,13 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
-from squelch.actors.play.replaying import notes_on_replays
 from squelch.envs.agent import called
 from squelch.envs.agent.environment import Agent
-from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import Access, AgentDriven, AgentFailed, AgentInterrupted, AgentResult, lacking
 from squelch.envs.registry import make
-from squelch.kit.filter.settings import FilterConfig
 
 USER = Path(__file__).with_name("user_agent.py")
 ACCESS = Access("http://127.0.0.1:9", "token-of-this-trajectory")
@@ -379,10 +376,8 @@ def test_answers_are_rewarded_by_functions_of_the_user(tmp_path):
 def test_an_agent_has_what_the_player_asks_for_and_the_run_before_it_starts():
     assert lacking(Agent, AgentDriven) == []
     one = agent("pass", max_processes=3)
-    assert (one.most_at_once, one.whole_turns, one.replayable, one.turns) == (3, True, False, "model")
+    assert (one.most_at_once, one.whole_turns, one.turns) == (3, True, "model")
     assert agent(call=f"{USER}:tells").most_at_once is None
-    with pytest.raises(ValueError, match="its noise does not follow the noise seed"):
-        notes_on_replays(one, EnvironmentConfig(name="Agent"), FilterConfig(replays=2))
 
 
 def test_another_python_finds_a_module_of_ours_by_its_file() -> None:

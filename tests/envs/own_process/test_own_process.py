@@ -183,7 +183,7 @@ def test_no_process_is_left_when_its_parent_closes_it(process: EnvironmentProces
 def test_an_environment_declares_the_same_noise_in_its_process(options: dict[str, Any]) -> None:
     here = make("FrozenLake", "train", options)
     there = make("OwnProcess", "train", {"environment": "FrozenLake", "options": options})
-    for name in ("stochastic", "replayable", "shared_noise"):
+    for name in ("stochastic", "shared_noise"):
         assert getattr(there, name) == getattr(here, name)
 
 

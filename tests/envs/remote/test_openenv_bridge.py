@@ -102,10 +102,6 @@ def test_an_episode_is_played_and_paid_through_the_bridge(url: str) -> None:
     assert (right.reward, right.success, right.done) == (1.0, True, True)
 
 
-def test_an_environment_with_one_seed_for_task_and_noise_cannot_be_replayed(url: str) -> None:
-    assert not Http("train", url=url).replayable
-
-
 def test_splits_are_kept_apart_by_content_and_a_seed_is_a_task(url: str) -> None:
     keys = {}
     for split in ("train", "validation"):

@@ -224,5 +224,4 @@ def _training_tickets(config: RunConfig, cursor: int) -> TicketSource:
         config.seed,
         config.sampling.temperature,
         cursor,
-        config.filter.num_replays,
     )

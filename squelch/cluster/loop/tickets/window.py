@@ -10,7 +10,6 @@ from squelch.actors.play.metrics import trajectory_metrics, turn_metrics
 from squelch.cluster.control.autoscaling import StepTimes
 from squelch.cluster.loop.tickets.playing import PlayedGroup
 from squelch.kit.filter.decisions import Decision, StepDecision
-from squelch.kit.filter.noise_metrics import noise_metrics
 from squelch.kit.records.records import GroupSummary, Ticket
 
 
@@ -40,8 +39,7 @@ class Window:
         """Flat metrics of the step's groups and of the filter's decision on them."""
         summaries = self.summaries()
         by_turn = turn_metrics(summaries, {one.group_id for one in decision.kept})
-        played = trajectory_metrics(summaries) | agent_metrics(summaries) | by_turn
-        return played | noise_metrics(summaries) | decision.metrics
+        return trajectory_metrics(summaries) | agent_metrics(summaries) | by_turn | decision.metrics
 
     def failure(self, decision: Decision) -> str:
         """The cause why a refused group failed: the most frequent failure of its trajectories, or the filter's code."""

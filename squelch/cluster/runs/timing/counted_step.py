@@ -10,7 +10,7 @@ values of its own sequence:
     publish   the weights' bytes at `PUBLISHED`
 
 The counts are upper bounds (every turn reaches its limit, every group is kept, contexts are full), and the rates are
-those of a data sheet times a share. What an environment takes for its steps and replays is not counted, nor the time to
+those of a data sheet times a share. What an environment takes for its steps is not counted, nor the time to
 start kernels in training, most of the step of a small model. Times measured in a run (`step_time`) are better in every
 respect.
 """

@@ -4,8 +4,8 @@
 
 One normal draw with mean 0 is added to the reward of an episode's last turn, so that the expected return of a policy,
 and with it the order of policies, stays as it is. The draw follows the noise seed: the same trajectory is paid the same
-again, and a replay under fresh noise gets a fresh draw. The policy never reads it, because no message follows the last
-turn. An episode that stops because the context has no room for a further turn gets no draw.
+again. The policy never reads it, because no message follows the last turn. An episode that stops because the context
+has no room for a further turn gets no draw.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from squelch.kit.base.settings import Settings
 
 
 class RewardNoise(Settings):
-    """Additive Gaussian noise on the return of an episode (`envs.noise.reward_noise`)."""
+    """Additive Gaussian noise on the return of an episode (`envs.reward_noise`)."""
 
     std: float = Field(0.0, ge=0)
     """Standard deviation of the noise, in the unit of the reward; 0 adds none."""
