@@ -8,8 +8,8 @@ from pydantic import Field, model_validator
 from squelch.actors.endpoint.config import EndpointConfig
 from squelch.actors.labels import LabelSelector, require_gpu_share
 from squelch.actors.ways import MEANING, WAYS, Way
-from squelch.envs.user_files import NAMES_FILES
 from squelch.kit.base.settings import Settings, whole_or_auto
+from squelch.kit.base.user_files import NAMES_FILES
 from squelch.kit.scoring.settings import ProbeConfig
 
 MIN_TEMPERATURE = 0.01

@@ -45,10 +45,10 @@ from squelch.envs.config import EnvironmentConfig, EnvironmentEntry, spoken
 from squelch.envs.contract import AgentDriven, Environment, lacking
 from squelch.envs.mixture import Entry, Mixture
 from squelch.envs.registry import environment_class, resolved
-from squelch.envs.user_files import option_of_missing, settings_with_absolute_paths
 from squelch.kit.archive.store import check_store
 from squelch.kit.base.errors import UserError, as_user_error, bad_files_are_the_users, did_you_mean
 from squelch.kit.base.settings import Settings
+from squelch.kit.base.user_files import option_of_missing, settings_with_absolute_paths
 from squelch.kit.filter.scores import STATISTICS
 from squelch.kit.filter.settings import FilterConfig
 from squelch.kit.metrics.settings import RecorderConfig

@@ -46,8 +46,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from platformdirs import user_cache_path
 
-from squelch.envs.file_lock import held
 from squelch.envs.retrieval.found import Found
+from squelch.kit.base.file_lock import held
 from squelch.kit.untrusted.files import brief, reason
 
 if TYPE_CHECKING:  # the filter's commands import `envs` and must start fast: pyarrow is loaded with the first index
