@@ -54,7 +54,7 @@ from squelch.kit.filter.settings import FilterConfig
 from squelch.kit.metrics.settings import RecorderConfig
 from squelch.kit.untrusted.files import Unreadable, brief, is_file, read_bytes, state, text_of
 from squelch.kit.untrusted.text import MAX_RECIPE, YamlVersion, parse_yaml, written_yaml
-from squelch.learner.config import LearnerConfig
+from squelch.learner.config import MAX_GRADIENTS, LearnerConfig
 from squelch.learner.objective.algorithms import differences, merged, with_filter
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -145,8 +145,6 @@ class RunConfig(Settings):
     @property
     def held_gradients(self) -> int:
         """Gradients that a learner rank holds at once, besides the model's own, for what the run measures of them."""
-        from squelch.learner.decomposition.statistics import MAX_GRADIENTS  # loads numpy
-
         return MAX_GRADIENTS * (self.gradients.every > 0)
 
     @property

@@ -89,9 +89,7 @@ class Delivery:
     async def _outcomes(
         self, bundle: WeightBundle, workers: Sequence[Member[Client]], learner: LearnerClient | None
     ) -> dict[str, Any]:
-        if not self.way.group or learner is None or not workers:
-            return await self._through_store(bundle, workers)
-        if not await self._formed(learner, workers):
+        if not (self.way.group and learner is not None and workers and await self._formed(learner, workers)):
             return await self._through_store(bundle, workers)
         found = await self._broadcast(bundle, learner, workers)
         failed = [member for member in workers if isinstance(found[member.name], Exception)]

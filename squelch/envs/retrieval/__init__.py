@@ -2,15 +2,6 @@
 
 from squelch.envs.retrieval.found import Found, Retriever, RetrieverError
 from squelch.envs.retrieval.http import HttpRetriever
-from squelch.envs.retrieval.index import Index, Passage, cache_folder, open_index
+from squelch.envs.retrieval.index import Index, Passage, open_index
 
-__all__ = [
-    "Found",
-    "HttpRetriever",
-    "Index",
-    "Passage",
-    "Retriever",
-    "RetrieverError",
-    "cache_folder",
-    "open_index",
-]
+__all__ = ["Found", "HttpRetriever", "Index", "Passage", "Retriever", "RetrieverError", "open_index"]
