@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from squelch.envs.file_lock import held
 from squelch.kit.base.errors import UserError
+from squelch.kit.base.file_lock import held
 
 T = TypeVar("T")
 Content = Mapping[str, Any]

@@ -7,8 +7,9 @@ from pydantic import Field, model_validator
 
 from squelch.actors.endpoint.config import EndpointConfig
 from squelch.actors.node_labels import LabelSelector, require_gpu_share
-from squelch.envs.user_files import NAMES_FILES
+from squelch.actors.ways import MEANING, WAYS, Way
 from squelch.kit.base.settings import Settings, whole_or_auto
+from squelch.kit.base.user_files import NAMES_FILES
 from squelch.kit.scoring.settings import ProbeConfig
 
 MIN_TEMPERATURE = 0.01
@@ -100,18 +101,17 @@ class RolloutConfig(Settings):
     pause: Literal["keep", "wait"] = "keep"
     """Treatment of requests in flight at a weight update: `keep` continues them under the new weights (the turn records
     both versions), `wait` completes them first."""
-    weight_transfer: Literal["auto", "object_store", "shared_memory", "ipc", "nccl", "gloo"] = "auto"
-    """How new weights reach the workers. `nccl`: the learner broadcasts from GPU to GPU, which needs a whole GPU for
-    each learner rank and worker. `ipc`: workers that share the learner's GPU read the weights there; needs shares of
-    one GPU, and ends the run where a worker cannot. `shared_memory`: workers on the learner's host map its weights in
-    memory, the others use the object store. `object_store`: all through Ray's object store. `auto`: `nccl` where that
-    is possible, `ipc` where learner and workers have shares of GPUs, with the object store for a worker that cannot,
-    else `shared_memory`. `gloo`: as `nccl`, but between CPUs, to try a broadcast without GPUs."""
+    weight_transfer: Literal["auto", *WAYS] = Field("auto", description=MEANING)
     linger_s: float = Field(0.01, ge=0)
     """Seconds that a finished sequence waits for others, so that one call returns several."""
     engine_metrics: bool = False
     """Whether vLLM reports its own metrics through Ray's Prometheus endpoints (docs/guide/dashboards.md). Every engine
     step then costs the time to record them."""
+
+    @property
+    def way(self) -> Way | None:
+        """The row of `weight_transfer`; None while it is `auto`."""
+        return WAYS.get(self.weight_transfer)
 
     @property
     def parity_limit(self) -> float:

@@ -65,10 +65,6 @@ class TensorEntry:
     shape: tuple[int, ...]
 
 
-Backend = Literal["nccl", "gloo"]
-"""The library that connects a weight group: NCCL between GPUs, Gloo between CPUs."""
-
-
 @dataclass(frozen=True)
 class GroupMember:
     """One member of a weight group (`actors.weight_group`). Rank 0, the learner's rank 0, listens at
@@ -79,7 +75,8 @@ class GroupMember:
     port: int
     rank: int
     size: int
-    backend: Backend
+    way: str
+    """Name of the way (`actors.ways`), which connects the group."""
     timeout_s: float
     """Seconds that a member waits for the others, while the group forms and in each broadcast."""
 
@@ -111,10 +108,8 @@ class SharedWeights:
     num_bytes: int
     arrays: tuple[dict[str, Any], ...]
     gpu: OnGpu | None = None
-
-
-Way = Literal["object_store", "shared_memory", "ipc", "broadcast"]
-"""The way in which a worker got a version."""
+    way: str = ""
+    """Name of the way by which they are read (`actors.ways`)."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +163,8 @@ class UpdateReport:
     """Seconds until the worker had all chunks; it samples meanwhile."""
     seconds_copied: float = 0.0
     """Seconds in which the worker copied the chunks for its engine; it samples meanwhile."""
-    way: Way = "object_store"
+    way: str = "object_store"
+    """Name of the way by which the worker got the version (`actors.ways`)."""
     why_not_shared: str = ""
     """The reason if the learner shared the weights and this worker took them from the object store."""
     gpu: GpuUse | None = None

@@ -1,8 +1,8 @@
 """A process group for one purpose: learner rank 0 broadcasts weights to the engine processes of all rollout workers.
 
 The group is separate from the learner's own process group and from those of vLLM. Its members never change: when a
-rollout worker comes or goes, a new group is formed (`cluster.fleet.delivery`). NCCL connects GPUs; the tests put Gloo
-in its place, which uses the same code.
+rollout worker comes or goes, a new group is formed (`cluster.fleet.delivery`). The way's row says
+what connects it (`actors.ways`).
 
 | call | waits for | unblocked by | on time-out |
 |---|---|---|---|
@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from math import prod
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from torch import Tensor
 
 from squelch.actors.device_sums import folded
 from squelch.actors.messages import GroupMember, TensorEntry
+from squelch.actors.ways import WAYS
 
 BUCKET_BYTES = 256 << 20
 ALIGNMENT = 16
@@ -122,9 +124,7 @@ class WeightGroup:
         )
         prefixed = dist.PrefixStore(f"weights-{member.number}", self._store)
         self._await_everyone(prefixed)
-        self._group: Any = (
-            _nccl(prefixed, member, timeout) if member.backend == "nccl" else _gloo(prefixed, member, timeout)
-        )
+        self._group: Any = resolve_name(WAYS[member.way].group)(prefixed, member.rank, member.size, timeout)
         self._broadcast(torch.zeros(DIGEST_BYTES, dtype=torch.uint8, device=self.device))  # NCCL connects only now
 
     def _await_everyone(self, store: dist.Store) -> None:
@@ -192,16 +192,13 @@ def _words(data: Tensor) -> Tensor:
     return data.view(torch.int64)
 
 
-def _gloo(store: dist.Store, member: GroupMember, timeout: timedelta) -> Any:
-    return dist.ProcessGroupGloo(store, member.rank, member.size, timeout)
-
-
-def _nccl(store: dist.Store, member: GroupMember, timeout: timedelta) -> Any:
+def nccl(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroupNCCL:
+    """A group between GPUs."""
     # Otherwise a broadcast that is late ends the whole process: torch's watchdog treats it as lost.
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
     try:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
-        return dist.ProcessGroupNCCL(store, member.rank, member.size, options)
+        return dist.ProcessGroupNCCL(store, rank, size, options)
     finally:
         del os.environ["TORCH_NCCL_BLOCKING_WAIT"]

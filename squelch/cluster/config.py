@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import (
     Field,
@@ -26,6 +26,7 @@ from pydantic import (
 
 from squelch.actors.config import EnvironmentActorConfig, RolloutConfig, SamplingConfig, ScorerConfig
 from squelch.actors.formats.families import ALL
+from squelch.actors.ways import AUTOMATIC, Way
 from squelch.cluster.first_task import made
 from squelch.cluster.kept_secrets import with_secrets, without_secrets
 from squelch.cluster.loop_config import (
@@ -44,24 +45,22 @@ from squelch.envs.config import EnvironmentConfig, EnvironmentEntry, spoken
 from squelch.envs.contract import AgentDriven, Environment, lacking
 from squelch.envs.mixture import Entry, Mixture
 from squelch.envs.registry import environment_class, resolved
-from squelch.envs.user_files import option_of_missing, settings_with_absolute_paths
 from squelch.kit.archive.store import check_store
 from squelch.kit.base.errors import UserError, as_user_error, bad_files_are_the_users, did_you_mean
 from squelch.kit.base.settings import Settings
+from squelch.kit.base.user_files import option_of_missing, settings_with_absolute_paths
 from squelch.kit.filter.settings import FilterConfig
 from squelch.kit.filter.statistics import STATISTICS
 from squelch.kit.metrics.settings import RecorderConfig
 from squelch.kit.untrusted.files import Unreadable, brief, is_file, read_bytes, state, text_of
 from squelch.kit.untrusted.text import MAX_RECIPE, YamlVersion, parse_yaml, written_yaml
-from squelch.learner.config import LearnerConfig
+from squelch.learner.config import MAX_GRADIENTS, LearnerConfig
 from squelch.learner.objective.algorithms import differences, merged, with_filter
 
 RECIPES = Path(__file__).parent / "recipes"
 GONE_FROM_FILTER = ("replays",)
 MAX_EXTENDED = 16
 """Recipes of which each extends the next."""
-Transfer = Literal["object_store", "shared_memory", "ipc", "nccl", "gloo"]
-"""How new weights reach rollout workers."""
 Make = Callable[[EnvironmentConfig, float], Environment | None]
 """Makes an environment within so many seconds, or gives None if its class's own numbers have to do."""
 
@@ -134,47 +133,19 @@ class RunConfig(Settings):
         return max(entry.tokens(turn) * (entry.environment.format.max_turns or 1) for entry in self.mixture.entries)
 
     @property
-    def weight_transfer(self) -> Transfer:
+    def way(self) -> Way:
         """How new weights reach rollout workers; `auto` is decided here."""
-        chosen = self.rollout.weight_transfer
-        if chosen != "auto":
-            return chosen
-        if self._no_nccl() is None:
-            return "nccl"
-        return "shared_memory" if self._no_ipc() else "ipc"
+        return self.rollout.way or next(way for way in AUTOMATIC if not way.unfit(self))
 
     @property
-    def weight_transfer_text(self) -> str:
+    def way_text(self) -> str:
         """How new weights reach rollout workers and why, for the user."""
-        ways = {
-            "nccl": "broadcast by NCCL",
-            "gloo": "broadcast by Gloo, between CPUs",
-            "shared_memory": "in memory on the learner's host, elsewhere through Ray's object store",
-            "ipc": "in the learner's memory on their GPU, elsewhere through Ray's object store",
-            "object_store": "through Ray's object store",
-        }
-        why = self._no_nccl() if self.rollout.weight_transfer == "auto" else "rollout.weight_transfer says so"
-        return f"{ways[self.weight_transfer]} ({why or 'learner and rollout workers have GPUs'})"
-
-    def _no_nccl(self) -> str | None:
-        """The reason why NCCL cannot carry weights; None if it can. It refuses two members on one GPU."""
-        short = {"learner.num_gpus": self.learner.num_gpus, "rollout.num_gpus": self.rollout.num_gpus}
-        return ", ".join(f"{key}={number:g}" for key, number in short.items() if number < 1) or None
-
-    def _no_ipc(self) -> str | None:
-        """The reason why learner and workers share no GPU; None if they may. Ray packs shares onto a GPU, so only the
-        worker knows whether its GPU is the learner's."""
-        shares = {"learner.num_gpus": self.learner.num_gpus, "rollout.num_gpus": self.rollout.num_gpus}
-        apart = [f"{key}={number:g}" for key, number in shares.items() if not 0 < number < 1]
-        if self.rollout.tensor_parallel_size > 1:
-            apart.append(f"rollout.tensor_parallel_size={self.rollout.tensor_parallel_size}")
-        return ", ".join(apart) or None
+        why = "rollout.weight_transfer says so" if self.rollout.way else AUTOMATIC[0].unfit(self)
+        return f"{self.way.words} ({why or 'learner and rollout workers have GPUs'})"
 
     @property
     def held_gradients(self) -> int:
         """Gradients that a learner rank holds at once, besides the model's own, for what the run measures of them."""
-        from squelch.learner.decomposition.statistics import MAX_GRADIENTS  # loads numpy
-
         return MAX_GRADIENTS * (self.gradients.every > 0)
 
     @property
@@ -295,21 +266,10 @@ class RunConfig(Settings):
         return self
 
     @model_validator(mode="after")
-    def _nccl_has_gpus(self) -> RunConfig:
-        short = self._no_nccl()
-        if self.rollout.weight_transfer == "nccl" and short:
+    def _the_way_of_weights_is_possible(self) -> RunConfig:
+        if unfit := self.way.unfit(self):
             raise ValueError(
-                f"rollout.weight_transfer=nccl needs a whole GPU for each learner rank and rollout worker, and {short}"
-                "; raise it, or set rollout.weight_transfer=auto"
-            )
-        if self.rollout.weight_transfer == "ipc" and (apart := self._no_ipc()):
-            raise ValueError(
-                "rollout.weight_transfer=ipc needs learner and rollout workers on one GPU, each with a share, and "
-                f"{apart}; give shares between 0 and 1, or set rollout.weight_transfer=auto"
-            )
-        if self.rollout.weight_transfer == "gloo" and self.rollout.num_gpus > 0:
-            raise ValueError(
-                f"rollout.weight_transfer=gloo connects CPUs, and rollout.num_gpus={self.rollout.num_gpus:g}; set "
+                f"rollout.weight_transfer={self.way.name} {self.way.terms}, and {unfit}; {self.way.mend}set "
                 "rollout.weight_transfer=auto"
             )
         return self

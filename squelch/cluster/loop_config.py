@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 
 from squelch.actors.config import MIN_TEMPERATURE
 from squelch.actors.formats.families import ALL, AUTO, KEPT, NAMES, OWN
-from squelch.envs.user_files import NamesFiles
 from squelch.kit.base.settings import Settings
+from squelch.kit.base.user_files import NamesFiles
 from squelch.learner.warmup.settings import WarmupConfig
 
 

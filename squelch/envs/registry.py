@@ -15,9 +15,9 @@ from typing import Any, cast
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import Environment, Judged, Twinned, lacking
 from squelch.envs.options import nearest, read_options
-from squelch.envs.user_files import with_absolute_paths
 from squelch.envs.wording import PromptName
 from squelch.kit.base.package import needs_installation
+from squelch.kit.base.user_files import with_absolute_paths
 from squelch.kit.records.judge import Judge
 from squelch.kit.records.splits import Split, check_split
 from squelch.kit.untrusted.files import brief, reason

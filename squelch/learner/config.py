@@ -13,6 +13,9 @@ from squelch.learner.objective.kl_estimators import KL_ESTIMATORS
 
 AUTO_TOKENS = 8192
 """Tokens of a micro-batch where `token_budget: auto` is on a CPU: more save nothing there, and cost memory."""
+MAX_GRADIENTS = 11
+"""Gradients that a rank holds at once in a decomposition, besides the model's own: four sums of a bucket, five of a
+group, and two that are being computed."""
 
 
 class KLConfig(Settings):

@@ -19,6 +19,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from squelch.actors.device_sums import as_bytes
 from squelch.actors.gpu_weights import GpuWeights
 from squelch.actors.gpus.memory import GpuMemory, GpuRefused
 from squelch.actors.messages import SharedWeights, TensorEntry
+from squelch.actors.ways import WAYS
 from squelch.actors.weight_group import Bucket, buckets, views
 from squelch.actors.weights_file import ArraySpec, WeightsFile, read_arrays
 
@@ -62,12 +65,17 @@ class Pages:
 
 
 class Copy:
-    """A version of the parameters in `table`: `add` each, `seal`, then `stored`."""
+    """A version of the parameters in `table`: `add` each, `seal`, then `stored`.
 
-    def __init__(self, table: Sequence[TensorEntry], pages: Pages, store: Store | None, chunk_bytes: int) -> None:
-        """`store`: None makes the references the chunks themselves."""
+    `begun` of a class that a way names makes an empty one after those of `copies`, or None if the system refuses it.
+    """
+
+    way = ""
+    """Name of the way by which workers read it (`actors.ways`)."""
+
+    def __init__(self, table: Sequence[TensorEntry], pages: Pages, store: Store) -> None:
         self.table, self.pages, self._store = tuple(table), pages, store
-        self.buckets = buckets(self.table, chunk_bytes)
+        self.buckets = buckets(self.table, CHUNK_BYTES)
         self._left = len(self.buckets)
         self._changed = threading.Condition()
 
@@ -81,10 +89,7 @@ class Copy:
 
     def stored(self) -> tuple[Any, ...]:
         """Begins to store every chunk; the references."""
-        numbers = range(len(self.buckets))
-        if self._store is not None:
-            return tuple(map(self._store, numbers))
-        return tuple({name: array.copy() for name, array in self.chunk(number).items()} for number in numbers)
+        return tuple(map(self._store, range(len(self.buckets))))
 
     def chunk(self, number: int) -> dict[str, np.ndarray]:
         """The arrays of a chunk, bfloat16 as its bits, until the next call."""
@@ -115,12 +120,19 @@ class Copy:
 class HostCopy(Copy):
     """In sealed memory. OSError if the system has none."""
 
-    def __init__(
-        self, table: Sequence[TensorEntry], pages: Pages, store: Store | None = None, chunk_bytes: int = CHUNK_BYTES
-    ) -> None:
-        super().__init__(table, pages, store, chunk_bytes)
+    def __init__(self, table: Sequence[TensorEntry], pages: Pages, store: Store) -> None:
+        super().__init__(table, pages, store)
         self._file = WeightsFile()
         self._mapped: dict[str, np.ndarray] = {}
+
+    @classmethod
+    def begun(cls, copies: Copies, table: Sequence[TensorEntry]) -> Copy | None:
+        """See `Copy`."""
+        try:
+            return cls(table, copies.pages, copies.store)
+        except OSError as error:
+            log.warning("weights are not shared in memory, and go through the object store: %s", error)
+            return None
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Copies the next parameter to the memory's end."""
@@ -130,7 +142,7 @@ class HostCopy(Copy):
         """See `Copy`."""
         shared = self._file.seal()
         self._mapped = read_arrays(shared.path, map(ArraySpec.of, shared.arrays))
-        return shared
+        return replace(shared, way=self.way)
 
     def arrays(self, number: int) -> dict[str, np.ndarray]:
         """See `Copy`; the memory is freed with its last chunk."""
@@ -144,11 +156,24 @@ class HostCopy(Copy):
 class GpuCopy(Copy):
     """In the block of `weights`, which `begin` has taken back."""
 
-    def __init__(
-        self, weights: GpuWeights, pages: Pages, store: Store | None = None, chunk_bytes: int = CHUNK_BYTES
-    ) -> None:
-        super().__init__(weights.table, pages, store, chunk_bytes)
+    def __init__(self, weights: GpuWeights, pages: Pages, store: Store) -> None:
+        super().__init__(weights.table, pages, store)
         self._weights = weights
+
+    @classmethod
+    def begun(cls, copies: Copies, table: Sequence[TensorEntry]) -> Copy | None:
+        """See `Copy`; refused once, it is not tried again."""
+        try:
+            if copies.why_not_on_gpu:
+                return None
+            if copies.gpu is None or copies.gpu.table != tuple(table):
+                copies.gpu = GpuWeights(copies.pages.memory, table)
+        except GpuRefused as error:
+            copies.why_not_on_gpu = str(error)
+            return None
+        if not copies.gpu.begin(READERS_S):
+            log.warning("a reader of the weights before did not end within %g s; they are overwritten", READERS_S)
+        return cls(copies.gpu, copies.pages, copies.store)
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Copies the next parameter into the block."""
@@ -156,7 +181,7 @@ class GpuCopy(Copy):
 
     def seal(self) -> SharedWeights:
         """See `Copy`."""
-        return self._weights.seal()
+        return replace(self._weights.seal(), way=self.way)
 
     def arrays(self, number: int) -> dict[str, np.ndarray]:
         """See `Copy`."""
@@ -171,46 +196,32 @@ class Copies:
     """The copy of the version published last, and the next one. `transfer`: the run's way of weights; `store`: begins
     to store a chunk of the present copy."""
 
-    def __init__(self, transfer: str, memory: GpuMemory, timeout_s: float, store: Store | None) -> None:
+    def __init__(self, transfer: str, memory: GpuMemory, timeout_s: float, store: Store) -> None:
         self.transfer, self.timeout_s, self.store = transfer, timeout_s, store
         self.pages = Pages(memory)
         self.why_not_on_gpu = ""
         """The reason if the weights should be shared on the GPU and cannot be."""
-        self._gpu: GpuWeights | None = None
+        self.gpu: GpuWeights | None = None
+        """The block on the GPU, which one version after another overwrites."""
         self._present: Copy | None = None
 
     @property
     def gpu_bytes(self) -> int:
         """Bytes of the block on the GPU, which PyTorch's allocator does not count."""
-        return 0 if self._gpu is None else self._gpu.num_bytes
+        return 0 if self.gpu is None else self.gpu.num_bytes
 
     def next(self, table: Sequence[TensorEntry]) -> Copy | None:
         """An empty copy for the next version, after the present one; None if the weights are not shared."""
         self.free()
         if self._present is not None:
             self._present.await_stored(self.timeout_s)
-        self._present = self._on_gpu(table) if self.transfer == "ipc" and not self.why_not_on_gpu else None
-        if self._present is None and self.transfer in ("ipc", "shared_memory"):
-            self._present = self._on_host(table)
+        self._present, way = None, WAYS[self.transfer]
+        while self._present is None and way.copy:
+            self._present = resolve_name(way.copy).begun(self, table)
+            if self._present is not None:
+                self._present.way = way.name
+            way = WAYS[way.otherwise]
         return self._present
-
-    def _on_gpu(self, table: Sequence[TensorEntry]) -> Copy | None:
-        try:
-            if self._gpu is None or self._gpu.table != tuple(table):
-                self._gpu = GpuWeights(self.pages.memory, table)
-        except GpuRefused as error:
-            self.why_not_on_gpu = str(error)
-            return None
-        if not self._gpu.begin(READERS_S):
-            log.warning("a reader of the weights before did not end within %g s; they are overwritten", READERS_S)
-        return GpuCopy(self._gpu, self.pages, self.store)
-
-    def _on_host(self, table: Sequence[TensorEntry]) -> Copy | None:
-        try:
-            return HostCopy(table, self.pages, self.store)
-        except OSError as error:
-            log.warning("weights are not shared in memory, and go through the object store: %s", error)
-            return None
 
     def chunk(self, number: int) -> dict[str, np.ndarray]:
         """A chunk of the present copy."""

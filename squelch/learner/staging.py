@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from squelch.actors.process.folders import Entry, listing, read_chunk, write_files
-from squelch.envs.retrieval.index import cache_folder
+from squelch.kit.base.cache import cache_folder
 from squelch.kit.base.disk import partial_path, put_in_place
 
 LOOK_S = 20.0

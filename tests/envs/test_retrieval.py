@@ -18,8 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.envs.retrieval import HttpRetriever, Passage, RetrieverError, cache_folder, index, open_index
+from squelch.envs.retrieval import HttpRetriever, Passage, RetrieverError, index, open_index
 from squelch.envs.retrieval.corpus import open_corpus
+from squelch.kit.base.cache import cache_folder
 from tests.envs.retriever_server import hits, serving, sleeping
 
 WORDS = [f"{a}{b}" for a in ("ba", "do", "ki", "mu", "re") for b in ("la", "no", "pi", "su", "ta", "ve")]

@@ -14,8 +14,7 @@ from squelch.kit.packed.layout import Layout
 from squelch.kit.packed.packing import pack
 from squelch.learner import memory
 from squelch.learner import rank as rank_module
-from squelch.learner.config import LearnerConfig
-from squelch.learner.decomposition.statistics import MAX_GRADIENTS
+from squelch.learner.config import MAX_GRADIENTS, LearnerConfig
 from squelch.learner.kernels.linear import use_fast_products
 from squelch.learner.model_shapes import SHAPES, published
 from squelch.learner.policy.model import decoder_layers, hidden_states

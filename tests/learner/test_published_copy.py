@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,9 +26,9 @@ WAYS = ("shared_memory", "ipc")
 class Later:
     """Stores chunks when it is told to, as another thread of the rank does."""
 
-    def __init__(self, transfer: str, timeout_s: float = 180.0) -> None:
+    def __init__(self, transfer: str, timeout_s: float = 180.0, refuses: str = "") -> None:
         self.numbers: list[int] = []
-        self.copies = Copies(transfer, FakeGpu(), timeout_s, self.begun)
+        self.copies = Copies(transfer, FakeGpu(refuses=refuses), timeout_s, self.begun)
 
     def begun(self, number: int) -> int:
         self.numbers.append(number)
@@ -54,9 +52,7 @@ def read(bundle: WeightBundle) -> str:
 @pytest.fixture
 def in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of about a parameter each."""
-    small: dict[str, Callable[..., Any]] = {name: vars(published_copy)[name] for name in ("HostCopy", "GpuCopy")}
-    for name, made in small.items():
-        monkeypatch.setattr(published_copy, name, lambda *args, made=made: made(*args, chunk_bytes=4096))
+    monkeypatch.setattr(published_copy, "CHUNK_BYTES", 4096)
 
 
 @pytest.mark.parametrize("transfer", WAYS)
@@ -130,9 +126,9 @@ def test_what_lies_on_the_gpu_stays_there_in_a_training_step_and_sealed_memory_i
 
 
 def test_a_driver_that_cannot_export_leaves_the_host_s_memory_and_the_reason(model_dir: Path) -> None:
-    trainer = Trainer(model_dir, make_config())
-    copies = Copies("ipc", FakeGpu(refuses="allocated"), 180.0, None)
-    bundle = trainer.publish(1, lambda chunk: chunk, copies=copies)
+    trainer, later = Trainer(model_dir, make_config()), Later("ipc", refuses="allocated")
+    bundle = trainer.publish(1, lambda chunk: chunk, copies=later.copies)
     assert bundle.shared.gpu is None and read(bundle) == bundle.checksum
     assert "CUDA_ERROR_NOT_SUPPORTED" in bundle.why_not_on_gpu
-    assert trainer.publish(2, lambda chunk: chunk, copies=copies).why_not_on_gpu == bundle.why_not_on_gpu
+    later.stored()
+    assert trainer.publish(2, lambda chunk: chunk, copies=later.copies).why_not_on_gpu == bundle.why_not_on_gpu

@@ -31,8 +31,8 @@ from squelch.actors.process.spans import Span
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.mixture import Mixture
 from squelch.envs.registry import make
-from squelch.envs.retrieval.index import cache_folder
 from squelch.kit.archive.rows import packed, to_table
+from squelch.kit.base.cache import cache_folder
 from squelch.kit.diagnosis.interventions import Intervention, LeftOut, Swap
 from squelch.kit.process.progress_marks import Progress
 from squelch.kit.records.records import Cluster, GroupSummary, Ticket, summarise

@@ -38,8 +38,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from squelch.actors.pretrained import gguf_worker
 from squelch.actors.process.folders import EVERYTHING, Entry, file_digest, holds, listing
-from squelch.envs.file_lock import held
 from squelch.kit.base.disk import partial_path, put_in_place
+from squelch.kit.base.file_lock import held
 from squelch.kit.untrusted.files import MIB, Unreadable, open_file, read_bytes
 from squelch.kit.untrusted.text import parse_object
 

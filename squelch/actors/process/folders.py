@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
-from squelch.envs.file_lock import held
 from squelch.kit.base.disk import put_in_place
+from squelch.kit.base.file_lock import held
 
 CHUNK_BYTES = 32 << 20
 COPY_WAIT_S = 1800.0

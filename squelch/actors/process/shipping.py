@@ -41,7 +41,7 @@ from squelch.actors.process.folders import (
     listing,
     read_chunk,
 )
-from squelch.envs.retrieval.index import cache_folder
+from squelch.kit.base.cache import cache_folder
 from squelch.kit.models.tensor_files import head
 
 CHUNK_TIMEOUT_S = 60.0

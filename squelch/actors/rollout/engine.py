@@ -342,18 +342,11 @@ class VllmEngine:
             return _in_order(bundle) | {"gpu": vars(bundle.shared.gpu)}
         return _in_file(bundle, path, bundle.shared.arrays) | {"sealed": True}
 
-    async def load(self, bundle: WeightBundle, copied: dict[str, Any]) -> LoadTimes:
-        """Pause sampling, load a version, clear the prefix cache, resume. `copied`: from `copied` or `mapped`.
+    async def load(self, bundle: WeightBundle, info: dict[str, Any]) -> LoadTimes:
+        """Pause sampling, load a version, clear the prefix cache, resume. `info`: from `copied` or `mapped`.
 
         Raises TransferRefused if nothing was loaded, and RuntimeError if the weights may be partly loaded.
         """
-        return await self._load(bundle, copied)
-
-    async def receive(self, bundle: WeightBundle) -> LoadTimes:
-        """As `load`, with the weights that the learner broadcasts in the weight group."""
-        return await self._load(bundle, _in_order(bundle))
-
-    async def _load(self, bundle: WeightBundle, info: dict[str, Any]) -> LoadTimes:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         llm, started = self.require_alive(), time.monotonic()
@@ -367,6 +360,10 @@ class VllmEngine:
             raise RuntimeError(self._death()) from error
         self.version = bundle.version
         return LoadTimes(paused=time.monotonic() - started, loaded=loaded - loading)
+
+    async def receive(self, bundle: WeightBundle) -> LoadTimes:
+        """As `load`, with the weights that the learner broadcasts in the weight group."""
+        return await self.load(bundle, _in_order(bundle))
 
     async def _transfer(self, llm: AsyncLLM, bundle: WeightBundle, info: dict[str, Any]) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest

@@ -36,7 +36,7 @@ def engine_environment(config: RolloutConfig) -> dict[str, str]:
     }
     if len(os.fsencode(tempfile.gettempdir())) > SOCKET_FOLDER_BYTES and "VLLM_RPC_BASE_PATH" not in os.environ:
         variables["VLLM_RPC_BASE_PATH"] = "/tmp"  # the engine's sockets; others may not connect, for lack of a right
-    if config.weight_transfer not in ("nccl", "gloo"):  # the worker has chosen the interface that reaches the learner
+    if not (config.way and config.way.group):  # the worker has chosen the interface that reaches the learner
         variables |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
     if config.num_gpus == 0:
         # Threads are not bound to cores: vLLM would bind every engine of a host to the same cores.

@@ -60,6 +60,7 @@ from squelch.actors.process.spans import Span, Spans
 from squelch.actors.rollout.engine import LoadTimes, VllmEngine
 from squelch.actors.rollout.mailboxes import ClientGone, Mailbox, Mailboxes
 from squelch.actors.rollout.stop_strings import Spell
+from squelch.actors.ways import BROADCAST
 from squelch.actors.weights_file import Unreachable, opened
 from squelch.kit.process.progress_marks import Progress
 from squelch.kit.untrusted.files import reason
@@ -405,7 +406,7 @@ class RolloutWorker:
     """The actor, all of whose calls run in one event loop."""
 
     def __init__(self, name: str, model: Folder | str, config: RolloutConfig) -> None:
-        if config.weight_transfer in ("nccl", "gloo"):
+        if config.way and config.way.group:
             bind_collectives(own_node()[1])  # before the engine's process, which inherits the choice, starts
         model_dir = local(model)
         one = open_format(model_dir)
@@ -450,10 +451,9 @@ class RolloutWorker:
         bundle's chunks from the object store; then does as `Engine.update_weights`."""
         if bundle.shared is None:
             return await self._from_store(bundle)
-        way = "shared_memory" if bundle.shared.gpu is None else "ipc"
         try:
             with opened(bundle.shared) as path:
-                return self._reported(await self._engine.update_weights(bundle, path=path), way=way)
+                return self._reported(await self._engine.update_weights(bundle, path=path), way=bundle.shared.way)
         except (Unreachable, TransferRefused) as error:
             return replace(await self._from_store(bundle), why_not_shared=str(error))
 
@@ -481,7 +481,7 @@ class RolloutWorker:
 
     async def receive_weights(self, bundle: WeightBundle) -> UpdateReport:
         """Loads the weights that the learner broadcasts in the weight group, then does as `Engine.update_weights`."""
-        return self._reported(await self._engine.update_weights(bundle), way="broadcast")
+        return self._reported(await self._engine.update_weights(bundle), way=BROADCAST)
 
     async def health(self, timeout_s: float = HEALTH_TIMEOUT_S) -> dict[str, Any]:
         """As `Engine.health`."""

@@ -222,7 +222,7 @@ def _published(config: RunConfig, size: ModelSize) -> int:
     """Bytes of the weights that the learner shares on its GPU."""
     from squelch.actors.model_size import BYTES
 
-    return BYTES[config.rollout.dtype] * size.parameters if config.weight_transfer == "ipc" else 0
+    return BYTES[config.rollout.dtype] * size.parameters if config.way.on_gpu else 0
 
 
 def _share(device: float | None, num_gpus: float) -> float | None:

@@ -38,6 +38,10 @@ RETRIED = {IN_FLIGHT, BUFFERED, KEPT_WAITING, TRAINING, DROPPED, SPARED, FAILED}
 """States of a step that is retried from its beginning (`Ledger.retry`)."""
 
 
+class RetrySteps(Exception):
+    """Open steps must be retried: groups are lost, or lost weights sampled them."""
+
+
 class Ledger:
     """The states of all tickets of a run, and the counts of the equation, which are kept separately.
 

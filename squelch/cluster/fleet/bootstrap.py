@@ -53,6 +53,8 @@ from squelch.learner.refusal import SettingRefused
 from squelch.learner.warmup.tiny_recipe import shows_pictures
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from squelch.actors.formats.protocol import Format
     from squelch.actors.play.codec import ChatCodec
 
@@ -362,11 +364,11 @@ def check_model(folder: Path, config: RunConfig, say: Callable[[str], None]) -> 
 
     with as_user_error(about="model.path"):
         check_architecture(folder, config)
-        check_model_folder(folder)
-        for line in _check_speech(folder, config):
+        shape, own = check_model_folder(folder), read_config(folder)
+        for line in _check_speech(folder, own, config):
             say(line)
-    say(_check_memory(folder, config))
-    pretrained = read_config(folder).get("vocab_size", 0) > TINY_VOCABULARY
+    say(_check_memory(shape, config))
+    pretrained = own.get("vocab_size", 0) > TINY_VOCABULARY
     for entry in config.mixture.entries:
         if pretrained and entry.environment.prompt == "tiny" and not plays_whole_turns(entry.environment):
             say(
@@ -387,13 +389,12 @@ def check_architecture(folder: Path, config: RunConfig) -> None:
     check_trainable(model_config(folder), config.learner.kernels)
 
 
-def _check_memory(folder: Path, config: RunConfig) -> str:
+def _check_memory(shape: PreTrainedConfig, config: RunConfig) -> str:
     """The learner's memory needs in words, computed from shapes. UserError if a rank has too little memory."""
-    from squelch.kit.models.model_folder import model_config
     from squelch.learner import memory
 
+    held = config.held_gradients
     with as_user_error(about="model.path"):
-        shape, held = model_config(folder), config.held_gradients
         if _address(config) and config.learner.max_memory_gib is None:  # ranks may run on other machines than this one
             learner = settled(config, shape, None)
             return f"learner needs {memory.estimate(shape, learner, learner.ranks, held).line()}"
@@ -401,13 +402,11 @@ def _check_memory(folder: Path, config: RunConfig) -> str:
         return memory.check(shape, learner, learner.ranks, held, config.rollout.max_model_len)
 
 
-def _check_speech(folder: Path, config: RunConfig) -> list[str]:
-    """Notes on the model's format. Raises ValueError unless architecture, chat template, format, tokenizer and context
-    suit the run."""
+def _check_speech(folder: Path, own: dict[str, Any], config: RunConfig) -> list[str]:
+    """Notes on the model's format; `own`: its `config.json`. Raises ValueError unless architecture, chat template,
+    format, tokenizer and context suit the run."""
     from squelch.actors.formats.choice import open_format
-    from squelch.kit.models.model_folder import read_config  # imports transformers
 
-    own = read_config(folder)
     text = own.get("text_config")  # of a model with a vision tower
     positions = (text if isinstance(text, dict) else own).get("max_position_embeddings")
     speech = open_format(folder)

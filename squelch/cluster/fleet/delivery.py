@@ -10,8 +10,8 @@ new group is formed at this weight boundary, before the broadcast.
     broadcast: the same                    one another             the workers that failed read the object store
     memory, object store: every worker     its parity probe        the late worker is replaced by the fleet
 
-A worker that cannot read the learner's memory takes the object store, and the log says why; with
-`rollout.weight_transfer: ipc` by name it is `SettingRefused` instead.
+A worker that cannot read the learner's memory takes the object store, and the log says why; where `exact` of the
+way (`actors.ways`) that is set by name forbids that, it is `SettingRefused` instead.
 
 Invariants:
 
@@ -32,8 +32,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from squelch.actors.config import RolloutConfig
-from squelch.actors.messages import Backend, GroupMember, TransferRefused, UpdateReport, WeightBundle
-from squelch.cluster.config import Transfer
+from squelch.actors.messages import GroupMember, TransferRefused, UpdateReport, WeightBundle
+from squelch.actors.ways import Way
 from squelch.cluster.control.actor_errors import Died, Failed
 from squelch.cluster.control.calls import (
     JOIN_GROUP,
@@ -66,9 +66,8 @@ class SenderLost(RuntimeError):
 class Delivery:
     """Every version goes through `deliver`, one after another. `on_event` takes a span, as `Archive.event`."""
 
-    def __init__(self, rollout: RolloutConfig, transfer: Transfer, on_event: Callable[..., None]) -> None:
-        self.rollout, self.on_event = rollout, on_event
-        self.backend: Backend | None = transfer if transfer in ("nccl", "gloo") else None
+    def __init__(self, rollout: RolloutConfig, way: Way, on_event: Callable[..., None]) -> None:
+        self.rollout, self.way, self.on_event = rollout, way, on_event
         self.timeout_s = rollout.update_timeout_s / 2
         """Bound of the forming of a group, and of a broadcast."""
         self._members: list[object] = []
@@ -90,9 +89,7 @@ class Delivery:
     async def _outcomes(
         self, bundle: WeightBundle, workers: Sequence[Member[Client]], learner: LearnerClient | None
     ) -> dict[str, Any]:
-        if self.backend is None or learner is None or not workers:
-            return await self._through_store(bundle, workers)
-        if not await self._formed(self.backend, learner, workers):
+        if not (self.way.group and learner is not None and workers and await self._formed(learner, workers)):
             return await self._through_store(bundle, workers)
         found = await self._broadcast(bundle, learner, workers)
         failed = [member for member in workers if isinstance(found[member.name], Exception)]
@@ -116,23 +113,23 @@ class Delivery:
 
     def _say(self, name: str, why: str, what: str) -> None:
         """Logs once why an actor does something else than it should, or refuses it."""
-        if why and self.rollout.weight_transfer == "ipc":
+        if why and (way := self.rollout.way) and way.exact:
             raise SettingRefused(
-                f"rollout.weight_transfer=ipc, but {name} {what}: {why}; set rollout.weight_transfer=auto, which "
-                "allows other ways"
+                f"rollout.weight_transfer={way.name}, but {name} {what}: {why}; set rollout.weight_transfer=auto, "
+                "which allows other ways"
             )
         reason = _NUMBERS.sub("", why)
         if why and self._said.get(name) != reason:
             log.warning("%s %s: %s", name, what, why)
         self._said[name] = reason
 
-    async def _formed(self, backend: Backend, learner: LearnerClient, workers: Sequence[Member[Client]]) -> bool:
+    async def _formed(self, learner: LearnerClient, workers: Sequence[Member[Client]]) -> bool:
         """Whether there is a group of exactly these actors; a new one is formed if the present one is of others."""
         members: list[object] = [learner, *(member.actor for member in workers)]
         if len(members) == len(self._members) and all(a is b for a, b in zip(members, self._members, strict=True)):
             return True
         started, self._members, self._number = time.time(), [], self._number + 1
-        failure = await self._form_group(backend, learner, workers)
+        failure = await self._form_group(learner, workers)
         facts = {"number": self._number, "members": [SENDER, *(member.name for member in workers)], "failure": failure}
         self.on_event("rollout", "weight_group", started, time.time(), **facts)
         if failure is not None:
@@ -143,9 +140,7 @@ class Delivery:
         self._members = members
         return True
 
-    async def _form_group(
-        self, backend: Backend, learner: LearnerClient, workers: Sequence[Member[Client]]
-    ) -> str | None:
+    async def _form_group(self, learner: LearnerClient, workers: Sequence[Member[Client]]) -> str | None:
         """Forms a group; the reason if that failed."""
         try:
             address, port = await learner.call(OPEN_GROUP)
@@ -155,7 +150,7 @@ class Delivery:
         size = 1 + width * len(workers)
 
         def at_rank(rank: int) -> GroupMember:
-            return GroupMember(self._number, address, port, rank, size, backend, self.timeout_s)
+            return GroupMember(self._number, address, port, rank, size, self.way.name, self.timeout_s)
 
         calls: dict[str, Awaitable[Any]] = {SENDER: learner.call(JOIN_GROUP, at_rank(0))}
         calls |= {

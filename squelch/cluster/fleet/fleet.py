@@ -101,7 +101,7 @@ class Fleet:
             call_s=call_s,
         )
         self.pools: Mapping[Kind, Pool[Any]] = {Kind.ROLLOUT: self.worker_pool, Kind.ENVIRONMENT: self.player_pool}
-        self._delivery = Delivery(config.rollout, config.weight_transfer, on_event)
+        self._delivery = Delivery(config.rollout, config.way, on_event)
 
     # -- start and stop --------------------------------------------------------------------------------------------
 

@@ -112,7 +112,7 @@ class RayActors:
         return self._client(actor.remote(name, self._model(), *settings, indices))
 
     def _worker(self, name: str) -> Client:
-        chosen = {"weight_transfer": self.config.weight_transfer}  # a worker does not know what the learner has
+        chosen = {"weight_transfer": self.config.way.name}  # a worker does not know what the learner has
         rollout, place = self.config.rollout.model_copy(update=chosen), self.placement.worker(name)
         options = {"num_cpus": rollout.num_cpus, "num_gpus": rollout.num_gpus, **CALLERS, **place.options[0]}
         with _given_back_on_error(place):
@@ -140,7 +140,7 @@ class RayActors:
         learner = config.learner.model_copy(update={"ranks": ranks})
         variables = {**ENVIRONMENT, "OMP_NUM_THREADS": str(learner.num_threads)}
         resources = {"num_cpus": learner.num_cpus, "num_gpus": learner.num_gpus}
-        settings = (learner, config.seed, config.sampling.temperature, config.weight_transfer)
+        settings = (learner, config.seed, config.sampling.temperature, config.way.name)
         with _given_back_on_error(place):
             model, handles = self._model(), list[Handle]()
             for rank, options in enumerate(place.options):

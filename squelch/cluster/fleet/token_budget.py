@@ -44,7 +44,7 @@ def choose_token_budget(
     shape, learner = model_config(model_dir), config.learner
     given = memory.configured(learner)
     has = ask(config) if given is None else given
-    if config.weight_transfer == "ipc":
+    if config.way.on_gpu:
         has -= weights
     found = settled(config, shape, has)
     bound = found.model_copy(update={"max_memory_gib": has / memory.GIB})

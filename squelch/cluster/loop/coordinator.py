@@ -42,11 +42,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from squelch.actors.messages import StepReport, StepTerms
 from squelch.cluster.config import RunConfig
-from squelch.cluster.control.ledger import DROPPED, FAILED, SPARED, TRAINED, TRAINING
+from squelch.cluster.control.ledger import DROPPED, FAILED, SPARED, TRAINED, TRAINING, RetrySteps
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.fleet.supervision import Supervisor
 from squelch.cluster.loop.learner_client.learning import Learning, learner_metrics
-from squelch.cluster.loop.learner_client.saving import RetrySteps
 from squelch.cluster.loop.persistence.archiving import Archiving
 from squelch.cluster.loop.persistence.checkpointing import Checkpointing
 from squelch.cluster.loop.persistence.run_log import RunLog

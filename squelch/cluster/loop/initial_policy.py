@@ -47,9 +47,9 @@ from squelch.cluster.fleet.ray_actors import RayActors
 from squelch.cluster.fleet.ray_watch import ray_watched
 from squelch.cluster.loop.warming import REPORT, Progress, Stopped, Warming, learner_settings, truth_of
 from squelch.cluster.runs.logs import log_folder, write_trace
-from squelch.envs.file_lock import held
 from squelch.envs.registry import judge_of, plays_whole_turns
 from squelch.kit.base.errors import Fault, UserError, as_user_error, bad_files_are_the_users
+from squelch.kit.base.file_lock import held
 from squelch.kit.process.signals import Signals, listening
 from squelch.kit.text.shipped_templates import TEMPLATE_FILE, with_stamp, with_template
 from squelch.kit.text.stamp import read_stamp

@@ -298,7 +298,7 @@ def _begin(
         say(line)
     create_run(config, say)
     output.keep(config.run_dir)
-    log.info("new weights reach rollout workers %s", config.weight_transfer_text)
+    log.info("new weights reach rollout workers %s", config.way_text)
     for note in notes:
         say(note)
 

@@ -32,8 +32,8 @@ from squelch.envs.contract import (
 )
 from squelch.envs.prompt_file.environment import Prompts
 from squelch.envs.prompt_file.rows import open_prompts
-from squelch.envs.user_files import NAMES_FILES, NAMES_PROGRAM
 from squelch.kit.base.settings import Settings
+from squelch.kit.base.user_files import NAMES_FILES, NAMES_PROGRAM
 from squelch.kit.records.splits import Split, task_key_of
 from squelch.kit.untrusted.secrets import know_secrets
 

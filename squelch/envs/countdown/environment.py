@@ -37,7 +37,6 @@ from squelch.envs.countdown.expressions import (
 from squelch.envs.countdown.prompts import WORDS
 from squelch.envs.countdown.published import MAX_NUMBERS, MIN_NUMBERS, MOST, published, published_puzzle
 from squelch.envs.text import PRINTABLE
-from squelch.envs.user_files import NAMES_FILES
 from squelch.envs.wording import (
     DEFAULT_QUALITY,
     DemonstrationQuality,
@@ -50,6 +49,7 @@ from squelch.envs.wording import (
     shuffled,
 )
 from squelch.kit.base.settings import Settings
+from squelch.kit.base.user_files import NAMES_FILES
 from squelch.kit.records.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
 
 RIGHT_REWARD, WRONG_REWARD = 1.0, 0.1  # appendix B.1

@@ -42,9 +42,9 @@ from squelch.envs.deep_coder.tasks import (
 from squelch.envs.sandbox import SandboxConfig, Verdict, judge, shared_pool
 from squelch.envs.sandbox.own_time import STRETCH
 from squelch.envs.text import printable
-from squelch.envs.user_files import NamesFiles
 from squelch.envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning
 from squelch.kit.base.settings import Settings
+from squelch.kit.base.user_files import NamesFiles
 from squelch.kit.records.splits import MAX_DRAWS, Split, no_task, split_of
 
 MAX_PROGRAM = 20_000

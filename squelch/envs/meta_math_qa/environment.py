@@ -25,9 +25,9 @@ from squelch.envs.meta_math_qa import answers
 from squelch.envs.meta_math_qa.problems import generate
 from squelch.envs.meta_math_qa.prompts import WORDS
 from squelch.envs.text import printable
-from squelch.envs.user_files import NAMES_FILES
 from squelch.envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning, listed
 from squelch.kit.base.settings import Settings
+from squelch.kit.base.user_files import NAMES_FILES
 from squelch.kit.records.splits import MAX_DRAWS, Split, no_task, split_of, task_key_of
 
 ANSWER_MARK = "The answer is:"

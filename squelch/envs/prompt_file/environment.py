@@ -20,8 +20,8 @@ from squelch.envs.contract import Environment, GroupReward, GroupRewarded, Openi
 from squelch.envs.own_process.isolated import OwnProcess, ProcessOptions
 from squelch.envs.prompt_file import rewards
 from squelch.envs.prompt_file.rows import TOOLS, Prompt, open_prompts
-from squelch.envs.user_files import NAMES_FILES
 from squelch.kit.base.settings import Settings
+from squelch.kit.base.user_files import NAMES_FILES
 from squelch.kit.records.splits import Split
 
 

@@ -44,18 +44,16 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from platformdirs import user_cache_path
 
-from squelch.envs.file_lock import held
 from squelch.envs.retrieval.retriever import Found
-from squelch.kit.untrusted.files import brief, reason
+from squelch.kit.base.cache import CACHE_VARIABLE, cache_folder
+from squelch.kit.base.file_lock import held
 
 if TYPE_CHECKING:  # the filter's commands import `envs` and must start fast: pyarrow is loaded with the first index
     import pyarrow as pa
 
 FORMAT = 1
 """Version of the index's format; increase it whenever an index built before would be wrong."""
-CACHE_VARIABLE = "SQUELCH_CACHE"
 BUILD_WAIT_S = 1800.0
 """Seconds to wait for another process that builds the index: a million passages take minutes."""
 STALE_S = 24 * 3600.0
@@ -182,15 +180,6 @@ def open_index(
 def opened() -> list[Path]:
     """The folders of the indices that this process has opened."""
     return list(_open)
-
-
-def cache_folder(cache: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of indices: `cache`, else the variable `SQUELCH_CACHE`, else the user's cache folder."""
-    named = cache or os.environ.get(CACHE_VARIABLE)
-    try:
-        return Path(named).expanduser().resolve() if named else user_cache_path("squelch")
-    except (RuntimeError, OSError) as error:  # no such user, or a link that leads back to itself
-        raise ValueError(f"cache {brief(named)} cannot be found: {reason(error)}") from error
 
 
 def file_identity(paths: Iterable[Path]) -> str:

@@ -27,9 +27,9 @@ from squelch.envs.search_qa.prompts import WORDS
 from squelch.envs.search_qa.questions import REWARDS, Question, RewardName, exact_match
 from squelch.envs.search_qa.world import MIN_PASSAGES, World, generate
 from squelch.envs.text import PRINTABLE, printable
-from squelch.envs.user_files import NAMES_FILES
 from squelch.envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning
 from squelch.kit.base.settings import Settings
+from squelch.kit.base.user_files import NAMES_FILES
 from squelch.kit.records.splits import Split
 from squelch.kit.untrusted.http import longest_wait_s
 

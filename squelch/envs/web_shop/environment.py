@@ -25,7 +25,6 @@ from squelch.envs.base import TextEnv
 from squelch.envs.bracketed import MAX_ARGUMENT, read_bracketed, split_bracketed
 from squelch.envs.contract import Demonstrator
 from squelch.envs.text import PRINTABLE, printable
-from squelch.envs.user_files import NAMES_FILES
 from squelch.envs.web_shop.made_up import MIN_PRODUCTS, MadeUpShop
 from squelch.envs.web_shop.pages import (
     BACK,
@@ -48,6 +47,7 @@ from squelch.envs.web_shop.prompts import WORDS
 from squelch.envs.web_shop.published import PublishedShop
 from squelch.envs.wording import DEFAULT_QUALITY, DemonstrationQuality, Rng, choose, generic_reasoning
 from squelch.kit.base.settings import Settings
+from squelch.kit.base.user_files import NAMES_FILES
 from squelch.kit.records.splits import Split
 
 MAX_INSTRUCTION = 800

@@ -7,7 +7,8 @@ Invariants:
 
 - Nothing is updated: parameters, optimizer state and counts do not change.
 - `decompose` is a collective: every rank passes the same groups and runs the same passes. Gradients stay sharded; only
-  inner products are summed over ranks. Besides the model, a rank holds at most `MAX_GRADIENTS` of its own shards.
+  inner products are summed over ranks. Besides the model, a rank holds at most `MAX_GRADIENTS` (`learner.config`) of
+  its own shards.
 - The ratio is 1 at the policy's own weights, so no token is clipped. A token's weight is min(exp(learner - rollout),
   mismatch_cap), with the default cap where that is 0: 1 up to numerics if the present policy sampled the token;
   otherwise it corrects for staleness.

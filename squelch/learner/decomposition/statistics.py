@@ -24,9 +24,6 @@ import numpy as np
 
 BUCKETS = 6
 """Number of buckets in Figure 3."""
-MAX_GRADIENTS = 11
-"""Gradients that a rank holds at once, besides the model's own: four sums of a bucket, five of a group, and two that
-are being computed."""
 MIN_SPLIT = 4
 """Smallest number of trajectories of a group that is split: each half needs two for a baseline."""
 

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from squelch.envs.user_files import NAMES_FILES
 from squelch.envs.wording import DemonstrationQuality
 from squelch.kit.base.settings import Settings
+from squelch.kit.base.user_files import NAMES_FILES
 
 
 class WarmupQuality(DemonstrationQuality):

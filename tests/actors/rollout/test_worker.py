@@ -253,7 +253,7 @@ def test_weights_in_the_learners_memory_are_served_and_what_cannot_be_mapped_com
     file = WeightsFile()
     for name, array in support.arrays_of(policies[1]):
         file.add(name, array, False)
-    shared = file.seal()
+    shared = replace(file.seal(), way="shared_memory")
     report = update(1, 1, shared)
     assert (report.way, report.why_not_shared, report.seconds_copied) == ("shared_memory", "", 0.0)
     (first, *others) = shared.arrays

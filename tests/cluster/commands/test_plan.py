@@ -251,7 +251,7 @@ def test_what_the_page_puts_on_one_gpu_fits(recipe: str, gib: str, settings: str
 def test_the_pages_layouts_of_a_node_use_it(count: str, settings: str, way: str) -> None:
     config = load("qwen2.5-0.5b", settings.split())
     assert needed(config, "GPU") == pytest.approx(int(count))
-    assert config.weight_transfer == {"NCCL": "nccl", "shared memory": "shared_memory"}[way]
+    assert config.way.name == {"NCCL": "nccl", "shared memory": "shared_memory"}[way]
     assert {need.advice for need in needs_of(config, [24.0])} == {""}
 
 

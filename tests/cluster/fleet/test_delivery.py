@@ -109,7 +109,7 @@ def test_whatever_dies_every_ticket_is_trained_on_once(tmp_path_factory, stalene
 )
 def test_the_way_is_chosen_by_what_both_ends_have_and_said(words: tuple[str, ...], chosen: str, text: str) -> None:
     config = load("frozenlake", list(words))
-    assert config.weight_transfer == chosen and text in config.weight_transfer_text
+    assert config.way.name == chosen and text in config.way_text
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ class Sharing(Learner):
     def __init__(self, world: Host, ranks: int, number: int) -> None:
         super().__init__(world, ranks, number)
         gpu = FakeGpu(refuses="allocated" if number > 1 else "")
-        self.copies = Copies(world.config.weight_transfer, gpu, 0.0, self._stored_later)
+        self.copies = Copies(world.config.way.name, gpu, 0.0, self._stored_later)
         self._version, self._storing = -1, set[asyncio.Task]()
 
     def _stored_later(self, number: int) -> int:
@@ -78,7 +78,7 @@ class Sharing(Learner):
     async def publish(self, version: int, dtype: str) -> WeightBundle:
         bundle = await super().publish(version, dtype)
         await asyncio.gather(*self._storing)
-        while self.copies._gpu is not None and not self._nobody_reads(self.copies._gpu._ticket):
+        while self.copies.gpu is not None and not self._nobody_reads(self.copies.gpu._ticket):
             await asyncio.sleep(0.1)
         weights, self._version = parameters(self.weights), version
         table = tuple(TensorEntry(n, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in weights)
@@ -108,7 +108,7 @@ class Reading(Worker):
                     gpu = FakeGpu(gpu="GPU-1" if self.name == ELSEWHERE else "GPU-0")
                     reading = gpu_weights.read(gpu, bundle.shared.gpu, bundle.table, bundle.checksum)
                     found = ((name, as_array(tensor)) for name, tensor in held.enter_context(reading))
-                way, digits = "shared_memory" if bundle.shared.gpu is None else "ipc", checksum(found)
+                way, digits = bundle.shared.way, checksum(found)
         except Unreachable as error:
             why, way, digits = str(error), "object_store", checksum((await self._from_store(bundle)).items())
         report = await super().update_weights(bundle)
@@ -137,7 +137,7 @@ def test_workers_scaled_from_one_to_three_and_back_have_equal_versions_by_whatev
 ) -> None:
     words = (*SHARES, "loop.steps=12", f"loop.max_staleness={staleness}", "cluster.max_restarts=9")
     config = configured(tmp_path, *words)
-    assert config.weight_transfer == "ipc"
+    assert config.way.name == "ipc"
     world = Host(config, (Fault("sharing.train", 8, "die"),), rewards=lambda ticket, index: float(index % 2))
     archive = FakeArchive()
     changes = [(30, Kind.ROLLOUT, 3, False), (130, Kind.ROLLOUT, 1, False)]

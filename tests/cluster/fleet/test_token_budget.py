@@ -14,6 +14,7 @@ from squelch.cluster.config import RunConfig, changes, dump, load, settings_of
 from squelch.cluster.fleet import bootstrap, gpu_memory, token_budget
 from squelch.cluster.fleet.demand import Node
 from squelch.kit.base.errors import UserError
+from squelch.kit.models.model_folder import model_config
 from squelch.learner import memory
 from squelch.learner.config import LearnerConfig
 from squelch.learner.model_shapes import published
@@ -186,7 +187,7 @@ def test_a_small_gpu_of_the_driver_refuses_no_model_that_a_cluster_trains(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(memory, "available", lambda learner: 0)
-    folder, config = make_model(tmp_path), with_gpu()
-    assert bootstrap._check_memory(folder, config).startswith("learner needs 0.")
+    shape, config = model_config(make_model(tmp_path)), with_gpu()
+    assert bootstrap._check_memory(shape, config).startswith("learner needs 0.")
     with pytest.raises(UserError, match=r"has 0\.0"):
-        bootstrap._check_memory(folder, with_gpu("learner.max_memory_gib=0.001"))
+        bootstrap._check_memory(shape, with_gpu("learner.max_memory_gib=0.001"))

@@ -8,9 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from squelch.learner import batching, process_group
-from squelch.learner.config import LearnerConfig
+from squelch.learner.config import MAX_GRADIENTS, LearnerConfig
 from squelch.learner.decomposition.decompose import decompose, group_parts, inner, norm, score_objective
-from squelch.learner.decomposition.statistics import MAX_GRADIENTS
 from squelch.learner.objective.components import ADVANTAGES, AGGREGATIONS
 from squelch.learner.policy.model import local
 from squelch.learner.publish import gathered

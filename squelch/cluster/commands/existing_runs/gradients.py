@@ -23,7 +23,8 @@ from squelch.cluster.commands.arguments import add_changed, add_run_dir, run_fol
 from squelch.cluster.runs.folder import RunFolder
 from squelch.kit.base.errors import UserError
 from squelch.kit.process.terminal import known, one_line, say_json
-from squelch.learner.decomposition.statistics import BUCKETS, MAX_GRADIENTS, BucketMetrics, Decomposition
+from squelch.learner.config import MAX_GRADIENTS
+from squelch.learner.decomposition.statistics import BUCKETS, BucketMetrics, Decomposition
 
 if TYPE_CHECKING:
     from squelch.cluster.config import RunConfig

@@ -51,13 +51,14 @@ from squelch.actors.rollout.metrics import update_metrics
 from squelch.cluster.config import RunConfig
 from squelch.cluster.control.actor_errors import Died, Failed, Refused
 from squelch.cluster.control.calls import PUBLISH, TRAIN_STEP, WRITE, Call, Payload
+from squelch.cluster.control.ledger import RetrySteps
 from squelch.cluster.control.rank_client import LEARNER
 from squelch.cluster.daemon_thread import answered
 from squelch.cluster.fleet.delivery import SenderLost
 from squelch.cluster.fleet.fleet import Fleet, UpdateFailed
 from squelch.cluster.fleet.supervision import Watchdog
 from squelch.cluster.loop.learner_client.recovery import LOST, Recovery, TrainedStep
-from squelch.cluster.loop.learner_client.saving import RetrySteps, Saving
+from squelch.cluster.loop.learner_client.saving import Saving
 from squelch.cluster.loop.persistence.archiving import Archiving
 from squelch.cluster.loop.persistence.run_log import Counted, RunLog
 from squelch.cluster.loop.persistence.state import LoopState

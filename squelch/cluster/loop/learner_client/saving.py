@@ -28,11 +28,9 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from squelch.cluster.control.ledger import RetrySteps
+
 log = logging.getLogger(__name__)
-
-
-class RetrySteps(Exception):
-    """Open steps must be retried: groups are lost, or lost weights sampled them; see `learning`."""
 
 
 class Saving:

@@ -26,10 +26,9 @@ from squelch.cluster.control.actor_errors import Failed, reason_of
 from squelch.cluster.control.admission import Admission, TicketSource
 from squelch.cluster.control.autoscaling import StepTimes
 from squelch.cluster.control.client import loop_time
-from squelch.cluster.control.ledger import BUFFERED, DROPPED, FAILED, KEPT_WAITING, SPARED, Ledger
+from squelch.cluster.control.ledger import BUFFERED, DROPPED, FAILED, KEPT_WAITING, SPARED, Ledger, RetrySteps
 from squelch.cluster.fleet.fleet import Fleet
 from squelch.cluster.loop.filtering import Filtering
-from squelch.cluster.loop.learner_client.saving import RetrySteps
 from squelch.cluster.loop.persistence.state import LoopState, pack_ticket
 from squelch.cluster.loop.tickets.playing import Play, PlayedGroup
 from squelch.cluster.loop.tickets.window import Window

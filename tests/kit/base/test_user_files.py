@@ -9,7 +9,7 @@ import pytest
 
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.registry import ADAPTERS, ENVIRONMENTS, environment_class, resolved
-from squelch.envs.user_files import NamesFiles
+from squelch.kit.base.user_files import NamesFiles
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from squelch.envs.file_lock import held
+from squelch.kit.base.file_lock import held
 
 
 def test_waiting_for_a_holder_is_bounded_and_names_it(tmp_path):
