@@ -47,6 +47,7 @@ def run(options: argparse.Namespace) -> int:
     from squelch.cluster.fleet.bootstrap import cached_tiny_policy
     from squelch.cluster.fleet.job_files import chosen
     from squelch.cluster.fleet.jobs import Job, submit, with_lasting_caches
+    from squelch.cluster.kept_secrets import handed_on
 
     job = Job(
         recipe=options.recipe,
@@ -57,5 +58,6 @@ def run(options: argparse.Namespace) -> int:
         packages=options.pip or options.uv,
         forwarded=options.env,
         policy=cached_tiny_policy(config),
+        secret=bool(handed_on()),
     )
     return submit(options.address, job, not options.no_wait, say)

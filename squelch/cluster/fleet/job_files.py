@@ -10,17 +10,20 @@ unpacks into the job's working directory on every node and puts on its module pa
     none           nothing; Squelch is the nodes' own
     recipe         with each of them: a recipe that is a file travels with the files that it extends, as one
     policy         with each of them: the tiny policy, if this machine's cache holds it, for the job's cache
+    overrides      with each of them, where they hold a secret: Ray shows and logs the command of a job and of a driver
 
 The size is bounded before anything is packed, because the cluster refuses a larger upload at its end.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import tempfile
 import zipfile
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +43,7 @@ MAX_BYTES = DASHBOARD_CLIENT_MAX_SIZE - (1 << 20)
 """Bytes of the files together. The job server takes 100 MiB a request; a zip file of what does not shrink is larger
 than its files by its directory."""
 RECIPE = "squelch-job.yaml"
+OVERRIDES = Path("squelch-job-overrides.json")
 POLICIES = Path("squelch-job-policies")
 """Folder in the zip file of the tiny policy."""
 EPOCH = (2020, 1, 1, 0, 0, 0)
@@ -85,7 +89,9 @@ def _checked_wheel(path: Path) -> Path:
     return path
 
 
-def pack(code: Code, recipe: str, target: Path, policy: Path | None = None) -> tuple[Path | None, str]:
+def pack(
+    code: Code, recipe: str, target: Path, policy: Path | None = None, overrides: Sequence[str] = ()
+) -> tuple[Path | None, str]:
     """Writes the zip file; returns its path, or None if nothing has to travel, and the recipe's name for the job.
 
     Raises:
@@ -94,7 +100,7 @@ def pack(code: Code, recipe: str, target: Path, policy: Path | None = None) -> t
     settings = ""
     if recipe.endswith((".yaml", ".yml")):
         settings = written_yaml(read_recipe(recipe))
-    if not (settings or code.folder or code.wheel or policy):
+    if not (settings or code.folder or code.wheel or policy or overrides):
         return None, recipe
     files = sorted(policy.iterdir()) if policy is not None else []
     members = _members(code) + [(str(POLICIES / file.parent.name / file.name), file.read_bytes()) for file in files]
@@ -103,7 +109,14 @@ def pack(code: Code, recipe: str, target: Path, policy: Path | None = None) -> t
             made.writestr(zipfile.ZipInfo(name, EPOCH), data, zipfile.ZIP_DEFLATED)
         if settings:
             made.writestr(zipfile.ZipInfo(RECIPE, EPOCH), settings)
+        if overrides:
+            made.writestr(zipfile.ZipInfo(str(OVERRIDES), EPOCH), json.dumps(overrides))
     return target, RECIPE if settings else recipe
+
+
+def sent_overrides() -> list[str]:
+    """In a job: the overrides that travelled with it."""
+    return json.loads(OVERRIDES.read_bytes()) if OVERRIDES.exists() else []
 
 
 def adopt_policies(cache: Path) -> None:

@@ -67,7 +67,8 @@ TRAIN = f'exec "$(eval "${FIND}")" -m squelch.cluster.cli'
 @dataclass(frozen=True)
 class Job:
     """The job to submit. `packages`: for `pip` or `uv`, as lines of a requirements file; `forwarded`: names of
-    environment variables; `policy`: the folder of the tiny policy, if it is cached here."""
+    environment variables; `policy`: the folder of the tiny policy, if it is cached here; `secret`: whether the
+    overrides hold a secret, so that no command shows them."""
 
     recipe: str
     overrides: Sequence[str]
@@ -77,6 +78,7 @@ class Job:
     packages: Sequence[str] = ()
     forwarded: Sequence[str] = ()
     policy: Path | None = None
+    secret: bool = False
 
 
 class _Client(JobSubmissionClient):
@@ -154,7 +156,8 @@ def submit(address: str, job: Job, wait: bool, say: Callable[[str], None]) -> in
     environment = runtime_environment(job)  # first: wrong names need no cluster
     jobs = client(address)
     with tempfile.TemporaryDirectory(prefix="squelch-job-") as folder:
-        package, recipe = pack(job.code, job.recipe, Path(folder) / "job.zip", job.policy)
+        hidden = job.overrides if job.secret else ()
+        package, recipe = pack(job.code, job.recipe, Path(folder) / "job.zip", job.policy, hidden)
         if package is not None:
             environment["working_dir"] = str(package)
         job_id = _accepted(jobs, entrypoint(job, recipe), environment, {"recipe": job.recipe})
@@ -165,7 +168,8 @@ def submit(address: str, job: Job, wait: bool, say: Callable[[str], None]) -> in
 def entrypoint(job: Job, recipe: str) -> str:
     """The shell command of the job."""
     flags = [*(["--resume"] if job.resume else []), "--submitted-by", versions()]
-    words = shlex.join(["train", recipe, *job.overrides, "--address", "auto", *flags])
+    shown = () if job.secret else job.overrides
+    words = shlex.join(["train", recipe, *shown, "--address", "auto", *flags])
     if job.packages:  # Ray has put the environment that it made on PATH
         return f"exec python -m squelch.cluster.cli {words}"
     return f"{TRAIN} {words}"

@@ -1,6 +1,7 @@
 """A job as the command line follows it, on a job server made up here; a real one: tests/e2e/test_cluster.py."""
 
 import json
+import shlex
 import subprocess
 import sys
 import threading
@@ -18,14 +19,17 @@ import ray
 import requests
 from ray.job_submission import JobStatus
 
+from squelch.cluster import kept_secrets
 from squelch.cluster.cli import main
-from squelch.cluster.config import load
+from squelch.cluster.config import RunConfig, load
 from squelch.cluster.fleet import bootstrap, job_files, jobs
 from squelch.cluster.fleet.bootstrap import cached_tiny_policy
 from squelch.cluster.fleet.job_files import Code, chosen, pack
 from squelch.cluster.fleet.jobs import Job
+from squelch.cluster.loop import run
 from squelch.kit.base.errors import UserError
 from squelch.kit.base.package import require_versions, versions
+from squelch.kit.untrusted import secrets
 
 
 class Server:
@@ -161,6 +165,22 @@ def test_a_recipe_that_is_a_file_travels_with_the_files_that_it_extends(monkeypa
     }
     (tmp_path / "there.yaml").write_bytes(server.sent[0]["squelch-job.yaml"])
     assert load(str(tmp_path / "there.yaml")) == load(recipe)
+
+
+def test_no_command_shows_a_secret_of_the_overrides_and_the_job_has_it(monkeypatch, tmp_path: Path) -> None:
+    server, given = served(monkeypatch, Server(JobStatus.SUCCEEDED)), list[RunConfig]()
+    monkeypatch.setattr(kept_secrets, "_known", [])
+    monkeypatch.setattr(secrets, "_known", set())
+    options = ["data=null", "reward=null", "command=[python, -c, pass, --api-key, sk-very-secret]"]
+    words = ["environment.name=Agent", "environment.prompt=natural", *(f"environment.options.{one}" for one in options)]
+    assert main(["submit", "prompts", "--installed", f"runs_dir={tmp_path}", "name=it", *words]) == 0
+    assert "sk-very-secret" not in str((server.entrypoints, server.environments))
+    monkeypatch.chdir(tmp_path)
+    for name, data in server.sent[0].items():
+        Path(name).write_bytes(data)
+    monkeypatch.setattr(run, "train", lambda config, *_: given.append(config) or 0)
+    assert main(shlex.split(server.entrypoints[0].removeprefix(jobs.TRAIN))) == 0
+    assert given[0].environment.options["command"][-1] == "sk-very-secret" and given[0].name == "it"
 
 
 @pytest.mark.parametrize(
