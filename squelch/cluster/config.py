@@ -59,6 +59,7 @@ from squelch.learner.objective.algorithms import differences, merged, with_filte
 
 RECIPES = Path(__file__).parent / "recipes"
 GONE_FROM_FILTER = ("replays",)
+"""Settings of the filter that files of earlier runs have, and that decided nothing."""
 MAX_EXTENDED = 16
 """Recipes of which each extends the next."""
 Make = Callable[[EnvironmentConfig, float], Environment | None]
@@ -323,7 +324,7 @@ def validated(tree: dict[str, Any], overrides: list[str], recipe: str, make: Mak
 
 
 def _of_today(tree: dict[str, Any]) -> dict[str, Any]:
-    """The tree of a file without the settings of the filter that earlier files have and that decided nothing."""
+    """The tree of a file without `GONE_FROM_FILTER`."""
     chosen = tree.get("filter")
     if not isinstance(chosen, dict):
         return tree
