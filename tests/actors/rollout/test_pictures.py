@@ -243,6 +243,7 @@ def test_the_model_was_proven_on_the_installed_vllm() -> None:
     assert {version.partition("+")[0] for version in found} == {PROVEN_ON}
 
 
+@pytest.mark.ray
 def test_only_a_model_with_a_tower_is_started_with_settings_for_pictures() -> None:
     text, sees = (engine_arguments("folder", support.CONFIG, one) for one in (False, True))
     assert text.items() < sees.items() and not sees["mm_device_do_normalize"]

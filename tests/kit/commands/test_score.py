@@ -318,9 +318,9 @@ from pathlib import Path
 from squelch.kit.readers import score_files
 from squelch.kit.base.errors import UserError
 
-from squelch.kit.untrusted import apart
-bounded, most = apart.memory_of_at_most, int(sys.argv[1]) << 20
-apart.memory_of_at_most = lambda where: bounded(where, most)
+from squelch.kit.untrusted import decoder_process
+bounded, most = decoder_process.memory_of_at_most, int(sys.argv[1]) << 20
+decoder_process.memory_of_at_most = lambda where: bounded(where, most)
 print([number for number, _ in score_files.read_rows(Path(sys.argv[2]), 7)])
 for path in sys.argv[2:]:
     try:
