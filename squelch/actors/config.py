@@ -7,26 +7,10 @@ from pydantic import Field, model_validator
 
 from squelch.actors.endpoint.config import EndpointConfig
 from squelch.actors.node_labels import LabelSelector, require_gpu_share
-from squelch.actors.ways import MEANING, WAYS, Way
+from squelch.actors.weight_ways import MEANING, WAYS, Way
 from squelch.kit.base.settings import Settings, whole_or_auto
 from squelch.kit.base.user_files import NAMES_FILES
 from squelch.kit.scoring.settings import ProbeConfig
-
-MIN_TEMPERATURE = 0.01
-"""vLLM raises any lower temperature to this value, while the learner would divide the logits by the lower one."""
-
-
-class SamplingConfig(Settings):
-    """Sampling of tokens. top_p = 1, top_k off and min_p = 0 are fixed, so that the stored log-probabilities are those
-    of the distribution that was sampled from."""
-
-    temperature: float = Field(1.0, ge=MIN_TEMPERATURE)
-    """Softmax temperature of training rollouts."""
-    max_tokens_per_turn: int = Field(48, ge=1)
-    """Most sampled tokens in one turn. A turn that reaches the limit is closed with masked ids and counts as badly
-    formatted."""
-    group_size: int = Field(16, ge=1)
-    """G, the number of trajectories per task (paper, section 4.1)."""
 
 
 class EnvironmentActorConfig(Settings):

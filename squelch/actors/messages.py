@@ -76,7 +76,7 @@ class GroupMember:
     rank: int
     size: int
     way: str
-    """Name of the way (`actors.ways`), which connects the group."""
+    """Name of the way (`actors.weight_ways`), which connects the group."""
     timeout_s: float
     """Seconds that a member waits for the others, while the group forms and in each broadcast."""
 
@@ -109,7 +109,7 @@ class SharedWeights:
     arrays: tuple[dict[str, Any], ...]
     gpu: OnGpu | None = None
     way: str = ""
-    """Name of the way by which they are read (`actors.ways`)."""
+    """Name of the way by which they are read (`actors.weight_ways`)."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class UpdateReport:
     seconds_copied: float = 0.0
     """Seconds in which the worker copied the chunks for its engine; it samples meanwhile."""
     way: str = "object_store"
-    """Name of the way by which the worker got the version (`actors.ways`)."""
+    """Name of the way by which the worker got the version (`actors.weight_ways`)."""
     why_not_shared: str = ""
     """The reason if the learner shared the weights and this worker took them from the object store."""
     gpu: GpuUse | None = None

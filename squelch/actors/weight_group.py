@@ -2,7 +2,7 @@
 
 The group is separate from the learner's own process group and from those of vLLM. Its members never change: when a
 rollout worker comes or goes, a new group is formed (`cluster.fleet.delivery`). The way's row says
-what connects it (`actors.ways`).
+what connects it (`actors.weight_ways`).
 
 | call | waits for | unblocked by | on time-out |
 |---|---|---|---|
@@ -36,7 +36,7 @@ from torch import Tensor
 
 from squelch.actors.device_sums import folded
 from squelch.actors.messages import GroupMember, TensorEntry
-from squelch.actors.ways import WAYS
+from squelch.actors.weight_ways import WAYS
 
 BUCKET_BYTES = 256 << 20
 ALIGNMENT = 16

@@ -24,9 +24,10 @@ from pydantic import (
     model_validator,
 )
 
-from squelch.actors.config import EnvironmentActorConfig, RolloutConfig, SamplingConfig, ScorerConfig
+from squelch.actors.config import EnvironmentActorConfig, RolloutConfig, ScorerConfig
 from squelch.actors.formats.families import ALL
-from squelch.actors.ways import AUTOMATIC, Way
+from squelch.actors.sampling import SamplingConfig
+from squelch.actors.weight_ways import AUTOMATIC, Way
 from squelch.cluster.first_task import made
 from squelch.cluster.kept_secrets import with_secrets, without_secrets
 from squelch.cluster.loop_config import (

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from squelch.actors.config import MIN_TEMPERATURE
 from squelch.actors.formats.families import ALL, AUTO, KEPT, NAMES, OWN
+from squelch.actors.sampling import MIN_TEMPERATURE
 from squelch.kit.base.settings import Settings
 from squelch.kit.base.user_files import NamesFiles
 from squelch.learner.warmup.settings import WarmupConfig

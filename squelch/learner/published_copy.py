@@ -31,8 +31,8 @@ from squelch.actors.device_sums import as_bytes
 from squelch.actors.gpu_weights import GpuWeights
 from squelch.actors.gpus.memory import GpuMemory, GpuRefused
 from squelch.actors.messages import SharedWeights, TensorEntry
-from squelch.actors.ways import WAYS
 from squelch.actors.weight_group import Bucket, buckets, views
+from squelch.actors.weight_ways import WAYS
 from squelch.actors.weights_file import ArraySpec, WeightsFile, read_arrays
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Copy:
     """
 
     way = ""
-    """Name of the way by which workers read it (`actors.ways`)."""
+    """Name of the way by which workers read it (`actors.weight_ways`)."""
 
     def __init__(self, table: Sequence[TensorEntry], pages: Pages, store: Store) -> None:
         self.table, self.pages, self._store = tuple(table), pages, store

@@ -12,8 +12,8 @@ import pytest
 from squelch.cluster.commands.config import explained
 from squelch.cluster.config import RunConfig, changes, dump, load, read_recipe, recipe_names
 from squelch.cluster.idle_settings import notes_on_settings
+from squelch.cluster.loop.exit_code import nothing_left
 from squelch.cluster.loop.persistence.state import require_same_schedule
-from squelch.cluster.loop.run_end import nothing_left
 from squelch.cluster.presets import from_preset, preset_names
 from squelch.cluster.report.figures import FIGURES
 from squelch.cluster.report.outcomes import noise

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
-from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
+from squelch.actors.config import EnvironmentActorConfig
 from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.player import EnvironmentPlayer
+from squelch.actors.sampling import SamplingConfig
 from squelch.cluster.config import load
 from squelch.envs.agent import called
 from squelch.kit.records.records import Group, Task, Ticket

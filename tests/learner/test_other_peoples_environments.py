@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
+from squelch.actors.config import EnvironmentActorConfig
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.player import EnvironmentPlayer
+from squelch.actors.sampling import SamplingConfig
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.remote.__main__ import server_of
 from squelch.kit.records.records import Group, Task, Ticket

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
+from squelch.actors.config import EnvironmentActorConfig
 from squelch.actors.formats.choice import open_format
 from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.generation import GenerationClient, GenerationFailed
@@ -28,6 +28,7 @@ from squelch.actors.play.intervening import Intervening
 from squelch.actors.play.player import EnvironmentPlayer
 from squelch.actors.process.shipping import Folder, copy_at, local, own_node
 from squelch.actors.process.spans import Span
+from squelch.actors.sampling import SamplingConfig
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.mixture import Mixture
 from squelch.envs.registry import make

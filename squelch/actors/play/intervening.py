@@ -32,7 +32,7 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
+from squelch.actors.config import EnvironmentActorConfig
 from squelch.actors.formats.choice import squelch_turns
 from squelch.actors.formats.protocol import Format
 from squelch.actors.messages import Completion, GenerationRequest
@@ -41,6 +41,7 @@ from squelch.actors.play.generation import Generate, GenerationFailed, generate_
 from squelch.actors.play.player import IdleEnvironments, MakeEnv, make_task
 from squelch.actors.play.seeds import derive_seed, noise_seed, request_seed
 from squelch.actors.play.step_pool import CallFailed, StepPool
+from squelch.actors.sampling import SamplingConfig
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import Demonstrator, Environment, Twinned, lacking
 from squelch.envs.episode import Episode, Message

@@ -34,7 +34,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
+from squelch.actors.config import EnvironmentActorConfig
 from squelch.actors.formats.protocol import Format
 from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.agent_episode import AgentEpisodes, Bounds
@@ -44,6 +44,7 @@ from squelch.actors.play.hard_negatives import clusters_of
 from squelch.actors.play.seeds import noise_seed, request_seed
 from squelch.actors.play.step_pool import CallFailed, StepPool
 from squelch.actors.play.turn_format import NextIds, TurnFormat, turn_format_of
+from squelch.actors.sampling import SamplingConfig
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import AgentDriven, Environment, GroupReward, GroupRewarded, lacking, require
 from squelch.envs.episode import Episode, Message, TurnOutcome

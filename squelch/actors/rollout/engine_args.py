@@ -1,7 +1,7 @@
 """What a vLLM engine is started with: variables, arguments, and the build that its devices need.
 
-Each says why it is set. Nothing here waits. How a request is sampled: `actors.config.SamplingConfig` is what a user
-sets, `VllmEngine._sampling_params` (`engine`) what vLLM gets.
+Each says why it is set. Nothing here waits. How a request is sampled: `actors.sampling` is what a user sets,
+`VllmEngine._sampling_params` (`engine`) what vLLM gets.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Loads new weights into a vLLM engine: a back end of vLLM's own weight-transfer interface.
 
-Weights reach the engine's process in one of four ways:
+Weights reach the engine's process in one of four ways (which one is taken: `actors.weight_ways`; when:
+`cluster.fleet.delivery`):
 
 - The learner, on the same GPU, has written them to a block of its memory (`actors.gpu_weights`), which the engine's
   process opens by its handle.

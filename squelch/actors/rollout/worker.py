@@ -60,7 +60,7 @@ from squelch.actors.process.spans import Span, Spans
 from squelch.actors.rollout.engine import LoadTimes, VllmEngine
 from squelch.actors.rollout.mailboxes import ClientGone, Mailbox, Mailboxes
 from squelch.actors.rollout.stop_strings import Spell
-from squelch.actors.ways import BROADCAST
+from squelch.actors.weight_ways import BROADCAST
 from squelch.actors.weights_file import Unreachable, opened
 from squelch.kit.process.progress_marks import Progress
 from squelch.kit.untrusted.files import reason

@@ -2,7 +2,8 @@
 
 Each actor has its own budget of `max_restarts` within any `window_s` seconds, so that a run of weeks survives rare
 faults while an actor that dies again and again ends the run. The first replacement within a window begins at once; the
-second waits `backoff_s`, and each further one twice as long as the one before, at most `LONGEST_BACKOFF_S`.
+second waits `backoff_s`, and each further one twice as long as the one before, at most `LONGEST_BACKOFF_S`. Its
+settings: `ClusterConfig` in `cluster.loop_config`.
 """
 
 from __future__ import annotations

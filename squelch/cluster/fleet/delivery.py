@@ -11,7 +11,7 @@ new group is formed at this weight boundary, before the broadcast.
     memory, object store: every worker     its parity probe        the late worker is replaced by the fleet
 
 A worker that cannot read the learner's memory takes the object store, and the log says why; where `exact` of the
-way (`actors.ways`) that is set by name forbids that, it is `SettingRefused` instead.
+way (`actors.weight_ways`) that is set by name forbids that, it is `SettingRefused` instead.
 
 Invariants:
 
@@ -33,7 +33,7 @@ from typing import Any
 
 from squelch.actors.config import RolloutConfig
 from squelch.actors.messages import GroupMember, TransferRefused, UpdateReport, WeightBundle
-from squelch.actors.ways import Way
+from squelch.actors.weight_ways import Way
 from squelch.cluster.control.actor_errors import Died, Failed
 from squelch.cluster.control.calls import (
     JOIN_GROUP,

@@ -58,6 +58,7 @@ from squelch.cluster.fleet.token_budget import choose_token_budget
 from squelch.cluster.idle_settings import notes_on_settings
 from squelch.cluster.kept_secrets import without_secrets
 from squelch.cluster.loop.coordinator import Coordinator
+from squelch.cluster.loop.exit_code import EXIT_FAILED, RunEnd, last_checkpoint, nothing_left, with_trace
 from squelch.cluster.loop.first_lines import opening_lines
 from squelch.cluster.loop.heartbeat import Heartbeat, beating, limits
 from squelch.cluster.loop.initial_policy import prepare_model, with_date_of, with_date_of_start
@@ -70,7 +71,6 @@ from squelch.cluster.loop.persistence.state import (
     require_usable,
 )
 from squelch.cluster.loop.persistence.uploading import Uploads, open_uploads, watched
-from squelch.cluster.loop.run_end import EXIT_FAILED, RunEnd, last_checkpoint, nothing_left, with_trace
 from squelch.cluster.loop.startup import FirstStep, Startup
 from squelch.cluster.loop.stopping import interruptible
 from squelch.cluster.loop.wiring import make_coordinator

@@ -1,4 +1,5 @@
-"""When and why a run ends: by one of its own rules with the step in training, or because it is asked to."""
+"""When and why a run ends: by one of its own rules with the step in training, or because it is asked to.
+The exit code, and what its user reads then: `cluster.loop.exit_code`."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def exit_of(logs: Path, driver: str) -> str | None:
 
 def tell(run_dir: Path, why: str, driver: str) -> str:
     """Writes trace and summary of the run; returns the line for the terminal."""
-    from squelch.cluster.loop.run_end import RayGone, outlook, with_trace
+    from squelch.cluster.loop.exit_code import RayGone, outlook, with_trace
     from squelch.cluster.runs.ending import EndCause, Ending
     from squelch.cluster.runs.folder import SUMMARY, RunFolder
     from squelch.kit.archive.version import VERSION

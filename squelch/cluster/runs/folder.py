@@ -210,7 +210,7 @@ class RunFolder:
 
     def current_summary(self) -> dict[str, Any] | None:
         """The summary; None if there is none, or if it is not that of the process that drives the run now. A resume
-        moves it aside before it trains (`cluster.loop.run_end`)."""
+        moves it aside before it trains (`cluster.loop.exit_code`)."""
         summary, driven_by = self.summary(), None
         if isinstance(self.store, LocalStore) and self.driven():
             driven_by = driver.named(self.store.folder)

@@ -3,7 +3,7 @@
 To add a rule, write a function of the ranked groups, and one of its stricter settings, and add an entry to `RULES`:
 settings, `squelch filter` and docs/guide/filter.md take its name from this table. This module does not import numpy,
 because settings check rule names against the table and the command line must start fast;
-`kit.filter.ranked_scores` has the shared array operations.
+`kit.filter.ranked_scores` has the shared array operations, `kit.filter.settings` epsilon, rho and their defaults.
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
+from squelch.actors.config import EnvironmentActorConfig
 from squelch.actors.play.actor import EnvironmentActor, _try_environment
+from squelch.actors.sampling import SamplingConfig
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.wording import PromptName
 from squelch.kit.records.records import Task, Ticket

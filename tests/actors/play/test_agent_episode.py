@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from docs.examples.frozen_lake_agent import OPTIONS
-from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
+from squelch.actors.config import EnvironmentActorConfig
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.generation import GenerationFailed
 from squelch.actors.play.player import EnvironmentPlayer
 from squelch.actors.play.seeds import noise_seed
+from squelch.actors.sampling import SamplingConfig
 from squelch.envs.agent import called
 from squelch.envs.config import EnvironmentConfig, EnvironmentEntry
 from squelch.envs.mixture import Mixture

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
+from squelch.actors.config import EnvironmentActorConfig
 from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.player import EnvironmentPlayer
 from squelch.actors.play.seeds import noise_seed
+from squelch.actors.sampling import SamplingConfig
 from squelch.envs.base import TextEnv
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import Environment

@@ -11,13 +11,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
+from squelch.actors.config import EnvironmentActorConfig
 from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.generation import GenerationFailed
 from squelch.actors.play.intervening import Intervening, best_answer
 from squelch.actors.play.seeds import request_seed
 from squelch.actors.play.step_pool import StepPool
+from squelch.actors.sampling import SamplingConfig
 from squelch.envs.config import EnvironmentConfig, FormatConfig
 from squelch.envs.episode import Episode
 from squelch.envs.grid_worlds.frozen_lake import FrozenLake

@@ -13,13 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
+from squelch.actors.config import EnvironmentActorConfig
 from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play import step_pool
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.generation import GenerationFailed
 from squelch.actors.play.player import EnvironmentPlayer
 from squelch.actors.play.seeds import derive_seed, noise_seed, request_seed
+from squelch.actors.sampling import SamplingConfig
 from squelch.cluster.control.admission import TicketSource
 from squelch.envs.config import EnvironmentConfig, EnvironmentEntry, FormatConfig
 from squelch.envs.grid_worlds.frozen_lake import FrozenLake

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
+from squelch.actors.config import EnvironmentActorConfig
 from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.player import EnvironmentPlayer
+from squelch.actors.sampling import SamplingConfig
 from squelch.envs.config import EnvironmentConfig
 from squelch.envs.contract import Environment
 from squelch.kit.archive.rows import from_table, to_table

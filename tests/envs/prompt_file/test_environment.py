@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
+from squelch.actors.config import EnvironmentActorConfig
 from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.player import EnvironmentPlayer
+from squelch.actors.sampling import SamplingConfig
 from squelch.cluster.control.admission import TicketSource
 from squelch.envs.config import EnvironmentConfig, EnvironmentEntry, FormatConfig
 from squelch.envs.mixture import Mixture

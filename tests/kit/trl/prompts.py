@@ -20,10 +20,11 @@ from transformers import PreTrainedTokenizerFast
 from trl import GRPOTrainer
 from trl.rewards import accuracy_reward, think_format_reward
 
-from squelch.actors.config import EnvironmentActorConfig, SamplingConfig
+from squelch.actors.config import EnvironmentActorConfig
 from squelch.actors.messages import Completion, GenerationRequest
 from squelch.actors.play.codec import ChatCodec
 from squelch.actors.play.player import EnvironmentPlayer
+from squelch.actors.sampling import SamplingConfig
 from squelch.envs.config import EnvironmentConfig
 from squelch.kit.records.records import Group, Task, Ticket
 from squelch.kit.text.shipped_templates import template_text

@@ -16,8 +16,8 @@ import pytest
 from squelch.cluster.config import dump, load
 from squelch.cluster.control.actor_errors import Failed
 from squelch.cluster.control.ledger import Ledger
-from squelch.cluster.loop import run_end
-from squelch.cluster.loop.run_end import RunEnd
+from squelch.cluster.loop import exit_code
+from squelch.cluster.loop.exit_code import RunEnd
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.status import read_status
@@ -28,7 +28,7 @@ from squelch.kit.base.errors import UserError
 STUCK = """
 import asyncio, atexit, sys, threading, time
 from types import SimpleNamespace
-from tests.cluster.loop.test_run_end import ending
+from tests.cluster.loop.test_exit_code import ending
 
 async def main(blocked):
     end = ending(sys.argv[1], print)
@@ -162,7 +162,7 @@ def test_a_summary_that_a_full_disk_refuses_is_named_and_changes_no_exit_code(tm
         raise OSError(errno.ENOSPC, "No space left on device")
 
     said: list[str] = []
-    monkeypatch.setattr(run_end, "write_summary", full)
+    monkeypatch.setattr(exit_code, "write_summary", full)
     assert ending(tmp_path, said.append).failed(RuntimeError("no room for one rank")) == 1
     assert said[-1] == f"{tmp_path / 'it' / 'summary.json'} cannot be written: No space left on device"
 
@@ -190,7 +190,7 @@ def test_a_signal_decides_the_exit_code_only_of_a_run_that_it_stopped(tmp_path, 
 
 def test_a_run_that_has_ended_stays_as_it_ended_if_ray_or_its_user_ends_the_process(tmp_path, monkeypatch) -> None:
     codes: list[int] = []
-    monkeypatch.setattr(run_end, "leave", codes.append)
+    monkeypatch.setattr(exit_code, "leave", codes.append)
     said: list[str] = []
     end = ending(tmp_path, said.append)
     end.coordinator.ending = None

@@ -1,11 +1,11 @@
-"""Writes the table of the ways of weights in docs/guide/cluster.md: `python -m docs.writers.ways`."""
+"""Writes the table of the ways of weights in docs/guide/cluster.md: `python -m docs.writers.weight_ways`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from docs.writers.tables import replaced, table
-from squelch.actors.ways import WAYS
+from squelch.actors.weight_ways import WAYS
 
 PAGE = Path(__file__).resolve().parents[1] / "guide" / "cluster.md"
 

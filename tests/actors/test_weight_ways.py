@@ -8,16 +8,16 @@ from pkgutil import resolve_name
 
 import pytest
 
-from docs.writers import ways as page
-from squelch.actors import ways
-from squelch.actors.ways import WAYS, Way
+from docs.writers import weight_ways as page
+from squelch.actors import weight_ways
+from squelch.actors.weight_ways import WAYS, Way
 from squelch.cluster.config import load
 from squelch.learner.published_copy import Copies, Copy, HostCopy
 from tests.fakes.gpus import FakeGpu
 
 ROOT = Path(__file__).parents[2] / "squelch"
-SOURCES = [file for file in ROOT.rglob("*.py") if file != ROOT / "actors" / "ways.py"]
-NAMES = {*WAYS, ways.BROADCAST}
+SOURCES = [file for file in ROOT.rglob("*.py") if file != ROOT / "actors" / "weight_ways.py"]
+NAMES = {*WAYS, weight_ways.BROADCAST}
 LISTS = (ast.Tuple, ast.List, ast.Set, ast.Dict)
 
 
@@ -57,7 +57,7 @@ def test_no_other_module_tells_ways_apart_by_name() -> None:
 
 def test_the_guides_table_is_that_of_the_code() -> None:
     text = page.PAGE.read_text(encoding="utf-8")
-    assert page.with_table(text) == text, "run: python -m docs.writers.ways"
+    assert page.with_table(text) == text, "run: python -m docs.writers.weight_ways"
 
 
 class Mine(HostCopy):
@@ -66,7 +66,7 @@ class Mine(HostCopy):
 
 def test_a_row_and_a_class_are_a_new_way(monkeypatch: pytest.MonkeyPatch) -> None:
     row = Way("mine", "by my own", "needs nothing", copy=f"{__name__}:Mine", otherwise="shared_memory")
-    monkeypatch.setitem(ways.WAYS, "mine", row)
+    monkeypatch.setitem(weight_ways.WAYS, "mine", row)
     copies = Copies("mine", FakeGpu(), 1.0, pytest.fail)
     copy = copies.next(())
     assert isinstance(copy, Mine) and copy.seal().way == "mine"
