@@ -1,18 +1,24 @@
-"""Reads the metrics that a component declares in YAML, a file beside its module and of its name.
+"""Reads a component's metrics from the YAML file beside its module, which has the module's name.
 
-A file has the sections of `Section`; below each, its metrics by name. A name that ends with `_total` is a counter's;
-others are gauges, or histograms if they have buckets. A metric may have these fields, and no others:
+    Where time goes:                    # a section, one of `Section`
+      squelch_learner_part_seconds:     # `..._total` is a counter; others are gauges, or with buckets histograms
+        key: learner_seconds/{part}
+        help: Seconds of each part of the learner's last step
+        labels: {part: PARTS}           # a name that the module passes to `declared`
+        open: true
+
+A metric may have these fields, and no others:
 
     help      what it means, for Prometheus and docs/reference/metrics.md
     key       the flat key that feeds it, with `{label}` in place of a label's value; none if it is set by name
     keys      instead of `key`, flat keys that follow no pattern: `{label: {value: flat key}}`
-    labels    the values of each label that exist from the start: a list, or a name that the module gives to some. A
-              list of such mappings has the series of each. Without any values, the labels take all
-    open      true: they take others than these too
-    buckets   upper ends, of a histogram
-    interval  an estimate with a 95% interval, whose ends are the label `bound`: what its help says after the name
-    error     an estimate with a standard error: what its help says after the name
-    null_95   true: an estimate with the 95% point of its null distribution
+    labels    values whose series exist from the start, by label: a list, or a name that the module passes. A list of
+              such mappings has the series of each. Without `labels`, and with empty lists, every value is accepted
+    open      true: values other than these are accepted too
+    buckets   upper ends of a histogram's buckets
+    interval  there is a 95% interval too, whose ends are the label `bound`; this text ends its help, after the name
+    error     there is a standard error too; this text ends its help, after the name
+    null_95   true: there is the 95% point of its null distribution too
 """
 
 from __future__ import annotations
