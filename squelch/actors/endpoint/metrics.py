@@ -6,28 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from squelch.kit.metrics.specification import Section, Table, counter
+from squelch.kit.metrics.declared import declared
 
 if TYPE_CHECKING:
     from squelch.kit.records.records import GroupSummary
 
-OUTCOMES = {"calls": "sampled", "retries": "retried", "refused": "refused"}
-
-METRICS: Table = {
-    Section.HEALTH: (
-        counter(
-            "squelch_agent_calls_total",
-            {f"agents/{name}": (outcome,) for name, outcome in OUTCOMES.items()},
-            "Calls of agents: sampled, retries that got an earlier answer, and refused",
-            labels=("outcome",),
-        ),
-        counter(
-            "squelch_agent_fields_total",
-            "agents/{treatment}/{field}",
-            "Calls of agents with a field that was taken otherwise than asked, or is not known",
-        ),
-    ),
-}
+METRICS = declared(__file__)
 
 
 def agent_metrics(summaries: Sequence[GroupSummary]) -> dict[str, float]:

@@ -12,49 +12,11 @@ from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
 from squelch.actors.gpus.records import GpuUse, Operations
-from squelch.kit.metrics.specification import Section, Table, gauge, product
+from squelch.kit.metrics.declared import declared
 
 LEARNED = ("forward_backward", "train", "step")
 """Parts with the learner's passes: the passes alone, the whole call of the learner, the step's wall time."""
-SERIES = (*product(LEARNED, ("products", "attention")), ("rollout", "products"))
-
-METRICS: Table = {
-    Section.TIME: (
-        gauge(
-            "squelch_operations_per_second",
-            "operations/{part}/{kind}",
-            "Floating-point operations per second of the last step's matrix products, attention's apart: in the "
-            "learner's passes, in its call, while engines sample, and over the step's wall time",
-            SERIES,
-        ),
-        gauge(
-            "squelch_mfu_ratio",
-            "mfu/{part}/{kind}",
-            "These as a share of the peak of the GPUs on which the part runs (MFU); NaN on CPUs, and on GPUs without "
-            "a row in squelch/actors/gpus/peaks.py",
-            SERIES,
-        ),
-        gauge(
-            "squelch_actor_tokens_per_second",
-            "tokens_per_second/{part}",
-            "Tokens of the last step per second of work: sampled ones while an engine samples (rollout; validation's "
-            "time counts, its tokens do not), learned ones while the learner trains (train)",
-            product(("rollout", "train")),
-        ),
-        gauge(
-            "squelch_gpu_busy_ratio",
-            "gpu/{actor}/busy",
-            "Share of the time since the last step in which any process used the GPU of a learner rank or rollout "
-            "worker (NVML)",
-        ),
-        gauge(
-            "squelch_gpu_memory_bytes",
-            "gpu/{actor}/memory_{what}",
-            "Memory of that GPU: used by all processes, in total, and what the actor holds (by NVML, or torch's "
-            "largest reservation where NVML does not show this process)",
-        ),
-    ),
-}
+METRICS = declared(__file__, LEARNED=LEARNED)
 
 
 class Efficiency:

@@ -11,101 +11,18 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
-from squelch.kit.metrics.specification import MetricSpec, Section, Table, counter, gauge, product
+from squelch.kit.metrics.declared import declared
 from squelch.kit.records.failures import FailureCause
 
 if TYPE_CHECKING:
     from squelch.kit.records.records import GroupSummary
 
-CUT_IN = ("reasoning", "answer")
 BANDS = ("all_fail", "mixed", "all_succeed")
 SHOWN_TURNS = 12
 """Turns that have metrics of their own, the first ones."""
 FAILURES = tuple(cause.value for cause in FailureCause if cause is not FailureCause.OTHER)
-
-
-def _of_turn(name: str, key: str, help: str) -> MetricSpec:
-    """A gauge of each of the first turns."""
-    turns = product(tuple(str(turn + 1) for turn in range(SHOWN_TURNS)))
-    return gauge(name, f"turns/{key}/{{turn}}", f"{help}; NaN for a turn that none reached", turns)
-
-
-METRICS: Table = {
-    Section.PROGRESS: (
-        counter(
-            "squelch_trajectories_total",
-            {"trajectories": ("finished",), "trajectories_failed": ("failed",)},
-            "Training trajectories that ended, by outcome",
-            labels=("outcome",),
-        ),
-    ),
-    Section.LEARNING: (
-        gauge("squelch_success_ratio", "success", "Success of the step's training trajectories, before the filter"),
-        gauge(
-            "squelch_environment_success_ratio",
-            "environment/success/{environment}",
-            "Success of the step's training trajectories of each of several environments, before the filter",
-        ),
-        gauge(
-            "squelch_environment_format_valid_ratio",
-            "environment/format/{environment}",
-            "Share of well-formed turns of each of several environments",
-        ),
-        gauge(
-            "squelch_environment_turns_mean",
-            "environment/turns/{environment}",
-            "Mean turns per trajectory of each of several environments",
-        ),
-        gauge(
-            "squelch_tasks_ratio",
-            "tasks_{band}",
-            "Share of the step's groups in which no, some or all trajectories succeed",
-            product(BANDS),
-        ),
-        gauge("squelch_format_valid_ratio", "format_validity", "Share of turns that are well formed"),
-        gauge(
-            "squelch_reasoning_length_tokens",
-            "reasoning_length",
-            "Mean reasoning tokens per turn; all tokens of a turn whose reasoning was never closed",
-        ),
-        gauge(
-            "squelch_turns_cut_ratio",
-            "turns_cut/{where}",
-            "Share of turns that reached sampling.max_tokens_per_turn, in their reasoning or after it",
-            product(CUT_IN),
-        ),
-        gauge(
-            "squelch_format_penalty_mean", "format_penalty_mean", "Mean format penalty per trajectory, 0 or negative"
-        ),
-        gauge("squelch_rollout_entropy_nats", "rollout_entropy", "Mean surprisal of sampled tokens"),
-        gauge("squelch_turns_mean", "turns_per_trajectory", "Mean turns per trajectory"),
-        gauge(
-            "squelch_actions_mean",
-            "actions_per_trajectory",
-            "Mean actions of a trajectory that the environment executed",
-        ),
-        gauge("squelch_turn_actions_mean", "actions_per_turn", "Mean actions of a turn that the environment executed"),
-        _of_turn("squelch_turn_reached_ratio", "reached", "Share of the step's trajectories that had this turn"),
-        _of_turn("squelch_turn_success_ratio", "success", "Success of the step's trajectories that had this turn"),
-        gauge(
-            "squelch_truncated_ratio",
-            "truncated_share",
-            "Share of trajectories that were cut short: by the turn limit, a full context, or their environment",
-        ),
-    ),
-    Section.FILTER: (
-        _of_turn("squelch_turn_kept_ratio", "kept", "Share of the trajectories with this turn that are in kept groups"),
-    ),
-    Section.HEALTH: (
-        counter(
-            "squelch_trajectory_failures_total",
-            "failures/{reason}",
-            "Trajectories that failed, by reason",
-            product(FAILURES),
-            open=True,
-        ),
-    ),
-}
+TURNS = tuple(str(turn + 1) for turn in range(SHOWN_TURNS))
+METRICS = declared(__file__, BANDS=BANDS, TURNS=TURNS, FAILURES=FAILURES)
 
 
 def trajectory_metrics(summaries: Sequence[GroupSummary]) -> dict[str, float]:

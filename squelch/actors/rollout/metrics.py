@@ -5,32 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from squelch.kit.metrics.specification import Section, Table, gauge
+from squelch.kit.metrics.declared import declared
 
 if TYPE_CHECKING:
     from squelch.actors.messages import UpdateReport
 
-METRICS: Table = {
-    Section.HEALTH: (
-        gauge(
-            "squelch_weight_update_seconds",
-            "weights/{worker}/seconds_{part}",
-            "Seconds of the last weight update: chunks fetched, copied for the engine, generation paused, weights "
-            "loaded, probe answered",
-        ),
-        gauge(
-            "squelch_weight_parity_nats",
-            "weights/{worker}/parity",
-            "Mean |log p(worker) - log p(learner)| on the probe after the last update",
-        ),
-        gauge("squelch_weight_parity_max_nats", "weights/{worker}/parity_max", "Largest difference on that probe"),
-        gauge(
-            "squelch_worker_policy_version",
-            "weights/{worker}/version",
-            "Policy version that a rollout worker samples from",
-        ),
-    ),
-}
+METRICS = declared(__file__)
 
 
 def update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float]:

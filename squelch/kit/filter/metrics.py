@@ -12,111 +12,12 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from squelch.kit.filter.statistics import ZERO
-from squelch.kit.metrics.specification import MetricSpec, Section, counter, gauge, product
+from squelch.kit.metrics.declared import declared
 
 DECISIONS = ("kept", "dropped", "refused")
 VARIANCE_BANDS = ("0", "0.001", "0.003", "0.01", "0.03", "0.1", "0.3", "1", "3", "10", "+Inf")
 """Upper ends of the bands of reward variance in which groups are counted."""
-_BY_DECISION = {f"{decision}_groups": (decision,) for decision in DECISIONS}
-REWARD_MEANS = {"reward_mean": ("all",), "reward_mean_kept": ("kept",), "reward_mean_dropped": ("dropped",)}
-
-
-def _of_environments(name: str, key: str, help: str) -> MetricSpec:
-    """A gauge of each of a run's several environments; a run of one has none."""
-    return gauge(name, f"environment/{key}/{{environment}}", help)
-
-
-METRICS = {
-    Section.LEARNING: (
-        gauge(
-            "squelch_reward_mean",
-            REWARD_MEANS,
-            "Mean episode return, without format penalty, of all, kept and dropped groups",
-            labels=("groups",),
-        ),
-    ),
-    Section.FILTER: (
-        gauge(
-            "squelch_reward_variance_mean", "reward_variance_mean", "Mean over groups of the reward variance (ddof 1)"
-        ),
-        gauge(
-            "squelch_reward_variance_groups",
-            "reward_variance_up_to/{up_to}",
-            "Groups of the last step whose reward variance is at most `up_to`: a cumulative histogram",
-            product(VARIANCE_BANDS),
-        ),
-        gauge(
-            "squelch_kept_mass_ratio",
-            "kept_mass",
-            "Share of the window's reward variance in kept groups; NaN if it is 0",
-        ),
-        gauge("squelch_kept_groups_ratio", "kept_fraction", "Share of the window's groups that was kept"),
-        gauge("squelch_window_groups", "num_groups", "Groups that the filter ranked in the step"),
-        gauge(
-            "squelch_step_groups",
-            _BY_DECISION,
-            "Groups of the last step by decision of the filter",
-            labels=("decision",),
-        ),
-        counter("squelch_groups_total", _BY_DECISION, "Groups by decision of the filter", labels=("decision",)),
-        gauge(
-            "squelch_zero_variance_groups", "zero_variance_groups", "Groups of the last step without reward variance"
-        ),
-        gauge(
-            "squelch_dropped_with_variance_ratio",
-            "dropped_with_variance",
-            "Share of the last step's dropped groups that have reward variance; NaN if none was dropped",
-        ),
-        gauge("squelch_floor_groups", "floor_groups", "Groups of the last step that a floor of the filter added"),
-        gauge("squelch_kinds", "kinds/played", "Kinds of tasks among the last filter.kind_window groups"),
-        gauge(
-            "squelch_kinds_effective",
-            "kinds/effective",
-            "Effective number of kinds among kept groups, (sum w)^2 / sum w^2 of their numbers; NaN if none is kept",
-        ),
-        gauge("squelch_kinds_effective_played", "kinds/effective_played", "Effective number of kinds among all groups"),
-        gauge("squelch_kinds_starved", "kinds/starved", "Kinds that were played and of which no group was kept"),
-        gauge(
-            "squelch_kinds_starved_success_ratio",
-            "kinds/starved_success",
-            "Success of the groups of starved kinds: near 1 they are solved, near 0 they are too hard; NaN without any",
-        ),
-        gauge(
-            "squelch_kinds_oldest_steps",
-            "kinds/oldest_steps",
-            "Steps since the kind that has waited longest was last kept",
-        ),
-        gauge(
-            "squelch_kind_kept_ratio",
-            "kinds/kept/{kind}",
-            "Share of a kind's groups that was kept, over the last filter.kind_window groups; NaN if it was not played",
-        ),
-        gauge("squelch_kind_starved_steps", "kinds/age/{kind}", "Steps since a kind of task was last kept"),
-        gauge(
-            "squelch_kind_success_ratio",
-            "kinds/success/{kind}",
-            "Success of a kind's groups over the last filter.kind_window groups",
-        ),
-        _of_environments("squelch_environment_groups", "groups", "Groups of the last step, of each environment"),
-        _of_environments(
-            "squelch_environment_kept_groups_ratio",
-            "kept",
-            "Share of an environment's groups in the step that was kept",
-        ),
-        _of_environments(
-            "squelch_environment_reward_mean", "reward", "Mean episode return of an environment, without format penalty"
-        ),
-        _of_environments(
-            "squelch_environment_reward_variance_mean",
-            "variance",
-            "Mean over an environment's groups of the reward variance (ddof 1)",
-        ),
-        gauge("squelch_loss_scale", "loss_scale", "Factor on the loss of a filtered step"),
-        gauge("squelch_refill_rounds", "refill_rounds", "Rounds that asked for further groups in the last step"),
-        counter("squelch_refills_total", "refill_rounds", "Rounds that asked for further groups"),
-        gauge("squelch_no_signal_streak", "no_signal_streak", "Steps in a row in which the filter selected nothing"),
-    ),
-}
+METRICS = declared(__file__, VARIANCE_BANDS=VARIANCE_BANDS)
 
 
 class Group(Protocol):

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 
@@ -31,18 +32,30 @@ KEYS = 16384
 
 
 class Registry:
-    """The metrics of `tables`. `sections`: by section, in the order of `tables`; `specs`: by name."""
+    """The metrics of `tables`, which are read when one is first needed."""
 
     def __init__(self, *tables: Table) -> None:
-        """Raises ValueError when a metric is declared twice."""
-        self.sections = {section: _of_section(section, tables) for section in Section}
-        self.specs: dict[str, MetricSpec] = {}
-        self._section: dict[str, Section] = {}
-        for section, spec in ((section, spec) for section, specs in self.sections.items() for spec in specs):
-            if spec.name in self.specs:
-                raise ValueError(f"metric {spec.name} is declared twice")
-            self.specs[spec.name], self._section[spec.name] = spec, section
+        self._tables = tables
         self._found = lru_cache(KEYS)(self._series_of)
+
+    @cached_property
+    def sections(self) -> dict[Section, tuple[MetricSpec, ...]]:
+        """By section, in the order of the tables. Raises ValueError when a metric is declared twice."""
+        tables = [table() for table in self._tables]
+        found = {section: tuple(spec for table in tables for spec in table.get(section, ())) for section in Section}
+        for name, times in Counter(spec.name for specs in found.values() for spec in specs).items():
+            if times > 1:
+                raise ValueError(f"metric {name} is declared twice")
+        return found
+
+    @cached_property
+    def specs(self) -> dict[str, MetricSpec]:
+        """By name."""
+        return {spec.name: spec for specs in self.sections.values() for spec in specs}
+
+    @cached_property
+    def _section(self) -> dict[str, Section]:
+        return {spec.name: section for section, specs in self.sections.items() for spec in specs}
 
     def spec(self, name: str) -> MetricSpec:
         """The specification of a metric. Raises ValueError for an unknown name."""
@@ -103,7 +116,3 @@ class Registry:
         if not series:
             raise ValueError(f"no metric is fed by the key `{key}`{nearest(key, self.known_keys)}")
         return tuple(series)
-
-
-def _of_section(section: Section, tables: tuple[Table, ...]) -> tuple[MetricSpec, ...]:
-    return tuple(spec for table in tables for spec in table.get(section, ()))

@@ -1,18 +1,16 @@
 """Specification of a metric: name, kind, help, labels, and the flat keys that feed it. Pure.
 
-Each component declares its metrics beside itself, in a module `metrics` whose `METRICS` is a `Table`; `cluster.metrics`
-composes them. Names follow Prometheus' conventions: seconds and bytes as base units, `_total` for counters, `_ratio`
-for shares.
+Each component declares its metrics in `metrics.yaml` beside its module `metrics`, which gives them as `METRICS`
+(`kit.metrics.declared`); `cluster.metrics` composes them. Names follow Prometheus' conventions: seconds and bytes as
+base units, `_total` for counters, `_ratio` for shares.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
 from typing import Literal
 
 from squelch.kit.base.lookup import nearest
@@ -83,62 +81,5 @@ class MetricSpec:
         return values
 
 
-Table = Mapping[Section, tuple[MetricSpec, ...]]
-"""The metrics that one component declares, by section."""
-
-
-def _scalar(
-    kind: Kind,
-    name: str,
-    key: str | Mapping[str, LabelValues],
-    help: str,
-    seeds: tuple[LabelValues, ...] = (),
-    *,
-    labels: tuple[str, ...] = (),
-    open: bool = False,
-) -> MetricSpec:
-    """A metric.
-
-    Args:
-        key: its flat key, whose `{label}`s are its labels; or its flat keys that follow no pattern, each with its label
-            values; or empty.
-        seeds: label values present from the start. Without them a metric with labels is open.
-        labels: of a metric without such a pattern.
-    """
-    if not isinstance(key, str):
-        return MetricSpec(name, kind, help, labels=labels, seeds=tuple(key.values()), keys=key)
-    labels = labels or tuple(re.findall(r"\{(\w+)\}", key))
-    return MetricSpec(name, kind, help, key, labels, seeds, open or (bool(labels) and not seeds))
-
-
-gauge, counter = partial(_scalar, "gauge"), partial(_scalar, "counter")
-"""A gauge or a counter: its name, flat key or keys, help and seeds (`_scalar`)."""
-
-
-def product(*values: Iterable[str]) -> tuple[LabelValues, ...]:
-    """Every combination of label values."""
-    return tuple(itertools.product(*values))
-
-
-def measured(
-    spec: MetricSpec, *, interval: str | None = None, error: str | None = None, null: bool = False
-) -> tuple[MetricSpec, ...]:
-    """An estimate with its 95% interval, whose ends are the label `bound`, its standard error, and the 95% point of its
-    null distribution. `interval`, `error`: what their help says after the name; None for an estimate without."""
-    found = [spec]
-    if interval is not None:
-        bounded = tuple((*values, bound) for values in spec.seeds or ((),) for bound in ("low", "high"))
-        found.append(_beside(spec, "interval", "_{bound}", f"95% interval of {spec.name}{interval}", bounded))
-    if error is not None:
-        found.append(_beside(spec, "standard_error", "_standard_error", f"Standard error of {spec.name}{error}"))
-    if null:
-        found.append(_beside(spec, "null", "_null_95", f"95% point of the null distribution of {spec.name}"))
-    return tuple(found)
-
-
-def _beside(
-    spec: MetricSpec, word: str, suffix: str, help: str, seeds: tuple[LabelValues, ...] | None = None
-) -> MetricSpec:
-    """A gauge named as `spec`, with the word before the unit."""
-    name = re.sub(r"(_nats|_ratio)?$", rf"_{word}\1", spec.name, count=1)
-    return gauge(name, spec.key + suffix, help, spec.seeds if seeds is None else seeds)
+Table = Callable[[], Mapping[Section, tuple[MetricSpec, ...]]]
+"""Reads the metrics that one component declares, by section."""
