@@ -80,8 +80,9 @@ class Look:
 @dataclass
 class Follower:
     """The state of following one run. `last`: the last scored step, up to which all is decided; `skipped`: steps above
-    it that are decided; `written`: the latest time of a file of decided steps, in ns; `due`: the first step to score;
-    `settled`: whether files count as whole at the first look, and nothing is given up for its time (`--once`)."""
+    it that are decided; `written`: the latest time of a file of decided steps, in ns; `held`: the steps that the
+    records of such a file said then; `due`: the first step to score; `settled`: whether files count as whole at the
+    first look, and nothing is given up for its time (`--once`)."""
 
     folder: Path
     checkpoints: Path
@@ -93,6 +94,7 @@ class Follower:
     last: int | None = None
     skipped: set[int] = field(default_factory=set)
     written: int | None = None
+    held: dict[str, list[int]] = field(default_factory=dict)
     due: int | None = None
     _format: Format | None = None
     _marks: dict[Path, Mark] = field(default_factory=dict)
@@ -140,20 +142,23 @@ class Follower:
             decided = [other for other in self._files if self._is_decided(other)]
         else:
             self.skipped.add(step)
-        marks = [self._marks.get(path) for other in decided for path in self._files.get(other, ())]
-        self.written = max([self.written or 0, *(mark[1] for mark in marks if mark is not None)])
+        paths = {path for other in decided for path in self._files.get(other, ())}
+        self.written = max([self.written or 0, *(self._marks[path][1] for path in paths if path in self._marks)])
+        self.held |= {str(path): self._steps[path][1] for path in paths if path in self._steps}
 
     def _is_decided(self, step: int) -> bool:
         return step in self.skipped or (self.last is not None and step <= self.last)
 
     def _written_again(self) -> Path | None:
-        """A file that holds decided steps alone and is later than they were."""
+        """A file that holds decided steps alone and is later than they were. One that says its steps in its records
+        must have another step than before: evaluations and late rows are written there too."""
         if self.written is None:
             return None
         going_on = {path for step, paths in self._files.items() if not self._is_decided(step) for path in paths}
         for path, mark in self._marks.items():
             known = self._steps.get(path)
-            if mark[1] > self.written and path not in going_on and (known is None or known[0] == mark):
+            is_new = known is None or bool(set(known[1]) - set(self.held.get(str(path), ())))
+            if mark[1] > self.written and path not in going_on and is_new:
                 return path
         return None
 

@@ -81,7 +81,8 @@ def tried(call: Callable[[], T]) -> tuple[T | None, str]:
     try:
         return call(), ""
     except Exception as error:  # the observer must not end the training that it watches
-        return None, str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        text = str(error)
+        return None, text if text and isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
 
 
 def _harmless(hook: Callable[..., None]) -> Callable[..., None]:
@@ -141,7 +142,6 @@ class Observer(TrainerCallback):
         self.monitor: Monitor | None = None
         self.endpoint: Endpoint | None = None
         self._model: Any = None
-        self._processor: Any = None
         self._most_tokens = math.inf
         self._last: int | None = None
         self._is_fed = False
@@ -159,7 +159,8 @@ class Observer(TrainerCallback):
         """The reward function, which scores no row."""
         self._is_fed = True
         if self._model is None:
-            if trainer_state is None or trainer_state.max_steps:  # 0 in an evaluation before any training
+            # in an evaluation before any training max_steps is 0
+            if trainer_state is None or (trainer_state.max_steps and trainer_state.is_world_process_zero):
                 self.say_once(
                     "the Observer is a reward function and no callback, so nothing is scored; add "
                     "callbacks=[observer], the same one"
@@ -267,7 +268,7 @@ class Observer(TrainerCallback):
     @_harmless
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Exports the step."""
-        if not self._is_fed:
+        if not self._is_fed and state.is_world_process_zero:
             self.say_once(
                 "the Observer is a callback and no reward function, so nothing is scored; add it to reward_funcs, the "
                 "same one"
@@ -349,15 +350,15 @@ def _sampled(
     ids, images, _ = trainer._tokenize_prompts(copy.deepcopy(list(prompts)))
     if images is not None:
         raise ValueError("the prompts hold images: only text can be scored")
-    turns = [_first_turn(*row, trainer.eos_token_ids) for row in zip(completion_ids, completions, strict=True)]
+    turns = [_first_turn(*row, trainer) for row in zip(completion_ids, completions, strict=True)]
     return [list(row) for row in ids], turns
 
 
-def _first_turn(ids: Sequence[int], completion: Any, ends: Sequence[int]) -> list[int]:
-    """The ids before the first output of a tool; `ends`: with which sampling ends."""
+def _first_turn(ids: Sequence[int], completion: Any, trainer: Any) -> list[int]:
+    """The ids before the first output of a tool."""
     if isinstance(completion, str) or all(message.get("role") != "tool" for message in completion):
         return list(ids)
-    end = next((place for place, one in enumerate(ids) if one in ends), None)
+    end = next((place for place, one in enumerate(ids) if one in trainer.eos_token_ids), None)
     if end is None:
         raise ValueError(f"the model called a tool in a turn without an end token: {USE_TRAINER}")
     return list(ids[: end + 1])

@@ -330,6 +330,24 @@ def test_one_record_with_a_huge_step_does_not_end_the_following(trainer: Trainer
     assert look.ready is not None and (look.ready.step, look.newest, look.again) == (3, 3, None)
 
 
+def test_rows_of_no_step_and_late_ones_are_no_new_training_and_new_earlier_steps_are(
+    tmp_path: Path, models: list[Path]
+) -> None:
+    def rows(step: int) -> str:
+        return (trainer_files.prime_rl(tmp_path / "other", step) / "00000.jsonl").read_text()
+
+    file = trainer_files.prime_rl(tmp_path / "samples", 7) / "00000.jsonl"
+    shutil.copytree(models[0], tmp_path / "saved" / "step_7")
+    follower = Follower(tmp_path / "samples", tmp_path / "saved", settled=True)
+    ready = follower.look(0.0).ready
+    assert ready is not None and ready.step == 7
+    follower.decided(7, scored=True)
+    for step, again in ((7, None), (3, file)):
+        file.write_text(file.read_text() + rows(step))
+        os.utime(file, (time.time() + 10, time.time() + 10))
+        assert follower.look(1.0).again == again, step
+
+
 def test_a_record_with_a_huge_step_does_not_make_a_growing_file_whole(tmp_path: Path) -> None:
     place = trainer_files.prime_rl(tmp_path / "samples", 10**17)
     wrong = (place / "00000.jsonl").read_text()

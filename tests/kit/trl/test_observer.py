@@ -124,6 +124,10 @@ def fails(*_: Any, **__: Any) -> Any:
     raise RuntimeError("out of memory at 7")
 
 
+def fails_silently(*_: Any, **__: Any) -> Any:
+    raise ValueError
+
+
 CALLED = [{"role": "assistant", "content": "", "tool_calls": [{}]}, {"role": "tool", "content": "4"}]
 
 
@@ -135,6 +139,7 @@ CALLED = [{"role": "assistant", "content": "", "tool_calls": [{}]}, {"role": "to
         ({"completions": [CALLED, CALLED]}, None, "a turn without an end token: use squelch.trl.SquelchGRPOTrainer("),
         ({}, lambda trainer, _: vars(trainer).update(rollout_func=fails), "rollout_func renders the prompts itself"),
         ({}, lambda trainer, _: vars(trainer).update(_tokenize_prompts=fails), "RuntimeError: out of memory"),
+        ({}, lambda trainer, _: vars(trainer).update(_tokenize_prompts=fails_silently), "ValueError"),
         ({}, lambda _, observer: setattr(observer.monitor, "observe", fails), "RuntimeError: out of memory"),
         ({"log_metric": None}, None, "this release of TRL does not tell how it renders prompts"),
     ],
