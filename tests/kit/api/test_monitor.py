@@ -47,7 +47,7 @@ def test_a_step_of_one_prompt_is_counted_and_ends_no_run(observed, model, tokeni
     few = ["so " + said[0], said[1], "<think> </think>"]
     monitor = squelch.Monitor(tokenizer)
     found = monitor.observe(1, model, prompts[:3], few)
-    assert "Excluded rows: empty reasoning: 2" in monitor.unscored
+    assert "Excluded rows: text before the reasoning: 1; empty reasoning: 1" in monitor.unscored
     assert found.keys() == observed.keys() and math.isnan(found["first_turn/mi_est"])
     assert (found["first_turn/excluded/one_prompt"], found["first_turn/excluded/empty"]) == (1, 2)
     assert found["first_turn/num_excluded"] == 3 and found["first_turn/regime/unknown"] == 1
