@@ -100,6 +100,12 @@ class Monitor:
         self._probe_prompts: list[list[int]] | None = None
         self._probe_first: dict[str, Any] | None = None
         self._raised: list[str] = []
+        self._unscored = ""
+
+    @property
+    def unscored(self) -> str:
+        """Why the last observed step has no MI, with what was left out; empty if it has."""
+        return self._unscored
 
     @property
     def alarms(self) -> tuple[str, ...]:
@@ -151,6 +157,7 @@ class Monitor:
         result = self._scored(engine, found) if len(found.prompts) > 1 else None
         self._step, self._raised = step, []
         metrics = {f"first_turn/{key}": value for key, value in self._step_metrics(found, result).items()}
+        self._unscored = _why_unscored(found, result) if math.isnan(metrics["first_turn/mi_est"]) else ""
         metrics |= {"scorer/step": float(step), "scorer/version": float(step)}
         metrics |= self._watched(step, metrics)
         if self._links and self._probe_step is None:
@@ -290,6 +297,16 @@ class Monitor:
     def _require_order(self, call: str, step: int, last: int | None) -> None:
         if last is not None and step <= last:
             raise ValueError(f"{call} was called for step {last} and then for {step}; steps must rise")
+
+
+def _why_unscored(found: Reasonings, result: ScoreResult | None) -> str:
+    """Why a step has no MI, in words; `result`: None below two prompts."""
+    try:
+        require_two_prompts(found)
+    except ValueError as error:
+        return str(error)
+    excluded = result.proxies.excluded if result else found.excluded
+    return "no reasoning can be compared. Excluded rows: " + "; ".join(f"{why}: {n}" for why, n in excluded.items())
 
 
 def _link_metrics(answers: Answers | None) -> dict[str, float]:

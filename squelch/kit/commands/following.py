@@ -4,23 +4,28 @@
                                       ├─ a later one is there, or `wait_s` is over ──▶ skipped
                                       └─ else ──▶ waiting
 
-Steps come in their order, because averages and alarms follow them: while one waits, later ones do too.
+Steps come in their order, because averages and alarms follow them: while one waits, later ones do too. A step that is
+skipped ends nothing before it or after it: only a scored one moves `last`.
 
-A file is whole once it has the same size and time in two looks, and a checkpoint too. Trainers write checkpoints in
-order, so if a later one is there, a missing one was not saved, or was pruned, and its step is skipped at once.
+A file is whole once it has the same size and time in two looks, and a checkpoint too, with all of its shards. Trainers
+write checkpoints in order, so if a later one is there, a missing one was not saved, or was pruned, and its step is
+skipped at once. If a file of decided steps is written later than all of them were, training has started again there.
 
 | waits for | unblocked by | bound |
 |---|---|---|
 | a file that is still being written | its trainer | its end: two looks without a change, or a later step in the file |
 | the checkpoint that sampled a step | its trainer; whoever merges shards | `wait_s` from the look that found the step |
 
-One look reads the names in both folders; of a file whose name does not say its step it reads the records, again only
-when the file has changed. Nothing here waits, prints or loads a model. No torch, no Ray.
+One look reads the names in both folders, once. It reads the columns of files until it knows the format, and the
+records of a file whose name does not say its step; both again only when the file has changed. Nothing here waits,
+prints or loads a model. No torch, no Ray.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,8 +34,12 @@ from squelch.kit.process.terminal import duration
 from squelch.kit.readers.formats import FORMATS, Format, format_named, format_of, steps_in, steps_of_records
 from squelch.kit.untrusted.files import Unreadable, is_file, state
 
+MOST_STEPS = 10**9
+"""A number from which on it counts no steps; a time in seconds is above it."""
 MODEL_FOLDERS = (".", "huggingface", "actor/huggingface", "actor", "policy", "weights", "model", "hf")
 """Where a checkpoint holds its model in Hugging Face's form, in the order of looking."""
+_NAMES = frozenset(one.files for one in FORMATS.values())
+_SHARD = re.compile(r"-of-(\d{5})\.safetensors$")
 Mark = tuple[int, int]
 """Size and time of a file."""
 
@@ -63,13 +72,17 @@ class Look:
     left_s: float | None = None
     """Seconds after which the waiting step is skipped; None if no step waits for a checkpoint."""
     newest: int | None = None
-    """The newest step of which there are samples."""
+    """The newest step of which there are samples, without those that are skipped."""
+    again: Path | None = None
+    """A file of decided steps that was written after they were decided."""
 
 
 @dataclass
 class Follower:
-    """The state of following one run. `last`: the step up to which all is decided; `due`: the first step to score;
-    `settled`: whether files count as whole at the first look, and nothing is given up for its time (`--once`)."""
+    """The state of following one run. `last`: the last scored step, up to which all is decided; `skipped`: steps above
+    it that are decided; `written`: the latest time of a file of decided steps, in ns; `held`: the steps that the
+    records of such a file said then; `due`: the first step to score; `settled`: whether files count as whole at the
+    first look, and nothing is given up for its time (`--once`)."""
 
     folder: Path
     checkpoints: Path
@@ -79,6 +92,9 @@ class Follower:
     wait_s: float = 3600.0
     settled: bool = False
     last: int | None = None
+    skipped: set[int] = field(default_factory=set)
+    written: int | None = None
+    held: dict[str, list[int]] = field(default_factory=dict)
     due: int | None = None
     _format: Format | None = None
     _marks: dict[Path, Mark] = field(default_factory=dict)
@@ -86,6 +102,9 @@ class Follower:
     _changed: set[Path] = field(default_factory=set)
     _steps: dict[Path, tuple[Mark, list[int]]] = field(default_factory=dict)
     _since: dict[int, float] = field(default_factory=dict)
+    _formats: dict[Path, tuple[Mark | None, Format | UserError | Unreadable]] = field(default_factory=dict)
+    _files: dict[int, list[Path]] = field(default_factory=dict)
+    _checkpoints: dict[int, Path] | None = None
 
     def look(self, now: float) -> Look:
         """Looks at both folders; `now`: seconds of any clock. UserError if the folder's format cannot be followed."""
@@ -95,30 +114,57 @@ class Follower:
         if self._format is None:
             found.waiting = f"the first file of samples in {self.folder}"
             return found
-        steps = steps_in(self.folder, self._format, _samples(self.folder, self._format), self._steps_of)
-        self._note_marks([path for paths in steps.values() for path in paths])
-        found.newest = max(steps, default=None)
-        pending = sorted(step for step in steps if self.last is None or step > self.last)
+        self._checkpoints = None
+        self._files = steps_in(self.folder, self._format, _samples(self.folder, self._format), self._steps_of)
+        self._note_marks({path for paths in self._files.values() for path in paths})
+        found.again = self._written_again()
+        for step in sorted(step for step in self._files if step >= MOST_STEPS and not self._is_decided(step)):
+            found.skipped.append(Skipped(step, "no training has so many steps; these rows are left out"))
+            self.decided(step, False)
+        due = self._files if self.due is None else [step for step in self._files if step >= self.due]
+        pending = sorted(step for step in due if not self._is_decided(step))
+        found.newest = max((step for step in self._files if step not in self.skipped), default=None)
         for step in pending:
             self._since.setdefault(step, now)
         for step in pending:
-            if self._look_at(step, steps[step], found, now, is_newest=step == found.newest):
+            if self._look_at(step, found, now, is_newest=step == found.newest):
                 return found
-        found.waiting = "the next step" if found.newest is not None else f"the first step in {self.folder}"
+        found.waiting = "the next step" if self._files else f"the first step in {self.folder}"
         return found
 
     def decided(self, step: int, scored: bool) -> None:
         """Notes that a step was scored, or cannot be."""
-        self.last = step
         self._since.pop(step, None)
+        decided = [step]
         if scored:
-            self.due = step + self.every
+            self.last, self.due = step, step + self.every
+            self.skipped = {other for other in self.skipped if other > step}
+            decided = [other for other in self._files if self._is_decided(other)]
+        else:
+            self.skipped.add(step)
+        paths = {path for other in decided for path in self._files.get(other, ())}
+        self.written = max([self.written or 0, *(self._marks[path][1] for path in paths if path in self._marks)])
+        self.held |= {str(path): self._steps[path][1] for path in paths if path in self._steps}
 
-    def _look_at(self, step: int, files: list[Path], found: Look, now: float, is_newest: bool) -> bool:
+    def _is_decided(self, step: int) -> bool:
+        return step in self.skipped or (self.last is not None and step <= self.last)
+
+    def _written_again(self) -> Path | None:
+        """A file that holds decided steps alone and is later than they were. One that says its steps in its records
+        must have another step than before: evaluations and late rows are written there too."""
+        if self.written is None:
+            return None
+        going_on = {path for step, paths in self._files.items() if not self._is_decided(step) for path in paths}
+        for path, mark in self._marks.items():
+            known = self._steps.get(path)
+            is_new = known is None or bool(set(known[1]) - set(self.held.get(str(path), ())))
+            if mark[1] > self.written and path not in going_on and is_new:
+                return path
+        return None
+
+    def _look_at(self, step: int, found: Look, now: float, is_newest: bool) -> bool:
         """Puts a pending step into `found`. Returns whether later steps have to wait for it."""
-        if self.due is not None and step < self.due:
-            self.decided(step, False)
-            return False
+        files = self._files[step]
         changing = [path for path in files if path in self._changed]
         if changing and (is_newest or not self._holds_later(changing, step)):
             found.waiting = f"step {step}: {changing[0].name} is still being written"
@@ -141,21 +187,36 @@ class Follower:
         """The format of the folder; None as long as no file is there whose format is known."""
         if self.format_name is not None:
             return _followed(format_named(self.format_name), self.folder)
+        named = (path for path in sorted(self.folder.glob("**/*")) if any(path.match(name) for name in _NAMES))
+        there = [path for path in named if not self._is_unknown(path)]
         refusal: UserError | Unreadable | None = None
         for one in FORMATS.values():
-            for path in _samples(self.folder, one):
-                try:
-                    found = format_of(path)
-                except (UserError, Unreadable) as error:  # perhaps its first record is being written
-                    refusal = error
+            for path in there:
+                if not _is_sample(path, self.folder, one):
                     continue
-                if found is one:
+                found = self._format_at(path)
+                if not isinstance(found, Format):
+                    refusal = found
+                elif found is one or found.weights is None:
                     return _followed(found, self.folder)
-                if found.weights is None:
-                    _followed(found, self.folder)
         if refusal is not None and self.settled:
             raise refusal
         return None
+
+    def _is_unknown(self, path: Path) -> bool:
+        """Whether the file has not changed since its format was not known."""
+        mark, found = self._formats.get(path, (None, None))
+        return isinstance(found, UserError | Unreadable) and mark == _mark(path)
+
+    def _format_at(self, path: Path) -> Format | UserError | Unreadable:
+        """The format of a file, or why it is not known: perhaps its first record is being written."""
+        mark = _mark(path)
+        if path not in self._formats or self._formats[path][0] != mark:
+            try:
+                self._formats[path] = mark, format_of(path)
+            except (UserError, Unreadable) as error:
+                self._formats[path] = mark, error
+        return self._formats[path][1]
 
     def _steps_of(self, path: Path, found: Format) -> list[int]:
         """The steps that a file's records say, which are read again only when the file has changed."""
@@ -172,9 +233,11 @@ class Follower:
 
     def _holds_later(self, files: list[Path], step: int) -> bool:
         """Whether each of these growing files holds a later step already, so that this step is whole."""
-        return all(path in self._steps and max(self._steps[path][1], default=step) > step for path in files)
+        return all(
+            path in self._steps and any(step < later < MOST_STEPS for later in self._steps[path][1]) for path in files
+        )
 
-    def _note_marks(self, paths: list[Path]) -> None:
+    def _note_marks(self, paths: Iterable[Path]) -> None:
         """Notes which files have changed since the last look."""
         marks = {path: mark for path in paths if (mark := _mark(path)) is not None}
         self._changed = set() if self.settled else {path for path in marks if self._marks.get(path) != marks[path]}
@@ -193,11 +256,13 @@ class Follower:
             if self.initial is None:
                 return "the initial model sampled it; give that with --initial"
             return Ready(step, tuple(files), name, self.initial)
-        there = rule.checkpoints(self.checkpoints)
+        if self._checkpoints is None:
+            self._checkpoints = rule.checkpoints(self.checkpoints)
+        there = self._checkpoints
         if number in there:
             model = model_in(there[number])
             if model is None:
-                what = f"{there[number]} holds no model in Hugging Face's form (config.json with safetensors)"
+                what = f"{there[number]} holds no whole model in Hugging Face's form (config.json with safetensors)"
                 return _Wait(f"a model for step {step}: {what} yet; merge its shards", what)
             if self._is_changing(model):
                 return _Wait(f"{name}, which is still being written", f"{name} kept changing")
@@ -237,10 +302,13 @@ def _followed(found: Format, folder: Path) -> Format:
 
 def _samples(folder: Path, found: Format) -> Iterator[Path]:
     """The files of training samples in a folder, without those of evaluations."""
-    for path in sorted(folder.glob(found.files)):
-        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if is_file(path) and not found.evaluates(path) and not hidden:
-            yield path
+    return (path for path in sorted(folder.glob(found.files)) if _is_sample(path, folder, found))
+
+
+def _is_sample(path: Path, folder: Path, found: Format) -> bool:
+    named = path.match(found.files) and (found.files.startswith("**/") or path.parent == folder)
+    hidden = "/." in path.as_posix().removeprefix(folder.as_posix())
+    return named and not hidden and not found.evaluates(path) and is_file(path)
 
 
 def model_in(checkpoint: Path) -> Path | None:
@@ -248,9 +316,16 @@ def model_in(checkpoint: Path) -> Path | None:
     for name in MODEL_FOLDERS:
         found = checkpoint / name
         configured = any(is_file(found / file) for file in ("config.json", "adapter_config.json"))
-        if configured and any(found.glob("*.safetensors")):
+        if configured and _holds_weights(found):
             return found
     return None
+
+
+def _holds_weights(folder: Path) -> bool:
+    """Whether safetensors are there, with all shards that their names count."""
+    names = [path.name for path in folder.glob("*.safetensors")]
+    shards = Counter(int(match[1]) for name in names if (match := _SHARD.search(name)))
+    return bool(names) and all(number >= count for count, number in shards.items())
 
 
 def _mark(path: Path) -> Mark | None:

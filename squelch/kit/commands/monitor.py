@@ -10,7 +10,9 @@ Invariants:
 - The trainer's files are only read. What is written is the state (`--state`), after each decided step: averages, alarms
   and the last step, so that a monitor that is started again goes on after it.
 - A step that cannot be scored is skipped with its reason, and nothing but bad arguments or a signal ends the monitor
-  before `--idle`: a damaged file, a checkpoint that is pruned while it is read, a model that does not fit the rows.
+  before `--idle`: a damaged file, a checkpoint that is pruned while it is read, a model that does not fit the rows. A
+  file or checkpoint that cannot be read is tried again until it has not changed for `SETTLE_S`.
+- A decided step is not scored again. If the trainer writes one again, that is said once.
 - It waits for the trainer alone, at most `--wait` for a checkpoint and `--idle` for anything new, and says so.
 - A signal ends it at once (`kit.process.signals`), with 128 + signal; the step under way is scored again by the next
   start.
@@ -59,7 +61,7 @@ MAX_STATE = 64 * MIB
 FORM = 1
 """Form of the state's file."""
 SETTLE_S = 60.0
-"""Seconds since its last change for which a file that cannot be read may still be under way."""
+"""Seconds since its last change for which a file or checkpoint that cannot be read may still be under way."""
 SHOWN = (
     ("first_turn/mi_seq_est", "MI", " nats"),
     ("probe/link/dependence", "D", " nats per answer"),
@@ -145,6 +147,7 @@ class Session:
         self.reported: int | None = None
         """The newest step at `/metrics`."""
         self._said: str | None = None
+        self._said_again = False
         self._restore()
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -154,6 +157,7 @@ class Session:
         news = time.monotonic()
         while True:
             look = self.follower.look(time.monotonic())
+            self._tell_again(look)
             self._tell_skipped(look)
             if look.ready is not None and self._score(look.ready):
                 news = time.monotonic()
@@ -171,14 +175,15 @@ class Session:
             time.sleep(self.args.poll)
 
     def _score(self, ready: Ready) -> bool:
-        """Scores a step. Returns whether it is decided: False if a file that cannot be read may be under way."""
+        """Scores a step. Returns whether it is decided: False if what cannot be read may be under way."""
         from squelch.kit.commands.monitored import NotRead, observe
 
         try:
             metrics, notes = observe(self.monitor, ready, self.args)
         except UserError as error:
-            fresh = max((found.st_mtime for path in ready.files if (found := state(path))), default=0.0)
-            if isinstance(error, NotRead) and not self.args.once and time.time() - fresh < SETTLE_S:
+            read = (*ready.files, *ready.model.glob("*"))
+            fresh = max((found.st_mtime for path in read if (found := state(path))), default=0.0)
+            if isinstance(error, NotRead) and abs(time.time() - fresh) < SETTLE_S:
                 self._tell_waiting(Look(waiting=f"the end of step {ready.step}: {error}"))
                 return False
             self.follower.decided(ready.step, scored=False)
@@ -216,8 +221,8 @@ class Session:
             yield
 
     def _show_progress(self, look: Look) -> None:
-        """Moves `squelch_step` on, also where steps are not scored."""
-        if self.recorder is not None and look.newest is not None and look.newest > (self.reported or -1):
+        """Moves `squelch_step` on, also where steps are not scored; back if a step that was none is skipped."""
+        if self.recorder is not None and look.newest is not None and look.newest != self.reported:
             self.reported = look.newest
             self.recorder.step(look.newest, {})
 
@@ -236,12 +241,17 @@ class Session:
         try:
             self.monitor.restore(found["monitor"])
             self.follower.last, self.follower.due = found["last"], found["due"]
+            self.follower.skipped, self.follower.written = set(found.get("skipped", ())), found.get("written")
+            self.follower.held = dict(found.get("held", {}))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"{self.path} holds no state of a monitor: {error!r}; give another as --state") from error
-        self.tell("continued", f"goes on after step {found['last']} ({self.path})", step=found["last"])
+        where = f"after step {found['last']}" if found["last"] is not None else "without a scored step"
+        self.tell("continued", f"goes on {where} ({self.path})", step=found["last"])
 
     def _save(self) -> None:
-        found = {"form": FORM, "settings": self.settings, "last": self.follower.last, "due": self.follower.due}
+        follower = self.follower
+        found = {"form": FORM, "settings": self.settings, "last": follower.last, "due": follower.due}
+        found |= {"skipped": sorted(follower.skipped), "written": follower.written, "held": follower.held}
         with as_user_error(OSError, about=f"--state {self.path} cannot be written"):
             write_whole(self.path, json.dumps({**found, "monitor": self.monitor.state()}))
 
@@ -256,6 +266,21 @@ class Session:
             self._said = look.waiting
             bound = "" if look.left_s is None else f", at most {duration(look.left_s)} (--wait)"
             self.tell("waiting", f"waiting for {look.waiting}{bound}", left_s=look.left_s)
+
+    def _tell_again(self, look: Look) -> None:
+        if look.again is None or self._said_again:
+            return
+        self._said_again = True
+        last = self.follower.last
+        decided = "skipped steps" if last is None else f"steps up to {last}"
+        self.tell(
+            "again",
+            f"training seems to have started again: {look.again.name} was written after its steps were decided. "
+            f"The {decided} are not scored again; to follow this training from its start, end the monitor and remove "
+            f"{self.path}",
+            file=str(look.again),
+            last=last,
+        )
 
     def _tell_skipped(self, look: Look) -> None:
         reasons: dict[str, list[int]] = {}

@@ -16,7 +16,7 @@ from squelch.kit.readers.score_files import notes_on_file, read_samples
 
 
 class NotRead(UserError):
-    """A file of samples cannot be read; perhaps it is still being written."""
+    """A file of samples or the checkpoint cannot be read; perhaps it is still being written."""
 
 
 def observe(monitor: Monitor, ready: Ready, args: argparse.Namespace) -> tuple[dict[str, float], list[str]]:
@@ -31,7 +31,12 @@ def observe(monitor: Monitor, ready: Ready, args: argparse.Namespace) -> tuple[d
         rows += [(len(rows) + number, row) for number, row in found.rows]
         notes += notes_on_file(found, path, ready.model)
     given = {**vars(args), "file": ready.files[0], "model": ready.model, "max_prompts": None}  # the monitor draws them
-    reasonings, engine = load(argparse.Namespace(**given), rows)
+    try:
+        reasonings, engine = load(argparse.Namespace(**given), rows)
+    except UserError as error:
+        if str(error).startswith(f"--model {ready.model}: "):
+            raise NotRead(str(error)) from error
+        raise
     reward = mean_reward([row for _, row in rows])
     if reward is not None:
         monitor.record_reward(ready.step, reward)

@@ -1,7 +1,7 @@
 """The diagnosis and the filter inside TRL's GRPOTrainer, live (docs/guide/use-with-other-trainers.md#trl).
 
     Observer             MI, D and the regime of the live model every k steps; a reward function and a callback
-    SquelchGRPOTrainer   the same with exact ids under tools, and the filter; a subclass of GRPOTrainer
+    SquelchGRPOTrainer   the same from the ids and masks of a batch, and the filter; a subclass of GRPOTrainer
     SquelchMixin         the same for a trainer that is a subclass already
     GroupFilter          the filter's settings there
 
@@ -18,11 +18,13 @@ Contract:
 - Observing changes no parameter, optimizer state, random state or gradient of a run. It happens after sampling and
   before the update, on the weights that sampled, in the main process; the other ranks wait at TRL's next collective.
   Rows of all ranks are gathered first.
+- Observing ends no training: what cannot be scored is said once and logged (`observer`).
 - As a reward function the observer returns None for every row, so a row that the user's functions left out stays out.
 - A dropped group gets a zero mask: loss, KL and entropy leave it out. Shapes stay. Every rank decides on the rewards of
   all ranks, so all decide the same.
 - Generation is not touched. Evaluation is neither observed nor filtered.
-- FSDP, DeepSpeed ZeRO-3 and images are refused by name; `trainer` refuses a release of TRL that it was not tried on.
+- FSDP, DeepSpeed ZeRO-3 and trainers that give reward functions no samples are refused by name before training;
+  `trainer` refuses a release of TRL that it was not tried on.
 - TRL is imported by `trainer` alone, and only there.
 """
 

@@ -1,7 +1,8 @@
-"""`squelch.trl.Observer`: the diagnosis of a TRL run by its public hooks, a reward function and a callback.
+"""`squelch.trl.Observer`: the diagnosis of a TRL run from two hooks, a reward function and a callback.
 
 | hook | what happens |
 |---|---|
+| `on_init_end` | refuses trainers that cannot be observed |
 | `on_train_begin` | refuses sharded models; takes model, tokenizer and temperature; opens `/metrics` |
 | reward function | every `every` steps: ids of the samples of all ranks are scored; returns None for every row |
 | `on_step_end` | the step at `/metrics` |
@@ -14,26 +15,33 @@ Invariants:
 - Training steps count from 1; the samples of step s are scored before the update of step s. Of several generations in
   one step the first is scored; where one generation serves several steps, the step in which it was sampled.
 - Every rank decides alike whether to score, because that depends on the steps alone. The main process scores.
-- Prompts are rendered as TRL does, by its tokenizer with `chat_template_kwargs`; completions are its ids.
+- The trainer renders the prompts, by the method with which it rendered them for sampling; completions are its ids. A
+  reward function is not told which ids came from a tool: the first turn ends with its first end token, as sampling did.
+  What cannot be known is not scored.
+- Once training runs, the observer does not end it, whatever fails: it says why on standard error, once for each cause,
+  logs `not_scored`, and tries again at the next step that is due. Every rank takes part in the gathering of the rows,
+  also one whose rows cannot be read.
 - Only values that are known are logged (TRL averages them); at `/metrics` an unknown one is NaN.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from accelerate.state import AcceleratorState
 from accelerate.utils import gather_object
 from transformers import TrainerCallback
 
 from squelch.kit.api.completions import Markers
-from squelch.kit.api.messages import is_messages
-from squelch.kit.api.monitor import Monitor
+from squelch.kit.api.monitor import REASONS, Monitor
 from squelch.kit.api.scoring import MARKERS
 from squelch.kit.base.disk import write_whole
 from squelch.kit.diagnosis.metrics import REGIMES
@@ -45,22 +53,52 @@ LOGGED = (
     *(f"first_turn/{key}{end}" for key in ("mi_est", "mi_seq_est") for end in ("", "_low", "_high")),
     *(f"first_turn/{key}" for key in ("mi_zscore", "retrieval_accuracy", "retrieval_chance", "num_prompts")),
     *(f"first_turn/{key}" for key in ("conditional_entropy", "marginal_entropy", "num_excluded", "reasoned")),
+    *(f"first_turn/excluded/{reason}" for reason in (*dict.fromkeys(REASONS.values()), "one_prompt")),
     *(f"first_turn/regime/{regime}" for regime in REGIMES),
     *(f"probe/link/{key}{end}" for key in ("dependence", "dependence_share") for end in ("", "_low", "_high")),
     *("alarm/raised", "seconds/score"),
 )
 """What TRL's log gets, under `PREFIX`; `/metrics` has every key."""
 STATE_FILE = "squelch.json"
+NOT_SCORED = "not_scored"
+"""In TRL's log, of a step that was due: 1 if it has no MI, else 0."""
+OBSERVED = ("GRPOConfig", "RLOOConfig")
+"""The classes of the settings of trainers that give reward functions the ids that they sampled."""
+MANY = 0.5
+"""The share of unclosed reasonings from which a step's MI is said to be of few."""
 USE_TRAINER = (
     "use squelch.trl.SquelchGRPOTrainer(..., observer=Observer()), which sees the ids and masks of the trainer"
 )
 Log = Callable[[str, float], None]
+Ids = list[list[int]]
+T = TypeVar("T")
 
 logger = logging.getLogger("squelch.trl")
 
 
+def tried(call: Callable[[], T]) -> tuple[T | None, str]:
+    """(result, "") of a call, or (None, the reason) if it fails, with whatever error."""
+    try:
+        return call(), ""
+    except Exception as error:  # the observer must not end the training that it watches
+        text = str(error)
+        return None, text if text and isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
+
+
+def _harmless(hook: Callable[..., None]) -> Callable[..., None]:
+    """The hook of an observer; an error in it is said once and ends nothing."""
+
+    @functools.wraps(hook)
+    def guarded(self: Observer, *given: Any, **named: Any) -> None:
+        _, reason = tried(lambda: hook(self, *given, **named))
+        if reason:
+            self.say_once(reason)
+
+    return guarded
+
+
 class Observer(TrainerCallback):
-    """Scores the samples of a GRPOTrainer every few steps. Give the same object twice:
+    """Scores the samples of a GRPOTrainer or RLOOTrainer every few steps. Give the same object twice:
     `GRPOTrainer(..., reward_funcs=[own, observer], callbacks=[observer])`. `reward_weights`, where they are set, need
     one more entry for it, whose value has no effect.
 
@@ -73,9 +111,9 @@ class Observer(TrainerCallback):
         host, port: where; as the settings `recorder.host` and `recorder.port` of a run.
 
     Raises:
-        ValueError: a setting is out of its range; at the start of training: the model is sharded, or no causal language
-            model; the port is in use; at a step: images, tools or environments, for which reward functions see too
-            little.
+        ValueError: a setting is out of its range; as the trainer is made: it is of another kind; at the start of
+            training: the model is sharded, or no causal language model. Nothing later ends the training: what cannot
+            be scored, images for example, is said once on standard error and logged.
     """
 
     __name__ = "squelch"  # TRL names reward functions in its logs
@@ -104,29 +142,36 @@ class Observer(TrainerCallback):
         self.monitor: Monitor | None = None
         self.endpoint: Endpoint | None = None
         self._model: Any = None
-        self._processor: Any = None
-        self._template_kwargs: dict[str, Any] = {}
+        self._most_tokens = math.inf
         self._last: int | None = None
         self._is_fed = False
+        self._said = set[str]()
 
     def __call__(
         self,
         prompts: Sequence[Any],
         completions: Sequence[Any],
-        completion_ids: Sequence[Sequence[int]],
-        trainer_state: Any,
-        log_metric: Log,
+        completion_ids: Sequence[Sequence[int]] | None = None,
+        trainer_state: Any = None,
+        log_metric: Log | None = None,
         **columns: Any,
     ) -> list[None]:
         """The reward function, which scores no row."""
         self._is_fed = True
-        if self._model is None and trainer_state.max_steps:  # 0 in an evaluation before any training
-            raise ValueError(
-                "the Observer is a reward function and no callback; add callbacks=[observer], the same one"
+        if self._model is None:
+            # in an evaluation before any training max_steps is 0
+            if trainer_state is None or (trainer_state.max_steps and trainer_state.is_world_process_zero):
+                self.say_once(
+                    "the Observer is a reward function and no callback, so nothing is scored; add "
+                    "callbacks=[observer], the same one"
+                )
+        elif log_metric is not None and self.wants(trainer_state):
+            trainer = getattr(log_metric, "__self__", None)
+            self.see(
+                trainer_state,
+                lambda: _sampled(trainer, prompts, completions, completion_ids or (), columns),
+                log_metric,
             )
-        if self._model is not None and self.wants(trainer_state):
-            _require_plain(prompts, completions, columns)
-            self.see(trainer_state, self._encoded(prompts), completion_ids, log_metric)
         return [None] * len(prompts)
 
     def wants(self, state: Any) -> bool:
@@ -134,53 +179,104 @@ class Observer(TrainerCallback):
         step = state.global_step + 1
         return self._model.training and (self._last is None or step >= self._last + self._every)
 
-    def see(self, state: Any, prompts: Sequence[Any], completions: Sequence[Any], log: Log) -> None:
-        """Scores ids sampled in the present step; every rank calls it with its own. The main process calls `log`."""
+    def see(self, state: Any, sampled: Callable[[], tuple[Ids, Ids]], log: Log) -> None:
+        """Scores what was sampled in the present step; every rank calls it with its own. `sampled`: gives the ids of
+        prompts and completions. The main process calls `log`."""
         self._is_fed, self._last = True, state.global_step + 1
-        rows = gather_object(list(zip(prompts, completions, strict=True)))
+        found = gather_object([tried(sampled)])  # every rank takes part, whatever fails on it
         if not state.is_world_process_zero:
             return
-        assert self.monitor is not None
-        metrics = self.monitor.observe(self._last, self._model, *map(list, zip(*rows, strict=True)))
+        reason = next((reason for _, reason in found if reason), "")
+        if not reason:
+            prompts, completions = ([ids for rows, _ in found for ids in rows[part]] for part in (0, 1))
+            _, reason = tried(lambda: self._score(prompts, completions, log))
+        if reason:
+            self.say_once(f"step {self._last} cannot be scored: {reason}")
+            log(PREFIX + NOT_SCORED, 1.0)
+
+    def _score(self, prompts: Ids, completions: Ids, log: Log) -> None:
+        assert self.monitor is not None and self._last is not None
+        metrics = self.monitor.observe(self._last, self._model, prompts, completions)
         for text in self.monitor.alarms:
             tell(f"step {self._last}: {text}")
         self.export(metrics)
+        for text in self._shortage(metrics["first_turn/excluded/unclosed"], completions):
+            self.say_once(f"step {self._last}: {text}", key="shortage")
         for key in LOGGED:
             if math.isfinite(metrics.get(key, math.nan)):
                 log(PREFIX + key, metrics[key])
+        log(PREFIX + NOT_SCORED, float(bool(self.monitor.unscored)))
+
+    def _shortage(self, unclosed: float, completions: Ids) -> Iterator[str]:
+        """Why a step has no MI, or that of few rows, and what can be done; `unclosed`: reasonings without a closing."""
+        assert self.monitor is not None
+        unscored, many = self.monitor.unscored, unclosed >= MANY * len(completions)
+        cut = sum(len(ids) >= self._most_tokens for ids in completions)
+        if many:
+            unclosed_text = f"{unclosed:.0f} of {len(completions)} reasonings never close"
+            if cut:
+                remedy = f"{cut} completions were cut at max_completion_length={self._most_tokens}: raise it"
+            else:
+                remedy = "give the Observer the template's markers, if they are others than </think>"
+            yield f"{unclosed_text}, so {'nothing' if unscored else 'only the rest'} can be scored. {remedy}"
+        elif unscored:
+            yield f"{unscored}. With markers=None the Observer scores complete completions"
+
+    def say_once(self, text: str, key: str = "") -> None:
+        """A line on standard error, unless one with this key, or one that differs in its numbers alone, was said."""
+        key = key or re.sub(r"\d+", "", text)
+        if key not in self._said:
+            self._said.add(key)
+            tell(text)
 
     def export(self, flat: Mapping[str, float]) -> None:
         """Values of the present step for `/metrics`, where it is served."""
         if self.endpoint is not None:
             self.endpoint.add(flat)
 
+    def on_init_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Refuses a trainer that cannot be observed."""
+        require_observable(args)
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Takes what scoring needs; ValueError as of the class."""
+        require_observable(args)  # a callback that is added later sees no `on_init_end`
         require_whole(AcceleratorState())
         inner_model(given["model"])
-        self._model, self._processor = given["model"], given["processing_class"]
-        self._template_kwargs = args.chat_template_kwargs or {}
-        self._last = None
-        self.monitor = Monitor(self._processor, temperature=args.temperature, **self._settings)
+        self._model, self._last = given["model"], None
+        self._most_tokens = args.max_completion_length or math.inf
+        self.monitor = self._fresh(given["processing_class"], args)
         if not state.is_world_process_zero:
             return
         before = Path(args.output_dir) / f"checkpoint-{state.global_step}" / STATE_FILE
-        if state.global_step and before.is_file():
-            self.monitor.restore(json.loads(before.read_text(encoding="utf-8")))
-        elif state.global_step:
-            tell(f"{before} is missing: averages and alarms start anew")
+        if state.global_step:
+            _, reason = tried(lambda: self.monitor.restore(json.loads(before.read_text(encoding="utf-8"))))
+            if reason:
+                tell(f"{before} cannot be read ({reason}): averages and alarms start anew")
+                self.monitor = self._fresh(given["processing_class"], args)
         if self._export:
-            run = args.run_name or Path(args.output_dir).resolve().name
-            self.endpoint = Endpoint(self._host, self._port, run, self.rule)
-            tell(f"metrics at {self.endpoint.url}")
+            self._open(args.run_name or Path(args.output_dir).resolve().name)
 
+    def _fresh(self, processor: Any, args: Any) -> Monitor:
+        return Monitor(processor, temperature=args.temperature, **self._settings)
+
+    def _open(self, run: str) -> None:
+        """Serves `/metrics`, unless no port is free."""
+        self.endpoint, reason = tried(lambda: Endpoint(self._host, self._port, run, self.rule))
+        tell(f"metrics at {self.endpoint.url}" if self.endpoint is not None else f"/metrics is not served: {reason}")
+
+    @_harmless
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Exports the step."""
-        if not self._is_fed:
-            raise ValueError("the Observer is a callback and no reward function; add it to reward_funcs, the same one")
+        if not self._is_fed and state.is_world_process_zero:
+            self.say_once(
+                "the Observer is a callback and no reward function, so nothing is scored; add it to reward_funcs, the "
+                "same one"
+            )
         if self.endpoint is not None:
             self.endpoint.step(state.global_step, state.max_steps)
 
+    @_harmless
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **given: Any) -> None:
         """Exports what TRL logged of training."""
         reward = (logs or {}).get("reward")
@@ -191,24 +287,31 @@ class Observer(TrainerCallback):
         if self.endpoint is not None:
             self.endpoint.logged(state.global_step, logs)
 
+    @_harmless
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Writes the state beside TRL's."""
         if state.is_world_process_zero and self.monitor is not None:
             path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / STATE_FILE
             write_whole(path, json.dumps(self.monitor.state()))
 
+    @_harmless
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Closes `/metrics`."""
         if self.endpoint is not None:
             self.endpoint.close()
             self.endpoint = None
 
-    def _encoded(self, prompts: Sequence[Any]) -> list[list[int]]:
-        """The ids that TRL fed, by the calls of its `_tokenize_prompts`."""
-        if not is_messages(prompts[0]):
-            return self._processor(text=list(prompts))["input_ids"]
-        template = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, **self._template_kwargs}
-        return self._processor.apply_chat_template(conversation=list(prompts), **template)["input_ids"]
+
+def require_observable(args: Any) -> None:
+    """Raises ValueError unless settings are of a trainer that can be observed; `args`: the trainer's."""
+    kinds = [kind.__name__ for kind in type(args).__mro__]
+    if not set(OBSERVED) & set(kinds):
+        name = kinds[0].removesuffix("Config") + "Trainer"
+        elsewhere = "; it computes rewards in another process" if name.startswith("AsyncGRPO") else ""
+        raise ValueError(
+            f"squelch.trl.Observer cannot watch TRL's {name}{elsewhere}. It watches GRPOTrainer and RLOOTrainer, which "
+            "give reward functions what they sampled"
+        )
 
 
 def require_whole(state: Any) -> None:
@@ -229,12 +332,33 @@ def tell(text: str) -> None:
     logger.info("squelch: %s", text)
 
 
-def _require_plain(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> None:
-    """Raises ValueError where a reward function does not see what the model read."""
-    for name in ("image", "images", "environments"):
+def _sampled(
+    trainer: Any,
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    completion_ids: Sequence[Sequence[int]],
+    columns: Mapping[str, Any],
+) -> tuple[Ids, Ids]:
+    """The ids of prompts and first turns, of what a reward function is given. ValueError if it cannot know them."""
+    for name in ("image", "images"):
         if columns.get(name) is not None:
-            tail = "only text can be scored" if name != "environments" else USE_TRAINER
-            raise ValueError(f"the samples have `{name}`: {tail}")
-    for completion in completions:
-        if is_messages(completion) and any(one["role"] == "tool" or one.get("tool_calls") for one in completion):
-            raise ValueError(f"the model called a tool: {USE_TRAINER}")
+            raise ValueError(f"the samples have `{name}`: only text can be scored")
+    if getattr(trainer, "rollout_func", None) is not None:
+        raise ValueError(f"the trainer's rollout_func renders the prompts itself: {USE_TRAINER}")
+    if not hasattr(trainer, "_tokenize_prompts"):
+        raise ValueError("this release of TRL does not tell how it renders prompts; use TRL 1.16")
+    ids, images, _ = trainer._tokenize_prompts(copy.deepcopy(list(prompts)))
+    if images is not None:
+        raise ValueError("the prompts hold images: only text can be scored")
+    turns = [_first_turn(*row, trainer) for row in zip(completion_ids, completions, strict=True)]
+    return [list(row) for row in ids], turns
+
+
+def _first_turn(ids: Sequence[int], completion: Any, trainer: Any) -> list[int]:
+    """The ids before the first output of a tool."""
+    if isinstance(completion, str) or all(message.get("role") != "tool" for message in completion):
+        return list(ids)
+    end = next((place for place, one in enumerate(ids) if one in trainer.eos_token_ids), None)
+    if end is None:
+        raise ValueError(f"the model called a tool in a turn without an end token: {USE_TRAINER}")
+    return list(ids[: end + 1])

@@ -18,5 +18,5 @@ def require_proven(version: str, trainer: type) -> None:
     takes = f"its {HOOK} takes {parameters}" if parameters is not None else f"it has no {HOOK}"
     raise ImportError(
         f"squelch.trl.SquelchGRPOTrainer was tried on TRL {', '.join(PROVEN)}; this is TRL {version}, and {takes}. "
-        f"Install trl=={PROVEN[-1]}.*, or observe without filter: squelch.trl.Observer uses public hooks alone"
+        f"Install trl=={PROVEN[-1]}.*, or observe without filter: squelch.trl.Observer overrides nothing"
     )

@@ -17,6 +17,7 @@ from squelch.kit.trl.groups import GroupFilter, filter_metrics, total_rewards
 from squelch.kit.trl.observer import PREFIX, Observer, tell
 from squelch.kit.trl.releases import require_proven
 
+WITHOUT_MIXIN = "squelch.trl.Observer, as a reward function and a callback, watches GRPOTrainer and RLOOTrainer"
 FILTER_LOGGED = ("kept_fraction", "kept_mass", "zero_variance_groups", "reward_mean_kept")
 
 
@@ -32,8 +33,8 @@ class SquelchMixin:
         others: those of the trainer.
 
     Raises:
-        ValueError: the observer is a reward function too; two reward functions have one name; the filter does not go
-            with the loss.
+        ValueError: the trainer is no GRPOTrainer; the observer is a reward function too; two reward functions have one
+            name; the filter does not go with the loss.
     """
 
     def __init__(
@@ -43,8 +44,11 @@ class SquelchMixin:
         group_filter: GroupFilter | None = None,
         **others: Any,
     ) -> None:
-        super().__init__(*positional, **others)
         trainer: Any = self
+        if not isinstance(trainer, GRPOTrainer):
+            names = [one.__name__ for one in type(self).__mro__ if one.__module__.startswith("trl.")] or ["this class"]
+            raise ValueError(f"SquelchMixin goes with GRPOTrainer, and not with {names[0]}; {WITHOUT_MIXIN}")
+        super().__init__(*positional, **others)
         self._squelch_observer, self._squelch_group_filter, self._squelch_no_signal_streak = observer, group_filter, 0
         if any(isinstance(one, Observer) for one in trainer.reward_funcs):
             raise ValueError("give the Observer to this trainer as observer=, and not as a reward function")
@@ -55,6 +59,10 @@ class SquelchMixin:
             names = trainer.reward_func_names
             if len(set(names)) < len(names):
                 raise ValueError(f"reward functions {names}: TRL logs them by name; give each a name of its own")
+            loss = type(trainer)._compute_loss
+            if loss.__module__.startswith("trl.") and loss is not GRPOTrainer._compute_loss:
+                name = loss.__qualname__.partition(".")[0]
+                raise ValueError(f"the filter does not know what the loss of {name} is divided by; leave it out")
             group_filter.require(trainer.loss_type, trainer.beta)
             if trainer.accelerator.is_main_process:
                 tell(group_filter.says(trainer.loss_type))
@@ -64,10 +72,8 @@ class SquelchMixin:
         trainer: Any = self
         if trainer.model.training:
             if self._squelch_observer is not None and self._squelch_observer.wants(trainer.state):
-                if batch.get("num_images") is not None:
-                    raise ValueError("the samples have images: only text can be scored")
                 self._squelch_observer.see(
-                    trainer.state, *sampled_ids(batch, trainer.processing_class), self._squelch_log
+                    trainer.state, lambda: sampled_ids(batch, trainer.processing_class), self._squelch_log
                 )
             if self._squelch_group_filter is not None:
                 self._squelch_drop_groups(batch, self._squelch_group_filter)
@@ -105,7 +111,10 @@ class SquelchGRPOTrainer(SquelchMixin, GRPOTrainer):
 
 
 def sampled_ids(batch: dict[str, Any], processor: Any) -> tuple[list[list[int]], list[list[int]]]:
-    """(prompts, completions) of a batch as ids; of a completion with tools the first turn, up to the first output."""
+    """(prompts, completions) of a batch as ids; of a completion with tools the first turn, up to the first output.
+    ValueError for images."""
+    if batch.get("num_images") is not None:
+        raise ValueError("the samples have images: only text can be scored")
     prompts = [ids[mask.bool()].tolist() for ids, mask in zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)]
     masks = batch["completion_mask"].tolist()
     outside = batch["tool_mask"].tolist() if "tool_mask" in batch else [[1] * len(mask) for mask in masks]

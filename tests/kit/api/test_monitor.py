@@ -45,10 +45,14 @@ def test_every_key_is_one_that_metrics_exports(observed, model, tokenizer, sampl
 def test_a_step_of_one_prompt_is_counted_and_ends_no_run(observed, model, tokenizer, samples) -> None:
     prompts, said = samples
     few = ["so " + said[0], said[1], "<think> </think>"]
-    found = squelch.Monitor(tokenizer).observe(1, model, prompts[:3], few)
+    monitor = squelch.Monitor(tokenizer)
+    found = monitor.observe(1, model, prompts[:3], few)
+    assert "Excluded rows: text before the reasoning: 1; empty reasoning: 1" in monitor.unscored
     assert found.keys() == observed.keys() and math.isnan(found["first_turn/mi_est"])
     assert (found["first_turn/excluded/one_prompt"], found["first_turn/excluded/empty"]) == (1, 2)
     assert found["first_turn/num_excluded"] == 3 and found["first_turn/regime/unknown"] == 1
+    monitor.observe(2, model, *samples)
+    assert not monitor.unscored
 
 
 class Diagonal:

@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import os
 import shutil
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 import urllib.request
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +24,8 @@ from benchmarks.common import random_qwen2, word
 from squelch.cluster.cli import main
 from squelch.kit.commands import monitor
 from squelch.kit.commands.following import Follower, Ready
-from squelch.kit.readers.formats import FORMATS
+from squelch.kit.readers.formats import FORMATS, Format, format_of
+from squelch.kit.readers.weights import WeightsRule
 from tests.kit.readers import trainer_files
 
 MARKERS = ("--markers", word(5), word(6))
@@ -134,6 +137,8 @@ def test_what_cannot_be_scored_is_skipped_with_its_reason(trainer: Trainer, caps
     broken = trainer.save(1)
     trainer.save(2), trainer.save(3)
     (broken / "config.json").write_text("{}")
+    for path in trainer.out.glob("*/*"):
+        os.utime(path, (1e9, 1e9))
     found = events(capsys, *trainer.arguments("--once"))
     reasons = {step: one["reason"] for one in of_kind(found, "skipped") for step in one["steps"]}
     assert "--initial" in reasons[1] and "checkpoint-1" in reasons[2] and "completions_00003" in reasons[3]
@@ -209,6 +214,41 @@ def test_one_model_in_the_place_of_checkpoints_is_refused(trainer: Trainer, mode
     assert "--initial" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("once", [True, False])
+def test_a_step_whose_checkpoint_is_still_being_written_is_scored_once_that_is_whole(
+    trainer: Trainer, capsys: pytest.CaptureFixture[str], once: bool
+) -> None:
+    """Weights and tokenizer come one after the other, and a look may fall between them."""
+    checkpoint = trainer.save(1)
+    whole = (checkpoint / "tokenizer.json").read_bytes()
+    (checkpoint / "tokenizer.json").unlink()
+    trainer.sample(2)
+    session = session_of(trainer, *(["--once"] if once else []))
+    session.follower.settled = True  # no look comes before
+    ready = session.follower.look(0.0).ready
+    assert ready is not None and not session._score(ready)
+    assert "waiting for the end of step 2" in capsys.readouterr().out and not session.path.exists()
+    (checkpoint / "tokenizer.json").write_bytes(whole)
+    ready = session.follower.look(1.0).ready
+    assert ready is not None and session._score(ready) and session.follower.last == 2
+
+
+def test_training_that_starts_again_in_the_folder_is_said_once(trainer: Trainer, capsys) -> None:
+    for step in (2, 3):
+        trainer.sample(step), trainer.save(step - 1)
+    assert [one["event"] for one in events(capsys, *trainer.arguments("--once"))] == ["scored", "scored", "waiting"]
+    assert not of_kind(events(capsys, *trainer.arguments("--once")), "again")
+    later = time.time() + 10
+    os.utime(trainer.sample(2), (later, later))
+    (again,) = of_kind(events(capsys, *trainer.arguments("--once")), "again")
+    assert "completions_00002.parquet" in again["text"] and "steps up to 3 are not scored again" in again["text"]
+    session = session_of(trainer)
+    capsys.readouterr()
+    for _ in range(2):
+        session._tell_again(session.follower.look(0.0))
+    assert capsys.readouterr().out.count("started again") == 1
+
+
 # -- following, without a model ---------------------------------------------------------------------------------------
 
 
@@ -262,6 +302,95 @@ def test_only_every_nth_step_is_scored(trainer: Trainer) -> None:
     follower.decided(1, scored=True)
     second = follower.look(0.0)
     assert second.ready is not None and second.ready.step == 4 and not second.skipped
+
+
+def test_weights_of_which_a_shard_is_missing_are_waited_for(trainer: Trainer) -> None:
+    trainer.sample(2)
+    checkpoint = trainer.save(1)
+    (checkpoint / "model.safetensors").rename(checkpoint / "model-00001-of-00002.safetensors")
+    follower = Follower(trainer.samples, trainer.out, settled=True)
+    assert "no whole model" in str(follower.look(0.0).waiting)
+    shutil.copy(checkpoint / "model-00001-of-00002.safetensors", checkpoint / "model-00002-of-00002.safetensors")
+    assert follower.look(1.0).ready is not None
+
+
+@pytest.mark.parametrize("huge", [10**17, 10**6], ids=["no-step", "far-step"])
+def test_one_record_with_a_huge_step_does_not_end_the_following(trainer: Trainer, huge: int) -> None:
+    trainer.sample(huge), trainer.sample(2), trainer.save(1)
+    follower = Follower(trainer.samples, trainer.out, wait_s=100.0)
+    for now in (0.0, 1.0, 2.0):
+        look = follower.look(now)
+    assert look.ready is not None and look.ready.step == 2
+    follower.decided(2, scored=True)
+    follower.look(3.0), follower.look(200.0)
+    assert follower.skipped == {huge}
+    trainer.sample(3), trainer.save(2)
+    for now in (201.0, 202.0, 203.0):
+        look = follower.look(now)
+    assert look.ready is not None and (look.ready.step, look.newest, look.again) == (3, 3, None)
+
+
+def test_rows_of_no_step_and_late_ones_are_no_new_training_and_new_earlier_steps_are(
+    tmp_path: Path, models: list[Path]
+) -> None:
+    def rows(step: int) -> str:
+        return (trainer_files.prime_rl(tmp_path / "other", step) / "00000.jsonl").read_text()
+
+    file = trainer_files.prime_rl(tmp_path / "samples", 7) / "00000.jsonl"
+    shutil.copytree(models[0], tmp_path / "saved" / "step_7")
+    follower = Follower(tmp_path / "samples", tmp_path / "saved", settled=True)
+    ready = follower.look(0.0).ready
+    assert ready is not None and ready.step == 7
+    follower.decided(7, scored=True)
+    for step, again in ((7, None), (3, file)):
+        file.write_text(file.read_text() + rows(step))
+        os.utime(file, (time.time() + 10, time.time() + 10))
+        assert follower.look(1.0).again == again, step
+
+
+def test_a_record_with_a_huge_step_does_not_make_a_growing_file_whole(tmp_path: Path) -> None:
+    place = trainer_files.prime_rl(tmp_path / "samples", 10**17)
+    wrong = (place / "00000.jsonl").read_text()
+    trainer_files.prime_rl(tmp_path / "samples", 4)
+    file = place / "00000.jsonl"
+    rows = file.read_text()
+    file.write_text(rows + wrong)
+    (tmp_path / "saved").mkdir()
+    follower = Follower(tmp_path / "samples", tmp_path / "saved")
+    assert "step 4: 00000.jsonl is still being written" in str(follower.look(0.0).waiting)
+    file.write_text(rows + rows + wrong)
+    look = follower.look(1.0)
+    assert "step 4: 00000.jsonl is still being written" in str(look.waiting) and look.newest == 4
+
+
+def test_a_look_at_thousands_of_files_reads_each_and_lists_the_checkpoints_once(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, reads, lists = 4000, Counter[Path](), 0
+
+    def read(path: Path) -> Format:
+        reads[path] += 1
+        return format_of(path)
+
+    def listed(rule: WeightsRule, folder: Path) -> dict[int, Path]:
+        nonlocal lists
+        lists += 1
+        return all_of(rule, folder)
+
+    all_of = WeightsRule.checkpoints
+    monkeypatch.setattr("squelch.kit.commands.following.format_of", read)
+    monkeypatch.setattr(WeightsRule, "checkpoints", listed)
+    for number in range(count):
+        (trainer.samples / f"{number}.jsonl").write_text('{"other": 1}\n')
+    follower = Follower(trainer.samples, trainer.out)
+    follower.look(0.0), follower.look(1.0)
+    assert set(reads.values()) == {1} and len(reads) == count
+    for number in range(count):
+        (trainer.samples / f"{number}.jsonl").write_text('{"input": "", "output": "", "score": 0, "step": 1}\n')
+    (trainer.out / f"global_step_{count}").mkdir()
+    follower.look(2.0)
+    look = follower.look(3.0)
+    assert len(look.skipped) == count and lists == 1 and sum(reads.values()) == count + 1
 
 
 @pytest.mark.parametrize("name", ["trl", "verl", "nemo_rl", "areal", "slime", "prime_rl"])

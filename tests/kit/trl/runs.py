@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -19,13 +20,16 @@ from urllib.request import urlopen
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from datasets import Dataset
 from peft import LoraConfig
 from transformers import TrainerCallback
-from trl import GRPOTrainer
+from trl import DPOConfig, DPOTrainer, GRPOTrainer, RLOOConfig, RLOOTrainer
+from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
 
 import squelch
 from squelch.kit.trl.groups import OVER_KEPT_TOKENS, OVER_ROWS, OVER_TOKENS
-from squelch.trl import GroupFilter, Observer, SquelchGRPOTrainer
+from squelch.trl import GroupFilter, Observer, SquelchGRPOTrainer, SquelchMixin
 from tests.kit.trl import work
 from tests.kit.trl.prompts import rewarded  # noqa: F401  # a part
 
@@ -122,11 +126,22 @@ def several(folder: Path, model: Path) -> None:
     say(folder, {"log": trainer.state.log_history})
 
 
-def tools(folder: Path, model: Path) -> None:
-    """A scripted model calls a tool. The first turn's ids are scored, under the prompt with the tool's schema."""
-    work.write_byte_model(folder / "model")
+def double(number: int) -> int:
+    """Doubles a number.
 
-    def double(number: int) -> int:
+    Args:
+        number: the number.
+    """
+    return 2 * number
+
+
+class Doubling:
+    """An environment with the same tool."""
+
+    def reset(self, **_: Any) -> None:
+        """Adds nothing to the prompt."""
+
+    def double(self, number: int) -> int:
         """Doubles a number.
 
         Args:
@@ -134,18 +149,35 @@ def tools(folder: Path, model: Path) -> None:
         """
         return 2 * number
 
-    class Scripted(work.Capturing, SquelchGRPOTrainer):
-        calls = 0
 
-        def _generate_single_turn(self, prompt_ids: list[list[int]], *given: Any, **others: Any) -> tuple[Any, None]:
-            self.calls += 1
-            call = "<tool_call>\n<function=double>\n<parameter=number>\n3\n</parameter>\n</function>\n</tool_call>"
-            texts = [
-                f"{'ab'[row % 2]} thinks {row * 7 % 5}\n</think>\n\n{call}" if self.calls % 2 else f"it is {row % 3}"
-                for row in range(len(prompt_ids))
-            ]
-            return [self.processing_class.encode(text + "<|im_end|>", add_special_tokens=False) for text in texts], None
+class Scripted:
+    """A policy that calls the tool in its first turn, before a trainer's class."""
 
+    calls = 0
+
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *given: Any, **others: Any) -> tuple[Any, None]:
+        self.calls += 1
+        call = "<tool_call>\n<function=double>\n<parameter=number>\n3\n</parameter>\n</function>\n</tool_call>"
+        texts = [
+            f"{'ab'[row % 2]} thinks {row * 7 % 5}\n</think>\n\n{call}" if self.calls % 2 else f"it is {row % 3}"
+            for row in range(len(prompt_ids))
+        ]
+        trainer: Any = self
+        return [trainer.processing_class.encode(text + "<|im_end|>", add_special_tokens=False) for text in texts], None
+
+
+def longest(completions: list[Any], **_: Any) -> list[float]:
+    """A reward that differs within a group."""
+    return [float(len(one[-1]["content"]) + index % 3) for index, one in enumerate(completions)]
+
+
+def tools(folder: Path, model: Path) -> None:
+    """A scripted model calls a tool. The first turn's ids are scored, under the prompt with the tool's schema, by a
+    trainer of ours and by the observer as a reward function, with the tool and with an environment that has it."""
+    work.write_byte_model(folder / "model")
+    found: dict[str, Any] = {}
+
+    class Ours(Scripted, work.Capturing, SquelchGRPOTrainer):
         def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
             batch = super()._generate_and_score_completions(inputs)
             prompts, first = squelch.kit.trl.trainer.sampled_ids(batch, self.processing_class)
@@ -155,14 +187,64 @@ def tools(folder: Path, model: Path) -> None:
             found["outside"] = int((batch["tool_mask"] == 0).sum())
             return batch
 
-    def longest(completions: list[Any], **_: Any) -> list[float]:
-        return [float(len(one[-1]["content"]) + index % 3) for index, one in enumerate(completions)]
+    class Theirs(Scripted, GRPOTrainer):
+        pass
 
-    found: dict[str, Any] = {}
-    Scripted.captured = folder
+    Ours.captured = folder
     config = work.settings(folder, max_steps=1, max_completion_length=400)
-    trainer = work.trained(folder / "model", config, [longest], Scripted, tools=[double], observer=quiet(every=1))
-    say(folder, found | {"log": trainer.state.log_history})
+    trainer = work.trained(folder / "model", config, [longest], Ours, tools=[double], observer=quiet(every=1))
+    found["log"] = trainer.state.log_history
+    for name, given in {"tools": {"tools": [double]}, "environments": {"environment_factory": Doubling}}.items():
+        observer = quiet(every=1)
+        config = work.settings(folder / name, max_steps=1, max_completion_length=400)
+        functions = [longest, observer]
+        trainer = work.trained(folder / "model", config, functions, Theirs, callbacks=[observer], **given)
+        found[f"as a function, {name}"] = trainer.state.log_history
+    say(folder, found)
+
+
+def others(folder: Path, model: Path) -> None:
+    """TRL's other trainers: RLOO under the observer, and what the rest is told as it is made."""
+    found: dict[str, Any] = {"mi": {}, "refused": {}}
+
+    class Leaving(RLOOTrainer):
+        def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+            batch = super()._generate_and_score_completions(inputs)
+            sampled = squelch.kit.trl.trainer.sampled_ids(batch, self.processing_class)
+            score = squelch.score(self.model, self.processing_class, *sampled)
+            found["mi"][str(self.state.global_step + 1)] = score.metrics()["mi_seq_est"]
+            return batch
+
+    observer = quiet(every=1)
+    given = work.given(folder, max_steps=2)
+    trainer = work.trained(model, RLOOConfig(**given), [work.reward, observer], Leaving, callbacks=[observer])
+    found["log"] = trainer.state.log_history
+
+    class Mixed(SquelchMixin, RLOOTrainer):
+        pass
+
+    class Geometric(SquelchMixin, GMPOTrainer):
+        pass
+
+    policy, tokenizer = work.loaded(model)
+    same = {"output_dir": str(folder), "report_to": "none", "use_cpu": True, "bf16": False}
+    rows = Dataset.from_list([{"prompt": "w1", "chosen": "w2", "rejected": "w3"}] * 4)
+    common = {"train_dataset": rows, "processing_class": tokenizer}
+    sampling = {**common, "reward_funcs": [work.reward]}
+    makers: dict[str, Callable[[], Any]] = {
+        "DPO": lambda: DPOTrainer(policy, args=DPOConfig(**same), callbacks=[quiet()], **common),
+        "Async": lambda: AsyncGRPOTrainer(str(model), args=AsyncGRPOConfig(**same), callbacks=[quiet()], **sampling),
+        "RLOO with the mixin": lambda: Mixed(policy, args=RLOOConfig(**given), observer=quiet(), **sampling),
+        "GMPO with the filter": lambda: Geometric(
+            policy, args=GMPOConfig(**given), group_filter=GroupFilter(), **sampling
+        ),
+    }
+    for name, make in makers.items():
+        try:
+            make()
+        except ValueError as error:
+            found["refused"][name] = str(error)
+    say(folder, found)
 
 
 def losses(folder: Path, model: Path) -> None:
@@ -249,6 +331,7 @@ def main() -> None:
         "adapted",
         "several",
         "tools",
+        "others",
         "rewarded",
         "losses",
     ]

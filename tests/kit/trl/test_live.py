@@ -146,6 +146,26 @@ def test_with_tools_the_first_turn_is_scored_under_the_prompt_with_their_schemas
     assert logged(tools["log"], MI)[1] == pytest.approx(result["mi_seq_est"], abs=1e-5)
 
 
+def test_as_a_reward_function_the_observer_scores_the_same_with_tools_and_with_environments(runs: Path) -> None:
+    tools = found(runs, "tools")
+    wanted = logged(tools["log"], MI)[1]
+    for name in ("tools", "environments"):
+        log = tools[f"as a function, {name}"]
+        assert logged(log, MI)[1] == pytest.approx(wanted, abs=1e-6), name
+        assert logged(log, "squelch/not_scored") == {1: 0.0}
+
+
+def test_rloo_is_observed_and_trainers_that_cannot_be_are_refused_as_they_are_made(runs: Path) -> None:
+    others = found(runs, "others")
+    mi = logged(others["log"], MI)
+    assert [mi[step] for step in (1, 2)] == pytest.approx([others["mi"][str(step)] for step in (1, 2)], abs=1e-5)
+    refused = others["refused"]
+    assert "cannot watch TRL's DPOTrainer" in refused["DPO"]
+    assert "AsyncGRPOTrainer; it computes rewards in another process" in refused["Async"]
+    assert "and not with RLOOTrainer" in refused["RLOO with the mixin"]
+    assert "the loss of GMPOTrainer" in refused["GMPO with the filter"]
+
+
 @pytest.mark.parametrize("loss", ["dapo", "cispo", "vespo", "grpo", "sapo", "luspo", "dr_grpo", "bnpo"])
 def test_a_masked_batch_has_the_gradient_of_its_kept_rows_alone(runs: Path, loss: str) -> None:
     """Half of the rows are kept. TRL averages some losses over rows: there `all` halves the gradient."""

@@ -16,7 +16,7 @@ import trl
 from datasets import Dataset
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 torch.set_num_threads(1)  # the model is tiny, and another test may have the other core
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -126,7 +126,12 @@ def reward(completions: list[Any], **_: Any) -> list[float | None]:
 
 def settings(folder: Path, **changes: Any) -> GRPOConfig:
     """TRL's settings for ten steps of eight prompts with four completions each."""
-    given: dict[str, Any] = {
+    return GRPOConfig(**given(folder, **changes))
+
+
+def given(folder: Path, **changes: Any) -> dict[str, Any]:
+    """The same for any trainer that samples."""
+    return {
         "output_dir": str(folder),
         "max_steps": STEPS,
         "per_device_train_batch_size": PROMPTS * GROUP // 2,
@@ -143,15 +148,15 @@ def settings(folder: Path, **changes: Any) -> GRPOConfig:
         "disable_tqdm": True,
         "shuffle_dataset": False,
         "seed": 5,
+        **changes,
     }
-    return GRPOConfig(**given | changes)
 
 
 def trained(
     model_folder: Path,
-    config: GRPOConfig,
+    config: GRPOConfig | RLOOConfig,
     functions: list[Callable[..., Any]],
-    kind: type[GRPOTrainer] = GRPOTrainer,
+    kind: type[GRPOTrainer | RLOOTrainer] = GRPOTrainer,
     resume: str | None = None,
     **others: Any,
 ) -> GRPOTrainer:
