@@ -113,12 +113,13 @@ class TurnReader:
         """Of the file: its turns, `total`, and those `later` ones that are no samples."""
         self._noted: Counter[str] = Counter()
         self._control: dict[str, Counter[str]] = {}
+        rows = [(number, row) for number, row in rows if not self._is_later(row)]
         self._rendered = self._render(rows)
         self._opening: list[Piece] = [(markers[0], False)] if markers and self._lacks_opening(rows, markers[0]) else []
 
     def of(self, number: int, row: Row) -> Iterator[SampledTurn | str]:
         """The turns of a row that are samples, or the reason why one cannot be scored, in order."""
-        if self._which == "first" and row.get("turn"):
+        if self._is_later(row):
             self.counted += Counter(total=1, later=1)
             return
         if row.get("completion_ids") is not None:
@@ -130,6 +131,10 @@ class TurnReader:
             yield from self._of_text(number, row)
         else:
             yield from self._of_messages(number, row)
+
+    def _is_later(self, row: Row) -> bool:
+        """Whether a row is a later turn, and no sample."""
+        return self._which == "first" and bool(row.get("turn"))
 
     # --- the forms of a row ---
 

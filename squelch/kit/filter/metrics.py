@@ -17,6 +17,8 @@ from squelch.kit.metrics.specification import MetricSpec, Section, counter, gaug
 DECISIONS = ("kept", "dropped", "refused")
 VARIANCE_BANDS = ("0", "0.001", "0.003", "0.01", "0.03", "0.1", "0.3", "1", "3", "10", "+Inf")
 """Upper ends of the bands of reward variance in which groups are counted."""
+_SMALLER = 2.0**-64
+"""Scales values whose sum no float holds; their shares stay."""
 _BY_DECISION = {f"{decision}_groups": (decision,) for decision in DECISIONS}
 REWARD_MEANS = {"reward_mean": ("all",), "reward_mean_kept": ("kept",), "reward_mean_dropped": ("dropped",)}
 
@@ -192,7 +194,10 @@ def kept_mass(variances: Sequence[float], kept: Sequence[bool]) -> float | None:
 
     `variances`: one per group, NaN for a refused group.
     """
-    total = math.fsum(variance for variance in variances if not math.isnan(variance))
+    try:
+        total = math.fsum(variance for variance in variances if not math.isnan(variance))
+    except OverflowError:
+        return kept_mass([variance * _SMALLER for variance in variances], kept)
     if total <= 0:
         return None
     held = (variance for variance, is_kept in zip(variances, kept, strict=True) if is_kept and not math.isnan(variance))
@@ -212,4 +217,7 @@ def count_zero(values: Iterable[float]) -> int:
 def mean(values: Iterable[float]) -> float:
     """Mean from an exact sum; NaN without values."""
     given = list(values)
-    return math.fsum(given) / len(given) if given else math.nan
+    try:
+        return math.fsum(given) / len(given) if given else math.nan
+    except OverflowError:
+        return math.fsum(value / len(given) for value in given)

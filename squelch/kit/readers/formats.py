@@ -13,6 +13,8 @@ A row is one completion of the policy: its prompt, as text, messages or ids, and
     step, turn                           the step as the format counts it; 0 for the first turn of a rollout
     group                                what the rows of one prompt share; not compared with prompts
     rewards                              by name; None for a reward function that did not score the row
+    content                              instead of prompt and completion: a function that gives both, for the turns of
+                                         a long rollout, whose prompts together grow with the square of their number
 
 Invariants:
 
@@ -216,9 +218,10 @@ def steps_of_records(path: Path, found: Format) -> list[int]:
     """The steps that a file's records say, ascending."""
     steps = set[int]()
     for number, record in records(path, found.columns, []):
-        for row in found.rows(record, f"{path}, row {number}"):
-            if not isinstance(row, LeftOut) and isinstance(row.get("step"), int):
-                steps.add(row["step"])
+        where = f"{path}, row {number}"
+        for row in found.rows(record, where):
+            if not isinstance(row, LeftOut) and (step := format_rows.whole_step(row.get("step"), where)) is not None:
+                steps.add(step)
     return sorted(steps)
 
 
