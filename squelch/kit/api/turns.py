@@ -178,8 +178,8 @@ class TurnReader:
         if mask is not None:
             if len(mask) != len(ids):
                 raise BadSample(
-                    f"{self._encoder.row(number)}: `completion_mask` has {len(mask)} entries for {len(ids)} "
-                    "`completion_ids`; it needs one for each"
+                    f"{self._encoder.row(number)}: the mask has {len(mask)} entries for {len(ids)} ids of the "
+                    "completion; it needs one for each"
                 )
             edges = [
                 k for k in range(len(ids) + 1) if (k > 0 and bool(mask[k - 1])) != (k < len(ids) and bool(mask[k]))
@@ -256,8 +256,8 @@ class TurnReader:
         return [*pieces[:-1], (text, foreign)]
 
     def _cut(self, number: int, pieces: list[Piece], calls: bool, opened: bool) -> SampledTurn | str:
-        """A turn's text, encoded whole and cut between its tokens. What was fed is left to the caller, who knows whether
-        it `opened` the reasoning."""
+        """A turn's text, encoded whole and cut between its tokens. What was fed is left to the caller, who knows
+        whether it `opened` the reasoning."""
         text = "".join(text for text, _ in pieces)
         if self._markers is None:
             ids = self._encoder.encode(number, pieces)

@@ -231,11 +231,11 @@ def is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def whole_step(value: Any, where: str) -> int | None:
+def whole_step(value: Any, where: str, name: str = "`step`") -> int | None:
     """The step as a number: tables hold it as a float if it is missing in other rows, and some trainers as text."""
     if not known_id(value):
         return None
     text = str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
     if re.fullmatch(r"-?\d{1,18}(\.0*)?", text) is None:
-        raise UserError(f"{where}: `step` is {brief(value)}; it must be a whole number")
+        raise UserError(f"{where}: {name} is {brief(value)}; it must be a whole number")
     return int(text.partition(".")[0])

@@ -35,7 +35,7 @@ from squelch.kit.readers import format_rows, message_graph
 from squelch.kit.readers.format_rows import LeftOut, Row
 from squelch.kit.readers.records import SUFFIXES, Record, columns_of, records
 from squelch.kit.readers.weights import WeightsRule
-from squelch.kit.untrusted.files import is_folder, shortened
+from squelch.kit.untrusted.files import is_file, is_folder, shortened
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,8 @@ class Format:
         return WeightsRule(self.weights.folder, 0, self.weights.first)
 
 
+SAVED_TO_DISK = ("dataset_dict.json", "dataset_info.json")
+"""Files of a folder that `save_to_disk` wrote."""
 _NUMBER = r"(\d{1,18})"
 FORMATS = {
     one.name: one
@@ -203,6 +205,12 @@ def files_of(path: Path, found: Format | None) -> list[Path]:
     each task."""
     if not is_folder(path) or path.name.lower().endswith(SUFFIXES):  # the latter is a mistake, which opening it names
         return [path]
+    if any(is_file(path / name) for name in SAVED_TO_DISK):
+        raise UserError(
+            f"{path} is a data set as Hugging Face's `save_to_disk` writes it, in Arrow, which is not read here; write "
+            "its rows as Parquet: datasets.load_from_disk(FOLDER)[SPLIT].to_parquet('rows.parquet'), without [SPLIT] "
+            "if it has none"
+        )
     names = names_in(path, found)
     if not names:
         raise UserError(f"{path}: no file of samples is in this folder; they end with {', '.join(SUFFIXES)}")

@@ -103,7 +103,8 @@ def _numbers(record: Record) -> dict[str, Any]:
 
 
 def _of_table(record: Record, group: str | None, where: str) -> RewardRow:
-    step = whole_step(first(map(record.get, NAMES["step"])), where)
+    name = first(name for name in NAMES["step"] if known_id(record.get(name)))
+    step = None if name is None else whole_step(record[name], where, f"`{name}`")
     own = tuple(key for key, value in record.items() if key not in NO_REWARDS and is_number(value))
     return RewardRow(step, _key(record, {}, group, where), None, _numbers(record), own, where)
 

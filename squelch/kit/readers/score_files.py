@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from squelch.kit.api.completions import Markers
-from squelch.kit.api.messages import BadSample, MessageRenderer, is_messages, is_tools
+from squelch.kit.api.messages import BadSample, MessageRenderer, as_messages, is_messages, is_tools
 from squelch.kit.api.pictures import place_of
 from squelch.kit.api.samples import Reasonings, Row, SampleReader
 from squelch.kit.api.turns import Turns
 from squelch.kit.base.errors import UserError, as_user_error, bad_files_are_the_users
 from squelch.kit.base.values import known_id
-from squelch.kit.readers.format_rows import NEEDED, LeftOut, is_sample, whole, whole_step
+from squelch.kit.readers.format_rows import NAMES, NEEDED, LeftOut, is_sample, whole, whole_step
 from squelch.kit.readers.formats import Format, files_of, format_named, format_of
 from squelch.kit.readers.pictures import PICTURES, PLACE, VIDEOS, PictureFiles, decoded
 from squelch.kit.readers.records import SUFFIXES, records, suffix_of
@@ -214,22 +214,32 @@ def _some(values: Sequence[int]) -> str:
 
 
 def checked(row: Row, record: dict[str, Any], where: str) -> Row:
-    """The row, with its step as a number. UserError if a required key is missing or has a wrong type."""
+    """The row, with its step as a number. UserError, which names the record's column, if a required key is missing or
+    has a wrong type."""
+
+    def column(key: str) -> str:
+        """Where the record has the value of a key, in words if it was taken from other columns."""
+        names = (*NAMES.get(key, ()), *record)
+        found = next((name for name in names if record.get(name) is row[key]), None)
+        return f"its {key.replace('_', ' ')}" if found is None else f"`{found}`"
+
     for key in ("prompt_ids", "reasoning_ids", "answer_ids", "completion_ids"):
         if row.get(key) is not None and not _is_ids(row[key]):
-            raise UserError(f"{where}: `{key}` must be a list of token ids, whole numbers from 0 to {LARGEST_ID}")
+            raise UserError(f"{where}: {column(key)} must be a list of token ids, whole numbers from 0 to {LARGEST_ID}")
     if row.get("reasoning") is not None and not isinstance(row["reasoning"], str):
-        raise UserError(f"{where}: `reasoning` is a {type(row['reasoning']).__name__}; it must be text")
+        raise UserError(f"{where}: {column('reasoning')} is a {type(row['reasoning']).__name__}; it must be text")
     for key in ("prompt", "completion"):
-        if row.get(key) is not None and not isinstance(row[key], str) and not is_messages(row[key]):
-            raise UserError(f"{where}: `{key}` must be text or a list of messages with role and content")
+        given = as_messages(row.get(key))
+        if given is not None and not isinstance(given, str) and not is_messages(given):
+            raise UserError(f"{where}: {column(key)} must be text or a list of messages with role and content")
+        row[key] = given
     if row.get("tools") is not None and not is_tools(row["tools"]):
         raise UserError(f"{where}: `tools` must be a list of JSON schemas")
-    row["step"] = whole_step(row.get("step"), where)
+    row["step"] = whole_step(row.get("step"), where, column("step") if row.get("step") is not None else "`step`")
     if isinstance(row.get("prompt_id"), list | dict):
-        raise UserError(f"{where}: `prompt_id` is {brief(row['prompt_id'])}; it must be one text or number")
+        raise UserError(f"{where}: {column('prompt_id')} is {brief(row['prompt_id'])}; it must be one text or number")
     if not is_sample({key for key, value in row.items() if value is not None}):
-        names = ", ".join(f"`{name}`" for name in record) or "nothing"
+        names = ", ".join(f"`{name}`" + " (null)" * (record[name] is None) for name in record) or "nothing"
         raise UserError(f"{where}: holds {shortened(names, 300)}; it needs {NEEDED}")
     return row
 

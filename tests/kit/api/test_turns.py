@@ -315,7 +315,7 @@ def test_a_mask_and_the_template_find_the_same_turns_in_ids() -> None:
     assert same(found, read(tokenizer, row, turns="all")) and found.turns["answer nothing"] == 1
     first = read(tokenizer, {**row, "completion_mask": mask})
     assert (len(first.ids), first.turns["later"]) == (1, 1)
-    with pytest.raises(BadSample, match="row 1: `completion_mask` has 1 entries for"):
+    with pytest.raises(BadSample, match="row 1: the mask has 1 entries for"):
         read(tokenizer, {**row, "completion_mask": [1]})
     rows = [{"prompt_ids": [5, 6], "completion_ids": turns[1], "turn": k} for k in (0, 1)]
     assert read(tokenizer, *rows).turns == {"total": 2, "later": 1}

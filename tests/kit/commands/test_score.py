@@ -383,7 +383,7 @@ def test_another_models_tokens_are_refused(tmp_path, tiny_policy, rows, capsys):
 
 def test_one_prompt_id_with_two_prompts_is_refused(tmp_path, tiny_policy, rows, capsys):
     file = jsonl(tmp_path / "r.jsonl", [{**row, "prompt_id": 7} for row in rows])
-    assert "row 4: `prompt_id` 7 is that of row 1" in refusal(capsys, "score", file, "--model", str(tiny_policy))
+    assert "row 4: the prompt's id 7 is that of row 1" in refusal(capsys, "score", file, "--model", str(tiny_policy))
 
 
 def test_folders_that_hold_no_model_are_refused(tmp_path, tiny_policy, rows, capsys):
