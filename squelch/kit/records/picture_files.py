@@ -123,6 +123,8 @@ def _picture(image: Image) -> Picture:
 
 
 def _require_exact(image: Image, where: str, most_pixels: int, modes: tuple[str, ...]) -> None:
+    from PIL.PngImagePlugin import PngImageFile
+
     width, height = image.size
     if width * height > most_pixels:
         raise Unreadable(f"{where}: {width} x {height} pixels, more than {most_pixels}")
@@ -131,8 +133,8 @@ def _require_exact(image: Image, where: str, most_pixels: int, modes: tuple[str,
     if image.mode not in modes or "transparency" in image.info:
         mode = f"{image.mode} with a transparent colour" if image.mode in modes else image.mode
         raise Unreadable(f"{where}: pixels of the mode {mode}; 8-bit RGB is needed")
-    stored = image.tile[0].args if image.format == "PNG" and image.tile else image.mode  # Pillow converts other depths
-    if stored != image.mode:
+    stored = image.tile[0].args if isinstance(image, PngImageFile) and image.tile else image.mode
+    if stored != image.mode:  # of another depth, which Pillow would convert
         raise Unreadable(f"{where}: pixels of the mode {stored}; 8-bit RGB is needed")
 
 
