@@ -110,7 +110,7 @@ def _lines(path: Path, suffix: str, notes: list[str]) -> Iterator[tuple[int, Rec
                 if is_first and suffix in _PLAIN and (one := _one_object(path)) is not None:
                     yield number, one
                     return
-                if is_first and line.rstrip().endswith((b"{", b"[", b",", b":")):
+                if is_first and line.endswith(b"\n") and line.rstrip().endswith((b"{", b"[", b",", b":")):
                     raise Unreadable(
                         f"{path}, row {number}: the object goes on in the next line; write each record in one line, or "
                         "all of them in one array"

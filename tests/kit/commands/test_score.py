@@ -285,7 +285,7 @@ ROW = {"prompt": "a", "completion": "<think>b</think>"}
     ("lines", "said"),
     [
         (['{"prompt": '], "row 1: not JSON"),
-        (["[1, 2]"], "row 1: one JSON object is needed, not a list"),
+        (["[1, 2]"], "row 1: an object of columns is needed"),
         ([json.dumps({"prompt": "a"})], "row 1: holds `prompt`; it needs `prompt` with `reasoning`"),
         ([json.dumps(ROW | {"completion": 3})], "row 1: `completion` must be text or a list of messages"),
         ([json.dumps(ROW | {"reasoning": [1]})], "row 1: `reasoning` is a list; it must be text"),
