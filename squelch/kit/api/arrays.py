@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from squelch.kit.base.values import known_id
+from squelch.kit.untrusted.files import brief
+
 
 def numbers(name: str, value: Any) -> np.ndarray:
     """The argument `name` as float64, NaN for None. Raises ValueError unless it is a rectangular array of numbers."""
@@ -19,10 +22,16 @@ def numbers(name: str, value: Any) -> np.ndarray:
 
 
 def labels(name: str, value: Any) -> np.ndarray:
-    """The argument `name` as an array of labels, which may be numbers or texts, (n,). ValueError for any other."""
+    """The argument `name` as an array of labels, which may be numbers or texts, (n,). ValueError for any other, and for
+    None, NaN or an empty text, which tell nothing apart."""
     found = np.asarray(_on_the_host(value))
     if found.ndim != 1 or found.dtype.kind not in "fiubSUO":
         raise ValueError(f"`{name}` must be one label for each row, numbers or texts; it has shape {found.shape}")
+    if missing := [index for index, label in enumerate(found.tolist()) if not known_id(label)]:
+        raise ValueError(
+            f"`{name}` has no label in row {missing[0]} (got {brief(found[missing[0]])}), and rows without one are not "
+            "of one group or prompt; give each row its label"
+        )
     return found if found.dtype.kind != "O" else found.astype(str)
 
 

@@ -1,9 +1,9 @@
 """Where the reasoning and the answer of one turn lie, in its text and in its ids.
 
-The reasoning lies between two markers; its opening may be in the prompt instead. White space around the reasoning
-belongs to it. The answer goes from the closing of the reasoning through `</answer>`, or up to a call of a tool, or to
-the end of the turn. A turn's text is encoded whole and cut between its tokens, so that text and ids are cut alike: a
-token that holds a part of a marker belongs to the marker, as in a run (`actors.play.codec`).
+The reasoning lies between two markers, by the rule of `kit.text.tags`. White space around the reasoning belongs to it.
+The answer goes from the closing of the reasoning through `</answer>`, or up to a call of a tool, or to the end of the
+turn. A turn's text is encoded whole and cut between its tokens, so that text and ids are cut alike: a token that holds
+a part of a marker belongs to the marker, as in a run (`actors.play.codec`).
 """
 
 from __future__ import annotations
@@ -45,15 +45,17 @@ class Spans(NamedTuple):
     answer_end: int | None
 
 
-def spans_of(text: str, markers: Markers) -> Spans | str:
-    """The spans in a turn's text, or the reason why its reasoning cannot be scored."""
+def spans_of(text: str, markers: Markers, opened: bool = False) -> Spans | str:
+    """The spans in a turn's text, or the reason why its reasoning cannot be scored. `opened`: whether the prompt is
+    known to open the reasoning; it is also taken to, if the turn closes one without an opening before."""
     opening, closing = markers
-    opened, closed = text.find(opening), text.find(closing)
+    begun, closed = text.find(opening), text.find(closing)
     start = 0
-    if opened >= 0 and (closed < 0 or opened < closed):  # else the opening is in the prompt
-        if text[:opened].strip():
+    if begun >= 0 and (closed < 0 or begun < closed):
+        begins = not text[:begun].strip()
+        if not begins and not opened:
             return TEXT_BEFORE
-        start = opened + len(opening)
+        start = begun + len(opening) if begins else 0
         closed = text.find(closing, start)
     if closed < 0:
         return UNCLOSED
@@ -90,10 +92,12 @@ def ids_before(position: int, num_ids: int, end_of: Callable[[int], int]) -> int
     return bisect_left(range(num_ids), True, key=lambda k: end_of(k) > position)
 
 
-def split_ids(ids: Sequence[int], decode: Callable[[Sequence[int]], str], markers: Markers) -> Spans | str:
+def split_ids(
+    ids: Sequence[int], decode: Callable[[Sequence[int]], str], markers: Markers, opened: bool = False
+) -> Spans | str:
     """The spans in a turn's ids, or the reason why its reasoning cannot be scored. `decode`: ids to text, with control
-    tokens."""
-    spans = spans_of(decode(ids), markers)
+    tokens; `opened`: as of `spans_of`."""
+    spans = spans_of(decode(ids), markers, opened)
     if isinstance(spans, str):
         return spans
     found = cut(spans, len(ids), ends_in(ids, decode))

@@ -86,8 +86,8 @@ def filter(
     Args:
         rewards: (num_groups, group_size), or (num_rows,) with `group_ids`: rewards without format penalty; NaN or None
             for a completion that failed or was not scored.
-        group_ids: (num_rows,) the label of each row's group, e.g. verl's `uid`; rows may come in any order, and groups
-            may differ in size. None: each row of `rewards` is a group.
+        group_ids: (num_rows,) the label of each row's group, e.g. verl's `uid`, which no row may lack; rows may come in
+            any order, and groups may differ in size. None: each row of `rewards` is a group.
         rule: selection rule, an entry of `kit.filter.rules.RULES` (top_p, top_k, min_p, …, none).
         rho: top_p: share of the summed statistic to keep; top_k: share of groups; min_p: share of the largest score; in
             (0, 1].

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models
 
 from squelch.kit.api.arrays import token_ids
 from squelch.kit.api.completions import Markers
-from squelch.kit.api.messages import MessageRenderer, is_messages
+from squelch.kit.api.messages import MessageRenderer, as_messages, is_messages
 from squelch.kit.api.samples import SampleReader
 from squelch.kit.api.turns import Row, Turns
 from squelch.kit.text.chat_template import read_chat_template
@@ -48,6 +48,7 @@ def _row(given: dict[str, Any], index: int) -> Row:
     row: Row = {}
     for name, value in given.items():
         key, where = name.removesuffix("s"), f"{name}[{index}]"
+        value = as_messages(value) if name in ("prompts", "completions") else value
         spoken = name in ("prompts", "completions") and is_messages(value)
         if spoken or (isinstance(value, str) and name != "answers"):
             row[key] = value

@@ -167,6 +167,11 @@ def is_messages(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(map(_is_message, value))
 
 
+def as_messages(value: Any) -> Any:
+    """One message alone as a list of one; every other value as it is."""
+    return [value] if isinstance(value, dict) and _is_message(value) else value
+
+
 def _is_message(one: Any) -> bool:
     if not isinstance(one, dict) or not isinstance(one.get("role"), str):
         return False

@@ -192,8 +192,8 @@ class SampleReader:
         first, other = named.setdefault(str(name), (number, key))
         if other != key:
             raise BadSample(
-                f"{self._encoder.row(number)}: `prompt_id` {brief(name)} is that of row {first}, whose prompt differs; "
-                "give each prompt a distinct id, or remove the column"
+                f"{self._encoder.row(number)}: the prompt's id {brief(name)} is that of row {first}, whose prompt "
+                "differs; give each prompt a distinct id, or remove the column"
             )
 
 

@@ -55,6 +55,8 @@ Row = dict[str, Any]
     pictures          those that the prompt shows, in order (`squelch.kit.api.pictures.Given`)
 """
 
+_TAIL = 32
+"""Ids whose text shows whether a prompt opens a reasoning."""
 LATER = "a later turn whose prompt is not known"
 FED_ROLES = ("user", "human", "system", "developer", "tool", "function", "ipython", "environment")
 
@@ -113,12 +115,13 @@ class TurnReader:
         """Of the file: its turns, `total`, and those `later` ones that are no samples."""
         self._noted: Counter[str] = Counter()
         self._control: dict[str, Counter[str]] = {}
+        rows = [(number, row) for number, row in rows if not self._is_later(row)]
         self._rendered = self._render(rows)
         self._opening: list[Piece] = [(markers[0], False)] if markers and self._lacks_opening(rows, markers[0]) else []
 
     def of(self, number: int, row: Row) -> Iterator[SampledTurn | str]:
         """The turns of a row that are samples, or the reason why one cannot be scored, in order."""
-        if self._which == "first" and row.get("turn"):
+        if self._is_later(row):
             self.counted += Counter(total=1, later=1)
             return
         if row.get("completion_ids") is not None:
@@ -130,6 +133,10 @@ class TurnReader:
             yield from self._of_text(number, row)
         else:
             yield from self._of_messages(number, row)
+
+    def _is_later(self, row: Row) -> bool:
+        """Whether a row is a later turn, and no sample."""
+        return self._which == "first" and bool(row.get("turn"))
 
     # --- the forms of a row ---
 
@@ -158,7 +165,8 @@ class TurnReader:
                     else EMPTY
                 )
                 continue
-            spans = split_ids(ids, self._encoder.decode, self._markers)
+            before = self._encoder.decode([*fed[-_TAIL:], *sampled[max(0, start - _TAIL) : start]][-_TAIL:])
+            spans = split_ids(ids, self._encoder.decode, self._markers, self._is_opened([(before, False)]))
             if isinstance(spans, str):
                 yield spans
                 continue
@@ -170,8 +178,8 @@ class TurnReader:
         if mask is not None:
             if len(mask) != len(ids):
                 raise BadSample(
-                    f"{self._encoder.row(number)}: `completion_mask` has {len(mask)} entries for {len(ids)} "
-                    "`completion_ids`; it needs one for each"
+                    f"{self._encoder.row(number)}: the mask has {len(mask)} entries for {len(ids)} ids of the "
+                    "completion; it needs one for each"
                 )
             edges = [
                 k for k in range(len(ids) + 1) if (k > 0 and bool(mask[k - 1])) != (k < len(ids) and bool(mask[k]))
@@ -191,7 +199,8 @@ class TurnReader:
         spans, between = separators.divide(text) if separators else ([(0, len(text))], [])
         for place, (start, end) in enumerate(self._chosen(spans)):
             turn: list[Piece] = [(text[start:end], False)]
-            said = self._cut(number, turn, False)
+            before = between[place - 1] if place else self._shown(number, row)
+            said = self._cut(number, turn, False, self._is_opened(before))
             yield said if isinstance(said, str) else said._replace(fed=[*self._fed(number, row), *after])
             if place < len(between) and self._which == "all":
                 after = [*after, *self._encoder.encode(number, turn), *self._encoder.encode(number, between[place])]
@@ -206,7 +215,9 @@ class TurnReader:
             elif parts.calls and not parts.reasoning and not parts.content.strip():
                 yield CALLS_ONLY
             else:
-                said = self._cut(number, self._written(number, row, place, parts), parts.calls)
+                before = self._rendered[asked.key] if asked else self._shown(number, row)
+                turn = self._written(number, row, place, parts)
+                said = self._cut(number, turn, parts.calls, self._is_opened(before))
                 if not isinstance(said, str):
                     later = self._encoder.encode(number, self._rendered[asked.key]) if asked and place else None
                     said = said._replace(fed=later or self._fed(number, row))
@@ -221,11 +232,11 @@ class TurnReader:
         if asked is not None:
             pieces = self._rest(self._rendered[self._replied(number, row, place, said).key], self._rendered[asked.key])
             text = "".join(text for text, _ in pieces)
-            spans = spans_of(text, markers)
+            spans = spans_of(text, markers, self._is_opened(self._rendered[asked.key]))
             if not isinstance(spans, str) and text[spans.start : spans.end].strip() == said.reasoning.strip():
                 return pieces
         self._noted["joined"] += 1
-        opening = "" if asked is not None and _opens(self._rendered[asked.key], markers[0]) else markers[0]
+        opening = "" if asked is not None and self._is_opened(self._rendered[asked.key]) else markers[0]
         return foreign_pieces(f"{opening}{said.reasoning}{markers[1]}{said.content}", markers)
 
     def _rest(self, whole: list[Piece], before: list[Piece]) -> list[Piece]:
@@ -244,13 +255,14 @@ class TurnReader:
             text = bare = bare.removesuffix(name)
         return [*pieces[:-1], (text, foreign)]
 
-    def _cut(self, number: int, pieces: list[Piece], calls: bool) -> SampledTurn | str:
-        """A turn's text, encoded whole and cut between its tokens; what was fed is left to the caller."""
+    def _cut(self, number: int, pieces: list[Piece], calls: bool, opened: bool) -> SampledTurn | str:
+        """A turn's text, encoded whole and cut between its tokens. What was fed is left to the caller, who knows
+        whether it `opened` the reasoning."""
         text = "".join(text for text, _ in pieces)
         if self._markers is None:
             ids = self._encoder.encode(number, pieces)
             return SampledTurn([], ids, Spans(0, len(ids), None), text, calls) if text.strip() else EMPTY
-        spans = spans_of(text, self._markers)
+        spans = spans_of(text, self._markers, opened)
         if isinstance(spans, str):
             return spans
         ids, ends = self._encoder.encode_at(pieces)
@@ -292,6 +304,17 @@ class TurnReader:
         return chosen
 
     # --- what is fed ---
+
+    def _shown(self, number: int, row: Row) -> list[Piece]:
+        """The text before the first turn, of ids its end."""
+        if row.get("prompt_ids") is not None:
+            return [(self._encoder.decode(row["prompt_ids"][-_TAIL:]), False), *self._opening]
+        asked = self._asked(number, row, 0)
+        return [*(self._rendered[asked.key] if asked else [(row["prompt"], False)]), *self._opening]
+
+    def _is_opened(self, before: Sequence[Piece]) -> bool:
+        """Whether what stands before a turn opens its reasoning."""
+        return self._markers is not None and _opens(before, self._markers[0])
 
     def _fed(self, number: int, row: Row) -> list[int]:
         """The ids before the first turn."""
@@ -380,22 +403,28 @@ class TurnReader:
                 yield self._replied(number, row, place, said)
 
     def _lacks_opening(self, rows: Sequence[tuple[int, Row]], opening: str) -> bool:
-        """Whether completions are text, and neither they nor their prompts open a reasoning."""
-        lacks = False
+        """Whether completions are text, and neither they nor their prompts open a reasoning. A mention of the opening
+        opens none, in a file whose completions close what they do not open."""
+        assert self._markers is not None
+        silent, closes = list[bool](), False
         for number, row in rows:
             if row.get("completion") is None or row.get("completion_ids") is not None:
                 continue
-            lacks, asked = True, self._asked(number, row, 0)
+            asked, said = self._asked(number, row, 0), _first_said(row["completion"], opening)
             pieces = self._rendered[asked.key] if asked else [(str(row.get("prompt")), False)]
-            if _says_opening(row["completion"], opening) or _opens(pieces, opening):
+            if said.lstrip().startswith(opening) or _opens(pieces, opening):
                 return False
-        return lacks
+            closes = closes or self._markers[1] in said.partition(opening)[0]
+            silent.append(opening not in said)
+        return bool(silent) and (closes or all(silent))
 
 
-def _says_opening(completion: str | Messages, opening: str) -> bool:
+def _first_said(completion: str | Messages, opening: str) -> str:
+    """The text of a completion, with the opening of a reasoning that a message keeps elsewhere."""
     if isinstance(completion, str):
-        return opening in completion
-    return any(said.reasoning or opening in said.content for said in map(spoken, completion))
+        return completion
+    said = [spoken(completion[place]) for place in _places(completion)]
+    return opening if any(one.reasoning for one in said) else "\n".join(one.content for one in said)
 
 
 def _places(completion: Messages) -> list[int]:

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -164,6 +164,8 @@ COLUMNS = (
 """Columns of the archive from which the filter's statistics are computed."""
 MEASURED = ("lengths", "surprisals")
 """Columns that are computed from a trajectory's tokens."""
+SHOWN_STEPS = 10
+"""Of those that are missing, in messages."""
 SORTED_BY = ("step", "group_id", "trajectory")
 
 
@@ -183,9 +185,10 @@ def run(args: argparse.Namespace) -> int:
     windows = read_windows(args.file, args.format, args.reward, args.group, notes)
     for note in notes:
         remark(note)
-    if missing := missing_steps(windows):
-        shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
-        remark(f"{args.file}: {len(missing)} steps within its range have no groups and are left out: {shown}")
+    count, missing = missing_steps(windows)
+    if count:
+        shown = ", ".join(map(str, missing)) + (", ..." if count > len(missing) else "")
+        remark(f"{args.file}: {count} steps within its range have no groups and are left out: {shown}")
     report = filter_report(args.file, windows, config)
     if args.json:
         say_json(report)
@@ -194,10 +197,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def missing_steps(windows: Sequence[Window]) -> list[int]:
-    """Steps between the first and the last window's of which there is no window; none where windows have no steps."""
-    steps = {window.step for window in windows if window.step is not None}
-    return sorted(set(range(min(steps), max(steps) + 1)) - steps) if steps else []
+def missing_steps(windows: Sequence[Window]) -> tuple[int, list[int]]:
+    """(number, the first SHOWN_STEPS) of the steps between the first and the last window's of which there is no window;
+    none where windows have no steps."""
+    steps = sorted({window.step for window in windows if window.step is not None})
+    gaps = [range(before + 1, step) for before, step in pairwise(steps)]
+    return sum(map(len, gaps)), list(islice(chain.from_iterable(gaps), SHOWN_STEPS))
 
 
 def filter_config(args: argparse.Namespace) -> FilterConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from squelch.kit.api.monitor import Monitor
@@ -12,6 +13,8 @@ from squelch.kit.api.samples import Row
 from squelch.kit.base.errors import UserError, as_user_error
 from squelch.kit.commands.following import Ready
 from squelch.kit.commands.score import load
+from squelch.kit.filter.metrics import mean
+from squelch.kit.readers.format_rows import as_float
 from squelch.kit.readers.score_files import notes_on_file, read_samples
 
 
@@ -25,7 +28,7 @@ def observe(monitor: Monitor, ready: Ready, args: argparse.Namespace) -> tuple[d
     notes: list[str] = []
     for path in ready.files:
         try:
-            found = read_samples(path, ready.step, args.format, args.pictures)
+            found = read_samples(path, ready.step, args.format, args.pictures, args.turns)
         except UserError as error:
             raise NotRead(str(error)) from error
         rows += [(len(rows) + number, row) for number, row in found.rows]
@@ -46,10 +49,12 @@ def observe(monitor: Monitor, ready: Ready, args: argparse.Namespace) -> tuple[d
 
 
 def mean_reward(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """The mean over the rows of the sum of their rewards; None if no reward function scored any."""
+    """The mean over the rows of the sum of their rewards; None if no reward function scored any. A sum that no float
+    holds does not count."""
     sums = []
     for row in rows:
-        known = [float(value) for value in (row.get("rewards") or {}).values() if isinstance(value, int | float)]
-        if finite := [value for value in known if math.isfinite(value)]:
-            sums.append(math.fsum(finite))
-    return math.fsum(sums) / len(sums) if sums else None
+        known = [as_float(value) for value in (row.get("rewards") or {}).values() if isinstance(value, int | float)]
+        finite = [value for value in known if math.isfinite(value)]
+        with suppress(OverflowError):
+            sums += [math.fsum(finite)] if finite else []
+    return mean(sums) if sums else None

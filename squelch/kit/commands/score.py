@@ -139,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
     require_scoring()  # before a large file is read
     from squelch.kit.readers.score_files import notes_on_file, read_samples
 
-    file = read_samples(args.file, args.step, args.format, args.pictures)
+    file = read_samples(args.file, args.step, args.format, args.pictures, args.turns)
     found, engine = load(args, file.rows)
     from squelch.kit.api.scoring import CannotHaveWritten, scored
 

@@ -18,6 +18,8 @@ DECISIONS = ("kept", "dropped", "refused")
 VARIANCE_BANDS = ("0", "0.001", "0.003", "0.01", "0.03", "0.1", "0.3", "1", "3", "10", "+Inf")
 """Upper ends of the bands of reward variance in which groups are counted."""
 METRICS = declared(__file__, VARIANCE_BANDS=VARIANCE_BANDS)
+_SMALLER = 2.0**-64
+"""Scales values whose sum no float holds; their shares stay."""
 
 
 class Group(Protocol):
@@ -93,7 +95,10 @@ def kept_mass(variances: Sequence[float], kept: Sequence[bool]) -> float | None:
 
     `variances`: one per group, NaN for a refused group.
     """
-    total = math.fsum(variance for variance in variances if not math.isnan(variance))
+    try:
+        total = math.fsum(variance for variance in variances if not math.isnan(variance))
+    except OverflowError:
+        return kept_mass([variance * _SMALLER for variance in variances], kept)
     if total <= 0:
         return None
     held = (variance for variance, is_kept in zip(variances, kept, strict=True) if is_kept and not math.isnan(variance))
@@ -113,4 +118,7 @@ def count_zero(values: Iterable[float]) -> int:
 def mean(values: Iterable[float]) -> float:
     """Mean from an exact sum; NaN without values."""
     given = list(values)
-    return math.fsum(given) / len(given) if given else math.nan
+    try:
+        return math.fsum(given) / len(given) if given else math.nan
+    except OverflowError:
+        return math.fsum(value / len(given) for value in given)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Any, TypeGuard
 
 from squelch.kit.base.errors import UserError
+from squelch.kit.base.values import first, known, known_id
 from squelch.kit.readers.records import Record
 from squelch.kit.untrusted.files import brief
 
@@ -35,12 +37,14 @@ NAMES = {
     "answer_ids": ("answer_ids",),
     "completion_ids": ("completion_ids",),
     "prompt_id": ("prompt_id", "group_id"),
-    "step": ("step", "global_step"),
+    "step": ("step", "global_step", "gen_step"),
     "tools": ("tools",),
     "completion_mask": ("completion_mask", "tool_mask", "response_mask"),
     "turn": ("turn",),
 }
 """Accepted names of each column of the format `columns`; the first name that a record has is used."""
+IDS = ("prompt_id", "step", "turn")
+"""Those whose empty values are missing ones."""
 NEEDED = "`prompt` with `reasoning` or `completion` (text), or `prompt_ids` with `reasoning_ids` or `completion_ids`"
 KNOWN_COLUMNS = frozenset(name for names in NAMES.values() for name in names)
 SAID_BY_TRL = ("step", "prompt", "completion", "advantage", "tools")
@@ -60,10 +64,7 @@ def is_sample(has: set[str]) -> bool:
 
 def columns(record: Record, where: str) -> Iterator[Row | LeftOut]:
     """A row by the names of NAMES."""
-    row = {
-        key: next((record[name] for name in names if record.get(name) is not None), None)
-        for key, names in NAMES.items()
-    }
+    row = {key: first(map(record.get, names), known_id if key in IDS else known) for key, names in NAMES.items()}
     yield {**row, "group": row["prompt_id"]}
 
 
@@ -93,7 +94,9 @@ def verl(record: Record, where: str) -> Iterator[Row | LeftOut]:
 def split_uid(uid: Any) -> tuple[str | None, str | None, int]:
     """(group, rollout, call) of a key of verl's queue, e.g. `7f_3_0`."""
     found = re.fullmatch(r"((.+)_\d+)_(\d{1,9})", uid) if isinstance(uid, str) else None
-    return (found[2], found[1], int(found[3])) if found else (uid if isinstance(uid, str) else None, None, 0)
+    if found:
+        return found[2], found[1], int(found[3])
+    return uid if isinstance(uid, str) and known_id(uid) else None, None, 0
 
 
 def nemo_rl(record: Record, where: str) -> Iterator[Row | LeftOut]:
@@ -116,7 +119,7 @@ def nemo_rl(record: Record, where: str) -> Iterator[Row | LeftOut]:
         raise UserError(
             f"{where}: `input_lengths` is {brief(size)}; it must be a number of `token_ids`, without padding"
         )
-    yield from turns_of_ids(ids[:size], mask[:size], shared)
+    yield from turns_of_ids(ids[:size], mask[:size], shared, where)
 
 
 def slime(record: Record, where: str) -> Iterator[Row | LeftOut]:
@@ -139,7 +142,7 @@ def slime(record: Record, where: str) -> Iterator[Row | LeftOut]:
         "rollout": record.get("index"),
         "rewards": dict(reward) if isinstance(reward, dict) else {"reward": reward},
     }
-    yield from turns_of_ids(ids, mask, shared)
+    yield from turns_of_ids(ids, mask, shared, where)
 
 
 def areal(record: Record, where: str) -> Iterator[Row | LeftOut]:
@@ -168,21 +171,44 @@ def skyrl(record: Record, where: str) -> Iterator[Row | LeftOut]:
     }
 
 
-def turns_of_ids(ids: Sequence[int], mask: Sequence[Any], shared: Mapping[str, Any]) -> Iterator[Row | LeftOut]:
+def turns_of_ids(
+    ids: Sequence[int], mask: Sequence[Any], shared: Mapping[str, Any], where: str
+) -> Iterator[Row | LeftOut]:
     """A row for each run of sampled tokens: what stands before it is its prompt. Without a group of the trainer's, the
-    rows of one first prompt share one."""
-    start, turn, group = 0, 0, shared.get("group")
+    rows of one first prompt share one; without a rollout of the trainer's, those of the record `where` do."""
+    start, turn, group, rollout = 0, 0, first([shared.get("group")]), first([shared.get("rollout"), where])
     for end in range(1, len(mask) + 1):
         if end < len(mask) and bool(mask[end]) == bool(mask[start]):
             continue
         if mask[start]:
-            group = blake2b(repr(ids[:start]).encode()).hexdigest() if group is None else group
-            prompt, said = list(ids[:start]), list(ids[start:end])
-            yield {**shared, "prompt_ids": prompt, "completion_ids": said, "turn": turn, "group": group}
+            group = digest_of(ids[:start]) if group is None else group
+            yield {
+                **shared,
+                "content": partial(_cut, ids, start, end),
+                "turn": turn,
+                "group": group,
+                "rollout": rollout,
+            }
             turn += 1
         start = end
     if not turn:
         yield LeftOut("nothing was sampled")
+
+
+def _cut(ids: Sequence[int], start: int, end: int) -> Row:
+    return {"prompt_ids": list(ids[:start]), "completion_ids": list(ids[start:end])}
+
+
+def digest_of(prompt: Any) -> str:
+    """A group for the rows of one prompt."""
+    return blake2b(repr(prompt).encode(errors="replace")).hexdigest()
+
+
+def whole(row: Row) -> Row:
+    """The row with its prompt and completion."""
+    return (
+        {key: value for key, value in row.items() if key != "content"} | row["content"]() if "content" in row else row
+    )
 
 
 def _same_length(ids: Any, mask: Any, where: str, *names: str) -> tuple[list[int], list[Any]]:
@@ -205,11 +231,11 @@ def is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def whole_step(value: Any, where: str) -> int | None:
+def whole_step(value: Any, where: str, name: str = "`step`") -> int | None:
     """The step as a number: tables hold it as a float if it is missing in other rows, and some trainers as text."""
-    text = str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
-    if value is None or value != value:
+    if not known_id(value):
         return None
+    text = str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
     if re.fullmatch(r"-?\d{1,18}(\.0*)?", text) is None:
-        raise UserError(f"{where}: `step` is {brief(value)}; it must be a whole number")
+        raise UserError(f"{where}: {name} is {brief(value)}; it must be a whole number")
     return int(text.partition(".")[0])

@@ -13,6 +13,8 @@ A row is one completion of the policy: its prompt, as text, messages or ids, and
     step, turn                           the step as the format counts it; 0 for the first turn of a rollout
     group                                what the rows of one prompt share; not compared with prompts
     rewards                              by name; None for a reward function that did not score the row
+    content                              instead of prompt and completion: a function that gives both, for the turns of
+                                         a long rollout, whose prompts together grow with the square of their number
 
 Invariants:
 
@@ -33,7 +35,7 @@ from squelch.kit.readers import format_rows, message_graph
 from squelch.kit.readers.format_rows import LeftOut, Row
 from squelch.kit.readers.records import SUFFIXES, Record, columns_of, records
 from squelch.kit.readers.weights import WeightsRule
-from squelch.kit.untrusted.files import is_folder, shortened
+from squelch.kit.untrusted.files import is_file, is_folder, shortened
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ class Format:
         return WeightsRule(self.weights.folder, 0, self.weights.first)
 
 
+SAVED_TO_DISK = ("dataset_dict.json", "dataset_info.json")
+"""Files of a folder that `save_to_disk` wrote."""
 _NUMBER = r"(\d{1,18})"
 FORMATS = {
     one.name: one
@@ -201,6 +205,12 @@ def files_of(path: Path, found: Format | None) -> list[Path]:
     each task."""
     if not is_folder(path) or path.name.lower().endswith(SUFFIXES):  # the latter is a mistake, which opening it names
         return [path]
+    if any(is_file(path / name) for name in SAVED_TO_DISK):
+        raise UserError(
+            f"{path} is a data set as Hugging Face's `save_to_disk` writes it, in Arrow, which is not read here; write "
+            "its rows as Parquet: datasets.load_from_disk(FOLDER)[SPLIT].to_parquet('rows.parquet'), without [SPLIT] "
+            "if it has none"
+        )
     names = names_in(path, found)
     if not names:
         raise UserError(f"{path}: no file of samples is in this folder; they end with {', '.join(SUFFIXES)}")
@@ -216,9 +226,10 @@ def steps_of_records(path: Path, found: Format) -> list[int]:
     """The steps that a file's records say, ascending."""
     steps = set[int]()
     for number, record in records(path, found.columns, []):
-        for row in found.rows(record, f"{path}, row {number}"):
-            if not isinstance(row, LeftOut) and isinstance(row.get("step"), int):
-                steps.add(row["step"])
+        where = f"{path}, row {number}"
+        for row in found.rows(record, where):
+            if not isinstance(row, LeftOut) and (step := format_rows.whole_step(row.get("step"), where)) is not None:
+                steps.add(step)
     return sorted(steps)
 
 

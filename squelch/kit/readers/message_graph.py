@@ -14,10 +14,12 @@ else the step at which the episode was dispatched.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from squelch.kit.base.errors import UserError
-from squelch.kit.readers.format_rows import LeftOut, Row, as_float, is_number
+from squelch.kit.base.values import first
+from squelch.kit.readers.format_rows import LeftOut, Row, as_float, digest_of, is_number
 from squelch.kit.readers.records import Record
 
 EVALUATION = "an evaluation within a training run"
@@ -38,15 +40,15 @@ def episode(record: Record, where: str) -> Iterator[Row | LeftOut]:
         yield LeftOut("an episode without traces")
     policy = _object(work.get("policy"))
     shared = {
-        "step": policy.get("start", work.get("step")),
+        "step": first((policy.get("start"), work.get("step"))),
         "versions": [policy.get("start"), policy.get("end")],
         "group": _group(record),
     }
-    for trace in traces:
+    for number, trace in enumerate(traces, 1):
         if _object(trace.get("agent")).get("trainable") is False:
             yield LeftOut(NOT_TRAINED)
         else:
-            yield from _trace(trace, shared, where)
+            yield from _trace(trace, shared, where, number)
 
 
 def _object(value: Any) -> Mapping[str, Any]:
@@ -56,24 +58,26 @@ def _object(value: Any) -> Mapping[str, Any]:
 def _group(record: Record) -> Any:
     """The episode's group, or else its task: they have the same prompt."""
     task = _object(record.get("task"))
-    return _object(record.get("group")).get("id") or task.get("key") or task.get("hash")
+    return first((_object(record.get("group")).get("id"), task.get("key"), task.get("hash")))
 
 
-def _trace(trace: Mapping[str, Any], shared: Mapping[str, Any], where: str) -> Iterator[Row | LeftOut]:
+def _trace(trace: Mapping[str, Any], shared: Mapping[str, Any], where: str, number: int) -> Iterator[Row | LeftOut]:
     nodes = trace.get("nodes")
     if not isinstance(nodes, list) or not all(map(_is_node, nodes)):
         raise UserError(f"{where}: `nodes` must be a list of nodes with a `message` each, as verifiers writes them")
     rewards = {name: _reward(value) for name, value in _object(trace.get("rewards")).items()}
-    shared = {**shared, "rewards": rewards, "rollout": trace.get("id")}
-    said = 0
-    for index, node in enumerate(nodes):
-        if node.get("sampled"):
-            said += 1
-            path = _path(nodes, index, where)
-            turn = sum(bool(one.get("sampled")) for one in path[:-1])
-            yield {**_said(path, where), "turn": turn, **shared}
+    before = _sampled_before(nodes, where)
+    said = [index for index, node in enumerate(nodes) if node.get("sampled")]
     if not said:
         yield LeftOut("nothing was sampled")
+        return
+    contents = _Contents(nodes)
+    if shared["group"] is None:
+        shared = {**shared, "group": digest_of(contents.prompt(said[0]))}
+    rollout = first((trace.get("id"), f"{where}, trace {number}"))
+    for index in said:
+        content = partial(contents.of, index)
+        yield {"content": content, "turn": before[index], **shared, "rewards": rewards, "rollout": rollout}
 
 
 def _is_node(node: Any) -> bool:
@@ -89,34 +93,58 @@ def _reward(value: Any) -> float | None:
     return as_float(score) * as_float(weight) if is_number(score) and is_number(weight) else None
 
 
-def _path(nodes: Sequence[Mapping[str, Any]], index: int, where: str) -> list[Mapping[str, Any]]:
-    """The nodes from the root to a node."""
-    path = [nodes[index]]
-    at = index
-    while (parent := nodes[at].get("parent")) is not None:
-        if not isinstance(parent, int) or not 0 <= parent < at:
+def _sampled_before(nodes: Sequence[Mapping[str, Any]], where: str) -> list[int]:
+    """Of each node, how many on its path before it were sampled. UserError if the nodes are no graph."""
+    found = list[int]()
+    for at, node in enumerate(nodes):
+        parent, ids, mask = node.get("parent"), node.get("token_ids") or [], node.get("mask") or []
+        if parent is not None and (not isinstance(parent, int) or not 0 <= parent < at):
             raise UserError(f"{where}: node {at} has the parent {str(parent)[:20]}; it must be an earlier node, from 0")
-        path.append(nodes[parent])
-        at = parent
-    return path[::-1]
+        if node.get("sampled") and len(ids) != len(mask):
+            raise UserError(
+                f"{where}: a node has {len(ids)} `token_ids` and {len(mask)} entries in `mask`; they must agree"
+            )
+        found.append(0 if parent is None else found[parent] + bool(nodes[parent].get("sampled")))
+    return found
 
 
-def _said(path: Sequence[Mapping[str, Any]], where: str) -> Row:
-    """The prompt and the completion of the path's last node, as ids if every node has them."""
-    node = path[-1]
-    ids, mask = node.get("token_ids") or [], node.get("mask") or []
-    if len(ids) != len(mask):
-        raise UserError(
-            f"{where}: a node has {len(ids)} `token_ids` and {len(mask)} entries in `mask`; they must agree"
-        )
-    if not any(mask) or not all(one.get("token_ids") for one in path):
-        tools = [_nested_tool(tool) for tool in path[0].get("tools") or []]
-        said = [_message(one["message"]) for one in path]
-        return {"prompt": said[:-1], "completion": said[-1:], "tools": tools or None}
-    start = next(i for i, sampled in enumerate(mask) if sampled)
-    end = len(mask) - next(i for i, sampled in enumerate(reversed(mask)) if sampled)
-    before = [token for one in path[:-1] for token in one["token_ids"]]
-    return {"prompt_ids": [*before, *ids[:start]], "completion_ids": list(ids[start:end])}
+class _Contents:
+    """The prompts and completions of a trace's nodes. A message is converted once, however many prompts show it."""
+
+    def __init__(self, nodes: Sequence[Mapping[str, Any]]) -> None:
+        self._nodes = nodes
+        self._messages: dict[int, dict[str, Any]] = {}
+
+    def of(self, index: int) -> Row:
+        """The prompt and the completion of a sampled node, as ids if every node of its path has them."""
+        path = self._path(index)
+        ids, mask = self._nodes[index].get("token_ids") or [], self._nodes[index].get("mask") or []
+        if not any(mask) or not all(self._nodes[one].get("token_ids") for one in path):
+            tools = [_nested_tool(tool) for tool in self._nodes[path[0]].get("tools") or []]
+            said = [self._message(one) for one in path]
+            return {"prompt": said[:-1], "completion": said[-1:], "tools": tools or None}
+        start = next(i for i, sampled in enumerate(mask) if sampled)
+        end = len(mask) - next(i for i, sampled in enumerate(reversed(mask)) if sampled)
+        before = [token for one in path[:-1] for token in self._nodes[one]["token_ids"]]
+        return {"prompt_ids": [*before, *ids[:start]], "completion_ids": list(ids[start:end])}
+
+    def prompt(self, index: int) -> Any:
+        """The prompt of a sampled node."""
+        found = self.of(index)
+        return found.get("prompt_ids", found.get("prompt"))
+
+    def _path(self, index: int) -> list[int]:
+        """The nodes from the root to a node."""
+        path, parent = [index], self._nodes[index].get("parent")
+        while parent is not None:
+            path.append(parent)
+            parent = self._nodes[parent].get("parent")
+        return path[::-1]
+
+    def _message(self, index: int) -> dict[str, Any]:
+        if index not in self._messages:
+            self._messages[index] = _message(self._nodes[index]["message"])
+        return self._messages[index]
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:

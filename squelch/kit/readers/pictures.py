@@ -31,7 +31,7 @@ from squelch.kit.api.messages import PICTURE_BLOCKS, VIDEO_BLOCKS
 from squelch.kit.base.errors import UserError
 from squelch.kit.readers.format_rows import Row
 from squelch.kit.readers.records import Record
-from squelch.kit.records.picture_files import MAX_FILE, picture_of_file
+from squelch.kit.records.picture_files import MAX_FILE, picture_of_file, size_of_file
 from squelch.kit.records.pictures import Picture
 from squelch.kit.untrusted.files import Unreadable, brief, is_folder, read_bytes, reason, shortened
 
@@ -229,25 +229,23 @@ def _given(one: Encoded, vision: Vision, resize: bool) -> Given:
     from squelch.kit.records.content import Picture as Placed
 
     try:
-        picture = picture_of_file(one.data, one.where)
+        size = size_of_file(one.data, one.where)
+        size = vision.fitting(*size) if resize else size
+        vision.grid(*size)
+        picture = resized(picture_of_file(one.data, one.where), size)
     except Unreadable as error:
         raise UserError(str(error)) from error
-    try:
-        picture = resized(picture, vision) if resize else picture
-        vision.grid(*picture.size)
     except ValueError as error:
         advice = "" if resize else " (--resize)"
         raise UserError(f"{one.where}: {error}{advice}") from error
-    return Given(picture.size, Placed.of(0, picture))
+    return Given(size, Placed.of(0, picture))
 
 
-def resized(picture: Picture, vision: Vision) -> Picture:
-    """The picture at the size that fits, bicubic, as the model's published processor without torchvision resizes it.
-    ValueError if no size fits."""
+def resized(picture: Picture, size: tuple[int, int]) -> Picture:
+    """The picture at another size, bicubic, as the model's published processor without torchvision resizes it."""
     import numpy as np
     from PIL import Image
 
-    size = vision.fitting(*picture.size)
     if size == picture.size:
         return picture
     return Picture(np.asarray(Image.fromarray(picture.rgb).resize(size, Image.Resampling.BICUBIC)))

@@ -2,9 +2,11 @@
 
 | suffix, in either case | content |
 |---|---|
-| `.jsonl`, `.jsonl.gz`, `.jsonl.zst` | JSON Lines |
-| `.json` | JSON Lines, or one array of objects |
+| `.jsonl`, `.json` | JSON Lines, one array of objects, or one object over several lines |
+| `.jsonl.gz`, `.jsonl.zst` | JSON Lines |
 | `.parquet` | a table |
+
+A line may hold a batch, as ms-swift writes a step: each column a list with an entry for each completion.
 
 Invariants:
 
@@ -25,9 +27,9 @@ from typing import Any, BinaryIO
 
 from squelch.kit.base.errors import UserError
 from squelch.kit.untrusted.decoder_process import apart
-from squelch.kit.untrusted.files import MIB, Unreadable, decoding, is_file, open_file
+from squelch.kit.untrusted.files import MIB, Unreadable, decoding, is_file, open_file, read_bytes
 from squelch.kit.untrusted.parquet import table_names, table_rows
-from squelch.kit.untrusted.text import lines_of, parse_object
+from squelch.kit.untrusted.text import MAX_LINE, filled_lines, parse_object
 
 Record = dict[str, Any]
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".parquet")
@@ -35,6 +37,7 @@ ROWS_AT_ONCE = 1024
 """Rows of a Parquet file that are converted to Python objects at once."""
 CHUNK_BYTES = MIB
 """Bytes of a compressed file that are decompressed at once."""
+_PLAIN = (".jsonl", ".json")
 _REMEDY = f"give one of {', '.join(SUFFIXES)}"
 BEING_WRITTEN = "if it is still being written, read it once its trainer has closed it; otherwise write it again"
 
@@ -67,10 +70,22 @@ def records(path: Path, columns: Collection[str] | None, notes: list[str]) -> It
     suffix = suffix_of(path, SUFFIXES, _REMEDY)
     if suffix == ".parquet":
         yield from table_rows(path, columns, ROWS_AT_ONCE, _CUT_OFF)
-    elif suffix == ".json" and _is_array(path):
-        yield from _array(path)
-    else:
-        yield from _lines(path, suffix, notes)
+        return
+    found = _array(path) if suffix in _PLAIN and _is_array(path) else _lines(path, suffix, notes)
+    yield from ((number, one) for number, record in found for one in _of_batch(record))
+
+
+def _of_batch(record: Record) -> list[Record]:
+    """The records of a batch; other columns than those of its length are of all of them."""
+    prompts, said = record.get("prompt"), record.get("completion")
+    if not isinstance(prompts, list) or not isinstance(said, list) or len(prompts) != len(said):
+        return [record]
+    if not all(isinstance(one, str | list) for one in (*prompts, *said)):  # messages are objects
+        return [record]
+    divided = {key for key, value in record.items() if isinstance(value, list) and len(value) == len(said)}
+    return [
+        {key: value[place] if key in divided else value for key, value in record.items()} for place in range(len(said))
+    ]
 
 
 def _is_array(path: Path) -> bool:
@@ -87,17 +102,33 @@ def _array(path: Path) -> Iterator[tuple[int, Record]]:
 
 def _lines(path: Path, suffix: str, notes: list[str]) -> Iterator[tuple[int, Record]]:
     with open_file(path) as raw:
-        for number, line in lines_of(_plain(raw, path, suffix), str(path)):
-            if not line.strip():
-                continue
+        is_first = True
+        for number, line in filled_lines(_plain(raw, path, suffix), str(path)):
             try:
                 record = parse_object(line, f"{path}, row {number}")
-            except Unreadable:
-                if number == 1 or line.endswith(b"\n"):
+            except Unreadable as error:
+                if is_first and suffix in _PLAIN and (one := _one_object(path)) is not None:
+                    yield number, one
+                    return
+                if is_first and line.endswith(b"\n") and line.rstrip().endswith((b"{", b"[", b",", b":")):
+                    raise Unreadable(
+                        f"{path}, row {number}: the object goes on in the next line; write each record in one line, or "
+                        "all of them in one array"
+                    ) from error
+                if is_first or line.endswith(b"\n"):
                     raise
                 notes.append(f"{path}: its last line, {number}, is not complete and is left out; {BEING_WRITTEN}")
                 return
+            is_first = False
             yield number, record
+
+
+def _one_object(path: Path) -> Record | None:
+    """The object that the whole file is, if it is one."""
+    try:
+        return parse_object(read_bytes(path, MAX_LINE), str(path))
+    except Unreadable:
+        return None
 
 
 def _plain(raw: BinaryIO, path: Path, suffix: str) -> Any:
@@ -133,10 +164,10 @@ class _Decoded:
     def __init__(self, file: Any, path: Path) -> None:
         self._file, self._path = file, path
 
-    def readline(self, most_bytes: int) -> bytes:
+    def read(self, most_bytes: int) -> bytes:
         """As of files."""
         with decoding(str(self._path), "cannot be decompressed", BEING_WRITTEN):
-            return self._file.readline(most_bytes)
+            return self._file.read(most_bytes)
 
 
 def _decompressed(path: str) -> Iterator[bytes]:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from squelch.kit.base.errors import UserError, bad_files_are_the_users, did_you_mean
-from squelch.kit.readers.format_rows import SAID_BY_TRL, LeftOut, as_float, is_number, whole_step
+from squelch.kit.base.values import first, known_id
+from squelch.kit.readers.format_rows import NAMES, SAID_BY_TRL, LeftOut, as_float, is_number, whole_step
 from squelch.kit.readers.formats import Format, files_of, format_named, trainers_format
 from squelch.kit.readers.records import Record, columns_of, records
 from squelch.kit.untrusted.decoder_process import bounded_reading
@@ -23,7 +24,9 @@ from squelch.kit.untrusted.files import brief, shortened
 
 GROUP_COLUMNS = ("group_id", "prompt_id", "uid", "prompt", "input", "input_prompt", "prompt_ids")
 """Columns that tell groups apart, in this order."""
-NO_REWARDS = frozenset({*SAID_BY_TRL, *GROUP_COLUMNS, "global_step", "turn", "index", "idx", "trajectory"})
+NO_REWARDS = frozenset(
+    {*SAID_BY_TRL, *GROUP_COLUMNS, *NAMES["step"], "advantages", "turn", "index", "idx", "trajectory"}
+)
 
 
 class RewardRow(NamedTuple):
@@ -89,9 +92,9 @@ def _rows(
 
 def _of_format(record: Record, row: Mapping[str, Any], group: str | None, where: str, step: int | None) -> RewardRow:
     """`step`: of the file's name. The record's other numbers count if they are named."""
-    rollout = None if row.get("rollout") is None else str(row["rollout"])
+    rollout = str(row["rollout"]) if known_id(row.get("rollout")) else None
     rewards = {**_numbers(record), **row["rewards"]}
-    at = whole_step(row["step"] if row.get("step") is not None else step, where)
+    at = whole_step(row["step"] if known_id(row.get("step")) else step, where)
     return RewardRow(at, _key(record, row, group, where), rollout, rewards, tuple(row["rewards"]), where)
 
 
@@ -100,7 +103,8 @@ def _numbers(record: Record) -> dict[str, Any]:
 
 
 def _of_table(record: Record, group: str | None, where: str) -> RewardRow:
-    step = whole_step(record.get("step", record.get("global_step")), where)
+    name = first(name for name in NAMES["step"] if known_id(record.get(name)))
+    step = None if name is None else whole_step(record[name], where, f"`{name}`")
     own = tuple(key for key, value in record.items() if key not in NO_REWARDS and is_number(value))
     return RewardRow(step, _key(record, {}, group, where), None, _numbers(record), own, where)
 
@@ -112,10 +116,11 @@ def _key(record: Record, row: Mapping[str, Any], column: str | None, where: str)
     if column is not None:
         value = record[column]
     elif row:
-        own = row["prompt"] if row.get("prompt_ids") is None else row["prompt_ids"]
-        value = row["group"] if row.get("group") is not None else own
+        value = first(map(row.get, ("group", "prompt_ids", "prompt")))
     else:
-        value = next((record[name] for name in GROUP_COLUMNS if record.get(name) is not None), None)
+        value = first(map(record.get, GROUP_COLUMNS))
+    if column is not None and not known_id(value):
+        raise UserError(f"{where}: `{column}`, which --group names, is {brief(value)}, which tells no group")
     if value is None:
         raise UserError(
             f"{where}: no column tells its group: {', '.join(GROUP_COLUMNS)}, or the one that --group names; it has "

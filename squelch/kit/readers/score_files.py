@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from squelch.kit.api.completions import Markers
-from squelch.kit.api.messages import BadSample, MessageRenderer, is_messages, is_tools
+from squelch.kit.api.messages import BadSample, MessageRenderer, as_messages, is_messages, is_tools
 from squelch.kit.api.pictures import place_of
 from squelch.kit.api.samples import Reasonings, Row, SampleReader
 from squelch.kit.api.turns import Turns
 from squelch.kit.base.errors import UserError, as_user_error, bad_files_are_the_users
-from squelch.kit.readers.format_rows import NEEDED, LeftOut, is_sample, whole_step
+from squelch.kit.base.values import known_id
+from squelch.kit.readers.format_rows import NAMES, NEEDED, LeftOut, is_sample, whole, whole_step
 from squelch.kit.readers.formats import Format, files_of, format_named, format_of
 from squelch.kit.readers.pictures import PICTURES, PLACE, VIDEOS, PictureFiles, decoded
 from squelch.kit.readers.records import SUFFIXES, records, suffix_of
@@ -55,10 +56,14 @@ def read_rows(path: Path, step: int | None = None, name: str | None = None) -> l
 
 
 def read_samples(
-    path: Path, step: int | None = None, name: str | None = None, pictures: Path | None = None
+    path: Path,
+    step: int | None = None,
+    name: str | None = None,
+    pictures: Path | None = None,
+    turns: Turns = "all",
 ) -> SampleFile:
     """The rows of a file, or of all files in a folder; `step` selects the rows of one step, `name` is the format's,
-    `pictures` the folder of pictures' paths.
+    `pictures` the folder of pictures' paths. With `turns` first, the later turns of a long rollout have no content.
 
     Raises:
         UserError: a row is malformed, the format is unknown or not clear, or the file has several steps, hence several
@@ -67,7 +72,8 @@ def read_samples(
     with bad_files_are_the_users(), bounded_reading(str(path)):
         if state(path) is None:
             raise UserError(f"{path} does not exist; give a file of samples with {NEEDED}")
-        found = _Selection(path, step, None if name is None else format_named(name), PictureFiles(path, pictures))
+        named = None if name is None else format_named(name)
+        found = _Selection(path, step, named, PictureFiles(path, pictures), turns)
         files = files_of(path, found.format)
         for file in files:
             suffix_of(file, SUFFIXES, f"give one of {', '.join(SUFFIXES)} with {NEEDED}")
@@ -78,11 +84,14 @@ def read_samples(
 class _Selection:
     """The rows of the wanted step, as they are read."""
 
-    def __init__(self, path: Path, step: int | None, named: Format | None, pictures: PictureFiles) -> None:
-        self.format, self._pictures = named, pictures
+    def __init__(
+        self, path: Path, step: int | None, named: Format | None, pictures: PictureFiles, turns: Turns
+    ) -> None:
+        self.format, self._pictures, self._turns = named, pictures, turns
         self._path, self._step, self._in_folder = path, step, is_folder(path)
         self._rows: list[tuple[int, Row]] = []
-        self._seen: set[int | None] = set()
+        self._steps: set[int] = set()
+        self._holds_rows = False
         self._left_out: Counter[str] = Counter()
         self._notes: list[str] = []
         self._count = 0
@@ -99,7 +108,7 @@ class _Selection:
         self.format = found
         named = found.step_of(path if not self._in_folder else path.relative_to(self._path.parent))
         if self._in_folder and self._step is not None and named not in (None, self._step):
-            self._seen.add(named)
+            self._see(named)
             return
         first, number = self._count, 0
         for number, record in records(path, found.columns and found.columns.union(PICTURES, VIDEOS), self._notes):
@@ -108,24 +117,34 @@ class _Selection:
                 if isinstance(row, LeftOut):
                     self._left_out[row.reason] += 1
                     continue
-                row = checked(row, record, where)
+                row = self._checked(row, record, where)
                 row["step"] = named if row.get("step") is None else row["step"]
                 if self._step is None or row["step"] == self._step:
                     self._pictures.take(row, record, path, where)
                 self._add(first + number, row)
         self._count = first + number
 
+    def _checked(self, row: Row, record: dict[str, Any], where: str) -> Row:
+        if self._turns == "first" and row.get("turn") and "content" in row:
+            return {**row, "content": None, "step": whole_step(row.get("step"), where)}
+        return checked(whole(row), record, where)
+
+    def _see(self, step: int | None) -> None:
+        self._holds_rows = True
+        if step is not None:
+            self._steps.add(step)
+
     def _add(self, number: int, row: Row) -> None:
-        self._seen.add(row["step"])
-        if self._step is None and len(self._seen - {None}) > 1:
+        self._see(row["step"])
+        if self._step is None and len(self._steps) > 1:
             self._rows.clear()  # refused once the steps are known
         elif self._step is None or row["step"] == self._step:
             self._rows.append((number, row))
 
     def result(self) -> SampleFile:
         """The selection; UserError if it is none, or of several steps."""
-        steps = sorted(one for one in self._seen if one is not None)
-        if not self._seen:
+        steps = sorted(self._steps)
+        if not self._holds_rows:
             left = "; ".join(f"{reason}: {count}" for reason, count in sorted(self._left_out.items()))
             raise UserError(f"{self._path} holds no rows{f' ({left})' if left else ''}; it needs {NEEDED}")
         if self._step is None and len(steps) > 1:
@@ -180,7 +199,7 @@ def _notes_on(rows: Sequence[tuple[int, Row]]) -> Iterator[str]:
         yield f"{mixed} of {len(rows)} rows were sampled while the weights changed; they are scored with one version"
     groups: dict[bytes, set[str]] = {}
     for _, row in rows:
-        if row.get("group") is not None and not row.get("turn"):
+        if known_id(row.get("group")) and not row.get("turn"):
             prompt = row["prompt"] if row.get("prompt_ids") is None else row["prompt_ids"]
             asked = prompt, [one.digest for one in row.get("pictures") or ()]
             groups.setdefault(blake2b(repr(asked).encode()).digest(), set()).add(str(row["group"]))
@@ -195,22 +214,32 @@ def _some(values: Sequence[int]) -> str:
 
 
 def checked(row: Row, record: dict[str, Any], where: str) -> Row:
-    """The row, with its step as a number. UserError if a required key is missing or has a wrong type."""
+    """The row, with its step as a number. UserError, which names the record's column, if a required key is missing or
+    has a wrong type."""
+
+    def column(key: str) -> str:
+        """Where the record has the value of a key, in words if it was taken from other columns."""
+        names = (*NAMES.get(key, ()), *record)
+        found = next((name for name in names if record.get(name) is row[key]), None)
+        return f"its {key.replace('_', ' ')}" if found is None else f"`{found}`"
+
     for key in ("prompt_ids", "reasoning_ids", "answer_ids", "completion_ids"):
         if row.get(key) is not None and not _is_ids(row[key]):
-            raise UserError(f"{where}: `{key}` must be a list of token ids, whole numbers from 0 to {LARGEST_ID}")
+            raise UserError(f"{where}: {column(key)} must be a list of token ids, whole numbers from 0 to {LARGEST_ID}")
     if row.get("reasoning") is not None and not isinstance(row["reasoning"], str):
-        raise UserError(f"{where}: `reasoning` is a {type(row['reasoning']).__name__}; it must be text")
+        raise UserError(f"{where}: {column('reasoning')} is a {type(row['reasoning']).__name__}; it must be text")
     for key in ("prompt", "completion"):
-        if row.get(key) is not None and not isinstance(row[key], str) and not is_messages(row[key]):
-            raise UserError(f"{where}: `{key}` must be text or a list of messages with role and content")
+        given = as_messages(row.get(key))
+        if given is not None and not isinstance(given, str) and not is_messages(given):
+            raise UserError(f"{where}: {column(key)} must be text or a list of messages with role and content")
+        row[key] = given
     if row.get("tools") is not None and not is_tools(row["tools"]):
         raise UserError(f"{where}: `tools` must be a list of JSON schemas")
-    row["step"] = whole_step(row.get("step"), where)
+    row["step"] = whole_step(row.get("step"), where, column("step") if row.get("step") is not None else "`step`")
     if isinstance(row.get("prompt_id"), list | dict):
-        raise UserError(f"{where}: `prompt_id` is {brief(row['prompt_id'])}; it must be one text or number")
+        raise UserError(f"{where}: {column('prompt_id')} is {brief(row['prompt_id'])}; it must be one text or number")
     if not is_sample({key for key, value in row.items() if value is not None}):
-        names = ", ".join(f"`{name}`" for name in record) or "nothing"
+        names = ", ".join(f"`{name}`" + " (null)" * (record[name] is None) for name in record) or "nothing"
         raise UserError(f"{where}: holds {shortened(names, 300)}; it needs {NEEDED}")
     return row
 

@@ -3,6 +3,7 @@
 | bound | why |
 |---|---|
 | `MAX_LINE`, a JSON line or object | a parsed line takes up to 40 times its length |
+| `MAX_LINE`, blank lines in a row | a compressed file has a thousand times its size of them |
 | `MAX_DEPTH` levels | code that walks a value recursively, such as `repr`, ends at about 1,000 levels |
 | `MAX_NODES` nodes of YAML, with each alias counted in full | ten aliases of ten aliases of ten |
 | integers of YAML in 64 bits, of JSON in 4,300 digits (Python's own) | longer ones have no decimal text |
@@ -23,6 +24,8 @@ MAX_RECIPE = MIB
 """Bytes of a recipe or another YAML text."""
 MAX_LINE = 16 * MIB
 """Bytes of one line of JSON Lines, or of one object of a JSON array."""
+_CHUNK = MIB
+_WHITE = re.compile(rb"[ \t\n\r\x0b\x0c]*")
 MAX_DEPTH = 64
 MAX_NODES = 20_000
 MAX_DIGITS = 100
@@ -87,6 +90,31 @@ def lines_of(file: BinaryIO, where: str) -> Iterator[tuple[int, bytes]]:
         if len(line) > MAX_LINE:
             raise Unreadable(f"{where}, line {number}: longer than {size_text(MAX_LINE)}")
         yield number, line
+
+
+def filled_lines(file: BinaryIO, where: str) -> Iterator[tuple[int, bytes]]:
+    """As `lines_of`, without blank lines, which cost no more than their bytes. Raises Unreadable for more than
+    `MAX_LINE` bytes of a line, or of blank lines in a row."""
+    number, held, blank = 0, b"", 0
+    while chunk := file.read(_CHUNK):
+        data, at = held + chunk, 0
+        while True:
+            white = _WHITE.match(data, at)
+            filled = data.rfind(b"\n", at, white.end() if white else at) + 1 or at
+            number, blank, at = number + data.count(b"\n", at, filled), blank + filled - at, filled
+            end = data.find(b"\n", at) + 1
+            if max(blank, (end or len(data)) - at) > MAX_LINE:
+                raise Unreadable(
+                    f"{where}, line {number + 1}: longer than {size_text(MAX_LINE)}, or as many blank lines"
+                )
+            if not end:
+                break
+            number, blank = number + 1, 0
+            yield number, data[at:end]
+            at = end
+        held = data[at:]
+    if held.strip():
+        yield number + 1, held
 
 
 def parse_yaml(text: str, where: str, version: YamlVersion = "1.2") -> Any:

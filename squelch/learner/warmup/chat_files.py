@@ -21,7 +21,7 @@ from squelch.kit.text.tags import THINK_OPEN
 from squelch.kit.untrusted.decoder_process import bounded_reading
 from squelch.kit.untrusted.files import Unreadable, brief, open_file
 from squelch.kit.untrusted.parquet import table_names, table_rows
-from squelch.kit.untrusted.text import lines_of, parse_object
+from squelch.kit.untrusted.text import filled_lines, parse_object
 from squelch.learner.warmup.demonstrations import Transcript
 
 COLUMN = "messages"
@@ -52,9 +52,8 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
     with open_file(path) as file:
-        for number, line in lines_of(file, str(path)):
-            if line.strip():
-                yield number, parse_object(line, f"{path}, row {number}").get(COLUMN)
+        for number, line in filled_lines(file, str(path)):
+            yield number, parse_object(line, f"{path}, row {number}").get(COLUMN)
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:

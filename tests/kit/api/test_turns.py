@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from squelch.kit.api.completions import CALLS_ONLY, NO_TOKENS, UNCLOSED
+from squelch.actors.formats.tokens import reasoning_span
+from squelch.envs.format import parse
+from squelch.kit.api.completions import CALLS_ONLY, NO_TOKENS, TEXT_BEFORE, UNCLOSED, spans_of
 from squelch.kit.api.messages import BadSample, MessageRenderer, is_messages
 from squelch.kit.api.samples import Reasonings, SampleReader
 from squelch.kit.api.turns import LATER
@@ -313,10 +315,78 @@ def test_a_mask_and_the_template_find_the_same_turns_in_ids() -> None:
     assert same(found, read(tokenizer, row, turns="all")) and found.turns["answer nothing"] == 1
     first = read(tokenizer, {**row, "completion_mask": mask})
     assert (len(first.ids), first.turns["later"]) == (1, 1)
-    with pytest.raises(BadSample, match="row 1: `completion_mask` has 1 entries for"):
+    with pytest.raises(BadSample, match="row 1: the mask has 1 entries for"):
         read(tokenizer, {**row, "completion_mask": [1]})
     rows = [{"prompt_ids": [5, 6], "completion_ids": turns[1], "turn": k} for k in (0, 1)]
     assert read(tokenizer, *rows).turns == {"total": 2, "later": 1}
+
+
+# --- reasonings that mention the markers ---
+
+
+@pytest.mark.parametrize("mention", ["I write <think> first.", "`<think>x", "a <think> and <think> b"])
+def test_where_the_prompt_opens_the_reasoning_a_mention_of_the_opening_is_text(mention) -> None:
+    tokenizer = chatml_bpe()
+    said = f"{mention} so up</think> goal"
+    ids = tokenizer.encode(said, add_special_tokens=False).ids
+    asked = tokenizer.encode("go<think>\n", add_special_tokens=False).ids
+    spoken = {"prompt": [{"role": "user", "content": "go"}], "completion": [{"role": "assistant", "content": said}]}
+    for row in (
+        {"prompt": "go<think>\n", "completion": said},
+        {"prompt_ids": asked, "completion_ids": ids},
+        {"prompt": "go<think>\n", "completion_ids": ids},
+        {**spoken, "completion": said},
+        spoken,
+    ):
+        found = read(tokenizer, row, template=OPENING)
+        assert not found.excluded and texts(tokenizer, found)[1:] == (f"{mention} so up", "</think> goal"), row
+
+
+def test_a_later_turn_that_the_template_opens_may_mention_the_opening_too() -> None:
+    tokenizer = chatml_bpe()
+    turns = ["go <think> x</think> up", "so <think> y</think> goal"]
+    said = f"{turns[0]}<|im_end|>\n<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n<think>\n{turns[1]}"
+    spoken = [{"role": "assistant", "content": turns[0]}, {"role": "user", "content": "x"}]
+    ids = tokenizer.encode(said, add_special_tokens=False).ids
+    for row in (
+        {"prompt": "go<think>\n", "completion": said},
+        {"prompt": "go<think>\n", "completion_ids": ids},
+        {
+            "prompt": [{"role": "user", "content": "go"}],
+            "completion": [*spoken, {"role": "assistant", "content": turns[1]}],
+        },
+    ):
+        found = read(tokenizer, row, template=OPENING, turns="all")
+        assert [texts(tokenizer, found, k)[1] for k in range(2)] == ["go <think> x", "so <think> y"], row
+
+
+def test_a_mention_of_the_opening_opens_no_file_whose_completions_close_what_they_do_not_open() -> None:
+    tokenizer = chatml_bpe()
+    rows = [{"prompt": "go", "completion": f" {text}</think> goal"} for text in ("x", "the <think> tag", "y")]
+    found = read(tokenizer, *rows, template=None)
+    assert not found.excluded and texts(tokenizer, found, 1)[:2] == ("go<think>", " the <think> tag")
+    before = [{"prompt": "go", "completion": f"Sure. <think>{text}</think> goal"} for text in "xy"]
+    assert read(tokenizer, *before, template=None).excluded == {TEXT_BEFORE: 2}
+
+
+@pytest.mark.parametrize(
+    ("turn", "reasoning"),
+    [
+        ('say "</think>" and go</think> up', 'say "'),
+        ("```\nprint('</think>')\n```\n</think> up", "```\nprint('"),
+        ("the `<think>` tag, then `</think>`.</think> up", "the `<think>` tag, then `"),
+    ],
+)
+def test_runs_files_and_the_api_end_a_reasoning_at_the_first_closing(turn, reasoning) -> None:
+    tokenizer = chatml_bpe()
+    for opened, text in ((True, turn), (False, f"<think>{turn}")):
+        spans = spans_of(text, MARKERS, opened)
+        assert not isinstance(spans, str) and text[spans.start : spans.end] == reasoning
+        start, end = reasoning_span([one.encode() for one in text], opened, *MARKERS)
+        assert text[start:end] == reasoning
+    assert parse(turn, 1, str.strip).reasoning == reasoning.strip()
+    found = read(tokenizer, {"prompt": "go<think>", "completion": turn}, template=None)
+    assert texts(tokenizer, found)[1] == reasoning
 
 
 # --- what is not what it seems ---

@@ -285,7 +285,7 @@ ROW = {"prompt": "a", "completion": "<think>b</think>"}
     ("lines", "said"),
     [
         (['{"prompt": '], "row 1: not JSON"),
-        (["[1, 2]"], "row 1: one JSON object is needed, not a list"),
+        (["[1, 2]"], "row 1: an object of columns is needed"),
         ([json.dumps({"prompt": "a"})], "row 1: holds `prompt`; it needs `prompt` with `reasoning`"),
         ([json.dumps(ROW | {"completion": 3})], "row 1: `completion` must be text or a list of messages"),
         ([json.dumps(ROW | {"reasoning": [1]})], "row 1: `reasoning` is a list; it must be text"),
@@ -383,7 +383,7 @@ def test_another_models_tokens_are_refused(tmp_path, tiny_policy, rows, capsys):
 
 def test_one_prompt_id_with_two_prompts_is_refused(tmp_path, tiny_policy, rows, capsys):
     file = jsonl(tmp_path / "r.jsonl", [{**row, "prompt_id": 7} for row in rows])
-    assert "row 4: `prompt_id` 7 is that of row 1" in refusal(capsys, "score", file, "--model", str(tiny_policy))
+    assert "row 4: the prompt's id 7 is that of row 1" in refusal(capsys, "score", file, "--model", str(tiny_policy))
 
 
 def test_folders_that_hold_no_model_are_refused(tmp_path, tiny_policy, rows, capsys):

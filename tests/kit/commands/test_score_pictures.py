@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFile
 
 from squelch.actors.play.codec import ChatCodec
 from squelch.cluster.cli import main
@@ -164,7 +164,7 @@ def test_a_prompts_id_goes_with_its_text_and_its_pictures(tmp_path, talking, vis
     path = parquet(tmp_path / "rows.parquet", rows)
     assert read_samples(path).notes == [] and len(read(path, talking, vision).prompts) == 6
     path = parquet(tmp_path / "rows.parquet", [{**row, "prompt_id": 0} for row in rows])
-    with pytest.raises(UserError, match="row 3: `prompt_id` 0 is that of row 1, whose prompt differs"):
+    with pytest.raises(UserError, match="row 3: the prompt's id 0 is that of row 1, whose prompt differs"):
         read(path, talking, vision)
 
 
@@ -206,12 +206,19 @@ def test_resizing_is_asked_for_and_then_the_published_processors(tmp_path, talki
     with pytest.raises(UserError, match=r"row 1, column `images`, picture 1: .*24 x 32 would fit \(--resize\)"):
         read(path, talking, vision)
     shown = [own.decoded("here") for (own,) in read(path, talking, vision, resize=True).pictures]
-    assert [one.size for one in shown] == [(24, 32)] * 6 and shown[0] == resized(odd[0][1], vision)
+    assert [one.size for one in shown] == [(24, 32)] * 6 and shown[0] == resized(odd[0][1], (24, 32))
     module = pytest.importorskip("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
     published = module.Qwen2VLImageProcessorPil.from_pretrained(seeing_dir, local_files_only=True)
     for one, (_, given) in zip(shown, odd, strict=True):
         theirs = published([given.rgb], return_tensors="np", input_data_format="channels_last")
         assert np.array_equal(patches(one.rgb, vision), theirs["pixel_values"])
+
+
+def test_the_size_is_judged_before_a_pixel_is_decoded(tmp_path, talking, vision, monkeypatch) -> None:
+    path = parquet(tmp_path / "rows.parquet", rows_of(verl, [(said, picture(b"x", 21, 30)) for said, _ in ASKED]))
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: pytest.fail("pixels were decoded"))
+    with pytest.raises(UserError, match=r"24 x 32 would fit \(--resize\)"):
+        read(path, talking, vision)
 
 
 # --- what is scored ---

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from squelch.actors.play.metrics import SHOWN_TURNS, trajectory_metrics, turn_metrics
+from squelch.kit.commands.monitored import mean_reward
 from squelch.kit.filter.decisions import StepDecision
 from squelch.kit.filter.measure import GroupStatistics, measure
-from squelch.kit.filter.metrics import VARIANCE_BANDS, kept_mass
+from squelch.kit.filter.metrics import VARIANCE_BANDS, kept_mass, mean
 from squelch.kit.filter.rules import RULES
 from squelch.kit.filter.selection import select
 from squelch.kit.filter.settings import FilterConfig
@@ -98,6 +99,13 @@ def test_the_kept_mass_does_not_depend_on_the_order_of_the_groups(variances: lis
     shuffled = kept_mass([variances[i] for i in order], [kept[i] for i in order])
     assert shuffled == kept_mass(variances, kept)
     assert shuffled is None or 0 <= shuffled <= 1
+
+
+def test_values_whose_sum_no_float_holds_have_a_share_and_a_mean() -> None:
+    assert kept_mass([1.5e308, 1.5e308, math.nan, 1e308], [True, False, True, False]) == pytest.approx(3 / 8)
+    assert mean([1e308, 1.5e308]) == pytest.approx(1.25e308)
+    rewards = [{"rewards": row} for row in ({"a": 1e308, "b": 1e308}, {"a": 1e308}, {"a": 1e308}, {"a": 10**400})]
+    assert mean_reward(rewards) == pytest.approx(1e308), "a row's sum that no float holds does not count"
 
 
 def test_a_turn_cut_inside_its_reasoning_counts_with_all_its_tokens() -> None:

@@ -178,17 +178,17 @@ def test_unknown_and_ambiguous_columns_are_refused_with_what_is_there_and_what_i
 @pytest.mark.parametrize(
     ("name", "damage", "said"),
     [
-        ("verl", {"output": 3}, "row 2: `completion` must be text or a list of messages"),
+        ("verl", {"output": 3}, "row 2: `output` must be text or a list of messages"),
         ("verl", {"step": "soon"}, "row 2: `step` is 'soon'"),
         ("nemo_rl", {"token_loss_mask": [[0, 1]]}, "row 2: `token_ids` and `token_loss_mask` must be two lists"),
         ("nemo_rl", {"input_lengths": ["4"]}, "row 2: `input_lengths` is '4'; it must be a number of `token_ids`"),
-        ("areal", {"tail_version": [1]}, "row 2: `step` is [1]; it must be a whole number"),
+        ("areal", {"tail_version": [1]}, "row 2: `tail_version` is [1]; it must be a whole number"),
         ("slime", {"response_length": 9}, "row 2: `response_length` is 9; it must be the number of `tokens`"),
-        ("slime", {"tokens": [1, -2, 3, 4]}, "row 2: `prompt_ids` must be a list of token ids"),
+        ("slime", {"tokens": [1, -2, 3, 4]}, "row 2: its prompt ids must be a list of token ids"),
         ("verifiers", {"traces": 3}, "row 2: `traces` must be a list of traces"),
         ("verifiers", {"traces": [{"nodes": [{"message": {}, "parent": 0, "sampled": True}]}]}, "earlier node"),
         ("verifiers", {"traces": [{"nodes": [{"message": {}, "token_ids": 3}]}]}, "row 2: `nodes` must be a list"),
-        ("verifiers", {"run": {"work": {"policy": {"start": [1]}}}}, "row 2: `step` is [1]"),
+        ("verifiers", {"run": {"work": {"policy": {"start": [1]}}}}, "row 2: its step is [1]"),
         ("verifiers", {"traces": [{"nodes": [3]}]}, "row 2: `nodes` must be a list of nodes with a `message` each"),
     ],
 )

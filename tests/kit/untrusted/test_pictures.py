@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageFile
 
 from squelch.kit.records.picture_files import (
     MAX_PIXELS,
@@ -19,6 +19,7 @@ from squelch.kit.records.picture_files import (
     picture_of_png,
     png_of,
     shown_of_json,
+    size_of_file,
 )
 from squelch.kit.records.pictures import Picture, Shown
 from squelch.kit.untrusted.files import Unreadable
@@ -32,13 +33,13 @@ def png(mode: str = "RGB", size: tuple[int, int] = (4, 4), **options: object) ->
     return written.getvalue()
 
 
-def claimed(width: int, height: int, rows: bytes = b"") -> bytes:
+def claimed(width: int, height: int, rows: bytes = b"", depth: int = 8, colour: int = 2) -> bytes:
     """A PNG whose header claims that size."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
@@ -136,6 +137,33 @@ def test_a_data_sets_jpeg_and_grey_png_are_pictures() -> None:
     Image.fromarray(PICTURE.rgb).save(written, format="JPEG", quality=95)
     with Image.open(written) as image:
         assert picture_of_file(written.getvalue(), "here") == Picture(np.asarray(image))
+
+
+@pytest.mark.parametrize(("depth", "colour", "mode"), [(16, 2, "RGB;16B"), (4, 0, "L;4"), (2, 0, "L;2")])
+def test_another_depth_than_8_bit_is_refused_instead_of_converted(depth: int, colour: int, mode: str) -> None:
+    width = 4 * depth * (3 if colour == 2 else 1) // 8
+    data = claimed(4, 4, (b"\0" + bytes(width)) * 4, depth, colour)
+    for read in (picture_of_file, size_of_file, picture_of_png):
+        with pytest.raises(Unreadable, match=f"here: pixels of the mode ({mode}|L);"):
+            read(data, "here")
+    assert picture_of_png(claimed(4, 4, (b"\0" + bytes(12)) * 4), "here").size == (4, 4)
+
+
+def scanned(scans: int) -> bytes:
+    """A progressive JPEG of 4096 x 4096 pixels whose last scan is written that many times more."""
+    written = io.BytesIO()
+    Image.new("L", (4096, 4096)).save(written, format="JPEG", progressive=True)
+    data = written.getvalue()
+    last = data.rindex(b"\xff\xda")
+    return data[:-2] + data[last:-2] * scans + data[-2:]
+
+
+def test_a_jpeg_of_many_scans_is_refused_before_one_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert size_of_file(scanned(0), "here") == (4096, 4096)
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: pytest.fail("pixels were decoded"))
+    for read in (picture_of_file, size_of_file):
+        with pytest.raises(Unreadable, match=r"here: a JPEG of \d+ scans; save it again"):
+            read(scanned(1000), "here")
 
 
 @given(st.integers(0, 10_000), st.integers(0, 255), st.sampled_from(["PNG", "JPEG"]))
