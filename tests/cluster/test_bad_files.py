@@ -202,7 +202,8 @@ ROW = {"prompt": "a", "reasoning": "b"}
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("[" * 100_000, "row 1: nested"),
+        ('{"prompt": ' + "[" * 100_000 + "]" * 100_000 + "}", "row 1: nested"),
+        ("[" * 100_000, "the array does not end"),
         ("9" * 5_000, "row 1: not JSON"),
         (json.dumps(ROW | {"prompt": "\ud800"}), "row 1: text with the lone surrogate"),
         (json.dumps({"prompt_ids": [2**32 + 1], "reasoning_ids": [1]}), "`prompt_ids` must be a list of token ids"),
