@@ -22,14 +22,14 @@ class Fault(UserError):
 
 
 @contextmanager
-def as_user_error(*kinds: type[Exception], about: Path | str = "") -> Iterator[None]:
-    """Turns errors of these kinds, by default ValueError, whose text says what is wrong, into a UserError; `about`
-    precedes the text."""
+def as_user_error(*kinds: type[Exception], about: Path | str = "", into: type[UserError] = UserError) -> Iterator[None]:
+    """Turns errors of these kinds, by default ValueError, whose text says what is wrong, into a UserError, or into the
+    kind of it that is given; `about` precedes the text."""
     kinds = kinds or (ValueError,)
     try:
         yield
     except kinds as error:
-        raise UserError(f"{about}: {error}" if about else str(error)) from error
+        raise into(f"{about}: {error}" if about else str(error)) from error
 
 
 def bad_files_are_the_users() -> AbstractContextManager[None]:

@@ -36,7 +36,7 @@ from squelch.kit.base.errors import UserError, as_user_error, bad_files_are_the_
 from squelch.kit.base.package import installed_version, require_scoring
 from squelch.kit.commands.arguments import natural, positive
 from squelch.kit.commands.following import Follower, Look, Ready
-from squelch.kit.commands.score import add_scoring
+from squelch.kit.commands.score import NotRead, add_scoring
 from squelch.kit.process.signals import Interrupted, listening
 from squelch.kit.process.terminal import duration, say
 from squelch.kit.untrusted.files import MIB, is_file, is_folder, read_bytes, state
@@ -176,7 +176,7 @@ class Session:
 
     def _score(self, ready: Ready) -> bool:
         """Scores a step. Returns whether it is decided: False if what cannot be read may be under way."""
-        from squelch.kit.commands.monitored import NotRead, observe
+        from squelch.kit.commands.monitored import observe
 
         try:
             metrics, notes = observe(self.monitor, ready, self.args)

@@ -12,14 +12,10 @@ from squelch.kit.api.monitor import Monitor
 from squelch.kit.api.samples import Row
 from squelch.kit.base.errors import UserError, as_user_error
 from squelch.kit.commands.following import Ready
-from squelch.kit.commands.score import load
+from squelch.kit.commands.score import NotRead, load
 from squelch.kit.filter.metrics import mean
 from squelch.kit.readers.format_rows import as_float
 from squelch.kit.readers.score_files import notes_on_file, read_samples
-
-
-class NotRead(UserError):
-    """A file of samples or the checkpoint cannot be read; perhaps it is still being written."""
 
 
 def observe(monitor: Monitor, ready: Ready, args: argparse.Namespace) -> tuple[dict[str, float], list[str]]:
@@ -27,19 +23,12 @@ def observe(monitor: Monitor, ready: Ready, args: argparse.Namespace) -> tuple[d
     rows: list[tuple[int, Row]] = []
     notes: list[str] = []
     for path in ready.files:
-        try:
+        with as_user_error(UserError, into=NotRead):
             found = read_samples(path, ready.step, args.format, args.pictures, args.turns)
-        except UserError as error:
-            raise NotRead(str(error)) from error
         rows += [(len(rows) + number, row) for number, row in found.rows]
         notes += notes_on_file(found, path, ready.model)
     given = {**vars(args), "file": ready.files[0], "model": ready.model, "max_prompts": None}  # the monitor draws them
-    try:
-        reasonings, engine = load(argparse.Namespace(**given), rows)
-    except UserError as error:
-        if str(error).startswith(f"--model {ready.model}: "):
-            raise NotRead(str(error)) from error
-        raise
+    reasonings, engine = load(argparse.Namespace(**given), rows)
     reward = mean_reward([row for _, row in rows])
     if reward is not None:
         monitor.record_reward(ready.step, reward)

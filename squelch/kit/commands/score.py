@@ -58,6 +58,10 @@ examples:
   squelch score rollouts/100.jsonl --model policy/ --out scores.npz --json"""
 
 
+class NotRead(UserError):
+    """A file of samples or the model cannot be read; where both are of a training, perhaps they are being written."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.description, parser.epilog = SCORE_HELP, SCORE_EPILOG
@@ -169,7 +173,8 @@ def _check_output(path: Path, read: Path) -> None:
 
 
 def load(args: argparse.Namespace, rows: Sequence[tuple[int, Row]]) -> tuple[Reasonings, CrossScorer]:
-    """The reasonings in the rows, and the model that scores them; rows are converted before the model is loaded."""
+    """The reasonings in the rows, and the model that scores them; rows are converted before the model is loaded.
+    NotRead, if the model cannot be used."""
     from squelch.kit.api.samples import at_most, within_context
     from squelch.kit.api.scoring import require_two_prompts
     from squelch.kit.models.adapter_folder import checkpoint_of
@@ -178,13 +183,13 @@ def load(args: argparse.Namespace, rows: Sequence[tuple[int, Row]]) -> tuple[Rea
     from squelch.kit.scoring.models import refuse_other_attention
 
     tools = None if args.tools is None else read_tools(args.tools)
-    with as_user_error(ValueError, OSError, about=f"--model {args.model}"):
+    with as_user_error(ValueError, OSError, about=f"--model {args.model}", into=NotRead):
         checkpoint = checkpoint_of(args.model, args.base)
         refuse_other_attention(check_model_folder(checkpoint.model))  # before rows are read and weights loaded
         # it knows defaults, and other names such as n_positions
         config: Any = model_config(checkpoint.model).get_text_config()
         if not hasattr(config, "max_position_embeddings"):
-            raise UserError(f"--model {args.model}: config.json states no max_position_embeddings, the model's context")
+            raise NotRead(f"--model {args.model}: config.json states no max_position_embeddings, the model's context")
         markers = None if args.whole else (args.markers[0], args.markers[1])
         vision = _vision(args, checkpoint, rows)
         reader = Reader(
@@ -194,7 +199,7 @@ def load(args: argparse.Namespace, rows: Sequence[tuple[int, Row]]) -> tuple[Rea
         found = at_most(within_context(found, config.max_position_embeddings), args.max_prompts, args.seed)
     with as_user_error(about=args.file):
         require_two_prompts(found)
-    with as_user_error(ValueError, OSError, about=f"--model {args.model}"):
+    with as_user_error(ValueError, OSError, about=f"--model {args.model}", into=NotRead):
         return found, _engine(args, checkpoint, vision)
 
 
