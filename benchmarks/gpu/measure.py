@@ -18,7 +18,7 @@ at random. The parts
 | publication | seconds of a publication by each way, beside a plain copy of as many bytes |
 | learner, compiled | the step of Qwen2.5-0.5B with `learner.compile` |
 
-`--parts run` compares whole steps with TRL's on one GPU (`benchmarks.peer.on_card`, which needs Ray, vLLM and TRL):
+`--parts run` compares whole steps with TRL's on one GPU (`benchmarks.peer.on_gpu`, which needs Ray, vLLM and TRL):
 weight sync and steps with 4, 2 and 1 engines, TRL tuned and as it comes; publication; the update alone, for each
 setting that changes it; cross-scoring; staleness 1; answers of which half end early; TRL with sleep; and Qwen2.5-3B.
 It prints a table under the object. What is finished in `--out` is kept and not measured again, so that a second call
@@ -235,7 +235,7 @@ def failed(part: Mapping[str, Any]) -> bool:
 def run_table(parts: Mapping[str, Any]) -> str:
     """The table of the whole steps that were measured."""
     from benchmarks.common import printed
-    from benchmarks.peer.on_card.measure import COLUMNS, notes, table
+    from benchmarks.peer.on_gpu.measure import COLUMNS, notes, table
 
     rows: dict[str, Any] = {}
     for name in WHOLE_RUN:  # the work that is stated is that of the first

@@ -30,12 +30,12 @@ PARTS = {
     "memory": Part("benchmarks.gpu.peaks:measure", 120),
     "publication": Part("benchmarks.gpu.publication:measure", 90),
     "learner, compiled": Part("benchmarks.gpu.step:compiled", 150, slow_on_cpu=True),
-    "run: workers": Part("benchmarks.peer.on_card.measure:workers", 330, RUN, by_name=True),
+    "run: workers": Part("benchmarks.peer.on_gpu.measure:workers", 330, RUN, by_name=True),
     "run: update": Part("benchmarks.gpu.update:measure", 120, by_name=True),
-    "run: staleness": Part("benchmarks.peer.on_card.measure:stale", 160, RUN, by_name=True),
-    "run: ragged": Part("benchmarks.peer.on_card.measure:ragged", 220, RUN, by_name=True),
-    "run: sleep": Part("benchmarks.peer.on_card.measure:asleep", 180, RUN, by_name=True),
-    "run: 3B": Part("benchmarks.peer.on_card.measure:three_billion", 240, RUN, by_name=True),
+    "run: staleness": Part("benchmarks.peer.on_gpu.measure:stale", 160, RUN, by_name=True),
+    "run: ragged": Part("benchmarks.peer.on_gpu.measure:ragged", 220, RUN, by_name=True),
+    "run: sleep": Part("benchmarks.peer.on_gpu.measure:asleep", 180, RUN, by_name=True),
+    "run: 3B": Part("benchmarks.peer.on_gpu.measure:three_billion", 240, RUN, by_name=True),
 }
 WHOLE_RUN = (
     *("run: workers", "publication", "run: update", "cross-scoring"),

@@ -2,7 +2,7 @@
 
     python -m benchmarks.peer.learning [--dir FOLDER] [--plot FILE.svg] [--quick] [--json]
 
-One file of prompts, one reward function (`on_card/reward.py`, the share of even ids) and the same GRPO
+One file of prompts, one reward function (`on_gpu/reward.py`, the share of even ids) and the same GRPO
 in both, from the same random model of 3.3 M parameters: 60 steps of 8 prompts x 8 samples x at most 32 tokens, five
 seeds, on two threads. Squelch's curve is that of a run as users start it (`squelch train prompts KEY=VALUE ...`, with
 Ray, vLLM and weight updates), TRL's that of its own trainer (`learning_worker.py`). The filter is off: TRL has none.
@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import common, paired
 from benchmarks.peer import work as peer_work
-from benchmarks.peer.on_card import trl_side
+from benchmarks.peer.on_gpu import trl_side
 from benchmarks.peer.work import Work
 from squelch.kit.archive.reader import is_of_step, read_metrics
 from squelch.kit.diagnosis.uncertainty import t_quantile
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-REWARD = Path(__file__).with_name("on_card") / "reward.py"
+REWARD = Path(__file__).with_name("on_gpu") / "reward.py"
 TRAINERS = ("squelch", "trl")
 NAMES = {"squelch": "Squelch", "trl": "TRL"}
 SEEDS = 5

@@ -1,6 +1,6 @@
 """TRL's training of `benchmarks.peer.learning`: python -m benchmarks.peer.learning_worker FOLDER SEED
 
-With TRL's packages (`benchmarks.peer.on_card.trl_side`) it trains the folder's model with GRPOTrainer on
+With TRL's packages (`benchmarks.peer.on_gpu.trl_side`) it trains the folder's model with GRPOTrainer on
 `data/train.jsonl` and writes each step's mean reward and seconds to `trl.json`. Every setting that Squelch's run gets
 as well is given explicitly.
 """
@@ -20,7 +20,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 
 from benchmarks.peer import work as peer_work
-from benchmarks.peer.on_card import reward
+from benchmarks.peer.on_gpu import reward
 from benchmarks.peer.work import Work
 
 

@@ -1,4 +1,4 @@
-"""Whole steps of Squelch and TRL on one card: the same model, prompts, reward and lengths, both loaded, one working.
+"""Whole steps of Squelch and TRL on one GPU: the same model, prompts, reward and lengths, both loaded, one working.
 
 Each function is a part of `benchmarks.gpu` (`--parts run` names all of them, in order) and yields rows as they become
 known. `--device cpu --quick` runs all of it at a tiny shape, which shows that the scripts work.
@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.peer.on_card.files import prepare
-from benchmarks.peer.on_card.sides import Side, in_turn
-from benchmarks.peer.on_card.squelch_side import SquelchSide
-from benchmarks.peer.on_card.trl_side import TrlSide, missing
-from benchmarks.peer.on_card.work import CardWork
+from benchmarks.peer.on_gpu.files import prepare
+from benchmarks.peer.on_gpu.sides import Side, in_turn
+from benchmarks.peer.on_gpu.squelch_side import SquelchSide
+from benchmarks.peer.on_gpu.trl_side import TrlSide, missing
+from benchmarks.peer.on_gpu.work import GpuWork
 
 if TYPE_CHECKING:
     from benchmarks.gpu.common import Setting
@@ -26,9 +26,9 @@ STEPS = 6
 END_S = 30.0
 """Seconds that are left for the end of the sides."""
 THREE_BILLION_GIB = 130.0
-"""Of a card on which a learner and two engines of that shape fit: 60 and 17 GiB each (`squelch plan`)."""
+"""Of a GPU on which a learner and two engines of that shape fit: 60 and 17 GiB each (`squelch plan`)."""
 NOT_CPU = 1000.0
-"""GiB of a card that holds everything: on CPU memory is not what bounds."""
+"""GiB of a GPU that holds everything: on CPU memory is not what bounds."""
 COLUMNS = ("median, s", "step", "generation", "update", "sync", "paused", "GPU busy", "MFU of the step")
 
 
@@ -39,7 +39,7 @@ def workers(setting: Setting) -> Iterator[dict[str, Any]]:
 
 
 def stale(setting: Setting) -> Iterator[dict[str, Any]]:
-    """Steps at staleness 1, where generation and update overlap on the card."""
+    """Steps at staleness 1, where generation and update overlap on the GPU."""
     yield from _played(setting, {}, [("Squelch, staleness 1", (2,), {"loop.max_staleness": 1})], {})
 
 
@@ -59,7 +59,7 @@ def asleep(setting: Setting) -> Iterator[dict[str, Any]]:
 
 
 def three_billion(setting: Setting) -> Iterator[dict[str, Any]]:
-    """Qwen2.5-3B's shape, with recomputed activations on both sides; needs a card of 141 GiB for Squelch."""
+    """Qwen2.5-3B's shape, with recomputed activations on both sides; needs a GPU of 141 GiB for Squelch."""
     more = {
         "learner.activation_checkpointing": True,
         "learner.num_gpus": 0.6,
@@ -69,7 +69,7 @@ def three_billion(setting: Setting) -> Iterator[dict[str, Any]]:
     changes = {"shape": "Qwen2.5-3B", "steps": 3 if setting.quick else 4}
     runs: list[tuple[str, Sequence[int], Mapping[str, Any]]] = [("Squelch, 3B", (2,), more)]
     if card_gib(setting) < THREE_BILLION_GIB:
-        yield {"Squelch, 3B": {"skipped": f"learner and engines need a card of {THREE_BILLION_GIB:g} GiB or more"}}
+        yield {"Squelch, 3B": {"skipped": f"learner and engines need a GPU of {THREE_BILLION_GIB:g} GiB or more"}}
         runs = []
     yield from _played(setting, changes, runs, {"TRL, 3B": ("as_it_comes",)})
 
@@ -91,7 +91,7 @@ def _played(
         "quick": True,
     }
     whole: dict[str, Any] = {"shape": "Qwen2.5-0.5B", "device": setting.device, "steps": STEPS}
-    work = CardWork(**(whole | (tiny if setting.quick else {}) | dict(changes)))
+    work = GpuWork(**(whole | (tiny if setting.quick else {}) | dict(changes)))
     prepare(setting.folder / "peer", work)
     yield {"work": work.facts()}
     own = partial(_squelch, setting.folder / "peer", work, setting.device)
@@ -104,15 +104,15 @@ def _played(
 
 
 def _squelch(
-    folder: Path, work: CardWork, device: str, name: str, counts: Sequence[int], more: Mapping[str, Any]
+    folder: Path, work: GpuWork, device: str, name: str, counts: Sequence[int], more: Mapping[str, Any]
 ) -> Side:
-    """A run; on CPU without the settings of shares of a card."""
+    """A run; on CPU without the settings of shares of a GPU."""
     shares = ("num_gpus", "kv_cache_gib") if device == "cpu" else ()
     return SquelchSide(name, folder, work, counts, {k: v for k, v in more.items() if not k.endswith(shares or "\0")})
 
 
 def card_gib(setting: Setting) -> float:
-    """Memory of the card."""
+    """Memory of the GPU."""
     if setting.device == "cpu":
         return NOT_CPU
     import torch

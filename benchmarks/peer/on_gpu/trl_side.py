@@ -1,4 +1,4 @@
-"""TRL's side on one card: `benchmarks.peer.on_card.trl_worker` in a process, on the packages of this environment."""
+"""TRL's side on one GPU: `benchmarks.peer.on_gpu.trl_worker` in a process, on the packages of this environment."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.parts import installed
-from benchmarks.peer.on_card.sides import REPOSITORY, Side
-from benchmarks.peer.on_card.work import MEASURED, WHOLE_CARD, CardWork
+from benchmarks.peer.on_gpu.sides import REPOSITORY, Side
+from benchmarks.peer.on_gpu.work import MEASURED, WHOLE_GPU, GpuWork
 
 SITE = REPOSITORY / ".cache" / "trl"
 """Where `deploy/setup.sh trl` puts TRL, which may also be installed."""
 GIB = {"as_it_comes": 34.0, "tuned-16": 44.0, "tuned-32": 60.0, "tuned-64": 84.0}
-"""Of the card, with the engine, at the shape of Qwen2.5-0.5B."""
+"""Of the GPU, with the engine, at the shape of Qwen2.5-0.5B."""
 
 
 def missing() -> str | None:
@@ -34,15 +34,15 @@ def variables() -> dict[str, str]:
 class TrlSide(Side):
     """TRL's variants, one after another on one engine: with sleep for all of them, or for none."""
 
-    def __init__(self, name: str, folder: Path, work: CardWork, variants: Sequence[str]) -> None:
-        gib = max(GIB.get(variant.partition("+")[0], WHOLE_CARD) for variant in variants)
-        super().__init__(name, folder, gib if work.shape == MEASURED else WHOLE_CARD)
+    def __init__(self, name: str, folder: Path, work: GpuWork, variants: Sequence[str]) -> None:
+        gib = max(GIB.get(variant.partition("+")[0], WHOLE_GPU) for variant in variants)
+        super().__init__(name, folder, gib if work.shape == MEASURED else WHOLE_GPU)
         self.variants, self.out = list(variants), folder / f"{name}.json"
 
     def command(self) -> list[str]:
         """The worker's command line."""
         own = [str(self.folder), str(self.out), *self.variants]
-        return [sys.executable, "-m", "benchmarks.peer.on_card.trl_worker", *own]
+        return [sys.executable, "-m", "benchmarks.peer.on_gpu.trl_worker", *own]
 
     def variables(self) -> Mapping[str, str]:
         """Those of `variables`."""

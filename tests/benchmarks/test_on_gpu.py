@@ -1,4 +1,4 @@
-"""Squelch and TRL on one card: the work is the same, both are loaded before one works, and what fails is recorded."""
+"""Squelch and TRL on one GPU: the work is the same, both are loaded before one works, and what fails is recorded."""
 
 import json
 import math
@@ -14,45 +14,45 @@ import pytest
 from benchmarks.gpu import measure as gpu
 from benchmarks.gpu.common import Setting
 from benchmarks.gpu.parts import PARTS, WHOLE_RUN
-from benchmarks.peer.on_card import measure, reward, squelch_side, trl_side
-from benchmarks.peer.on_card import work as card_work
-from benchmarks.peer.on_card.files import prepare, write_prompts
-from benchmarks.peer.on_card.sides import Side, grouped, in_turn
-from benchmarks.peer.on_card.squelch_side import SquelchSide
-from benchmarks.peer.on_card.trl_side import TrlSide
-from benchmarks.peer.on_card.work import CardWork
+from benchmarks.peer.on_gpu import measure, reward, squelch_side, trl_side
+from benchmarks.peer.on_gpu import work as gpu_work
+from benchmarks.peer.on_gpu.files import prepare, write_prompts
+from benchmarks.peer.on_gpu.sides import Side, grouped, in_turn
+from benchmarks.peer.on_gpu.squelch_side import SquelchSide
+from benchmarks.peer.on_gpu.trl_side import TrlSide
+from benchmarks.peer.on_gpu.work import GpuWork
 from squelch.actors.formats.choice import open_format
 from squelch.cluster.config import load
 from squelch.envs.prompt_file import rewards
 from squelch.envs.prompt_file.rows import Prompt
 
-WHOLE = CardWork("Qwen2.5-0.5B", "cuda", 6)
-TINY = CardWork("Qwen2.5-0.5B", "cpu", 2, prompts=2, samples=4, prompt_tokens=60, new_tokens=16, quick=True)
+WHOLE = GpuWork("Qwen2.5-0.5B", "cuda", 6)
+TINY = GpuWork("Qwen2.5-0.5B", "cpu", 2, prompts=2, samples=4, prompt_tokens=60, new_tokens=16, quick=True)
 
 
 def test_half_of_ragged_answers_end_early_and_others_hardly_ever() -> None:
     vocabulary, length = 151_936, 256
     for ragged, share in ((True, 0.5), (False, 1.0)):
-        ids = card_work.ends(vocabulary, length, ragged)
+        ids = gpu_work.ends(vocabulary, length, ragged)
         assert len(set(ids)) == len(ids) and max(ids) < vocabulary and ids[0] == 2
         whole = (1 - len(ids) / vocabulary) ** length
         assert math.isclose(whole, share, abs_tol=0.002)
 
 
 def test_the_folder_is_one_that_a_run_accepts_with_the_ends_of_the_work(tmp_path: Path) -> None:
-    work = CardWork(**{**vars(TINY), "ragged": True})
+    work = GpuWork(**{**vars(TINY), "ragged": True})
     model = prepare(tmp_path / "peer", work)
     one = open_format(model)
-    assert set(one.stop_ids) == set(card_work.ends(2048, 16, True)) and one.vocab_size == 2048
+    assert set(one.stop_ids) == set(gpu_work.ends(2048, 16, True)) and one.vocab_size == 2048
     rows = [json.loads(line) for line in (tmp_path / "peer" / "data" / "train.jsonl").read_text().splitlines()]
-    assert len(rows) >= work.prompts * work.steps and card_work.load(tmp_path / "peer") == work
+    assert len(rows) >= work.prompts * work.steps and gpu_work.load(tmp_path / "peer") == work
     fed = len(one.first_turn(rows[0]["prompt"]))
     assert abs(fed - work.prompt_tokens) <= 25 and fed + work.new_tokens <= work.context
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 @pytest.mark.parametrize("workers", [4, 2, 1])
-def test_the_settings_are_a_configuration_of_one_card(tmp_path: Path, device: str, workers: int) -> None:
+def test_the_settings_are_a_configuration_of_one_gpu(tmp_path: Path, device: str, workers: int) -> None:
     work = WHOLE if device == "cuda" else TINY
     write_prompts(tmp_path / "data", TINY)
     own = squelch_side.settings(work, tmp_path, "run", workers, 6)
@@ -71,7 +71,7 @@ def test_both_sides_get_the_reward_of_one_file_which_waits_for_their_turn(
     chat, ids = [{"role": "user", "content": "abc"}], [[4, 6, 7, 2], [5, 5], [2]]
     assert rewards.group_rewards([function], Prompt(chat, chat, {}, "key"), ["", "", ""], ids) == [2 / 3, 0, 0]
     barrier = tmp_path / "go"
-    monkeypatch.setenv(card_work.BARRIER, str(barrier))
+    monkeypatch.setenv(gpu_work.BARRIER, str(barrier))
     found: list[list[float]] = []
     waiting = threading.Thread(target=lambda: found.append(reward.share(ids)))
     waiting.start()
@@ -99,7 +99,7 @@ class Fake(Side):
     def command(self) -> list[str]:
         own = f"""
 import os, pathlib, time
-go = pathlib.Path(os.environ["{card_work.BARRIER}"])
+go = pathlib.Path(os.environ["{gpu_work.BARRIER}"])
 def note(what):
     with open({str(self.folder / "order")!r}, "a") as file: file.write("{self.name} " + what + "\\n")
 def turn():
@@ -131,7 +131,7 @@ def test_both_are_loaded_before_one_works_and_one_works_at_a_time(tmp_path: Path
 
 
 def test_both_fit_an_h200_and_a_shape_whose_memory_is_not_known_is_alone(tmp_path: Path) -> None:
-    big = CardWork("Qwen2.5-3B", "cuda", 4)
+    big = GpuWork("Qwen2.5-3B", "cuda", 4)
     for work, together in ((WHOLE, 1), (big, 2)):
         sides = [SquelchSide("a", tmp_path, work, (4, 2, 1)), TrlSide("b", tmp_path, work, ("tuned-32", "as_it_comes"))]
         assert len(grouped(sides, 139)) == together and len(grouped(sides, 79)) == 2

@@ -1,4 +1,4 @@
-"""Squelch's side on one card: a run as users start it (`squelch train one-card KEY=VALUE ...`).
+"""Squelch's side on one GPU: a run as users start it (`squelch train one-card KEY=VALUE ...`).
 
 One run measures several numbers of rollout workers: it begins with the largest, and `squelch scale` takes workers away
 while it goes on, which costs no further start.
@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peer.on_card.sides import REPOSITORY, Side
-from benchmarks.peer.on_card.work import MEASURED, WHOLE_CARD, CardWork
+from benchmarks.peer.on_gpu.sides import REPOSITORY, Side
+from benchmarks.peer.on_gpu.work import MEASURED, WHOLE_GPU, GpuWork
 from squelch.kit.archive.reader import is_of_step, read_events, read_metrics
 
 REWARD = Path(__file__).with_name("reward.py")
@@ -40,7 +40,7 @@ LEARNER_GIB, ENGINE_GIB = 36.0, 6.0
 """At the shape of Qwen2.5-0.5B without recomputation, with a cache of 2 GiB an engine (`squelch plan`)."""
 
 
-def settings(work: CardWork, folder: Path, name: str, workers: int, steps: int) -> dict[str, Any]:
+def settings(work: GpuWork, folder: Path, name: str, workers: int, steps: int) -> dict[str, Any]:
     """The settings of a run beside those of `one-card`: the work, its best settings, and nothing that only measures."""
     return {
         "name": name,
@@ -90,9 +90,9 @@ class SquelchSide(Side):
     settings."""
 
     def __init__(
-        self, name: str, folder: Path, work: CardWork, workers: Sequence[int], more: Mapping[str, Any] | None = None
+        self, name: str, folder: Path, work: GpuWork, workers: Sequence[int], more: Mapping[str, Any] | None = None
     ) -> None:
-        gib = LEARNER_GIB + ENGINE_GIB * max(workers) if work.shape == MEASURED else WHOLE_CARD
+        gib = LEARNER_GIB + ENGINE_GIB * max(workers) if work.shape == MEASURED else WHOLE_GPU
         super().__init__(name, folder, gib)
         self.work, self.workers, self.more = work, list(workers), dict(more or {})
         self.run = folder / "runs" / re.sub(r"\W+", "-", name)

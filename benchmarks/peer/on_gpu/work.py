@@ -1,4 +1,4 @@
-"""The work of both trainers on one card, as a file in its folder. Standard library only: TRL's process reads it too."""
+"""The work of both trainers on one GPU, as a file in its folder. Standard library only: TRL's process reads it too."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ BARRIER = "SQUELCH_PEER_BARRIER"
 SEED = 45
 MEASURED = "Qwen2.5-0.5B"
 """The shape at which it is known how much memory each side takes; at others one side is loaded at a time."""
-WHOLE_CARD = 1e6
+WHOLE_GPU = 1e6
 """GiB."""
 
 
 @dataclass(frozen=True)
-class CardWork:
+class GpuWork:
     """GRPO with one turn and one optimizer step: `prompts` of about `prompt_tokens` tokens x `samples` x `new_tokens`.
 
     `ragged`: half of the samples end before `new_tokens`, at a token that is drawn like any other; else all have full
@@ -58,11 +58,11 @@ def ends(vocabulary: int, new_tokens: int, ragged: bool) -> list[int]:
     return [2, *range(vocabulary - max(count, 1) + 1, vocabulary)]
 
 
-def save(work: CardWork, folder: Path) -> None:
+def save(work: GpuWork, folder: Path) -> None:
     """Writes the work into the folder."""
     (folder / FILE_NAME).write_text(json.dumps(asdict(work)))
 
 
-def load(folder: Path) -> CardWork:
+def load(folder: Path) -> GpuWork:
     """Reads the work from the folder."""
-    return CardWork(**json.loads((folder / FILE_NAME).read_text()))
+    return GpuWork(**json.loads((folder / FILE_NAME).read_text()))

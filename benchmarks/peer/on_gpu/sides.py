@@ -1,4 +1,4 @@
-"""The processes of both sides on one card: they load at the same time, and then work one after another.
+"""The processes of both sides on one GPU: they load at the same time, and then work one after another.
 
 | actor | waits for | unblocked by | on time-out |
 |---|---|---|---|
@@ -22,7 +22,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peer.on_card.work import BARRIER
+from benchmarks.peer.on_gpu.work import BARRIER
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 STOP_S = 20.0
@@ -31,7 +31,7 @@ LOG_TAIL = 1500
 
 
 class Side(ABC):
-    """One side's process. `gib`: memory of the card that it needs, at most."""
+    """One side's process. `gib`: memory of the GPU that it needs, at most."""
 
     def __init__(self, name: str, folder: Path, gib: float) -> None:
         self.name, self.folder, self.gib = name, folder, gib
@@ -99,7 +99,7 @@ class Side(ABC):
 
 
 def grouped(sides: Sequence[Side], card_gib: float) -> list[list[Side]]:
-    """The sides in their order, as many at a time as the card holds."""
+    """The sides in their order, as many at a time as the GPU holds."""
     groups: list[list[Side]] = []
     for side in sides:
         if not groups or sum(one.gib for one in groups[-1]) + side.gib > card_gib:

@@ -1,4 +1,4 @@
-"""TRL's side on one card: python -m benchmarks.peer.on_card.trl_worker FOLDER OUT VARIANT...
+"""TRL's side on one GPU: python -m benchmarks.peer.on_gpu.trl_worker FOLDER OUT VARIANT...
 
 TRL's GRPOTrainer generates with vLLM in its own process (`vllm_mode="colocate"`). The variants run one after another on
 one engine, and OUT, a JSON file, has what is known after each. A variant is `as_it_comes` or `tuned-ROWS`: without
@@ -26,9 +26,9 @@ import vllm
 from datasets import Dataset
 from transformers import AutoTokenizer, TrainerCallback
 
-from benchmarks.peer.on_card import reward
-from benchmarks.peer.on_card import work as card_work
-from benchmarks.peer.on_card.work import CardWork
+from benchmarks.peer.on_gpu import reward
+from benchmarks.peer.on_gpu import work as gpu_work
+from benchmarks.peer.on_gpu.work import GpuWork
 
 SLEEP = "+sleep"
 ENGINE_SHARE, CACHE_GIB = 0.15, 8
@@ -87,11 +87,11 @@ class Steps(TrainerCallback):
 class Engines:
     """Makes one engine in place of TRL's for each trainer."""
 
-    def __init__(self, work: CardWork) -> None:
+    def __init__(self, work: GpuWork) -> None:
         self.work, self.real, self.made = work, generation.LLM, None
 
     def __call__(self, **settings: Any) -> Any:
-        """TRL's settings, with a cache of fixed size, beside which other processes may use the card."""
+        """TRL's settings, with a cache of fixed size, beside which other processes may use the GPU."""
         if self.work.device == "cuda":
             settings["kv_cache_memory_bytes"] = CACHE_GIB << 30
         else:
@@ -100,7 +100,7 @@ class Engines:
         return self.made
 
 
-def settings_of(variant: str, work: CardWork, folder: Path) -> trl.GRPOConfig:
+def settings_of(variant: str, work: GpuWork, folder: Path) -> trl.GRPOConfig:
     """TRL's settings for a variant."""
     name, sleep = variant.removesuffix(SLEEP), variant.endswith(SLEEP)
     rows, own = min(AS_IT_COMES, work.sequences), dict[str, Any]()
@@ -135,7 +135,7 @@ def settings_of(variant: str, work: CardWork, folder: Path) -> trl.GRPOConfig:
     )
 
 
-def played(variant: str, work: CardWork, folder: Path) -> dict[str, Any]:
+def played(variant: str, work: GpuWork, folder: Path) -> dict[str, Any]:
     """The medians of a variant's steps after the first, and its memory."""
     rows = [json.loads(line) for line in (folder / "data" / "train.jsonl").read_text().splitlines()]
     clock, config = Clock(), settings_of(variant, work, folder)
@@ -193,7 +193,7 @@ def summary(rows: list[dict[str, float]], lengths: list[int]) -> dict[str, Any]:
 def main() -> None:
     """Plays the variants on the command line."""
     folder, out, variants = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
-    work = card_work.load(folder)
+    work = gpu_work.load(folder)
     engines = Engines(work)
     vars(generation)["LLM"] = engines
     modules = (trl, transformers, vllm, torch)

@@ -1,4 +1,4 @@
-"""The model, tokenizer and prompts of the work on one card, drawn at random: nothing is downloaded.
+"""The model, tokenizer and prompts of the work on one GPU, drawn at random: nothing is downloaded.
 
 A model with random weights samples every id about equally often, so lengths and rewards are those of the drawn ids. The
 tokenizer has as many tokens as the head: bytes, which the prompts are made of, and made-up words, so that every id
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.peer.learning import write_tokenizer
-from benchmarks.peer.on_card import work as card_work
-from benchmarks.peer.on_card.work import CardWork
+from benchmarks.peer.on_gpu import work as gpu_work
+from benchmarks.peer.on_gpu.work import GpuWork
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -26,7 +26,7 @@ TEMPLATE_TOKENS = 20
 """The chat template adds about as many to a prompt of bytes."""
 
 
-def prepare(folder: Path, work: CardWork) -> Path:
+def prepare(folder: Path, work: GpuWork) -> Path:
     """Writes model, prompts and work into the folder; returns the model's."""
     model = folder / "model"
     model.mkdir(parents=True)
@@ -34,11 +34,11 @@ def prepare(folder: Path, work: CardWork) -> Path:
     write_tokenizer(model, config.vocab_size, made_up_words())
     write_model(model, config, work)
     write_prompts(folder / "data", work)
-    card_work.save(work, folder)
+    gpu_work.save(work, folder)
     return model
 
 
-def shape_of(work: CardWork) -> PreTrainedConfig:
+def shape_of(work: GpuWork) -> PreTrainedConfig:
     """The configuration of the published shape; for a quick work a tiny one, whose heads vLLM has on CPU too."""
     from squelch.learner.model_shapes import published
 
@@ -51,14 +51,14 @@ def shape_of(work: CardWork) -> PreTrainedConfig:
     return type(config)(**shape)
 
 
-def write_model(folder: Path, config: PreTrainedConfig, work: CardWork) -> None:
+def write_model(folder: Path, config: PreTrainedConfig, work: GpuWork) -> None:
     """Writes random weights, drawn on the device in bfloat16 on a GPU, with the ids that end an answer."""
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    found = card_work.ends(config.vocab_size, work.new_tokens, work.ragged)
+    found = gpu_work.ends(config.vocab_size, work.new_tokens, work.ragged)
     config.eos_token_id, config.pad_token_id, config.bos_token_id = found[0], 0, None
-    torch.manual_seed(card_work.SEED)
+    torch.manual_seed(gpu_work.SEED)
     dtype = torch.bfloat16 if work.device == "cuda" else torch.float32
     with torch.device(work.device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -72,9 +72,9 @@ def made_up_words() -> Iterator[str]:
         yield from map("".join, product(string.ascii_lowercase, repeat=length))
 
 
-def write_prompts(folder: Path, work: CardWork) -> None:
+def write_prompts(folder: Path, work: GpuWork) -> None:
     """Writes enough prompts of letters for every step of every variant, and as many for validation as a file needs."""
-    rng, letters = random.Random(card_work.SEED), max(1, work.prompt_tokens - TEMPLATE_TOKENS)
+    rng, letters = random.Random(gpu_work.SEED), max(1, work.prompt_tokens - TEMPLATE_TOKENS)
     folder.mkdir()
     for split, count in (("train", work.prompts * (work.steps + 1)), ("validation", work.prompts)):
         rows = [{"prompt": [message(rng, letters)]} for _ in range(count)]
