@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -19,13 +20,14 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.templating import Jinja2Templates
 
 from squelch.cluster.grafana.prometheus import Prometheus
-from squelch.cluster.inspector import curves, matrices
+from squelch.cluster.inspector import course, curves, matrices, overview
 from squelch.cluster.inspector.boards import AXES, FIRST, REFRESH_S, WINDOWS, Boards, Recorded, axis_of
 from squelch.cluster.inspector.by_kind_and_turn import HEIGHT, WIDTH
 from squelch.cluster.inspector.conversations import OwnFormat
 from squelch.cluster.inspector.groups import GroupIndex, Query
 from squelch.cluster.inspector.run_metrics import CHARTS, CURVES, SMOOTHED, RunMetrics
 from squelch.cluster.inspector.search import search
+from squelch.cluster.inspector.small_matrices import Small, small, spaced
 from squelch.cluster.inspector.template_filters import FILTERS, strip_of
 from squelch.cluster.inspector.texts import SHARES, Pieces
 from squelch.cluster.inspector.trajectories import GroupView, group_view
@@ -70,6 +72,35 @@ class Pages:
         if self._pieces is None or not self._pieces.known:
             self._pieces = Pieces(self.folder.tokenizer(), f"the tokenizer of {self.folder.store.where()}")
         return self._pieces
+
+    # --- the first page ---
+
+    def overview(self, request: Request) -> Response:
+        """What is wrong with the run, its course, its score matrices in small, and what to do next."""
+        self.run_metrics.refresh()
+        problems = list[str]()
+        with _said(problems):
+            self.timeline.refresh()
+        run, scored = self.run_metrics.status(self.now()), self.folder.scored()
+        found = overview.notes(self.timeline.told, scored)
+        columns = dict(zip(course.KEYS, self.run_metrics.table(course.KEYS).T, strict=True))
+        span, kept = course.ends(columns["step"]), list(self.folder.checkpoints())
+        marks = [course.mark("checkpoint", step, span) for step in kept]
+        marks += [course.mark(one.kind, one.step, span, str(one.number)) for one in found]
+        smalls = self._smalls(scored, problems)
+        return self._page(
+            request, "overview.html", verdict=overview.verdict(run, columns["success"]), tone=overview.tone(run),
+            next=overview.next_step(run, self.folder.store.where()), notes=found, plots=course.plots(columns),
+            span=span, marks=marks, checkpoints=kept, regimes=self.run_metrics.regimes, smalls=smalls,
+            problems=problems,
+        )  # fmt: skip
+
+    def _smalls(self, scored: Sequence[int], problems: list[str]) -> list[Small]:
+        found = []
+        for step in spaced(scored):
+            with _said(problems):
+                found += [small(step, matrix) for matrix in list(self.folder.scores(step).values())[:1]]
+        return found
 
     # --- the list of groups ---
 
@@ -389,6 +420,15 @@ class Pages:
         """The page that says what is wrong with the address or with a file; it reads no file itself."""
         facts = {"message": str(error), "run": None, "stamp": "", "path": request.url.path}
         return self.templates.TemplateResponse(request, "error.html", facts, status_code=422)
+
+
+@contextmanager
+def _said(problems: list[str]) -> Iterator[None]:
+    """Adds what is wrong with a file to the problems, so that the page shows the rest."""
+    try:
+        yield
+    except UserError as error:
+        problems.append(str(error))
 
 
 def _closed(parts: Any) -> Any:

@@ -2,7 +2,7 @@
 
 `RunMetrics` follows `metrics.jsonl` and keeps the columns that a chart shows, so that a step of a long run costs a few
 hundred bytes. Of whole lines it keeps those that `cluster.runs.status` needs: the newest ones, and the last ones with a
-validation and with a scorer step.
+validation, a scorer step, a regime, and the evaluation of the probe that the regime is of.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from squelch.cluster.inspector.by_kind_and_turn import Parts, Row
 from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.following import LineFollower
 from squelch.cluster.runs.shapes import check_metrics
-from squelch.cluster.runs.status import RECENT_STEPS, RunStatus, status_of
+from squelch.cluster.runs.status import RECENT_STEPS, RunStatus, regime_of, status_of
 from squelch.cluster.runs.status_text import clipped
 from squelch.kit.archive.reader import METRICS
 from squelch.kit.base.errors import bad_files_are_the_users
@@ -169,6 +169,8 @@ class RunMetrics:
         """`KEYS` of each line; NaN where it has no number."""
         self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT_STEPS + 2)
         self._marked: dict[str, dict[str, Any]] = {}
+        self.regimes: dict[int, str] = {}
+        """The first turn's regime by scored step."""
         self._parts = Parts()
 
     def refresh(self) -> None:
@@ -193,13 +195,17 @@ class RunMetrics:
             self._marked["validation"] = line
         if line.get(f"{_TURN}/mi_est") is not None:
             self._marked["scorer step"] = line
+        if (regime := regime_of(line)) is not None:
+            self.regimes[int(line.get("scorer/step") or line["step"])] = regime
+            self._marked |= {"regime": line, "its probe": self._marked.get("probe", line)}
+        if line.get("probe/step") is not None:
+            self._marked["probe"] = line
 
     def status(self, now: float) -> RunStatus:
         """The run's status at `now`, unix seconds."""
         with self._lock:
-            found = {line["step"]: line for line in (*self._marked.values(), *self._recent)}
-        lines = [found[step] for step in sorted(found)]
-        return status_of(self.folder, lines, now)
+            found = {id(line): line for line in (*self._marked.values(), *self._recent)}
+        return status_of(self.folder, sorted(found.values(), key=lambda line: line["step"]), now)
 
     def table(self, keys: Sequence[str]) -> np.ndarray:
         """(num_steps, num_keys) values of `keys`; NaN where a step has none."""

@@ -237,13 +237,20 @@ def _regime(lines: Sequence[Line]) -> tuple[str, str] | tuple[None, None]:
     before."""
     for index in range(len(lines) - 1, -1, -1):
         line = lines[index]
-        for name in REGIMES:
-            if 1 in (line.get(f"first_turn/regime/{one}") for one in (name, EARLIER_REGIMES.get(name))):
-                read = next((one for one in reversed(lines[:index]) if one.get("probe/step") is not None), {})
-                return name, decided_by(
-                    name, _below(line, "first_turn/") | _below(line, "judge/", "judge/"), _below(read, "probe/link/")
-                )
+        if (name := regime_of(line)) is not None:
+            read = next((one for one in reversed(lines[:index]) if one.get("probe/step") is not None), {})
+            return name, decided_by(
+                name, _below(line, "first_turn/") | _below(line, "judge/", "judge/"), _below(read, "probe/link/")
+            )
     return None, None
+
+
+def regime_of(line: Line) -> str | None:
+    """The first turn's regime that the line holds; None without one."""
+    for name in REGIMES:
+        if 1 in (line.get(f"first_turn/regime/{one}") for one in (name, EARLIER_REGIMES.get(name))):
+            return name
+    return None
 
 
 def _below(line: Line, prefix: str, named: str = "") -> dict[str, float]:

@@ -1,0 +1,126 @@
+"""The first page: the verdict, the course with its marks, the small matrices and the next step."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from squelch.cluster.inspector.course import MOST_POINTS, mark, plot
+from squelch.cluster.inspector.small_matrices import LEVELS, MOST_CELLS, by_prompt, small, spaced
+from squelch.kit.archive.writer import Archive
+from tests.cluster.inspector.falling_run import FALLS, faded, falling_run
+from tests.cluster.inspector.small_run import HOSTILE, matrix, small_run
+
+Opener = Callable[[Path], TestClient]
+
+
+@pytest.fixture(scope="module")
+def falling(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return falling_run(tmp_path_factory.mktemp("falls") / "falling")
+
+
+def verdict_of(text: str) -> str:
+    return " ".join(re.findall(r'<h1 class="verdict[^>]*>(.*?)</h1>', text, re.DOTALL)[0].split())
+
+
+def test_the_first_page_says_in_a_sentence_what_is_wrong_although_success_rises(
+    falling: Path, open_run: Opener
+) -> None:
+    text = open_run(falling).get("/").text
+    assert verdict_of(text) == (
+        "At step 40 of 40, success went from 0.06 to 0.15, but an alarm is raised: "
+        "input dependence falling since step 15, reward still rising."
+    )
+    assert "the answer does not follow from the reasoning: D 0.04" in text and 'class="verdict bad"' in text
+    assert f"squelch watch {falling}" in text
+
+
+def test_a_run_without_a_scorer_step_is_not_called_good(client: TestClient) -> None:
+    text = client.get("/").text
+    assert verdict_of(text).endswith("but no scorer step has judged its reasoning yet.")
+    assert 'class="verdict "' in text and "no alarm has been raised so far" in text
+
+
+def test_an_alarm_stands_in_the_list_and_at_its_step_on_every_curve_and_its_sentence_leads_to_the_matrix(
+    falling: Path, open_run: Opener
+) -> None:
+    text = open_run(falling).get("/").text
+    at = 100 * (FALLS + 10 - 1) / 39
+    assert text.count(f'<line class="mark alarm" x1="{at:.2f}%"') == 3, "success, MI and D"
+    assert text.count('<line class="mark checkpoint"') == 3 * 3
+    (sentence,) = re.findall(r'<a href="scores\?step=25">(input dependence[^<]*)</a>', text)
+    assert sentence.endswith(f"checkpoints/step-{FALLS} is kept")
+    assert (
+        'aria-label="MI: does the reasoning depend on its prompt?, nats per token: first turn from 0.3 to 0.02' in text
+    )
+
+
+def test_the_small_matrices_are_those_of_some_scored_steps_with_regime_and_chance(
+    falling: Path, open_run: Opener
+) -> None:
+    text = " ".join(open_run(falling).get("/").text.split())
+    assert re.findall(r'<a href="scores\?step=(\d+)"> <svg', text) == [str(step) for step in range(5, 41, 5)]
+    assert "<b>step 15</b> used<br>" in text and "<b>step 40</b> unused<br>" in text
+    assert "100% own, chance 8%" in text
+
+
+def test_a_bright_diagonal_fades_to_flat() -> None:
+    bright, flat = small(1, faded(1, 9.0)), small(2, faded(2, 0.0))
+    assert bright.paths[LEVELS - 1].count("M") == 12, "the diagonal alone"
+    assert not any(flat.paths[LEVELS // 2 + 2 :]), "no cell is bright"
+    assert bright.found == 1.0 and flat.found < 0.4 and bright.chance == pytest.approx(1 / 12)
+
+
+def test_many_prompts_share_cells_and_flat_stays_flat() -> None:
+    shares, source = np.full((300, 100), 0.01), np.repeat(np.arange(100), 3)
+    np.testing.assert_allclose(by_prompt(shares, source).sum(axis=1), 1.0)
+    assert np.ptp(by_prompt(shares, source)) < 0.011, "cells of four prompts, and of five"
+    own = (source[:, None] == np.arange(100)).astype(float)
+    assert np.diag(by_prompt(own, source)).min() == pytest.approx(1.0)
+    own[0] = np.nan
+    assert np.isfinite(by_prompt(own, source)).all()
+    assert small(1, matrix(1, 100)).size == MOST_CELLS
+
+
+def test_the_first_and_the_last_scored_step_are_among_those_shown() -> None:
+    assert spaced([]) == [] and spaced([7]) == [7] and spaced([1, 2, 3]) == [1, 2, 3]
+    assert spaced(list(range(10, 1001, 10)))[::7] == [10, 1000]
+
+
+def test_a_long_course_is_thinned_and_a_constant_is_drawn() -> None:
+    steps = np.arange(1.0, 5001.0)
+    found = plot("Success", "share", steps, [("training", "line", steps / 5000)], share=True)
+    assert found is not None and found.curves[0].points.count(" ") == 2 * MOST_POINTS - 1
+    assert (found.curves[0].first, found.curves[0].last, found.high) == (1 / 5000, 1.0, 1.0)
+    still = plot(
+        "MI", "nats", steps[:3], [("first turn", "line", np.zeros(3)), ("null", "reference", np.full(3, np.nan))]
+    )
+    assert still is not None and "nan" not in still.curves[0].points and len(still.curves) == 1
+    assert plot("MI", "nats", steps[:3], [("null", "reference", np.ones(3))]) is None
+    assert mark("alarm", 99, (1, 1)).at == 100.0 and mark("alarm", 0, (1, 9)).at == 0.0
+
+
+def test_hostile_alarms_are_escaped_bounded_and_marked_nowhere_without_a_step(tmp_path: Path, open_run: Opener) -> None:
+    folder = small_run(tmp_path / "hostile", 1)
+    archive = Archive(folder)
+    for step in (None, "1", True, 10**12):
+        archive.event("scorer", "probe_falling", 1.0, 1.0, step=step, text="nowhere")
+    for _ in range(100):
+        archive.event("scorer", "probe_falling", 1.0, 1.0, step=1, text=HOSTILE)
+    archive.close()
+    text = open_run(folder).get("/").text
+    assert "<script>window" not in text and "nowhere" not in text
+    assert text.count('<li class="alarm"') == 40 == text.count("&lt;script&gt;")
+
+
+def test_regime_success_and_chance_stand_on_every_page(falling: Path, open_run: Opener) -> None:
+    browser = open_run(falling)
+    for path in ("/", "/groups", "/scores", "/templates", "/figures", "/group?step=1&group=000001-000"):
+        text = browser.get(path).text
+        line = text[text.index('id="status-line"') : text.index("</section>")]
+        assert "success <b>0.160</b>" in line and ">unused</a>" in line, path
+        assert "retrieval <b>0.85</b> <small>chance 0.08</small>" in line
+        assert re.search(r'<a class="alarm" href="\./#found">input dependence falling since step 15', line)
