@@ -251,8 +251,8 @@ class Session:
     def _save(self) -> None:
         follower = self.follower
         found = {"form": FORM, "settings": self.settings, "last": follower.last, "due": follower.due}
-        found |= {"skipped": sorted(follower.skipped), "written": follower.written, "held": follower.held}
-        found["starts"] = follower.starts
+        found |= {"skipped": sorted(follower.skipped), "written": follower.written}
+        found |= {"held": follower.held, "starts": follower.starts}
         with as_user_error(OSError, about=f"--state {self.path} cannot be written"):
             write_whole(self.path, json.dumps({**found, "monitor": self.monitor.state()}))
 

@@ -85,14 +85,9 @@ class Rows:
     def __iter__(self) -> Iterator[Read]:
         before = 0
         for file in files_of(self._path, self._named):
-            found = self._format_of(file)
-            if found is None:
+            if (found := self._taken(file)) is None:
                 continue
-            self.format = found
-            named = found.step_of(file.relative_to(self._path.parent) if self._in_folder else file)
-            if self._in_folder and self._step is not None and named not in (None, self._step):
-                self._see(named)
-                continue
+            named = self._step_named(file, found)
             number = 0
             for number, record in records(file, self._columns(found), self.notes):
                 where = f"{file}, row {number}"
@@ -110,21 +105,45 @@ class Rows:
         """How many records and rows do not count, and why."""
         return [f"left out, {reason}: {count}" for reason, count in sorted(self.left_out.items())]
 
-    def _format_of(self, file: Path) -> Format | None:
-        """The format of a file; None, with a note, if it is left out of its folder."""
-        if self._named is not None:
-            return self._named
+    def _taken(self, file: Path) -> Format | None:
+        """The format of a file; None if it is left out of its folder. One whose name says another step than the wanted
+        one is not opened, once the format is known."""
+        if self.format is not None and self._is_elsewhere(file, self.format):
+            return None
+        found = self._named or self._recognised(file)
+        if found is None:
+            return None
+        self.format = found
+        return None if self._is_elsewhere(file, found) else found
+
+    def _recognised(self, file: Path) -> Format | None:
+        columns = columns_of(file)
         try:
-            found = recognised(file, columns_of(file), self._fits)
+            found = recognised(file, columns, self._fits)
         except UserError:
             if not self._in_folder:
                 raise
             self.notes.append(f"{file} is left out: its columns are of no known format")
             return None
         if self.format is None or found is self.format:
-            return found
-        self.notes.append(f"{file} is left out: its format is {found.name}, and that of others here {self.format.name}")
+            return found if columns or not self._in_folder else None  # an empty file shows none
+        if columns:
+            others = self.format.name
+            self.notes.append(f"{file} is left out: its format is {found.name}, and that of others here {others}")
         return None
+
+    def _step_named(self, file: Path, found: Format) -> int | None:
+        return found.step_of(file.relative_to(self._path.parent) if self._in_folder else file)
+
+    def _is_elsewhere(self, file: Path, found: Format) -> bool:
+        """Whether the name of a file in a folder says another step than the wanted one."""
+        if not self._in_folder or self._step is None:
+            return False
+        named = self._step_named(file, found)
+        if named in (None, self._step):
+            return False
+        self._see(named)
+        return True
 
     def _columns(self, found: Format) -> Collection[str] | None:
         return None if found.columns is None or self._also is None else found.columns.union(self._also)

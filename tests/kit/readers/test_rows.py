@@ -2,6 +2,7 @@
 reward."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ import squelch
 from squelch.cluster.cli import main
 from squelch.kit.archive.schema import ARCHIVE_SCHEMA
 from squelch.kit.base.errors import UserError
-from squelch.kit.readers import format_rows
+from squelch.kit.readers import format_rows, score_files
+from squelch.kit.readers.records import columns_of
 from squelch.kit.readers.reward_tables import read_rewards
 from squelch.kit.readers.rows import MOST_REASONS, Rows
 from squelch.kit.readers.score_files import SampleFile, read_samples
@@ -217,6 +219,30 @@ def test_a_file_of_another_format_in_the_folder_is_left_out_by_every_command(tmp
     assert all(f"{name}.jsonl is left out" in printed.err for name in ("aggregated_results", "own"))
 
 
+def test_an_empty_file_says_nothing_of_its_folders_format(tmp_path) -> None:
+    path = trainer_files.verl(tmp_path)
+    for name in ("1.jsonl", "999.jsonl"):
+        (tmp_path / name).write_text("")
+    found = read_samples(tmp_path)
+    assert (found.format.name, len(found.rows), found.notes) == ("verl", len(SAMPLES), read_samples(path).notes)
+
+
+def test_files_of_other_steps_are_not_opened(tmp_path, monkeypatch) -> None:
+    for step in (7, 8, 9):
+        trainer_files.trl(tmp_path, step)
+    opened, folder = Counter[str](), tmp_path / "completions"
+
+    def of(path: Path) -> tuple[str, ...]:
+        opened[path.name] += 1
+        return columns_of(path)
+
+    monkeypatch.setattr("squelch.kit.readers.rows.columns_of", of)
+    assert len(read_samples(folder, 9).rows) == len(SAMPLES)
+    assert set(opened) == {"completions_00007.parquet", "completions_00009.parquet"}, "the first shows the format"
+    with pytest.raises(UserError, match="holds no rows of step 6; it has 7, 8, 9"):
+        read_samples(folder, 6)
+
+
 # -- costs -------------------------------------------------------------------------------------------------------------
 
 
@@ -237,9 +263,13 @@ def wide(path: Path, count: int, ids: bool) -> Path:
 
 
 @pytest.mark.parametrize("ids", [True, False])
-def test_all_turns_of_a_chain_of_thousands_cost_no_square_of_them(tmp_path, ids) -> None:
-    short, long = (wide(tmp_path / f"{count}.jsonl", count, ids) for count in (2000, 8000))
+def test_all_turns_of_a_long_chain_cost_no_square_of_it(tmp_path, monkeypatch, ids) -> None:
+    monkeypatch.setattr(score_files, "MOST_SHOWN", 2**18)
+    short, long = (wide(tmp_path / f"{count}.jsonl", count, ids) for count in (500, 2000))
     assert lines_run(read_samples, long) < 5 * lines_run(read_samples, short)
     found = read_samples(long)
-    note = next(note for note in found.notes if "left out, in a record whose prompts have more than 16,777,216" in note)
-    assert len(found.rows) + int(note.rpartition(": ")[2]) == 4000 and len(found.rows) > 300
+    note = next(
+        note for note in found.notes if "left out, in a record whose prompts have more than 262,144 ids" in note
+    )
+    assert len(found.rows) + int(note.rpartition(": ")[2]) == 1000 and len(found.rows) > 50
+    assert len(read_samples(long, turns="first").rows) == 1000

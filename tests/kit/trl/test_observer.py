@@ -240,6 +240,7 @@ def test_a_port_a_state_or_a_hook_that_fails_ends_no_training(
         taken.listen()
         observer = begun(Observer(port=taken.getsockname()[1]), model.train(), tokenizer, tmp_path, step=4)
     assert "averages and alarms start anew" in said[0] and "/metrics is not served" in said[1]
+    called(observer, trainer_state=SimpleNamespace(**STATE | {"global_step": 4}), log_metric=Trainer(tokenizer).log)
     state = SimpleNamespace(**STATE | {"global_step": 5})
     hooks: list[Callable[[], None]] = [
         lambda: observer.on_step_end(None, state, None),
