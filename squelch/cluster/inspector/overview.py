@@ -83,13 +83,15 @@ def ends_of(success: np.ndarray) -> tuple[float, float] | None:
 def verdict(run: RunStatus, success: np.ndarray) -> str:
     """The run in one sentence: how far it is, what its success did, and what is worst about it."""
     ends = ends_of(success)
-    parts = [_progress(run)]
-    if ends is not None:
-        parts.append(f"success went from {ends[0]:.2f} to {ends[1]:.2f}")
-    elif run.success is not None:
-        parts.append(f"success is {run.success:.2f}")
     worst, good = _worst(run)
-    return f"{', '.join(parts)}, {'and' if good else 'but'} {worst}." if parts[1:] else f"{parts[0]}: {worst}."
+    success = ""
+    if ends is not None:
+        success = f"success went from {ends[0]:.2f} to {ends[1]:.2f}"
+    elif run.success is not None:
+        success = f"success is {run.success:.2f}"
+    if success:
+        worst = f"{success}, {'and' if good else 'but'} {worst}"
+    return f"{_progress(run)}: {worst}."
 
 
 def tone(run: RunStatus) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -25,6 +25,7 @@ from squelch.cluster.inspector.boards import AXES, FIRST, REFRESH_S, WINDOWS, Bo
 from squelch.cluster.inspector.by_kind_and_turn import HEIGHT, WIDTH
 from squelch.cluster.inspector.conversations import OwnFormat
 from squelch.cluster.inspector.groups import GroupIndex, Query
+from squelch.cluster.inspector.previews import Preview, Previews
 from squelch.cluster.inspector.run_metrics import CHARTS, CURVES, SMOOTHED, RunMetrics
 from squelch.cluster.inspector.search import search
 from squelch.cluster.inspector.small_matrices import Small, small, spaced
@@ -37,7 +38,7 @@ from squelch.cluster.runs.folder import RunFolder
 from squelch.cluster.runs.timing.perfetto import trace_events
 from squelch.cluster.runs.timing.timeline import Timeline
 from squelch.kit.base.errors import UserError
-from squelch.kit.untrusted.files import brief
+from squelch.kit.untrusted.files import Unreadable, brief
 
 SHOWS = ("posterior", "gap")
 ALONE = "-"
@@ -64,6 +65,7 @@ class Pages:
         self.others = {other.name: RunMetrics(other) for other in others}
         self.timeline = Timeline(folder.store)
         self.own_format = OwnFormat(folder)
+        self.previews = Previews(folder)
         self._pieces: Pieces | None = None
 
     @property
@@ -110,10 +112,19 @@ class Pages:
         self.groups.refresh()
         found = self.groups.select(query)
         values = {name: self.groups.values(column) for name, column in FILTERS.items()}
-        strip = strip_of(self.groups.table, found.rows)
+        strip, rows = strip_of(self.groups.table, found.rows), found.page()
         return self._page(
-            request, "groups.html", query=query, found=found, rows=found.page(), values=values, strip=strip
-        )
+            request, "groups.html", query=query, found=found, rows=rows, values=values, strip=strip,
+            previews=self._previews(rows),
+        )  # fmt: skip
+
+    def _previews(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Preview]:
+        """Those of these groups that there was time for; empty ones if the tokenizer is damaged, so that the list goes
+        on."""
+        try:
+            return self.previews.of(rows, self.pieces)
+        except Unreadable:
+            return {row["group_id"]: Preview("", "") for row in rows}
 
     # --- one group, and two ---
 
@@ -156,7 +167,9 @@ class Pages:
         text = request.query_params.get("text", "").strip()
         newest = self._number(request, "newest", 2**31) if "newest" in request.query_params else None
         found = search(self.folder, self.pieces, text, newest) if text else None
-        return self._page(request, "search.html", text=text, found=found)
+        self.groups.refresh()
+        rows = self.groups.rows({(hit.step, hit.group_id) for hit in found.hits}) if found else []
+        return self._page(request, "search.html", text=text, found=found, previews=self._previews(rows))
 
     # --- score matrices ---
 
@@ -170,9 +183,10 @@ class Pages:
         if shows not in SHOWS:
             raise UserError(f"`show` is {brief(shows)} in the address; it must be one of: {', '.join(SHOWS)}")
         cell = self._cell(request, step, heat) if heat is not None and "row" in request.query_params else None
+        judged = None if heat is None else matrices.judged(heat.matrix)
         return self._page(
             request, "scores.html", step=step, scored=scored, scope=scope, scopes=scopes, heat=heat, shows=shows,
-            cell=cell, shares=SHARES, scales=matrices.SCALES,
+            cell=cell, shares=SHARES, scales=matrices.SCALES, judged=judged, regimes=self.run_metrics.regimes,
         )  # fmt: skip
 
     def cell(self, request: Request) -> Response:

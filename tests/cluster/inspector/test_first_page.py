@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from squelch.cluster.inspector.course import MOST_POINTS, mark, plot
+from squelch.cluster.inspector.matrices import judged
 from squelch.cluster.inspector.small_matrices import LEVELS, MOST_CELLS, by_prompt, small, spaced
 from squelch.kit.archive.writer import Archive
 from tests.cluster.inspector.falling_run import FALLS, faded, falling_run
@@ -31,7 +33,7 @@ def test_the_first_page_says_in_a_sentence_what_is_wrong_although_success_rises(
 ) -> None:
     text = open_run(falling).get("/").text
     assert verdict_of(text) == (
-        "At step 40 of 40, success went from 0.06 to 0.15, but an alarm is raised: "
+        "At step 40 of 40: success went from 0.06 to 0.15, but an alarm is raised: "
         "input dependence falling since step 15, reward still rising."
     )
     assert "the answer does not follow from the reasoning: D 0.04" in text and 'class="verdict bad"' in text
@@ -124,3 +126,23 @@ def test_regime_success_and_chance_stand_on_every_page(falling: Path, open_run: 
         assert "success <b>0.160</b>" in line and ">unused</a>" in line, path
         assert "retrieval <b>0.85</b> <small>chance 0.08</small>" in line
         assert re.search(r'<a class="alarm" href="\./#found">input dependence falling since step 15', line)
+
+
+def test_the_page_of_scores_judges_the_matrix_that_it_shows(falling: Path, open_run: Opener) -> None:
+    browser = open_run(falling)
+    early, late = (" ".join(browser.get(f"/scores?step={step}").text.split()) for step in (5, 40))
+    assert "<b>These reasonings depend on their prompts:</b> MI 2.45 nats, p = 0.001; 100% of 48 find" in early
+    assert "Regime of the step: <b>used</b>" in early
+    assert '<p class="judged bad"><b>These reasonings do not depend on their prompts:</b>' in late
+    assert "unrelated prompts give as much; 10% of 48 find their own prompt, chance 8%" in late
+    assert "Regime of the step: <b>unused</b>" in late
+
+
+def test_a_matrix_with_pairs_that_were_not_scored_is_judged_by_the_rest() -> None:
+    whole = faded(1, 6.0)
+    own = whole.source[:, None] == np.arange(12)
+    some = replace(whole, values=np.where(own | (np.arange(12) % 2 == 0), whole.values, np.nan))
+    found = judged(some)
+    assert found.depends and found.num_samples == 48 and found.chance > judged(whole).chance
+    none = judged(replace(whole, values=np.where(own, whole.values, np.nan)))
+    assert none.depends is None and none.num_samples == 0
