@@ -91,7 +91,8 @@ def catalogue() -> dict[str, Entry]:
 
 def _entry(name: str, written: Mapping[str, Any]) -> Entry:
     lists = {key: tuple(written.get(key, ())) for key in ("evidence", "settings", "unless")}
-    entry = Entry(name, **{**written, **lists})
+    fields: dict[str, Any] = {**written, **lists}
+    entry = Entry(name, **fields)
     if not entry.thresholds or bool(entry.tried) == bool(entry.source):
         raise ValueError(f"{PATH}: {name}: it needs a threshold, and either `tried` or `source`")
     return entry

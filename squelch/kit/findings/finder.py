@@ -7,6 +7,7 @@ its last change, so that a reader sees the numbers by which it was raised.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
@@ -74,11 +75,17 @@ class _Stand:
 
 
 class Findings:
-    """The findings of one run. `ignore`: names that are left out; ValueError for an unknown one."""
+    """The findings of one run.
 
-    def __init__(self, ignore: Collection[str] = ()) -> None:
+    Args:
+        ignore: names that are left out.
+        steps: how many steps there are, if they are known and few: a threshold needs no more than these.
+    """
+
+    def __init__(self, ignore: Collection[str] = (), steps: int | None = None) -> None:
+        self._most = steps or sys.maxsize
         self._entries = {name: entry for name, entry in catalogue().items() if name not in ignore}
-        self._history, self._tasks = History(), Tasks()
+        self._history, self._tasks = History(self._most), Tasks()
         self._stands = {name: _Stand() for name in self._entries}
         self._exported: set[tuple[str, Severity]] = set()
 
@@ -126,7 +133,7 @@ class Findings:
             if not stand.above.get(severity):
                 stand.first[severity] = step
             stand.above[severity] = stand.above.get(severity, 0) + 1
-            if stand.above[severity] >= steps:
+            if stand.above[severity] >= min(steps, self._most):
                 reached = severity
         before = stand.finding
         if before is None and any(self._holds(other) for other in entry.unless):
@@ -172,7 +179,8 @@ def finding_of(plain: Mapping[str, Any]) -> Finding:
     """The finding whose `asdict` this is."""
     evidence = tuple(Evidence(**one) for one in plain["evidence"])
     examples = tuple(Example(**one) for one in plain["examples"])
-    return Finding(**{**plain, "evidence": evidence, "examples": examples})
+    fields: dict[str, Any] = {**plain, "evidence": evidence, "examples": examples}
+    return Finding(**fields)
 
 
 def _made(

@@ -30,9 +30,6 @@ from squelch.kit.findings.view import Example, GroupView, StepView, TextView
 
 ZERO = 1e-10
 """Variance up to which rewards are equal."""
-RUN = 4
-FEWEST_PARTS = 12
-"""Tokens of a text whose repetition is measured."""
 FEWEST_PROMPTS = 8
 """Prompts of a step of which one text may be the commonest."""
 SEEN, FEWEST_TASKS, MAX_TASKS = 3, 8, 100_000
@@ -212,29 +209,25 @@ def _cut(groups: Sequence[GroupView], examples: dict[str, list[Example]]) -> dic
 def _texts(texts: Sequence[TextView]) -> tuple[dict[str, float], dict[str, list[Example]]]:
     found: dict[str, float] = {}
     examples: dict[str, list[Example]] = {}
-    repeated = [(repetition(text.parts), text) for text in texts if len(text.parts) >= FEWEST_PARTS]
+    repeated = [text for text in texts if text.repetition is not None]
     if repeated:
-        found["texts/repetition"] = math.fsum(share for share, _ in repeated) / len(repeated)
-        worst = sorted(repeated, key=lambda one: -one[0])[:EXAMPLES]
+        shares = [text.repetition or 0.0 for text in repeated]
+        found["texts/repetition"] = math.fsum(shares) / len(shares)
+        worst = sorted(repeated, key=lambda text: -(text.repetition or 0.0))[:EXAMPLES]
         examples["texts/repetition"] = [
-            Example(text.row, text.shown or f"{share:.0%} of its tokens are repeated") for share, text in worst
+            Example(text.row, text.shown or f"{text.repetition:.0%} of its runs of 4 tokens are repeated")
+            for text in worst
         ]
-    under: dict[Hashable, set[Hashable]] = {}
-    for text in texts:
-        under.setdefault(tuple(text.parts), set()).add(text.prompt)
     prompts = {text.prompt for text in texts}
     if len(prompts) >= FEWEST_PROMPTS:
-        common = max(under, key=lambda parts: len(under[parts]))
+        under: dict[Hashable, set[Hashable]] = {}
+        for text in texts:
+            under.setdefault(text.key, set()).add(text.prompt)
+        common = max(under, key=lambda key: len(under[key]))
         found["texts/one_text"] = len(under[common]) / len(prompts)
-        rows = [text for text in texts if tuple(text.parts) == common]
+        rows = [text for text in texts if text.key == common]
         examples["texts/one_text"] = [Example(text.row, text.shown or "the same text") for text in rows]
     return found, examples
-
-
-def repetition(parts: Sequence[Hashable]) -> float:
-    """Share of the runs of `RUN` tokens that occurred in the text before, 0 to 1."""
-    runs = [tuple(parts[start : start + RUN]) for start in range(len(parts) - RUN + 1)]
-    return 1 - len(set(runs)) / len(runs) if runs else 0.0
 
 
 def derived(metrics: Mapping[str, float | None]) -> dict[str, float | None]:

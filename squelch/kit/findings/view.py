@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from squelch.kit.records.repetition import repetition
+
 
 @dataclass(frozen=True)
 class GroupView:
@@ -37,10 +39,17 @@ class TextView:
     """How a reader finds it."""
     prompt: Hashable
     """Equal for texts of one prompt."""
-    parts: Sequence[Hashable]
-    """Its tokens or words."""
+    key: Hashable
+    """Equal for equal texts."""
+    repetition: float | None = None
+    """How much it repeats itself (`kit.records.repetition`); None for a short one."""
     shown: str = ""
     """Its beginning, as an example; empty if it is not at hand."""
+
+    @classmethod
+    def of(cls, row: str, prompt: Hashable, parts: Sequence[Hashable], shown: str = "") -> TextView:
+        """The view of a text of these tokens or words."""
+        return cls(row, prompt, tuple(parts), repetition(parts), shown)
 
 
 @dataclass(frozen=True)

@@ -44,33 +44,26 @@ def _changed(present: Any, wanted: Any) -> Any:
     return None if round(value) == present else round(value)
 
 
-def headline(finding: Finding, remedy: str = "") -> str:
-    """One line: severity, name, what is wrong, and what to do. `remedy`: the command; else the words."""
-    return f"{finding.severity.upper()} {finding.name}: {finding.says}. {_sentence(remedy or finding.entry.change)}"
+def headline(finding: Finding, command: str = "") -> str:
+    """One line: severity, name, what is wrong, and what to do, with the command if there is one."""
+    change = finding.entry.change
+    remedy = f"{change[:1].upper()}{change[1:]}" + (f": {command}" if command else "")
+    return f"{finding.severity.upper()} {finding.name}: {finding.says}. {remedy}"
 
 
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def change_line(change: Change, remedy: str = "") -> str:
-    """The line of a change."""
-    if change.kind == "ended":
-        return f"{change.finding.name} ended; it held since step {change.finding.since}"
-    return headline(change.finding, remedy)
-
-
-def step_lines(changes: Sequence[Change], remedy: Callable[[Finding], str], more: str) -> list[str]:
+def step_lines(changes: Sequence[Change], command: Callable[[Finding], str], more: str) -> list[str]:
     """The one line of a step's changes, none without a change: the first in full and how many others there are.
 
     Args:
-        remedy: gives a finding's command.
+        command: gives a finding's command.
         more: the command that shows the others.
     """
     if not changes:
         return []
     first, *others = changes
-    line = change_line(first, "" if first.kind == "ended" else remedy(first.finding))
+    found = first.finding
+    ended = f"{found.name} ended; it held since step {found.since}"
+    line = ended if first.kind == "ended" else headline(found, command(found))
     return [line + (f" (and {len(others)} more: {more})" if others else "")]
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from squelch.kit.findings.finder import Findings
-from squelch.kit.findings.measures import SEEN, Tasks, derived, measured, repetition
+from squelch.kit.findings.measures import SEEN, Tasks, derived, measured
 from squelch.kit.findings.view import GroupView, StepView, TextView
+from squelch.kit.records.repetition import FEWEST, repetition
 
 RIGHT, WRONG = GroupView("right", [1.0, 1.0], lengths=[10, 10]), GroupView("wrong", [0.0, 0.0], lengths=[40, 20])
 MIXED = GroupView("mixed", [0.0, 1.0], lengths=[10, 10])
@@ -55,13 +56,14 @@ def test_cut_completions_carry_the_variance_that_they_explain() -> None:
 
 
 def test_a_loop_repeats_itself_and_a_sentence_does_not() -> None:
-    assert repetition(["a", "b", "c", "d", "e", "f", "g", "h"]) == 0.0
-    assert repetition(["the"] * 20) > 0.9
+    assert repetition(range(FEWEST)) == 0.0 and repetition(range(FEWEST - 1)) is None
+    assert repetition(["the"] * 20) == 1 - 1 / 17
+    assert repetition(["a", "b", "c", "d"] * 5) == 1 - 4 / 17
 
 
 def test_one_text_under_many_prompts_is_counted_by_prompts_and_shown() -> None:
     texts = [
-        TextView(f"row {n}", n % 10, ["go", "left"] if n % 10 < 7 else ["no", str(n)], "go left") for n in range(40)
+        TextView.of(f"row {n}", n % 10, ["go", "left"] if n % 10 < 7 else ["no", str(n)], "go left") for n in range(40)
     ]
     view = measured(StepView(1, {}, None, texts), Tasks())
     assert view.metrics["texts/one_text"] == 0.7 and view.examples["texts/one_text"][0].text == "go left"
