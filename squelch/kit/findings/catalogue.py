@@ -18,7 +18,7 @@ none_solved:                     # the finding's name, which is that of its leve
   shown: ..., quiet: ...         # real runs in which it was found, and in which it was not; without, none
   alert: SquelchNoSignal         # the alert rule of its own, beside the one by severity
   unless: [format_invalid]       # findings that explain it: while one holds, this does not begin
-  told: true                     # a run says the same as an alarm, so that this prints no line of its own
+  told: true                     # an alarm of a run says the same, so that only a notice prints a line
 """
 
 from __future__ import annotations

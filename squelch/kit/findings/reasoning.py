@@ -13,6 +13,7 @@ from squelch.kit.findings.history import History
 from squelch.kit.findings.level import Level, Levels, of_key, smoothed
 
 SIGNIFICANT, MUTE, UNSCORED = "reasoning/significant", "reasoning/mute", "reasoning/unscored"
+FEWEST_ANSWERS = 8
 LEAST_SURPRISE = 0.05
 """Nats of an answer below which there is nothing that its reasoning could explain."""
 
@@ -27,9 +28,11 @@ def derived(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
     if not scope:
         return {}
     inputs = RegimeInputs.of(scope)
-    mute = inputs.reasoned < REASONED_SHARE
     left, scored = scope.get("num_excluded", 0.0), scope.get("num_samples", math.nan)
-    unscored = left / (left + scored) if left + scored > 0 else 0.0
+    total = left + scored
+    unclosed = scope.get("excluded/unclosed", 0.0)
+    mute = inputs.reasoned < REASONED_SHARE and not unclosed >= REASONED_SHARE * total
+    unscored = left / total if total > 0 else 0.0
     if math.isnan(inputs.mi_seq_est):
         unscored = 1.0
     return {
@@ -54,13 +57,18 @@ def _ignores_prompt(history: History) -> Level | None:
 
 
 def _answer_ignores(history: History) -> Level | None:
-    share, surprise = history.now("probe/link/dependence_share"), history.now("probe/link/surprise")
-    follows, dependence = history.now("probe/link/follows"), history.now("probe/link/dependence")
-    if dependence is None or (surprise is not None and surprise < LEAST_SURPRISE):
+    """By the upper end of D's share where its interval is known."""
+    dependence, follows, answers, surprise, share, high = (
+        history.now(f"probe/link/{key}")
+        for key in ("dependence", "follows", "answers", "surprise", "dependence_share", "dependence_share_high")
+    )
+    few = answers is not None and answers < FEWEST_ANSWERS
+    if dependence is None or few or (surprise is not None and surprise < LEAST_SURPRISE):
         return None
+    facts = {"share": max(0.0, share or 0.0), "dependence": dependence}
     if share is None:
-        return None if follows is None else Level(1 - follows, {"share": 0.0, "dependence": dependence})
-    return Level(1.0 if follows == 0 else 1 - share, {"share": max(0.0, share), "dependence": dependence})
+        return None if follows is None else Level(1 - follows, facts)
+    return Level(1 - (share if high is None else high), facts)
 
 
 def _mute(history: History) -> Level | None:

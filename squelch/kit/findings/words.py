@@ -88,11 +88,12 @@ def evidence_text(evidence: Evidence) -> str:
     return f"{evidence.key} {evidence.value:.4g}{bounds}"
 
 
-def trl_remedy(finding: Finding, settings: Mapping[str, Any]) -> str:
-    """The remedy as settings of TRL; `settings`: the present ones. Its words, where no setting is one."""
+def trl_settings(finding: Finding, settings: Mapping[str, Any]) -> str:
+    """The remedy as settings of TRL, such as `GRPOConfig(learning_rate=5e-07)`; empty where no setting is one.
+    `settings`: the present ones."""
     found = next_settings([finding.entry.trl], settings) if finding.entry.trl else {}
     given = ", ".join(f"{key}={value!r}" for key, value in found.items())
-    return f"{finding.entry.change}: GRPOConfig({given})" if given else finding.entry.change
+    return f"GRPOConfig({given})" if given else ""
 
 
 def plain(finding: Finding, command: str = "") -> dict[str, Any]:

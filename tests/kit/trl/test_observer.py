@@ -200,9 +200,12 @@ def test_reasonings_that_are_cut_are_said_once_with_their_remedy_and_logged_by_r
             )
         unclosed = sum(row is not own for row, own in zip(rows, ids, strict=True))
         (line,) = said
-        assert f"step 1: {unclosed} of 21 reasonings never close" in line
-        assert f"{unclosed} completions were cut at max_completion_length=40: raise it" in line
-        assert ("nothing can be scored" in line) == (not scored)
+        share = unclosed / 21 if scored else 1.0
+        assert (
+            f"step 1: WARNING nothing_scorable: {share:.0%} of the reasonings cannot be scored: {unclosed} ne" in line
+        )
+        assert line.endswith("GRPOConfig(max_completion_length=80)")
+        assert trainer.values("finding/nothing_scorable/warning") == [1.0] * 2
         assert trainer.values("not_scored") == [1 - scored] * 2
         assert trainer.values("first_turn/excluded/unclosed") == [unclosed] * 2
         assert len(trainer.values("first_turn/mi_seq_est")) == 2 * scored
@@ -215,7 +218,8 @@ def test_what_else_leaves_nothing_to_score_is_said_by_reason(
     observer, trainer = begun(Observer(export=False), model.train(), tokenizer, tmp_path), Trainer(tokenizer)
     ids = [tokenizer.encode(text, add_special_tokens=False) for text in ("<think> </think> a", "<think></think>")]
     called(observer, prompts=samples[0][:2], completion_ids=ids, log_metric=trainer.log)
-    assert "empty reasoning: 2. With markers=None" in said[0] and trainer.values("not_scored") == [1.0]
+    assert "NOTICE reasoning_mute: The policy writes no reasoning" in said[0]
+    assert "give the markers of the model's reasoning" in said[0] and trainer.values("not_scored") == [1.0]
     assert trainer.values("first_turn/excluded/empty") == [2.0]
 
 

@@ -19,7 +19,7 @@ from squelch.cluster.loop.watchers.watcher import Step, Watcher
 from squelch.cluster.runs.ending import EndCause, Ending
 from squelch.cluster.runs.findings import check_command, write_findings
 from squelch.cluster.runs.next_run import remedy, ways_on
-from squelch.kit.findings.finder import Change, Findings
+from squelch.kit.findings.finder import Change, Finding, Findings
 from squelch.kit.findings.view import GroupView, StepView, TextView
 from squelch.kit.findings.words import step_lines
 from squelch.kit.records.records import GroupSummary
@@ -61,7 +61,7 @@ class FindingsWatcher(Watcher):
         flat |= metrics
         if changes:
             self._tell(step, changes)
-        told = [change for change in changes if not change.finding.entry.told]
+        told = [change for change in changes if not _is_told(change.finding)]
         lines = step_lines(told, lambda finding: remedy(self.config, finding), check_command(self.config.run_dir))
         return [f"step {step:4d}  {line}" for line in lines]
 
@@ -71,7 +71,7 @@ class FindingsWatcher(Watcher):
             found = change.finding
             facts = {"step": step, "finding": found.name, "severity": found.severity, "change": change.kind}
             self.run_log.event("findings", "finding", now, now, **facts, since=found.since, text=found.says)
-            if change.kind != "ended" and found.severity == "critical" and not found.entry.told:
+            if change.kind != "ended" and found.severity == "critical" and not _is_told(found):
                 self._critical(change)
         write_findings(self.config, self.findings.open)
 
@@ -98,6 +98,11 @@ class FindingsWatcher(Watcher):
     def restore(self, state: dict[str, Any], anew: Collection[str]) -> None:
         """Takes it."""
         self.findings.restore(state)
+
+
+def _is_told(finding: Finding) -> bool:
+    """Whether an alarm says the same (`cluster.loop.watchers.alarms`)."""
+    return finding.entry.told and finding.severity != "notice"
 
 
 def groups_of(played: Sequence[GroupSummary]) -> list[GroupView]:
