@@ -11,7 +11,6 @@ from squelch.cluster.runs.listing import is_run
 from squelch.kit.base.errors import UserError, as_user_error
 from squelch.kit.commands.arguments import add_format
 from squelch.kit.findings.finder import Finding, Findings
-from squelch.kit.findings.settings import FindingsConfig
 from squelch.kit.findings.words import paragraph, plain
 from squelch.kit.process.terminal import say, say_json
 
@@ -35,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints the findings; returns 1 if one is critical."""
     with as_user_error(about="--ignore"):
-        FindingsConfig(ignore=tuple(options.ignore))
+        Findings(options.ignore)
     of_run = in_store(options.place) or is_run(Path(options.place))
     found, notes = _of_run(options) if of_run else _of_files(options)
     if options.json:

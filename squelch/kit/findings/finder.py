@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from squelch.kit.findings import pace, reasoning, rewards, updates
-from squelch.kit.findings.catalogue import SEVERITIES, Entry, Severity, catalogue
+from squelch.kit.findings.catalogue import SEVERITIES, Entry, Severity, catalogue, entry_of
 from squelch.kit.findings.history import History
 from squelch.kit.findings.level import Level, Levels
 from squelch.kit.findings.measures import Measured, Tasks, derived, measured
@@ -80,9 +80,14 @@ class Findings:
     Args:
         ignore: names that are left out.
         steps: how many steps there are, if they are known and few: a threshold needs no more than these.
+
+    Raises:
+        ValueError: no finding has a name that is ignored.
     """
 
     def __init__(self, ignore: Collection[str] = (), steps: int | None = None) -> None:
+        for name in ignore:
+            entry_of(name)
         self._most = steps or sys.maxsize
         self._entries = {name: entry for name, entry in catalogue().items() if name not in ignore}
         self._history, self._tasks = History(self._most), Tasks()

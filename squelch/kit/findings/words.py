@@ -8,6 +8,8 @@ from typing import Any
 
 from squelch.kit.findings.finder import Change, Evidence, Finding
 
+ALARMS = ("dependence_falls", "probe_falls")
+"""Findings that repeat an alarm, which other trainers' users are told by itself."""
 Special = Mapping[str, Callable[[], Mapping[str, Any]]]
 """Changes of a run's own settings, by `KEY: VALUE` as the catalogue writes them, e.g. `filter: stricter`."""
 
@@ -70,7 +72,8 @@ def step_lines(changes: Sequence[Change], command: Callable[[Finding], str], mor
 def paragraph(finding: Finding, command: str = "") -> list[str]:
     """The lines of a finding with its evidence, examples, causes and remedy."""
     entry = finding.entry
-    lines = [f"{finding.severity.upper()} {finding.name}, since step {finding.since}", f"  {finding.says}."]
+    since = f", since step {finding.since}" if finding.since else ""
+    lines = [f"{finding.severity.upper()} {finding.name}{since}", f"  {finding.says}."]
     if finding.evidence:
         lines.append(f"  evidence: {', '.join(map(evidence_text, finding.evidence))}")
     lines += [f"  example: {one.row}: {' '.join(one.text.split())[:200]}" for one in finding.examples]

@@ -84,6 +84,15 @@ def step_views(path: Path, name: str | None = None) -> tuple[list[StepView], lis
     return [steps[step].view(step) for step in sorted(steps)], notes
 
 
+def view_of(step: int, rows: Sequence[tuple[int, Mapping[str, Any]]]) -> StepView:
+    """What (number, row) of one step show."""
+    found = _Step()
+    for number, row in rows:
+        if not row.get("turn"):
+            _add(found, f"row {number}", {}, row)
+    return found.view(step)
+
+
 def _rows(
     path: Path, name: str | None, notes: list[str], left: Counter[str]
 ) -> Iterator[tuple[str, Record, Mapping[str, Any], int]]:

@@ -46,9 +46,8 @@ from squelch.kit.api.scoring import MARKERS
 from squelch.kit.base.disk import write_whole
 from squelch.kit.diagnosis.metrics import REGIMES
 from squelch.kit.findings.finder import Finding, Findings
-from squelch.kit.findings.settings import FindingsConfig
 from squelch.kit.findings.view import StepView, TextView
-from squelch.kit.findings.words import step_lines, trl_settings
+from squelch.kit.findings.words import ALARMS, step_lines, trl_settings
 from squelch.kit.scoring.borrowed_model import SHARDED, inner_model
 from squelch.kit.trl.exported import Endpoint, seen
 
@@ -68,8 +67,6 @@ NOT_SCORED = "not_scored"
 """In TRL's log, of a step that was due: 1 if it has no MI, else 0."""
 OBSERVED = ("GRPOConfig", "RLOOConfig")
 """The classes of the settings of trainers that give reward functions the ids that they sampled."""
-ALARMS = ("dependence_falls", "probe_falls")
-"""Findings that repeat an alarm, which is said by itself."""
 SHOWN = 60
 """Tokens of a completion that an example shows."""
 USE_TRAINER = (
@@ -144,7 +141,7 @@ class Observer(TrainerCallback):
         settings = {"markers": markers, "links": links, "max_prompts": max_prompts, "token_budget": token_budget}
         Monitor(None, seed=seed, **settings)  # refuses a setting before a model is loaded
         self._every, self._settings = every, {**settings, "seed": seed}
-        self._ignore = FindingsConfig(ignore=tuple(ignore)).ignore
+        self._ignore = tuple(ignore)
         self.findings = Findings(self._ignore)
         """What is wrong with the training, in words."""
         self._args: dict[str, Any] = {}
@@ -269,7 +266,7 @@ class Observer(TrainerCallback):
         inner_model(given["model"])
         self._model, self._last = given["model"], None
         self._most_tokens = args.max_completion_length or math.inf
-        self._args, self._processor = vars(args), given["processing_class"]
+        self._args, self._processor = dict(vars(args)), given["processing_class"]
         self.findings = Findings(self._ignore)
         self.monitor = self._fresh(given["processing_class"], args)
         if not state.is_world_process_zero:
