@@ -52,6 +52,7 @@ from squelch.kit.base.settings import Settings
 from squelch.kit.base.user_files import option_of_missing, settings_with_absolute_paths
 from squelch.kit.filter.settings import FilterConfig
 from squelch.kit.filter.statistics import STATISTICS
+from squelch.kit.findings.settings import FindingsConfig
 from squelch.kit.metrics.settings import RecorderConfig
 from squelch.kit.untrusted.files import Unreadable, brief, is_file, read_bytes, state, text_of
 from squelch.kit.untrusted.text import MAX_RECIPE, YamlVersion, parse_yaml, written_yaml
@@ -93,6 +94,7 @@ class RunConfig(Settings):
     environment_actor: EnvironmentActorConfig = EnvironmentActorConfig()
     scorer: ScorerConfig = ScorerConfig()
     recorder: RecorderConfig = RecorderConfig()
+    findings: FindingsConfig = FindingsConfig()
     validation: ValidationConfig = ValidationConfig()
     gradients: GradientsConfig = GradientsConfig()
     cluster: ClusterConfig = ClusterConfig()

@@ -156,12 +156,12 @@ class Monitor:
         found = at_most(found, self._max_prompts, self._seed + step)
         result = self._scored(engine, found) if len(found.prompts) > 1 else None
         self._step, self._raised = step, []
-        metrics = {f"first_turn/{key}": value for key, value in self._step_metrics(found, result).items()}
+        metrics = {f"first_turn/{key}": value for key, value in step_metrics(found, result, self._half_width).items()}
         self._unscored = _why_unscored(found, result) if math.isnan(metrics["first_turn/mi_est"]) else ""
         metrics |= {"scorer/step": float(step), "scorer/version": float(step)}
         metrics |= self._watched(step, metrics)
         if self._links and self._probe_step is None:
-            metrics |= _link_metrics(result.answers if result else None)
+            metrics |= link_metrics(result.answers if result else None)
         metrics["seconds/score"] = time.perf_counter() - started
         return metrics | {"scorer/cpu_seconds": time.process_time() - cpu}
 
@@ -234,22 +234,6 @@ class Monitor:
     def _scored(self, engine: CrossScorer, found: Reasonings) -> ScoreResult:
         return scored(engine, found, compat=self._compat, links=self._links, seed=self._seed, ema=self._ema)
 
-    def _step_metrics(self, found: Reasonings, result: ScoreResult | None) -> dict[str, float]:
-        """The metrics of a step without their scope; `result`: None below two prompts."""
-        metrics = UNKNOWN | {"num_prompts": float(len(found.prompts)), "reasoned": found.reasoned}
-        excluded = Counter[str]()
-        for reason, count in (found.excluded if result is None else result.proxies.excluded).items():
-            if reason in REASONS:  # a prompt that was not drawn is no fault
-                excluded[REASONS[reason]] += count
-        if result is None:
-            excluded["one_prompt"] += len(found.ids)
-        else:
-            metrics |= matrix_metrics(result.proxies, result.uncertainty, self._half_width) | {"pairs_ratio": 1.0}
-        links = result.answers.links if result and result.answers else None
-        metrics |= {f"excluded/{reason}": float(excluded[reason]) for reason in EXCLUSIONS}
-        metrics["num_excluded"] = float(excluded.total())
-        return metrics | one_hot(regime_of(metrics, found.reasoned, links))
-
     def _watched(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
         """Passes a step's metrics to the alarm; the alarm's metrics."""
         seen = score_of({"step": step, **metrics})
@@ -309,7 +293,25 @@ def _why_unscored(found: Reasonings, result: ScoreResult | None) -> str:
     return "no reasoning can be compared. Excluded rows: " + "; ".join(f"{why}: {n}" for why, n in excluded.items())
 
 
-def _link_metrics(answers: Answers | None) -> dict[str, float]:
+def step_metrics(found: Reasonings, result: ScoreResult | None, half_width: float) -> dict[str, float]:
+    """The metrics of a step's first turns without their scope; `result`: None below two prompts; `half_width`: as of
+    `Monitor`."""
+    metrics = UNKNOWN | {"num_prompts": float(len(found.prompts)), "reasoned": found.reasoned}
+    excluded = Counter[str]()
+    for reason, count in (found.excluded if result is None else result.proxies.excluded).items():
+        if reason in REASONS:  # a prompt that was not drawn is no fault
+            excluded[REASONS[reason]] += count
+    if result is None:
+        excluded["one_prompt"] += len(found.ids)
+    else:
+        metrics |= matrix_metrics(result.proxies, result.uncertainty, half_width) | {"pairs_ratio": 1.0}
+    links = result.answers.links if result and result.answers else None
+    metrics |= {f"excluded/{reason}": float(excluded[reason]) for reason in EXCLUSIONS}
+    metrics["num_excluded"] = float(excluded.total())
+    return metrics | one_hot(regime_of(metrics, found.reasoned, links))
+
+
+def link_metrics(answers: Answers | None) -> dict[str, float]:
     """The links of a step's own answers under the probe's keys; NaN where unknown."""
     found = dict.fromkeys(LINK_KEYS, math.nan) | {"answers": 0.0}
     if answers is not None and answers.links is not None:

@@ -17,9 +17,9 @@ from typing import Any
 from squelch.cluster.config import RunConfig
 from squelch.cluster.loop.persistence.checkpoint_folders import checkpoints, newest_until
 from squelch.cluster.loop.persistence.run_log import RunLog
-from squelch.cluster.loop.watchers.next_run import ways_on
 from squelch.cluster.loop.watchers.watcher import Step, Watcher
 from squelch.cluster.runs.ending import EndCause, Ending
+from squelch.cluster.runs.next_run import ways_on
 from squelch.kit.diagnosis.alarm import DependenceAlarm, score_of
 from squelch.kit.diagnosis.bad_states import UNTRUE, Soundness
 from squelch.kit.diagnosis.probe_alarm import WORDS, ProbeAlarm
@@ -77,9 +77,7 @@ class Alarms(Watcher):
 
     def _watch_soundness(self, step: int, taken: dict[str, float]) -> None:
         began = self._soundness.update(step, taken)
-        if MUTE in began and MUTE not in self._soundness.good:  # it never had any: a model's own format may have none
-            self.run_log.say(f"step {step}: the policy writes no reasoning (regime mute), so MI and D are not known")
-        elif MUTE in began:
+        if MUTE in began and MUTE in self._soundness.good:  # else it never had any: a model's own format may have none
             text = "reasoning has fallen silent: fewer than half of the first turns have any (regime mute)"
             self._report_fall(step, "reasoning_mute", text)
         if BLIND in began:
