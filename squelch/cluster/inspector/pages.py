@@ -84,17 +84,18 @@ class Pages:
         with _said(problems):
             self.timeline.refresh()
         run, scored = self.run_metrics.status(self.now()), self.folder.scored()
-        found = overview.notes(self.timeline.told, scored)
+        held = self.run_metrics.findings()
+        found = overview.notes(held, self.timeline.told, scored)
         columns = dict(zip(course.KEYS, self.run_metrics.table(course.KEYS).T, strict=True))
         span, kept = course.ends(columns["step"]), list(self.folder.checkpoints())
         marks = [course.mark("checkpoint", step, span) for step in kept]
         marks += [course.mark(one.kind, one.step, span, str(one.number)) for one in found]
-        smalls = self._smalls(scored, problems)
+        smalls, place = self._smalls(scored, problems), self.folder.store.where()
         return self._page(
-            request, "overview.html", verdict=overview.verdict(run, columns["success"]), tone=overview.tone(run),
-            next=overview.next_step(run, self.folder.store.where()), notes=found, plots=course.plots(columns),
-            span=span, marks=marks, checkpoints=kept, regimes=self.run_metrics.regimes, smalls=smalls,
-            problems=problems,
+            request, "overview.html", verdict=overview.verdict(run, held, columns["success"]),
+            tone=overview.tone(run, held), next=overview.next_step(run, held, place), notes=found,
+            plots=course.plots(columns), span=span, marks=marks, checkpoints=kept, smalls=smalls,
+            regimes=self.run_metrics.regimes, problems=problems,
         )  # fmt: skip
 
     def _smalls(self, scored: Sequence[int], problems: list[str]) -> list[Small]:

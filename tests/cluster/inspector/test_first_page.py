@@ -1,6 +1,9 @@
 """The first page: the verdict, the course with its marks, the small matrices and the next step."""
 
+import html
+import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +16,9 @@ from squelch.cluster.inspector.course import MOST_POINTS, mark, plot
 from squelch.cluster.inspector.matrices import judged
 from squelch.cluster.inspector.small_matrices import LEVELS, MOST_CELLS, by_prompt, small, spaced
 from squelch.kit.archive.writer import Archive
+from squelch.kit.findings.finder import Evidence, Finding
+from squelch.kit.findings.view import Example
+from squelch.kit.findings.words import plain
 from tests.cluster.inspector.falling_run import FALLS, faded, falling_run
 from tests.cluster.inspector.small_run import HOSTILE, matrix, small_run
 
@@ -31,19 +37,80 @@ def verdict_of(text: str) -> str:
 def test_the_first_page_says_in_a_sentence_what_is_wrong_although_success_rises(
     falling: Path, open_run: Opener
 ) -> None:
-    text = open_run(falling).get("/").text
+    text = html.unescape(open_run(falling).get("/").text)
     assert verdict_of(text) == (
-        "At step 40 of 40: success went from 0.06 to 0.15, but an alarm is raised: "
-        "input dependence falling since step 15, reward still rising."
+        "At step 40 of 40: success went from 0.06 to 0.15, but the answer ignores the reasoning: the own reasoning "
+        "removes 4% of the answer's surprise (D 0.04 nats), since step 20."
     )
     assert "the answer does not follow from the reasoning: D 0.04" in text and 'class="verdict bad"' in text
-    assert f"squelch watch {falling}" in text
+    command = re.findall(r'<section class="next">.*?<pre>(.*?)</pre>', text, re.DOTALL)[0]
+    assert (
+        command.startswith("squelch train ")
+        and command.split()[3] == "name=falling-again"
+        and "=" in command.split()[4]
+    )
 
 
-def test_a_run_without_a_scorer_step_is_not_called_good(client: TestClient) -> None:
-    text = client.get("/").text
+def test_an_alarm_is_the_verdict_where_no_finding_holds(falling: Path, open_run: Opener, tmp_path: Path) -> None:
+    folder = shutil.copytree(falling, tmp_path / "falling")
+    tell(folder)
+    text = open_run(folder).get("/").text
+    assert verdict_of(text).endswith(
+        "but an alarm is raised: input dependence falling since step 15, reward still rising."
+    )
+    assert f"squelch watch {folder}" in text
+
+
+def test_a_run_without_a_scorer_step_is_not_called_good(tmp_path: Path, open_run: Opener) -> None:
+    folder = small_run(tmp_path / "new", 3)
+    tell(folder)
+    text = open_run(folder).get("/").text
     assert verdict_of(text).endswith("but no scorer step has judged its reasoning yet.")
-    assert 'class="verdict "' in text and "no alarm has been raised so far" in text
+    assert 'class="verdict "' in text and "nothing is wrong with it so far" in text
+
+
+def tell(folder: Path, *found: Finding) -> None:
+    """Writes the findings that hold."""
+    told = [plain(one, f"squelch train c.yaml {HOSTILE}") for one in found]
+    (folder / "findings.json").write_text(json.dumps({"findings": told}))
+
+
+FOUND = Finding(
+    "reasoning_ignores_prompt", "critical", 2, 3, f"The reasoning ignores its prompt {HOSTILE}",
+    (Evidence("first_turn/mi_seq_est", 0.1, -0.1, 0.3),),
+    (Example("000002-001 2", HOSTILE), Example("javascript:1", "x")),
+)  # fmt: skip
+
+
+def test_findings_that_hold_stand_with_evidence_example_and_command_and_one_that_ended_with_its_steps(
+    tmp_path: Path, open_run: Opener
+) -> None:
+    folder = small_run(tmp_path / "told", 3)
+    tell(folder, FOUND, replace(FOUND, name="entropy_falls", severity="notice", since=1, says="Entropy falls"))
+    archive = Archive(folder)
+    for kind, step in (("began", 1), ("ended", 2), ("ended", 2)):
+        facts = {"finding": "kl_high", "severity": "<b>", "change": kind, "since": 1, "text": "KL is high"}
+        archive.event("findings", "finding", 1.0, 1.0, step=step, **facts)
+    archive.close()
+    text = open_run(folder).get("/").text
+    listed = text[text.index('id="found"') :]
+    assert verdict_of(text).startswith("At step 3 of 9: success went from 0.10 to 0.30, but the reasoning ignores its")
+    assert re.findall(r'<li class="(\w+)"', listed) == ["critical", "notice", "notice"]
+    assert "from step 1, ended at step 2" in listed and listed.count("KL is high") == 1
+    assert "first_turn/mi_seq_est 0.1 [-0.1, 0.3]" in listed and "squelch train c.yaml &lt;script&gt;" in listed
+    assert '<a href="group?step=2&amp;group=000002-001#t2">000002-001 2</a>' in listed and "javascript:1 x" in listed
+    assert text.count('<line class="mark critical" x1="50.00%"') == 2 and "<script>window" not in text
+    line = text[text.index('id="status-line"') : text.index("</section>")]
+    assert re.search(
+        r'<a class="alarm" href="\./#found" title="[^"]*">critical: The reasoning ignores its prompt', line
+    )
+
+
+def test_a_damaged_file_of_findings_is_named(tmp_path: Path, open_run: Opener) -> None:
+    folder = small_run(tmp_path / "bad", 2)
+    (folder / "findings.json").write_text('{"findings": [{"name": "kl_high", "severity": 3}]}')
+    answer = open_run(folder).get("/")
+    assert answer.status_code == 422 and "findings.json" in answer.text
 
 
 def test_an_alarm_stands_in_the_list_and_at_its_step_on_every_curve_and_its_sentence_leads_to_the_matrix(
@@ -107,6 +174,7 @@ def test_a_long_course_is_thinned_and_a_constant_is_drawn() -> None:
 
 def test_hostile_alarms_are_escaped_bounded_and_marked_nowhere_without_a_step(tmp_path: Path, open_run: Opener) -> None:
     folder = small_run(tmp_path / "hostile", 1)
+    tell(folder)
     archive = Archive(folder)
     for step in (None, "1", True, 10**12):
         archive.event("scorer", "probe_falling", 1.0, 1.0, step=step, text="nowhere")
@@ -118,14 +186,14 @@ def test_hostile_alarms_are_escaped_bounded_and_marked_nowhere_without_a_step(tm
     assert text.count('<li class="alarm"') == 40 == text.count("&lt;script&gt;")
 
 
-def test_regime_success_and_chance_stand_on_every_page(falling: Path, open_run: Opener) -> None:
+def test_regime_success_and_chance_stand_on_every_page_and_the_alarm_is_a_link(falling: Path, open_run: Opener) -> None:
     browser = open_run(falling)
     for path in ("/", "/groups", "/scores", "/templates", "/figures", "/group?step=1&group=000001-000"):
         text = browser.get(path).text
         line = text[text.index('id="status-line"') : text.index("</section>")]
         assert "success <b>0.160</b>" in line and ">unused</a>" in line, path
         assert "retrieval <b>0.85</b> <small>chance 0.08</small>" in line
-        assert re.search(r'<a class="alarm" href="\./#found">input dependence falling since step 15', line)
+        assert '<a class="alarm" href="./#found"' in line and "input dependence falling since step 15" in line
 
 
 def test_the_page_of_scores_judges_the_matrix_that_it_shows(falling: Path, open_run: Opener) -> None:
