@@ -147,13 +147,13 @@ def verdict(run: RunStatus, held: Held, success: np.ndarray) -> str:
     """The run in one sentence: how far it is, what its success did, and what is worst about it."""
     ends = ends_of(success)
     worst, good = _worst(run, held)
-    success = ""
+    course = ""
     if ends is not None:
-        success = f"success went from {ends[0]:.2f} to {ends[1]:.2f}"
+        course = f"success went from {ends[0]:.2f} to {ends[1]:.2f}"
     elif run.success is not None:
-        success = f"success is {run.success:.2f}"
-    if success:
-        worst = f"{success}, {'and' if good else 'but'} {worst}"
+        course = f"success is {run.success:.2f}"
+    if course:
+        worst = f"{course}, {'and' if good else 'but'} {worst}"
     return f"{_progress(run)}: {worst}."
 
 
