@@ -8,7 +8,8 @@ A row is one completion of the policy: its prompt, as text, messages or ids, and
     prompt, completion, reasoning        text or messages
     prompt_ids, completion_ids, …        token ids, which are exact
     tools                                schemas of the tools that its prompt shows, as OpenAI nests them
-    step, turn                           the step as the format counts it; 0 for the first turn of a rollout
+    step, turn                           the step as the format counts it; 0 for the turn that is scored alone: the
+                                         first of a rollout, or the last of a conversation
     group                                what the rows of one prompt share; not compared with prompts
     rollout                              what the turns of one rollout share
     run                                  which run of the program wrote it
@@ -33,7 +34,7 @@ Invariants:
 
 - A format is recognised by its columns, and where two match, or none, the user says which with `--format`.
 - A record may be several rows (turns, agents), or none: then the format says why, and the reason is counted.
-- Pure: no torch, no Ray. A new trainer is one entry of `FORMATS` and its function in `format_rows.py`.
+- Pure: no torch, no Ray. A new trainer is one entry of `FORMATS` and its function in a module beside `format_rows.py`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from squelch.kit.base.errors import UserError, did_you_mean
-from squelch.kit.readers import format_rows, message_graph
+from squelch.kit.readers import chat_rows, format_rows, message_graph
 from squelch.kit.readers.format_rows import LeftOut, Row
 from squelch.kit.readers.records import SUFFIXES, Record, columns_of
 from squelch.kit.readers.weights import WeightsRule
@@ -91,6 +92,8 @@ class Format:
     """The columns that are read of a table; None for all."""
     origin: Origin | None = None
     """None for files of any origin."""
+    is_general: bool = False
+    """Whether a file is of this format only if its columns are of no other."""
 
     def matches(self, columns: tuple[str, ...]) -> bool:
         """Whether a file with these columns is of this format."""
@@ -238,6 +241,19 @@ FORMATS = {
             ),
         ),
         Format(
+            "chat",
+            tuple(frozenset({name}) for name in chat_rows.COLUMNS),
+            chat_rows.chat,
+            origin=Origin(
+                "OpenAI's `messages`, ShareGPT's `conversations`",
+                "",
+                "a conversation a line",
+                "messages with `reasoning_content`, `tool_calls` and `tools`: the last of the assistant, or each "
+                "(`--turns all`); columns of numbers as rewards; group: `prompt_id`, or the same beginning",
+            ),
+            is_general=True,
+        ),
+        Format(
             "squelch",
             (frozenset({"token_ids", "loss_mask", "turns", "episode_return"}),),
             format_rows.archive,
@@ -270,7 +286,7 @@ def format_named(name: str) -> Format:
 
 def trainers_format(path: Path, columns: tuple[str, ...]) -> Format | None:
     """The trainer's format that has these columns, None if none has them. UserError if several do."""
-    found = [one for one in FORMATS.values() if one.matches(columns)]
+    found = [one for one in FORMATS.values() if one.matches(columns) and not one.is_general]
     if len(found) > 1:
         names = " and ".join(one.name for one in found)
         raise UserError(
@@ -286,6 +302,9 @@ def recognised(
     UserError if several formats have them, or none."""
     if (found := trainers_format(path, columns)) is not None:
         return found
+    general = next((one for one in FORMATS.values() if one.is_general and one.matches(columns)), None)
+    if general is not None and not format_rows.fits_columns(columns):
+        return general
     if not columns or fits(columns):  # the reader refuses an empty file
         return FORMATS["columns"]
     shown = _shown(columns)

@@ -36,10 +36,26 @@ def test_later_turns_are_counted_or_scored_under_their_own_prompts(tmp_path, tin
     file, model = jsonl(tmp_path / "r.jsonl", spoken(rows)), ("--model", str(tiny_policy), "--no-links")
     first = output(capsys, "score", file, *model)
     assert first["turns"] == {"total": 42, "later": 21} and first["num_samples"] == 21
-    assert "21 of 42 turns (50%) are later ones and left out; turns=all scores each" in first["notes"][0]
+    assert "21 of 42 turns (50%) are left out: of a rollout the first is scored" in first["notes"][0]
     every = output(capsys, "score", file, *model, "--turns", "all")
     assert (every["num_samples"], every["num_prompts"]) == (42, 7 + 21) and every["turns"] == {"total": 42}
-    assert not any("later" in note for note in every["notes"])
+    assert not any("left out" in note for note in every["notes"])
+
+
+def test_a_conversation_is_scored_as_its_messages_are_as_prompts_and_completions(
+    tmp_path, tiny_policy, rows, capsys
+) -> None:
+    given, model = spoken(rows), ("--model", str(tiny_policy), "--no-links")
+    chats = [{"messages": [*row["prompt"], *row["completion"]]} for row in given]
+    lasts = [{"prompt": one["messages"][:-1], "completion": one["messages"][-1:]} for one in chats]
+    chat, turns, last = (
+        jsonl(tmp_path / f"{name}.jsonl", rows) for name, rows in [("chat", chats), ("turns", given), ("last", lasts)]
+    )
+    alone = output(capsys, "score", chat, *model)
+    assert alone["mi_est"] == output(capsys, "score", last, *model)["mi_est"]
+    assert alone["turns"] == {"total": 42, "later": 21} and "of a conversation the last" in alone["notes"][0]
+    every = output(capsys, "score", chat, *model, "--turns", "all")
+    assert every["mi_est"] == output(capsys, "score", turns, *model, "--turns", "all")["mi_est"] != alone["mi_est"]
 
 
 def test_tools_of_a_file_or_a_column_are_shown_by_the_template(tmp_path, tiny_policy, rows, capsys) -> None:
