@@ -12,12 +12,15 @@ A row is one completion of the policy: its prompt, as text, messages or ids, and
                                          first of a rollout, or the last of a conversation
     group                                what the rows of one prompt share; not compared with prompts
     rollout                              what the turns of one rollout share
+    sampler                              the name of the model that sampled it, if the format says so
     run                                  which run of the program wrote it
     rewards                              by name; None for a reward function that did not score the row
     content                              instead of prompt and completion, and of what is said of each token: a function
                                          that gives them, for the turns of a long rollout, whose prompts together grow
                                          with the square of their number
     shown                                with `content`: how many ids its prompt has, about
+    untold                               instead of prompt and completion: why they are missing, in words, though the
+                                         rollout's reward counts
 
 and, where the format says so (a missing key and None are the same; values of tokens are not checked),
 
@@ -45,7 +48,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from squelch.kit.base.errors import UserError, did_you_mean
-from squelch.kit.readers import chat_rows, format_rows, message_graph
+from squelch.kit.readers import chat_rows, format_rows, harbor_trials, message_graph, trajectory_rows
 from squelch.kit.readers.format_rows import LeftOut, Row
 from squelch.kit.readers.records import SUFFIXES, Record, columns_of
 from squelch.kit.readers.weights import WeightsRule
@@ -94,10 +97,20 @@ class Format:
     """None for files of any origin."""
     is_general: bool = False
     """Whether a file is of this format only if its columns are of no other."""
+    beside: Callable[[Path], Record] | None = None
+    """What stands beside a file and belongs to each of its records."""
+    layout: tuple[str, ...] = ()
+    """Glob patterns of paths that show a folder to be of this format."""
+    without: frozenset[str] = frozenset()
+    """Names of folders, within a folder of samples, that hold none."""
 
     def matches(self, columns: tuple[str, ...]) -> bool:
         """Whether a file with these columns is of this format."""
         return any(needed <= set(columns) for needed in self.needs)
+
+    def laid_out_in(self, folder: Path) -> bool:
+        """Whether a folder has this format's layout."""
+        return any(any(folder.glob(pattern)) for pattern in self.layout)
 
     def step_of(self, path: Path) -> int | None:
         """The step that the path names, the last of its parts first; None if it names none."""
@@ -254,6 +267,36 @@ FORMATS = {
             is_general=True,
         ),
         Format(
+            "atif",
+            (frozenset({"schema_version", "agent", "steps"}),),
+            trajectory_rows.atif,
+            files="**/trajectory.[cj]*",
+            origin=Origin(
+                "ATIF 1.8.0",
+                "",
+                "`trajectory.json`, or one a line",
+                "each step of an agent: exact ids with log-probabilities, else messages as it recorded them; tools; no "
+                "reward",
+                by_hand=False,
+            ),
+        ),
+        Format(
+            "harbor",
+            (frozenset({"trial_name", "task_name", "agent_info"}), frozenset({"n_total_trials", "stats"})),
+            trajectory_rows.harbor,
+            files="**/result.json",
+            origin=Origin(
+                "Harbor 0.26.0",
+                "for ids: the agent's `collect_rollout_details`",
+                "the folder of a job or a trial",
+                "as `atif`, with each reward, group by task, failures",
+                by_hand=False,
+            ),
+            beside=harbor_trials.trajectories_beside,
+            layout=("trial.log", "*/trial.log"),
+            without=frozenset({"agent", "artifacts", "steps", "user-agent", "verifier"}),
+        ),
+        Format(
             "squelch",
             (frozenset({"token_ids", "loss_mask", "turns", "episode_return"}),),
             format_rows.archive,
@@ -343,4 +386,6 @@ def files_of(path: Path, found: Format | None) -> list[Path]:
 
 def names_in(folder: Path, found: Format | None) -> list[Path]:
     """The files of samples in a folder, in order; of a format, all that it writes there."""
-    return sorted(one for one in folder.glob(found.files if found else "*") if one.name.lower().endswith(SUFFIXES))
+    found = found or next((one for one in FORMATS.values() if one.laid_out_in(folder)), None)
+    names = (one for one in folder.glob(found.files if found else "*") if one.name.lower().endswith(SUFFIXES))
+    return sorted(one for one in names if not (found and found.without & set(one.relative_to(folder).parts[:-1])))

@@ -58,6 +58,38 @@ def test_a_conversation_is_scored_as_its_messages_are_as_prompts_and_completions
     assert every["mi_est"] == output(capsys, "score", turns, *model, "--turns", "all")["mi_est"] != alone["mi_est"]
 
 
+def test_a_job_of_harbor_is_scored_and_filtered_by_its_trials(tmp_path, tiny_policy, rows, capsys) -> None:
+    trial = Path(__file__).parents[1] / "readers" / "agents_files" / "sums" / "two-and-two__0"
+    result, whole = (json.loads((trial / name).read_text()) for name in ("result.json", "agent/trajectory.json"))
+    messages = [{"prompt": row["prompt"], "completion": row["completion"][:1]} for row in spoken(rows)]
+    for place, row in enumerate(messages):
+        folder = tmp_path / "job" / f"{place:02d}"
+        (folder / "agent").mkdir(parents=True)
+        (folder / "trial.log").touch()
+        named = {"trial_name": str(place), "task_name": row["prompt"][0]["content"]}
+        (folder / "result.json").write_text(json.dumps(result | named))
+        asked, said = ({"message": row[key][0]["content"]} for key in ("prompt", "completion"))
+        steps = [{"step_id": 1, "source": "user", **asked}, {"step_id": 2, "source": "agent", **said}]
+        (folder / "agent" / "trajectory.json").write_text(json.dumps(whole | {"steps": steps}))
+    model = ("--model", str(tiny_policy), "--no-links")
+    found = output(capsys, "score", str(tmp_path / "job"), *model)
+    assert found["num_prompts"] == 7
+    assert found["mi_est"] == output(capsys, "score", jsonl(tmp_path / "r.jsonl", messages), *model)["mi_est"]
+    assert output(capsys, "filter", str(tmp_path / "job"))["num_groups"] == 7
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"messages": "a"}, "it must be a list of messages"),
+        ({"schema_version": "ATIF-v1.8", "agent": {}, "steps": [{"source": "tool"}]}, "whose `source` is one of"),
+    ],
+)
+def test_what_is_no_conversation_or_trajectory_is_refused_by_both_commands(tmp_path, capsys, row, said) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", [row])
+    assert said in refusal(capsys, "score", path, "--model", str(tmp_path)) and said in refusal(capsys, "filter", path)
+
+
 def test_tools_of_a_file_or_a_column_are_shown_by_the_template(tmp_path, tiny_policy, rows, capsys) -> None:
     folder = shutil.copytree(tiny_policy, tmp_path / "model")
     template = PreTrainedTokenizerFast.from_pretrained(tiny_policy).chat_template
