@@ -149,6 +149,7 @@ FORMATS = {
                 "`log_completions=True`",
                 "`completions/completions_N.parquet`",
                 "text or messages with tool calls, each reward, advantage; no ids, no tool schemas",
+                by_hand=False,
             ),
         ),
         Format(
@@ -192,6 +193,7 @@ FORMATS = {
                 "exact ids with log-probabilities, turns, tools, each reward, group, versions, failures; messages if "
                 "there are no ids",
                 remark=" (N: the policy's version)",
+                by_hand=False,
             ),
         ),
         Format(
