@@ -159,6 +159,7 @@ def test_what_an_agent_leaves_in_its_trials_folder_is_no_trial(job) -> None:
     for place in ("artifacts", "agent/logs", "verifier"):
         (trial / place).mkdir(parents=True, exist_ok=True)
         shutil.copy(job / "two-and-two__0" / "result.json", trial / place / "result.json")
+        changed(trial / place / "result.json", trial_name=f"told by the agent in {place}")
         (trial / place / "trial.log").write_text("")
     assert rewards(job).rewards[:4] == [1, 0, 1, 0] and len(rewards(job).rewards) == 5
     assert len(rows(trial)) == 2
