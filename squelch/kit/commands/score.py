@@ -106,7 +106,8 @@ def add_scoring(parser: argparse.ArgumentParser) -> None:
         "--turns",
         choices=("first", "all"),
         default="first",
-        help="which turns of a completion are scored, each under its own prompt (default: first)",
+        help="which turns of a rollout are scored, each under its own prompt; the first of a conversation in a file of "
+        "chats is its last (default: first)",
     )
     parser.add_argument(
         "--tools",
@@ -289,6 +290,7 @@ def score_json(found: ScoreResult, args: argparse.Namespace) -> dict[str, Any]:
         "links": answers_json(found.answers),
         "answers_excluded": dict(+found.answers.excluded) if found.answers else {},
         "regime": found.regime,
+        "regime_reason": found.regime_reason,
         **({} if found.modality is None else {"modality": with_nulls(found.modality)}),
         "templates": [asdict(template) for template in found.templates[: args.templates]],
         "findings": [plain(one) for one in findings_of(found, args.half_width)],
@@ -306,7 +308,7 @@ def score_text(found: ScoreResult, args: argparse.Namespace) -> str:
 
     head = f"{args.file} under {args.model}, temperature {args.temperature:g}"
     lines = [mi_table(found.proxies, found.uncertainty, args.half_width, head), *found.notes]
-    lines += ["", regime_text(found.regime)]
+    lines += ["", regime_text(found)]
     if found.answers is not None:
         lines += answers_text(found.answers)
     if found.modality is not None:
