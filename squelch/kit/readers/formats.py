@@ -44,7 +44,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from squelch.kit.base.errors import UserError, did_you_mean
-from squelch.kit.readers import format_rows, message_graph
+from squelch.kit.readers import agent_rows, format_rows, inspect_log, message_graph
 from squelch.kit.readers.format_rows import LeftOut, Row
 from squelch.kit.readers.records import SUFFIXES, Record, columns_of
 from squelch.kit.readers.weights import WeightsRule
@@ -253,6 +253,77 @@ FORMATS = {
                 "`groups/step-N.parquet`",
                 "exact ids with log-probabilities, turns, return, group, versions, failures",
                 by_hand=False,
+            ),
+        ),
+        Format(
+            "inspect_ai",
+            (frozenset({"eval", "samples"}),),
+            inspect_log.log,
+            files="**/*.eval",
+            origin=Origin(
+                "inspect_ai 0.3.285",
+                "always",
+                "`NAME.eval`, or `.json`",
+                "messages, tools, turns, epochs as a group, each score, limits, failures; no ids or pictures",
+                by_hand=False,
+            ),
+        ),
+        Format(
+            "art",
+            (
+                frozenset({"trajectory_json", "group_json"}),
+                frozenset({"group_index", "group_logs", "messages"}),
+                frozenset({"trajectories"}),
+                frozenset({"messages_and_choices"}),
+            ),
+            agent_rows.art,
+            step_in_path=re.compile(rf"^{_NUMBER}\.(?:parquet|jsonl)$"),
+            files="**/[0-9]*.parquet",
+            origin=Origin(
+                "ART 0.5.23",
+                "always",
+                "`trajectories/SPLIT/N.parquet`; older: `N.jsonl`",
+                "messages, or ids with log-probabilities if its server returned them; tools, turns, reward, group, "
+                "versions, failures",
+                by_hand=False,
+            ),
+        ),
+        Format(
+            "nemo_gym",
+            (
+                frozenset({"responses_create_params", "response", "reward"}),
+                frozenset({"_ng_failure_class", "_ng_task_index"}),
+            ),
+            agent_rows.nemo_gym,
+            origin=Origin(
+                "NeMo Gym 0.7.0",
+                "always",
+                "`output_jsonl_fpath`",
+                "as `art`, without versions",
+            ),
+        ),
+        Format(
+            "swe_agent",
+            (frozenset({"trajectory", "history", "info"}), frozenset({"attempts"})),
+            agent_rows.swe_agent,
+            files="**/*.traj",
+            origin=Origin(
+                "SWE-agent (04ab2352)",
+                "always",
+                "`INSTANCE.traj`",
+                "messages, turns, group, limits, failures; no ids, tool schemas or reward",
+            ),
+        ),
+        Format(
+            "langfuse",
+            (frozenset({"traceId", "type", "input", "output"}), frozenset({"trace_id", "type", "input", "output"})),
+            agent_rows.langfuse,
+            files="**/*.jsonl*",
+            origin=Origin(
+                "Langfuse (03347058)",
+                "an export of observations as JSON",
+                "any",
+                "each call alone: text or messages, tools, failures; scores if its page exported it; no ids",
             ),
         ),
         Format("columns", (), format_rows.columns, columns=format_rows.KNOWN_COLUMNS),

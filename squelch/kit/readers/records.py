@@ -2,9 +2,10 @@
 
 | suffix, in either case | content |
 |---|---|
-| `.jsonl`, `.json` | JSON Lines, one array of objects, or one object over several lines |
+| `.jsonl`, `.json`, `.traj` | JSON Lines, one array of objects, or one object over several lines |
 | `.jsonl.gz`, `.jsonl.zst` | JSON Lines |
 | `.parquet` | a table |
+| `.eval` | a log of inspect_ai's, an archive (`eval_archives.py`) |
 
 A line may hold a batch, as ms-swift writes a step: each column a list with an entry for each completion.
 
@@ -26,18 +27,19 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from squelch.kit.base.errors import UserError
+from squelch.kit.readers.eval_archives import log_records
 from squelch.kit.untrusted.decoder_process import apart
 from squelch.kit.untrusted.files import MIB, Unreadable, decoding, is_file, open_file, read_bytes
 from squelch.kit.untrusted.parquet import table_names, table_rows
 from squelch.kit.untrusted.text import MAX_LINE, filled_lines, parse_object
 
 Record = dict[str, Any]
-SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".parquet")
+SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".parquet", ".eval", ".traj")
 ROWS_AT_ONCE = 1024
 """Rows of a Parquet file that are converted to Python objects at once."""
 CHUNK_BYTES = MIB
 """Bytes of a compressed file that are decompressed at once."""
-_PLAIN = (".jsonl", ".json")
+_PLAIN = (".jsonl", ".json", ".traj")
 _REMEDY = f"give one of {', '.join(SUFFIXES)}"
 BEING_WRITTEN = "if it is still being written, read it once its trainer has closed it; otherwise write it again"
 
@@ -70,6 +72,9 @@ def records(path: Path, columns: Collection[str] | None, notes: list[str]) -> It
     suffix = suffix_of(path, SUFFIXES, _REMEDY)
     if suffix == ".parquet":
         yield from table_rows(path, columns, ROWS_AT_ONCE, _CUT_OFF)
+        return
+    if suffix == ".eval":
+        yield from log_records(path, notes)
         return
     found = _array(path) if suffix in _PLAIN and _is_array(path) else _lines(path, suffix, notes)
     yield from ((number, one) for number, record in found for one in _of_batch(record))
