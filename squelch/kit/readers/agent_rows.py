@@ -65,7 +65,7 @@ def _trajectory(one: Mapping[str, Any], shared: Row, where: str) -> Iterator[Row
     for history in [one, *_objects(one.get("additional_histories"), where, "additional_histories")]:
         items = _objects(history.get("messages_and_choices"), where, "messages_and_choices")
         tools, messages = _parsed(history.get("tools"), where), [_art_message(item, where) for item in items]
-        said = [at for at, item in enumerate(items) if "finish_reason" in item or item.get("trainable") is True]
+        said = [at for at, one in enumerate(items) if at and ("finish_reason" in one or one.get("trainable") is True)]
         calls += [(shown, partial(_turn, messages, at, tools, items[at])) for at, shown in _with_sizes(messages, said)]
     yield from _turns(calls, shared)
     if any(captured.get(other) for other in ("completions", "responses", "messages")):
@@ -169,7 +169,7 @@ def _spoken_turns(
     before += _conversation(given)
     messages = before + _conversation(items)
     tools = [nested_tool(tool) for tool in _objects(asked.get("tools"), where, "tools")] or None
-    said = [at for at, one in enumerate(messages) if at >= len(before) and one["role"] == "assistant"]
+    said = [at for at, one in enumerate(messages) if at >= max(1, len(before)) and one["role"] == "assistant"]
     return [(shown, partial(_turn, messages, at, tools, {})) for at, shown in _with_sizes(messages, said)]
 
 

@@ -58,7 +58,7 @@ def _rows(sample: Mapping[str, Any], task: Any, where: str) -> Iterator[Row | Le
     if sample.get("error") and not shared["rewards"]:
         yield {**shared, "failed": FAILED}
         return
-    said = [index for index, one in enumerate(messages) if _is_sampled(one)]
+    said = [index for index, one in enumerate(messages) if index and _is_sampled(one)]
     if not said:
         yield LeftOut("nothing was sampled")
     contents = _Contents(sample, messages, where)

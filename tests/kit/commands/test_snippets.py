@@ -124,7 +124,7 @@ def test_each_trainers_command_names_the_weights_that_sampled_its_file(tmp_path,
 
 
 def test_agent_lightnings_hook_writes_the_ids_of_each_call_and_the_last_ones_reward(tmp_path, monkeypatch) -> None:
-    """The events are those of its release 1.0.2: `_record_model_request` in `agentlightning/server/proxy.py`."""
+    """The events are those of its release 1.0.2: `_capture_event` in `agentlightning/server/proxy.py`."""
     monkeypatch.chdir(tmp_path)
     for name in ("agentlightning", "agentlightning.hooks"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))

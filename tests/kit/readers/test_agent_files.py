@@ -31,7 +31,7 @@ def rows(path: Path) -> list[Any]:
     return [row if isinstance(row, LeftOut) else whole(row) for row in made]
 
 
-def said(path: Path) -> list[Any]:
+def samples(path: Path) -> list[Any]:
     return [row for row in rows(path) if not isinstance(row, LeftOut) and not row.get("failed")]
 
 
@@ -67,7 +67,7 @@ def test_rewards_are_grouped_by_prompt_for_the_filter(tmp_path, name) -> None:
 
 @pytest.mark.parametrize("name", ["art, lines", "art, table", "art, first tables"])
 def test_choices_among_arts_messages_are_what_the_policy_said(tmp_path, name) -> None:
-    found = said(WRITERS[name][1](tmp_path))
+    found = samples(WRITERS[name][1](tmp_path))
     assert [row["prompt"][0]["content"] for row in found] == [PROMPTS[0]] * 2 + [PROMPTS[1]] * 2
     assert [row["completion"][0]["content"] for row in found] == [*SAID, *SAID]
     assert [row["tools"][0]["function"]["name"] for row in found] == ["add"] * 4
@@ -84,11 +84,20 @@ def test_a_rollout_of_art_that_raised_is_a_failure_of_its_group(tmp_path, name) 
 
 
 def test_calls_that_art_captured_have_the_ids_of_its_server(tmp_path) -> None:
-    found = said(WRITERS["art, captured"][1](tmp_path))
+    found = samples(WRITERS["art, captured"][1](tmp_path))
     assert [row["prompt_ids"] for row in found] == [[1, 9], [1, 9], [2, 9], [2, 9]]
     assert (found[0]["completion_ids"], found[0]["logprobs"]) == ([20, 21], [-0.25, -0.25])
     other = agent_files.trajectory("a", "b", 1.0, exchanges={"responses": [{}]}, messages_and_choices=[])
     assert rows(jsonl(tmp_path / "other.jsonl", [{"trajectories": [other]}])) == [LeftOut(agent_rows.OTHER_API)]
+
+
+def test_what_was_said_without_a_prompt_is_no_row(tmp_path) -> None:
+    told = agent_files.trajectory("a", "b", 1.0)
+    del told["messages_and_choices"][0]
+    assert rows(jsonl(tmp_path / "art.jsonl", [told])) == [LeftOut(agent_rows.NOTHING)]
+    answer = {"output": [{"type": "message", "role": "assistant", "content": "b"}]}
+    record = {"responses_create_params": {"input": []}, "response": answer, "reward": 1.0}
+    assert rows(jsonl(tmp_path / "gym.jsonl", [record])) == [LeftOut(agent_rows.NOTHING)]
 
 
 def test_a_trajectory_of_art_without_a_group_is_of_the_group_of_its_prompt(tmp_path) -> None:
@@ -97,13 +106,13 @@ def test_a_trajectory_of_art_without_a_group_is_of_the_group_of_its_prompt(tmp_p
 
 
 def test_nemo_gyms_items_with_ids_are_turns_and_those_without_are_messages(tmp_path) -> None:
-    exact = said(agent_files.nemo_gym(tmp_path))
+    exact = samples(agent_files.nemo_gym(tmp_path))
     first = len(PROMPTS[0])
     assert [(row["prompt_ids"], row["completion_ids"], row["logprobs"], row["turn"]) for row in exact[:2]] == [
         ([first, 9], [20, 21], [-0.1, -0.2], 0),
         ([first, 9, 20, 21, 30], [22], [-0.3], 1),
     ]
-    spoken = said(agent_files.nemo_gym(tmp_path, exact=False))
+    spoken = samples(agent_files.nemo_gym(tmp_path, exact=False))
     assert [one["role"] for one in spoken[1]["prompt"]] == ["system", "user", "assistant", "tool"]
     assert spoken[0]["completion"][0]["reasoning_content"] == "I add."
     assert spoken[0]["completion"][0]["tool_calls"][0]["function"]["name"] == "add"

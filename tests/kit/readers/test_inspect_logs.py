@@ -128,6 +128,7 @@ def test_what_no_reasoning_can_be_taken_from_is_counted_with_its_reason() -> Non
     assert rows({**SAMPLE, "messages": [picture, said]}) == [LeftOut(inspect_log.NOT_TEXT)]
     assert rows({**SAMPLE, "messages": [user, {**said, "source": "input"}]}) == [LeftOut("nothing was sampled")]
     assert rows({**SAMPLE, "messages": [user, {**user, "source": "generate"}]}) == [LeftOut("nothing was sampled")]
+    assert rows({**SAMPLE, "messages": [said]}) == [LeftOut("nothing was sampled")], "it has no prompt"
     assert rows({**SAMPLE, "invalidation": {"author": "me"}}) == [LeftOut(inspect_log.INVALID)]
 
 
