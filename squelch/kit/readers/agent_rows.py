@@ -141,6 +141,7 @@ def nemo_gym(record: Record, where: str) -> Iterator[Row | LeftOut]:
         "rollout": first((record.get("_ng_rollout_id"), named)),
         "rewards": {"reward": record.get("reward")},
         "truncated": answer.get("status") == "incomplete",
+        "sampler": answer.get("model"),
     }
     if record.get("_ng_failure_class") is not None:
         yield {**shared, "rewards": {}, "failed": shortened(f"NeMo Gym: {record['_ng_failure_class']}", 80)}
@@ -283,7 +284,14 @@ def langfuse(record: Record, where: str) -> Iterator[Row | LeftOut]:
     prompt = [asked] if "role" in request else first((request.get("messages"), request.get("prompt"), asked))
     said = _object(choices[0]).get("message") if isinstance(choices, list) and choices else said
     if all(map(_is_spoken, (prompt, said))):
-        yield {"prompt": prompt, "completion": said, "tools": request.get("tools"), "rewards": rewards}
+        sampler = first(map(record.get, ("providedModelName", "provided_model_name", "model")))
+        yield {
+            "prompt": prompt,
+            "completion": said,
+            "tools": request.get("tools"),
+            "rewards": rewards,
+            "sampler": sampler,
+        }
     else:
         yield LeftOut(OTHER_FORM)
 

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from squelch.kit.base.errors import UserError
-from squelch.kit.base.values import known_id
-from squelch.kit.readers.agent_rows import sizes_before
+from squelch.kit.base.values import first, known_id
+from squelch.kit.readers.agent_rows import NOTHING, sizes_before
 from squelch.kit.readers.format_rows import LeftOut, Row, as_float, digest_of, is_number
 from squelch.kit.readers.records import Record
 from squelch.kit.untrusted.files import MIB, brief
@@ -36,18 +36,17 @@ def log(record: Record, where: str) -> Iterator[Row | LeftOut]:
     samples, head = record.get("samples"), record.get("eval")
     if not isinstance(samples, list) or not all(isinstance(one, dict) for one in samples):
         raise UserError(f"{where}: `samples` must be a list of samples, as inspect_ai writes them")
-    task = _object(head).get("task")
     for sample in samples:
         named = f"{where}, sample {brief(sample.get('id'))}, epoch {brief(sample.get('epoch'))}"
-        yield from _rows(sample, task, named)
+        yield from _rows(sample, _object(head), named)
 
 
-def _rows(sample: Mapping[str, Any], task: Any, where: str) -> Iterator[Row | LeftOut]:
+def _rows(sample: Mapping[str, Any], head: Mapping[str, Any], where: str) -> Iterator[Row | LeftOut]:
     messages, key = sample.get("messages"), sample.get("id")
     if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
         raise UserError(f"{where}: `messages` must be a list of messages, as inspect_ai writes them")
     shared: Row = {
-        "group": f"{task}/{key}" if known_id(key) else digest_of(sample.get("input")),
+        "group": f"{head.get('task')}/{key}" if known_id(key) else digest_of(sample.get("input")),
         "rollout": sample["uuid"] if known_id(sample.get("uuid")) else where,
         "rewards": dict(_rewards(_object(sample.get("scores")))),
         "truncated": sample.get("limit") is not None,
@@ -60,17 +59,18 @@ def _rows(sample: Mapping[str, Any], task: Any, where: str) -> Iterator[Row | Le
         return
     said = [index for index, one in enumerate(messages) if index and _is_sampled(one)]
     if not said:
-        yield LeftOut("nothing was sampled")
+        yield {**shared, "untold": NOTHING}
     contents = _Contents(sample, messages, where)
     sizes = sizes_before(messages)
     for turn, index in enumerate(said):
         types = contents.types(index)
+        row = {**shared, "turn": turn, "sampler": first((messages[index].get("model"), head.get("model")))}
         if not types <= set(_TEXT):
-            yield LeftOut(NOT_TEXT)
+            yield {**row, "untold": NOT_TEXT}
         elif any(block.get("redacted") for block in _blocks(messages[index])):
-            yield LeftOut(HIDDEN)
+            yield {**row, "untold": HIDDEN}
         else:
-            yield {**shared, "content": partial(contents.of, index), "shown": sizes[index], "turn": turn}
+            yield {**row, "content": partial(contents.of, index), "shown": sizes[index]}
 
 
 def _is_sampled(message: Mapping[str, Any]) -> bool:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,7 +30,7 @@ from typing import Any, BinaryIO
 from squelch.kit.base.errors import UserError
 from squelch.kit.readers.eval_archives import log_records
 from squelch.kit.untrusted.decoder_process import apart
-from squelch.kit.untrusted.files import MIB, Unreadable, decoding, is_file, open_file, read_bytes
+from squelch.kit.untrusted.files import MIB, Unreadable, decoding, is_file, open_file, read_bytes, size_text
 from squelch.kit.untrusted.parquet import table_names, table_rows
 from squelch.kit.untrusted.text import MAX_LINE, filled_lines, parse_object
 
@@ -39,6 +40,8 @@ ROWS_AT_ONCE = 1024
 """Rows of a Parquet file that are converted to Python objects at once."""
 CHUNK_BYTES = MIB
 """Bytes of a compressed file that are decompressed at once."""
+MOST_INDENTED = 8 * MAX_LINE
+"""Bytes of an object over several lines."""
 _PLAIN = (".jsonl", ".json", ".traj")
 _REMEDY = f"give one of {', '.join(SUFFIXES)}"
 BEING_WRITTEN = "if it is still being written, read it once its trainer has closed it; otherwise write it again"
@@ -128,10 +131,19 @@ def _lines(path: Path, suffix: str, notes: list[str]) -> Iterator[tuple[int, Rec
             yield number, record
 
 
+def object_in(path: Path) -> Record:
+    """The object that a whole file is, of at most `MAX_LINE` bytes without its indentation: some programs write each
+    token's id into a line of its own."""
+    data = re.sub(rb"\n[ \t]+", b"\n", read_bytes(path, MOST_INDENTED))
+    if len(data) > MAX_LINE:
+        raise Unreadable(f"{path} is larger than {size_text(MAX_LINE)}, the most that one object may have")
+    return parse_object(data, str(path))
+
+
 def _one_object(path: Path) -> Record | None:
     """The object that the whole file is, if it is one."""
     try:
-        return parse_object(read_bytes(path, MAX_LINE), str(path))
+        return object_in(path)
     except Unreadable:
         return None
 

@@ -10,6 +10,7 @@ import pytest
 from squelch.cluster.cli import main
 from squelch.kit.base.errors import UserError
 from squelch.kit.readers import inspect_log
+from squelch.kit.readers.agent_rows import NOTHING
 from squelch.kit.readers.format_rows import LeftOut, whole
 from squelch.kit.readers.formats import FORMATS, format_of
 from squelch.kit.readers.records import records
@@ -65,7 +66,7 @@ def test_what_its_own_writer_wrote_is_read(name: str) -> None:
         ],
         key=repr,
     )
-    assert len({row["rollout"] for row in said}) == 5
+    assert len({row["rollout"] for row in said}) == 5 and {row["sampler"] for row in said} == {"mockllm/model"}
     first, second = next(pair for pair in pairwise(said) if pair[1]["turn"] == 1)
     assert [one["role"] for one in second["prompt"]] == ["user", "assistant", "tool"]
     assert second["prompt"][2]["content"] == "4" and second["prompt"][2]["tool_call_id"] == "call_0"
@@ -117,18 +118,23 @@ def test_a_score_counts_as_inspect_ai_counts_it_and_no_number_is_none(value, rew
     assert row["rewards"] == rewards
 
 
-def test_what_no_reasoning_can_be_taken_from_is_counted_with_its_reason() -> None:
+def test_what_no_reasoning_can_be_taken_from_is_counted_with_its_reason(tmp_path) -> None:
     user, said = SAMPLE["messages"]
     thought = {"type": "reasoning", "reasoning": "…", "redacted": True}
     picture = {
         **user,
         "content": [{"type": "text", "text": "What is it?"}, {"type": "image", "image": "attachment://a"}],
     }
-    assert rows({**SAMPLE, "messages": [user, {**said, "content": [thought]}]}) == [LeftOut(inspect_log.HIDDEN)]
-    assert rows({**SAMPLE, "messages": [picture, said]}) == [LeftOut(inspect_log.NOT_TEXT)]
-    assert rows({**SAMPLE, "messages": [user, {**said, "source": "input"}]}) == [LeftOut("nothing was sampled")]
-    assert rows({**SAMPLE, "messages": [user, {**user, "source": "generate"}]}) == [LeftOut("nothing was sampled")]
-    assert rows({**SAMPLE, "messages": [said]}) == [LeftOut("nothing was sampled")], "it has no prompt"
+    for messages, reason in (
+        ([user, {**said, "content": [thought]}], inspect_log.HIDDEN),
+        ([picture, said], inspect_log.NOT_TEXT),
+        ([user, {**said, "source": "input"}], NOTHING),
+        ([user, {**user, "source": "generate"}], NOTHING),
+        ([said], NOTHING),  # without a prompt
+    ):
+        path = log(tmp_path / "log.eval", {**SAMPLE, "messages": messages}, {**SAMPLE, "id": "two"})
+        assert read_samples(path).notes == [f"left out, {reason}: 1"]
+        assert read_rewards(path, None, (), None).rewards == [1.0, 1.0], "its reward counts all the same"
     assert rows({**SAMPLE, "invalidation": {"author": "me"}}) == [LeftOut(inspect_log.INVALID)]
 
 
@@ -144,7 +150,7 @@ def test_hidden_reasoning_of_an_earlier_turn_is_left_out_of_a_prompt() -> None:
     user, said = SAMPLE["messages"]
     blocks = [{"type": "reasoning", "reasoning": "…", "redacted": True}, {"type": "text", "text": "4"}]
     found = rows({**SAMPLE, "messages": [user, {**said, "content": blocks}, user, said]})
-    assert found[0] == LeftOut(inspect_log.HIDDEN)
+    assert found[0]["untold"] == inspect_log.HIDDEN
     assert found[1]["prompt"][1]["content"] == blocks[1:] and found[1]["turn"] == 1
 
 
