@@ -197,8 +197,7 @@ FORMATS = {
                 "verifiers 0.4.0, prime-rl (048a6e23)",
                 "its evaluations; prime-rl's file monitor",
                 "`traces.jsonl`; `monitors/file/traces/stream/`",
-                "exact ids with log-probabilities, turns, tools, each reward, group, versions, failures; messages if "
-                "there are no ids",
+                "ids with log-probabilities, else messages; turns, tools, each reward, group, versions, failures",
                 remark=" (N: the policy's version)",
             ),
         ),
@@ -214,7 +213,7 @@ FORMATS = {
                 "NeMo-RL (0275e758)",
                 "always, without NeMo Gym",
                 "`train_data_stepN.jsonl`",
-                "exact ids with log-probabilities and advantages, turns; reward; no group",
+                "ids with log-probabilities and advantages, turns; reward; no group",
                 remark="; `val_data_stepN`: `step_N`",
             ),
         ),
@@ -244,7 +243,7 @@ FORMATS = {
                 "slime (0d234f3e)",
                 "`--save-debug-rollout-data`",
                 "a pickle, which is not read: convert it (below)",
-                "exact ids with log-probabilities, turns, reward, group, versions, failures",
+                "ids with log-probabilities, turns, reward, group, versions, failures",
             ),
         ),
         Format(
@@ -283,8 +282,7 @@ FORMATS = {
                 "ATIF 1.8.0",
                 "",
                 "`trajectory.json`, or one a line",
-                "each step of an agent: exact ids with log-probabilities, else messages as it recorded them; tools; no "
-                "reward",
+                "each step of an agent: ids with log-probabilities, else messages; tools; no reward",
                 by_hand=False,
             ),
         ),
@@ -318,7 +316,7 @@ FORMATS = {
                 "Squelch",
                 "always",
                 "`groups/step-N.parquet`",
-                "exact ids with log-probabilities, turns, return, group, versions, failures",
+                "ids with log-probabilities, turns, return, group, versions, failures",
                 by_hand=False,
             ),
         ),
@@ -350,7 +348,7 @@ FORMATS = {
                 "ART 0.5.23",
                 "always",
                 "`trajectories/SPLIT/N.parquet`; older: `N.jsonl`",
-                "messages, or ids with log-probabilities if its server returned them; tools, turns, reward, group, "
+                "ids with log-probabilities if its server gave them, else messages; tools, turns, reward, group, "
                 "versions, failures",
                 by_hand=False,
             ),
