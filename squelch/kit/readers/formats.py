@@ -343,7 +343,7 @@ FORMATS = {
             ),
             agent_rows.art,
             step_in_path=re.compile(rf"^{_NUMBER}\.(?:parquet|jsonl)$"),
-            files="**/[0-9]*.parquet",
+            files="**/train/[0-9]*.parquet",
             origin=Origin(
                 "ART 0.5.23",
                 "always",
@@ -372,6 +372,7 @@ FORMATS = {
             (frozenset({"trajectory", "history", "info"}), frozenset({"attempts"})),
             agent_rows.swe_agent,
             files="**/*.traj",
+            layout=("*/*.traj",),
             origin=Origin(
                 "SWE-agent (04ab2352)",
                 "always",

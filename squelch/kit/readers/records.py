@@ -40,8 +40,8 @@ ROWS_AT_ONCE = 1024
 """Rows of a Parquet file that are converted to Python objects at once."""
 CHUNK_BYTES = MIB
 """Bytes of a compressed file that are decompressed at once."""
-MOST_INDENTED = 8 * MAX_LINE
-"""Bytes of an object over several lines."""
+MAX_OBJECT, MOST_INDENTED = 4 * MAX_LINE, 8 * MAX_LINE
+"""Bytes of a file that is one object over several lines, without and with its indentation."""
 _PLAIN = (".jsonl", ".json", ".traj")
 _REMEDY = f"give one of {', '.join(SUFFIXES)}"
 BEING_WRITTEN = "if it is still being written, read it once its trainer has closed it; otherwise write it again"
@@ -121,7 +121,7 @@ def _lines(path: Path, suffix: str, notes: list[str]) -> Iterator[tuple[int, Rec
                 if is_first and line.endswith(b"\n") and line.rstrip().endswith((b"{", b"[", b",", b":")):
                     raise Unreadable(
                         f"{path}, row {number}: the object goes on in the next line; write each record in one line, or "
-                        "all of them in one array"
+                        f"all of them in one array (an object alone may have {size_text(MAX_OBJECT)})"
                     ) from error
                 if is_first or line.endswith(b"\n"):
                     raise
@@ -132,11 +132,11 @@ def _lines(path: Path, suffix: str, notes: list[str]) -> Iterator[tuple[int, Rec
 
 
 def object_in(path: Path) -> Record:
-    """The object that a whole file is, of at most `MAX_LINE` bytes without its indentation: some programs write each
+    """The object that a whole file is, of at most `MAX_OBJECT` bytes without its indentation: some programs write each
     token's id into a line of its own."""
     data = re.sub(rb"\n[ \t]+", b"\n", read_bytes(path, MOST_INDENTED))
-    if len(data) > MAX_LINE:
-        raise Unreadable(f"{path} is larger than {size_text(MAX_LINE)}, the most that one object may have")
+    if len(data) > MAX_OBJECT:
+        raise Unreadable(f"{path} is larger than {size_text(MAX_OBJECT)}, the most that one object may have")
     return parse_object(data, str(path))
 
 

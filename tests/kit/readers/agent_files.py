@@ -49,7 +49,7 @@ def art_jsonl(folder: Path, step: int = 100) -> Path:
     return jsonl(folder / "trajectories" / "train" / f"{step:04d}.jsonl", art_groups())
 
 
-def art_first_parquet(folder: Path, step: int = 100) -> Path:
+def art_first_parquet(folder: Path, step: int = 100, split: str = "train") -> Path:
     """ART 0.5 in its first releases: columns alone."""
     rows = [
         {
@@ -67,7 +67,7 @@ def art_first_parquet(folder: Path, step: int = 100) -> Path:
         for index, group in enumerate(art_groups())
         for one in group["trajectories"]
     ]
-    return table(folder / "trajectories" / "train" / f"{step:04d}.parquet", rows)
+    return table(folder / "trajectories" / split / f"{step:04d}.parquet", rows)
 
 
 def flat(item: dict[str, Any]) -> dict[str, Any]:

@@ -138,6 +138,19 @@ def test_swe_agents_steps_are_turns_under_the_messages_that_the_model_was_asked_
     assert [row["completion"][0]["tool_calls"] for row in steps] == [None, [agent_files.CALL], None]
 
 
+def test_a_folder_of_instances_is_read_as_swe_agent_lays_it_out(tmp_path) -> None:
+    for name in ("sum-1", "sum-2"):
+        agent_files.swe_agent(tmp_path, name)
+    found = read_samples(tmp_path)
+    assert {row["group"] for _, row in found.rows} == {"sum-1", "sum-2"} and len(found.rows) == 6
+
+
+def test_validation_is_left_out_of_arts_folder(tmp_path) -> None:
+    agent_files.art_first_parquet(tmp_path)
+    agent_files.art_first_parquet(tmp_path, split="val")
+    assert len(read_samples(tmp_path, name="art").rows) == 4
+
+
 @pytest.mark.parametrize(
     ("status", "truncated", "failed"),
     [

@@ -16,6 +16,7 @@ from squelch.kit.readers.formats import FORMATS, format_of
 from squelch.kit.readers.records import records
 from squelch.kit.readers.reward_tables import read_rewards
 from squelch.kit.readers.score_files import read_samples
+from squelch.kit.untrusted.text import MAX_LINE
 from tests.kit.untrusted.zips import DEFLATED, ZSTANDARD, archive, member
 
 WRITTEN = Path(__file__).with_name("inspect_logs")
@@ -161,6 +162,13 @@ def test_samples_that_are_kept_in_pieces_are_said_to_be_left_out(tmp_path) -> No
     found = read_samples(path)
     assert len(found.rows) == 1
     assert any("samples that are kept in pieces are left out: 1" in note for note in found.notes)
+
+
+def test_a_json_log_that_is_larger_than_a_line_may_be_is_read(tmp_path) -> None:
+    path = tmp_path / "log.json"
+    events = [{"event": "info", "data": "x" * MAX_LINE}]
+    path.write_text(json.dumps({"eval": {}, "samples": [{**SAMPLE, "events": events}]}, indent=2))
+    assert len(read_samples(path).rows) == 1
 
 
 def test_an_attachment_stands_for_a_bounded_number_of_characters(monkeypatch) -> None:
