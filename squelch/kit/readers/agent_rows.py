@@ -13,7 +13,7 @@ from squelch.kit.base.values import first, known_id
 from squelch.kit.readers.format_rows import LeftOut, Row, as_float, digest_of, is_number
 from squelch.kit.readers.message_graph import nested_tool
 from squelch.kit.readers.records import Record
-from squelch.kit.untrusted.files import Unreadable, shortened
+from squelch.kit.untrusted.files import Unreadable
 from squelch.kit.untrusted.text import parse_json
 
 NOTHING = "nothing was sampled"
@@ -143,8 +143,9 @@ def nemo_gym(record: Record, where: str) -> Iterator[Row | LeftOut]:
         "truncated": answer.get("status") == "incomplete",
         "sampler": answer.get("model"),
     }
-    if record.get("_ng_failure_class") is not None:
-        yield {**shared, "rewards": {}, "failed": shortened(f"NeMo Gym: {record['_ng_failure_class']}", 80)}
+    kind = first((record.get("_ng_failure_class"), record.get("failure_kind"), "masked"))
+    if record.get("_ng_failure_class") is not None or record.get("mask_sample") is True:
+        yield {**shared, "rewards": {}, "failed": f"NeMo Gym: {kind}"}
         return
     items = _objects(answer.get("output"), where, "output")
     calls = [(0, partial(_exact, item)) for item in items if item.get("generation_token_ids")]

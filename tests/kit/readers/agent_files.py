@@ -119,8 +119,9 @@ def nemo_gym(folder: Path, exact: bool = True) -> Path:
         {"_ng_task_index": index // 2, "_ng_rollout_index": index % 2, **nemo_gym_rollout(*sample, exact)}
         for index, sample in enumerate(SAMPLES)
     ]
+    masked = {**rows[0], "_ng_rollout_index": 2, "mask_sample": True, "failure_kind": "lost_session"}
     lost = {"_ng_task_index": 1, "_ng_rollout_index": 2, "_ng_failure_class": "agent_run_error"}
-    return jsonl(folder / "rollouts.jsonl", [*rows, lost])
+    return jsonl(folder / "rollouts.jsonl", [*rows, masked, lost])
 
 
 def swe_agent(folder: Path, instance: str = "sum-1", status: str = "submitted") -> Path:

@@ -119,7 +119,8 @@ def test_nemo_gyms_items_with_ids_are_turns_and_those_without_are_messages(tmp_p
     assert spoken[1]["completion"] == [{"role": "assistant", "content": " 4", "reasoning_content": "Count up."}]
     assert spoken[0]["tools"][0]["function"]["name"] == "add"
     assert {row["rollout"] for row in spoken} == {"0-0", "0-1", "1-0", "1-1"}
-    [lost] = [row for row in rows(tmp_path / "rollouts.jsonl") if row.get("failed")]
+    masked, lost = (row for row in rows(tmp_path / "rollouts.jsonl") if row.get("failed"))
+    assert (masked["group"], masked["failed"], masked["rewards"]) == (0, "NeMo Gym: lost_session", {})
     assert (lost["group"], lost["failed"]) == (1, "NeMo Gym: agent_run_error")
 
 
