@@ -157,6 +157,7 @@ FORMATS = {
                 "`log_completions=True`",
                 "`completions/completions_N.parquet`",
                 "text or messages with tool calls, each reward, advantage; no ids, no tool schemas",
+                by_hand=False,
             ),
         ),
         Format(
@@ -199,6 +200,7 @@ FORMATS = {
                 "`traces.jsonl`; `monitors/file/traces/stream/`",
                 "ids with log-probabilities, else messages; turns, tools, each reward, group, versions, failures",
                 remark=" (N: the policy's version)",
+                by_hand=False,
             ),
         ),
         Format(

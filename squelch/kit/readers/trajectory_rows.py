@@ -28,6 +28,7 @@ WHOLE = ""
 COPIED = "a step that was copied from an earlier trajectory"
 NOT_ONE_CALL = "a step of no call of the model, or of several"
 SHOWN = "a step after pictures or sounds, which are not read from trajectories"
+REPLACED = "a step after its context was compacted, whose prompt is not recorded"
 SUBAGENT = "a trajectory of a subagent"
 UNTOLD = "a trial without a trajectory that can be read"
 _ROLES = {"system": "system", "user": "user", "agent": "assistant"}
@@ -88,16 +89,19 @@ def _trajectory(
             f"{', '.join(_ROLES)}"
         )
     yield from (LeftOut(SUBAGENT) for _ in _objects(trajectory.get("subagent_trajectories")))
-    messages, said, shows = list[Message](), list[tuple[int, Mapping[str, Any]]](), False
+    messages, said, unknown = list[Message](), list[tuple[int, Mapping[str, Any]]](), ""
     for step in steps:
         if step["source"] == "agent":
-            if (reason := SHOWN if shows else _no_sample(step, len(messages))) is None:
+            if (reason := _no_sample(step, unknown or ("" if messages else NO_PROMPT))) is None:
                 said.append((len(messages), step))
             else:
                 yield LeftOut(reason)
         added = list(_messages(step))
         messages += added
-        shows = shows or any(map(_shows, added))
+        if any(map(_shows, added)):
+            unknown = SHOWN
+        elif _object(_object(step.get("extra")).get("context_management")).get("boundary") == "replace":
+            unknown = unknown or REPLACED
     agent = _object(trajectory.get("agent"))
     own = {"tools": tools_of(agent.get("tool_definitions"), where)}
     if said and "group" not in shared:
@@ -115,14 +119,15 @@ def _is_step(step: Any) -> bool:
     return isinstance(source, str) and source in _ROLES
 
 
-def _no_sample(step: Mapping[str, Any], place: int) -> str | None:
-    """Why a step of the agent is no row; None if it is one."""
+def _no_sample(step: Mapping[str, Any], unknown: str) -> str | None:
+    """Why a step of the agent is no row, None if it is one; `unknown`: why the messages before it are not its prompt,
+    empty if they are."""
     if step.get("is_copied_context"):
         return COPIED
     if step.get("llm_call_count") not in (None, 1):
         return NOT_ONE_CALL
-    is_exact = _ids(step, "prompt_token_ids") and _ids(step, "completion_token_ids")
-    return None if place or is_exact else NO_PROMPT
+    is_exact = unknown != SHOWN and _ids(step, "prompt_token_ids") and _ids(step, "completion_token_ids")
+    return None if is_exact else unknown or None
 
 
 def _content(messages: Sequence[Message], place: int, step: Mapping[str, Any]) -> Row:

@@ -137,6 +137,17 @@ def test_what_stands_after_pictures_is_left_out(job) -> None:
     assert len(found.rows) == 1 and found.notes == [f"left out, {trajectory_rows.SHOWN}: 1"]
 
 
+def test_what_stands_after_a_compaction_is_read_only_if_its_prompt_is_exact(job) -> None:
+    boundary = {"context_management": {"type": "compaction", "boundary": "replace"}}
+    for trial, turns in (("two-and-two__0", [0, 1]), ("three-and-one__2", [0])):
+        path = job / trial / "agent" / "trajectory.json"
+        steps = object_in(path)["steps"]
+        steps.insert(3, {"step_id": 4, "source": "system", "message": "Compacted.", "extra": boundary})
+        changed(path, steps=steps)
+        assert [row["turn"] for row in rows(path)] == turns
+    assert read_samples(path).notes == [f"left out, {trajectory_rows.REPLACED}: 1"]
+
+
 def test_a_reward_counts_without_a_trajectory(job) -> None:
     os.remove(job / "two-and-two__1" / "agent" / "trajectory.json")
     assert rewards(job).rewards[:4] == [1, 0, 1, 0]
@@ -148,6 +159,7 @@ def test_what_an_agent_leaves_in_its_trials_folder_is_no_trial(job) -> None:
     for place in ("artifacts", "agent/logs", "verifier"):
         (trial / place).mkdir(parents=True, exist_ok=True)
         shutil.copy(job / "two-and-two__0" / "result.json", trial / place / "result.json")
+        changed(trial / place / "result.json", trial_name=f"told by the agent in {place}")
         (trial / place / "trial.log").write_text("")
     assert rewards(job).rewards[:4] == [1, 0, 1, 0] and len(rewards(job).rewards) == 5
     assert len(rows(trial)) == 2
