@@ -14,6 +14,7 @@ from squelch.kit.base.errors import UserError
 from squelch.kit.base.values import first, known_id
 from squelch.kit.readers.agent_rows import NOTHING, sizes_before
 from squelch.kit.readers.format_rows import LeftOut, Row, as_float, digest_of, is_number
+from squelch.kit.readers.message_graph import nested_tool
 from squelch.kit.readers.records import Record
 from squelch.kit.untrusted.files import MIB, brief
 
@@ -116,7 +117,7 @@ class _Contents:
     def of(self, index: int) -> Row:
         """The prompt and the completion of a message."""
         shown, put = self._tools.get(str(self._messages[index].get("id")), []), [0]
-        tools = [_nested_tool(self._whole(tool, put)) for tool in shown]
+        tools = [nested_tool(self._whole(tool, put)) for tool in shown]
         said = [self._message(one) for one in range(index + 1)]
         return {"prompt": said[:-1], "completion": said[-1:], "tools": tools or None}
 
@@ -163,11 +164,6 @@ def _message(message: Mapping[str, Any]) -> Row:
 def _nested_call(call: Mapping[str, Any]) -> Row:
     function = {"name": call.get("function"), "arguments": call.get("arguments")}
     return {"id": call.get("id"), "type": "function", "function": function}
-
-
-def _nested_tool(tool: Any) -> Row:
-    own = _object(tool)
-    return {"type": "function", "function": {key: own.get(key) for key in ("name", "description", "parameters")}}
 
 
 def _blocks(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
