@@ -48,7 +48,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from squelch.kit.base.errors import UserError, did_you_mean
-from squelch.kit.readers import chat_rows, format_rows, harbor_trials, message_graph, trajectory_rows
+from squelch.kit.readers import (
+    agent_rows,
+    chat_rows,
+    format_rows,
+    harbor_trials,
+    inspect_log,
+    message_graph,
+    trajectory_rows,
+)
 from squelch.kit.readers.format_rows import LeftOut, Row
 from squelch.kit.readers.records import SUFFIXES, Record, columns_of
 from squelch.kit.readers.weights import WeightsRule
@@ -190,8 +198,7 @@ FORMATS = {
                 "verifiers 0.4.0, prime-rl (048a6e23)",
                 "its evaluations; prime-rl's file monitor",
                 "`traces.jsonl`; `monitors/file/traces/stream/`",
-                "exact ids with log-probabilities, turns, tools, each reward, group, versions, failures; messages if "
-                "there are no ids",
+                "ids with log-probabilities, else messages; turns, tools, each reward, group, versions, failures",
                 remark=" (N: the policy's version)",
                 by_hand=False,
             ),
@@ -208,7 +215,7 @@ FORMATS = {
                 "NeMo-RL (0275e758)",
                 "always, without NeMo Gym",
                 "`train_data_stepN.jsonl`",
-                "exact ids with log-probabilities and advantages, turns; reward; no group",
+                "ids with log-probabilities and advantages, turns; reward; no group",
                 remark="; `val_data_stepN`: `step_N`",
             ),
         ),
@@ -238,7 +245,7 @@ FORMATS = {
                 "slime (0d234f3e)",
                 "`--save-debug-rollout-data`",
                 "a pickle, which is not read: convert it (below)",
-                "exact ids with log-probabilities, turns, reward, group, versions, failures",
+                "ids with log-probabilities, turns, reward, group, versions, failures",
             ),
         ),
         Format(
@@ -277,8 +284,7 @@ FORMATS = {
                 "ATIF 1.8.0",
                 "",
                 "`trajectory.json`, or one a line",
-                "each step of an agent: exact ids with log-probabilities, else messages as it recorded them; tools; no "
-                "reward",
+                "each step of an agent: ids with log-probabilities, else messages; tools; no reward",
                 by_hand=False,
             ),
         ),
@@ -312,8 +318,80 @@ FORMATS = {
                 "Squelch",
                 "always",
                 "`groups/step-N.parquet`",
-                "exact ids with log-probabilities, turns, return, group, versions, failures",
+                "ids with log-probabilities, turns, return, group, versions, failures",
                 by_hand=False,
+            ),
+        ),
+        Format(
+            "inspect_ai",
+            (frozenset({"eval", "samples"}),),
+            inspect_log.log,
+            files="**/*.eval",
+            origin=Origin(
+                "inspect_ai 0.3.285",
+                "always",
+                "`NAME.eval`, or `.json`",
+                "messages, tools, turns, epochs as a group, each score, limits, failures; no ids or pictures",
+                by_hand=False,
+            ),
+        ),
+        Format(
+            "art",
+            (
+                frozenset({"trajectory_json", "group_json"}),
+                frozenset({"group_index", "group_logs", "messages"}),
+                frozenset({"trajectories"}),
+                frozenset({"messages_and_choices"}),
+            ),
+            agent_rows.art,
+            step_in_path=re.compile(rf"^{_NUMBER}\.(?:parquet|jsonl)$"),
+            files="**/train/[0-9]*.parquet",
+            origin=Origin(
+                "ART 0.5.23",
+                "always",
+                "`trajectories/SPLIT/N.parquet`; older: `N.jsonl`",
+                "ids with log-probabilities if its server gave them, else messages; tools, turns, reward, group, "
+                "versions, failures",
+                by_hand=False,
+            ),
+        ),
+        Format(
+            "nemo_gym",
+            (
+                frozenset({"responses_create_params", "response", "reward"}),
+                frozenset({"_ng_failure_class", "_ng_task_index"}),
+            ),
+            agent_rows.nemo_gym,
+            origin=Origin(
+                "NeMo Gym 0.7.0",
+                "always",
+                "`output_jsonl_fpath`",
+                "as `art`, without versions",
+            ),
+        ),
+        Format(
+            "swe_agent",
+            (frozenset({"trajectory", "history", "info"}), frozenset({"attempts"})),
+            agent_rows.swe_agent,
+            files="**/*.traj",
+            layout=("*/*.traj",),
+            origin=Origin(
+                "SWE-agent (04ab2352)",
+                "always",
+                "`INSTANCE.traj`",
+                "messages, turns, group, limits, failures; no ids, tool schemas or reward",
+            ),
+        ),
+        Format(
+            "langfuse",
+            (frozenset({"traceId", "type", "input", "output"}), frozenset({"trace_id", "type", "input", "output"})),
+            agent_rows.langfuse,
+            files="**/*.jsonl*",
+            origin=Origin(
+                "Langfuse (03347058)",
+                "an export of observations as JSON",
+                "any",
+                "each call alone: text or messages, tools, failures; scores if its page exported it; no ids",
             ),
         ),
         Format("columns", (), format_rows.columns, columns=format_rows.KNOWN_COLUMNS),

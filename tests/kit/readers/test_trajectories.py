@@ -12,7 +12,7 @@ import pytest
 from squelch.kit.base.errors import UserError
 from squelch.kit.readers import trajectory_rows
 from squelch.kit.readers.format_rows import whole
-from squelch.kit.readers.records import MAX_LINE, object_in
+from squelch.kit.readers.records import MAX_OBJECT, object_in
 from squelch.kit.readers.reward_tables import RewardTable, read_rewards
 from squelch.kit.readers.rows import Rows
 from squelch.kit.readers.score_files import read_samples
@@ -186,8 +186,8 @@ def test_indentation_does_not_count_towards_the_length_of_an_object(tmp_path) ->
     path = tmp_path / "trajectory.json"
     path.write_bytes(b"{\n" + (b" " * 2**20 + b"\n") * 20 + b'"a":\n\t 1}')
     assert object_in(path) == {"a": 1}
-    path.write_bytes(b'{"a": "' + b" " * MAX_LINE + b'"}')
-    with pytest.raises(Unreadable, match="larger than 16 MiB"):
+    path.write_bytes(b'{"a": "' + b" " * MAX_OBJECT + b'"}')
+    with pytest.raises(Unreadable, match="larger than 64 MiB"):
         object_in(path)
 
 
