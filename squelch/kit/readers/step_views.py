@@ -1,70 +1,89 @@
-"""Reads what a trainer's files show of each step, for the findings (`kit.findings`): rewards, lengths and texts.
+"""Reads what a trainer's files show of each step, for the findings (`kit.findings`): rewards, lengths, texts, failures.
 
-Only the first turn of a rollout counts. Of a text a digest, its length in words, or tokens where it is ids, and its
-beginning are kept.
+Of a rollout with several turns the first turn's text counts, and the last turn's reward. Of a text a digest, its length
+in words, or tokens where it is ids, and its beginning are kept.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from squelch.kit.base.errors import UserError, bad_files_are_the_users
-from squelch.kit.base.values import known_id
+from squelch.kit.base.values import first, known_id
 from squelch.kit.findings.view import GroupView, StepView, TextView
-from squelch.kit.readers.format_rows import LeftOut, as_float, is_number, whole_step
-from squelch.kit.readers.formats import files_of, format_named, recognised
-from squelch.kit.readers.records import Record, columns_of, records
+from squelch.kit.readers.format_rows import as_float, is_number
+from squelch.kit.readers.formats import format_named
+from squelch.kit.readers.rows import Rows
 from squelch.kit.records.repetition import repetition
 from squelch.kit.untrusted.decoder_process import bounded_reading
 
 SHOWN = 200
 """Characters of a text that an example shows."""
-CUT = {
-    **dict.fromkeys(("truncated", "is_truncated", "response_truncated"), (True, 1)),
-    **dict.fromkeys(("finish_reason", "stop_reason", "status"), ("length", "truncated", "max_tokens")),
-}
-"""Columns that say whether the limit of tokens cut a text, and the values that say so."""
+Row = Mapping[str, Any]
 
 
 @dataclass
-class _Group:
-    name: str
-    rewards: list[float] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-    cut: list[bool | None] = field(default_factory=list)
-    terms: list[Mapping[str, float]] = field(default_factory=list)
-
-    def view(self, key: bytes) -> GroupView:
-        names = {name for terms in self.terms for name in terms}
-        terms = {name: [one.get(name, 0.0) for one in self.terms] for name in names} if len(names) > 1 else {}
-        cut = [bool(one) for one in self.cut] if None not in self.cut else None
-        return GroupView(self.name, self.rewards, key.hex(), lengths=self.lengths, cut=cut, terms=terms)
+class _Completion:
+    group: bytes
+    where: str
+    terms: Mapping[str, float]
+    length: int
+    cut: bool | None
+    failed: str | None
 
 
 @dataclass
 class _Step:
-    groups: dict[bytes, _Group] = field(default_factory=dict)
+    """The rows of a step, as they are read."""
+
+    completions: dict[str, _Completion] = field(default_factory=dict)
+    """By rollout, or by row."""
     texts: list[TextView] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
 
+    def add(self, where: str, row: Row) -> None:
+        """Adds a row."""
+        rollout = f"rollout {row['rollout']}" if known_id(row.get("rollout")) else where
+        before = self.completions.get(rollout)
+        shared = first(row.get(key) for key in ("group", "prompt_ids", "prompt") if known_id(row.get(key)))
+        group = _digest(where if shared is None else shared)
+        parts, shown = _said(row) if not row.get("turn") else ((), "")
+        if parts:
+            self.texts.append(TextView(where, group, _digest(parts), repetition(parts), shown))
+            self.lengths.append(len(parts))
+        failed, cut = row.get("failed"), row.get("truncated")
+        self.completions[rollout] = _Completion(
+            before.group if before is not None else group,
+            before.where if before is not None else where,
+            {} if failed is not None else _rewards(row),
+            len(parts) + (before.length if before is not None else 0),
+            None if cut is None else bool(cut),
+            None if failed is None else str(failed),
+        )
+
     def view(self, step: int) -> StepView:
-        scored = {key: group for key, group in self.groups.items() if group.rewards}
-        means = [statistics.fmean(group.rewards) for group in scored.values()]
-        variances = [statistics.variance(group.rewards) for group in scored.values() if len(group.rewards) > 1]
+        """What the rows show together."""
+        groups: dict[bytes, list[_Completion]] = {}
+        for one in self.completions.values():
+            groups.setdefault(one.group, []).append(one)
+        views = [_group(key, rows) for key, rows in groups.items() if any(row.terms or row.failed for row in rows)]
+        means = [statistics.fmean(view.rewards) for view in views if len(view.rewards)]
+        variances = [statistics.variance(view.rewards) for view in views if len(view.rewards) > 1]
+        failed = sum(len(view.failures) for view in views)
         metrics: dict[str, float | None] = {
             "reward_mean": statistics.fmean(means) if means else None,
             "reward_variance_mean": statistics.fmean(variances) if variances else None,
             "reasoning_length": statistics.fmean(self.lengths) if self.lengths else None,
+            "trajectories_failed": float(failed),
+            "trajectories": float(len(self.completions) - failed),
         }
-        return StepView(step, metrics, [group.view(key) for key, group in scored.items()], self.texts)
+        return StepView(step, metrics, views, self.texts)
 
 
 def step_views(path: Path, name: str | None = None) -> tuple[list[StepView], list[str]]:
@@ -74,72 +93,46 @@ def step_views(path: Path, name: str | None = None) -> tuple[list[StepView], lis
         UserError: the file is damaged, of no known format, or holds no rows.
     """
     steps: dict[int, _Step] = {}
-    notes, left = list[str](), Counter[str]()
     with bad_files_are_the_users(), bounded_reading(str(path)):
-        for where, record, row, step in _rows(path, name, notes, left):
-            _add(steps.setdefault(step, _Step()), where, record, row)
+        reader = Rows(path, None if name is None else format_named(name), also=None)
+        for read in reader:
+            where = f"{read.file.name} row {read.where.rpartition(' ')[2]}"
+            steps.setdefault(read.row["step"] or 0, _Step()).add(where, read.row)
     if not steps:
         raise UserError(f"{path} holds no rows of a training")
-    notes += [f"left out, {reason}: {count}" for reason, count in sorted(left.items())]
+    notes = [*reader.notes, *reader.notes_on_left_out()]
     return [steps[step].view(step) for step in sorted(steps)], notes
 
 
-def view_of(step: int, rows: Sequence[tuple[int, Mapping[str, Any]]]) -> StepView:
+def view_of(step: int, rows: Sequence[tuple[int, Row]]) -> StepView:
     """What (number, row) of one step show."""
     found = _Step()
     for number, row in rows:
-        if not row.get("turn"):
-            _add(found, f"row {number}", {}, row)
+        found.add(f"row {number}", row)
     return found.view(step)
 
 
-def _rows(
-    path: Path, name: str | None, notes: list[str], left: Counter[str]
-) -> Iterator[tuple[str, Record, Mapping[str, Any], int]]:
-    """(where it is, the record, the row, its step) of each first turn."""
-    named = None if name is None else format_named(name)
-    for file in files_of(path, named):
-        found = named or recognised(file, columns_of(file))
-        of_file = found.step_of(file)
-        for number, record in records(file, None, notes):
-            where = f"{file.name} row {number}"
-            for row in found.rows(record, where):
-                if isinstance(row, LeftOut):
-                    left[row.reason] += 1
-                elif not row.get("turn"):
-                    step = whole_step(row["step"] if known_id(row.get("step")) else of_file, where)
-                    yield where, record, row, step or 0
+def _group(key: bytes, rows: Sequence[_Completion]) -> GroupView:
+    scored = [row for row in rows if row.terms]
+    names = {name for row in scored for name in row.terms}
+    return GroupView(
+        rows[0].where,
+        [math.fsum(row.terms.values()) for row in scored],
+        key.hex(),
+        lengths=[row.length for row in scored],
+        cut=[bool(row.cut) for row in scored] if all(row.cut is not None for row in scored) else None,
+        terms={name: [row.terms.get(name, 0.0) for row in scored] for name in names} if len(names) > 1 else {},
+        failures=[row.failed for row in rows if row.failed is not None],
+    )
 
 
-def _add(step: _Step, where: str, record: Record, row: Mapping[str, Any]) -> None:
-    shared = next((row[key] for key in ("group", "prompt_ids", "prompt") if known_id(row.get(key))), None)
-    if shared is None and callable(row.get("content")):
-        shared = where  # the prompts of a long rollout are not read
-    key = blake2b(repr(shared).encode(errors="replace"), digest_size=16).digest()
-    parts, shown = _said(row)
-    if parts:
-        digest = blake2b(repr(parts).encode(errors="replace"), digest_size=16).digest()
-        step.texts.append(TextView(where, key, digest, repetition(parts), shown))
-        step.lengths.append(len(parts))
-    group = step.groups.setdefault(key, _Group(where))
-    terms = _rewards(record, row)
-    if terms:
-        group.rewards.append(math.fsum(terms.values()))
-        group.terms.append(terms)
-        group.lengths.append(len(parts))
-        group.cut.append(_cut(record))
-
-
-def _rewards(record: Record, row: Mapping[str, Any]) -> dict[str, float]:
-    """The finite rewards by name; in a table of the user's own, numbers whose column is called one."""
-    given = row.get("rewards")
-    if given is None:
-        given = {name: value for name, value in record.items() if "reward" in name or "score" in name}
-    numbers = {name: as_float(value) for name, value in given.items() if is_number(value)}
+def _rewards(row: Row) -> dict[str, float]:
+    """The finite rewards by name."""
+    numbers = {name: as_float(value) for name, value in (row.get("rewards") or {}).items() if is_number(value)}
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
-def _said(row: Mapping[str, Any]) -> tuple[Sequence[Any], str]:
+def _said(row: Row) -> tuple[Sequence[Any], str]:
     """The tokens or words of what was sampled, and its beginning; none where they are not at hand."""
     for name in ("completion", "reasoning"):
         text = row.get(name)
@@ -154,10 +147,5 @@ def _said(row: Mapping[str, Any]) -> tuple[Sequence[Any], str]:
     return (), ""
 
 
-def _cut(record: Record) -> bool | None:
-    """Whether the record says that its text was cut; None if it does not tell."""
-    for name, values in CUT.items():
-        if name in record:
-            with suppress(TypeError):
-                return record[name] in values
-    return None
+def _digest(value: Any) -> bytes:
+    return blake2b(repr(value).encode(errors="replace"), digest_size=16).digest()
