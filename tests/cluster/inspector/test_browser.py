@@ -144,6 +144,30 @@ def test_axe_finds_nothing_wrong_on_any_page_light_or_dark(
             assert wrong(page, runOnly=["color-contrast"]) == [], f"{path}, dark"
 
 
+def test_the_first_page_works_by_keys_and_fits_a_phone(page: Page, tmp_path_factory: pytest.TempPathFactory) -> None:
+    with served(falling_run(tmp_path_factory.mktemp("pressed") / "falling")) as falling:
+        page.goto(f"{falling}/figures")
+        page.wait_for_load_state()
+        page.keyboard.press("g")
+        page.keyboard.press("r")
+        expect(page.locator("h1.verdict")).to_contain_text("the answer ignores the reasoning")
+        for width in (1280, 360):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate(SIDEWAYS) == [], width
+        first = page.locator(".smalls a").first
+        first.focus()
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/scores?step=5")
+        page.wait_for_selector("canvas[data-drawn]")
+        page.locator("#status-line .alarm").click()
+        page.wait_for_url(f"{falling}/#found")
+        page.keyboard.press("j")
+        expect(page.locator(".found li.at")).to_have_count(1)
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/scores?step=20")
+        expect(page.locator(".judged")).to_contain_text("These reasonings depend on their prompts")
+
+
 def wrong(page: Page, **options: list[str]) -> list[tuple[str, str, str]]:
     """What axe finds wrong: the rule, the first element, and what would mend it."""
     found = Axe().run(page, options={"resultTypes": ["violations"], **options}).response["violations"]

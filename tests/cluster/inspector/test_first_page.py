@@ -14,12 +14,14 @@ from starlette.testclient import TestClient
 
 from squelch.cluster.inspector.course import MOST_POINTS, mark, plot
 from squelch.cluster.inspector.matrices import judged
+from squelch.cluster.inspector.run_metrics import RunMetrics
 from squelch.cluster.inspector.small_matrices import LEVELS, MOST_CELLS, by_prompt, small, spaced
+from squelch.cluster.runs.folder import RunFolder
 from squelch.kit.archive.writer import Archive
 from squelch.kit.findings.finder import Evidence, Finding
 from squelch.kit.findings.view import Example
 from squelch.kit.findings.words import plain
-from tests.cluster.inspector.falling_run import FALLS, faded, falling_run
+from tests.cluster.inspector.falling_run import FALLS, faded, falling_run, scored
 from tests.cluster.inspector.small_run import HOSTILE, matrix, small_run
 
 Opener = Callable[[Path], TestClient]
@@ -102,7 +104,8 @@ def test_findings_that_hold_stand_with_evidence_example_and_command_and_one_that
     assert text.count('<line class="mark critical" x1="50.00%"') == 2 and "<script>window" not in text
     line = text[text.index('id="status-line"') : text.index("</section>")]
     assert re.search(
-        r'<a class="alarm" href="\./#found" title="[^"]*">critical: The reasoning ignores its prompt', line
+        r'<a class="alarm" hx-boost="false" href="\./#found" title="[^"]*">critical: The reasoning ignores its prompt',
+        line,
     )
 
 
@@ -120,7 +123,7 @@ def test_an_alarm_stands_in_the_list_and_at_its_step_on_every_curve_and_its_sent
     at = 100 * (FALLS + 10 - 1) / 39
     assert text.count(f'<line class="mark alarm" x1="{at:.2f}%"') == 3, "success, MI and D"
     assert text.count('<line class="mark checkpoint"') == 3 * 3
-    (sentence,) = re.findall(r'<a href="scores\?step=25">(input dependence[^<]*)</a>', text)
+    (sentence,) = re.findall(r'<a data-open href="scores\?step=25">(input dependence[^<]*)</a>', text)
     assert sentence.endswith(f"checkpoints/step-{FALLS} is kept")
     assert (
         'aria-label="MI: does the reasoning depend on its prompt?, nats per token: first turn from 0.3 to 0.02' in text
@@ -193,7 +196,10 @@ def test_regime_success_and_chance_stand_on_every_page_and_the_alarm_is_a_link(f
         line = text[text.index('id="status-line"') : text.index("</section>")]
         assert "success <b>0.160</b>" in line and ">unused</a>" in line, path
         assert "retrieval <b>0.85</b> <small>chance 0.08</small>" in line
-        assert '<a class="alarm" href="./#found"' in line and "input dependence falling since step 15" in line
+        assert (
+            '<a class="alarm" hx-boost="false" href="./#found"' in line
+            and "input dependence falling since step 15" in line
+        )
 
 
 def test_the_page_of_scores_judges_the_matrix_that_it_shows(falling: Path, open_run: Opener) -> None:
@@ -214,3 +220,25 @@ def test_a_matrix_with_pairs_that_were_not_scored_is_judged_by_the_rest() -> Non
     assert found.depends and found.num_samples == 48 and found.chance > judged(whole).chance
     none = judged(replace(whole, values=np.where(own, whole.values, np.nan)))
     assert none.depends is None and none.num_samples == 0
+
+
+def test_the_regime_and_what_decided_it_stay_known_however_many_steps_follow(tmp_path: Path) -> None:
+    folder = small_run(tmp_path / "old", 0)
+    archive = Archive(folder)
+    archive.metrics(1, scored(1, 0.3, "used") | {"seconds/step": 1.0}, at=1.0)
+    for step in range(2, 80):
+        probe = {"probe/step": float(step), "probe/link/dependence": 9.0} if step == 40 else {}
+        archive.metrics(step, {"success": 0.5, "seconds/step": 1.0} | probe, at=float(step))
+    archive.metrics(80, scored(79, 0.4, "unused"), at=80.0)  # a scorer step alone, before the record of the last step
+    archive.close()
+    found = RunMetrics(RunFolder(folder))
+    found.refresh()
+    assert found.regimes == {1: "used", 79: "unused"}
+    status = found.status(100.0)
+    assert (status.regime, status.retrieval_accuracy) == ("unused", 0.85)
+    assert status.regime_reason is not None and "D 9.00" in status.regime_reason
+    archive = Archive(folder)
+    archive.metrics(80, {"success": 0.5, "seconds/step": 1.0}, at=81.0)
+    archive.close()
+    found.refresh()
+    assert (found.status(100.0).regime, found.status(100.0).retrieval_accuracy) == ("unused", 0.85)
