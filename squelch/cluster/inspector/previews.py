@@ -28,7 +28,7 @@ from squelch.kit.archive.rows import list_column
 from squelch.kit.base.errors import UserError
 from squelch.kit.untrusted.files import MIB, is_file
 
-BUDGET_S = 0.5
+BUDGET_S = 0.3
 """Seconds for the previews of a page; the page asks again for those that are left."""
 MOST_KEPT = 5_000
 MOST_CHARACTERS = 110

@@ -144,8 +144,9 @@ def test_axe_finds_nothing_wrong_on_any_page_light_or_dark(
             assert wrong(page, runOnly=["color-contrast"]) == [], f"{path}, dark"
 
 
-def test_the_first_page_works_by_keys_and_fits_a_phone(page: Page, tmp_path_factory: pytest.TempPathFactory) -> None:
-    with served(falling_run(tmp_path_factory.mktemp("pressed") / "falling")) as falling:
+def test_the_first_page_works_by_keys_fits_a_phone_and_follows_a_live_run(page: Page, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = falling_run(tmp_path_factory.mktemp("pressed") / "falling")
+    with served(folder) as falling:
         page.goto(f"{falling}/figures")
         page.wait_for_load_state()
         page.keyboard.press("g")
@@ -161,6 +162,15 @@ def test_the_first_page_works_by_keys_and_fits_a_phone(page: Page, tmp_path_fact
         page.wait_for_selector("canvas[data-drawn]")
         page.locator("#status-line .alarm").click()
         page.wait_for_url(f"{falling}/#found")
+        archive = Archive(folder)
+        archive.metrics(41, {"success": 0.2, "total_steps": 50.0, "seconds/step": 9.0}, at=2000.0)
+        archive.close()
+        expect(page.locator("h1.verdict")).to_contain_text("At step 41 of 50")
+        page.locator(".found summary").first.click()
+        with page.expect_response(f"{falling}/"):
+            page.evaluate("htmx.trigger(document.body, 'run-changed')")
+        page.wait_for_timeout(200)
+        expect(page.locator(".found details[open]"), "a step does not close what was opened").to_have_count(1)
         page.keyboard.press("j")
         expect(page.locator(".found li.at")).to_have_count(1)
         page.keyboard.press("Enter")

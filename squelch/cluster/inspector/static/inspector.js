@@ -112,6 +112,11 @@ document.addEventListener("htmx:configRequest", (event) => {
   for (const name of Object.keys(parameters)) if (parameters[name] === "") delete parameters[name];
 });
 
+// A step of a live run does not close what a reader has opened.
+document.addEventListener("htmx:beforeSwap", (event) => {
+  if (event.detail.target.matches("#overview:has(details[open])") && event.detail.requestConfig.elt.hidden) event.detail.shouldSwap = false;
+});
+
 document.addEventListener("htmx:load", (event) => begin(event.detail.elt.parentElement ?? document));
 document.addEventListener("htmx:afterSettle", () => squelch.tip(""));
 document.addEventListener("DOMContentLoaded", () => begin(document));
