@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,19 @@ def test_a_run_with_a_critical_finding_exits_with_1_and_its_row_is_shown(
     assert checked(capsys, str(folder), "--ignore", "trajectories_fail")[0] == 0
 
 
+def test_a_text_that_a_run_repeats_is_shown_from_its_archive(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(Path(__file__).parents[2] / "earlier" / "run", tmp_path / "run"))
+    for step, shown in ((1, "</think> <answer>"), (9, "the same text")):
+        example = Example("000001-000 0", "the same text")
+        found = Finding("one_text", "warning", 1, step, "One text was sampled", examples=(example,))
+        (folder / "findings.json").write_text(json.dumps({"findings": [plain(found)]}))
+        code, text = checked(capsys, str(folder))
+        (line,) = [line for line in text.splitlines() if "example: 000001-000 0: " in line]
+        assert code == 0 and shown in line
+
+
 def test_a_run_of_an_earlier_release_is_judged_by_its_metrics(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,6 +105,29 @@ def test_other_trainers_files_are_followed_through_their_steps(
     assert found["equal_rewards"]["since"] == 1
     code, text = checked(capsys, str(completions(tmp_path / "varied", right=0.5)))
     assert code == 0 and ": 0 findings" in text
+
+
+def test_texts_that_a_limit_of_tokens_cut_and_rollouts_that_failed_are_found_in_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """slime's rows say both."""
+    rows = [
+        {
+            **{"prompt": f"task {n // 4}", "tokens": [1, 2, 3 + n, 4], "response": "x", "response_length": 2},
+            **{"loss_mask": [1, 1], "group_index": n // 4, "index": n, "reward": float(n % 2), "rollout_id": 3},
+            "status": "failed" if n < 16 else "truncated",
+        }
+        for n in range(32)
+    ]
+    path = tmp_path / "rollout_3.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, text = checked(capsys, str(path), "--json")
+    found = {one["name"]: one for one in json.loads(text)["findings"]}
+    assert code == 1 and found["turns_cut"]["severity"] == "critical"
+    assert (
+        found["trajectories_fail"]["severity"] == "warning" and "50% of the step" in found["trajectories_fail"]["says"]
+    )
+    assert found["trajectories_fail"]["examples"][0]["text"] == "failed by slime"
 
 
 def test_a_file_of_one_step_shows_one_text_for_its_prompts_with_the_text(
