@@ -60,7 +60,7 @@ def test_a_run_with_a_critical_finding_exits_with_1_and_its_row_is_shown(
     found = Finding("trajectories_fail", "critical", 1, 2, "4 trajectories failed", examples=(example,))
     (folder / "findings.json").write_text(json.dumps({"findings": [plain(found, "squelch inspect runs/x")]}))
     code, text = checked(capsys, str(folder))
-    assert code == 1 and "1 finding\n" in text and "CRITICAL trajectories_fail, since step 1" in text
+    assert code == 1 and "1 finding\n" in text and "trajectories_fail (critical, since step 1)" in text
     assert "example: 000002-001: agent_error: no connection" in text and "    squelch inspect runs/x" in text
     code, text = checked(capsys, str(folder), "--json")
     (one,) = json.loads(text)["findings"]
@@ -90,7 +90,7 @@ def test_a_run_of_an_earlier_release_is_judged_by_its_metrics(
     assert "This run is of a release without findings" in text
     unsolved = {"tasks_all_fail": 1.0, "tasks_all_succeed": 0.0, "zero_variance_groups": 8.0, "num_groups": 8.0}
     code, text = checked(capsys, str(a_run(tmp_path / "unsolved", **unsolved)))
-    assert code == 0 and "WARNING none_solved, since step 1" in text, "8 steps suffice where there are no more"
+    assert code == 0 and "none_solved (warning, since step 1)" in text, "8 steps suffice where there are no more"
     code, text = checked(capsys, str(a_run(tmp_path / "well", success=0.5)))
     assert code == 0 and text.startswith(f"{tmp_path}/well: 0 findings")
 
@@ -139,7 +139,7 @@ def test_a_file_of_one_step_shows_one_text_for_its_prompts_with_the_text(
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     code, text = checked(capsys, str(path))
-    assert code == 0 and "WARNING one_text" in text and "<think>I go left</think> left" in text
+    assert code == 0 and "one_text (warning)" in text and "<think>I go left</think> left" in text
 
 
 def test_what_is_neither_a_run_nor_a_file_is_refused_and_so_is_an_unknown_name(
