@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from squelch.cluster.commands.arguments import in_store, named, place_of
 from squelch.cluster.runs.folder import RunFolder
@@ -11,8 +14,12 @@ from squelch.cluster.runs.listing import is_run
 from squelch.kit.base.errors import UserError, as_user_error
 from squelch.kit.commands.arguments import add_format
 from squelch.kit.findings.finder import Finding, Findings
+from squelch.kit.findings.view import Example
 from squelch.kit.findings.words import paragraph, plain
 from squelch.kit.process.terminal import say, say_json
+
+if TYPE_CHECKING:
+    from squelch.cluster.inspector.texts import Pieces
 
 CRITICAL_FOUND = 1
 DESCRIPTION = """\
@@ -53,12 +60,33 @@ def _of_run(options: argparse.Namespace) -> tuple[list[tuple[Finding, str]], lis
     folder = RunFolder(place_of(options.place))
     found = folder.findings()
     if found is not None:
-        return [one for one in found if one[0].name not in options.ignore], []
+        return [(_with_texts(folder, one), command) for one, command in found if one.name not in options.ignore], []
     lines = folder.metrics()
     if not lines:
         raise UserError(f"{options.place}: no step has been recorded yet; check it after a step")
     note = "This run is of a release without findings: they are found again from its metrics, without examples."
     return [(one, "") for one in replayed(lines, options.ignore).open], [note]
+
+
+def _with_texts(folder: RunFolder, found: Finding) -> Finding:
+    """The finding with the first turns that it shows as text, if its step is archived."""
+    if not found.entry.examples.startswith("texts/"):
+        return found
+    from squelch.cluster.inspector.texts import Pieces
+
+    with suppress(UserError):
+        pieces = Pieces(folder.tokenizer(), folder.store.where())
+        return replace(found, examples=tuple(_with_text(folder, found.step, one, pieces) for one in found.examples))
+    return found
+
+
+def _with_text(folder: RunFolder, step: int, example: Example, pieces: Pieces) -> Example:
+    group, _, index = example.row.rpartition(" ")
+    rows = [row for row in folder.group(step, group).to_pylist() if str(row["trajectory"]) == index and row["turns"]]
+    if not rows:
+        return example
+    turn = rows[0]["turns"][0]
+    return Example(example.row, pieces.text(rows[0]["token_ids"][turn["sample_start"] : turn["sample_end"]]))
 
 
 def _of_files(options: argparse.Namespace) -> tuple[list[tuple[Finding, str]], list[str]]:

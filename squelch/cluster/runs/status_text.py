@@ -80,7 +80,7 @@ def status_rows(status: RunStatus, lines: Sequence[Line]) -> list[StatusRow]:
             else []
         ),
         *([StatusRow("ALARM", status.dependence)] if status.dependence else []),
-        *(StatusRow(one["severity"].upper(), finding_words(one)) for one in status.findings),
+        *(StatusRow("finding", finding_words(one)) for one in status.findings),
         StatusRow("format valid", known(status.format_validity), history("format_validity"), 0, 1),
         StatusRow("throughput", _throughput(status), history("tokens/per_second"), 0),
         StatusRow("members", _members(status)),
@@ -96,7 +96,7 @@ def status_rows(status: RunStatus, lines: Sequence[Line]) -> list[StatusRow]:
 
 def finding_words(found: Mapping[str, Any]) -> str:
     """A finding of the status in words."""
-    return f"{found['says']}  ({found['name']}, since step {found['since']})"
+    return f"{found['severity']}: {found['says']}  ({found['name']}, since step {found['since']})"
 
 
 def environment_words(found: Mapping[str, float | None]) -> str:

@@ -95,6 +95,11 @@ class Findings:
         self._exported: set[tuple[str, Severity]] = set()
 
     @property
+    def last_step(self) -> int:
+        """The newest step; 0 before the first."""
+        return self._history.step
+
+    @property
     def open(self) -> list[Finding]:
         """Those that hold, the most severe first, and then the oldest."""
         found = [stand.finding for stand in self._stands.values() if stand.finding is not None]

@@ -73,7 +73,7 @@ def paragraph(finding: Finding, command: str = "") -> list[str]:
     """The lines of a finding with its evidence, examples, causes and remedy."""
     entry = finding.entry
     since = f", since step {finding.since}" if finding.since else ""
-    lines = [f"{finding.severity.upper()} {finding.name}{since}", f"  {finding.says}."]
+    lines = [f"{finding.name} ({finding.severity}{since})", f"  {finding.says}."]
     if finding.evidence:
         lines.append(f"  evidence: {', '.join(map(evidence_text, finding.evidence))}")
     lines += [f"  example: {one.row}: {' '.join(one.text.split())[:200]}" for one in finding.examples]

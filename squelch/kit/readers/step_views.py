@@ -1,6 +1,7 @@
 """Reads what a trainer's files show of each step, for the findings (`kit.findings`): rewards, lengths, texts, failures.
 
-Of a rollout with several turns the first turn's text counts, and the last turn's reward. Of a text a digest, its length
+Of a rollout with several turns the first turn's text counts, and the last turn's reward; that a limit ended it does not
+say that tokens were it. Of a text a digest, its length
 in words, or tokens where it is ids, and its beginning are kept.
 """
 
@@ -63,7 +64,7 @@ class _Step:
             before.where if before is not None else where,
             {} if failed is not None else _rewards(row),
             len(parts) + (before.length if before is not None else 0),
-            None if cut is None else bool(cut),
+            None if cut is None or before is not None else bool(cut),
             None if failed is None else str(failed),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +60,25 @@ def test_a_run_with_a_critical_finding_exits_with_1_and_its_row_is_shown(
     found = Finding("trajectories_fail", "critical", 1, 2, "4 trajectories failed", examples=(example,))
     (folder / "findings.json").write_text(json.dumps({"findings": [plain(found, "squelch inspect runs/x")]}))
     code, text = checked(capsys, str(folder))
-    assert code == 1 and "1 finding\n" in text and "CRITICAL trajectories_fail, since step 1" in text
+    assert code == 1 and "1 finding\n" in text and "trajectories_fail (critical, since step 1)" in text
     assert "example: 000002-001: agent_error: no connection" in text and "    squelch inspect runs/x" in text
     code, text = checked(capsys, str(folder), "--json")
     (one,) = json.loads(text)["findings"]
     assert code == 1 and one["command"] == "squelch inspect runs/x" and one["page"] == "docs/guide/agents.md"
     assert checked(capsys, str(folder), "--ignore", "trajectories_fail")[0] == 0
+
+
+def test_a_text_that_a_run_repeats_is_shown_from_its_archive(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(Path(__file__).parents[2] / "earlier" / "run", tmp_path / "run"))
+    for step, shown in ((1, "</think> <answer>"), (9, "the same text")):
+        example = Example("000001-000 0", "the same text")
+        found = Finding("one_text", "warning", 1, step, "One text was sampled", examples=(example,))
+        (folder / "findings.json").write_text(json.dumps({"findings": [plain(found)]}))
+        code, text = checked(capsys, str(folder))
+        (line,) = [line for line in text.splitlines() if "example: 000001-000 0: " in line]
+        assert code == 0 and shown in line
 
 
 def test_a_run_of_an_earlier_release_is_judged_by_its_metrics(
@@ -76,7 +90,7 @@ def test_a_run_of_an_earlier_release_is_judged_by_its_metrics(
     assert "This run is of a release without findings" in text
     unsolved = {"tasks_all_fail": 1.0, "tasks_all_succeed": 0.0, "zero_variance_groups": 8.0, "num_groups": 8.0}
     code, text = checked(capsys, str(a_run(tmp_path / "unsolved", **unsolved)))
-    assert code == 0 and "WARNING none_solved, since step 1" in text, "8 steps suffice where there are no more"
+    assert code == 0 and "none_solved (warning, since step 1)" in text, "8 steps suffice where there are no more"
     code, text = checked(capsys, str(a_run(tmp_path / "well", success=0.5)))
     assert code == 0 and text.startswith(f"{tmp_path}/well: 0 findings")
 
@@ -93,6 +107,29 @@ def test_other_trainers_files_are_followed_through_their_steps(
     assert code == 0 and ": 0 findings" in text
 
 
+def test_texts_that_a_limit_of_tokens_cut_and_rollouts_that_failed_are_found_in_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """slime's rows say both."""
+    rows = [
+        {
+            **{"prompt": f"task {n // 4}", "tokens": [1, 2, 3 + n, 4], "response": "x", "response_length": 2},
+            **{"loss_mask": [1, 1], "group_index": n // 4, "index": n, "reward": float(n % 2), "rollout_id": 3},
+            "status": "failed" if n < 16 else "truncated",
+        }
+        for n in range(32)
+    ]
+    path = tmp_path / "rollout_3.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, text = checked(capsys, str(path), "--json")
+    found = {one["name"]: one for one in json.loads(text)["findings"]}
+    assert code == 1 and found["turns_cut"]["severity"] == "critical"
+    assert (
+        found["trajectories_fail"]["severity"] == "warning" and "50% of the step" in found["trajectories_fail"]["says"]
+    )
+    assert found["trajectories_fail"]["examples"][0]["text"] == "failed by slime"
+
+
 def test_a_file_of_one_step_shows_one_text_for_its_prompts_with_the_text(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,7 +139,7 @@ def test_a_file_of_one_step_shows_one_text_for_its_prompts_with_the_text(
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     code, text = checked(capsys, str(path))
-    assert code == 0 and "WARNING one_text" in text and "<think>I go left</think> left" in text
+    assert code == 0 and "one_text (warning)" in text and "<think>I go left</think> left" in text
 
 
 def test_what_is_neither_a_run_nor_a_file_is_refused_and_so_is_an_unknown_name(

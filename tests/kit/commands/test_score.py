@@ -221,7 +221,7 @@ def test_the_share_of_rows_with_reasoning_is_that_of_the_whole_file(tmp_path, ti
     text = capsys.readouterr().out
     judged = "regime without a judge: mute: 43% of the turns have reasoning, less than 50%"
     assert f"{judged} (docs/guide/reasoning.md)\n" in text
-    assert "NOTICE reasoning_mute\n  The policy writes no reasoning: 43% of the first turns have any" in text
+    assert "reasoning_mute (notice)\n  The policy writes no reasoning: 43% of the first turns have any" in text
     assert "usual causes: " in text and "reasoning_mute" not in [one["name"] for one in found["findings"]]
 
 

@@ -133,7 +133,7 @@ class _LinePrinter:
                 self._say(step_text(line))
         now = {(one["name"], one["severity"]): one for one in status.findings}
         for key in now.keys() - self._found:
-            self._say(f"{now[key]['severity'].upper()} {finding_words(now[key])}")
+            self._say(f"finding: {finding_words(now[key])}")
         self._found = set(now)
         late = is_late(status)
         stage = (status.starting or "").partition(":")[0]

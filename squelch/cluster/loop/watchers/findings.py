@@ -25,6 +25,8 @@ from squelch.kit.findings.words import step_lines
 from squelch.kit.records.records import GroupSummary
 
 log = logging.getLogger(__name__)
+LASTING = 5
+"""Steps for which a warning must have held to stand in the summary."""
 
 
 class FindingsWatcher(Watcher):
@@ -84,8 +86,14 @@ class FindingsWatcher(Watcher):
             self._pause = Ending(EndCause.PAUSED, text)
 
     def verdict(self) -> str:
-        """The worst finding that holds, for the summary; notices are not of it."""
-        found = [one for one in self.findings.open if one.severity != "notice"]
+        """The worst finding that holds, for the summary: a critical one, or a warning that has held for `LASTING`
+        steps."""
+        since = self.findings.last_step - LASTING + 1
+        found = [
+            one
+            for one in self.findings.open
+            if one.severity == "critical" or (one.severity == "warning" and one.since <= since)
+        ]
         if not found:
             return ""
         more = f" (and {len(found) - 1} more: {check_command(self.config.run_dir)})" if len(found) > 1 else ""

@@ -549,13 +549,15 @@ def test_findings_are_shown_and_those_that_are_more_than_a_notice_in_the_list_of
     told = [plain(one, "squelch train b") for one in found]
     (tmp_path / "a" / "findings.json").write_text(json.dumps({"findings": [*told, {"name": "of another release"}]}))
     text = status(tmp_path / "a")
-    assert "WARNING              The policy is far  (kl_high, since step 3)" in text and "NOTICE" in text
+    assert (
+        "finding              warning: The policy is far  (kl_high, since step 3)" in text and "notice: A step" in text
+    )
     shown = json.loads(status(tmp_path / "a", as_json=True))["findings"]
     assert (shown[0]["name"], shown[0]["since"], shown[0]["command"]) == ("kl_high", 3, "squelch train b")
     watched = io.StringIO()
     finish(tmp_path / "a")
     watch(tmp_path / "a", console=Console(file=watched, width=200))
-    assert watched.getvalue().count("WARNING The policy is far  (kl_high, since step 3)") == 1
+    assert watched.getvalue().count("finding: warning: The policy is far  (kl_high, since step 3)") == 1
     assert listing.table(listing.statuses({"a": tmp_path / "a"}, NOW, lambda place: place))[1].endswith("kl_high")
 
 
