@@ -144,7 +144,9 @@ def test_axe_finds_nothing_wrong_on_any_page_light_or_dark(
             assert wrong(page, runOnly=["color-contrast"]) == [], f"{path}, dark"
 
 
-def test_the_first_page_works_by_keys_fits_a_phone_and_follows_a_live_run(page: Page, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_first_page_works_by_keys_fits_a_phone_and_follows_a_run(
+    page: Page, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     folder = falling_run(tmp_path_factory.mktemp("pressed") / "falling")
     with served(folder) as falling:
         page.goto(f"{falling}/figures")
@@ -170,7 +172,8 @@ def test_the_first_page_works_by_keys_fits_a_phone_and_follows_a_live_run(page: 
         with page.expect_response(f"{falling}/"):
             page.evaluate("htmx.trigger(document.body, 'run-changed')")
         page.wait_for_timeout(200)
-        expect(page.locator(".found details[open]"), "a step does not close what was opened").to_have_count(1)
+        kept = page.locator(".found details[open]")
+        expect(kept, "a step does not close what was opened").to_have_count(1)
         page.keyboard.press("j")
         expect(page.locator(".found li.at")).to_have_count(1)
         page.keyboard.press("Enter")
